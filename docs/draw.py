@@ -17,7 +17,8 @@ from carpool.core.policy import Knobs, Promise
 from carpool.lab import plots
 from carpool.lab.plots import COLOURS, FAINT, INK
 from carpool.sim.arrivals import Arrival, Cameras, Poisson, Traffic, poisson
-from carpool.sim.simulation import Ride, Scenario, Surge, contenders, measure, play, sweep
+from carpool.sim.simulation import Outcome, Ride, Scenario, Surge, contenders, measure, play, sweep
+from carpool.sim.step_simulation import UnderLoad, read_steps
 
 IMAGES = Path(__file__).parent / "images"
 EXERCISE = BatchCurve.parse("4+1")
@@ -192,6 +193,35 @@ def rollout_states() -> None:
         axes.text(2.5, -0.72, "a guard, abort", color=COLOURS["knobs"], **words)
 
 
+def cascade() -> None:
+    """A cascade under load: the cheap model answers for the big one, or requests are refused."""
+    steps = read_steps(("2+0.3", "6+2@0.3"))
+    loads = (0.5, 0.7, 0.9, 1.1, 1.3, 1.6, 2.0, 2.5, 3.0)
+    found: dict[UnderLoad, list[Outcome]] = {"quick": [], "refuse": []}
+    for under_load, outcomes in found.items():
+        scenario = Scenario(
+            *(steps[0].curve, 0.1, Promise(0.1, 64), 1.0),
+            seconds=8.0,
+            steps=steps,
+            shared=True,
+            under_load=under_load,
+        )
+        outcomes += [measure(scenario.at_load(load)) for load in loads]
+    with plots.figure(IMAGES / "cascade-under-load.png", width=8, height=3.8) as (axes,):
+        for under_load, colour in zip(found, (COLOURS["promise"], COLOURS["knobs"]), strict=True):
+            in_time = [outcome.attainment for outcome in found[under_load]]
+            axes.plot(loads, in_time, color=colour, label=f'under_load = "{under_load}"')
+        by_big = [(outcome.cascade or {})["hard_by_big_fraction"] for outcome in found["quick"]]
+        hard = "hard ones that the big model still answers"
+        axes.plot(loads, by_big, color=COLOURS["promise"], linestyle=":", linewidth=1.6, label=hard)
+        axes.axvline(1.0, color=FAINT, linewidth=1)
+        axes.set_ylim(0, 1.03)
+        axes.set_xlim(loads[0], loads[-1])
+        axes.set_xlabel("load, in multiples of what the cascade can carry with both models")
+        axes.set_title("Answered within 100 ms: cheap 2 + 0.3·B ms, big 6 + 2·B ms for 30 %, one device")
+        axes.legend(loc="lower left")
+
+
 def _per_second(
     rides: list[Ride], bins: list[float], width: float, counts: Callable[[Ride], bool]
 ) -> list[float]:
@@ -215,7 +245,7 @@ def _attainment(rides: list[Ride], sources: list[str], source: str) -> float:
 
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
-    pictures = (batch_curve, over_load, surge, lanes, cameras, rollout_states)
+    pictures = (batch_curve, over_load, surge, lanes, cameras, rollout_states, cascade)
     wanted = set(sys.argv[1:])
     for draw in pictures:
         if not wanted or draw.__name__ in wanted:

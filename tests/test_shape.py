@@ -33,8 +33,8 @@ MAY_IMPORT: Mapping[str, str] = {
     "backends/python": "backends config memory",
     "backends/torch": "backends backends/python config",
     "cache": "config core observe vision wire",
-    "cli": "client config core demo deploying engine frontend frontend/access lab lab/evaluate lab/load "
-    "lab/sweep link observe pipelines process quality registry sim video vision",
+    "cli": "client config core demo deploying engine frontend frontend/access lab lab/cascade lab/evaluate "
+    "lab/load lab/sweep link observe pipelines process quality registry sim video vision",
     "client": "vision wire",
     "config": "core wire/proto",
     "console": "",
@@ -54,6 +54,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "observe vision vision/tasks wire",
     "frontend/pictures": "config core link memory observe pipelines quality vision vision/tasks wire",
     "lab": "backends config core engine engine/models engine/profile sim vision",
+    "lab/cascade": "client config core engine lab/evaluate vision",
     "lab/evaluate": "client config engine vision",
     "lab/load": "sim wire wire/proto",
     "lab/sweep": "config core demo engine lab lab/load link sim",

@@ -60,7 +60,7 @@ def test_every_json_key_is_documented() -> None:
 @pytest.mark.parametrize(
     "page",
     [
-        *("cli.md", "scheduling.md", "planning.md", "choosing-a-promise.md", "batching.md"),
+        *("cli.md", "scheduling.md", "planning.md", "choosing-a-promise.md", "batching.md", "cascades.md"),
     ],
 )
 def test_every_command_shown_exists(page: str) -> None:
@@ -71,7 +71,7 @@ def test_every_command_shown_exists(page: str) -> None:
         assert set(given) <= set(_options(verb))
 
 
-@pytest.mark.parametrize("page", ["scheduling.md", "planning.md", "choosing-a-promise.md"])
+@pytest.mark.parametrize("page", ["scheduling.md", "planning.md", "choosing-a-promise.md", "cascades.md"])
 def test_every_picture_is_there_and_small(page: str) -> None:
     names = re.findall(r"\]\((images/[\w-]+\.png)\)", (DOCS / page).read_text("utf-8"))
     assert names

@@ -184,3 +184,24 @@ def test_version_and_help() -> None:
     assert "carpool simulate --curve" in run("--help")
     assert "carpool plan --curve" in run()
     assert "carpool serve" in run()
+
+
+CASCADE = ("simulate", "--step", "2+0.3", "--step", "6+2@0.3", "--one-device", "--slo-ms", "100")
+
+
+def test_a_cascade_answers_with_its_cheap_model_under_load() -> None:
+    given = ("--under-load", "quick", "--load", "3", "--seconds", "1.5")
+    found = json.loads(run(*CASCADE, *given, "--json"))
+    assert found["attainment"] > 0.7
+    assert 0.0 < found["cascade"]["degraded_fraction"] < 0.35
+    assert found["cascade"]["hard_by_big_fraction"] < 0.5
+    assert found["settings"]["under_load"] == "quick"
+    assert "answered by the cheap model for want of time" in run(*CASCADE, *given)
+
+
+@pytest.mark.parametrize("steps", [("2+0.3",), ("2+0.3", "6+2@1.5"), ("2+0.3", "6+2@0.3", "1+1")])
+def test_what_is_no_cascade_is_said_to_be_none(steps: tuple[str, ...]) -> None:
+    given = [word for step in steps for word in ("--step", step)]
+    done = CliRunner().invoke(app, ["simulate", *given, "--slo-ms", "100", "--under-load", "quick"])
+    assert done.exit_code == 2
+    assert "--under-load is for a cascade" in done.stderr

@@ -130,12 +130,6 @@ def changed(old: str, new: str) -> str:
         (changed("slo_ms = 120", "slo_ms = ["), "pipeline.toml: "),
         ("slo_ms = 10\n", "step must be 1 to 8 tables [[step]], not 0"),
         ("\n".join(f'[[step]]\nname = "s{n}"\nmodel = "m"' for n in range(9)), "not 9"),
-        (
-            changed(
-                'each = "find.boxes"', 'escalate = { from = "find", by = "margin", below = 0.6 }'
-            ).replace("crop = { pad = 0.1, square = true, least = 16 }\n", ""),
-            "13: step[1].escalate.from escalate is not served yet",
-        ),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(text: str, words: str) -> None:

@@ -56,7 +56,7 @@ def test_every_family_is_there_with_its_kind(table: Table, row: Row) -> None:
     server.set(columns.REGISTRY_SEEN, 1.0)
     metrics = parsed(table, detector={"door": "black"})
     # Versions that are rolled out, and GPUs, are not here: test_gpus.py has those.
-    families = [family for family in FAMILIES if family.scope is not Scope.GPU and not family.rolled_out]
+    families = [family for family in FAMILIES if family.scope is not Scope.GPU and not family.of_some_models]
     for family in families:
         metric = metrics[family.name.removesuffix("_total")]
         assert metric.type == family.kind
@@ -227,3 +227,18 @@ def test_steps_of_pipelines_have_rows_of_their_own(table: Table) -> None:
     assert samples["carpool_pipeline_step_duration_seconds_count", "queue", None].value == 1.0
     assert samples["carpool_pipeline_step_duration_seconds_count", "infer", None].value == 0.0
     assert all(row.model != "street" for row in table.models())  # it is no model
+
+
+def test_a_cascade_says_who_answered_and_whether_they_agree(table: Table, row: Row) -> None:
+    assert not any(name.startswith("carpool_cascade") for name in parsed(table))
+    row.add(columns.CASCADE["cheap"], 3)
+    row.add(columns.CASCADE_SAVED, 1.5)
+    metrics = parsed(table)
+    assert value(metrics, "carpool_cascade_total", **MODEL, by="cheap") == 3
+    assert value(metrics, "carpool_cascade_total", **MODEL, by="degraded") == 0
+    assert value(metrics, "carpool_cascade_saved_seconds_total", **MODEL) == 1.5
+    assert "carpool_cascade_agreement" not in metrics
+    row.add(columns.CASCADE_AUDITS["same"], 3)
+    row.add(columns.CASCADE_AUDITS["differs"])
+    row.add(columns.CASCADE_AUDITS["skipped"], 5)
+    assert value(parsed(table), "carpool_cascade_agreement", **MODEL) == 0.75

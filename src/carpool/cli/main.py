@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from carpool import __version__
 from carpool.cli.cache_command import CacheVerb
+from carpool.cli.cascade_command import CascadeVerb
 from carpool.cli.demo_command import Demo
 from carpool.cli.deploy_command import DeployVerb
 from carpool.cli.drift_command import DriftVerb
@@ -117,6 +118,7 @@ app.command("registry")(_as_command(RegistryVerb))
 app.command("drift")(_as_command(DriftVerb))
 app.command("label")(_as_command(LabelVerb))
 app.command("cache")(_as_command(CacheVerb))
+app.command("cascade")(_as_command(CascadeVerb))
 app.command("rollout")(_as_command(RolloutVerb))
 app.command("demo")(_as_command(Demo))
 app.command("load")(_as_command(Load))

@@ -91,13 +91,24 @@ def drawn(
     roots = [number for number in graph.order if graph.after[number] is None]
     for place, number in enumerate(roots):
         lines += _branch(graph, seen, number, "  ", last=place == len(roots) - 1)
-    base = graph.steps[graph.base].name
-    late = "refused" if graph.settings.if_late == "refuse" else "answered without the step, which late names"
-    lines += ["", f"  answer: what {base} says, with what the other steps say about it"]
-    lines += [f"    {where}" for where in _attached(graph)]
-    lines.append(f"  a step that would be late: {late}")
+    lines += ["", *(_of_cascade(graph) if len(graph.settings.answer) > 1 else _of_parts(graph))]
     lines.append(f"  pixels kept between the steps: {graph.settings.keep_px} on the longer side")
     return lines
+
+
+def _of_parts(graph: PictureGraph) -> list[str]:
+    late = "refused" if graph.settings.if_late == "refuse" else "answered without the step, which late names"
+    return [
+        f"  answer: what {graph.steps[graph.base].name} says, with what the other steps say about it",
+        *(f"    {where}" for where in _attached(graph)),
+        f"  a step that would be late: {late}",
+    ]
+
+
+def _of_cascade(graph: PictureGraph) -> list[str]:
+    big, cheap = graph.settings.answer
+    late = "refused" if graph.settings.under_load == "refuse" else f"what {cheap} says, marked as degraded"
+    return [f"  answer: what {big} says if it is asked, else {cheap}", f"  no time for {big}: {late}"]
 
 
 def _branch(
@@ -109,10 +120,13 @@ def _branch(
     if step.each is not None:
         lines.append(f"{indent}{corner}for each of {'.'.join(step.each)}: {_cut(step)}")
         indent, corner, trunk = indent + trunk, "└─ ", "   "
+    if step.escalate is not None:
+        lines.append(f"{indent}{corner}where its {step.escalate.by} is below {step.escalate.below:g}:")
+        indent, corner, trunk = indent + trunk, "└─ ", "   "
     version = "" if step.version == -1 else f" version {step.version}"
     lines.append(f"{indent}{corner}{step.name}: {step.model}{version}, {_seen(vision)}")
     following = graph.following(number)
-    if following:
+    if following and graph.steps[following[0]].escalate is None:
         lines.append(f"{indent}{trunk}keeps {_kept(step)}")
     for place, other in enumerate(following):
         lines += _branch(graph, seen, other, indent + trunk, last=place == len(following) - 1)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from carpool.core.policy import Knobs
     from carpool.sim.arrivals import Traffic
     from carpool.sim.simulation import Outcome, Scenario
+    from carpool.sim.step_simulation import StepPlan, UnderLoad
 
 _SECONDS = 60.0
 _MOST_REQUESTS = 5_000_000  # in one run: a minute or two, and some GB
@@ -31,6 +32,7 @@ _TRAFFIC_SETTINGS: dict[str, tuple[str, ...]] = {
 _KNOB_SETTINGS = ("max_delay_ms", "preferred", "max_queue", "queue_timeout_ms", "timeout_action")
 Mode = StrEnum("Mode", ["promise", "knobs"])
 Timeout = StrEnum("Timeout", ["reject", "delay"])
+Overload = StrEnum("Overload", ["quick", "refuse"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +51,22 @@ class Simulate(o.HasCurve, o.HasTraffic):
 
         carpool simulate --step 4+1 --step 3+0.22@4.2 --slo-ms 100 --load 3 --compare
 
+    A cascade: a big model gets the three in ten that a cheap one is not sure of, if there is time:
+
+        carpool simulate --step 2+0.3 --step 6+2@0.3 --one-device --under-load quick --slo-ms 100 --load 3
+
     What carpool serve --record FILE saw, on two instances:
 
         carpool simulate --curve 16+4 --slo-ms 200 --arrivals trace:FILE --instances 2
     """
 
     instances: int = o.option(1, "Devices behind the one queue.", o.MODEL)
+    under_load: Overload | None = o.option(
+        None,
+        "The two steps are a cascade, and the second gets that share of the requests. When it has no time: "
+        "answer with the first, or refuse.",
+        o.MODEL,
+    )
     load: float | None = o.option(
         None,
         "Traffic as a multiple of the SLO capacity: max B/t(B) with 2·t(B) ≤ SLO. Default: 1.",
@@ -173,6 +185,7 @@ def _scenario(options: Simulate) -> Scenario:
         latest=options.latest,
         steps=steps,
         shared=options.one_device,
+        under_load=_under_load(options, steps),
     )
     scenario = replace(scenario, rate=_mean_rate(options, scenario))
     if not scenario.rate * seconds <= _MOST_REQUESTS:
@@ -181,6 +194,19 @@ def _scenario(options: Simulate) -> Scenario:
             f"requests that one run may hold: give at most {_MOST_REQUESTS / scenario.rate:.3g}"
         )
     return scenario
+
+
+def _under_load(options: Simulate, steps: tuple[StepPlan, ...]) -> UnderLoad | None:
+    from carpool.sim.step_simulation import is_cascade
+
+    if options.under_load is None:
+        return None
+    if not is_cascade(steps):
+        raise InvalidInput(
+            "--under-load is for a cascade: two --step, of which the second gets a share of the requests, "
+            "like --step 2+0.3 --step 6+2@0.3"
+        )
+    return "quick" if options.under_load is Overload.quick else "refuse"
 
 
 def _knobs(options: Simulate, curve: BatchCurve) -> Knobs:
@@ -251,6 +277,7 @@ def _settings(options: Simulate, scenario: Scenario) -> dict[str, object]:
     if scenario.steps:
         del used["curve"], used["max_batch"], used["buckets"]
         used |= {"steps": options.step, "one_device": options.one_device}
+        used |= {} if options.under_load is None else {"under_load": options.under_load.value}
     names = _TRAFFIC_SETTINGS.get(scenario.traffic.name, ())
     if options.compare or options.mode.value == "knobs":
         names += _KNOB_SETTINGS
@@ -290,6 +317,10 @@ _LIVE_ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
     ("replaced by a newer frame", lambda o: show.percent(o.replaced_fraction)),
     ("age of a source's newest answer", lambda o: f"{o.staleness_ms:,.1f} ms"),
 )
+_CASCADE_ROWS = (
+    ("answered by the cheap model for want of time", "degraded_fraction"),
+    ("hard ones that the big model answered", "hard_by_big_fraction"),
+)
 
 
 def _print(options: Simulate, scenario: Scenario, columns: Mapping[str, Outcome]) -> None:
@@ -309,6 +340,8 @@ def _print(options: Simulate, scenario: Scenario, columns: Mapping[str, Outcome]
     )
     live = any(outcome.staleness_ms for outcome in columns.values())
     rows = [(label, *map(of, columns.values())) for label, of in (*_ROWS, *(_LIVE_ROWS if live else ()))]
+    for label, name in _CASCADE_ROWS if options.under_load is not None else ():
+        rows.append((label, *(show.percent((outcome.cascade or {})[name]) for outcome in columns.values())))
     for number, text in enumerate(options.step or ()):
         for label, name in (("mean batch", "mean_batch"), ("wasted", "wasted_fraction")):
             values = [outcome.steps[number][name] for outcome in columns.values()]

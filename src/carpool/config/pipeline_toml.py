@@ -171,17 +171,19 @@ def _settings(top: _Part, name: str) -> PipelineSettings:
             said = f"there is no step {rules.shown(step.each[0])}; {rules.nearest(step.each[0], names)}"
             raise table.error("each", said)
     _check_order(tables, steps)
+    big = _check_cascade(tables, steps)
     answer = top.part("answer")
     settings = PipelineSettings(
         top.file,
         steps,
-        _answer(answer, steps),
+        _answer(answer, steps, big),
         answer.text("if_late", LATE) or REFUSE,
         answer.text("under_load", [REFUSE, *names]) or REFUSE,
         top.integer("keep_px", 64, 4096) or 1600,
     )
-    if settings.under_load != REFUSE:
-        raise answer.error("under_load", "needs a step with escalate")
+    if settings.under_load != REFUSE and (big is None or settings.under_load != settings.answer[-1]):
+        cheap = "a step with escalate" if big is None else f"to be {REFUSE} or {settings.answer[-1]}"
+        raise answer.error("under_load", f"needs {cheap}")
     _check_attached(answer, steps, settings.answer)
     return settings
 
@@ -257,11 +259,27 @@ def _crop(table: _Part, each: tuple[str, str] | None) -> CropSettings:
 
 def _escalate(table: _Part) -> EscalateSettings:
     source, by = table.text("from"), table.text("by", ("margin", "confidence", "entropy"))
-    below = table.number("below", 0, 100)
-    for key, value in (("from", source), ("by", by), ("below", below)):
-        if value is None:
-            raise table.error(key, "is missing")
-    raise table.error("from", "escalate is not served yet: leave it out")
+    below = table.number("below", 0, 1)
+    if source is None or by is None or below is None:
+        missing = [key for key, value in (("from", source), ("by", by), ("below", below)) if value is None]
+        raise table.error(missing[0], "is missing")
+    return EscalateSettings(source, by, below)
+
+
+def _check_cascade(tables: list[_Part], steps: tuple[PipelineStep, ...]) -> PipelineStep | None:
+    """A cascade is a cheap model and a big one that see the whole picture. Returns the big one's step."""
+    asked = [(table, step) for table, step in zip(tables, steps, strict=True) if step.escalate is not None]
+    if not asked:
+        return None
+    table, big = asked[0]
+    assert big.escalate is not None
+    others = [step.name for step in steps if step is not big]
+    if big.escalate.source not in others:
+        said = f"there is no other step {rules.shown(big.escalate.source)}; "
+        raise table.part("escalate").error("from", said + rules.nearest(big.escalate.source, others))
+    if len(steps) != 2 or len(asked) > 1 or any(step.each is not None for step in steps):
+        raise table.error("escalate", "is for two steps, a cheap and a big one, that see the whole picture")
+    return big
 
 
 def _check_order(tables: list[_Part], steps: tuple[PipelineStep, ...]) -> None:
@@ -275,10 +293,16 @@ def _check_order(tables: list[_Part], steps: tuple[PipelineStep, ...]) -> None:
                 raise table.error("each", f"goes round in a circle: {' → '.join(way)}")
 
 
-def _answer(table: _Part, steps: tuple[PipelineStep, ...]) -> tuple[str, ...]:
-    """A step that sees the whole picture; the first of them, if nobody says."""
+def _answer(table: _Part, steps: tuple[PipelineStep, ...], big: PipelineStep | None) -> tuple[str, ...]:
+    """A step that sees the whole picture; the first of them, if nobody says. Of a cascade, the big model's
+    answer if there is one, and else the cheap one's."""
     whole = [step.name for step in steps if step.each is None]
     text = table.text("from")
+    if big is not None and big.escalate is not None:
+        either = (big.name, big.escalate.source)
+        if text not in (None, " or ".join(either)):
+            raise table.error("from", f'must be "{" or ".join(either)}" in a cascade')
+        return either
     if text is None:
         return (whole[0],)
     names = text.split(" or ")

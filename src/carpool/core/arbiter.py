@@ -7,6 +7,9 @@ take longer than half of that promise: the other half is for the batch of whoeve
 Where models are steps of one pipeline, the later step goes first: what was done for a request is lost if the
 rest of it comes too late. Weights divide between pipelines, and between them and other models.
 
+In a cascade whose cheap model answers where there is no time for the big one, that holds only until too much
+waits for the cheap one, which the promise rests on: then it goes first.
+
 Work that nobody waits for takes turns as well, which count for nothing here: see spare.py.
 """
 
@@ -32,8 +35,8 @@ class Turn:
     """The place of one model on a shared device. Its instances there ask before they run."""
 
     __slots__ = (
-        *("_arbiter", "_declined", "_recent", "instances", "pipelines", "scheduler", "step", "tag", "wake"),
-        "weight",
+        *("_arbiter", "_declined", "_recent", "big_of", "cheap_of", "instances", "pipelines", "scheduler"),
+        *("step", "tag", "wake", "weight"),
     )
 
     def __init__(
@@ -54,10 +57,28 @@ class Turn:
         self.tag = 0.0  # device time it has had, over its weight
         self.pipelines: frozenset[str] = frozenset()  # that it is a step of
         self.step = 0  # its place among the steps of those; the highest where it has several
+        self.cheap_of: frozenset[str] = frozenset()  # cascades whose promise rests on it
+        self.big_of: frozenset[str] = frozenset()  # cascades that do without it under load
 
     def goes_before(self, other: Turn) -> bool:
-        """It is a later step of a pipeline that the other is a step of."""
+        """It need not wait for the other when it matters: it is a later step of a pipeline of both, or what a
+        cascade answers with where the other has no time."""
+        if not self.cheap_of.isdisjoint(other.big_of):
+            return True
+        if not self.big_of.isdisjoint(other.cheap_of):
+            return False
         return self.step > other.step and not self.pipelines.isdisjoint(other.pipelines)
+
+    def precedes(self, other: Turn, now: float) -> bool:
+        """The same for this moment: a big model goes first while the cheap one has time to spare."""
+        if not self.cheap_of.isdisjoint(other.big_of):
+            return self._pressed(now)
+        if not self.big_of.isdisjoint(other.cheap_of):
+            return not other._pressed(now)
+        return self.goes_before(other)
+
+    def _pressed(self, now: float) -> bool:
+        return self.scheduler.saturation(now) > self.scheduler.constants.cheap_first
 
     def shares_device_with(self, other: Turn) -> bool:
         """So that only one of them runs."""
@@ -177,19 +198,19 @@ class Arbiter:
             return True
         if not self.has_room:
             return False
-        first = self._first(turn) if several else turn
+        first = self._first(turn, now) if several else turn
         if first is not turn:
             first.wake()
         return first is turn
 
-    def _first(self, turn: Turn) -> Turn:
+    def _first(self, turn: Turn, now: float) -> Turn:
         """Whose turn it is, if this one asks."""
         wanting = [other for other in self._turns if other.wants]
         first = min(wanting, key=self._start_tag, default=turn)
         if self._start_tag(first) >= self._start_tag(turn):
             first = turn
-        later = [other for other in wanting if other.goes_before(first)]
-        return max(later, key=lambda other: (other.step, other is turn), default=first)
+        ahead = [other for other in wanting if other.precedes(first, now)]
+        return max(ahead, key=lambda other: (other.step, other is turn), default=first)
 
     def began(self, turn: Turn, batch: Batch, now: float) -> None:
         expected = batch.instance.free_at - now

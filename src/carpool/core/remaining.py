@@ -27,6 +27,7 @@ class Step(NamedTuple):
     scheduler: Scheduler
     after: Sequence[int] = ()
     images: float = 1.0  # of each request, on average, before any was seen
+    optional: bool = False  # there is an answer without it: no time is left for it. Nothing comes after it
 
 
 class Spread:
@@ -65,7 +66,8 @@ class Remaining:
         self._later = [Spread(constants) for _ in steps]  # from a step's end to that of all
         self.images = [step.images for step in steps]  # of a request, on average
         self._coming = [0] * len(steps)  # requests that are on their way to a step
-        self._ends = [not any(number in other.after for other in steps) for number in range(len(steps))]
+        needed = [step for step in steps if not step.optional]
+        self._ends = [not any(number in other.after for other in needed) for number in range(len(steps))]
 
     # ---- what happens to a request ------------------------------------------------------------------------
 
@@ -100,6 +102,9 @@ class Remaining:
                 ends.append(self._queued(step.scheduler, 0.0, now) + self._takes(number, size))
                 continue
             ready = max(ends[before] for before in step.after)
+            if step.optional:
+                ends.append(ready)
+                continue
             coming = self._coming[number] * self.images[number]
             queued = self._queued(step.scheduler, coming, now)
             shared = any(_same_device(step.scheduler, self.steps[before].scheduler) for before in step.after)
@@ -113,6 +118,8 @@ class Remaining:
         """What the steps after this one take if nobody else is there, along the longest way."""
         after = [0.0] * len(self.steps)
         for number in range(len(self.steps) - 1, step, -1):
+            if self.steps[number].optional:
+                continue
             whole = self._takes(number, self.images[number]) + after[number]
             for before in self.steps[number].after:
                 after[before] = max(after[before], whole)

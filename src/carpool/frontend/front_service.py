@@ -112,7 +112,7 @@ class FrontService:
         self.memory = ClientMemory(door, max_body_bytes)
         self.tracer = Tracer(door)
         self.routing = Routing(door)
-        self.pictures = PictureService(door, picture_threads)
+        self.pictures = PictureService(door, picture_threads, self.row)
         self.demands = Demands(door)
         self.observers: tuple[Observer, ...] = ()
         self.sampler: Sampler | None = None  # while a model is watched for drift

@@ -94,6 +94,29 @@ def batch_profile(path: Path, report: ProfileReport) -> None:
         left.legend(loc="upper left")
 
 
+def cascade_curve(
+    path: Path, points: Sequence[tuple[float, float, float]], chosen: float, labelled: bool
+) -> None:
+    """How often a cascade is right and what it costs, over what its cheap model keeps: `points` are (kept,
+    accuracy, times the big model's cost), from nothing kept to everything."""
+    kept, right, cost = (list(column) for column in zip(*points, strict=True))
+    with figure(path, columns=2, width=11.0) as (left, second):
+        left.plot(kept, right, color=COLOURS["promise"])
+        left.axhline(right[0], color=INK, linestyle="--", linewidth=1)
+        beside_level(left, "big model alone", right[0])
+        left.set_title("Right" if labelled else "As the big model says")
+        second.plot(kept, cost, color=COLOURS["knobs"])
+        second.axhline(1.0, color=INK, linestyle="--", linewidth=1)
+        beside_level(second, "big model alone", 1.0)
+        second.set_title("Cost, in times that of the big model alone")
+        second.set_ylim(bottom=0)
+        for axes in (left, second):
+            axes.axvline(chosen, color=FAINT, linewidth=1.2)
+            beside_capacity(axes, f"kept: {100 * chosen:.0f} %", chosen)
+            axes.set_xlabel("share of the pictures that the cheap model answers")
+            axes.set_xlim(0, 1)
+
+
 def _chosen_batch(axes: Axes, budgets: Sequence[Budget]) -> None:
     """One mark for all promises that allow the same."""
     place = (budgets[0].batch, budgets[0].images_per_s)

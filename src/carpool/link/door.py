@@ -263,6 +263,7 @@ class Answer:
     outside: Outside | None = (
         None  # learns how long clients wait from there to their answers; None for a loss
     )
+    degraded: str = ""  # why a cascade answered with its cheap model although that is not certain
 
 
 class Trip(Protocol):

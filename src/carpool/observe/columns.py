@@ -90,6 +90,8 @@ CAMERA_STATES: Mapping[str, int] = {"black": 0, "frozen": 1, "blurred": 2, "chan
 """Not in the table: sources have no rows. Their places in what is read for the metrics page."""
 CACHE_WORDS = ("hit", "similar", "joined", "shared", "miss", "bypass")
 EVICTED_WORDS = ("ttl", "room", "replaced", "reload", "cleared")
+CASCADE_WORDS = ("cheap", "big", "degraded")
+CASCADE_AUDIT_WORDS = ("same", "differs", "skipped")
 AUDIT_WORDS = ("same", "differs", "skipped", "exact-same", "exact-differs")
 FAN_OUT_BOUNDS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 100.0)
 AGE_BOUNDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
@@ -151,6 +153,11 @@ STEP_PHASES: Mapping[str, Histogram] = {
     "queue": QUEUE_SECONDS,
     "infer": INFER_SECONDS,
 }
+
+# A cascade: who answered, what it spared, and what the big model says to what the cheap one answered.
+CASCADE: Mapping[str, Column] = _layout.by_word(CASCADE_WORDS)
+CASCADE_SAVED = _layout.counter()
+CASCADE_AUDITS: Mapping[str, Column] = _layout.by_word(CASCADE_AUDIT_WORDS)
 
 # A model version that is being rolled out. Counted where they are answered: comparisons and fallbacks.
 COMPARED: Mapping[str, Column] = _layout.by_word(COMPARED_WORDS)

@@ -100,9 +100,9 @@ class Family:
     histograms: Mapping[str, Histogram] = field(default_factory=dict)  # with labels beyond those of the scope
 
     @property
-    def rolled_out(self) -> bool:
-        """It is about versions that are rolled out, and nothing is told of others."""
-        return self.name.startswith(("carpool_rollout_", "carpool_feedback_"))
+    def of_some_models(self) -> bool:
+        """It is about versions that are rolled out, or cascades, and nothing is told of others."""
+        return self.name.startswith(("carpool_rollout_", "carpool_feedback_", "carpool_cascade_"))
 
 
 _TABLE = """
@@ -174,6 +174,9 @@ carpool_pipeline_fan_out                 histogram step   all:FAN_OUT           
 carpool_pipeline_later_seconds           gauge     step   cell:STEP_LATER       What requests in this step leave of their promise to the later ones, just now.
 carpool_pipeline_shed_total              counter   step   reason:SHED           Requests that the scheduler chose not to run in this step, by reason.
 carpool_pipeline_wasted_total            counter   step   cell:STEP_WASTED      Requests that this step ran for, and that were given up after it.
+carpool_cascade_total                    counter   model  by:CASCADE            Answers of a cascade, by who gave them: its cheap model, its big one, or the cheap one because the big one had no time.
+carpool_cascade_agreement                gauge     model  share:CASCADE_AUDITS  Share of the cheap model's answers that the big one, asked all the same, agreed with; absent before any was.
+carpool_cascade_saved_seconds_total      counter   model  cell:CASCADE_SAVED    Time of the big model that the cascade spared, less what the cheap one took.
 carpool_connections                      gauge     server cell:CONNECTIONS      Open client connections.
 carpool_bytes_received_total             counter   server cell:BYTES_RECEIVED   Bytes read from clients.
 carpool_bytes_sent_total                 counter   server cell:BYTES_SENT       Bytes written to clients.
@@ -197,7 +200,7 @@ def _read(line: str) -> Family:
         return replace(family, histogram=column, milliseconds=coarse)
     if how == "phase":
         return replace(family, histograms={_words(how, word): found for word, found in column.items()})
-    if isinstance(column, Mapping) and how not in ("hits", "misses"):
+    if isinstance(column, Mapping) and how not in ("hits", "misses", "share"):
         read = _one_less if how == "what" else _cell
         return replace(family, values={_words(how, word): read(found) for word, found in column.items()})
     values: Mapping[str, Value] = {
@@ -208,6 +211,7 @@ def _read(line: str) -> Family:
         "known": lambda read: read[column] or nan,
         "seen": lambda read: read[column] - 1.0 if read[column] else nan,
         "age": lambda read: max(0.0, now() - read[column]) if read[column] else nan,
+        "share": lambda read: _share(read[column["same"]], read[column["differs"]]),
         "hits": lambda read: float(cache_hits(read)),
         "misses": lambda read: read[column["miss"]],
     }
@@ -230,6 +234,10 @@ def _cell(column: int) -> Value:
 def _one_less(column: int) -> Value:
     """Of cells where 0 is for what is not known."""
     return lambda cells: cells[column] - 1.0 if cells[column] else nan
+
+
+def _share(same: float, differs: float) -> float:
+    return same / (same + differs) if same + differs else nan
 
 
 _KNOWN = tuple(map(_read, _TABLE.strip().splitlines()))
@@ -319,7 +327,7 @@ def _family(family: Family, rows: Sequence[_Labelled]) -> Iterator[list[str]]:
             lines = _histogram(family, histogram, labels, [*ends, ("+Inf", -1)], cells)
         else:
             numbers = [(more, value(cells)) for more, value in family.values.items()]
-            if family.rolled_out and not any(number for _, number in numbers):
+            if family.of_some_models and not any(number for _, number in numbers):
                 continue  # most models are not
             lines = [_line(family.name, labels, more, each) for more, each in numbers if not isnan(each)]
         if lines:

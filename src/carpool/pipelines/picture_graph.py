@@ -31,6 +31,12 @@ LISTS: Mapping[str, str] = {BOXES: "detections", REGIONS: "regions"}
 """Under which name of an answer its parts are."""
 _TASKS: Mapping[str, tuple[str, ...]] = {BOXES: ("detect", "pose", "obb"), REGIONS: ("text_regions",)}
 """Which tasks answer them."""
+_CERTAIN: Mapping[str, tuple[str, ...]] = {
+    "classify": ("margin", "confidence", "entropy"),
+    "read": ("confidence",),
+    "detect": ("confidence",),
+}
+"""How it can be told how certain an answer is, by task."""
 _TURNED = 1.5  # times as high as wide: text that runs downwards
 
 
@@ -79,10 +85,12 @@ class PictureGraph:
     def __init__(self, settings: PipelineSettings) -> None:
         self.settings = settings
         self.steps: Sequence[PipelineStep] = settings.steps
-        self.after: list[int | None] = [
-            None if step.each is None else settings.numbered(step.each[0]) for step in self.steps
+        sources = [
+            step.escalate.source if step.escalate else step.each[0] if step.each else None
+            for step in self.steps
         ]
-        self.base = settings.numbered(settings.answer[0])
+        self.after = [None if source is None else settings.numbered(source) for source in sources]
+        self.base = settings.numbered(settings.answer[-1])  # of a cascade, the cheap model
         self.order = self._ordered()  # each after the one that it waits for; the answer's own first
 
     def _ordered(self) -> list[int]:
@@ -125,6 +133,19 @@ class PictureGraph:
                 at = self.settings.at(number)
                 self._check_parts(at, step, facts[self.settings.numbered(step.each[0])])
                 _check_size(at, step, known)
+            if step.escalate is not None:
+                self._check_cascade(at, step, known, facts[self.base])
+
+    def _check_cascade(self, at: str, step: PipelineStep, big: StepFacts, cheap: StepFacts) -> None:
+        assert step.escalate is not None
+        if big.task != cheap.task:
+            said = f"{step.model} is for {big.task}, and {step.escalate.source} for {cheap.task}"
+            raise ConfigError(f"{at}: {said}: a cascade has one task", field=at)
+        known = _CERTAIN.get(big.task or "", ())
+        if not known:
+            raise ConfigError(f"{at}: {big.task} does not say how certain it is", field=at)
+        if step.escalate.by not in known:
+            raise ConfigError(f"{at}: escalate.by must be {' or '.join(known)} for {big.task}", field=at)
 
     def _check_parts(self, at: str, step: PipelineStep, source: StepFacts) -> None:
         assert step.each is not None
@@ -166,7 +187,11 @@ class PictureGraph:
     def answer(
         self, items: Mapping[int, Sequence[Item]], answers: Mapping[int, Sequence[Document]]
     ) -> Document:
-        """All of it in one document. Steps that gave no answers are left out."""
+        """All of it in one document. Steps that gave no answers are left out. Of a cascade it is the big
+        model's answer, if that gave one."""
+        for number, step in enumerate(self.steps):
+            if step.escalate is not None:
+                return answers[number][0] if answers.get(number) else answers[self.base][0]
         for number in reversed(self.order):
             if number == self.base or number not in answers:
                 continue

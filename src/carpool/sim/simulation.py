@@ -16,7 +16,7 @@ from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.errors import InvalidInput
 from carpool.sim.arrivals import Arrival, Poisson, Ride, Traffic, poisson_between
-from carpool.sim.step_simulation import StepPlan, StepSimulation, bound, capacity
+from carpool.sim.step_simulation import StepPlan, StepRide, StepSimulation, UnderLoad, bound, capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +247,7 @@ class Scenario:
     latest: bool = False  # a newer frame of a source takes the place of a waiting one
     steps: tuple[StepPlan, ...] = ()  # of a pipeline, in place of the curve, which is then that of the first
     shared: bool = False  # they run on one device
+    under_load: UnderLoad | None = None  # the steps are a cascade
 
     @property
     def capacity(self) -> float:
@@ -256,9 +257,11 @@ class Scenario:
         return slo_capacity(self.curve, self.slo, self.instances)
 
     def bound(self, rate: float) -> float:
-        """The most that the device can answer in time of what is offered at this rate."""
+        """The most that the device can answer in time of what is offered at this rate. A cascade that answers
+        with its cheap model under load can do without the other."""
         if self.steps:
-            steps = [replace(step, curve=self.device_curve(step.curve)) for step in self.steps]
+            needed = self.steps[:1] if self.under_load == "quick" else self.steps
+            steps = [replace(step, curve=self.device_curve(step.curve)) for step in needed]
             return bound(steps, self.slo, rate, self.instances, shared=self.shared)
         return fluid_bound(self.device_curve(), self.slo, rate, self.instances)
 
@@ -290,13 +293,15 @@ class Outcome(Report):
     worst_seed_attainment: float
     shed_any: bool
     steps: tuple[Mapping[str, float], ...] = ()  # of a pipeline: what the device of each did
+    cascade: Mapping[str, float] | None = None
 
     def as_json(self) -> dict[str, Any]:
         values = asdict(self)
         steps = [{name: round(value, 6) for name, value in step.items()} for step in values.pop("steps")]
+        cascade = {name: round(value, 6) for name, value in (values.pop("cascade") or {}).items()}
         ordered = {name: values[name] for name in _FIRST} | values
         rounded = {name: v if isinstance(v, bool) else round(v, 6) for name, v in ordered.items()}
-        return rounded | ({"steps": steps} if steps else {})
+        return rounded | ({"steps": steps} if steps else {}) | ({"cascade": cascade} if cascade else {})
 
 
 def play(scenario: Scenario, seed: int | None = None) -> Run:
@@ -323,6 +328,7 @@ def _play_steps(scenario: Scenario, arrivals: Sequence[Arrival], seed: int) -> R
         instances=scenario.instances,
         seed=seed,
         outside=scenario.outside,
+        under_load=scenario.under_load,
     )
     played = simulation.play(arrivals)
     in_time = {id(ride) for ride in played.rides if ride.latency is not None and ride.latency <= scenario.slo}
@@ -343,6 +349,26 @@ def _step_figures(runs: Sequence[Run], scenario: Scenario) -> tuple[dict[str, fl
             figures.append(_device_use(Run(batches=own), *_window(run, scenario.slo), scenario.instances))
         found.append({name: fmean(figure[name] for figure in figures) for name in figures[0]})
     return tuple(found)
+
+
+def _cascade_figures(runs: Sequence[Run], slo: float) -> dict[str, float]:
+    """How many answers in time are the cheap model's for want of time; and how many of the requests that were
+    to go to the big model it answered in time."""
+    in_time = degraded = hard = by_big = 0
+    for run in runs:
+        begin, end = _window(run, slo)
+        for ride in run.rides:
+            assert isinstance(ride, StepRide)
+            if begin <= ride.arrival.at < end:
+                good = ride.latency is not None and ride.latency <= slo
+                in_time += good
+                degraded += good and ride.degraded
+                hard += ride.images[1]
+                by_big += good and bool(ride.images[1]) and not ride.degraded
+    return {
+        "degraded_fraction": degraded / in_time if in_time else 0.0,
+        "hard_by_big_fraction": by_big / hard if hard else 1.0,
+    }
 
 
 def measure(scenario: Scenario, on_step: Step | None = None) -> Outcome:
@@ -372,6 +398,7 @@ def measure(scenario: Scenario, on_step: Step | None = None) -> Outcome:
         worst_seed_attainment=min(r.attainment for r in reports),
         shed_any=shed_any,
         steps=_step_figures(runs, scenario),
+        cascade=None if scenario.under_load is None else _cascade_figures(runs, scenario.slo),
     )
 
 

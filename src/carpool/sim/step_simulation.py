@@ -10,6 +10,7 @@ from heapq import heappop, heappush
 from itertools import accumulate, count
 from math import ceil, inf
 from random import Random
+from typing import Literal, TypeAlias
 
 from carpool.core.arbiter import Arbiter
 from carpool.core.curve import BatchCurve, CurveError
@@ -22,6 +23,7 @@ from carpool.errors import InvalidInput
 from carpool.sim.arrivals import Arrival, Ride
 
 _WIDEST = 4.75  # times the mean: so many images may one request bring
+_SIMULATED = frozenset({"simulated"})
 _SURE = 1e-4  # of a rate: bisected no further
 
 
@@ -65,13 +67,20 @@ def read_steps(texts: Sequence[str], max_batch: int | None = None) -> tuple[Step
     return tuple(steps)
 
 
+def is_cascade(steps: Sequence[StepPlan]) -> bool:
+    """A cheap model, and a big one that gets some of its requests."""
+    return [step.after for step in steps] == [(), (0,)] and steps[0].images == 1.0 and steps[1].images <= 1.0
+
+
 class FanOut:
     """How many images a request brings: always one, or spread like the objects in pictures, many with few and
-    few with many, from none to some five times the mean."""
+    few with many, from none to some five times the mean. In a cascade, none or one."""
 
-    def __init__(self, mean: float) -> None:
+    def __init__(self, mean: float, *, at_most_one: bool = False) -> None:
         self._sums: list[float] = []
-        if mean != 1.0:
+        if at_most_one:
+            self._sums = [1.0 - mean, 1.0]
+        elif mean != 1.0:
             most = max(1, ceil(_WIDEST * mean))
             low, high = 0.0, 4.0
             while high - low > _SURE / most:  # the ratio from one number to the next that gives this mean
@@ -93,6 +102,7 @@ class StepRide(Ride):
     trip: Trip | None = None
     jobs: dict[Job, int] = field(default_factory=dict)  # that are not over, each with its step
     over: set[int] = field(default_factory=set)  # steps
+    degraded: bool = False  # answered by the cheap model of a cascade, for want of time
 
 
 @dataclass(slots=True)
@@ -103,6 +113,9 @@ class StepRun:
     batches: list[tuple[Batch, float, int]] = field(default_factory=list)  # batch, end, step
     seconds: float = 0.0
 
+
+UnderLoad: TypeAlias = Literal["quick", "refuse"]
+"""What a cascade does with a request that its big model has no time for."""
 
 Seconds = Callable[[int, int, int, float, Random], float]
 """What a batch really takes: (step, images, instance, now, random)."""
@@ -121,22 +134,34 @@ class StepSimulation:
         instances: int = 1,
         seed: int = 0,
         outside: float = 0.0,
+        under_load: UnderLoad | None = None,
     ) -> None:
+        """With `under_load` it is a cascade: the second step is the big model."""
         self._steps = steps
         self._seconds = seconds
         self._outside = outside
         self._random = Random(seed)
-        self._fan_outs = [FanOut(step.images) for step in steps]
+        if under_load is not None and not is_cascade(steps):
+            raise ValueError("a cascade has two steps, and the second gets some of the requests of the first")
+        cascade = under_load is not None
+        self._fan_outs = [FanOut(step.images, at_most_one=cascade and bool(step.after)) for step in steps]
+        self._quick = under_load == "quick"
         self._promise = isinstance(settings, Promise)
         self.schedulers = [Scheduler(step.curve, _settings(settings, step), instances) for step in steps]
         listed = zip(self.schedulers, steps, strict=True)
-        self.remaining = Remaining([Step(core, step.after, step.images) for core, step in listed])
+        self.remaining = Remaining(
+            [Step(core, step.after, step.images, self._quick and bool(step.after)) for core, step in listed]
+        )
         if shared:
             arbiter = Arbiter()
             for number, core in enumerate(self.schedulers):
                 turn = arbiter.join(core, list(core.instances))
                 if self._promise:
-                    turn.pipelines, turn.step = frozenset({"simulated"}), number
+                    turn.pipelines, turn.step = _SIMULATED, number
+                if self._quick and steps[number].after:
+                    turn.big_of = _SIMULATED
+                elif self._quick:
+                    turn.cheap_of = _SIMULATED
         self._running: list[tuple[float, int, int, Batch]] = []
         self._numbers = count()
         self.run = StepRun()
@@ -172,7 +197,7 @@ class StepSimulation:
             for step in reversed(range(len(self._steps))):
                 decision = self.schedulers[step].decide(now)
                 for gone in decision.given_up:
-                    self._end(gone.job.payload, now, given_up=True)
+                    self._no_time(gone.job.payload, step, now)
                     gone.job.payload.replaced = gone.reason is Reason.REPLACED
                 if decision.batch is None:
                     look_again = min(look_again, decision.look_again or inf)
@@ -237,7 +262,7 @@ class StepSimulation:
             if self._promise:
                 job.later = self.remaining.planned(step, now)
             if not ride.given_up and core.offer(job, now) is not None:
-                self._end(ride, now, given_up=True)
+                self._no_time(ride, step, now)
         if not sizes:
             self._step_over(ride, step, now)
 
@@ -260,6 +285,11 @@ class StepSimulation:
             if step in following.after and ride.over.issuperset(following.after) and not ride.given_up:
                 self._offer(ride, number, now)
 
+    def _no_time(self, ride: StepRide, step: int, now: float) -> None:
+        """Nobody waits for the big model of a cascade, if the cheap one's answer will do."""
+        ride.degraded = self._quick and bool(self._steps[step].after)
+        self._end(ride, now, given_up=not ride.degraded)
+
     def _end(self, ride: StepRide, now: float, *, given_up: bool) -> None:
         if ride.trip is None:
             return
@@ -269,10 +299,10 @@ class StepSimulation:
             trip.gone()
             for job, step in ride.jobs.items():  # what others of its steps have of it is of no use any more
                 self.schedulers[step].cancel(job, now)
-            ride.jobs.clear()
         else:
             ride.latency = now - ride.arrival.at + self._outside
             trip.done(now)
+        ride.jobs.clear()
 
 
 def _settings(settings: Promise | Knobs, step: StepPlan) -> Promise | Knobs:

@@ -22,6 +22,7 @@ from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.pipeline_pictures import PipelineModel
 from carpool.frontend.pictures.sent_pictures import RoutePicture
 from carpool.link.door import Answer, Sender
+from carpool.observe.counters import Table, table_bytes
 from carpool.types import Array, Datatype, PartTiming, StepTiming, TensorSpec
 from carpool.vision.picture_answers import DEFAULT
 from frontend.fake_door import FakeCall, FakeDoor, FakeModel
@@ -99,7 +100,8 @@ class Journey:
         namer = classifier("namer", max_batch=most_together)
         self.door = FakeDoor(finder, namer, classifier("other"), street)
         self.door.held, self.door.admits = True, False
-        self.service = PictureService(self.door, 1)
+        row = Table(bytearray(table_bytes(1))).block(0).server
+        self.service = PictureService(self.door, 1, lambda _: row)
         self.workers = LaterWorkers()
         self.service.workers = self.workers  # type: ignore[assignment]
         entry = self.door.catalog.newest["street"]

@@ -133,17 +133,21 @@ class Ensemble(Served):
 
     def _order_turns(self, binding: Binding | None) -> None:
         """Where steps share a device, the later one goes first, for as long as this is loaded."""
+        own = {self.name}
         for turn in self._turns:
-            turn.pipelines -= {self.name}
+            turn.pipelines -= own
+            turn.cheap_of, turn.big_of = turn.cheap_of - own, turn.big_of - own
         self._turns = []
         depths: list[int] = []
         for leaf in binding.leaves if binding is not None else ():
             depths.append(max((depths[before] + 1 for before in leaf.after), default=0))
             for instance in leaf.scheduler.instances:
                 if instance.turn is not None and instance.turn not in self._turns:
-                    instance.turn.pipelines |= {self.name}
+                    instance.turn.pipelines |= own
                     instance.turn.step = max(instance.turn.step, depths[-1])
                     self._turns.append(instance.turn)
+            if leaf.optional and binding is not None:
+                _mark_cascade(own, leaf, binding.leaves)
 
     @staticmethod
     def _leaves_of(served: Served, route: Route, before: tuple[int, ...], first: int) -> list[Step]:
@@ -271,3 +275,15 @@ def _words(steps: Sequence[EnsembleStep], binding: Binding, slo: float) -> Itera
             f"One promise of {slo * 1e3:g} ms for all of them: each step plans with what is left of it after "
             "the later ones, which is learned."
         )
+
+
+def _mark_cascade(name: set[str], big: Step, leaves: Sequence[Step]) -> None:
+    """Where they share a device, the cheap model goes first when it has to: what waits for the other can do
+    without it."""
+    for instance in big.scheduler.instances:
+        if instance.turn is not None:
+            instance.turn.big_of |= name
+    for before in big.after:
+        for instance in leaves[before].scheduler.instances:
+            if instance.turn is not None:
+                instance.turn.cheap_of |= name

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from carpool.config.model import EnsembleStep, Task
-from carpool.config.pipeline_settings import WITHOUT
+from carpool.config.pipeline_settings import REFUSE, WITHOUT
 from carpool.core.job import GONE, INFINITY, Job
 from carpool.core.policy import Promise
 from carpool.core.refusal_words import turned_away
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _log = logger("engine")
 _USUAL_FAN_OUT = 4.0  # before any was seen
+_USUAL_ESCALATED = 0.3
 
 
 class _NoTensors:
@@ -124,11 +125,15 @@ class Pipeline(Ensemble):
         leaves: list[Step] = []
         for number in self.graph.order:
             after = self.graph.after[number]
+            scheduler, step = found[number].driver.scheduler, self.settings.steps[number]
             if after is None:
-                leaves.append(Step(found[number].driver.scheduler))
+                leaves.append(Step(scheduler))
+            elif step.escalate is not None:
+                optional = self.settings.under_load != REFUSE
+                leaves.append(Step(scheduler, (self.place[after],), _USUAL_ESCALATED, optional))
             else:
                 fan_out = min(_USUAL_FAN_OUT, self.settings.steps[after].keep.most)
-                leaves.append(Step(found[number].driver.scheduler, (self.place[after],), fan_out))
+                leaves.append(Step(scheduler, (self.place[after],), fan_out))
         binding = Binding((), tuple(leaves), tuple(found[number] for number in self.graph.order))
         if self.promises:
             self._order_turns(binding)

@@ -183,6 +183,7 @@ class Outcome(NamedTuple):
     told: Told | None = None
     version: str = ""  # who answered, where that is a question
     steps: bytes = b""  # where the time went in each, as `Server-Timing` has it
+    degraded: str = ""
 
 
 class ImageCall(ClientCall):
@@ -232,7 +233,9 @@ class ImageCall(ClientCall):
         timing, steps = answer.timing, b""
         if timing.__class__ is StepTiming:
             steps = in_words(timing).encode()
-        self._request.ended(self._number, Outcome(body, None, self._times(timing), self.told, version, steps))
+        self._request.ended(
+            self._number, Outcome(body, None, self._times(timing), self.told, version, steps, answer.degraded)
+        )
 
     def _write_error(self, error: CarpoolError, times: Times | None) -> None:
         self._request.ended(self._number, Outcome(b"", without_stack(error), times or Times()))
@@ -416,6 +419,9 @@ class ImageRequest:
         more = b"" if self.target.entry.cache is None else told_of_all([one.told for one in outcomes])
         if slowest.version:
             more += _version_fields(slowest.version)
+        degraded = next((one.degraded for one in outcomes if one.degraded), "")
+        if degraded:
+            more += b"X-Carpool-Degraded: %b\r\n" % degraded.encode()
         if slowest.steps:  # `more` goes on where the times end
             more = b", %b\r\n%b" % (slowest.steps, more)
         if self._several:

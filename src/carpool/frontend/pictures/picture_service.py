@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Callable
 from contextlib import suppress
 
 import cv2
@@ -12,6 +13,7 @@ from carpool.frontend.pictures.pipeline_pictures import PipelineModel
 from carpool.frontend.pictures.sent_pictures import PictureModel, weight_of_size
 from carpool.frontend.pictures.workers import Workers
 from carpool.link.door import Catalog, Door, ModelEntry, Sender
+from carpool.observe.counters import Row
 from carpool.types import Timing
 from carpool.vision.heads import MOST_PIXELS_WAITING
 
@@ -57,9 +59,11 @@ class Passed:
 class PictureService:
     """One per front end, used in its loop's thread only."""
 
-    def __init__(self, door: Door, threads: int) -> None:
+    def __init__(self, door: Door, threads: int, row: Callable[[ModelEntry], Row]) -> None:
+        """`row` has this process's counters for a model version."""
         cv2.setNumThreads(1)  # pictures are spread over threads already
         self.door = door
+        self.row = row
         self.workers = Workers(threads)
         self._after: dict[int, float] = {}  # by the model's key: what its batches take, seconds
         self._passed: defaultdict[int, Passed] = defaultdict(Passed)  # by the model's key

@@ -31,6 +31,8 @@ import orjson
 
 from carpool.config.pipeline_settings import WITHOUT
 from carpool.errors import CarpoolError, DeadlineExceeded, Refused, without_stack
+from carpool.frontend.pictures.cascade_audit import CascadeAudit
+from carpool.frontend.pictures.cascade_steps import STEP, Cascade
 from carpool.frontend.pictures.workers import explained
 from carpool.link.door import Answer, Call, Sender, Slot
 from carpool.pipelines.picture_graph import Document, Item, chunks, moved
@@ -64,7 +66,7 @@ class Request:
 class StepState:
     """A step that has begun. `answers` are there when it is over."""
 
-    __slots__ = ("answers", "began", "cut", "items", "requests", "waiting")
+    __slots__ = ("answers", "began", "certainty", "cut", "items", "requests", "waiting")
 
     def __init__(self, items: Sequence[Item], requests: Sequence[Request]) -> None:
         self.items = items
@@ -73,6 +75,7 @@ class StepState:
         self.answers: list[Document] | None = None
         self.began = monotonic()
         self.cut = 0.0  # seconds
+        self.certainty = 0.0  # of a cascade's cheap model
 
 
 class PipelineJourney:
@@ -100,6 +103,8 @@ class PipelineJourney:
         self._trip = self._door.begin_trip(model.entry)
         self._steps: dict[int, StepState] = {}
         self._late: list[int] = []
+        self._degraded = ""  # why a cascade answers with its cheap model
+        self._insists = pictures.options.extra.get(STEP)
         self._picture: Decoded | None = None
         self._kept = 0
         self._last = Answer()
@@ -246,9 +251,14 @@ class PipelineJourney:
             assert request.answer is not None
             outputs = request.answer.outputs
             for place, number in enumerate(request.items):
-                model, options = at.model, self._pictures.options if base else DEFAULT
+                model, cascade = at.model, self._model.cascade
+                options = self._pictures.options if base or cascade is not None else DEFAULT
                 geometry = self._pictures.geometry if base else request.geometries[place]
-                answer = model.answer(model.of_one(outputs, place), geometry, options)
+                asked = partial(model.answer, model.of_one(outputs, place), geometry)
+                if base and cascade is not None:
+                    answer, state.certainty = cascade.read(asked, options)
+                else:
+                    answer = asked(options)
                 part = state.items[number].place
                 if part is not None:
                     pixels = request.parts[place]
@@ -277,7 +287,12 @@ class PipelineJourney:
         picture = self._picture
         for other in self._graph.following(number):
             assert picture is not None
-            items = self._graph.items(other, answers, (picture.width, picture.height))
+            cascade = self._model.cascade
+            if cascade is not None:
+                certain = self._steps[number].certainty
+                items = list(_WHOLE) if cascade.escalates(certain, self._insists) else []
+            else:
+                items = self._graph.items(other, answers, (picture.width, picture.height))
             self._open(other, items)
             if self._done is None:
                 return
@@ -293,6 +308,14 @@ class PipelineJourney:
         if self._done is None or self._is_late(number):
             return
         late = isinstance(error, Refused | DeadlineExceeded)
+        cascade = self._model.cascade
+        if cascade is not None and number == cascade.big:
+            self._degraded = cascade.degraded(error, self._insists)
+        if self._degraded:
+            self._late.append(number)
+            self._drop(number)
+            self._finish_if_over()
+            return
         if not late or self._graph.settings.if_late != WITHOUT or number == self._graph.base:
             self._end(_in_step(error, self._graph.steps[number].name))
             return
@@ -317,9 +340,34 @@ class PipelineJourney:
             self._end(explained(error, self._model.entry.name))
             return
         done, self._done = self._done, None
+        picture = self._picture
         self._trip.over(answered=True)
         self._let_go()
         done(answer)
+        if self._model.cascade is not None and picture is not None:
+            self._count(self._model.cascade, picture)
+
+    def _count(self, cascade: Cascade, picture: Decoded) -> None:
+        """Who answered; and some of what the cheap model kept goes to the big one all the same."""
+        cheap, big = self._took(cascade.cheap), self._took(cascade.big)
+        assert cheap is not None
+        if cascade.answered(cheap, big, degraded=bool(self._degraded), asked=self._insists):
+            answers = self._steps[cascade.cheap].answers
+            assert answers
+            audit = CascadeAudit(
+                cascade,
+                self._model.steps[cascade.big],
+                self._model.service,
+                answers[0],
+                self._pictures.options,
+            )
+            audit.begin(picture)
+
+    def _took(self, number: int) -> Timing | None:
+        """The time of a step that answered something."""
+        state = self._steps[number]
+        given = state.requests[0].answer if state.requests and state.answers else None
+        return None if given is None else given.timing
 
     def _answer(self, started: float) -> Answer:
         graph, steps = self._graph, self._steps
@@ -330,7 +378,11 @@ class PipelineJourney:
             {number: state.answers or [] for number, state in there.items()},
         )
         document |= self._model.worded(answer)
-        if self._late:
+        cascade = self._model.cascade
+        if cascade is not None:
+            by_big = bool(steps[cascade.big].answers)
+            document |= cascade.marks(by_big=by_big, degraded=self._degraded)
+        elif self._late:
             document["late"] = sorted(graph.steps[number].name for number in self._late)
         timing = self._timing(monotonic() - started)
         if self._pictures.options.extra.get("explain"):
@@ -338,7 +390,8 @@ class PipelineJourney:
         data = np.empty(1, object)
         data[0] = orjson.dumps(document)
         last = self._last
-        return Answer([Tensor("answer", Datatype.BYTES, (1,), data)], None, timing, last.sent, last.outside)
+        tensor = Tensor("answer", Datatype.BYTES, (1,), data)
+        return Answer([tensor], None, timing, last.sent, last.outside, self._degraded)
 
     def _timing(self, merge: float) -> StepTiming:
         steps: list[tuple[str, Timing]] = []

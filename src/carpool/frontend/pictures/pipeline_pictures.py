@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import orjson
 
 from carpool.config.pipeline_settings import PipelineStep, read_document
 from carpool.errors import Unavailable
+from carpool.frontend.pictures.cascade_steps import STEP, Cascade
 from carpool.frontend.pictures.pipeline_journey import PipelineJourney
 from carpool.frontend.pictures.sent_pictures import PictureModel, SentPictures
 from carpool.link.door import Answer, Call, Catalog, ModelEntry, Sender, Slot
@@ -96,6 +98,11 @@ class PipelineModel(PictureModel):
         self.encoded = False  # its pixels are needed here
         self.quick = True  # what is answered is made on the way
         self.options = {**self.options, EXPLAIN: _EXPLAIN}
+        self.cascade: Cascade | None = None
+        if any(step.escalate is not None for step in self.graph.steps):
+            counts = getattr(first.settings.table, "score", None) if str(self.task) == "detect" else None
+            self.cascade = Cascade(entry.name, self.graph, partial(service.row, entry), counts)
+            self.options[STEP] = self.cascade.option
         self.outputs = (RequestedOutput("answer", binary=True),)
         self._reduction = crops.reduction_to(self.graph.settings.keep_px)
 
@@ -119,10 +126,10 @@ class PipelineModel(PictureModel):
     # ── in the place of a model ──
 
     def read_options(self, given: Mapping[str, object]) -> Options:
-        options = super().read_options({name: value for name, value in given.items() if name != EXPLAIN})
-        if EXPLAIN not in given:
-            return options
-        return replace(options, extra={**options.extra, EXPLAIN: flag(EXPLAIN, str(given[EXPLAIN]))})
+        own = {name: option for name, option in self.options.items() if name in (EXPLAIN, STEP)}
+        options = super().read_options({name: value for name, value in given.items() if name not in own})
+        read = {name: option.read(name, str(given[name])) for name, option in own.items() if name in given}
+        return replace(options, extra={**options.extra, **read}) if read else options
 
     def head_of(
         self,

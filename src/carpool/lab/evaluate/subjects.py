@@ -36,25 +36,29 @@ def asked_server(client: Client, task: str, model: str, version: str) -> Iterato
 @contextmanager
 def loaded_model(path: Path, model: str, version: str, cache_dir: Path | None) -> Iterator[Ask]:
     """An engine in a thread of its own, with this version alone."""
-    with _running(Engine(_one_version(path, model, version), cache_dir=cache_dir)) as (engine, loop):
-        name = engine.index()[0].name
+    with running(Engine(_one_version(path, model, version), cache_dir=cache_dir)) as (engine, loop):
+        yield asked_engine(engine, loop, engine.index()[0].name)
 
-        def ask(file: Path, options: Mapping[str, Any]) -> Answer:
-            give_up = monotonic() + _PATIENCE_S
-            while True:
-                answer = asyncio.run_coroutine_threadsafe(engine.predict(file, model=name, **options), loop)
-                try:
-                    return answer.result()
-                except (Refused, Unavailable) as error:
-                    if error.retry_after_s is None or monotonic() > give_up:
-                        raise
-                    sleep(min(max(error.retry_after_s, 0.01), 1.0))
 
-        yield ask
+def asked_engine(engine: Engine, loop: asyncio.AbstractEventLoop, name: str) -> Ask:
+    """Who is refused, and told to come back, does."""
+
+    def ask(file: Path, options: Mapping[str, Any]) -> Answer:
+        give_up = monotonic() + _PATIENCE_S
+        while True:
+            answer = asyncio.run_coroutine_threadsafe(engine.predict(file, model=name, **options), loop)
+            try:
+                return answer.result()
+            except (Refused, Unavailable) as error:
+                if error.retry_after_s is None or monotonic() > give_up:
+                    raise
+                sleep(min(max(error.retry_after_s, 0.01), 1.0))
+
+    return ask
 
 
 @contextmanager
-def _running(engine: Engine) -> Iterator[tuple[Engine, asyncio.AbstractEventLoop]]:
+def running(engine: Engine) -> Iterator[tuple[Engine, asyncio.AbstractEventLoop]]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="evaluate-engine", daemon=True)
     thread.start()

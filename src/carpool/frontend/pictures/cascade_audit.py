@@ -1,0 +1,87 @@
+"""Would the big model have said the same? Some pictures that the cheap model kept go to it all the same,
+after the answer was sent, out of what its device leaves over: under load there are none, and nothing is
+proven."""
+
+from __future__ import annotations
+
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from carpool.config.rollout_settings import CompareSettings
+from carpool.errors import CarpoolError
+from carpool.link.door import Answer, Call, Slot
+from carpool.pipelines.picture_graph import Document, Item
+from carpool.vision.compare import compare_answers
+from carpool.vision.decode import Decoded
+from carpool.vision.geometry import Geometry
+from carpool.vision.picture_answers import Options
+
+if TYPE_CHECKING:
+    from carpool.frontend.pictures.cascade_steps import Cascade
+    from carpool.frontend.pictures.picture_service import PictureService
+    from carpool.frontend.pictures.pipeline_pictures import StepModel
+
+
+class CascadeAudit:
+    """One answer. The picture is kept until a thread has made the big model's input of it."""
+
+    def __init__(
+        self, cascade: Cascade, big: StepModel, service: PictureService, kept: Document, options: Options
+    ) -> None:
+        """`kept` is the cheap model's answer with these options."""
+        self._cascade = cascade
+        self._at = big
+        self._service = service
+        self._kept = kept
+        self._options = options
+        self._call: Call | None = None
+
+    def begin(self, picture: Decoded) -> None:
+        service, head = self._service, self._at.head(0, 1)
+        try:
+            slot = service.door.slot(head.tail_size)
+        except CarpoolError:  # no memory now
+            self._cascade.audited(None)
+            return
+        prepare = partial(self._at.prepare, picture, Item(), slot.view)
+        if not service.workers.idle(prepare, partial(self._prepared, slot)):
+            slot.release()
+            self._cascade.audited(None)
+
+    def _prepared(
+        self, slot: Slot, made: tuple[Geometry, Decoded] | None, _error: BaseException | None
+    ) -> None:
+        if made is None:
+            slot.release()
+            self._cascade.audited(None)
+            return
+        done = partial(self._done, made[0])
+        try:
+            head = self._at.head(0, 1)
+            self._call = self._service.door.infer(
+                self._at.entry, head, slot, 0, done, arrived=monotonic(), spare=True
+            )
+        except CarpoolError:
+            slot.release()
+            self._cascade.audited(None)
+
+    def _done(self, geometry: Geometry, answer: Answer) -> None:
+        if answer.error is not None or not self._service.workers.idle(
+            partial(self._agrees, geometry, answer), self._over
+        ):
+            self._over(None, None)
+
+    def _agrees(self, geometry: Geometry, answer: Answer) -> bool:
+        """In a thread."""
+        model = self._at.model
+        said = model.answer(model.of_one(answer.outputs, 0), geometry, self._options)
+        if "text" in said:
+            return bool(said["text"] == self._kept.get("text"))
+        return not compare_answers(str(model.task), self._kept, said, CompareSettings()).differs
+
+    def _over(self, agrees: bool | None, _error: BaseException | None) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call.release()
+        self._cascade.audited(agrees)
