@@ -375,7 +375,7 @@ def test_a_disk_that_was_full_has_the_end_of_it_later(
             assert "No space left" in found["trouble"]
             monkeypatch.setattr(watched_rollout, "write_document", write)
             await until(lambda: not one.status()["trouble"])
-            (file,) = (tmp_path / "state" / "rollouts").iterdir()
+            (file,) = (tmp_path / "state" / "rollouts").glob("*.json")
             assert orjson.loads(file.read_bytes())["state"] == "rolled-back"
 
     run(story())
