@@ -86,6 +86,7 @@ class Slice:
     ran: int = 0
     skipped: int = 0
     latencies: list[float] = field(default_factory=list)
+    cpu_ms: float = 0.0  # of the server, for each request that was offered; only with --server
 
     @property
     def goodput(self) -> float:
@@ -105,6 +106,8 @@ class Row:
     copies: int
     ran: int
     skipped: int
+    cpu_ms_alone: float  # of the server, for each request; only with --server
+    cpu_ms_beside: float
 
 
 def main() -> int:
@@ -314,14 +317,22 @@ def served_rows(pairs: int, seconds: float, device: str) -> list[Row]:
             stderr=subprocess.DEVNULL,
         )
         try:
-            return uvloop.run(measure_server(ports[0], pairs, seconds))
+            return uvloop.run(measure_server(ports[0], server.pid, pairs, seconds))
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait(60)
 
 
-async def measure_server(port: int, pairs: int, seconds: float) -> list[Row]:
-    asker = HttpAsker(port)
+def processor_seconds(pid: int) -> float:
+    """Of a process and all below it."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    spent = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return spent + sum(processor_seconds(int(child)) for child in children)
+
+
+async def measure_server(port: int, pid: int, pairs: int, seconds: float) -> list[Row]:
+    asker = HttpAsker(port, pid)
     await asker.until(lambda found: found["stable"] is not None)  # it is loaded
     return await in_turn(asker, pairs, seconds)
 
@@ -329,8 +340,9 @@ async def measure_server(port: int, pairs: int, seconds: float) -> list[Row]:
 class HttpAsker:
     """Asks over connections that are kept, and has the rollout started and aborted between slices."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, pid: int) -> None:
         self._port = port
+        self._pid = pid
         self._free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         tensor = {"name": "x", "datatype": "FP32", "shape": [1, 64], "data": [0.0] * 64}
         self._body = json.dumps({"inputs": [tensor]}).encode()
@@ -344,7 +356,8 @@ class HttpAsker:
                 raise SystemExit(f"no rollout: {said.decode()}")
             await self.until(lambda found: found["state"] == "shadow")
         found = Slice(seconds - SETTLE_S if seconds > SETTLE_S else seconds)
-        tasks = []
+        tasks: list[asyncio.Task[None]] = []
+        spent = processor_seconds(self._pid)
         began = due = time.monotonic()
         while due < began + seconds:
             due += random.expovariate(rate)
@@ -352,6 +365,7 @@ class HttpAsker:
             counts = due - began > SETTLE_S
             tasks.append(asyncio.create_task(self._infer(found if counts else Slice(1.0), due)))
         await asyncio.gather(*tasks)
+        found.cpu_ms = 1e3 * (processor_seconds(self._pid) - spent) / len(tasks)
         if shadow:
             counts = (await self.until(lambda _: True))["counts"]
             found.ran, found.skipped = counts["compared"] + counts["seen"], sum(counts["skipped"].values())
@@ -413,6 +427,8 @@ def row_of(load: float, slices: Sequence[tuple[Slice, Slice]]) -> Row:
         copies=sum(one.copies for one in beside),
         ran=sum(one.ran for one in beside),
         skipped=sum(one.skipped for one in beside),
+        cpu_ms_alone=median(one.cpu_ms for one in alone),
+        cpu_ms_beside=median(one.cpu_ms for one in beside),
     )
 
 
@@ -424,12 +440,13 @@ def p99_ms(one: Slice) -> float:
 def as_text(found: Sequence[Row]) -> str:
     lines = [
         f"{'load':>5} {'offered/s':>10} {'in time/s':>10} {'beside':>8} {'ratio':>7} {'refusals':>9} "
-        f"{'p99 ms':>7} {'beside':>7} {'copies':>7} {'run':>6}"
+        f"{'p99 ms':>7} {'beside':>7} {'copies':>7} {'run':>6} {'CPU ms':>7} {'beside':>7}"
     ]
     lines += [
         f"{row.load:>4g}× {row.offered:>10.0f} {row.goodput_alone:>10.1f} {row.goodput_beside:>8.1f} "
         f"{row.goodput_ratio:>7.4f} {row.refused_ratio:>9.3f} {row.p99_ms_alone:>7.1f} "
-        f"{row.p99_ms_beside:>7.1f} {row.copies:>7} {row.ran / max(1, row.copies):>6.1%}"
+        f"{row.p99_ms_beside:>7.1f} {row.copies:>7} {row.ran / max(1, row.copies):>6.1%} "
+        f"{row.cpu_ms_alone:>7.2f} {row.cpu_ms_beside:>7.2f}"
         for row in found
     ]
     return "\n".join(lines)
