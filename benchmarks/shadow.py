@@ -3,22 +3,26 @@
 The engine runs in a process of its own and is asked through a front end's door over a real link, open loop.
 At 0.5 and 3 times what the device carries within the promise, slices without a shadow and slices in which
 every request is also offered to the other version, as work that nobody waits for, take turns. Ratios are
-taken between neighbouring slices, and their medians are shown.
+taken between neighbouring slices, and their medians are shown. With --server it is a whole `carpool serve`
+that is asked over HTTP, and the shadow is that of a rollout, which mirrors and compares.
 
     python benchmarks/shadow.py                 # about four minutes
     python benchmarks/shadow.py --quick         # within a minute
     python benchmarks/shadow.py --processors    # the same without a shared device
+    python benchmarks/shadow.py --server        # with a front end, its mirror and its comparisons
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import multiprocessing
 import os
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +32,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
 from statistics import median
+from typing import Any
 
 import numpy as np
 import uvloop
@@ -81,6 +86,7 @@ class Slice:
     ran: int = 0
     skipped: int = 0
     latencies: list[float] = field(default_factory=list)
+    cpu_ms: float = 0.0  # of the server, for each request that was offered; only with --server
 
     @property
     def goodput(self) -> float:
@@ -100,6 +106,8 @@ class Row:
     copies: int
     ran: int
     skipped: int
+    cpu_ms_alone: float  # of the server, for each request; only with --server
+    cpu_ms_beside: float
 
 
 def main() -> int:
@@ -109,19 +117,26 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer and shorter slices")
     parser.add_argument("--json", action="store_true", help="print rows for machines")
     parser.add_argument("--processors", action="store_true", help="models that name no device")
+    parser.add_argument("--server", action="store_true", help="a whole server, asked over HTTP")
+    parser.add_argument("--pairs", type=int, help="of slices, at each load")
     args = parser.parse_args()
     pairs, seconds = (2, 5.0) if args.quick else (6, 8.0)
-    found = rows(pairs, seconds, "" if args.processors else 'device = "one"')
+    of = served_rows if args.server else rows
+    found = of(args.pairs or pairs, seconds, "" if args.processors else 'device = "one"')
     print(json.dumps([asdict(row) for row in found], indent=2) if args.json else as_text(found))
     return 0
 
 
+def write_model(folder: Path, device: str) -> None:
+    for version in ("1", "2"):
+        (folder / "m" / version).mkdir(parents=True)
+    settings = MODEL.format(slo_ms=SLO * 1e3, max_batch=MAX_BATCH, curve=CURVE, device=device)
+    (folder / "m" / "model.toml").write_text(settings)
+
+
 def rows(pairs: int, seconds: float, device: str) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="carpool-shadow-") as folder:
-        for version in ("1", "2"):
-            (Path(folder) / "m" / version).mkdir(parents=True)
-        settings = MODEL.format(slo_ms=SLO * 1e3, max_batch=MAX_BATCH, curve=CURVE, device=device)
-        (Path(folder) / "m" / "model.toml").write_text(settings)
+        write_model(Path(folder), device)
         ours, theirs = socket.socketpair()
         arena = create_memory("shadow-arena", ARENA_BYTES)
         context = multiprocessing.get_context("fork")
@@ -165,6 +180,12 @@ async def measure(sock: socket.socket, arena: int, pairs: int, seconds: float) -
     while not door.serving:
         await asyncio.sleep(0.01)
     asker = Asker(door)
+    found = await in_turn(asker, pairs, seconds)
+    door.close()
+    return found
+
+
+async def in_turn(asker: Asker | HttpAsker, pairs: int, seconds: float) -> list[Row]:
     capacity = slo_capacity(BatchCurve.parse(CURVE, MAX_BATCH), SLO)
     await asker.slice(0.3 * capacity, 1.0, Random(0), shadow=True)  # whatever comes first is slow
     found = []
@@ -178,7 +199,6 @@ async def measure(sock: socket.socket, arena: int, pairs: int, seconds: float) -
             }
             slices.append((pair[False], pair[True]))
         found.append(row_of(load, slices))
-    door.close()
     return found
 
 
@@ -265,6 +285,131 @@ class Asker:
             self.copies.add(call)
 
 
+# ---- a whole server
+
+SERVE = "import sys; from carpool.cli.main import main; sys.argv[0] = 'carpool'; main()"
+PLAN = {
+    "shadow": 1.0,
+    "shadow_h": 24,
+    "least": 10**9,
+    "guards": {"disagreement": False, "late": False, "errors": False},
+}
+
+
+def served_rows(pairs: int, seconds: float, device: str) -> list[Row]:
+    with tempfile.TemporaryDirectory(prefix="carpool-shadow-") as folder:
+        home = Path(folder)
+        write_model(home / "models", device)
+        settings = home / "models" / "m" / "model.toml"
+        settings.write_text(settings.read_text().replace('versions = "all"', "versions = [1]"))
+        ports = Random().sample(range(20_000, 32_000), 3)  # below those of outgoing connections
+        options = zip(("--http-port", "--grpc-port", "--metrics-port"), map(str, ports), strict=True)
+        own = {name: value for name, value in os.environ.items() if not name.startswith("CARPOOL_")}
+        own |= {"CARPOOL_STATE_DIR": str(home / "state"), "CARPOOL_CACHE_DIR": str(home / "cache")}
+        server = subprocess.Popen(
+            [
+                *(sys.executable, "-c", SERVE, "serve", str(home / "models"), "--allow-rollouts"),
+                *(word for option in options for word in option),
+                *("--host", "127.0.0.1", "--frontends", "1", "--grpc-frontends", "0"),
+            ],
+            env=own,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            return uvloop.run(measure_server(ports[0], server.pid, pairs, seconds))
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.wait(60)
+
+
+def processor_seconds(pid: int) -> float:
+    """Of a process and all below it."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    spent = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return spent + sum(processor_seconds(int(child)) for child in children)
+
+
+async def measure_server(port: int, pid: int, pairs: int, seconds: float) -> list[Row]:
+    asker = HttpAsker(port, pid)
+    await asker.until(lambda found: found["stable"] is not None)  # it is loaded
+    return await in_turn(asker, pairs, seconds)
+
+
+class HttpAsker:
+    """Asks over connections that are kept, and has the rollout started and aborted between slices."""
+
+    def __init__(self, port: int, pid: int) -> None:
+        self._port = port
+        self._pid = pid
+        self._free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        tensor = {"name": "x", "datatype": "FP32", "shape": [1, 64], "data": [0.0] * 64}
+        self._body = json.dumps({"inputs": [tensor]}).encode()
+
+    async def slice(self, rate: float, seconds: float, random: Random, *, shadow: bool) -> Slice:
+        await self._ask("POST", "/v2/models/m/rollout", json.dumps({"action": "abort"}).encode())
+        if shadow:
+            start = json.dumps({"action": "start", "version": 2, "plan": PLAN}).encode()
+            status, said = await self._ask("POST", "/v2/models/m/rollout", start)
+            if status != 200:
+                raise SystemExit(f"no rollout: {said.decode()}")
+            await self.until(lambda found: found["state"] == "shadow")
+        found = Slice(seconds - SETTLE_S if seconds > SETTLE_S else seconds)
+        tasks: list[asyncio.Task[None]] = []
+        spent = processor_seconds(self._pid)
+        began = due = time.monotonic()
+        while due < began + seconds:
+            due += random.expovariate(rate)
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            counts = due - began > SETTLE_S
+            tasks.append(asyncio.create_task(self._infer(found if counts else Slice(1.0), due)))
+        await asyncio.gather(*tasks)
+        found.cpu_ms = 1e3 * (processor_seconds(self._pid) - spent) / len(tasks)
+        if shadow:
+            counts = (await self.until(lambda _: True))["counts"]
+            found.ran, found.skipped = counts["compared"] + counts["seen"], sum(counts["skipped"].values())
+            found.copies = found.ran + found.skipped
+        return found
+
+    async def _infer(self, found: Slice, due: float) -> None:
+        found.offered += 1
+        status, _ = await self._ask("POST", "/v2/models/m/infer", self._body)
+        took = time.monotonic() - due
+        if status == 200:
+            found.in_time += took <= SLO
+            found.latencies.append(took)
+        else:
+            found.refused += 1
+
+    async def until(self, so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        body = b""
+        give_up = time.monotonic() + READY_S
+        while time.monotonic() < give_up:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                status, body = await self._ask("GET", "/v2/models/m/rollout")
+                if status == 200 and so(found := json.loads(body)):
+                    return dict(found)
+            await asyncio.sleep(0.1)
+        raise SystemExit(f"the rollout did not come so far: {body.decode()[:500]}")
+
+    async def _ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        reader, writer = (
+            self._free.pop() if self._free else await asyncio.open_connection("127.0.0.1", self._port)
+        )
+        head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        fields = await reader.readuntil(b"\r\n\r\n")
+        lower = fields.lower()
+        length = int(lower.partition(b"content-length:")[2].split(b"\r\n", 1)[0])
+        answer = await reader.readexactly(length)
+        if b"connection: close" in lower:
+            writer.close()
+        else:
+            self._free.append((reader, writer))
+        return int(fields.split()[1]), answer
+
+
 # ---- what came out
 
 
@@ -282,6 +427,8 @@ def row_of(load: float, slices: Sequence[tuple[Slice, Slice]]) -> Row:
         copies=sum(one.copies for one in beside),
         ran=sum(one.ran for one in beside),
         skipped=sum(one.skipped for one in beside),
+        cpu_ms_alone=median(one.cpu_ms for one in alone),
+        cpu_ms_beside=median(one.cpu_ms for one in beside),
     )
 
 
@@ -293,12 +440,13 @@ def p99_ms(one: Slice) -> float:
 def as_text(found: Sequence[Row]) -> str:
     lines = [
         f"{'load':>5} {'offered/s':>10} {'in time/s':>10} {'beside':>8} {'ratio':>7} {'refusals':>9} "
-        f"{'p99 ms':>7} {'beside':>7} {'copies':>7} {'run':>6}"
+        f"{'p99 ms':>7} {'beside':>7} {'copies':>7} {'run':>6} {'CPU ms':>7} {'beside':>7}"
     ]
     lines += [
         f"{row.load:>4g}× {row.offered:>10.0f} {row.goodput_alone:>10.1f} {row.goodput_beside:>8.1f} "
         f"{row.goodput_ratio:>7.4f} {row.refused_ratio:>9.3f} {row.p99_ms_alone:>7.1f} "
-        f"{row.p99_ms_beside:>7.1f} {row.copies:>7} {row.ran / max(1, row.copies):>6.1%}"
+        f"{row.p99_ms_beside:>7.1f} {row.copies:>7} {row.ran / max(1, row.copies):>6.1%} "
+        f"{row.cpu_ms_alone:>7.2f} {row.cpu_ms_beside:>7.2f}"
         for row in found
     ]
     return "\n".join(lines)

@@ -191,3 +191,21 @@ def test_the_newest_version_answers_unless_one_is_named(model: Path, folders: Pa
     missing = evaluate(model, "--data", folders, "--version", 3)
     assert missing.exit_code == 2
     assert "there is no version 3 of colours" in missing.stderr
+
+
+def test_versions_without_files_are_two_as_well(folders: Path, tmp_path: Path) -> None:
+    home = tmp_path / "pretended"
+    for version in ("1", "2"):
+        (home / version).mkdir(parents=True)
+    (home / "labels.txt").write_text("red\ngreen\nblue\n")
+    (home / "model.toml").write_text(
+        'backend = "fake"\ntask = "classify"\nlabels = "labels.txt"\n[fake]\ncurve = "1+1"\n'
+        '[[input]]\nname = "x"\ndatatype = "FP32"\nshape = [3, 16, 16]\n'
+        '[[output]]\nname = "y"\ndatatype = "FP32"\nshape = [3]\n'
+    )
+    done = evaluate(home, "--data", folders, "--version", 2, "--against", 1, "--json")
+    found = json.loads(done.stdout)
+    assert (found["scored"]["version"], found["against"]["version"]) == ("2", "1")
+    done = evaluate(home, "--data", folders, "--against", 2)
+    assert done.exit_code != 0
+    assert "version 2 would be compared with itself" in done.output

@@ -222,6 +222,8 @@ def test_in_words(page: Page) -> None:
         "paused in full"
     )
     assert call(page, "rollout_words.sentence", {"why": "", "trouble": "no disk"}) == "No disk."
+    waiting = {"state": "shadow", "why": "5 min of 1 h", "needs": ["no request has come"], "trouble": ""}
+    assert call(page, "rollout_words.sentence", waiting) == "It waits: 5 min of 1 h. no request has come."
 
 
 @pytest.mark.parametrize(

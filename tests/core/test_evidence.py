@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.core.evidence import interval, times_as_often
+from carpool.core.evidence import good_until_below, interval, times_as_often
 
 CONFIDENCES = st.sampled_from((0.5, 0.9, 0.99, 0.999))
 
@@ -138,3 +138,14 @@ def test_equal_errors_on_a_canary_are_nobodys_fault_and_many_are_told_soon() -> 
                     break
         assert alarms <= wrong
         assert not most or (alarms == 200 and sorted(needed)[100] <= most)
+
+
+@given(st.integers(0, 20), st.integers(0, 500), st.floats(0.005, 0.5))
+def test_how_many_more_good_ones_prove_it(bad: int, good: int, limit: float) -> None:
+    more = good_until_below(bad, bad + good, limit)
+    assert interval(bad, bad + good + more).high <= limit
+    assert more == 0 or interval(bad, bad + good + more - 1).high > limit
+
+
+def test_what_cannot_be_proven_is_not_looked_for_for_ever() -> None:
+    assert good_until_below(10**6, 10**6, 1e-6, most=1000) == 1000

@@ -16,7 +16,7 @@ import pytest
 
 from backends.onnx_models import identity
 from conformance.mlflow_venv import VARIABLE
-from live.server import free_ports, serving, wait_until
+from live.server import free_ports, infer_path, json_request, outputs_of, serving, wait_until
 
 pytestmark = pytest.mark.conformance
 
@@ -39,9 +39,18 @@ client.set_registered_model_alias("detector", "champion", 1)
 class Mlflow:
     """The server, and its own client in a process of its own."""
 
-    def __init__(self, python: Path, url: str) -> None:
+    def __init__(self, python: Path, url: str, process: subprocess.Popen[bytes]) -> None:
         self._python = python
         self.url = url
+        self._process = process
+
+    def end(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def client(self, code: str, *arguments: object) -> str:
         given = os.environ | {"MLFLOW_TRACKING_URI": self.url}
@@ -85,21 +94,16 @@ def mlflow(tmp_path: Path) -> Iterator[Mlflow]:
     command += ["--artifacts-destination", str(tmp_path / "artifacts"), "--serve-artifacts"]
     with (tmp_path / "mlflow.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=tmp_path)
-    url = f"http://127.0.0.1:{port}"
+    one = Mlflow(python, url := f"http://127.0.0.1:{port}", process)
     try:
         give_up = time.monotonic() + START_S
         while not _answers(url):
             assert process.poll() is None, (tmp_path / "mlflow.log").read_text(errors="replace")
             assert time.monotonic() < give_up, "MLflow did not start"
             time.sleep(0.2)
-        yield Mlflow(python, url)
+        yield one
     finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        one.end()
 
 
 def _answers(url: str) -> bool:
@@ -131,35 +135,54 @@ def test_registered_versions_are_served_and_told_how_they_fare(mlflow: Mlflow, t
 
 
 def test_a_challenger_is_rolled_out_and_becomes_the_champion(mlflow: Mlflow, tmp_path: Path) -> None:
+    """Shadow, canary and full, each told to MLflow; back when the alias moves back; and MLflow may go."""
     models = [identity(tmp_path / f"{number}.onnx") for number in (1, 2)]
     mlflow.client(REGISTER, *models)
     folder = tmp_path / "detector"
     folder.mkdir()
     (folder / "model.toml").write_text(
-        '[registry]\nstable = "models:/detector@champion"\ncandidate = "models:/detector@challenger"\n'
-        "poll_s = 1\nmove_alias = true\n[rollout]\nshadow = 0\ncanary = [0.5]\n"
+        'slo_ms = 5000\n[registry]\nstable = "models:/detector@champion"\n'
+        'candidate = "models:/detector@challenger"\npoll_s = 1\nmove_alias = true\n'
+        "[rollout]\nshadow = 1.0\nshadow_h = 0.0001\ncanary = [0.5]\ncanary_h = 0\nleast = 10\n"
+        "guards = { disagreement = 0.5, errors = false, late = false, feedback = false }\n"
     )
     given = {"CARPOOL_REGISTRY": mlflow.url, "CARPOOL_STATE_DIR": str(tmp_path / "state")}
-    given["CARPOOL_ALLOW_ROLLOUTS"] = "true"
     with serving(folder, folder=tmp_path, environment=given) as server:
 
-        def state() -> str:
-            return str(server.get_json("/v2/models/detector/rollout")["state"])
+        def found() -> dict[str, Any]:
+            return dict(server.get_json("/v2/models/detector/rollout"))
 
-        def tagged(version: int, word: str) -> None:
+        def told(version: int, word: str) -> None:
             wait_until(lambda: mlflow.tags(version).get("carpool.state") == word, f"{version}: {word}")
 
+        def ask() -> None:
+            with server.connect() as client:
+                answered = client.post(infer_path("detector"), json_request([1, 2, 3], [1, 3]))
+            assert outputs_of(answered) == {"y": [1, 2, 3]}
+
+        def asked_until(state: str) -> bool:
+            ask()
+            return found()["state"] == state
+
         mlflow.move(2, "challenger")
-        wait_until(lambda: state() == "canary", "the canary")
-        tagged(2, "canary")
+        told(2, "shadow")
         mlflow.move(1, "challenger")
-        wait_until(lambda: state() == "rolled-back", "the way back")
-        tagged(2, "rolled-back")
+        told(2, "rolled-back")
         mlflow.move(2, "challenger")
-        wait_until(lambda: state() == "canary", "another canary")
-        sent = json.dumps({"action": "promote"}).encode()
-        address = f"http://{server.url}/v2/models/detector/rollout"
-        with urllib.request.urlopen(address, sent, timeout=60) as answer:
-            assert answer.status == 200
-        tagged(2, "standby")
+        told(2, "shadow")  # it waits for comparisons
+        wait_until(lambda: asked_until("canary"), "the canary")
+        told(2, "canary")  # it waits for answers
+        wait_until(lambda: asked_until("standby"), "everything")
+        told(2, "standby")
+        assert [line["to"] for line in found()["history"]][-6:] == [
+            *("loading", "checked", "shadow", "canary", "full", "standby"),
+        ]
+        assert mlflow.tags(2)["carpool.rollout"].startswith("1 to 2, begun ")
         wait_until(lambda: mlflow.champion() == 2, "the alias")
+        mlflow.end()
+        server.until_metric(0.0, "carpool_registry_up")
+        ask()
+    with serving(folder, folder=tmp_path, environment=given) as server:
+        ask()
+        assert found()["state"] == "standby"
+        wait_until(lambda: server.get_json("/v2/models/detector")["versions"] == ["1", "2"], "both versions")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Knobs, Promise
-from carpool.rollout.capacity import Carrier, carries
+from carpool.rollout.capacity import MINUTES, Arrivals, Carrier, carries
 
 FAST = Carrier("1", BatchCurve.parse("4+1"), 1, Promise(0.05, 32))
 SLOW = Carrier("2", BatchCurve.parse("8+2"), 1, Promise(0.05, 32))
@@ -38,3 +38,16 @@ def test_without_arrivals_both_capacities_are_told() -> None:
 def test_without_a_promise_there_is_nothing_to_break() -> None:
     knobs = FAST._replace(policy=Knobs(8))
     assert carries(knobs, knobs, [100.0])["enough"]
+
+
+def test_arrivals_are_remembered_by_the_minute() -> None:
+    arrivals = Arrivals(0.0)
+    assert not arrivals.due(59.0)
+    arrivals.note({"m": 600.0}, 60.0)
+    assert not arrivals.due(61.0)
+    arrivals.note({"m": 1200.0, "n": 60.0}, 180.0)
+    arrivals.note({"m": 0.0}, 240.0)  # counters that began anew
+    assert arrivals.rates == {"m": [10.0, 5.0, 0.0], "n": [0.5]}
+    for minute in range(2 * MINUTES):
+        arrivals.note({"m": 1.0}, 300.0 + 60.0 * minute)
+    assert len(arrivals.rates["m"]) == MINUTES

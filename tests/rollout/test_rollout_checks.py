@@ -12,6 +12,7 @@ import pytest
 from carpool.config.model import LatestVersions, ModelConfig, SpecificVersions
 from carpool.config.rollout_settings import RolloutSettings
 from carpool.engine.rollout_checks import differences, digest_of, first_pair, pinned
+from carpool.errors import ConfigError
 from carpool.rollout.rollout_states import Rollout, State
 from carpool.types import Datatype, Signature, TensorSpec
 
@@ -124,8 +125,23 @@ def test_a_newer_version_after_one_by_hand_is_swapped_in(tmp_path: Path) -> None
     assert chosen(home, over, (1,)) == (1,)
 
 
-def test_a_stable_version_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
-    assert chosen(folder(tmp_path, 2), Rollout("1", "2", State.ROLLED_BACK)) == LatestVersions()
+@pytest.mark.parametrize("state", [State.ROLLED_BACK, State.FAILED, State.CANARY, State.PAUSED])
+def test_a_candidate_that_did_not_take_over_never_stands_in_for_stable(tmp_path: Path, state: State) -> None:
+    rollout = Rollout("1", "2", state, before=State.SHADOW if state is State.PAUSED else None)
+    home = folder(tmp_path, 2)
+    with pytest.raises(ConfigError, match=f"version 1, which serves, is not in .* version 2 is {state}"):
+        chosen(home, rollout)
+    (home / "3").mkdir()
+    assert chosen(home, rollout) == (3,)  # nobody has judged it
+    with pytest.raises(ConfigError, match="put it back"):
+        chosen(home, rollout, (1, 2))  # stable is in memory, and goes on there
+    named = replace(CONFIG, rollout=None, versions=SpecificVersions((2,)))
+    assert pinned(named, home, rollout, False, ()) is named
+
+
+def test_without_the_candidate_that_serves_stable_does(tmp_path: Path) -> None:
+    assert chosen(folder(tmp_path, 1), Rollout("1", "2", State.STANDBY)) == (1,)
+    assert chosen(tmp_path, Rollout("2", "2", State.DONE)) == LatestVersions()
 
 
 def test_without_rollout_nothing_is_pinned(tmp_path: Path) -> None:

@@ -8,7 +8,16 @@ from random import Random
 import pytest
 
 from carpool.config.rollout_settings import GuardSettings, RolloutSettings
-from carpool.rollout.rollout_guards import RARE, Counts, Guard, Side, look, read_counts, together
+from carpool.rollout.rollout_guards import (
+    RARE,
+    Counts,
+    Guard,
+    Side,
+    comparisons_needed,
+    look,
+    read_counts,
+    together,
+)
 from carpool.rollout.rollout_states import State
 
 PLAN = RolloutSettings()
@@ -92,6 +101,21 @@ def test_a_candidate_that_carries_too_little_is_not_proven() -> None:
     verdict = together(guards, "in full it would refuse 13 %")
     assert not verdict.proven
     assert verdict.waits_for == "in full it would refuse 13 %"
+
+
+def test_it_says_how_many_more_are_needed_and_why_none_came() -> None:
+    assert comparisons_needed(PLAN, State.SHADOW, Counts()) == [
+        "500 more comparisons are needed, if none of them differs",
+        "no request has come that could be compared",
+    ]
+    busy = Counts(compared=3, seen=4, skipped={"busy": 900, "thinned": 20, "unheard-of": 5000})
+    more, lost = comparisons_needed(PLAN, State.CANARY, busy)
+    count = int(more.split()[0])
+    assert guard("disagreement", Counts(compared=3 + count)).verdict == "proven"
+    assert guard("disagreement", Counts(compared=2 + count)).verdict == "waits"
+    assert lost == "920 requests were not compared, 900 of them because the device had nothing to spare"
+    assert comparisons_needed(PLAN, State.CANARY, Counts(compared=5000)) == []
+    assert comparisons_needed(PLAN, State.STANDBY, busy) == []
 
 
 def test_counts_come_back_from_json() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from carpool.frontend.remote_door import RemoteDoor
-from later import first
 from rollout.staged import PATIENCE_S, staged
 
 CANARY = "shadow = 0\ncanary = [0.5]\ncanary_h = 24\n"
@@ -21,11 +20,18 @@ def slots_used() -> int:
     return sum(door.arena.slots_used for door in gc.get_objects() if isinstance(door, RemoteDoor))
 
 
-@pytest.mark.parametrize("plan", [CANARY, SHADOW])
-@pytest.mark.parametrize("value", first(2, ["raise", "sleep 1", "1", "7"]))
+SOME = {(CANARY, "raise"), (CANARY, "1"), (SHADOW, "7")}  # the others take longer, and say the same
+CASES = [
+    pytest.param(plan, value, marks=() if (plan, value) in SOME else pytest.mark.conformance)
+    for plan in (CANARY, SHADOW)
+    for value in ("1", "7", "raise", "sleep 3")
+]
+
+
+@pytest.mark.parametrize(("plan", "value"), CASES)
 def test_no_slot_is_lost(tmp_path: Path, plan: str, value: str) -> None:
     before = slots_used()
-    with staged(tmp_path, plan, {1: "1", 2: value}, head="slo_ms = 300") as one:
+    with staged(tmp_path, plan, {1: "1", 2: value}, head="slo_ms = 1000") as one:
         one.until("canary" if plan is CANARY else "shadow")
         for number in range(40):
             one.infer(f"camera-{number}")  # a busy machine may refuse: that must cost no slot either

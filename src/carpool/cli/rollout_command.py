@@ -105,7 +105,7 @@ def sentences(found: dict[str, Any]) -> Iterator[str]:
     stable, candidate = found["stable"], found["candidate"]
     yield f"{name}: {_where(found)}; {found['why'] or 'nothing is waited for'}."
     if state in ("done", "rolled-back", "failed"):
-        yield f"Version {stable} answers everything."
+        yield _sentence(found["trouble"] or f"version {stable} answers everything")
         return
     yield f"Version {stable} is stable, version {candidate} the candidate{_answers(found['share'])}."
     for guard in found["guards"].values():
@@ -116,10 +116,14 @@ def sentences(found: dict[str, Any]) -> Iterator[str]:
         f"Compared: {counts['compared']:,} that count, {counts['seen']:,} more of the same scenes"
         f"{f'; not compared: {skipped}' if skipped else ''}; {counts['fallbacks']:,} fell back to stable."
     )
-    for sentence in (found["capacity"].get("sentence", ""), found["trouble"]):
+    for sentence in (*found["needs"], found["capacity"].get("sentence", ""), found["trouble"]):
         if sentence:
-            yield sentence[0].upper() + sentence[1:] + "."
+            yield _sentence(sentence)
     yield f"It can {' or '.join(found['actions'])}."
+
+
+def _sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}."
 
 
 def _where(found: dict[str, Any]) -> str:

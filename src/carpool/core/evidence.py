@@ -54,6 +54,21 @@ def times_as_often(mine: int, others: int, my_share: float, confidence: float = 
     return Interval(low, high)
 
 
+def good_until_below(bad: int, trials: int, limit: float, confidence: float = 0.99, most: int = 10**7) -> int:
+    """How many more trials, all of them good, until the rate is proven to be at most `limit`; `most` where it
+    takes more than that."""
+    low, high = -1, 1
+    while high < most and interval(bad, trials + high, confidence).high > limit:
+        low, high = high, 2 * high
+    while high - low > 1 and high < most:
+        middle = (low + high) // 2
+        if interval(bad, trials + middle, confidence).high > limit:
+            low = middle
+        else:
+            high = middle
+    return min(high, most)
+
+
 def _log_beta(a: float, b: float) -> float:
     return lgamma(a) + lgamma(b) - lgamma(a + b)
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from carpool.config.server import ServerSettings
 from carpool.engine.engine_host import EngineHost, without_paths
-from carpool.engine.rollouts import Rollouts, Watched
+from carpool.engine.rollouts import Rollouts
+from carpool.engine.watched_rollout import Watched
 from carpool.observe.logs import logger
 from carpool.rollout.rollout_states import Labelled, State
 

@@ -20,9 +20,10 @@ from carpool.config.rollout_settings import RolloutSettings
 from carpool.core.curve import slo_capacity
 from carpool.core.policy import Promise
 from carpool.engine.models.served import Served
+from carpool.errors import ConfigError
 from carpool.link.door import Route
 from carpool.observe import columns
-from carpool.observe.counters import Row
+from carpool.observe.counters import Row, Table
 from carpool.rollout.capacity import Carrier
 from carpool.rollout.rollout_file import Record
 from carpool.rollout.rollout_guards import Guard
@@ -45,12 +46,33 @@ def pinned(
     elif config.registry is not None or not (
         rollout.over and by_hand and max(present, default=0) > int(rollout.candidate)
     ):
+        if config.registry is None and int(rollout.serving) not in present:
+            return _without_serving(config, rollout, present, serving)
         versions = [int(version) for version in rollout.wanted if int(version) in present]
         wanted = tuple(versions[:1] if versions and versions[0] not in serving else versions)
     if not wanted:
         chosen = config.rollout is None or config.registry is not None  # by its policy, or by the registry
         return config if chosen else replace(config, versions=LatestVersions())
     return replace(config, versions=SpecificVersions(tuple(sorted(wanted))))
+
+
+def _without_serving(
+    config: ModelConfig, rollout: Rollout, present: Collection[int], loaded: Collection[int]
+) -> ModelConfig:
+    """The version that answers is not in its folder any more. What is in memory goes on, and else any other
+    is served, but for a candidate that did not take over: whoever wants that one has to name it."""
+    if isinstance(config.versions, SpecificVersions):
+        return config
+    if rollout.stable == rollout.candidate:
+        return replace(config, versions=LatestVersions())
+    others = [number for number in present if number != int(rollout.candidate)]
+    if not others or loaded:
+        judged = "" if others == list(present) else f", and version {rollout.candidate} is {rollout.state}"
+        raise ConfigError(
+            f"{config.name}: version {rollout.serving}, which serves, is not in its folder{judged}: "
+            "put it back, or name another in versions, without [rollout]"
+        )
+    return replace(config, versions=SpecificVersions((max(others),)))
 
 
 def first_pair(config: ModelConfig, present: Collection[int]) -> tuple[int | None, int | None]:
@@ -182,6 +204,16 @@ def route_of(record: Record, epoch: int) -> Route:
         bool(plan.keep.folder),
         asdict(plan.compare),
     )
+
+
+def requests_so_far(table: Table) -> dict[str, float]:
+    """By model: all that came since the counters began, answered or not."""
+    totals: dict[str, float] = {}
+    for row in table.models():
+        came = sum(row.cells[columns.REQUEST_SECONDS.buckets])
+        came += sum(row.cells[column] for column in columns.FAILURES.values())
+        totals[row.model] = totals.get(row.model, 0.0) + came
+    return totals
 
 
 def resident_gb() -> float:

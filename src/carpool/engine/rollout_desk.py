@@ -16,15 +16,16 @@ from carpool.config.rollout_settings import RolloutSettings
 from carpool.config.rollout_table import as_document, plan_of
 from carpool.config.rules import nearest, shown
 from carpool.config.server import ServerSettings
-from carpool.engine.engine_host import EngineHost
+from carpool.engine.engine_host import EngineHost, without_paths
 from carpool.engine.labelled_check import LabelledCheck
 from carpool.engine.rollout_checks import status_document
-from carpool.engine.rollouts import Rollouts, Watched
+from carpool.engine.rollouts import Rollouts
+from carpool.engine.watched_rollout import Watched
 from carpool.errors import ConfigError, Forbidden, InvalidInput, NotFound, WrongState
 from carpool.observe import columns
 from carpool.observe.logs import logger
 from carpool.rollout.disagreements import Disagreements
-from carpool.rollout.rollout_guards import count_of
+from carpool.rollout.rollout_guards import comparisons_needed, count_of
 from carpool.rollout.rollout_states import act, actions
 
 log = logger("rollout")
@@ -66,7 +67,7 @@ class RolloutDesk:
             await self._act(name, action, arguments)
             watched = self.rollouts.find(name)
             if watched is not None:
-                await self.rollouts.kept(watched)
+                await watched.kept()
         return self.status(name)
 
     async def _act(self, name: str, action: object, arguments: Mapping[str, Any]) -> None:
@@ -128,9 +129,12 @@ class RolloutDesk:
             raise InvalidInput("plan must be an object with the keys of [rollout]", field="plan")
         base = {} if known is None else as_document(known)
         try:
-            return plan_of({**base, **given}, "plan"), True
+            plan = plan_of({**base, **given}, "plan")
         except ConfigError as error:
             raise InvalidInput(error.message, field="plan") from None
+        if plan.keep.folder not in ("", (known or RolloutSettings()).keep.folder):
+            raise InvalidInput("plan: keep.folder is for the model's settings to name", field="plan")
+        return plan, True
 
     def status(self, name: str) -> dict[str, Any]:
         watched = self.rollouts.find(name)
@@ -138,11 +142,12 @@ class RolloutDesk:
             record = watched.record
             more = {
                 "guards": {guard.name: guard.as_document() for guard in watched.guards},
+                "needs": comparisons_needed(record.plan, record.rollout.state, record.counts),
                 "actions": list(actions(record.rollout)),
                 "plan": as_document(record.plan),
                 "history": record.history,
                 "seen_ms": watched.seen_ms,
-                "trouble": watched.trouble,
+                "trouble": self._not_loaded(name) or watched.trouble,
             }
             return status_document(record, monotonic(), more)
         model = self._engine.control.known(name)
@@ -155,9 +160,18 @@ class RolloutDesk:
             "share": 0.0,
             "why": "nothing is being rolled out",
             "guards": {},
+            "needs": [],
             "actions": ["start"],
             "history": [],
         }
+
+    def _not_loaded(self, name: str) -> str:
+        """Why nobody answers for this model, if nobody does."""
+        model = self._engine.control.known(name)
+        if model is None or model.serving:
+            return ""
+        why = next((line.reason for line in model.lines(()) if line.reason), "it is not loaded")
+        return without_paths(why, self._engine.folders).removeprefix(f"{name}: ")
 
     # ---- what front ends saw ----------------------------------------------------------------------------
 

@@ -8,10 +8,10 @@ the model's folder is read for it. What is not needed any more is unloaded behin
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,44 +31,26 @@ from carpool.engine.rollout_checks import (
     differences,
     digest_of,
     pinned,
+    requests_so_far,
     resident_gb,
     route_of,
     write_row,
 )
-from carpool.errors import CarpoolError
+from carpool.engine.watched_rollout import Watched
+from carpool.errors import CarpoolError, WrongState
 from carpool.observe import columns
 from carpool.observe.logs import logger
-from carpool.rollout.capacity import carries
-from carpool.rollout.rollout_file import MINUTES, Record, as_json, file_for, read_record, write_document
-from carpool.rollout.rollout_guards import Guard, look, together
-from carpool.rollout.rollout_states import Labelled, Rollout, State, advance, failed
+from carpool.rollout.capacity import Arrivals, carries
+from carpool.rollout.rollout_file import Record, file_for, read_record
+from carpool.rollout.rollout_guards import look, together
+from carpool.rollout.rollout_states import Rollout, State, advance, failed, retired
 
 log = logger("rollout")
 
 _TICK_S = 0.5
 _SAVE_S = 10.0
 _LOOK_S = 5.0  # between two looks at the files of those under way
-_MINUTE_S = 60.0
 _CHANGED = "changed"  # in a digest's place: nothing starts by itself any more
-
-
-class Watched:
-    """What is known of one model's rollout in this process alone."""
-
-    def __init__(self, record: Record, file: Path | None) -> None:
-        self.record = record
-        self.file = file
-        self.trouble = ""  # why it is not kept
-        self.ready = False  # the candidate is loaded, and was checked
-        self.epoch = time.time_ns() // 1000
-        self.stamps: Mapping[str, object] = {}  # of both versions' files, as they were loaded
-        self.identities: Mapping[str, object] = {}
-        self.sources: OrderedDict[str, float] = OrderedDict()  # when each was last counted
-        self.seen_ms: float | None = None  # how long the last change took to the last front end
-        self.saving: Future[None] | None = None
-        self.saved_at = self.looked_at = 0.0
-        self.guards: list[Guard] = []
-        self.labelled: Labelled | None = None  # what its labelled set said
 
 
 class Rollouts:
@@ -87,9 +69,7 @@ class Rollouts:
         self._ticking: asyncio.Task[None] | None = None
         self._control.pin = self._pin
         self._control.loaded = self._loaded
-        self._rates: dict[str, list[float]] = {}  # by model: requests a second in each of the last minutes
-        self._requests: dict[str, float] = {}  # by model: all that came until the last look
-        self._minute_at = monotonic()
+        self._arrivals = Arrivals(monotonic())
         self.listeners: list[Callable[[Record], None]] = []  # told of every change
         self.evaluate: Callable[[Watched], None] = lambda _watched: None  # sets `labelled`, later
         host.on_stop(self.close)
@@ -97,7 +77,7 @@ class Rollouts:
     def close(self) -> None:
         for watched in self._models.values():
             if watched is not None:
-                self._save(watched)
+                watched.save(self.disk)
         for task in (*self._tasks, self._ticking):
             if task is not None:
                 task.cancel()
@@ -133,7 +113,7 @@ class Rollouts:
         record = watched.record
         self._models[record.model] = watched
         self._engine.fleet.prefer(record.model, record.rollout.serving)
-        record.rates = self._rates.setdefault(record.model, record.rates)
+        record.rates = self._arrivals.rates.setdefault(record.model, record.rates)
         self._tell_states()
 
     def _check_files(self, watched: Watched, files: Fingerprint) -> None:
@@ -144,8 +124,18 @@ class Rollouts:
     def _fail_changed(self, watched: Watched, version: str) -> None:
         """Whoever changes files in the middle of it has to say that they are whole: by `start`."""
         record = watched.record
-        record.digests[record.rollout.candidate] = _CHANGED
-        self._fail(watched, f"the files of version {version} changed during its rollout")
+        if not self._retire_without(watched, version, f"the files of version {version} changed"):
+            record.digests[record.rollout.candidate] = _CHANGED
+            self._fail(watched, f"the files of version {version} changed during its rollout")
+
+    def _retire_without(self, watched: Watched, version: str, why: str) -> bool:
+        """The candidate has everything, and the old version is not what it was: no way leads back to it."""
+        rollout = watched.record.rollout
+        if rollout.over or rollout.serving != rollout.candidate or version != rollout.stable:
+            return False
+        self._change(watched, retired(rollout, monotonic(), f"{why}, so that no way leads back to it"))
+        self.decide(watched)
+        return True
 
     def home(self, name: str) -> Path | None:
         model = self._control.known(name)
@@ -187,12 +177,17 @@ class Rollouts:
         model, home = self._control.known(name), self.home(name)
         if model is None or home is None or not model.serving:
             return
-        stable = max(model.serving) if watched is None else int(watched.record.rollout.stable)
-        config = next(iter(model.serving.values())).config
-        plan = config.rollout
-        if plan is None or config.registry is not None or stable not in model.serving:
-            return  # what follows a registry is rolled out when an alias moves
         present = await asyncio.to_thread(version_folders, home)
+        stable = max(model.serving, default=0) if watched is None else int(watched.record.rollout.stable)
+        config = next((served.config for served in model.serving.values()), None)
+        if config is None or config.registry is not None:
+            return  # what follows a registry is rolled out when an alias moves
+        if stable not in model.serving and stable not in present:  # it is gone, and another had to serve
+            stable = max(model.serving)
+            self.take(name, stable)
+        plan = config.rollout
+        if plan is None or stable not in model.serving:
+            return
         candidate = plan.candidate or max(present, default=0)
         if candidate == stable or candidate not in present or (plan.candidate is None and candidate < stable):
             return
@@ -200,7 +195,8 @@ class Rollouts:
             digest = await asyncio.to_thread(digest_of, home, str(candidate))
             if watched.record.digests.get(str(candidate)) in (digest, _CHANGED):
                 return  # it was judged already
-        await self.start(name, plan, str(stable), str(candidate), "a new version is in the folder")
+        with contextlib.suppress(WrongState):  # somebody was faster
+            await self.start(name, plan, str(stable), str(candidate), "a new version is in the folder")
 
     async def start(
         self,
@@ -213,10 +209,11 @@ class Rollouts:
         by_hand: bool = False,
     ) -> None:
         """From here on its versions are what the rollout says; `bring` loads them."""
-        home = self.home(name)
+        home, before = self.home(name), self._models.get(name)
         assert home is not None  # who asks has looked
         digest = await asyncio.to_thread(digest_of, home, candidate)
-        before = self._models.get(name)
+        if self._models.get(name) is not before:
+            raise WrongState(f"another rollout of '{name}' was started at the same time")
         record = Record(name, plan, Rollout(stable, candidate, since=monotonic(), why=why), by_hand)
         if before is not None:
             old = before.record
@@ -226,7 +223,7 @@ class Rollouts:
         record.note(time.time(), "", why)
         self._watch(watched)
         log.info("rollout", model=name, state="loading", stable=stable, candidate=candidate, why=why)
-        self._save(watched)
+        watched.save(self.disk)
         self._publish()
 
     def take(self, name: str, version: int) -> None:
@@ -236,7 +233,7 @@ class Rollouts:
             record = watched.record
             record.rollout = replace(record.rollout, stable=str(version))
             self._engine.fleet.prefer(name, record.rollout.serving)
-            self._save(watched)
+            watched.save(self.disk)
 
     def bring(self, name: str) -> None:
         """After `start`: load the candidate."""
@@ -248,8 +245,8 @@ class Rollouts:
         """Load what it wants, look at it, and let it go on."""
         record = watched.record
         name, rollout = record.model, record.rollout
-        missing = self._missing(record)
-        if missing:
+        missing, asked = self._missing(record), self._control.under_way.get(name)
+        if missing or (asked is not None and not asked.done()):  # which may be to unload it
             before = resident_gb()
             try:
                 await self._control.load(name)
@@ -262,9 +259,12 @@ class Rollouts:
                 self._fail(watched, f"loading it took {taken:.2f} GB, more than memory_gb = {most:g}")
                 return
         if record.rollout.over or self._models.get(name) is not watched:
+            self._do(self._unload_loser(name))  # somebody ended it while its candidate was being loaded
             return
         if missing:
-            self._fail(watched, f"version {missing[0]} is not there")
+            why = f"version {missing[0]} is not there"
+            if not self._retire_without(watched, missing[0], why):
+                self._fail(watched, why)
             return
         if not watched.ready:
             await self._look_at(watched)
@@ -302,8 +302,8 @@ class Rollouts:
         record.capacity = await asyncio.to_thread(
             carries, carrier(stable), carrier(candidate), list(record.rates)
         )
-        if record.rollout.over:
-            return  # somebody ended it meanwhile
+        if record.rollout.over or self._missing(record):
+            return  # somebody ended it, or unloaded the model, meanwhile
         watched.stamps = {version: files.of(int(version)) for version in versions}
         watched.identities = self._identities(record)
         watched.ready = True
@@ -363,7 +363,7 @@ class Rollouts:
             candidate=after.candidate,
             why=after.why,
         )
-        self._save(watched)
+        watched.save(self.disk)
         for tell in self.listeners:
             tell(record)
         if after.over or after.state is State.RETIRED:
@@ -380,7 +380,7 @@ class Rollouts:
         if model is None or watched is None or self._control.closed:
             return
         wanted = {int(version) for version in watched.record.rollout.wanted}
-        if not (model.serving.keys() - wanted and model.serving.keys() & wanted):
+        if not model.serving or model.serving.keys() <= wanted:
             await self._follow(name)  # a version may have come meanwhile
             return
         try:
@@ -410,8 +410,8 @@ class Rollouts:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
-            if monotonic() - self._minute_at >= _MINUTE_S:
-                self._note_rates(monotonic())
+            if self._arrivals.due(monotonic()):
+                self._arrivals.note(requests_so_far(self._engine.table), monotonic())
             for watched in [found for found in self._models.values() if found is not None]:
                 try:
                     await self._look(watched, monotonic())
@@ -421,6 +421,8 @@ class Rollouts:
     async def _look(self, watched: Watched, now: float) -> None:
         record = watched.record
         if record.rollout.over:
+            if watched.trouble and now - watched.saved_at >= _SAVE_S:
+                watched.save(self.disk)  # its end is what must not be lost
             return
         if watched.ready and now - watched.looked_at >= _LOOK_S:
             watched.looked_at = now
@@ -431,45 +433,7 @@ class Rollouts:
             self.decide(watched)
         self._show(watched)
         if now - watched.saved_at >= _SAVE_S:
-            self._save(watched)
-
-    def _note_rates(self, now: float) -> None:
-        """Requests a second in the last minute, answered or not, whether or not a rollout is under way: what
-        the capacity check of the next one plays."""
-        totals: dict[str, float] = {}
-        for row in self._engine.table.models():
-            came = sum(row.cells[columns.REQUEST_SECONDS.buckets])
-            came += sum(row.cells[column] for column in columns.FAILURES.values())
-            totals[row.model] = totals.get(row.model, 0.0) + came
-        for name, total in totals.items():
-            before = self._requests.get(name, 0.0)
-            rates = self._rates.setdefault(name, [])
-            rates.append(max(0.0, total - before) / (now - self._minute_at))
-            del rates[:-MINUTES]
-        self._requests, self._minute_at = totals, now
-
-    def _save(self, watched: Watched) -> None:
-        watched.saved_at = monotonic()
-        if watched.file is None:
-            return
-        document = as_json(watched.record, watched.saved_at)
-        watched.saving = self.disk.submit(self._write, watched, document)
-
-    async def kept(self, watched: Watched) -> None:
-        """What was decided is on the disk: only then may somebody be told that it was done."""
-        if watched.saving is not None:
-            await asyncio.wrap_future(watched.saving)
-
-    def _write(self, watched: Watched, document: bytes) -> None:
-        """In its thread. A disk that is full or read-only stops no rollout: it is told."""
-        assert watched.file is not None
-        try:
-            write_document(watched.file, document)
-            watched.trouble = ""
-        except OSError as error:
-            if not watched.trouble:
-                log.error("rollout-not-kept", model=watched.record.model, error=str(error))
-            watched.trouble = f"its state cannot be kept: {error.strerror or error}"
+            watched.save(self.disk)
 
     # ---- what others see --------------------------------------------------------------------------------
 

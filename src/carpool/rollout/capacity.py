@@ -4,7 +4,7 @@ the busiest minute that was seen against the curve that was measured when the ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from carpool.core.curve import BatchCurve, slo_capacity
@@ -14,6 +14,29 @@ from carpool.sim.simulation import Scenario, measure
 
 _SECONDS, _REQUESTS = 20.0, 20_000  # of virtual time, and at most so many of them: a second or two of work
 _TOO_MANY = 0.01  # refused or late, beyond what the simulator says of stable
+_MINUTE_S = 60.0
+MINUTES = 24 * 60
+"""Of which the rate of arrivals is remembered."""
+
+
+class Arrivals:
+    """Requests a second in each of the last minutes, answered or not, whether or not a rollout is under way:
+    what the check of the next one plays."""
+
+    def __init__(self, now: float) -> None:
+        self.rates: dict[str, list[float]] = {}  # by model
+        self._totals: Mapping[str, float] = {}  # all that came until the last look
+        self._at = now
+
+    def due(self, now: float) -> bool:
+        return now - self._at >= _MINUTE_S
+
+    def note(self, totals: Mapping[str, float], now: float) -> None:
+        for name, total in totals.items():
+            rates = self.rates.setdefault(name, [])
+            rates.append(max(0.0, total - self._totals.get(name, 0.0)) / (now - self._at))
+            del rates[:-MINUTES]
+        self._totals, self._at = totals, now
 
 
 class Carrier(NamedTuple):

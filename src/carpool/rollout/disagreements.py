@@ -31,6 +31,7 @@ class Disagreements:
         self._lines: list[dict[str, Any]] = []
         self._bytes = 0
         self._next = 1
+        self._cut_off = False  # the index ends in the middle of a line
         self._read()
 
     def add(self, line: Mapping[str, Any], picture: bytes) -> int:
@@ -42,7 +43,8 @@ class Disagreements:
             write_document(self.folder / file, picture)
         kept = {"number": number, **line, "file": file, "bytes": len(picture)}
         with (self.folder / INDEX).open("ab") as index:
-            index.write(orjson.dumps(kept) + b"\n")
+            index.write((b"\n" if self._cut_off else b"") + orjson.dumps(kept) + b"\n")
+        self._cut_off = False
         self._next += 1
         self._lines.append(kept)
         self._bytes += kept["bytes"]
@@ -83,13 +85,15 @@ class Disagreements:
                 text = index.read(_MOST_INDEX)
         except OSError:
             return
+        self._cut_off = not text.endswith(b"\n") and bool(text)
         for line in text.splitlines():
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 kept = orjson.loads(line)
-                number, file = int(kept["number"]), str(kept["file"])
-                if Path(file).name != file or float(kept["how_much"]) < 0.0:
+                number, file, how_much = int(kept["number"]), str(kept["file"]), float(kept["how_much"])
+                if Path(file).name != file or how_much < 0.0:
                     continue
-                self._lines.append({**kept, "number": number, "bytes": int(kept["bytes"])})
+                read = {"number": number, "file": file, "how_much": how_much, "bytes": int(kept["bytes"])}
+                self._lines.append(kept | read)
                 self._next = max(self._next, number + 1)
         self._bytes = sum(line["bytes"] for line in self._lines)
 

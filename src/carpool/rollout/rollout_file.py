@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -18,18 +18,19 @@ from typing import Any
 
 import orjson
 
+from carpool.config.repository import VERSION
 from carpool.config.rollout_settings import RolloutSettings
 from carpool.config.rollout_table import as_document, plan_of
 from carpool.errors import ConfigError
+from carpool.rollout.capacity import MINUTES
 from carpool.rollout.rollout_guards import Counts, read_counts
-from carpool.rollout.rollout_states import Rollout, State
+from carpool.rollout.rollout_states import ENDS, Rollout, State
 
 FORMAT = 1
-MINUTES = 24 * 60
-"""Of which the rate of arrivals is remembered."""
 MOST_HISTORY = 200
 _MOST_BYTES = 4 << 20
 _MAX_SPENT = 10 * 366 * 86400.0
+_MAX_RATE, _MAX_TIME = 1e9, 1e11
 _PLAIN = re.compile(r"[^0-9A-Za-z._-]+")
 
 
@@ -130,7 +131,11 @@ def write_document(path: Path, document: bytes) -> None:
 
 def read_record(path: Path) -> tuple[Record | None, str]:
     """What was kept, if anything; and a sentence about a file that could not be read, which is out of the way
-    then: the server starts all the same."""
+    then: the server starts all the same. Who reads it is the next to write it: what a writer that was killed
+    has left is removed."""
+    with contextlib.suppress(OSError):
+        for left in path.parent.glob(f".{path.name}.*"):
+            left.unlink()
     try:
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
@@ -154,36 +159,71 @@ def read_record(path: Path) -> tuple[Record | None, str]:
 def _record(document: Mapping[str, Any]) -> Record:
     if document["format"] != FORMAT:
         raise ValueError(f"its format is {document['format']}, not {FORMAT}")
-    spent = float(document["spent"])
-    if not 0.0 <= spent <= _MAX_SPENT:
-        raise ValueError("the time spent is no time")
     plan = plan_of(document["plan"], "plan")
-    before = document["before"]
-    rollout = Rollout(
-        str(document["stable"]),
-        str(document["candidate"]),
-        State(document["state"]),
-        int(document["step"]),
-        spent,
-        None,
-        None if before is None else State(before),
-        bool(document["held"]),
-        str(document["why"]),
-    )
-    if (rollout.before or rollout.state) is State.CANARY and not 1 <= rollout.step <= len(plan.canary):
-        raise ValueError(f"its canary has no step {rollout.step}")
-    if (rollout.state is State.PAUSED) != (rollout.before is not None):
-        raise ValueError("what was paused is not said")
+    capacity = dict(document["capacity"])
+    if not capacity.get("enough", True) and not isinstance(capacity.get("sentence"), str):
+        raise ValueError("why its capacity is not enough is not said")
     return Record(
         str(document["model"]),
         plan,
-        rollout,
+        _rollout(document, plan),
         bool(document["by_hand"]),
         {str(version): str(digest) for version, digest in document["digests"].items()},
         read_counts(document["counts"]),
-        [dict(line) for line in document["history"]][-MOST_HISTORY:],
-        [float(rate) for rate in document["rates"]][-MINUTES:],
-        dict(document["capacity"]),
+        _history(document["history"]),
+        [_number(rate, _MAX_RATE) for rate in document["rates"]][-MINUTES:],
+        capacity,
         dict(document["curves"]),
         {str(guard): int(count) for guard, count in document["rollbacks"].items()},
     )
+
+
+def _rollout(document: Mapping[str, Any], plan: RolloutSettings) -> Rollout:
+    """Nothing that the states' machine could not have come to by itself."""
+    state, before, step = State(document["state"]), document["before"], int(document["step"])
+    stable, candidate = (_version(document[side]) for side in ("stable", "candidate"))
+    held = bool(document["held"])
+    if (state is State.PAUSED) != (before is not None) or (held and state is not State.PAUSED):
+        raise ValueError("what was paused is not said")
+    under_way = state if before is None else State(before)
+    if before is not None and under_way in (*ENDS, State.RETIRED, State.PAUSED):
+        raise ValueError(f"what is {under_way} cannot be paused")
+    if step not in (range(1, len(plan.canary) + 1) if under_way is State.CANARY else (0,)):
+        raise ValueError(f"its {under_way} has no step {step}")
+    if stable == candidate and under_way not in (*ENDS, State.RETIRED):
+        raise ValueError("its candidate is stable")
+    spent = _number(document["spent"], _MAX_SPENT)
+    paused = None if before is None else under_way
+    return Rollout(stable, candidate, state, step, spent, None, paused, held, str(document["why"]))
+
+
+def _version(text: object) -> str:
+    if not isinstance(text, str) or not VERSION.fullmatch(text):
+        raise ValueError(f"{text!r:.40} is no version")
+    return text
+
+
+def _number(value: Any, most: float) -> float:
+    if isinstance(value, bool) or not 0.0 <= value <= most:
+        raise ValueError(f"{value!r:.40} is no time and no rate")
+    return float(value)
+
+
+def _history(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    if not lines:
+        raise ValueError("it has no history")
+    return [_line(line) for line in lines][-MOST_HISTORY:]
+
+
+def _line(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the history, as `note` makes it."""
+    return {
+        "time": _number(line["time"], _MAX_TIME),
+        "from": str(line["from"]),
+        "to": str(State(line["to"])),
+        "step": int(line["step"]),
+        "stable": _version(line["stable"]),
+        "candidate": _version(line["candidate"]),
+        "why": str(line["why"]),
+        "counts": read_counts(line["counts"]).as_document(),
+    }

@@ -17,12 +17,19 @@ from math import inf, isfinite
 from typing import Any, NamedTuple
 
 from carpool.config.rollout_settings import RolloutSettings
-from carpool.core.evidence import Interval, interval, times_as_often
+from carpool.core.evidence import Interval, good_until_below, interval, times_as_often
 from carpool.rollout.rollout_states import State, Verdict
 
 GUARDS = ("disagreement", "late", "errors", "feedback")
 RARE = 0.02
 _MOST_COUNTED = 10**12
+_WHY_SKIPPED = {
+    "busy": "the device had nothing to spare",
+    "late": "they waited too long for it to have something to spare",
+    "slots": "there was no memory to hold them",
+    "thinned": "their source had been compared just before, or enough others had",
+    "failed": "they could not be run or compared",
+}
 
 
 @dataclass(slots=True)
@@ -101,10 +108,37 @@ class Guard(NamedTuple):
 
 
 def look(plan: RolloutSettings, state: State, counts: Counts) -> list[Guard]:
-    limits = plan.guards
-    used = [name for name in GUARDS if getattr(limits, name) is not None]
-    confidence = 1.0 - (1.0 - limits.confidence) / max(1, len(used))
+    limits, confidence = plan.guards, _confidence(plan)
     return [_guard(name, getattr(limits, name), state, counts, confidence) for name in GUARDS]
+
+
+def _confidence(plan: RolloutSettings) -> float:
+    """Of each guard, so that all of them together have the one that is asked for."""
+    used = [name for name in GUARDS if getattr(plan.guards, name) is not None]
+    return 1.0 - (1.0 - plan.guards.confidence) / max(1, len(used))
+
+
+def comparisons_needed(plan: RolloutSettings, state: State, counts: Counts) -> list[str]:
+    """For somebody who wonders what it waits for: how many more, and what became of the others. Takes a few
+    milliseconds."""
+    if state not in (State.SHADOW, State.CANARY):
+        return []
+    said, limit = [], plan.guards.disagreement
+    more = 0 if limit is None else good_until_below(counts.differ, counts.compared, limit, _confidence(plan))
+    if state is State.SHADOW:
+        more = max(more, plan.least - counts.compared_here)
+    if more > 0:
+        said.append(f"{more:,} more comparisons are needed, if none of them differs")
+    lost = {why: count for why, count in counts.skipped.items() if count and why in _WHY_SKIPPED}
+    if sum(lost.values()) > counts.compared + counts.seen:
+        worst = max(lost, key=lambda why: lost[why])
+        said.append(
+            f"{sum(lost.values()):,} requests were not compared, {lost[worst]:,} of them because "
+            f"{_WHY_SKIPPED[worst]}"
+        )
+    elif not (counts.compared or counts.seen or lost):
+        said.append("no request has come that could be compared")
+    return said
 
 
 def _guard(name: str, limit: float | None, state: State, counts: Counts, confidence: float) -> Guard:

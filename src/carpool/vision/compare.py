@@ -226,8 +226,13 @@ class _Things:
 
     def only(self, which: Sequence[int]) -> _Things:
         rows = list(which)
+        if not rows:
+            return _NO_THINGS
         chosen = [self.listed[row] for row in rows], [self.classes[row] for row in rows]
         return _Things(*chosen, self.scores[rows], self.boxes[rows])
+
+
+_NO_THINGS = _Things((), [], np.zeros(0), np.zeros((0, 4)))
 
 
 def _compare_boxes(a: Answer, b: Answer, limits: CompareSettings) -> Difference:
@@ -317,18 +322,18 @@ def _partners(
     partner, back = matched(close[mine]), matched(close.T[theirs])
     missing = one.only([row for place, row in enumerate(mine) if place not in partner])
     extra = other.only([row for place, row in enumerate(theirs) if place not in back])
-    pairs = [(mine[place], column) for place, column in partner.items()]
-    shifts = [abs(one.scores[row] - other.scores[column]) for row, column in pairs]
+    rows, columns = [mine[place] for place in partner], list(partner.values())
+    shifts = np.abs(one.scores[rows] - other.scores[columns]).tolist()
     details = {
         "missing": len(missing.listed),
         "extra": len(extra.listed),
         "another_class": _in_the_same_place(missing, extra, limits.iou),
-        "score_shift": float(sum(shifts) / len(shifts)) if shifts else 0.0,
+        "score_shift": sum(shifts) / len(shifts) if shifts else 0.0,
         "classes": {"missing": _named(missing), "extra": _named(extra)},
     }
     lone, sure = len(missing.listed) + len(extra.listed), len(mine) + len(theirs)
     if not lone:
-        apart = float(sum(1.0 - close[row, column] for row, column in pairs)) / max(1, len(pairs))
+        apart = sum(1.0 - alike for alike in close[rows, columns].tolist()) / max(1, len(rows))
         return Difference(False, apart, "each has its partner", details)
     told = [
         f"{text} only {where}"

@@ -100,28 +100,16 @@ def matched(close: Array) -> dict[int, int]:
     The closest first; whoever finds all of his taken asks those who have them to move on. What was asked in
     vain need not be asked again, so the time is bounded also where all are close to all.
     """
-    places = np.nonzero(close)
-    columns: list[list[int]] = [[] for _ in close]
-    order = np.lexsort((-close[places], places[0]))
-    for row, column in zip(places[0][order].tolist(), places[1][order].tolist(), strict=True):
-        columns[row].append(column)
+    first = close.argmax(axis=1).tolist() if close.size and close.max(axis=1).all() else []
+    if first and len(set(first)) == len(first):
+        return dict(enumerate(first))  # nobody's closest is another's
+    columns = _closest_first(close)
     row_of: dict[int, int] = {}
     column_of: dict[int, int] = {}
     in_vain: set[int] = set()
     for row in range(len(close)):
         asked_by: dict[int, int] = {}
-        waiting, free = [row], None
-        for here in waiting:  # grows while it is walked
-            for column in columns[here]:
-                if column in asked_by or column in in_vain:
-                    continue
-                asked_by[column] = here
-                if column not in row_of:
-                    free = column
-                    break
-                waiting.append(row_of[column])
-            if free is not None:
-                break
+        free = _free_column(row, columns, row_of, asked_by, in_vain)
         if free is None:
             in_vain |= asked_by.keys()
         while free is not None:
@@ -130,3 +118,33 @@ def matched(close: Array) -> dict[int, int]:
             row_of[free], column_of[here] = here, free
             free = left
     return column_of
+
+
+def _free_column(
+    row: int,
+    columns: list[list[int]],
+    row_of: dict[int, int],
+    asked_by: dict[int, int],
+    in_vain: set[int],
+) -> int | None:
+    """The first that is free, or would be if others moved on."""
+    waiting = [row]
+    for here in waiting:  # grows while it is walked
+        for column in columns[here]:
+            if column in asked_by or column in in_vain:
+                continue
+            asked_by[column] = here
+            if column not in row_of:
+                return column
+            waiting.append(row_of[column])
+    return None
+
+
+def _closest_first(close: Array) -> list[list[int]]:
+    """By row: the columns that are close at all."""
+    places = np.nonzero(close)
+    columns: list[list[int]] = [[] for _ in close]
+    order = np.lexsort((-close[places], places[0]))
+    for row, column in zip(places[0][order].tolist(), places[1][order].tolist(), strict=True):
+        columns[row].append(column)
+    return columns

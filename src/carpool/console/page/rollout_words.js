@@ -24,9 +24,9 @@ export function standing({ state, step, steps, paused_in: pausedIn, elapsed_s: e
 }
 
 /** What it waits for, or why it ended. */
-export function sentence({ state, why, trouble }) {
+export function sentence({ state, why, needs = [], trouble }) {
   const waits = why && ["shadow", "canary"].includes(state) ? `it waits: ${why}` : why;
-  const said = [waits, trouble].filter(Boolean).join(". ");
+  const said = [waits, ...needs, trouble].filter(Boolean).join(". ");
   return said ? `${said[0].toUpperCase()}${said.slice(1)}.` : "Nothing is waited for.";
 }
 

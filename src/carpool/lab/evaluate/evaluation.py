@@ -96,6 +96,8 @@ def evaluate(
         raise InvalidInput(f"no picture was answered: {measure.files[0]}: {failed[0]}", field="pictures")
     scored = [measure.scored([one.kept[place] for place in places], places) for one in answered]
     versions = [_version_score(one, score) for one, score in zip(answered, scored, strict=True)]
+    if len({(one.model, one.version) for one in versions}) < len(versions):
+        raise InvalidInput(f"version {versions[0].version} would be compared with itself", field="against")
     return Evaluation(
         len(places),
         versions[0],

@@ -13,9 +13,8 @@ from typing import Any, TypeAlias
 
 from carpool.client.client import Client
 from carpool.config.model import ModelConfig, SpecificVersions
-from carpool.config.repository import find_places, folder_settings, read_place, the_place, version_folders
+from carpool.config.repository import find_places, the_place, version_folders
 from carpool.engine.engine import Engine
-from carpool.engine.hardware import gpu_count
 from carpool.errors import InvalidInput, Refused, Unavailable
 from carpool.vision.python_pictures import Answer
 
@@ -35,8 +34,17 @@ def asked_server(client: Client, task: str, model: str, version: str) -> Iterato
 
 @contextmanager
 def loaded_model(path: Path, model: str, version: str, cache_dir: Path | None) -> Iterator[Ask]:
-    """An engine in a thread of its own, with this version alone."""
-    with running(Engine(_one_version(path, model, version), cache_dir=cache_dir)) as (engine, loop):
+    """An engine in a thread of its own, with this version alone: a model's settings most often choose the
+    newest."""
+    place = _place(path, model, version)
+
+    def only_this(config: ModelConfig, _folder: Path) -> ModelConfig:
+        return replace(config, versions=SpecificVersions((int(version),)))
+
+    serving = Engine(place, cache_dir=cache_dir)
+    if version:
+        serving.control.pin = lambda _model, _files: only_this
+    with running(serving) as (engine, loop):
         yield asked_engine(engine, loop, engine.index()[0].name)
 
 
@@ -74,24 +82,15 @@ def running(engine: Engine) -> Iterator[tuple[Engine, asyncio.AbstractEventLoop]
         loop.close()
 
 
-def _one_version(path: Path, model: str, version: str) -> Path:
-    """Where the engine finds the model. A version that is named is named by its file: a model's settings most
-    often choose the newest."""
+def _place(path: Path, model: str, version: str) -> Path:
+    """Where the model lies, which has this version, if one is named."""
     places, _ = find_places([path], some=True)
     if not model and len(places) > 1:
         raise InvalidInput(f"--model: which one? {path} has {', '.join(sorted(places))}", field="model")
     name = model or next(iter(places))
     place = the_place(name, places)
-    if not version:
-        return place
     versions = version_folders(place) if place.is_dir() else {}
-    if not version.isdecimal() or int(version) not in versions:
+    if version and (not version.isdecimal() or int(version) not in versions):
         there = ", ".join(map(str, sorted(versions))) or "no numbered versions"
         raise InvalidInput(f"there is no version {version} of {name}: {place} has {there}", field="version")
-
-    def only_this(folder: Path, named: str) -> tuple[ModelConfig, list[str]]:
-        config, warnings = folder_settings(folder, named)
-        return replace(config, versions=SpecificVersions((int(version),))), warnings
-
-    source, _ = read_place(place, gpus=gpu_count(), settings=only_this)
-    return source.versions[0].file or place
+    return place

@@ -1,0 +1,58 @@
+"""One model's rollout as this process knows it, and how it is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from time import monotonic
+
+from carpool.observe.logs import logger
+from carpool.rollout.rollout_file import Record, as_json, write_document
+from carpool.rollout.rollout_guards import Guard
+from carpool.rollout.rollout_states import Labelled
+
+log = logger("rollout")
+
+
+class Watched:
+    """In the engine's loop, but for `_write`."""
+
+    def __init__(self, record: Record, file: Path | None) -> None:
+        self.record = record
+        self.file = file
+        self.trouble = ""  # why it is not kept
+        self.ready = False  # the candidate is loaded, and was checked
+        self.epoch = time.time_ns() // 1000
+        self.stamps: Mapping[str, object] = {}  # of both versions' files, as they were loaded
+        self.identities: Mapping[str, object] = {}
+        self.sources: OrderedDict[str, float] = OrderedDict()  # when each was last counted
+        self.seen_ms: float | None = None  # how long the last change took to the last front end
+        self.saving: Future[None] | None = None
+        self.saved_at = self.looked_at = 0.0
+        self.guards: list[Guard] = []
+        self.labelled: Labelled | None = None  # what its labelled set said
+
+    def save(self, disk: Executor) -> None:
+        self.saved_at = monotonic()
+        if self.file is not None:
+            self.saving = disk.submit(self._write, self.file, as_json(self.record, self.saved_at))
+
+    async def kept(self) -> None:
+        """What was decided is on the disk: only then may somebody be told that it was done."""
+        if self.saving is not None:
+            await asyncio.wrap_future(self.saving)
+
+    def _write(self, file: Path, document: bytes) -> None:
+        """In the disk's thread. A disk that is full or read-only stops no rollout: it is told, and tried
+        again."""
+        try:
+            write_document(file, document)
+            self.trouble = ""
+        except OSError as error:
+            if not self.trouble:
+                log.error("rollout-not-kept", model=self.record.model, error=str(error))
+            self.trouble = f"its state cannot be kept: {error.strerror or error}"
