@@ -53,7 +53,7 @@ class Redis:
         import redis
 
         client = redis.Redis(port=self.port, password=PASSWORD)
-        client.execute_command(*words)
+        client.execute_command(*words)  # type: ignore[no-untyped-call]
         client.close()
 
     def fill_with_garbage(self) -> None:
