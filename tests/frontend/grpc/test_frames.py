@@ -559,6 +559,58 @@ def test_a_thousand_clients_that_leave_anywhere_leave_nothing(front: FrontEnd) -
         assert is_good(ask(client))
 
 
+# ── streams of many messages ──
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_messages_that_nobody_reads_are_kept_as_their_bytes(front: FrontEnd, client: Wire, size: int) -> None:
+    """Many more than are read at once, cut anywhere: each is answered."""
+    requests = b"".join(framed(image_request(id=str(n)).SerializeToString()) for n in range(1000))
+    client.send(
+        window_update(0, 1 << 24), window_update(0, 1 << 24), head(1, path=SERVICE + "ModelStreamInfer")
+    )
+    step = size * 97
+    parts = [requests[at : at + step] for at in range(0, len(requests), step)]
+    sender = threading.Thread(target=client.send, args=[data(1, part, 0) for part in parts], daemon=True)
+    client.send(h2.settings({h2.INITIAL_WINDOW_SIZE: 1 << 24}))
+    front.door.held = True
+    sender.start()
+    try:
+        front.wait_for_calls(100)
+    finally:
+        front.door.held = False
+    for call in list(front.door.calls):
+        if not call.answered:
+            front.run(call.finish)
+    sender.join(PATIENCE)
+    client.send(data(1, b""))
+    said = client.answer(1)
+    assert said.status == Status.OK
+    ids, position = set(), 0
+    while position < len(said.data):
+        length = int.from_bytes(said.data[position + 1 : position + 5], "big")
+        answer = pb.ModelStreamInferResponse.FromString(said.data[position + 5 : position + 5 + length])
+        ids.add(answer.infer_response.id)
+        position += 5 + length
+    assert len(ids) == 1000
+
+
+def test_empty_messages_take_no_memory(front: FrontEnd, client: Wire) -> None:
+    front.door.held = True
+    try:
+        client.send(head(1, path=SERVICE + "ModelStreamInfer"), *([data(1, framed(b"") * 3000, 0)] * 50))
+        assert client.is_alive()
+        service, shared = front.server.service, front.server._shared
+        assert shared is not None
+        (rpc_here,) = [rpc for one in shared.connections for rpc in one._rpcs.values()]
+        assert len(rpc_here._queue) <= 64
+        assert 0 < service.in_flight <= 50 * 3000 * 5
+    finally:
+        front.door.held = False
+    client.close()
+    until(lambda: service.in_flight == 0)
+
+
 # ── time ──
 
 

@@ -470,7 +470,7 @@ class Stream:
             self._answered.clear()
             await self._begin(message, asked, asked.deadline(self._rpc, monotonic()))
 
-    async def _begin(self, message: bytes, asked: Asked, deadline: float) -> None:
+    async def _begin(self, message: Message, asked: Asked, deadline: float) -> None:
         def reply(result: bytes | Failure) -> None:
             self._waiting.discard(call)
             answer = (

@@ -32,6 +32,8 @@ WINDOW = 4 << 20
 
 _PREFIX = 5
 _FIRST_BYTES = 64 * 1024  # of a message that was announced
+_MOST_QUEUED = 64  # messages that nobody has read yet
+_CUT_OFF = "the call ended within a message"
 _GROWTH = 4  # bytes copied per byte of a message: at most a third
 _INFLATED_AT_ONCE = 1 << 10  # bytes of a compressed message; what comes out may be a thousand times that
 _LEVEL = 6
@@ -61,8 +63,8 @@ class Handler(Protocol):
 
 class Rpc:
     __slots__ = (
-        *("_compressed", "_counted", "_drained", "_got", "_head_sent", "_messages", "_outgoing"),
-        *("_prefix", "_queue", "_reader", "_size", "_timer", "_unread", "body", "compress"),
+        *("_compressed", "_counted", "_drained", "_got", "_head_sent", "_later", "_messages"),
+        *("_outgoing", "_prefix", "_queue", "_reader", "_size", "_timer", "_unread", "body", "compress"),
         *("deadline", "ended", "handler", "head", "number", "over", "pending", "last_block", "queued_at"),
         *("received", "send_window", "service", "since", "window"),
     )
@@ -88,7 +90,8 @@ class Rpc:
         self._messages = 0
         self._counted = 0
         self._queue: deque[tuple[memoryview, bool]] = deque()  # messages that nobody has read yet
-        self._unread = 0  # bytes of them
+        self._later = bytearray()  # what came behind as many as are kept
+        self._unread = 0  # bytes of both
         self._reader: asyncio.Future[None] | None = None
         # what goes
         self.over = False  # its status is on its way, or its client has left
@@ -114,9 +117,17 @@ class Rpc:
 
     def take(self, data: memoryview) -> None:
         """Some of its data: of a message, of several, or of a prefix."""
+        used = 0 if self._later else self._use(data)
+        if used < len(data) and not self.over:
+            self._put_off(data[used:])
+
+    def _use(self, data: memoryview) -> int:
+        """As much as there is room for in the queue; returns how much of it."""
         position, end = 0, len(data)
         while position < end and not self.over:
             if self.body is None:
+                if len(self._queue) >= _MOST_QUEUED:
+                    break
                 position = self._take_prefix(data, position)
                 continue
             got = self._got
@@ -124,6 +135,7 @@ class Rpc:
             self.body[got : got + count] = data[position : position + count]
             position += count
             self.filled(count)
+        return position
 
     def room(self) -> memoryview | None:
         """Where the next bytes of its data belong, if that is known."""
@@ -142,6 +154,24 @@ class Rpc:
             longer = bytearray(min(_GROWTH * self._got, self._size))
             longer[: self._got] = self.body
             self.body = memoryview(longer)
+
+    def _put_off(self, data: memoryview) -> None:
+        """More messages than anybody reads: as the bytes that they came in, they take no more memory."""
+        self._later += data
+        self._unread += len(data)
+        self._counted += len(data)
+        self.service.in_flight += len(data)
+        if self.service.is_full():
+            self.service.refuse_full(self)
+
+    def _take_later(self) -> None:
+        with memoryview(self._later) as data:
+            used = self._use(data)
+        if not self.over:
+            del self._later[:used]
+            self._unread -= used
+            self._counted -= used
+            self.service.in_flight -= used
 
     def _take_prefix(self, data: memoryview, position: int) -> int:
         if self._prefix or len(data) - position < _PREFIX:
@@ -199,17 +229,21 @@ class Rpc:
         self.ended = True
         if self.over or self.handler is None:
             return
-        if self.body is not None or self._prefix:
-            self.cut(Status.INTERNAL, "the call ended within a message")
-        elif self.handler.many:
+        if self.handler.many:
             self._wake()
+        elif self.body is not None or self._prefix:
+            self.cut(Status.INTERNAL, _CUT_OFF)
         elif not self._messages:
             self.cut(Status.INTERNAL, "the call ended without its message")
 
-    async def read(self) -> bytes | None:
+    async def read(self) -> Message | None:
         """The next message; None after the last."""
         while not self._queue:
-            if self.ended or self.over:
+            if self.over:
+                return None
+            if self.ended:
+                if self.body is not None or self._prefix:
+                    self.cut(Status.INTERNAL, _CUT_OFF)
                 return None
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
@@ -218,8 +252,10 @@ class Rpc:
         self._unread -= size + _PREFIX
         self._counted -= size
         self.service.in_flight -= size
+        if self._later and len(self._queue) < _MOST_QUEUED // 2:
+            self._take_later()
         self._open_window()
-        return bytes(await self.plain(message, compressed))
+        return await self.plain(message, compressed)
 
     def _wake(self) -> None:
         reader, self._reader = self._reader, None
@@ -346,6 +382,7 @@ class Rpc:
         self.over = True
         self.handler = self.body = None
         self._queue.clear()
+        self._later = bytearray()
         self._wake()
         timer, self._timer = self._timer, None
         if timer is not None:
