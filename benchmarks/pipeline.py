@@ -7,17 +7,23 @@ asked within a second at 0.9, 1.3 and 3 times what they can promise together, by
     knobs       the same ensemble without, its models with Triton's knobs and a delay of 5 ms
     by hand     clients that call the two models themselves, each with a promise, the second with what is left
 
+With `--fan-out` it is a `pipeline.toml` instead: a detector that finds 0 to 20 things (4.2 on average) in
+pictures that say how many, then 30 ms + 2.2 ms for each of them; by hand, a client asks about all that were
+found at once.
+
 Counted is what is answered in time, over the most that is possible; the first seconds are left out. Devices
 this slow leave the cores idle, so that a busy machine hardly shows.
 
     python benchmarks/pipeline.py            # about five minutes
     python benchmarks/pipeline.py --quick    # one load, shorter
+    python benchmarks/pipeline.py --fan-out
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import io
 import json
 import sys
 import tempfile
@@ -28,17 +34,19 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
+from PIL import Image
 
 import carpool
 from carpool.core.policy import Knobs, Promise
 from carpool.errors import CarpoolError
 from carpool.sim.arrivals import poisson
 from carpool.sim.simulation import Scenario, measure
-from carpool.sim.step_simulation import StepPlan, bound, capacity, read_steps
+from carpool.sim.step_simulation import FanOut, StepPlan, bound, capacity, read_steps
 from load.carpool_server import carpool_server
 from load.open_loop import Shower, in_time, pour
 
 CURVES, SLO, MAX_BATCH, DELAY = ("40+10", "30+8"), 1.0, 32, 0.005
+FAN_OUT_CURVES = ("40+10", "30+2.2@4.2")
 LOADS = (0.9, 1.3, 3.0)
 WARM_UP_S = 3.0
 MODES = ("promise", "knobs", "by hand")
@@ -110,12 +118,125 @@ async def by_hand(url: str, rate: float, seconds: float, seed: int) -> tuple[int
     return sum(arrival.at >= WARM_UP_S for arrival in arrivals), good
 
 
-def measured(mode: str, load: float, seconds: float, steps: Sequence[StepPlan]) -> Row:
+_FINDER = """
+# As many boxes as the picture is bright, after 40 ms and 10 ms for each picture.
+import time
+import numpy as np
+
+INPUTS = {"images": ("FP32", [3, 32, 32])}
+OUTPUTS = {"boxes": ("FP32", [20, 4]), "scores": ("FP32", [20, 1])}
+MAX_BATCH = 32
+
+class Model:
+    def predict(self, images):
+        end = time.monotonic() + 0.040 + 0.010 * len(images)
+        boxes = np.zeros((len(images), 20, 4), np.float32)
+        boxes[:, :, 0] = boxes[:, :, 1] = np.arange(20)
+        boxes[:, :, 2:] = boxes[:, :, :2] + 12
+        counts = np.round(images.mean(axis=(1, 2, 3)) * 20)
+        scores = (np.arange(20)[None, :, None] < counts[:, None, None]).astype(np.float32)
+        time.sleep(max(0.0, end - time.monotonic()))
+        return {"boxes": boxes, "scores": scores}
+"""
+_FINDER_TOML = """task = "detect"
+{head}
+[detect]
+format = "boxes_scores"
+score = 0.5
+iou = 1.0
+{tail}"""
+_NAMER_TOML = """backend = "fake"
+task = "classify"
+max_batch = 32
+{head}
+[fake]
+curve = "{curve}"
+[[input]]
+name = "images"
+datatype = "FP32"
+shape = [3, 32, 32]
+[[output]]
+name = "logits"
+datatype = "FP32"
+shape = [3]
+{tail}"""
+_STREET = """{head}
+[[step]]
+name = "find"
+model = "first"
+[[step]]
+name = "kind"
+model = "second"
+each = "find.boxes"
+"""
+
+
+def write_fan_out(folder: Path, mode: str) -> Path:
+    """A repository of a detector, a classifier and the pipeline `both`."""
+    promise = f"slo_ms = {SLO * 1e3:g}"
+    head = promise if mode == "by hand" else ""
+    tail = f"[batching]\nmax_delay_ms = {DELAY * 1e3:g}\n" if mode == "knobs" else ""
+    for name in ("first", "second", *(("both",) if mode != "by hand" else ())):
+        (folder / name).mkdir(parents=True)
+    (folder / "first" / "model.py").write_text(_FINDER)
+    (folder / "first" / "model.toml").write_text(_FINDER_TOML.format(head=head, tail=tail))
+    second = _NAMER_TOML.format(head=head, tail=tail, curve=FAN_OUT_CURVES[1].partition("@")[0])
+    (folder / "second" / "model.toml").write_text(second)
+    if mode != "by hand":
+        street = _STREET.format(head=promise if mode == "promise" else "")
+        (folder / "both" / "pipeline.toml").write_text(street)
+    return folder
+
+
+def pictures_of() -> list[bytes]:
+    """By how many things are found in them."""
+    found = []
+    for count in range(21):
+        file = io.BytesIO()
+        Image.new("RGB", (32, 32), (round(255 * count / 20),) * 3).save(file, "PNG")
+        found.append(file.getvalue())
+    return found
+
+
+async def ask_fan_out(url: str, mode: str, rate: float, seconds: float, seed: int) -> tuple[int, int]:
+    """As `by_hand`, for pictures; or the pipeline, which does it itself."""
+    good, random, fan_out, pictures = 0, Random(seed), FanOut(4.2), pictures_of()
+
+    async def ask(at: float, count: int, client: carpool.AsyncClient) -> None:
+        nonlocal good
+        began = time.monotonic()
+        try:
+            if mode != "by hand":
+                await client.detect(pictures[count], model="both")
+            else:
+                found = await client.detect(pictures[count], model="first", deadline_ms=SLO * 1e3)
+                left = SLO - (time.monotonic() - began)
+                if left > 0 and len(found.boxes):
+                    crops = np.zeros((len(found.boxes), 3, 32, 32), np.float32)
+                    await client.infer("second", {"images": crops}, deadline_ms=left * 1e3)
+        except CarpoolError:
+            return
+        good += at >= WARM_UP_S and time.monotonic() - began <= SLO
+
+    async with carpool.AsyncClient(url, patience_s=0.0, connections=512) as client:
+        start = time.monotonic()
+        asked = []
+        arrivals = poisson(rate, seconds, Random(seed))
+        for arrival in arrivals:
+            await asyncio.sleep(max(0.0, start + arrival.at - time.monotonic()))
+            asked.append(asyncio.ensure_future(ask(arrival.at, fan_out.draw(random), client)))
+        await asyncio.gather(*asked)
+    return sum(arrival.at >= WARM_UP_S for arrival in arrivals), good
+
+
+def measured(mode: str, load: float, seconds: float, steps: Sequence[StepPlan], fan_out: bool) -> Row:
     rate = load * capacity(steps, SLO)
     with tempfile.TemporaryDirectory(prefix="carpool-bench-") as name:
-        models = write(Path(name) / "models", mode)
+        models = (write_fan_out if fan_out else write)(Path(name) / "models", mode)
         with carpool_server(models) as server:
-            if mode == "by hand":
+            if fan_out:
+                came, good = asyncio.run(ask_fan_out(server.url, mode, rate, seconds, 1))
+            elif mode == "by hand":
                 came, good = asyncio.run(by_hand(server.url, rate, seconds, 1))
             else:
                 shower = Shower(server.url, ((rate, seconds),), SLO, timeout=4 * SLO, model="both")
@@ -144,14 +265,15 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one load, shorter")
     parser.add_argument("--modes", default=",".join(MODES), help="those to run")
     parser.add_argument("--loads", default=",".join(map(str, LOADS)), help="times what can be promised")
+    parser.add_argument("--fan-out", action="store_true", help="a pipeline.toml with crops")
     parser.add_argument("--json", action="store_true", help="print one object for machines")
     args = parser.parse_args()
-    steps = read_steps(CURVES, MAX_BATCH)
+    steps = read_steps(FAN_OUT_CURVES if args.fan_out else CURVES, MAX_BATCH)
     seconds = 9.0 if args.quick else 20.0
     found = []
     for load in (3.0,) if args.quick else map(float, args.loads.split(",")):
         for mode in args.modes.split(","):
-            row = measured(mode, load, seconds, steps)
+            row = measured(mode, load, seconds, steps, args.fan_out)
             found.append(row)
             if not args.json:
                 beside = "" if row.simulated is None else f", simulated {row.simulated:.3f}"
