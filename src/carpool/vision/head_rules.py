@@ -353,6 +353,8 @@ def _text_maps(facts: Facts) -> Iterator[Reading]:
     if Task.TEXT_REGIONS not in (facts.task, facts.claims.task):
         return
     for one in facts.floats(3, 2):
+        if not facts.insist and not _is_map(facts, one):
+            continue
         maps = 1 if len(one.shape) == 2 else one.shape[0]
         if maps == 3 and facts.form != "db":
             why = f"{one} are the middles of lines, and how far their edges are"
