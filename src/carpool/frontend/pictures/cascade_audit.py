@@ -37,8 +37,9 @@ def count(
     assert cheap is not None
     asked = options.extra.get(STEP)
     if cascade.answered(cheap, big, degraded=bool(degraded), asked=asked):
-        (kept,) = steps[cascade.cheap].answers or ()
-        CascadeAudit(cascade, model.steps[cascade.big], model.service, kept, options).begin(picture)
+        answers = steps[cascade.cheap].answers
+        assert answers
+        CascadeAudit(cascade, model.steps[cascade.big], model.service, answers[0], options).begin(picture)
 
 
 def _took(step: StepState) -> Timing | None:
