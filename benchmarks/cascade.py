@@ -223,7 +223,7 @@ def report(known: Sequence[Read], loss: float, *, spaces: bool) -> dict[str, Any
         "counted": "exact" if spaces else "exact but for spaces",
         "lines": len(judged),
         "tuned_with": len(tuned),
-        "makers": len({one.font.split("-")[0] for one in judged}),
+        "faces": len({one.font.split("-")[0] for one in judged}),
         "small": small / len(judged),
         "big": big / len(judged),
         "small_ms": 1e3 * sum(_times(judged)[0]) / len(judged),

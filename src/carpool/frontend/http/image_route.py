@@ -419,7 +419,9 @@ class ImageRequest:
         more = b"" if self.target.entry.cache is None else told_of_all([one.told for one in outcomes])
         if slowest.version:
             more += _version_fields(slowest.version)
-        degraded = next((one.degraded for one in outcomes if one.degraded), "")
+        degraded = slowest.degraded
+        if self._several:
+            degraded = next((one.degraded for one in outcomes if one.degraded), "")
         if degraded:
             more += b"X-Carpool-Degraded: %b\r\n" % degraded.encode()
         if slowest.steps:  # `more` goes on where the times end

@@ -4,14 +4,17 @@ proven."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from carpool.config.rollout_settings import CompareSettings
 from carpool.errors import CarpoolError
+from carpool.frontend.pictures.cascade_steps import STEP
 from carpool.link.door import Answer, Call, Slot
 from carpool.pipelines.picture_graph import Document, Item
+from carpool.types import Timing
 from carpool.vision.compare import compare_answers
 from carpool.vision.decode import Decoded
 from carpool.vision.geometry import Geometry
@@ -20,7 +23,29 @@ from carpool.vision.picture_answers import Options
 if TYPE_CHECKING:
     from carpool.frontend.pictures.cascade_steps import Cascade
     from carpool.frontend.pictures.picture_service import PictureService
-    from carpool.frontend.pictures.pipeline_pictures import StepModel
+    from carpool.frontend.pictures.pipeline_journey import StepState
+    from carpool.frontend.pictures.pipeline_pictures import PipelineModel, StepModel
+
+
+def count(
+    model: PipelineModel, steps: Mapping[int, StepState], picture: Decoded, options: Options, degraded: str
+) -> None:
+    """A request was answered. Some of what the cheap model kept goes to the big one all the same."""
+    cascade = model.cascade
+    assert cascade is not None
+    cheap, big = _took(steps[cascade.cheap]), _took(steps[cascade.big])
+    assert cheap is not None
+    asked = options.extra.get(STEP)
+    if cascade.answered(cheap, big, degraded=bool(degraded), asked=asked):
+        answers = steps[cascade.cheap].answers
+        assert answers
+        CascadeAudit(cascade, model.steps[cascade.big], model.service, answers[0], options).begin(picture)
+
+
+def _took(step: StepState) -> Timing | None:
+    """The time of a step that answered something."""
+    given = step.requests[0].answer if step.requests and step.answers else None
+    return None if given is None else given.timing
 
 
 class CascadeAudit:

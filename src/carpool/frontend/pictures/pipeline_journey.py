@@ -31,8 +31,8 @@ import orjson
 
 from carpool.config.pipeline_settings import WITHOUT
 from carpool.errors import CarpoolError, DeadlineExceeded, Refused, without_stack
-from carpool.frontend.pictures.cascade_audit import CascadeAudit
-from carpool.frontend.pictures.cascade_steps import STEP, Cascade
+from carpool.frontend.pictures.cascade_audit import count
+from carpool.frontend.pictures.cascade_steps import STEP
 from carpool.frontend.pictures.workers import explained
 from carpool.link.door import Answer, Call, Sender, Slot
 from carpool.pipelines.picture_graph import Document, Item, chunks, moved
@@ -345,29 +345,7 @@ class PipelineJourney:
         self._let_go()
         done(answer)
         if self._model.cascade is not None and picture is not None:
-            self._count(self._model.cascade, picture)
-
-    def _count(self, cascade: Cascade, picture: Decoded) -> None:
-        """Who answered; and some of what the cheap model kept goes to the big one all the same."""
-        cheap, big = self._took(cascade.cheap), self._took(cascade.big)
-        assert cheap is not None
-        if cascade.answered(cheap, big, degraded=bool(self._degraded), asked=self._insists):
-            answers = self._steps[cascade.cheap].answers
-            assert answers
-            audit = CascadeAudit(
-                cascade,
-                self._model.steps[cascade.big],
-                self._model.service,
-                answers[0],
-                self._pictures.options,
-            )
-            audit.begin(picture)
-
-    def _took(self, number: int) -> Timing | None:
-        """The time of a step that answered something."""
-        state = self._steps[number]
-        given = state.requests[0].answer if state.requests and state.answers else None
-        return None if given is None else given.timing
+            count(self._model, self._steps, picture, self._pictures.options, self._degraded)
 
     def _answer(self, started: float) -> Answer:
         graph, steps = self._graph, self._steps

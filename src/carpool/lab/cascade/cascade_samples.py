@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import orjson
 
@@ -78,7 +78,7 @@ def read_sample(path: Path) -> Sample:
         else:
             found.append(_sampled(one, f"{path}:{number}"))
     costs = [head.get(name) for name in ("cheap_ms", "big_ms")]
-    known = [float(ms) / 1e3 for ms in costs if _is_number(ms) and 0 < ms < math.inf]
+    known = [float(ms) / 1e3 for ms in costs if isinstance(ms, int | float) and 0 < ms < math.inf]
     return Sample(found, head.get("labelled") is True, Costs(*known) if len(known) == 2 else None, {})
 
 
@@ -100,9 +100,8 @@ def _sampled(one: Mapping[str, Any], where: str) -> Sampled:
 # ---- who was right
 
 
-class Judge(Protocol):
-    def __call__(self, place: int, cheap: Answer, big: Answer) -> tuple[bool, bool]:
-        """Of the picture at this place, whether each was."""
+Judge: TypeAlias = Callable[[int, Answer, Answer], tuple[bool, bool]]
+"""Of the picture at this place, whether the cheap and the big model's answers were."""
 
 
 def agreement(task: str) -> Judge:
