@@ -33,13 +33,14 @@ MAY_IMPORT: Mapping[str, str] = {
     "backends/python": "backends config memory",
     "backends/torch": "backends backends/python config",
     "cache": "config core observe vision wire",
-    "cli": "client config core demo engine frontend frontend/access lab lab/evaluate lab/load lab/sweep "
-    "link observe process quality registry sim video vision",
+    "cli": "client config core demo deploying engine frontend frontend/access lab lab/evaluate lab/load "
+    "lab/sweep link observe process quality registry sim video vision",
     "client": "vision wire",
     "config": "core wire/proto",
     "console": "",
     "core": "",
     "demo": "",
+    "deploying": "core",
     "engine": "backends backends/torch config core engine/models engine/profile link memory observe "
     "pipelines quality registry rollout vision",
     "engine/models": "backends backends/python backends/torch config core engine engine/profile link "
@@ -51,7 +52,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "memory observe wire wire/proto",
     "frontend/http": "cache config console core frontend frontend/access frontend/pictures link memory "
     "observe vision vision/tasks wire",
-    "frontend/pictures": "core link memory observe quality vision vision/tasks wire",
+    "frontend/pictures": "config core link memory observe quality vision vision/tasks wire",
     "lab": "backends config core engine engine/models engine/profile sim vision",
     "lab/evaluate": "client config engine vision",
     "lab/load": "sim wire wire/proto",

@@ -11,6 +11,7 @@ _FOLDER = str(Path(__file__).parents[2] / "benchmarks")
 sys.path.insert(0, _FOLDER)
 try:
     for _name in (
+        "fleet",
         "gpu",
         "hops",
         "overload_real",

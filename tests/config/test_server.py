@@ -40,6 +40,8 @@ def test_every_variable_reaches_its_setting() -> None:
         "allow_rollouts": "1",
         "exit_on_error": "on",
         "strict_readiness": "false",
+        "gate_status": "503",
+        "load_report": "asked",
         "cache_dir": "/c",
         "state_dir": "/s",
         "host": "h",

@@ -2,11 +2,11 @@
 
 Every method of tritonclient's four Python clients is called, and what comes back is held against the table;
 then perf_analyzer makes load over HTTP and gRPC in each of its ways; then the tests that are marked
-`conformance` run, which take too long for `make test`; one of them needs an MLflow server, which is installed
-for it. Exit status 1 if anything differs.
+`conformance` run, which take too long for `make test`; some of them need an MLflow server, or balancers and
+what checks manifests, which are fetched for them. Exit status 1 if anything differs.
 
     make conformance                        all of it
-    make conformance ARGS=--ci              what comes out the same each time: no perf_analyzer, no MLflow
+    make conformance ARGS=--ci              what comes out the same each time, and fetches nothing
     make conformance ARGS=--json            one document instead of tables; --markdown: tables for a page
     make conformance ARGS='--only calls'    or --only load, --only tests
     make conformance ARGS='--examples PATH' Triton's client examples in that folder, and nothing else
@@ -34,7 +34,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tritonclient.utils import InferenceServerException
 
 from carpool import __version__
-from conformance import examples, mlflow_venv, perf_analyzer
+from conformance import examples, fleet_engines, mlflow_venv, perf_analyzer
 from conformance.flavours import Flavour
 from conformance.runs import Run, every_run
 from conformance.servers import outcome, running
@@ -73,7 +73,7 @@ def main() -> int:
         _show(calls, runs, arguments.format)
         bad = _verdict(calls, runs)
     if "tests" in wanted:
-        bad = _long_tests(with_mlflow=not arguments.ci) or bad
+        bad = _long_tests(fetch=not arguments.ci) or bad
     return bad
 
 
@@ -103,7 +103,7 @@ def _asked(wanted: set[str], give_up: float) -> tuple[list[CallRow], list[RunRow
     return calls, runs
 
 
-def _long_tests(*, with_mlflow: bool) -> int:
+def _long_tests(*, fetch: bool) -> int:
     """Those of `make test` that take examples run again, with more of them.
 
     One process for each core; what they say goes to standard error, which leaves the other for tables.
@@ -112,11 +112,14 @@ def _long_tests(*, with_mlflow: bool) -> int:
     marked = "conformance or hypothesis"
     command = [sys.executable, "-m", "pytest", "-m", marked, "-n", jobs, "--dist", "worksteal"]
     given = os.environ | {THOROUGH: "1"}
-    if with_mlflow:
-        _TELL.print("MLflow: looking for it, or installing it …")
+    if fetch:
+        _TELL.print("MLflow, balancers, kubectl, promtool: looking for them, or fetching them …")
         given[mlflow_venv.VARIABLE] = str(mlflow_venv.install())
+        given[fleet_engines.VARIABLE] = str(fleet_engines.install())
     else:
-        _TELL.print("--ci: without the test that needs an MLflow server, which make conformance runs")
+        _TELL.print(
+            "--ci: without the tests that need an MLflow server or balancers, which make conformance runs"
+        )
     try:
         done = subprocess.run(
             command, cwd=ROOT, env=given, stdout=sys.stderr, timeout=TESTS_LIMIT_S, check=False

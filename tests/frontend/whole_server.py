@@ -29,6 +29,7 @@ class WholeServer:
     desk: ControlDesk
     host: EngineHost
     loop: asyncio.AbstractEventLoop
+    stop: asyncio.Event  # set in the loop, it begins to
 
     @property
     def url(self) -> str:
@@ -70,7 +71,7 @@ def whole_server(*paths: Path, **given: Any) -> Iterator[WholeServer]:
         stops.append((loop, stop))
 
         def up(_catalog: object, ports: Any) -> None:
-            started.append(WholeServer(ports["http"], desks[0], desks[0]._host, loop))
+            started.append(WholeServer(ports["http"], desks[0], desks[0]._host, loop, stop))
             ready.set()
 
         await start.serve(list(paths), settings, stop, ready=up)

@@ -47,6 +47,8 @@ def test_every_family_is_there_with_its_kind(table: Table, row: Row) -> None:
     for what in columns.DRIFT_WORDS:
         row.set(columns.DRIFT_PSI[what], 1.25)
         row.set(columns.DRIFT_ALARM[what], 2.0)
+    row.set(columns.CAPACITY, 200.0)
+    row.set(columns.LOAD, 2.5)
     server = table.block(1).server
     server.set(columns.REGISTRY_UP, 2.0)
     server.set(columns.REGISTRY_SEEN, 1.0)
@@ -59,6 +61,19 @@ def test_every_family_is_there_with_its_kind(table: Table, row: Row) -> None:
         assert metric.documentation == family.help
         assert metric.samples
     assert len(metrics) == len(families)
+
+
+def test_load_is_there_where_the_capacity_is_known(table: Table, row: Row) -> None:
+    known = {"carpool_load", "carpool_capacity_images_per_second"}
+    row.add(columns.OFFERED, 12)
+    metrics = parsed(table)
+    assert not known & metrics.keys()
+    assert metrics["carpool_offered_images"].samples[0].value == 12.0
+    row.set(columns.CAPACITY, 200.0)
+    row.set(columns.LOAD, 1.0)
+    assert parsed(table)["carpool_load"].samples[0].value == 0.0, "idle"
+    row.set(columns.LOAD, 4.0)
+    assert parsed(table)["carpool_load"].samples[0].value == 3.0, "and not capped"
 
 
 def test_drift_is_there_where_it_is_known(table: Table, row: Row) -> None:

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from carpool import __version__
 from carpool.cli.cache_command import CacheVerb
 from carpool.cli.demo_command import Demo
+from carpool.cli.deploy_command import DeployVerb
 from carpool.cli.drift_command import DriftVerb
 from carpool.cli.evaluate_command import Evaluate
 from carpool.cli.init_command import Init
@@ -121,6 +122,7 @@ app.command("profile")(_as_command(ProfileVerb))
 app.command("sweep")(_as_command(Sweep))
 app.command("simulate")(_as_command(Simulate))
 app.command("plan")(_as_command(PlanVerb))
+app.command("deploy")(_as_command(DeployVerb))
 
 
 def _show_version(asked: bool) -> None:

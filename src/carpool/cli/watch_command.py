@@ -18,6 +18,7 @@ import typer
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
+from carpool.config.usable_cores import usable_cores
 from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class WatchVerb(o.AsksServer):
             self.quality,
             self.loop,
             None if seconds is None else o.number("--seconds", seconds, above=0, most=_LONGEST),
-            max(1, len(os.sched_getaffinity(0)) // cameras),
+            max(1, usable_cores() // cameras),
         )
 
     async def _watch(self, cameras: Sequence[CameraAddress], wish: Wish) -> WatchReport:

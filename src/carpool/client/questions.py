@@ -52,6 +52,7 @@ _ERRORS: Mapping[int, type[CarpoolError]] = {
     503: Unavailable,
     504: DeadlineExceeded,
 }
+_AT_GATE = ("cannot-finish", "overload", "over-share")  # a server may say 503 to those, for a balancer
 _DATATYPES = {
     datatype.dtype: datatype for datatype in Datatype if datatype not in (Datatype.BF16, Datatype.BYTES)
 }
@@ -158,8 +159,9 @@ def error_of(status: int, fields: Mapping[str, str], body: bytes) -> CarpoolErro
     if not isinstance(document, dict):
         document = {"error": body[:200].decode(errors="replace")}
     message = str(document.get("error") or f"the server answered with status {status}")
-    error = _ERRORS.get(status, CarpoolError)(message)
     reason, at_fault = document.get("reason"), document.get("field")
+    at_gate = status == 503 and reason in _AT_GATE
+    error = Refused(message) if at_gate else _ERRORS.get(status, CarpoolError)(message)
     if isinstance(reason, str) and reason:
         error.reason = reason
     if isinstance(at_fault, str):

@@ -13,6 +13,7 @@ from typing import Any
 from carpool.config.model import PictureChoice, task_names
 from carpool.config.redis_url import read_redis_url
 from carpool.config.rules import nearest, resembling, shown
+from carpool.config.usable_cores import usable_cores
 from carpool.errors import ConfigError
 
 PREFIX = "CARPOOL_"
@@ -83,7 +84,7 @@ class ServerSettings:
     grpc_port: int = _setting(8001, "Port of gRPC; 0 takes a free one.", within=_PORT)
     metrics_port: int = _setting(8002, "Port of the metrics page; 0 takes a free one.", within=_PORT)
     frontends: int = _setting(
-        lambda: usual_frontends(len(os.sched_getaffinity(0))),
+        lambda: usual_frontends(usable_cores()),
         "Front-end processes for HTTP; 0 keeps everything in one process.",
         within=(0, 256),
         show_default="one for every 4 cores, 1 to 4",
@@ -98,6 +99,21 @@ class ServerSettings:
     slots: int = _setting(256, within=(1, 1 << 20))
     slot_bytes: int = _setting(1 << 20, within=(1 << 12, 1 << 32))
     drain_s: float = _setting(30.0, "Seconds to finish what was accepted when stopping.", within=(0.0, _DAY))
+    lame_duck_s: float = _setting(
+        0.0,
+        "Seconds of being not ready but serving before that, for a balancer to notice.",
+        within=(0.0, _DAY),
+    )
+    gate_status: str = _setting(
+        "429",
+        "HTTP status of refusals at the gate: 503 where a balancer sends only those on to another replica.",
+        choices=("429", "503"),
+    )
+    load_report: str = _setting(
+        "off",
+        "Tell balancers the load with answers (ORCA): off, asked by a request's header, or always.",
+        choices=("off", "asked", "always"),
+    )
     watchdog_s: float = _setting(
         10.0,
         "Seconds without a sign of life after which a process is killed and started again; 0: never.",

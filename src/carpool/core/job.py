@@ -51,8 +51,19 @@ class Job:
     """Whoever offers it may derive from it, or leave something in `payload`: core looks at neither."""
 
     __slots__ = (
-        *("arrived", "deadline", "due", "foreseen", "holder", "images", "lane", "later", "latest", "outside"),
-        *("payload", "priority", "rank", "ready_at", "shape", "source", "state", "timeout", "weight"),
+        *("again", "arrived", "deadline", "due", "foreseen", "holder", "images", "lane", "later", "latest"),
+        *(
+            "outside",
+            "payload",
+            "priority",
+            "rank",
+            "ready_at",
+            "shape",
+            "source",
+            "state",
+            "timeout",
+            "weight",
+        ),
     )
 
     def __init__(
@@ -82,6 +93,7 @@ class Job:
         self.latest = latest  # a newer frame of the source takes its place while it waits
         self.timeout = timeout
         self.payload = payload
+        self.again = False  # another server has refused it before: it was counted as asked for there
         self.ready_at = -INFINITY  # when its input is expected, for one that is offered before it is there
         self.foreseen = INFINITY  # when its batch was to end, for one that was let in before its input
         self.state = NEW

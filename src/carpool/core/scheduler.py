@@ -86,6 +86,7 @@ class Scheduler:
         self._expiries: list[tuple[float, int, Job]] = []
         self._in_order: deque[Job] = deque()
         self._replaced: list[GivenUp] = []  # not told yet
+        self.asked_for = 0  # images, ever; without those that another server was asked for before
         self.spare: SpareTurn | None = None  # work that nobody waits for, once there is any
 
     # ---- what happened ------------------------------------------------------------------------------
@@ -326,6 +327,8 @@ class Scheduler:
             if job.shape != self.kind and not self.lanes.requests:
                 self.turn_to(job.shape, now)  # it would run next: let the gate know what it is
         if more:
+            if not job.again:
+                self.asked_for += job.images
             self._rate.add(job.images, now)
             lane.rate.add(job.images, now)
 

@@ -102,7 +102,7 @@ class Calls:
         work.priority = priority
         if source:
             work.source, work.holder, work.weight = self.sources.source(source)
-        work.latest = bool(flags & records.LATEST)
+        work.latest, work.again = flags & records.LATEST != 0, flags & records.AGAIN != 0
         if flags & records.COMING:
             work.ready_at = now + coming
         work.details = details

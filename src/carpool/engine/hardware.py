@@ -3,10 +3,11 @@ much of the processor others took meanwhile."""
 
 from __future__ import annotations
 
-import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
+
+from carpool.config.usable_cores import usable_cores
 
 _STEAL = 7  # field of the first line of /proc/stat: those after it are counted twice
 _MOST_GPUS = 64
@@ -26,7 +27,7 @@ class Hardware:
 def hardware(proc: Path = Path("/proc")) -> Hardware:
     return Hardware(
         _field(proc / "cpuinfo", "model name") or platform.machine(),
-        len(os.sched_getaffinity(0)),
+        usable_cores(),
         tuple(filter(None, (_field(file, "Model") for file in _gpu_files(proc)))),
     )
 

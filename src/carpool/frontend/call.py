@@ -218,11 +218,8 @@ class ClientCall:
         may be in a slot already, which is the call's from here on."""
         self._slot = slot
         if self.entry.cache is not None and self._lookup is None:
-            asked, again = (
-                Asked.of(pictures, self.form, slot),
-                lambda: self._offer_pictures(pictures, self._slot),
-            )
-            if self._look_in_cache(asked, again):
+            asked = Asked.of(pictures, self.form, slot)
+            if self._look_in_cache(asked, lambda: self._offer_pictures(pictures, self._slot)):
                 return
         service = self.service
         on_route = pictures.on_route
@@ -588,10 +585,11 @@ class ClientCall:
         if self.split is not None:
             self.service.mirror.count_failure(self.split, self.entry, error)
         if self.row is not None:
+            unheard = self.head.batch if times is None and not self.sender.again else 0
             if times is None:
                 source = self.sender.source or self.head.options.source
                 self.service.door.turned_away(self.entry, error, self.arrived, self.head.batch, source)
-            count_failure(self.row, error, now - self.arrived)
+            count_failure(self.row, error, now - self.arrived, unheard)
         self._write_error(error, times)
 
     def _fail_unexpectedly(self, error: Exception) -> None:
@@ -612,7 +610,7 @@ class ClientCall:
             self._lookup = None
         if (
             state != ANSWERING and not waited_for
-        ):  # else a thread works with the outputs, and `_finish` releases them
+        ):  # else a thread has the outputs, and `_finish` releases them
             self._let_go()
             call, self._call = self._call, None
             if call is not None:

@@ -16,6 +16,7 @@ from carpool.link.door import Answer, Sender, Slot, read_catalog
 from carpool.link.link_failures import read_failure
 from carpool.link.records import (
     ADMITTED,
+    AGAIN,
     ANSWER,
     AS_DECLARED,
     ASK,
@@ -179,6 +180,8 @@ class FrontLink(asyncio.Protocol):
         template = call.template
         call.expires = expiry(template.entry.slo, arrived, deadline)
         flags = LATEST if sender.latest else 0
+        if sender.again:
+            flags |= AGAIN
         coming = 0.0
         if ready_in is not None:
             flags |= COMING

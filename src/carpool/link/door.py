@@ -25,6 +25,8 @@ ASK = "carpool_ask"
 DEADLINE = "X-Carpool-Deadline-Ms"
 SOURCE = "X-Carpool-Source"
 LATEST = "X-Carpool-Latest"
+ATTEMPT = "X-Envoy-Attempt-Count"
+"""Which try this is: Envoy says so by itself, and others can be told to."""
 ROLLOUT = "X-Carpool-Rollout"
 """Asks for one side of a rollout."""
 SIDES = ("stable", "candidate")
@@ -51,7 +53,8 @@ class Sender(NamedTuple):
 
     `priority` is that of the key: the most urgent that a request with it may be, and what it is by default;
     0 is none, and 1 the most urgent: a request has the larger of its own and this. `holder` has the key, and
-    `weight` is its part of a busy device, which all sources that it names share.
+    `weight` is its part of a busy device, which all sources that it names share. `again`: another server was
+    asked before, and counted it.
     """
 
     source: str = ""
@@ -59,6 +62,7 @@ class Sender(NamedTuple):
     priority: int = 0
     holder: str = ""
     weight: float = 1.0
+    again: bool = False
 
     @property
     def named(self) -> str:
@@ -68,7 +72,7 @@ class Sender(NamedTuple):
     def with_key(self, key: Key) -> Sender:
         """The sources that a holder names are its own: none is another's, whatever it is called."""
         source = f"{key.name}/{self.source}" if self.source else key.name
-        return Sender(source, self.latest, key.priority, key.name, key.weight)
+        return Sender(source, self.latest, key.priority, key.name, key.weight, self.again)
 
     def with_options(self, options: RequestOptions) -> Sender:
         """Together with what the request's own parameters say."""
@@ -77,8 +81,7 @@ class Sender(NamedTuple):
         source = self.source
         if options.source and source == self.holder:  # no header names another
             source = f"{source}/{options.source}" if source else options.source
-        latest = self.latest or options.latest
-        return checked(Sender(source, latest, self.priority, self.holder, self.weight))
+        return checked(self._replace(source=source, latest=self.latest or options.latest))
 
 
 NOBODY = Sender()
@@ -118,6 +121,11 @@ def read_latest(field: bytes | None) -> bool:
     if field != b"1":
         raise InvalidInput(f"{LATEST} must be 1 or 0", field=LATEST)
     return True
+
+
+def read_attempt(field: bytes | None) -> bool:
+    """Whether a balancer says that it has asked another server before. What is no number says no."""
+    return field is not None and field.isdigit() and int(field[:9]) > 1
 
 
 def read_side(field: bytes | None) -> str:

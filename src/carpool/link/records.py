@@ -36,6 +36,7 @@ until its inputs are there, in seconds; priority, the number of its source (0: n
 
 LATEST: Final = 1  # a newer frame of its source takes its place while it waits
 COMING: Final = 2  # its inputs are still to come
+AGAIN: Final = 8  # another server has refused it before
 SPARE: Final = 4  # nobody waits for it: it runs if there is slack
 
 TO_FRONTEND = struct.Struct("<IIQHHIffffd")

@@ -105,6 +105,7 @@ POST_SECONDS = _layout.histogram(SECONDS_BOUNDS)
 FAILURES: Mapping[str, Column] = _layout.by_word(FAILURE_WORDS)
 FAILURE_SECONDS = _layout.counter()
 SHED: Mapping[str, Column] = _layout.by_word(SHED_WORDS)
+OFFERED = _layout.counter()  # images; what comes to the engine is counted there
 
 # The same, of models whose answers are kept. Entries and bytes change with each that comes and goes.
 CACHE_RESULTS: Mapping[str, Column] = _layout.by_word(CACHE_WORDS)
@@ -126,6 +127,8 @@ OUTPUT_SECONDS = _layout.counter()
 LAST_INFERENCE_MS = _layout.latest()
 PENDING = _layout.gauge()
 SATURATION = _layout.gauge(largest=True)
+CAPACITY = _layout.gauge(largest=True)
+LOAD = _layout.gauge(largest=True)  # one more than that: 0 is for a model whose capacity is not known
 SPEED_RATIO = _layout.gauge(largest=True)
 LOAD_SECONDS = _layout.gauge(largest=True)
 SLO_SECONDS = _layout.gauge(largest=True)

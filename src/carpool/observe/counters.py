@@ -25,7 +25,16 @@ import numpy.typing as npt
 
 from carpool.errors import ConfigError, DeadlineExceeded, ModelError, Refused, Replaced, Unavailable
 from carpool.observe import columns
-from carpool.observe.columns import FAILURE_SECONDS, FAILURES, GENERATION, SHED, WIDTH, Column, Histogram
+from carpool.observe.columns import (
+    FAILURE_SECONDS,
+    FAILURES,
+    GENERATION,
+    OFFERED,
+    SHED,
+    WIDTH,
+    Column,
+    Histogram,
+)
 
 Buffer: TypeAlias = bytearray | mmap | memoryview
 
@@ -264,8 +273,11 @@ _UNWANTED = (asyncio.CancelledError, Replaced)
 _BACKENDS = (ModelError, DeadlineExceeded)
 
 
-def count_failure(row: Row, error: BaseException, seconds: float) -> None:
-    """Counts one request that ended in `error`, `seconds` after it arrived."""
+def count_failure(row: Row, error: BaseException, seconds: float, unheard: int = 0) -> None:
+    """Counts one request that ended in `error`, `seconds` after it arrived, with `unheard` images that the
+    engine has not heard of: to refuse them does not mean that they were not asked for."""
+    if unheard and isinstance(error, Refused):
+        row.add(OFFERED, unheard)
     shed = ""  # the reason when the scheduler chose not to run the request
     if isinstance(error, Replaced):
         shed = "replaced"

@@ -131,6 +131,9 @@ carpool_infer_duration_seconds           histogram model  all:INFER_SECONDS     
 carpool_post_duration_seconds            histogram model  all:POST_SECONDS      From raw outputs to an answer.
 carpool_batch_size                       histogram model  all:BATCH_SIZE        Images per execution.
 carpool_saturation                       gauge     model  cell:SATURATION       Predicted wait of a new request over the wait its promise allows, 0 to 1.
+carpool_offered_images_total             counter   model  cell:OFFERED          Images asked for, answered or not; those that a balancer sends on after another replica refused count there.
+carpool_capacity_images_per_second       gauge     model  known:CAPACITY        What the model can answer within its promise, by what is believed of its speed now; absent without a promise.
+carpool_load                             gauge     model  seen:LOAD             Images asked for in the last 5 s over what the model can answer: 1.5 is half as much again; absent without a promise.
 carpool_speed_ratio                      gauge     model  cell:SPEED_RATIO      Time that batches take over what was measured at loading; 0 for a model without a promise.
 carpool_slo_seconds                      gauge     model  cell:SLO_SECONDS      What the model promises; 0 for one without a promise.
 carpool_out_of_memory_total              counter   model  cell:OUT_OF_MEMORY    Batches that did not fit into their device's memory and were run in smaller ones.
@@ -193,6 +196,7 @@ def _read(line: str) -> Family:
         "sum": lambda read: read[column.sum],
         "us": lambda read: round(read[getattr(column, "sum", column)] * 1e6, 0),
         "cell": lambda read: read[column],
+        "known": lambda read: read[column] or nan,
         "seen": lambda read: read[column] - 1.0 if read[column] else nan,
         "age": lambda read: max(0.0, now() - read[column]) if read[column] else nan,
         "hits": lambda read: float(cache_hits(read)),

@@ -87,9 +87,11 @@ class EngineProcess:
         self._control = control
         self._first = first
         self._settings = settings
+        self._engine: EngineHost | None = None
         self._side: EngineSide | None = None
         self._early: list[Message] = []
         self._was_ready = False
+        self._leaves = False  # it is about to stop: not ready any more, whatever it loads
         self._logging: Mapping[str, Any] = {}
         self._loop = asyncio.get_running_loop()
 
@@ -102,7 +104,7 @@ class EngineProcess:
         if not starting.done():
             os._exit(0)  # nothing to drain yet, and a thread that loads a model would be waited for
         try:
-            engine = starting.result()
+            self._engine = engine = starting.result()
         except Exception as error:
             return self._give_up(error)
         from carpool.engine.engine_link import EngineSide  # front ends run this file too
@@ -134,7 +136,7 @@ class EngineProcess:
         await engine.open()
         spare_the_collector()
         self._control.send("up")  # before anybody can see that it is
-        engine.set_ready(True)
+        engine.set_ready(not self._leaves)
         self._report(engine.catalog)
 
     async def _start(self) -> EngineHost:
@@ -165,7 +167,11 @@ class EngineProcess:
         while (message := await self._control.receive()) is not None:
             if message.word == "drain":
                 return float(message.body["within_s"])
-            if self._side is None:
+            if message.word == "lame-duck":
+                self._leaves = True
+                if self._engine is not None:
+                    self._engine.set_ready(False)
+            elif self._side is None:
                 self._early.append(message)
             else:
                 await self._attach(self._side, message)

@@ -74,9 +74,9 @@ async def http(parts: FrontendParts) -> Frontend:
     settings = parts.settings
     advice = Advice(parts.gates.read, parts.door.ask)
     parts.door.advise(advice)
-    unread = Unread()
+    unread, gate_status = Unread(), int(settings.gate_status)
     # Where the loop is the engine's too, how long requests lie unread says little.
-    fair = Fairness(unread, advice.behind) if parts.apart else Fairness()
+    fair = Fairness(unread, advice.behind, gate_status) if parts.apart else Fairness(gate_status=gate_status)
     recording = Recording(settings, parts.began)
     families = chosen(settings.metrics)
     exposition = Exposition(
@@ -99,6 +99,7 @@ async def http(parts: FrontendParts) -> Frontend:
         guard=access.guard,
         picture_hosts=settings.picture_hosts,
         cache=cache_parts(settings),
+        load_report=settings.load_report,
     )
     limits = Limits(**{name: getattr(settings, name) for name in _LIMITS})
     metrics = HttpServer(MetricsApp(page, fair, access.guard), limits, charge=fair.charge)

@@ -20,6 +20,7 @@ from carpool.engine.engine_questions import (
     answer_cache_questions,
     answer_profile_questions,
 )
+from carpool.engine.load_gauges import LoadGauges
 from carpool.engine.registry_rollouts import RegistryRollouts
 from carpool.engine.rollout_desk import RolloutDesk
 from carpool.engine.runner_client import Runner
@@ -67,6 +68,9 @@ def add_questions(host: EngineHost, settings: ServerSettings) -> ControlDesk:
     answer_profile_questions(host)
     DriftDesk(host, settings.state_dir)
     answer_cache_questions(host)
+    gauges = LoadGauges(host.engine.table, lambda: host.engine.served)
+    gauges.start()
+    host.on_stop(gauges.stop)
     rollouts = RolloutDesk(host, settings).rollouts
     desk = ControlDesk(host, settings)
     RegistryRollouts(desk.registry, rollouts)
@@ -149,6 +153,9 @@ async def serve(
                 await side.everyone_saw(host.catalog.number)
                 ready(host.catalog, ports)
                 await stopping
+                if settings.lame_duck_s:  # not ready for who watches, and there for everybody
+                    host.set_ready(False)
+                    await asyncio.sleep(settings.lame_duck_s)
         logger("server").info("draining", seconds=settings.drain_s)
     finally:
         door.drain()

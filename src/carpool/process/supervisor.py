@@ -310,11 +310,17 @@ class Supervisor:
         if self._draining is not None:
             self._finish(128 + number)
             return
-        _log.info("stopping", signal=number.name, within_s=self._settings.drain_s)
+        lame_duck, drain = self._settings.lame_duck_s, self._settings.drain_s
+        _log.info("stopping", signal=number.name, after_s=lame_duck, within_s=drain)
         self._draining = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
-        """Front ends first, so that nothing new comes in; the engine when nobody asks it any more."""
+        """Front ends first, so that nothing new comes in; the engine when nobody asks it any more. Before
+        that it is for a while not ready and there all the same, until everybody who watches has seen it."""
+        if self._settings.lame_duck_s:
+            if self._engine.child is not None:
+                self._engine.child.control.send("lame-duck")
+            await asyncio.sleep(self._settings.lame_duck_s)
         self._stopping.set()
         for post in self._posts:
             post.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from carpool.config.backend_kinds import kind_of
 from carpool.config.fingerprint import Fingerprint
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion, find_places
+from carpool.config.usable_cores import usable_cores
 from carpool.engine.models.candidate import (
     Candidate,
     Override,
@@ -130,7 +130,7 @@ class ModelControl:
         self._fleet = fleet
         self._with_promise = with_promise
         self.models: dict[str, ModelState] = {}
-        self._few = asyncio.Semaphore(max(2, len(os.sched_getaffinity(0))))  # more would only share the cores
+        self._few = asyncio.Semaphore(max(2, usable_cores()))  # more would only share the cores
         self._in_the_runner = asyncio.Lock()  # what captures work on a GPU must be alone with it
         self.under_way: dict[str, asyncio.Task[None]] = {}  # by model: what was asked last and is not over
         self._unbegun: dict[str, asyncio.Task[None]] = {}  # by model: a plain load that others may share

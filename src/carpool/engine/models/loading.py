@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from carpool.backends.backend import AsksModels, Backend, Finish, OnDevice, Plac
 from carpool.clock import now as monotonic
 from carpool.config.model import DYNAMIC, ModelConfig, Task
 from carpool.config.repository import ModelVersion
+from carpool.config.usable_cores import usable_cores
 from carpool.core.curve import BatchCurve, promised_batch
 from carpool.core.policy import Promise
 from carpool.engine.models.device_pictures import SAMPLE_TOLD, divided, filling, sample_picture, with_boxes
@@ -205,7 +205,7 @@ class Loading:
         plain: bool = False,
     ) -> Backend:
         """One more instance; how many threads it has was found out at the first."""
-        threads = self.threads or backends.default_threads(count, _cores())
+        threads = self.threads or backends.default_threads(count, usable_cores())
         gpu = self._gpus[index % len(self._gpus)] if self._gpus else None
         fill = filling(self._config, self._vision)
         calls = None if self._caller is None else self._caller(index)
@@ -232,7 +232,7 @@ class Loading:
         self._place()
         if not self._gpus:
             trying = Trying(self._as_pictures(), self.open, self._now, self._turn)
-            return choose_on_cpu(self._config, _cores(), trying, tell)
+            return choose_on_cpu(self._config, usable_cores(), trying, tell)
         self.threads = 1
 
         def open_one(index: int) -> Backend:
@@ -352,7 +352,3 @@ class Loading:
             log.info("choice", model=config.name, why=sentence)
         signature, labels, vision = self._signature, self._labels, self._vision
         return Ready(config, signature, curve, opened, labels, vision, profile, piece, said)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))

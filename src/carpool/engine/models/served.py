@@ -185,6 +185,11 @@ class Served(Watcher):
         return Direct(self.driver, eager=self.config.mode is Mode.EAGER)
 
     @property
+    def scheduler(self) -> Scheduler | None:
+        """None before it is loaded, and of what runs nothing itself."""
+        return None if self._driver is None else self._driver.scheduler
+
+    @property
     def driver(self) -> Driver:
         assert self._driver is not None
         return self._driver

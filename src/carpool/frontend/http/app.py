@@ -17,6 +17,7 @@ from carpool.frontend.http.http_service import Handler, Service, SharedPage, Sta
 from carpool.frontend.http.image_route import TASK_ROUTES, start_predict, start_task
 from carpool.frontend.http.infer_route import start_infer
 from carpool.frontend.http.limits import MIB
+from carpool.frontend.http.orca_report import LoadReport
 from carpool.frontend.http.parsing import RequestHead
 from carpool.link.door import Door
 from carpool.observe.counters import Block, Table
@@ -191,6 +192,7 @@ class HttpApp:
     metrics page. `max_body_bytes` bounds bodies that are gathered in memory, counted after decompression; the
     server bounds all of them. `picture_threads` decode pictures. `fair` divides this front end's own time;
     `guard` says who may pass; pictures may be fetched from `picture_hosts`; `cache` is what may be kept.
+    `load_report` says whether answers tell the load: off, asked or always.
     """
 
     def __init__(
@@ -206,7 +208,9 @@ class HttpApp:
         guard: Guard | None = None,
         picture_hosts: Collection[str] = (),
         cache: CacheParts | None = None,
+        load_report: str = "off",
     ) -> None:
+        self._report = None if load_report == "off" else LoadReport(table, always=load_report == "always")
         fair = Fairness() if fair is None else fair
         self._service = Service(
             door, block, metrics, table, max_body_bytes, picture_threads, fair, picture_hosts, cache
@@ -239,13 +243,27 @@ class HttpApp:
             return starter(self._service, head, variables)
 
         if rule.changes:  # asked, and told in the log, each time
-            return lambda exchange: passed()(exchange)
-        if not self._guard.has_keys:
-            return passed()
-        return _WhileKeysLast(self._guard, head, passed)
+            start: Start = lambda exchange: passed()(exchange)  # noqa: E731
+        elif self._guard.has_keys:
+            start = _WhileKeysLast(self._guard, head, passed)
+        else:
+            start = passed()
+        return start if self._report is None or not self._report.wanted(head) else self._reporting(start)
+
+    def _reporting(self, start: Start) -> Start:
+        report = self._report
+        assert report is not None
+
+        def told(exchange: Exchange) -> BodyPlan:
+            report.attach(exchange)
+            return start(exchange)
+
+        return told
 
     def close(self) -> None:
         """The server has stopped: end what is left of the app's own work."""
+        if self._report is not None:
+            self._report.close()
         self._service.close()
 
 

@@ -11,6 +11,7 @@ from email.utils import formatdate
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol
 
+from carpool.core.job import Reason
 from carpool.errors import (
     Cancelled,
     CarpoolError,
@@ -40,10 +41,13 @@ Body = Buffer | Sequence[Buffer]
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 JSON_FIELDS = b"content-type: application/json\r\n"
+REASON_FIELD = b"X-Carpool-Reason: %b\r\n"
+"""Of every answer that is an error: for balancers, which read no bodies."""
 
 _STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus
 }
+_GIVEN_UP = Reason.GIVEN_UP.value
 More = Callable[[int], memoryview | None]
 
 
@@ -55,7 +59,8 @@ class Fault(CarpoolError):
         self.status = status
 
     def fields(self) -> bytes:
-        return JSON_FIELDS + (b"retry-after: 1\r\n" if self.status == 503 else b"")
+        said = JSON_FIELDS + REASON_FIELD % self.reason.encode()
+        return said + (b"retry-after: 1\r\n" if self.status == 503 else b"")
 
     def body(self) -> bytes:
         return json.dumps({"error": self.message, "reason": self.reason}).encode()
@@ -200,6 +205,11 @@ class Exchange:
         connection.answer(status, fields, body)
         return True
 
+    def answer_through(self, wrap: Callable[[Answerer], Answerer]) -> None:
+        """What is answered goes through this on its way to the connection."""
+        if self._connection is not None:
+            self._connection = wrap(self._connection)
+
     def make_room(self) -> bool:
         """Memory for bodies is short: cut off another that comes too slowly; False if none does."""
         return self._connection is not None and self._connection.make_room()
@@ -241,7 +251,11 @@ STATUSES: dict[type[CarpoolError], int] = {
 """Everything else is the server's or the model's fault: 500."""
 
 
-def status_of(error: CarpoolError) -> int:
+def status_of(error: CarpoolError, gate_status: int = 429) -> int:
+    """`gate_status` is for who was refused at the gate: another replica may take it at once. Who was given
+    up after a wait has no time left for that."""
+    if isinstance(error, Refused) and error.reason != _GIVEN_UP:
+        return gate_status
     for kind in type(error).__mro__:
         if kind in STATUSES:
             return STATUSES[kind]
@@ -250,29 +264,32 @@ def status_of(error: CarpoolError) -> int:
 
 def fields_of(error: CarpoolError) -> bytes:
     """Retry-After is in whole seconds; the body's `retry_after_s` is what a patient program reads."""
+    fields = JSON_FIELDS + REASON_FIELD % error.reason.encode()
     wait = retry_after(error)
     if wait is not None:
-        return b"%bRetry-After: %d\r\n" % (JSON_FIELDS, wait)
+        return b"%bRetry-After: %d\r\n" % (fields, wait)
     if isinstance(error, Unauthenticated):
-        return JSON_FIELDS + b"WWW-Authenticate: Bearer\r\n"
+        return fields + b"WWW-Authenticate: Bearer\r\n"
     if isinstance(error, WrongMethod):
-        return b"%bAllow: %b\r\n" % (JSON_FIELDS, error.allowed.encode())
-    return JSON_FIELDS
+        return b"%bAllow: %b\r\n" % (fields, error.allowed.encode())
+    return fields
 
 
-def answer_error(exchange: Exchange, error: CarpoolError, more_fields: bytes = b"") -> None:
+def answer_error(
+    exchange: Exchange, error: CarpoolError, more_fields: bytes = b"", gate_status: int = 429
+) -> None:
     """The end of the error, too: nobody needs to know any more where it came from."""
     without_stack(error)
-    status, fields, body = rendered(error)
+    status, fields, body = rendered(error, gate_status)
     exchange.respond(status, fields + more_fields, body)
 
 
-def rendered(error: CarpoolError) -> tuple[int, bytes, bytes]:
+def rendered(error: CarpoolError, gate_status: int = 429) -> tuple[int, bytes, bytes]:
     """Status, fields and body: all that is needed of an error, which may hold much more than that."""
     kept = error.rendered if isinstance(error, Refused) else None
     found: tuple[int, bytes, bytes] | None = None if kept is None else kept.get("http")
     if found is None:
-        found = status_of(error), fields_of(error), encode_error(error)
+        found = status_of(error, gate_status), fields_of(error), encode_error(error)
         if kept is not None:
             kept["http"] = found
     return found

@@ -17,10 +17,10 @@ from carpool.config.rules import nearest, shown
 from carpool.errors import InvalidInput, TooLarge
 from carpool.frontend.http.body import body_encoding
 from carpool.frontend.http.exchange import choose_encoding
-from carpool.frontend.http.infer_route import DEADLINE_FIELD, LATEST_FIELD, SOURCE_FIELD
+from carpool.frontend.http.infer_route import ATTEMPT_FIELD, DEADLINE_FIELD, LATEST_FIELD, SOURCE_FIELD
 from carpool.frontend.http.parsing import RequestHead as HttpHead
 from carpool.frontend.pictures.sent_pictures import from_base64
-from carpool.link.door import Sender, checked, read_budget, read_latest, read_source
+from carpool.link.door import Sender, checked, read_attempt, read_budget, read_latest, read_source
 from carpool.vision.heads import Buffer
 from carpool.wire.head import load_object
 
@@ -39,6 +39,7 @@ _FIELDS = (
     DEADLINE_FIELD,
     SOURCE_FIELD,
     LATEST_FIELD,
+    ATTEMPT_FIELD,
     b"cache-control",
 )
 _KEPT = 256
@@ -87,12 +88,12 @@ def read_image_head(head: HttpHead) -> ImageHead:
 @lru_cache(maxsize=_KEPT)
 def _read(query_text: str, fields: tuple[bytes | None, ...], sized: bool, keyless: bool) -> ImageHead:
     """Kept, for every picture has a head of its own, which differs from the last one only in its length."""
-    content_type, accept, accepted, content_encoding, deadline, source, latest, cache_control = fields
+    content_type, accept, accepted, content_encoding, deadline, source, latest, attempt, cache = fields
     query = read_query(query_text)
     form, wanted = read_accept(accept or b"")
     layout = read_layout(content_type)
     compressed = body_encoding(content_encoding) is not None
-    sender = Sender(read_source(source), read_latest(latest))
+    sender = Sender(read_source(source), read_latest(latest), again=read_attempt(attempt))
     return ImageHead(
         layout,
         query.pop("model", ""),
@@ -104,7 +105,7 @@ def _read(query_text: str, fields: tuple[bytes | None, ...], sized: bool, keyles
         checked(sender) if keyless else sender,  # a key's holder is a source
         None if accepted is None else choose_encoding(accepted),
         sized and not compressed and layout.kind == "raw",
-        read_cache_control(cache_control),
+        read_cache_control(cache),
     )
 
 

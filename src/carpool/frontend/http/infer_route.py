@@ -27,6 +27,7 @@ from carpool.frontend.http.parsing import RequestHead as HttpHead
 from carpool.frontend.packing import AT_ONCE, check, is_in_place, takes_long
 from carpool.frontend.pictures.sent_pictures import TensorPictures, may_hold_pictures, read_tensor_pictures
 from carpool.link.door import (
+    ATTEMPT,
     DEADLINE,
     LATEST,
     SOURCE,
@@ -35,6 +36,7 @@ from carpool.link.door import (
     ModelEntry,
     Sender,
     Slot,
+    read_attempt,
     read_budget,
     read_latest,
     read_source,
@@ -59,6 +61,7 @@ _LENGTH_FIELD = HEADER_LENGTH.lower().encode()
 DEADLINE_FIELD = DEADLINE.lower().encode()
 SOURCE_FIELD = SOURCE.lower().encode()
 LATEST_FIELD = LATEST.lower().encode()
+ATTEMPT_FIELD = ATTEMPT.lower().encode()
 
 TIMING = b'Server-Timing: decode;dur=%.3f, queue;dur=%.3f, infer;dur=%.3f, post;dur=%.3f, batch;desc="%d"\r\n'
 VERSION = b"X-Carpool-Version: %b\r\n"
@@ -92,7 +95,8 @@ def read_infer_head(head: HttpHead) -> InferHead:
     sized = head.content_length is not None and not encoded
     header_length = read_header_length(headers.get(_LENGTH_FIELD))
     json_encoding, binary_encoding = _answer_encodings(headers.get(b"accept-encoding"))
-    sender = Sender(read_source(headers.get(SOURCE_FIELD)), read_latest(headers.get(LATEST_FIELD)))
+    source, latest = read_source(headers.get(SOURCE_FIELD)), read_latest(headers.get(LATEST_FIELD))
+    sender = Sender(source, latest, again=read_attempt(headers.get(ATTEMPT_FIELD)))
     return InferHead(
         header_length,
         header_length or 0 if sized else 0,

@@ -77,7 +77,7 @@ class ModelRoute(Generic[Target]):
             service.mirror.count_failure(self.split, known.entry, refusal)
         service.fair.tell(exchange, refusal, None if known is None else known.entry, sender.source)
         if known is not None:  # else nobody knows whose failure it is
-            count_failure(known.row, refusal, 0.0)
+            count_failure(known.row, refusal, 0.0, unheard=0 if sender.again else 1)
             service.door.turned_away(known.entry, refusal, exchange.head_at, source=sender.source)
         return None
 

@@ -8,7 +8,6 @@ told so at once, before any work is done for it. What nobody waits for is done w
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any, TypeAlias
 
+from carpool.config.usable_cores import usable_cores
 from carpool.core.front_load import DecodeForecast
 from carpool.core.job import INFINITY
 from carpool.core.numerals import numeral
@@ -36,7 +36,7 @@ _MOST_IDLE = 4  # they hold pictures, and it is no harm to leave one out
 
 def threads_for(frontends: int) -> int:
     """An equal share of the cores for each of so many front ends."""
-    return max(1, len(os.sched_getaffinity(0)) // max(1, frontends))
+    return max(1, usable_cores() // max(1, frontends))
 
 
 class Job:

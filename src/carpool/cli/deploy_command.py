@@ -1,0 +1,175 @@
+"""`carpool deploy`: configurations for a fleet, from a model's profile and plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from carpool.cli import show
+from carpool.cli import verb_options as o
+from carpool.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from carpool.deploying.kubernetes_overlay import Deployment
+
+Target = StrEnum("Target", ["kubernetes", "balancer"])
+Kind = StrEnum("Kind", ["haproxy", "envoy", "nginx"])
+Autoscaler = StrEnum("Autoscaler", ["keda", "hpa", "none"])
+
+_BALANCER, _KUBERNETES, _FLEET = "Balancer", "Kubernetes", "The fleet"
+_REPEATS = 10
+_HTTP, _LISTEN = 8000, 8080
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeployVerb:
+    """Write what a fleet needs: a balancer's configuration, or a Kustomize overlay for Kubernetes.
+
+    HAProxy in front of two replicas, which run with --gate-status 503:
+
+        carpool deploy balancer http://10.0.0.1:8000 http://10.0.0.2:8000 --kind haproxy --output /etc/haproxy
+
+    How many replicas for 500 images a second within 50 ms, and their manifests? The model is measured here:
+
+        carpool deploy kubernetes resnet50.onnx --rate 500 --slo-ms 50 --dry-run
+
+    The same without measuring, for a curve that is known:
+
+        carpool deploy kubernetes --curve 4+1 --rate 500 --slo-ms 50 --output overlay
+        kubectl apply -k overlay
+    """
+
+    target: Annotated[
+        Target, typer.Argument(metavar="kubernetes|balancer", help="For whom.", show_default=False)
+    ]
+    places: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="URL…|MODEL",
+            help="The replicas; or the model, a file or a folder, as on the machines that will serve it.",
+            show_default=False,
+        ),
+    ] = None
+    output: Path | None = o.option(
+        None, "The folder to write to. Default: print.", name="--output", metavar="DIR"
+    )
+    dry_run: bool = o.option(False, "Print, and write nothing.", name="--dry-run")
+    kind: Kind = o.option(Kind.haproxy, "Which balancer: haproxy, envoy or nginx.", _BALANCER)
+    listen: str = o.option("0.0.0.0:8080", "Where it listens.", _BALANCER, metavar="HOST:PORT")
+    weighted: bool = o.option(
+        False, "Envoy: weigh replicas by their own load reports.", _BALANCER, name="--weighted"
+    )
+    rate: float | None = o.option(None, "Images per second to carry, on average.", _FLEET)
+    slo_ms: float | None = o.option(None, "The promise: every answer within so many ms.", _FLEET)
+    curve: str = o.option("", "The model's batch times, as profile prints them. Default: measure it.", _FLEET)
+    instances: int = o.option(1, "With --curve: instances of a replica, side by side.", _FLEET)
+    name: str | None = o.option(None, "Which model of a repository.", _FLEET)
+    surge: float = o.option(3.0, "Scale up to so many times the rate.", _FLEET)
+    redundancy: int = o.option(1, "Replicas that may be gone while the promise holds.", _FLEET)
+    cold_start: float = o.option(60.0, "Seconds until a new replica answers.", _FLEET)
+    autoscaler: Autoscaler = o.option(Autoscaler.keda, "keda, hpa or none.", _KUBERNETES)
+    prometheus: str = o.option(
+        "http://prometheus-operated.monitoring:9090",
+        "KEDA: the Prometheus to ask.",
+        _KUBERNETES,
+        metavar="URL",
+    )
+    namespace: str = o.option("carpool", "Its namespace, which is there.", _KUBERNETES)
+    image: str = o.option("carpool:latest", "The image to run.", _KUBERNETES)
+    claim: str = o.option("carpool-models", "The volume claim with the models.", _KUBERNETES)
+    cores: int = o.option(2, "Cores of a replica: request and limit.", _KUBERNETES)
+    memory_gb: float = o.option(2.0, "Memory of a replica.", _KUBERNETES, name="--memory-gb")
+    gpus: int = o.option(0, "GPUs of a replica.", _KUBERNETES)
+
+    def run(self) -> None:
+        if self.target is Target.balancer:
+            self._balancer()
+        else:
+            self._kubernetes()
+
+    def _balancer(self) -> None:
+        from carpool.deploying.balancer_config import FILES, balancer_config, read_address
+
+        if not self.places:
+            raise InvalidInput("name the replicas: carpool deploy balancer http://10.0.0.1:8000 …")
+        replicas = [read_address(place, "a replica", _HTTP) for place in self.places]
+        listen = read_address(self.listen, "--listen", _LISTEN)
+        text = balancer_config(self.kind, replicas, listen, weighted=self.weighted)
+        if self.output is None or self.dry_run:
+            print(text, end="")
+            return
+        try:
+            self.output.mkdir(parents=True, exist_ok=True)
+            (self.output / FILES[self.kind]).write_text(text, "utf-8")
+        except OSError as error:
+            raise InvalidInput(f"--output: {self.output} cannot be written: {error}") from None
+        show.paragraph(f"Wrote {self.output / FILES[self.kind]} for {len(replicas)} replicas.")
+
+    def _kubernetes(self) -> None:
+        from carpool.deploying.kubernetes_overlay import overlay, write_overlay
+
+        wanted = self._wanted()
+        files = overlay(wanted)
+        if self.output is None or self.dry_run:
+            print("\n".join(f"# ---- {name}\n{text}" for name, text in files.items()), end="")
+            return
+        scaled = () if self.autoscaler is Autoscaler.none else (str(self.autoscaler),)
+        write_overlay(files, self.output, (*scaled, "servicemonitor", "grafana"))
+        for sentence in wanted.why():
+            show.paragraph(sentence, "· ")
+        show.paragraph(f"Wrote {self.output}: kubectl apply -k {self.output}")
+
+    def _wanted(self) -> Deployment:
+        from carpool.core.curve import slo_capacity
+        from carpool.deploying.kubernetes_overlay import Deployment
+        from carpool.lab.fleet_plan import FleetQuestion, Machine, plan
+
+        if self.rate is None or self.slo_ms is None:
+            raise InvalidInput("--rate and --slo-ms say what to plan for: give both")
+        rate = o.number("--rate", self.rate, above=0, most=1e7)
+        text, instances = self._curve(o.number("--slo-ms", self.slo_ms, above=0, most=1e7))
+        curve = o.batch_curve(text, None, None)
+        slo = o.slo(self.slo_ms, curve)
+        spare = o.whole("--redundancy", self.redundancy, least=0, most=1000)
+        wanted = Deployment(
+            rate,
+            self.slo_ms,
+            slo_capacity(curve, slo, instances),
+            1,
+            spare,
+            o.number("--surge", self.surge, least=1, most=1000),
+            str(self.autoscaler),
+            self.prometheus,
+            self.namespace,
+            self.image,
+            self.claim,
+            o.whole("--cores", self.cores, least=1, most=4096),
+            o.number("--memory-gb", self.memory_gb, least=0.25, most=1e5),
+            o.whole("--gpus", self.gpus, least=0, most=64),
+            o.number("--cold-start", self.cold_start, above=0, most=86_400),
+        )
+        question = FleetQuestion(curve, slo, rate, redundancy=spare, machine=Machine(instances=instances))
+        with show.status("planning") as tell:
+            answer = plan(question, tell)
+        if answer.replicas is None:
+            raise InvalidInput(f"--slo-ms: no number of replicas keeps it: {' '.join(answer.why)}")
+        return replace(wanted, planned=answer.replicas)
+
+    def _curve(self, slo_ms: float) -> tuple[str, int]:
+        """Of one instance, and how many there are: as it was given, or measured here."""
+        from carpool.lab.batch_profile import ProfileQuestion, profile
+
+        if self.curve:
+            return self.curve, o.whole("--instances", self.instances, least=1, most=1024)
+        if not self.places or len(self.places) != 1:
+            raise InvalidInput("name one model to measure, or give its --curve")
+        question = ProfileQuestion(
+            Path(self.places[0]), self.name, (), (slo_ms / 1e3,), _REPEATS, None, None, None
+        )
+        with show.status("measuring the model") as tell:
+            report = profile(question, tell)
+        return report.curve, report.instances

@@ -1,0 +1,1 @@
+"""Configurations for what runs Carpool on several machines: balancers, and Kubernetes."""

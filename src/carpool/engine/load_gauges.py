@@ -1,0 +1,85 @@
+"""What each model is asked for and could answer, on its row of the counters: for whoever scales or balances.
+
+Nothing is done for single requests: the schedulers count, and a timer looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from time import monotonic
+
+from carpool.core.curve import promised_batch
+from carpool.core.job import INFINITY
+from carpool.core.scaling import Arrivals
+from carpool.core.scheduler import Scheduler
+from carpool.engine.models.served import Served
+from carpool.observe.columns import CAPACITY, LOAD, OFFERED
+from carpool.observe.counters import Table
+
+LOAD_WINDOW_S = 5.0
+_LOOK_S = 0.5
+
+
+def capacity(scheduler: Scheduler) -> float:
+    """Images per second within the promise, with the device to itself: by the curve that is believed now, at
+    the speed that the instances have. 0 without a promise, and while no instance is there."""
+    speeds = [1.0 / instance.speed.mean for instance in scheduler.instances if instance.available]
+    if not speeds or scheduler.slo == INFINITY:
+        return 0.0
+    pace = sum(speeds)
+    batch = promised_batch(scheduler.curve, scheduler.slo * pace / len(speeds))
+    return pace * scheduler.curve.throughput(batch) if batch else 0.0
+
+
+class _Gauge:
+    """Of one model version."""
+
+    def __init__(self, shown: float, now: float) -> None:
+        self.counted = 0  # of what its scheduler counted, on its row
+        self._shown = shown  # of what all processes counted
+        self._arrivals = Arrivals(LOAD_WINDOW_S)
+        self._arrivals.add(0.0, now)
+
+    def look(self, served: Served, scheduler: Scheduler, table: Table, now: float) -> None:
+        more, self.counted = scheduler.asked_for - self.counted, scheduler.asked_for
+        if more:
+            served.row.add(OFFERED, more)
+        able = capacity(scheduler)
+        served.row.set(CAPACITY, able)
+        if not able:
+            served.row.set(LOAD, 0.0)
+            return
+        offered = table.cells(served.slot)[OFFERED]  # with what front ends refused themselves
+        self._arrivals.seen(offered, self._shown, now)
+        self._shown = offered
+        served.row.set(LOAD, 1.0 + self._arrivals.rate(LOAD_WINDOW_S, now) / able)
+
+
+class LoadGauges:
+    def __init__(self, table: Table, offered: Callable[[], Mapping[int, Served]]) -> None:
+        self._table = table
+        self._offered = offered
+        self._gauges: dict[int, _Gauge] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self.look(monotonic())
+        self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self.start)
+
+    def look(self, now: float) -> None:
+        offered = self._offered()
+        for key in self._gauges.keys() - offered.keys():
+            del self._gauges[key]
+        for key, served in offered.items():
+            scheduler = served.scheduler
+            if scheduler is None:
+                continue
+            if key not in self._gauges:
+                self._gauges[key] = _Gauge(self._table.cells(served.slot)[OFFERED], now)
+            self._gauges[key].look(served, scheduler, self._table, now)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

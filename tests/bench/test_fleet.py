@@ -1,0 +1,80 @@
+"""Three servers behind real balancers: what must not fail does not, and how it is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import fleet
+from load.balancers import program
+
+
+def behind(kind: str) -> list[str]:
+    if program(kind) is None:
+        pytest.skip(f"no {kind} here: make fleet fetches it")
+    return [kind]
+
+
+@pytest.mark.conformance
+@pytest.mark.parametrize("kind", fleet.KINDS)
+def test_a_killed_replica_costs_no_request(kind: str, tmp_path: Path) -> None:
+    (row,) = fleet.kill(behind(kind), fleet.QUICK, tmp_path)
+    assert (row.failed, row.why) == (0, "")
+    assert row.requests > 100
+
+
+@pytest.mark.conformance
+@pytest.mark.parametrize("kind", fleet.KINDS)
+def test_overload_leaves_nobody_out(kind: str, tmp_path: Path) -> None:
+    (row,) = fleet.overload(behind(kind), fleet.QUICK, tmp_path)
+    assert (row.failed, row.why) == (0, "")
+    assert row.least_part is not None
+    assert row.least_part > 0.2
+
+
+@pytest.mark.conformance
+def test_restarts_in_turn_cost_no_request(tmp_path: Path) -> None:
+    rows = fleet.restart(behind("haproxy"), fleet.QUICK, tmp_path)
+    assert [(row.balancer, row.failed, row.why) for row in rows] == [
+        ("haproxy", 0, ""),
+        ("haproxy, no retries, lame duck", 0, ""),
+    ]
+
+
+COUNTS = {
+    "offered": 100,
+    "good": 90,
+    "goodput_rps": 45.0,
+    "refused": {"overload": 5, "http-503": 1, "not-serving": 1},
+    "failed": {"http-502": 2},
+    "timed_out": 0,
+    "unanswered": 1,
+}
+
+
+def test_refusals_for_want_of_time_are_answers_and_all_else_is_a_failure() -> None:
+    row = fleet.row("kill", "nginx", COUNTS)
+    assert (row.failed, row.in_time, row.goodput) == (5, 0.9, 45.0)
+    assert row.why == "2 × http-502, 1 × http-503, 1 × not-serving, 1 × no answer"
+    assert not row.as_wished
+    assert "NOT as wished" in fleet.as_text([row])
+
+
+def test_parts_of_a_restart_add_up() -> None:
+    total = fleet._sum([COUNTS, COUNTS])
+    assert (total["offered"], total["refused"]["overload"], total["failed"]["http-502"]) == (200, 10, 4)
+    assert total["goodput_rps"] == 45.0
+
+
+def test_without_retries_only_the_lines_about_them_go(tmp_path: Path) -> None:
+    from carpool.deploying.balancer_config import Address, balancer_config
+    from load.balancers import without_retries
+
+    text = balancer_config("haproxy", [Address("a", 1)], Address("b", 2))
+    plain = without_retries(text)
+    assert "retry-on" not in plain.replace("# ", "")
+    assert plain.count("retries 0") == 1
+    assert [line for line in plain.splitlines() if line.startswith("    server ")] == [
+        "    server replica-1 a:1"
+    ]

