@@ -35,9 +35,9 @@ def fleet(curve: BatchCurve, slo: float, load: float, replicas: int, **more: Any
 
 @cache
 def as_measured(load: float, replicas: int, balancer: str, retries: int) -> FleetOutcome:
-    """Left out is what was measured on a machine that others loaded: two runs of Envoy with retries 11 %
-    apart, and HAProxy's random of two. Real batches take a hundredth longer than the curve says, to be handed over: one server alone, at one
-    and a half times its load, answered 211/s."""
+    """Real batches take a hundredth longer than the curve says, to be handed over: one server alone, at one
+    and a half times its load, answered 211/s. Left out is what was measured while others loaded the machine:
+    two runs of Envoy with retries that are 11 % apart, and HAProxy's random of two."""
     return measure_fleet(
         fleet(
             MEASURED, 0.2, load, replicas, balancer=balancer, retries=retries, profile_error=1.01, seconds=10
@@ -85,7 +85,7 @@ def test_one_slow_replica_is_made_up_for_by_retries_or_weights() -> None:
 
     assert in_time("rr", 0) == pytest.approx(0.927, abs=0.03)
     assert in_time("rr", 1) == pytest.approx(0.985, abs=0.02)
-    assert in_time("weighted", 0) > 0.985
+    assert in_time("weighted", 0) > 0.97  # weights come with the first report, a second later
 
 
 def test_weights_share_by_what_replicas_can_answer() -> None:
@@ -116,8 +116,8 @@ def test_the_same_seed_gives_the_same_fleet() -> None:
 
 
 def surged(by: str, target: float, *, length: float, slower: float) -> tuple[float, float]:
-    """80 → 300 images/s where one replica answers 52/s, or all of that `slower`: in time during the surge, and
-    in its last minute."""
+    """80 → 300 images/s where one replica answers 52/s, or all of that `slower`: in time during the surge,
+    and in its last minute."""
     curve, slo = BatchCurve.parse(f"{16 * slower}+{16 * slower}"), 0.2 * slower
     calm, rate = 40.0, 80.0 / slower
     one = Scenario(curve, slo, Promise(slo, 64), rate, traffic=Surge(300 / 80, length, calm), seconds=length)

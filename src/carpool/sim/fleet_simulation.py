@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 from carpool.core.instance import Batch
 from carpool.core.job import Job, Reason
-from carpool.core.policy import Promise
 from carpool.core.scaling import Autoscaler, ScalingRule
 from carpool.core.scheduler import Scheduler
 from carpool.sim.arrivals import Arrival, Ride
