@@ -36,8 +36,8 @@ Tell = Callable[[str], None]
 
 
 class RemoteModel:
-    """A `Source`: one model of a repository, as it was listed. `shown` is the tree that is served now: what did
-    not change is taken from there, as the very same files, so that nobody loads it again."""
+    """A `Source`: one model of a repository, as it was listed. `shown` is the tree that is served now: what
+    did not change is taken from there, as the very same files, so that nobody loads it again."""
 
     def __init__(
         self, remote: RemoteFiles, name: str, files: Sequence[RemoteFile], parts: Path, shown: Path
@@ -148,9 +148,8 @@ class RemoteArchive(RemoteModel):
 
 def _unpack(packed: Path, folder: Path, budget: Budget, address: str) -> None:
     """Names are checked and bytes counted: what an archive says of itself is not believed."""
-    left, count = budget.bytes, 0
-    for name, opened in _entries(packed, address):
-        count += 1
+    left = budget.bytes
+    for count, (name, opened) in enumerate(_entries(packed, address), 1):
         target = folder / checked_path(name, address)
         if count > budget.files or target == packed or target.exists():
             raise BadArtifacts(f"{address}: too many files, or {name[:80]!r} twice")
@@ -274,9 +273,8 @@ class RemoteRepository:
 
     def _tidy(self, home: Path, keep: Path) -> None:
         """The tree before this one stays, for whoever is reading it."""
-        others = {
-            int(path.name): path.stat().st_mtime for path in version_folders(home).values() if path != keep
-        }
+        trees = version_folders(home)
+        others = {number: path.stat().st_mtime for number, path in trees.items() if path != keep}
         before = max(others, key=lambda number: others[number], default=int(keep.name))
         for number in others.keys() - {before}:
             shutil.rmtree(home / str(number), ignore_errors=True)

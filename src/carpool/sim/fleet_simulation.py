@@ -25,8 +25,13 @@ _HOP_S = 0.0005  # until a request that was refused at a gate is at another repl
 _REPORT_S = 1.0  # between two looks at what replicas say of themselves: a balancer's weights are that old
 _SCRAPE_S, _SCRAPES = 5.0, 6  # between two looks at a gauge, and how many of them a query looks back
 _TOLERANCE = 0.1  # Kubernetes leaves a fleet alone whose metric is this close to its target
-_MORE_AT_ONCE = 4  # and adds at most so many, or as many as there are, at each look
+_MORE_AT_ONCE = 4  # and adds at most so many, or as many as there are
 _AT_ANOTHER = frozenset({Reason.OVERLOAD, Reason.CANNOT_FINISH, Reason.QUEUE_FULL, Reason.OVER_SHARE})
+
+
+def most_at_once(there: int) -> int:
+    """How many replicas there may be after one look, as Kubernetes has it."""
+    return max(2 * there, there + _MORE_AT_ONCE)
 
 
 class Replica(Simulation):
@@ -309,7 +314,7 @@ class FleetSimulation:
         capacity = fmean(one.capacity for one in serving) if serving else self.fleet.one.capacity
         there = len(serving) + self._starting
         wanted = self._scaler.wanted(serving, capacity, now)
-        wanted = min(wanted, max(2 * there, there + _MORE_AT_ONCE))
+        wanted = min(wanted, most_at_once(there))
         for _ in range(wanted - there):
             self._start(now)
         while len(self._serving) > max(1, wanted):
