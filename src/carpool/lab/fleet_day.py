@@ -23,6 +23,7 @@ class DayReport:
     replica_hours: float
     offered: float  # images
     lost: float  # of these, more than the replicas that were there could answer
+    serving: tuple[int, ...] = ()  # at every step
 
     @property
     def answered(self) -> float:
@@ -36,7 +37,8 @@ def fluid_day(
     scaler = Autoscaler(rule)
     serving = max(rule.least, replicas_for(rates[0], capacity, target=rule.target)) if rates else rule.least
     starting: deque[float] = deque()  # when they answer
-    peak, paid, offered, lost, look = serving, 0.0, 0.0, 0.0, period
+    paid, offered, lost, look = 0.0, 0.0, 0.0, period
+    counts = []
     scaler.asked(0.0, 0.0)
     for number, rate in enumerate(rates):
         now = number * step
@@ -53,8 +55,8 @@ def fluid_day(
             wanted = min(scaler.wanted(capacity, now + step), most_at_once(there))
             starting.extend([now + step + rule.cold_start] * max(0, wanted - there))
             serving -= min(max(0, there - wanted), serving - 1)
-        peak = max(peak, serving)
-    return DayReport(peak, paid / 3600, offered, lost)
+        counts.append(serving)
+    return DayReport(max(counts, default=serving), paid / 3600, offered, lost, tuple(counts))
 
 
 def largest_step(rate: float, capacity: float, rule: ScalingRule, *, period: float = 15.0) -> float:
