@@ -215,9 +215,11 @@ def scaled_surge() -> None:
             label = f"{by} {target:g}"
             left.step(bins, in_time, where="post", color=COLOURS[name], label=label)
             times, counts = zip(*run.serving, strict=True)
-            right.step((*times, calm + length), (*counts, counts[-1]), where="post", color=COLOURS[name], label=label)
+            right.step(
+                (*times, calm + length), (*counts, counts[-1]), where="post", color=COLOURS[name], label=label
+            )
         offered = _per_second(run.run.rides, bins, width, lambda _: True)
-        left.fill_between(bins, offered, step="post", color="#eef2f5", label="offered", zorder=0)
+        left.fill_between(bins, offered, step="post", color="#dbe4ea", label="offered", zorder=0)
         left.set_title("Answered in time, per second of arrival")
         right.set_title("Replicas that serve, 52/s each")
         for axes in (left, right):
@@ -236,14 +238,15 @@ def million_day() -> None:
     hours = [number / 3600 for number in range(len(rates))]
     with plots.figure(IMAGES / "million-cameras.png", width=9, height=3.8) as (axes,):
         needed = [rate / capacity for rate in rates]
-        axes.fill_between(hours[::60], needed[::60], color="#eef2f5", label="load, in whole replicas")
+        axes.fill_between(hours[::60], needed[::60], color="#dbe4ea", label="load, in whole replicas")
         axes.plot(hours[::60], day.serving[::60], color=COLOURS["promise"], label="replicas that serve")
-        axes.axhline(max(day.serving), color=INK, linestyle="--", linewidth=1)
-        plots.beside_level(axes, f"always there for the peak: {max(day.serving)}", max(day.serving), left=True)
+        most = max(day.serving)
+        axes.axhline(most, color=INK, linestyle="--", linewidth=1)
+        plots.beside_level(axes, f"always there for the peak: {most}", most, left=True)
         axes.set_title("A million cameras over a day, 2,046 images/s a replica")
         axes.set_xlabel("hour")
         axes.set_xlim(0, 24)
-        axes.set_ylim(0, 1.15 * max(day.serving))
+        axes.set_ylim(0, 1.15 * most)
         axes.legend(loc="lower right")
 
 

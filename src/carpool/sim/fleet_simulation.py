@@ -407,19 +407,20 @@ def measure_fleet(fleet: FleetScenario, on_step: Callable[[], None] | None = Non
     one = fleet.one
     reports: list[Report] = []
     runs: list[FleetRun] = []
+    hops: list[float] = []
     for seed in range(one.seed, one.seed + one.seeds):
         run = play_fleet(fleet, seed)
         mean = run.replica_seconds / max(run.run.seconds, 1e-9)
         reports.append(report(run.run, one.slo, mean * one.instances))
+        hops.append(run.tries / max(1, len(run.run.rides)))
         run.run = Run()
         runs.append(run)
         if on_step is not None:
             on_step()
-    offered = one.rate * one.seconds
     return FleetOutcome(
         **{f.name: fmean(getattr(one_report, f.name) for one_report in reports) for f in fields(Report)},
         capacity_rps=fleet.capacity,
-        hops=fmean(run.tries for run in runs) / max(offered, 1e-9),
+        hops=fmean(hops),
         failed=fmean(run.failed for run in runs),
         most_replicas=max(most for run in runs for _, most in run.serving),
         replica_seconds=fmean(run.replica_seconds for run in runs),
