@@ -27,7 +27,7 @@ _ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 _STAMPS = ("ETag", "etag", "generation", "blob_id", "oid", "md5Hash", "Content-MD5", "LastModified")
 _LATER_STAMPS = ("Last-Modified", "last_modified", "updated", "mtime", "created")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hf": "huggingface_hub"}
+_PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "hf": "huggingface_hub"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class RemoteFiles:
         try:
             return self._listing(fs, root)
         except FileNotFoundError:
-            raise NotInRegistry(f"{self.shown}: nothing is there") from None
+            raise NotInRegistry(f"{self.shown}: nothing is there, or nobody answers") from None
         except PermissionError:
             raise RegistryDown(f"{self.shown}: it may not be read with the keys that were found") from None
         except (ConfigError, BadArtifacts, NotInRegistry, RegistryDown):
