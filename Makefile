@@ -9,7 +9,7 @@ CORES  := $(shell nproc 2>/dev/null || echo 2)
 JOBS   ?= $(shell expr $(CORES) + 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test browser redis check format bench conformance mlflow fleet docs proto clean
+.PHONY: help setup serve test browser redis check format bench conformance mlflow fleet s3 docs proto clean
 
 help: ## show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -80,6 +80,9 @@ mlflow: setup ## an environment with MLflow, for its tests in make conformance, 
 
 fleet: setup ## balancers, kubectl and promtool, for the tests of deploy/ and benchmarks/fleet.py
 	@PYTHONPATH=tests $(BIN)/python -m conformance.fleet_engines
+
+s3: setup ## two S3 servers, for the tests of s3:// in make conformance, which installs them too
+	@PYTHONPATH=tests $(BIN)/python -m conformance.s3_servers
 
 docs: setup ## redraw the pictures in docs/
 	$(BIN)/python docs/draw.py

@@ -43,7 +43,8 @@ from carpool.core.curve import BatchCurve, slo_capacity
 from carpool.core.policy import Promise
 from carpool.demo import bundled_models
 from carpool.errors import CarpoolError
-from carpool.lab.fleet_plan import ENOUGH, UNSHARED, FleetQuestion, Machine, max_batch, suffices
+from carpool.lab.fleet_plan import ENOUGH, FleetQuestion, max_batch, suffices
+from carpool.lab.machine_share import UNSHARED, Machine
 from carpool.sim.simulation import Scenario, measure
 from load import open_loop, processes
 from load.burst import LoadError

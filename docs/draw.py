@@ -8,15 +8,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import pi, sin
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from carpool.core.curve import BatchCurve, promised_batch
+from carpool.core.curve import BatchCurve, promised_batch, slo_capacity
 from carpool.core.policy import Knobs, Promise
+from carpool.core.scaling import ScalingRule
 from carpool.lab import plots
+from carpool.lab.fleet_day import fluid_day
 from carpool.lab.plots import COLOURS, FAINT, INK
 from carpool.sim.arrivals import Arrival, Cameras, Poisson, Traffic, poisson
+from carpool.sim.fleet_simulation import Autoscale, FleetScenario, play_fleet
 from carpool.sim.simulation import Outcome, Ride, Scenario, Surge, contenders, measure, play, sweep
 from carpool.sim.step_simulation import UnderLoad, read_steps
 
@@ -222,6 +226,72 @@ def cascade() -> None:
         axes.legend(loc="lower left")
 
 
+def scaled_surge() -> None:
+    """80 → 300 images/s on replicas that answer 52/s each: scaled by load, and by saturation."""
+    slo, calm, length, width = 0.2, 60.0, 240.0, 5.0
+    one = Scenario(
+        BatchCurve.parse("16+16"),
+        slo,
+        Promise(slo, 64),
+        80,
+        traffic=Surge(300 / 80, length, calm),
+        seconds=length,
+    )
+    bins = [width * number for number in range(int((calm + length) / width))]
+    with plots.figure(IMAGES / "fleet-surge.png", columns=2, width=11) as (left, right):
+        for by, target, name in (("saturation", 0.6, "knobs"), ("load", 0.75, "promise")):
+            run = play_fleet(FleetScenario(one, 2, retries=1, autoscale=Autoscale(by, target, 2, 12)))
+            in_time = _per_second(run.run.rides, bins, width, lambda ride: _good(ride, slo))
+            label = f"{by} {target:g}"
+            left.step(bins, in_time, where="post", color=COLOURS[name], label=label)
+            times, counts = zip(*run.serving, strict=True)
+            right.step(
+                (*times, calm + length), (*counts, counts[-1]), where="post", color=COLOURS[name], label=label
+            )
+        offered = _per_second(run.run.rides, bins, width, lambda _: True)
+        left.fill_between(bins, offered, step="post", color="#dbe4ea", label="offered", zorder=0)
+        left.set_title("Answered in time, per second of arrival")
+        right.set_title("Replicas that serve, 52/s each")
+        for axes in (left, right):
+            axes.set_xlabel("seconds")
+            axes.set_ylim(bottom=0)
+            axes.set_xlim(0, calm + length - width)
+        left.legend(loc="lower right")
+        right.legend(loc="upper left")
+
+
+def million_day() -> None:
+    """A million cameras, one frame a second each while something moves."""
+    rates = camera_day()
+    capacity = slo_capacity(YOLO, 0.1)
+    day = fluid_day(rates, capacity, ScalingRule(cold_start=120.0))
+    hours = [number / 3600 for number in range(len(rates))]
+    with plots.figure(IMAGES / "million-cameras.png", width=9, height=3.8) as (axes,):
+        needed = [rate / capacity for rate in rates]
+        axes.fill_between(hours[::60], needed[::60], color="#dbe4ea", label="load, in whole replicas")
+        axes.plot(hours[::60], day.serving[::60], color=COLOURS["promise"], label="replicas that serve")
+        most = max(day.serving)
+        axes.axhline(most, color=INK, linestyle="--", linewidth=1)
+        plots.beside_level(axes, f"always there for the peak: {most}", most, left=True)
+        axes.set_title("A million cameras over a day, 2,046 images/s a replica")
+        axes.set_xlabel("hour")
+        axes.set_xlim(0, 24)
+        axes.set_ylim(0, 1.15 * most)
+        axes.legend(loc="lower right")
+
+
+def camera_day() -> list[float]:
+    """Images per second: 0.25 of all frames at night, all at noon, and at six in the evening a fifth more for
+    twenty minutes, within one minute."""
+    rates = []
+    for second in range(86_400):
+        hour = second / 3600
+        day = max(0.0, sin(pi * (hour - 6) / 12)) if 6 <= hour <= 18 else 0.0
+        evening = 0.2 * min(1.0, (second - 64_800) / 60) if 64_800 <= second < 66_000 else 0.0
+        rates.append(1e6 * (0.25 + 0.75 * day + evening))
+    return rates
+
+
 def _per_second(
     rides: list[Ride], bins: list[float], width: float, counts: Callable[[Ride], bool]
 ) -> list[float]:
@@ -245,7 +315,10 @@ def _attainment(rides: list[Ride], sources: list[str], source: str) -> float:
 
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
-    pictures = (batch_curve, over_load, surge, lanes, cameras, rollout_states, cascade)
+    pictures = (
+        *(batch_curve, over_load, surge, lanes, cameras, rollout_states, cascade),
+        *(scaled_surge, million_day),
+    )
     wanted = set(sys.argv[1:])
     for draw in pictures:
         if not wanted or draw.__name__ in wanted:

@@ -205,3 +205,37 @@ def test_what_is_no_cascade_is_said_to_be_none(steps: tuple[str, ...]) -> None:
     done = CliRunner().invoke(app, ["simulate", *given, "--slo-ms", "100", "--under-load", "quick"])
     assert done.exit_code == 2
     assert "--under-load is for a cascade" in done.stderr
+
+
+FLEET = ("simulate", "--curve", "4+1", "--slo-ms", "50", "--seconds", "1", "--replicas", "3")
+
+
+def test_several_replicas_behind_a_balancer() -> None:
+    args = [*FLEET, "--load", "0.6", "--retries", "1", "--slow", "1:2.0", "--lose", "0.5", "--json"]
+    result = CliRunner().invoke(app, args, catch_exceptions=False)
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    assert (found["mode"], found["failed"], found["most_replicas"]) == ("fleet", 0, 3)
+    assert found["settings"]["load"] == pytest.approx(0.6)
+    assert found["capacity_rps"] == pytest.approx(3 * 840)
+    text = CliRunner().invoke(app, [*FLEET, "--autoscale", "load:0.75"], catch_exceptions=False).stdout
+    assert "replica-hours" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--retries", "1"), "give --replicas"),
+        (("--replicas", "33"), "--replicas must be"),
+        (("--replicas", "2", "--compare"), "--compare is for one server"),
+        (("--replicas", "2", "--mode", "knobs"), "--mode is for one server"),
+        (("--replicas", "2", "--slow", "3:2"), "--slow must be"),
+        (("--replicas", "2", "--slow", "one"), "--slow must be like"),
+        (("--replicas", "2", "--autoscale", "cpu:0.5"), "--autoscale must be like"),
+        (("--replicas", "4", "--autoscale", "load:0.5", "--max-replicas", "2"), "--max-replicas must be"),
+    ],
+)
+def test_fleets_that_cannot_be(options: tuple[str, ...], words: str) -> None:
+    result = CliRunner().invoke(app, ["simulate", "--curve", "4+1", "--slo-ms", "50", *options])
+    assert result.exit_code == 2
+    assert words in " ".join((result.stderr + str(result.exception)).split())

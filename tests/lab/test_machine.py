@@ -8,7 +8,8 @@ from math import inf
 import pytest
 
 from carpool.core.curve import BatchCurve, slo_capacity
-from carpool.lab.fleet_plan import UNSHARED, FleetQuestion, Machine, plan
+from carpool.lab.fleet_plan import FleetQuestion, plan
+from carpool.lab.machine_share import UNSHARED, Machine
 
 CURVE = BatchCurve.parse("1:13,8:85")
 TWO_CORES = Machine(cores=2, infer_cores=2, decode=0.0025, protocol=0.0005)

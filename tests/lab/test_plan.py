@@ -50,7 +50,7 @@ def test_with_surges_of_three_times_it_needs_two() -> None:
     surge = next(check for check in found.checks if check.what == "surge")
     assert surge.rate_rps == 1500
     assert surge.attainment >= ENOUGH
-    assert any("load balancer" in sentence for sentence in found.why)
+    assert any("behind a balancer" in sentence for sentence in found.why)
 
 
 @pytest.mark.conformance

@@ -126,7 +126,8 @@ class DeployVerb:
     def _wanted(self) -> Deployment:
         from carpool.core.curve import slo_capacity
         from carpool.deploying.kubernetes_overlay import Deployment
-        from carpool.lab.fleet_plan import FleetQuestion, Machine, plan
+        from carpool.lab.fleet_plan import FleetQuestion, plan
+        from carpool.lab.machine_share import Machine
 
         if self.rate is None or self.slo_ms is None:
             raise InvalidInput("--rate and --slo-ms say what to plan for: give both")

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
 from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from carpool.core.scaling import ScalingRule
     from carpool.lab.fleet_plan import FleetPlan, FleetQuestion
+    from carpool.sim.arrivals import Traffic
 
 _CORES, _FLEET = "The cores", "The fleet"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanVerb(o.HasCurve):
+class PlanVerb(o.HasCurve, o.HasTraffic):
     """How many replicas keep this promise, with which settings, at what cost, and why.
 
     500 requests a second, which triple for ten seconds now and then:
@@ -40,10 +41,19 @@ class PlanVerb(o.HasCurve):
         carpool plan --curve 1:13,8:85 --slo-ms 250 --rate 60 --cores 2 --infer-cores 2 --decode-ms 2.5
     """
 
-    rate: Annotated[float, typer.Option(help="Images per second, on average.", rich_help_panel=o.TRAFFIC)]
+    rate: float | None = o.option(None, "Images per second, on average; a trace has its own.", o.TRAFFIC)
+    arrivals: str = o.option(
+        "poisson", "poisson, bursty, cameras, or trace:FILE as carpool serve --record writes it.", o.TRAFFIC
+    )
+    model: str = o.option("", "trace: whose arrivals, if there are several models in it.", o.TRAFFIC)
     surge: float = o.option(1.0, "Surges multiply the rate by this.", o.TRAFFIC)
     surge_seconds: float = o.option(60.0, "How long a surge lasts.", o.TRAFFIC)
     price_per_hour: float | None = o.option(None, "What a replica costs, in any currency.", _FLEET)
+    cold_start: float | None = o.option(
+        None, "Replicas come and go with the load; a new one answers after so many seconds.", _FLEET
+    )
+    target_load: float = o.option(0.75, "With --cold-start: of their capacity.", _FLEET)
+    hpa_period: float = o.option(15.0, "With --cold-start: seconds between two looks.", _FLEET)
     redundancy: int = o.option(0, "Replicas that may be gone while the promise holds.", _FLEET)
     instances: int = o.option(
         1, "Instances of a replica, side by side; the curve is of one while all are busy.", o.MODEL
@@ -81,12 +91,14 @@ class PlanVerb(o.HasCurve):
         return 1 if answer.replicas is None else 0
 
     def _question(self) -> FleetQuestion:
-        from carpool.lab.fleet_plan import FleetQuestion, Machine
+        from carpool.lab.fleet_plan import FleetQuestion
+        from carpool.lab.machine_share import Machine
 
         curve, steps = self.curve_and_steps()
         if steps and (self.cores is not None or self.infer_cores or self.decode_ms or self.protocol_ms):
             raise InvalidInput("--cores and what shares them are for one model: leave them out with --step")
         price = self.price_per_hour
+        traffic = self._traffic()
         cores = inf if self.cores is None else o.number("--cores", self.cores, above=0, most=1e6)
         busy = o.number("--infer-cores", self.infer_cores, most=1e6)
         if busy > cores:
@@ -99,7 +111,7 @@ class PlanVerb(o.HasCurve):
         return FleetQuestion(
             curve,
             o.slo(self.slo_ms, curve, steps),
-            o.number("--rate", self.rate, above=0, most=1e7),
+            self._rate(traffic),
             surge=o.number("--surge", self.surge, least=1, most=1000),
             surge_seconds=o.number("--surge-seconds", self.surge_seconds, above=0),
             price_per_hour=None if price is None else o.number("--price-per-hour", price),
@@ -109,7 +121,37 @@ class PlanVerb(o.HasCurve):
             machine=Machine(cores, busy, decode / 1e3, protocol / 1e3, instances),
             steps=steps,
             shared=self.one_device,
+            traffic=traffic,
+            scaling=self._scaling(),
+            hpa_period=o.number("--hpa-period", self.hpa_period, least=1, most=3600),
         )
+
+    def _traffic(self) -> Traffic:
+        from carpool.sim.arrivals import Poisson, Recording
+
+        if self.model and not self.arrivals.startswith("trace:"):
+            raise InvalidInput("--model chooses among the models of a trace: give --arrivals trace:FILE")
+        if self.surge > 1 and self.arrivals != "poisson":
+            raise InvalidInput("--surge is for poisson arrivals: others have their own")
+        read = partial(Recording.read, model=self.model)
+        return self.traffic({"poisson": Poisson()}, read, per_source=False)
+
+    def _rate(self, traffic: Traffic) -> float:
+        own = traffic.own_rate
+        if own is None and self.rate is None:
+            raise InvalidInput("Missing option '--rate': images per second, on average")
+        if own is not None and self.rate is not None:
+            raise InvalidInput(f"--rate cannot be given with {self.arrivals}: its rate is its own")
+        return o.number("--rate", self.rate if own is None else own, above=0, most=1e7)  # type: ignore[arg-type]
+
+    def _scaling(self) -> ScalingRule | None:
+        from carpool.core.scaling import ScalingRule
+
+        if self.cold_start is None:
+            return None
+        target = o.number("--target-load", self.target_load, above=0, most=1)
+        cold = o.number("--cold-start", self.cold_start, most=1e5)
+        return ScalingRule(least=1, target=target, cold_start=cold)
 
 
 def _print(answer: FleetPlan, question: FleetQuestion) -> None:
@@ -127,6 +169,12 @@ def _print(answer: FleetPlan, question: FleetQuestion) -> None:
             "capacity": f"{answer.capacity_rps:,.0f} /s per replica, {fleet:,.0f} /s in all",
             "headroom": f"{100 * (answer.headroom or 0.0):.0f} %",
         }
+        if answer.peak_replicas is not None and answer.replica_hours is not None:
+            facts["replicas at peak"] = f"{answer.peak_replicas}, autoscaled"
+            facts["replica-hours"] = f"{answer.replica_hours:,.2f}"
+            facts["came before replicas"] = f"{answer.lost_to_cold_start:,.0f} images"
+        if answer.largest_step is not None:
+            facts["largest step"] = f"{answer.largest_step:.1f} ×"
         if answer.cost_per_1000 is not None:
             facts["cost per 1,000 images"] = f"{answer.cost_per_1000:.3g}"
         show.table(("", ""), facts.items(), left=("",))

@@ -77,7 +77,8 @@ def plain_flags(words: Sequence[str]) -> list[str]:
 
 _KINDS = get_type_hints(ServerSettings)
 _PATHS = typer.Argument(
-    help="Model files, model folders or Triton repositories; or models:/NAME@ALIAS of a registry.",
+    help="Model files, model folders or Triton repositories; s3://BUCKET/PATH and its like; or "
+    "models:/NAME@ALIAS of a registry. Without any, those of CARPOOL_MODELS.",
     show_default=False,
 )
 Serve = make_dataclass(
@@ -113,8 +114,9 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
     raise_limit(settings.max_connections)
     check_files(settings)
     _warn_if_open(settings)
-    paths = paths or demo_models()
-    paths = _fetched(paths, settings)
+    paths = paths or [Path(one) for one in settings.models] or demo_models()
+    settings = replace(settings, models=tuple(map(str, paths)))
+    paths = _fetched(_brought(paths, settings), settings)
     sources, mistaken = _find(paths, settings)
     if settings.record:
         settings = replace(settings, record=str(claim(settings.record)))
@@ -140,6 +142,25 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
         code = runner.run(supervisor.run())
     finish()
     return code
+
+
+def _brought(paths: Sequence[Path], settings: ServerSettings) -> Sequence[Path]:
+    """The paths, with a folder for each repository that lies elsewhere. One that cannot be read is a warning
+    where something of it was fetched before."""
+    from carpool.config.remote_address import remote_address
+
+    if not any(map(remote_address, paths)):
+        return paths
+    from carpool.observe.logs import logger
+    from carpool.registry.remote_repository import Remotes
+
+    remotes = Remotes.of(settings)
+    complaints = remotes.refresh(lambda step: print(f"{step[0].upper()}{step[1:]} …", flush=True))
+    for complaint in complaints:
+        logger("remote").warning("repository-not-fetched", message=complaint)
+    if complaints and not all(one.folder.exists() for one in remotes.repositories.values()):
+        raise ConfigError(complaints[0], field="models")
+    return remotes.folders(paths)
 
 
 def _fetched(paths: Sequence[Path], settings: ServerSettings) -> Sequence[Path]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
+from carpool.cli.fleet_options import HasFleet, simulate_fleet
 from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ Overload = StrEnum("Overload", ["quick", "refuse"])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Simulate(o.HasCurve, o.HasTraffic):
+class Simulate(o.HasCurve, o.HasTraffic, HasFleet):
     """Play traffic against a model in virtual time, with the scheduler that serves it.
 
     Three times the traffic that can be promised, beside what other servers do:
@@ -58,6 +59,10 @@ class Simulate(o.HasCurve, o.HasTraffic):
     What carpool serve --record FILE saw, on two instances:
 
         carpool simulate --curve 16+4 --slo-ms 200 --arrivals trace:FILE --instances 2
+
+    Four servers behind a balancer that tries refusals elsewhere, one of them at half speed:
+
+        carpool simulate --curve 4+1 --slo-ms 50 --load 0.7 --replicas 4 --retries 1 --slow 1:2.0
     """
 
     instances: int = o.option(1, "Devices behind the one queue.", o.MODEL)
@@ -123,7 +128,12 @@ class Simulate(o.HasCurve, o.HasTraffic):
         from carpool.sim.simulation import LOADS, contenders, measure, sweep
 
         o.drawing(self.plot)
+        knobs = self.mode is Mode.knobs
+        self.check_fleet(step=self.step, latest=self.latest, compare=self.compare, plot=self.plot, mode=knobs)
         scenario = _scenario(self)
+        if self.replicas is not None:
+            simulate_fleet(self, scenario, _settings(self, scenario), as_json=self.as_json)
+            return
         entries = contenders(scenario, _knobs(self, scenario.curve))
         if not self.compare:
             entries = {self.mode.value: entries[self.mode.value]}
@@ -241,7 +251,7 @@ def _mean_rate(options: Simulate, scenario: Scenario) -> float:
             f"give --slo-ms {more}, or give --rate instead"
         )
     load = o.number("--load", 1.0 if options.load is None else options.load, above=0, most=1000)
-    return load * scenario.capacity
+    return load * scenario.capacity * (options.replicas or 1)
 
 
 def _traffic(options: Simulate) -> Traffic:

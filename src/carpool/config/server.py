@@ -216,6 +216,9 @@ class ServerSettings:
     log_level: str = _setting(
         "info", "debug, info, warning or error.", choices=("debug", "info", "warning", "error")
     )
+    models: tuple[str, ...] = _setting((), secret=True)  # paths and addresses, where none are given by name
+    remote_gb: float = _setting(64.0, within=(0.001, 1e6))  # of one repository that lies elsewhere
+    remote_files: int = _setting(10_000, within=(1, 1e6))
     cache_dir: Path | None = None  # where measured profiles are kept; None keeps none
     state_dir: Path | None = None  # what must survive a restart; None keeps nothing
 

@@ -27,6 +27,7 @@ from carpool.link.door import LoadingStep
 from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, Region, open_file
 from carpool.observe.columns import RESTARTS
 from carpool.observe.logs import logger
+from carpool.registry.remote_repository import Remotes
 
 MAX_REGIONS = 1024
 _MAX_NAME_CHARS = 256
@@ -264,6 +265,8 @@ class ControlDesk:
         self._folders = host.engine.folders
         self._on_demand = host.engine.on_demand
         self.registry = RegistryWatch(host.engine, settings)
+        self._remotes = Remotes.of(settings)
+        self._not_fetched: list[str] = []
         host.on_question("load", self._load)
         host.on_question("unload", self._unload)
         host.on_question("demand", self._demand)
@@ -359,6 +362,7 @@ class ControlDesk:
         """Follow the folders, or just list what is in them, so that the index knows what could be loaded."""
         try:
             if self._mode == "poll":
+                await self._fetch()
                 await self._engine.control.look()
             else:
                 await self._engine.control.find()
@@ -369,6 +373,14 @@ class ControlDesk:
                 log.warning("repository-not-read", error=error.message)
         except Exception:
             log.exception("look-failed")
+
+    async def _fetch(self) -> None:
+        """What changed in repositories that lie elsewhere; only folders are looked at after this."""
+        if self._remotes.repositories:
+            complaints = await asyncio.to_thread(self._remotes.refresh, wait=False)
+            for complaint in complaints if complaints != self._not_fetched else ():
+                log.warning("repository-not-fetched", message=complaint)
+            self._not_fetched = complaints
 
     async def _look_in_time(self) -> None:
         while True:

@@ -3,81 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil, inf
+from random import Random
 
-from carpool.core.curve import BatchCurve, expected_p99, promised_batch, slo_capacity
+from carpool.core.curve import BatchCurve, expected_p99, promised_batch
 from carpool.core.numerals import numeral as _n
 from carpool.core.policy import Knobs, Promise
+from carpool.core.scaling import ScalingRule
+from carpool.lab.fleet_day import DayReport, fluid_day, largest_step, rates_of
+from carpool.lab.machine_share import UNSHARED, Machine
+from carpool.sim.arrivals import Poisson, Recording, Traffic
+from carpool.sim.fleet_simulation import FleetScenario, measure_fleet
 from carpool.sim.simulation import Scenario, Surge, measure, surge_outcome
 from carpool.sim.step_simulation import StepPlan, alone_through, capacity
 
 ENOUGH = 0.99  # of what is offered must be answered in time: the promise is a p99
-_SURE = 1e-4  # of the capacity: bisected no further
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """One replica's part of a machine. `decode` and `protocol` are seconds of one core for each image, and
-    `instances` so many run side by side, whose batch times are those while all of them are busy.
-
-    Decoding, front ends and engine are many short pieces of work, to which an operating system gives a core
-    before it gives it back to the threads of a model. So they are served, and batches take longer: a model on
-    a GPU hardly needs the cores, one on the CPU needs all of them.
-    """
-
-    cores: float = inf
-    infer_cores: float = 0.0  # that batches keep busy while they run, one on each instance
-    decode: float = 0.0
-    protocol: float = 0.0
-    instances: int = 1
-
-    @property
-    def beside(self) -> float:
-        """Seconds of a core that an image takes beside its batch."""
-        return self.decode + self.protocol
-
-    def stretch(self, rate: float) -> float:
-        """How much longer batches take at this rate; infinite where nothing is left for them."""
-        left = self.cores - rate * self.beside
-        if left <= 0:
-            return inf
-        return max(1.0, self.infer_cores / left)
-
-    def outside(self, rate: float) -> float:
-        """Seconds that a client waits for its own decoding and protocol. Where more threads want to run than
-        there are cores, each gets its part of them."""
-        wanted = self.infer_cores + 1.0 + rate * self.beside
-        return self.beside * max(1.0, wanted / self.cores)
-
-    def curve(self, alone: BatchCurve, rate: float) -> BatchCurve:
-        """Batch times at this rate, from those of a model that had the cores for itself."""
-        factor = self.stretch(rate)
-        if factor == 1.0:
-            return alone
-        points = [(size, seconds * factor) for size, seconds in alone.points]
-        return BatchCurve(points, alone.max_batch, alone.buckets)
-
-    def capacity(self, alone: BatchCurve, slo: float) -> float:
-        """Images per second that one replica can promise: what the batches carry at the very rate whose
-        decoding and protocol they are slowed down by."""
-        low, high = 0.0, slo_capacity(alone, slo, self.instances)
-        if self.carries(alone, slo, high):
-            return high
-        while high - low > _SURE * high:
-            rate = (low + high) / 2
-            low, high = (rate, high) if self.carries(alone, slo, rate) else (low, rate)
-        return low
-
-    def carries(self, alone: BatchCurve, slo: float, rate: float) -> bool:
-        if self.stretch(rate) == inf:
-            return False
-        left = slo - self.outside(rate)
-        return left > 0 and slo_capacity(self.curve(alone, rate), left, self.instances) >= rate
-
-
-UNSHARED = Machine()
-"""Cores enough for everything: only the batches take time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +38,9 @@ class FleetQuestion:
     machine: Machine = UNSHARED
     steps: tuple[StepPlan, ...] = ()  # of a pipeline, each with a device of its own in every replica,
     shared: bool = False  # unless they share one
+    traffic: Traffic = field(default_factory=Poisson)
+    scaling: ScalingRule | None = None  # replicas come and go, and
+    hpa_period: float = 15.0  # so often is it decided how many
 
     @property
     def capacity(self) -> float:
@@ -140,6 +84,10 @@ class FleetPlan:
     capacity_rps: float  # of one replica
     headroom: float | None = None
     cost_per_1000: float | None = None
+    peak_replicas: int | None = None  # with autoscaling, over the whole of a trace,
+    replica_hours: float | None = None
+    lost_to_cold_start: float | None = None  # images
+    largest_step: float | None = None  # how many times more may come at once
     checks: tuple[Check, ...]
     why: tuple[str, ...]
 
@@ -165,8 +113,8 @@ def reasons(q: FleetQuestion, plan: FleetPlan, needed: int, *, group: int, p99: 
         together = "all replicas" if needed <= group else f"every {group} of them"
         yield (
             f"This counts on one queue in front of {together}: one server with several GPUs. As "
-            f"{needed} separate servers behind a load balancer, each with its own queue, {_share(apart)} of "
-            f"{_n(apart.rate_rps)}/s would be answered in time, p99 {_n(apart.p99_ms)} ms."
+            f"{needed} separate servers behind a balancer (round robin, refusals tried once at another), "
+            f"{_share(apart)} of {_n(apart.rate_rps)}/s would be answered in time, p99 {_n(apart.p99_ms)} ms."
         )
     if not q.steps:
         yield (
@@ -175,6 +123,7 @@ def reasons(q: FleetQuestion, plan: FleetPlan, needed: int, *, group: int, p99: 
             f"{plan.promised_batch}."
         )
     yield _delay(plan, next(check for check in reversed(steady) if check.replicas == needed))
+    yield from _scaled(q, plan)
     if plan.cost_per_1000 is not None and q.price_per_hour is not None:
         yield (
             f"{plan.replicas} × {q.price_per_hour:g} an hour for {_n(q.rate)}/s is "
@@ -284,6 +233,23 @@ def _delay(plan: FleetPlan, steady: Check) -> str:
     )
 
 
+def _scaled(q: FleetQuestion, plan: FleetPlan) -> Iterator[str]:
+    if q.scaling is None or plan.largest_step is None:
+        return
+    most = f"{plan.largest_step:.1f} ×"
+    yield (
+        f"With autoscaling to a load of {q.scaling.target:g}, looked at every {_n(q.hpa_period)} s and "
+        f"{_n(q.scaling.cold_start)} s until a new replica answers, a step to {most} the rate is survived: "
+        "99 % of what comes in the five minutes after it find a replica that has room."
+    )
+    if plan.replica_hours is not None and plan.lost_to_cold_start is not None:
+        yield (
+            f"Over the trace it would have had {plan.peak_replicas} replicas at its peak and "
+            f"{_n(plan.replica_hours)} replica-hours, and {_n(plan.lost_to_cold_start)} images would have "
+            "come before the replicas for them."
+        )
+
+
 def _replica(count: int) -> str:
     return "one replica" if count == 1 else f"{count} replicas"
 
@@ -295,6 +261,7 @@ def _share(check: Check) -> str:
 _REQUESTS = 15_000  # at least, in a checking run: its 99th percentile then rests on 150 of them
 _SECONDS, _AFFORDED = 20.0, 60_000  # and for so long, unless that takes more requests than this
 _SLOWEST = 1e-3  # requests per second: slower traffic never meets itself, and would take clocks too far
+_CELL = 32  # separate servers, simulated one by one
 _GROUP = 8  # instances simulated at once: more behind one queue only do better
 _STUCK = 0.0005  # a replica more that brings less than this will not be the one that is missing
 _WORTH = 0.05  # a delay helps if it takes this share off the p99 without adding it to the p50
@@ -340,13 +307,18 @@ def _scenario(q: FleetQuestion, replicas: int, busiest: float | None = None) -> 
     rate = max(q.rate * group / replicas, _SLOWEST)
     promise = Promise(q.slo, max_batch(q.curve, q.slo))
     each = (busiest or q.rate) / replicas
+    traffic, seconds = q.traffic, _long_enough(rate)
+    if isinstance(traffic, Recording):
+        traffic = traffic.part(group / replicas, Random(q.seed))
+        rate, seconds = traffic.own_rate, traffic.span * (1 + 1e-9)
     return Scenario(
         q.machine.curve(q.curve, each),
         q.slo,
         promise,
         rate,
+        traffic=traffic,
         instances=group * q.machine.instances,
-        seconds=_long_enough(rate),
+        seconds=seconds,
         seed=q.seed,
         noise=q.noise,
         outside=q.machine.outside(each),
@@ -391,12 +363,9 @@ def _describe(q: FleetQuestion, needed: int, checks: list[Check], tell: Tell) ->
     if q.redundancy:
         tell("checking with the spares")
         checks += _check(q, replicas)
-    if needed > 1:  # the same as servers with a queue each, behind something that spreads requests at random
-        rate = q.peak / needed
-        alone = replace(_scenario(q, needed, q.peak), instances=q.machine.instances, rate=rate)
-        out = measure(replace(alone, seconds=_long_enough(rate)))
-        apart = Check("separate servers", needed, q.peak, out.attainment, out.p50_ms, out.p99_ms)
-        checks.append(apart)
+    if needed > 1:
+        tell("checking separate servers")
+        checks.append(_apart(q, needed))
     normal = next(check for check in reversed(checks) if check.what == "steady")
     most = q.capacity
     cost = None if q.price_per_hour is None else replicas * q.price_per_hour / (q.rate * 3.6)
@@ -415,12 +384,51 @@ def _describe(q: FleetQuestion, needed: int, checks: list[Check], tell: Tell) ->
         checks=tuple(checks),
         why=(),
     )
+    answer = _with_scaling(q, answer)
     each = q.rate / needed
-    p99 = inf  # of a pipeline no formula tells
-    if not q.steps:
+    p99 = inf  # of a pipeline, and of uneven traffic, no formula tells
+    if not q.steps and isinstance(q.traffic, Poisson):
         p99 = expected_p99(q.machine.curve(q.curve, each), q.rate, needed * q.machine.instances)
     why = reasons(q, answer, needed, group=_GROUP, p99=p99 + q.machine.outside(each))
     return replace(answer, why=tuple(why))
+
+
+def _apart(q: FleetQuestion, needed: int) -> Check:
+    """The same as servers with a queue each. Of a pipeline one of them at random is simulated; else a cell of
+    as many as are simulated one by one, behind a balancer."""
+    if q.steps:
+        rate = q.peak / needed
+        alone = replace(_scenario(q, needed, q.peak), instances=q.machine.instances, rate=rate)
+        out = measure(replace(alone, seconds=_long_enough(rate)))
+        return Check("separate servers", needed, q.peak, out.attainment, out.p50_ms, out.p99_ms)
+    cell = min(needed, _CELL)
+    one = replace(_scenario(q, needed, q.peak), instances=q.machine.instances)
+    if isinstance(q.traffic, Recording):
+        traffic = q.traffic.part(cell / needed, Random(q.seed))
+        one = replace(one, traffic=traffic, rate=traffic.own_rate)
+    else:
+        rate = max(q.peak * cell / needed, _SLOWEST)
+        one = replace(one, rate=rate, seconds=_long_enough(rate))
+    fleet = measure_fleet(FleetScenario(one, cell, retries=1))
+    return Check("separate servers", needed, q.peak, fleet.attainment, fleet.p50_ms, fleet.p99_ms)
+
+
+def _with_scaling(q: FleetQuestion, plan: FleetPlan) -> FleetPlan:
+    rule = q.scaling
+    if rule is None:
+        return plan
+    step = largest_step(q.rate, plan.capacity_rps, rule, period=q.hpa_period)
+    day: DayReport | None = None
+    if isinstance(q.traffic, Recording):
+        rates = rates_of(q.traffic.recorded, q.traffic.span)
+        day = fluid_day(rates, plan.capacity_rps, rule, period=q.hpa_period)
+    return replace(
+        plan,
+        largest_step=step,
+        peak_replicas=None if day is None else day.peak_replicas,
+        replica_hours=None if day is None else day.replica_hours,
+        lost_to_cold_start=None if day is None else day.lost,
+    )
 
 
 def _with_delay(q: FleetQuestion, replicas: int, steady: Check) -> tuple[Check, bool]:

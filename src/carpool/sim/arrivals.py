@@ -219,6 +219,13 @@ class Recording(Traffic):
     def own_rate(self) -> float:
         return sum(arrival.images for arrival in self.recorded) / self.span
 
+    def part(self, share: float, random: Random) -> Recording:
+        """So much of it, drawn request by request: what one cell of a fleet gets."""
+        if share >= 1.0:
+            return self
+        drawn = [arrival for arrival in self.recorded if random.random() < share]
+        return replace(self, recorded=drawn or self.recorded[:1])
+
     def arrivals(self, rate: float, seconds: float, random: Random) -> list[Arrival]:  # noqa: ARG002
         slower = self.own_rate / rate
         played = (Arrival(a.at * slower, a.images, a.source, a.priority) for a in self.recorded)

@@ -152,7 +152,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[max(0, ceil(share * len(ordered)) - 1)]
 
 
-def report(run: Run, slo: float, instances: int, *, warm_up: float | None = None) -> Report:
+def report(run: Run, slo: float, instances: float, *, warm_up: float | None = None) -> Report:
     """Measure a run, without its start-up (a tenth, at most 2 s) and its tail (one SLO), which are easier."""
     begin, end = _window(run, slo, warm_up)
     rides = [ride for ride in run.rides if begin <= ride.arrival.at < end]
@@ -200,7 +200,7 @@ def _staleness(run: Run, begin: float, end: float) -> float:
     return area / max(end - begin, 1e-9) / len(answers) if answers else 0.0
 
 
-def _device_use(run: Run, begin: float, end: float, instances: int) -> dict[str, float]:
+def _device_use(run: Run, begin: float, end: float, instances: float) -> dict[str, float]:
     busy = late = 0.0
     images = count = 0
     for batch, ended, in_time in run.batches:

@@ -1,0 +1,22 @@
+"""Addresses of repositories that lie elsewhere: s3://bucket/models and its like."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+_SCHEMES = ("s3", "gs", "gcs", "hf", "https", "http", "memory")
+_ADDRESS = re.compile(rf"({'|'.join(_SCHEMES)}):/+(.+)", re.DOTALL)
+
+
+def remote_address(path: Path | str) -> str | None:
+    """The address that a path of the command line is, if it is one. As a path it has lost a slash."""
+    found = _ADDRESS.fullmatch(str(path))
+    return None if found is None else f"{found[1]}://{found[2]}"
+
+
+def shown_address(address: str) -> str:
+    """Without a user's name, a password and a query, which may be a signature: fit for logs."""
+    parts = urlsplit(address)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
