@@ -18,6 +18,7 @@ from carpool.link.door import IndexEntry
 from console.conftest import Watched, watched
 from console.stage import EVIL, Stage
 from frontend.http.front_end import infer, infer_body
+from later import later
 
 WIDTH, HEIGHT = 64, 40
 TIMING = 'decode;dur=1.5, queue;dur=2, infer;dur=4, post;dur=0.5, batch;desc="3"'
@@ -303,6 +304,7 @@ def test_every_kind_of_answer(answering: Watched, picture: Path) -> None:
     expect(page.locator("#masks")).to_be_hidden()
 
 
+@pytest.mark.conformance
 def test_a_pasted_and_a_dropped_picture(answering: Watched) -> None:
     page = answering.open()
     answering.choose("detector")
@@ -427,7 +429,7 @@ CONTRAST = """() => {
 }"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", later("dark")])
 def test_names_headings_contrast_and_themes(browser: Browser, staged: Stage, scheme: Any) -> None:
     console = watched(browser, staged, color_scheme=scheme)
     page = console.open()

@@ -67,6 +67,7 @@ def test_bursts_need_more_than_their_mean_rate() -> None:
     assert any("round robin" in sentence for sentence in bursty.why)
 
 
+@pytest.mark.conformance
 @pytest.mark.usefixtures("quick")
 def test_a_trace_is_planned_for_with_what_autoscaling_would_have_cost() -> None:
     random = Random(3)

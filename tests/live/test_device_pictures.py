@@ -90,6 +90,7 @@ def found_in(answer: dict[str, Any]) -> list[tuple[str, list[float]]]:
     return [(found["label"], found["box"]) for found in answer["detections"]]
 
 
+@pytest.mark.conformance
 def test_every_kind_of_picture_gets_its_own_answer_from_shared_batches(server: Live) -> None:
     """Files, which the device decodes, and others, which the front end does, all at the same time."""
     sent = [(name, kind) for kind in ("JPEG", "PNG") for name in COLOURS for _ in range(8)]

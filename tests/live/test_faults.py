@@ -347,6 +347,7 @@ def together(server: Live, *first: float) -> list[Response]:
     return [f.result(PATIENCE_S) for f in in_background(4, lambda n: ask(server, "moody", first[n], n))]
 
 
+@pytest.mark.conformance
 def test_a_model_that_raises_costs_one_error(moody: Live) -> None:
     responses = together(moody, 1, 2, 13, 4)
     assert [response.status for response in responses] == [200, 200, 500, 200]
@@ -449,6 +450,7 @@ def test_clients_that_leave_give_their_slots_back(tmp_path: Path, frontends: int
         assert server.metric("nv_inference_request_failure", model="model", reason="CANCELED") == 40
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize("frontends", LAYOUTS)
 def test_bodies_and_answers_larger_than_the_arena(tmp_path: Path, frontends: int) -> None:
     """What can never fit is not told to come back; what fits by itself leaves room for its answer or not."""
@@ -490,6 +492,7 @@ def test_sigterm_finishes_what_was_accepted(tmp_path: Path, frontends: int) -> N
         idle.socket.close()
 
 
+@pytest.mark.conformance
 def test_while_it_drains_open_connections_hear_that_it_is_not_ready(tmp_path: Path) -> None:
     """A request that was half sent when the signal came is one of the new ones."""
     go = tmp_path / "go"
@@ -541,6 +544,7 @@ def test_a_second_signal_stops_at_once(tmp_path: Path, frontends: int) -> None:
         assert held[0].exception(PATIENCE_S) is not None or held[0].result().status == 503
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize("frontends", LAYOUTS)
 def test_sigterm_while_a_model_loads(tmp_path: Path, frontends: int) -> None:
     code = "import time\ndef setup(config):\n    time.sleep(600)\ndef predict(x):\n    return x\n"
@@ -594,6 +598,7 @@ def test_a_broken_model_at_start_is_one_clear_line(tmp_path: Path, frontends: in
     assert why in told[0]
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize("frontends", LAYOUTS)
 def test_a_port_in_use_is_one_clear_line(tmp_path: Path, frontends: int) -> None:
     model = repositories.fake(tmp_path / "models")

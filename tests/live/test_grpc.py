@@ -170,6 +170,7 @@ def test_with_two_front_ends_the_other_serves_on(tmp_path: Path) -> None:
         wait_until(lambda: len(server.grpc_pids) == 2, "two again")
 
 
+@pytest.mark.conformance
 def test_an_engine_that_dies_is_unavailable_once(tmp_path: Path) -> None:
     go = tmp_path / "go"
     model = repositories.python(tmp_path / "models", HELD.format(go=str(go)), max_batch=1)
@@ -208,6 +209,7 @@ def test_the_end_finishes_what_was_accepted(tmp_path: Path, frontends: int) -> N
         assert server.wait() == 0
 
 
+@pytest.mark.conformance
 def test_a_port_that_is_taken_is_told_before_anything_starts(tmp_path: Path) -> None:
     """Another server must not take half of the traffic without a word."""
     model = repositories.python(tmp_path / "models", DOUBLE)

@@ -52,6 +52,7 @@ def levels(server: Live, since: int) -> Counter[tuple[str, str]]:
     return Counter((line["part"], line["level"]) for line in map(orjson.loads, filter(None, lines)))
 
 
+@pytest.mark.conformance
 def test_log_settings_reach_every_process(server: Live, client: InferenceServerClient) -> None:
     settings = client.get_log_settings()
     assert settings == {

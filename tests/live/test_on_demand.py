@@ -37,6 +37,7 @@ def index(server: Live) -> dict[str, tuple[str, str]]:
     return {line["name"]: (line["state"], line.get("reason", "")) for line in lines}
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize("frontends", LAYOUTS)
 def test_requests_load_what_they_ask_for(tmp_path: Path, frontends: int) -> None:
     go, models = tmp_path / "go", tmp_path / "models"

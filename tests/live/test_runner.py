@@ -265,6 +265,7 @@ def controlled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Live,
         yield running, model
 
 
+@pytest.mark.conformance
 def test_loading_again_under_load_fails_nobody(controlled: tuple[Live, Path]) -> None:
     server, model = controlled
     freed = len(server.events("model-unloaded"))

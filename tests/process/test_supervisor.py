@@ -181,6 +181,7 @@ def test_requests_go_through_and_sigterm_ends_it_well(
     assert not server.other
 
 
+@pytest.mark.conformance
 def test_the_engine_is_shot_with_calls_waiting(serve: Callable[..., Server], lines: list[Line]) -> None:
     server = serve(frontends=2)
     line = server.serving()
@@ -476,6 +477,7 @@ def test_an_engine_that_goes_on_in_time_is_kept(serve: Callable[..., Server], li
     assert not server.found("process-died")
 
 
+@pytest.mark.conformance
 def test_a_front_end_that_is_stopped_is_replaced(serve: Callable[..., Server], lines: list[Line]) -> None:
     server = serve(frontends=1, watchdog_s=2.0)
     server.serving().close()

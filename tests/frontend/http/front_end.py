@@ -135,11 +135,13 @@ def front_end(
         cache=cache,
     )
     with serving(app, **limits) as server:
-        yield FrontEnd(server, door, app)
-        if cache is not None:  # which audits its answers in threads, and nobody waits for that
-            server.call(lambda: None)  # what is begun right behind the last answer has begun
-            until(lambda: not door.slots_in_use)
-        server.call(app.close)
+        try:
+            yield FrontEnd(server, door, app)
+            if cache is not None:  # which audits its answers in threads, and nobody waits for that
+                server.call(lambda: None)  # what is begun right behind the last answer has begun
+                until(lambda: not door.slots_in_use)
+        finally:
+            server.call(app.close)
     assert not door.slots_in_use, "slots leaked"
 
 
