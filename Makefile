@@ -9,7 +9,7 @@ CORES  := $(shell nproc 2>/dev/null || echo 2)
 JOBS   ?= $(shell expr $(CORES) + 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test browser redis check format bench conformance mlflow fleet s3 site docs proto clean
+.PHONY: help setup serve test browser redis check format bench conformance mlflow fleet s3 site release docs proto clean
 
 help: ## show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -90,6 +90,12 @@ site: ## the documentation as a site in build/site, with warnings as errors
 	  --disable-pip-version-check --requirement docs/site/requirements.txt; }
 	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet --config-file docs/site/mkdocs.yml
 	$(PYTHON) docs/site/check_links.py build/site
+
+RELEASE := build/release-venv
+release: ## sdist and wheel in dist/, built twice, checked, installed into an empty environment and tried
+	@[ -x $(RELEASE)/bin/twine ] || { $(PYTHON) -m venv $(RELEASE) && $(RELEASE)/bin/python -m pip install --quiet \
+	  --disable-pip-version-check build twine cyclonedx-bom hatchling; }
+	$(RELEASE)/bin/python tools/make_release.py
 
 docs: setup ## redraw the pictures in docs/
 	$(BIN)/python docs/draw.py
