@@ -9,7 +9,7 @@ CORES  := $(shell nproc 2>/dev/null || echo 2)
 JOBS   ?= $(shell expr $(CORES) + 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test browser redis check format bench conformance mlflow fleet s3 docs proto clean
+.PHONY: help setup serve test browser redis check format bench conformance mlflow fleet s3 site release docs proto clean
 
 help: ## show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -83,6 +83,19 @@ fleet: setup ## balancers, kubectl and promtool, for the tests of deploy/ and be
 
 s3: setup ## two S3 servers, for the tests of s3:// in make conformance, which installs them too
 	@PYTHONPATH=tests $(BIN)/python -m conformance.s3_servers
+
+SITE := build/site-venv
+site: ## the documentation as a site in build/site, with warnings as errors
+	@[ -x $(SITE)/bin/mkdocs ] || { $(PYTHON) -m venv $(SITE) && $(SITE)/bin/python -m pip install --quiet \
+	  --disable-pip-version-check --requirement docs/site/requirements.txt; }
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet --config-file docs/site/mkdocs.yml
+	$(PYTHON) docs/site/check_links.py build/site
+
+RELEASE := build/release-venv
+release: ## sdist and wheel in dist/, built twice, checked, installed into an empty environment and tried
+	@[ -x $(RELEASE)/bin/twine ] || { $(PYTHON) -m venv $(RELEASE) && $(RELEASE)/bin/python -m pip install --quiet \
+	  --disable-pip-version-check build twine cyclonedx-bom hatchling; }
+	$(RELEASE)/bin/python tools/make_release.py
 
 docs: setup ## redraw the pictures in docs/
 	$(BIN)/python docs/draw.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from carpool.config.pipeline_toml import KEYS as PIPELINE_KEYS
 from carpool.config.server import variables
 from carpool.config.table import KEYS
 from carpool.frontend.http.app import ROUTES
-from carpool.link.door import DEADLINE, LATEST, ROLLOUT, SOURCE
 from carpool.observe.prometheus import chosen
 from frontend.grpc.front_end import PATIENCE, channel, front_end
 
@@ -39,11 +39,19 @@ def public_names() -> dict[str, Any]:
         "routes": sorted(f"{route.method} {route.pattern}" for route in ROUTES),
         "grpc": _grpc_methods(),
         "metrics": {family.name: family.kind for family in _families()},
-        "headers": [DEADLINE, LATEST, ROLLOUT, SOURCE],
+        "headers": _headers(),
         "model.toml": {section or "top": sorted(keys) for section, keys in sorted(KEYS.items())},
         "pipeline.toml": {section or "top": sorted(keys) for section, keys in sorted(PIPELINE_KEYS.items())},
         "variables": sorted(variables()),
     }
+
+
+def _headers() -> list[str]:
+    """Of requests and answers: whatever the code calls by our name."""
+    files = Path(carpool.__file__).parent.rglob("*.py")
+    return sorted(
+        {name for file in files for name in re.findall(r"X-Carpool-[A-Za-z-]+", file.read_text("utf-8"))}
+    )
 
 
 def _python() -> dict[str, Any]:

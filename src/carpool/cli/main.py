@@ -16,6 +16,7 @@ from carpool.cli.cache_command import CacheVerb
 from carpool.cli.cascade_command import CascadeVerb
 from carpool.cli.demo_command import Demo
 from carpool.cli.deploy_command import DeployVerb
+from carpool.cli.doctor_command import Doctor
 from carpool.cli.drift_command import DriftVerb
 from carpool.cli.evaluate_command import Evaluate
 from carpool.cli.init_command import Init
@@ -127,6 +128,7 @@ app.command("sweep")(_as_command(Sweep))
 app.command("simulate")(_as_command(Simulate))
 app.command("plan")(_as_command(PlanVerb))
 app.command("deploy")(_as_command(DeployVerb))
+app.command("doctor")(_as_command(Doctor))
 
 
 def _show_version(asked: bool) -> None:

@@ -295,7 +295,7 @@ def test_the_example_in_python(front: FrontEnd, capsys: pytest.CaptureFixture[st
 
 
 def test_the_reference_lists_every_route_and_extension() -> None:
-    rows = set(re.findall(r"^\| `(GET|POST|DELETE) (/[^`]*)`", DOCS, re.MULTILINE))
+    rows = set(re.findall(r"^\| `(GET|POST|PUT|DELETE) (/[^`]*)`", DOCS, re.MULTILINE))
     rows |= {("POST", path) for path in re.findall(r"^\| `GET, POST (/[^`]*)`", DOCS, re.MULTILINE)}
     rows |= {("GET", path) for path in re.findall(r"^\| `GET, POST (/[^`]*)`", DOCS, re.MULTILINE)}
     assert rows == {(route.method, route.pattern) for route in ROUTES}

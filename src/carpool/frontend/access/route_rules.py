@@ -31,7 +31,7 @@ _TRACE = "/v2[/models/{model}]/trace/setting"
 
 _TABLE: dict[Rule, tuple[str, ...]] = {
     Rule(Kind.HEALTH, False, "health"): (
-        *("GET /health", "GET /v2/health/live", "GET /v2/health/ready"),
+        *("GET /health", "GET /ping", "GET /v2/health/live", "GET /v2/health/ready"),
         *("ServerLive", "ServerReady", "Check", "Watch"),
     ),
     Rule(Kind.PAGE, False): ("GET /", "GET /console/{file}"),
@@ -40,6 +40,7 @@ _TABLE: dict[Rule, tuple[str, ...]] = {
         *(f"POST {_MODEL}/infer", f"POST {_MODEL}/generate", f"POST {_MODEL}/generate_stream"),
         *("POST /detect", "POST /classify", "POST /segment", "POST /pose", "POST /obb", "POST /depth"),
         *("POST /embed", "POST /text_regions", "POST /read", "POST /models/{model}/predict"),
+        *(f"{verb} /predictions/{{model}}[/{{version}}]" for verb in ("POST", "PUT")),
         *("ModelInfer", "ModelStreamInfer"),
     ),
     Rule(Kind.INFERENCE, False, "metadata"): (

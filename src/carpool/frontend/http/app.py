@@ -19,6 +19,7 @@ from carpool.frontend.http.infer_route import start_infer
 from carpool.frontend.http.limits import MIB
 from carpool.frontend.http.orca_report import LoadReport
 from carpool.frontend.http.parsing import RequestHead
+from carpool.frontend.http.torchserve_routes import ping, start_prediction
 from carpool.link.door import Door
 from carpool.observe.counters import Block, Table
 
@@ -113,6 +114,8 @@ ROUTES: tuple[Route[Starter], ...] = (
     Route("POST", f"{_MODEL}/infer", start_infer),
     *(Route("POST", path, start_task(task)) for task, path in TASK_ROUTES.items()),
     Route("POST", "/models/{model}/predict", start_predict),
+    *(Route(verb, "/predictions/{model}[/{version}]", start_prediction) for verb in ("POST", "PUT")),
+    _get("/ping", ping),
     _get("/", small_routes.front_page),
     _get("/console/live", small_routes.console_live),
     _get("/console/{file}", small_routes.console_file),

@@ -78,10 +78,14 @@ class ImageHead(NamedTuple):
     wish: Wish  # what it says about caches
 
 
-def read_image_head(head: HttpHead) -> ImageHead:
-    """Raises `InvalidInput` that names the field at fault."""
+def read_image_head(head: HttpHead, version: str = "") -> ImageHead:
+    """With the version that the path names, if any. Raises `InvalidInput` that names the field at fault."""
     who = head.who
     asked = _read(head.query, tuple(map(head.headers.get, _FIELDS)), bool(head.content_length), who is None)
+    if version and asked.version:
+        raise InvalidInput("the path names the version already", field="version")
+    if version:
+        asked = asked._replace(version=version)
     return asked if who is None else asked._replace(sender=asked.sender.with_key(who))
 
 

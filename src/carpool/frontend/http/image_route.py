@@ -81,9 +81,13 @@ class ImageTarget(NamedTuple):
 
 class ImageRoute(ModelRoute[ImageTarget]):
     _tensors = False
+    makes: type[ImageRequest]
 
-    def __init__(self, service: Service, head: HttpHead, task: str | None, model: str = "") -> None:
-        self.asked = read_image_head(head)
+    def __init__(
+        self, service: Service, head: HttpHead, task: str | None, model: str = "", version: str = ""
+    ) -> None:
+        """`model` and `version`: those that the path names."""
+        self.asked = read_image_head(head, version)
         super().__init__(service, self.asked.sender, self.asked.budget, head, named=bool(self.asked.version))
         self._task = task
         self._who = head.who
@@ -103,7 +107,7 @@ class ImageRoute(ModelRoute[ImageTarget]):
     def _plan(self, exchange: Exchange, target: ImageTarget) -> BodyPlan:
         """A picture that the device may decode comes straight into a slot."""
         service = self.service
-        request = ImageRequest(self, exchange, target)
+        request = self.makes(self, exchange, target)
         size = exchange.head.content_length or 0
         if target.model.encoded and self.asked.in_place and size <= service.max_body_bytes:
             with contextlib.suppress(Unavailable):
@@ -474,6 +478,9 @@ class ImageRequest:
         held, self._held = self._held, 0
         pixels, self._pixels_held = self._pixels_held, 0
         self.service.pictures.let_go(held, pixels)
+
+
+ImageRoute.makes = ImageRequest
 
 
 def _joined(fields: bytes, more: bytes) -> bytes:

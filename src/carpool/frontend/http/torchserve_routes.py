@@ -1,0 +1,69 @@
+"""TorchServe's inference routes, for clients that were written for it: `/ping` and `/predictions/{model}`.
+
+A picture goes the way of all pictures; its answer is told as TorchServe's own handlers did: a classifier's as
+`{label: probability}`, a detector's as a list of `{label: box, "score": …}`. Other tasks answer as elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from carpool.errors import NotFound
+from carpool.frontend.documents import task_of
+from carpool.frontend.http.exchange import Exchange
+from carpool.frontend.http.http_service import Service, Start, Variables, answer_document
+from carpool.frontend.http.image_route import ImageRequest, ImageRoute
+from carpool.frontend.http.parsing import RequestHead as HttpHead
+from carpool.link.door import Catalog, ModelEntry
+
+
+def ping(service: Service, exchange: Exchange, _variables: Variables) -> None:
+    is_ready = service.ready
+    answer_document(exchange, {"status": "Healthy" if is_ready else "Unhealthy"}, 200 if is_ready else 503)
+
+
+def start_prediction(service: Service, head: HttpHead, variables: Mapping[str, str]) -> Start:
+    # TorchServe's versions have two parts, ours are whole numbers: those of its archives were cut alike.
+    version = variables.get("version", "").partition(".")[0]
+    return PredictionRoute(service, head, None, variables["model"], version).begin
+
+
+class PredictionRequest(ImageRequest):
+    __slots__ = ()
+
+    def _send(self, fields: bytes, body: bytes, *, compressible: bool = True) -> None:
+        if self.drawn is None:
+            body = as_handlers_did(body)
+        super()._send(fields, body, compressible=compressible)
+
+
+class PredictionRoute(ImageRoute):
+    makes = PredictionRequest
+
+    def _find(self, catalog: Catalog) -> ModelEntry:
+        entry = super()._find(catalog)
+        if task_of(entry) is None:
+            raise NotFound(
+                f"model '{entry.name}' takes tensors, and this route takes pictures; "
+                f"ask it at /v2/models/{entry.name}/infer",
+                reason="no-task",
+            )
+        return entry
+
+
+def as_handlers_did(body: bytes) -> bytes:
+    document: dict[str, Any] = orjson.loads(body)
+    if "results" in document:  # several pictures, some of them perhaps with an error
+        return orjson.dumps([_told(one) for one in document["results"]])
+    return orjson.dumps(_told(document))
+
+
+def _told(answer: dict[str, Any]) -> object:
+    if "classes" in answer:
+        return {one["label"]: one["score"] for one in answer["classes"]}
+    if "detections" in answer:
+        return [{one["label"]: one["box"], "score": one["score"]} for one in answer["detections"]]
+    return answer
