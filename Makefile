@@ -9,7 +9,7 @@ CORES  := $(shell nproc 2>/dev/null || echo 2)
 JOBS   ?= $(shell expr $(CORES) + 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test browser redis check format bench conformance mlflow fleet s3 docs proto clean
+.PHONY: help setup serve test browser redis check format bench conformance mlflow fleet s3 ray docs proto clean
 
 help: ## show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -83,6 +83,9 @@ fleet: setup ## balancers, kubectl and promtool, for the tests of deploy/ and be
 
 s3: setup ## two S3 servers, for the tests of s3:// in make conformance, which installs them too
 	@PYTHONPATH=tests $(BIN)/python -m conformance.s3_servers
+
+ray: setup ## an environment with Ray, for its tests in make conformance, which installs it too, and benchmarks/ray_fleet.py
+	@PYTHONPATH=tests $(BIN)/python -m conformance.ray_venv
 
 docs: setup ## redraw the pictures in docs/
 	$(BIN)/python docs/draw.py

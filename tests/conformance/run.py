@@ -34,7 +34,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tritonclient.utils import InferenceServerException
 
 from carpool import __version__
-from conformance import examples, fleet_engines, mlflow_venv, perf_analyzer, s3_servers
+from conformance import examples, fleet_engines, mlflow_venv, perf_analyzer, ray_venv, s3_servers
 from conformance.flavours import Flavour
 from conformance.runs import Run, every_run
 from conformance.servers import outcome, running
@@ -113,9 +113,10 @@ def _long_tests(*, fetch: bool) -> int:
     command = [sys.executable, "-m", "pytest", "-m", marked, "-n", jobs, "--dist", "worksteal"]
     given = os.environ | {THOROUGH: "1"}
     if fetch:
-        _TELL.print("MLflow, balancers, kubectl, promtool, S3 servers: looking for them, or fetching them …")
+        _TELL.print("MLflow, Ray, balancers, kubectl, promtool, S3 servers: looking for them, or fetching them …")
         given[mlflow_venv.VARIABLE] = str(mlflow_venv.install())
         given[fleet_engines.VARIABLE] = str(fleet_engines.install())
+        given[ray_venv.VARIABLE] = str(ray_venv.install())
         given[s3_servers.VARIABLE] = str(s3_servers.install())
     else:
         _TELL.print(
