@@ -18,6 +18,7 @@ small machine carries four of them, Ray, HAProxy and the load generator.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -94,7 +95,8 @@ def inside(*, quick: bool, as_json: bool) -> int:
         model.mkdir(parents=True)
         (model / "model.toml").write_text(MODEL)
         os.environ["CARPOOL_CACHE_DIR"] = os.environ["CARPOOL_STATE_DIR"] = name
-        found = measure(model.parent, quick=quick)
+        with contextlib.redirect_stdout(sys.stderr):  # Ray says there when a node dies
+            found = measure(model.parent, quick=quick)
     print(json.dumps(found, indent=1) if as_json else as_text(found))
     return 0
 
@@ -116,7 +118,7 @@ def measure(models: Path, *, quick: bool) -> dict[str, Any]:
             models, slo_ms=SLO_MS, replicas=(2, 4), port=0, patience_s=10, cold_start_s=10, drain_s=10
         )
         seconds["deploy"] = time.monotonic() - began
-        loads.append(_load(url, BASE, 50.0 if quick else 75.0, seed=1))
+        loads.append(_load(url, BASE, 50.0 if quick else 90.0, seed=1))
         time.sleep(8.0)
         loads.append(_load(url, STEP, 40.0, seed=2))
         seconds["step"] = until(lambda: len(replicas(url)) == 4, "four replicas after the step")

@@ -33,8 +33,8 @@ MAY_IMPORT: Mapping[str, str] = {
     "backends/python": "backends config memory",
     "backends/torch": "backends backends/python config",
     "cache": "config core observe vision wire",
-    "cli": "client cluster config core demo deploying engine frontend frontend/access lab lab/cascade lab/evaluate "
-    "lab/load lab/sweep link observe pipelines process quality registry sim video vision",
+    "cli": "client cluster config core demo deploying engine frontend frontend/access lab lab/cascade "
+    "lab/evaluate lab/load lab/sweep link observe pipelines process quality ray registry sim video vision",
     "client": "vision wire",
     "cluster": "config core deploying",
     "config": "core wire/proto",

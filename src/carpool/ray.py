@@ -43,7 +43,12 @@ def deploy(
     it replaces replicas by new ones, which take over when they are ready.
     """
     given = {"models": models, "slo_ms": slo_ms, "replicas": replicas, "name": name, **more}
-    return ray_fleet.run(FleetSettings.read(given).from_here())
+    return deploy_settings(FleetSettings.read(given))
+
+
+def deploy_settings(settings: FleetSettings) -> str:
+    """The same, for arguments that were read already."""
+    return ray_fleet.run(settings.from_here())
 
 
 def app(args: Mapping[str, Any]) -> Any:

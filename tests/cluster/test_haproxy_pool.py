@@ -170,14 +170,15 @@ def test_the_configuration_is_that_of_deploy() -> None:
     """Only what marks are for and what the runtime needs is added."""
     made = runtime_config(Address("0.0.0.0", 8000), Path("/tmp/s"))
     source = (deploy_folder() / "balancer" / "haproxy.cfg").read_text().splitlines()
-    kept = [line for line in source if "${CARPOOL" not in line]
+    kept = [line for line in source if "${CARPOOL" not in line and not line.startswith("    retries ")]
     written = iter(made.text.splitlines())
     assert all(line in written for line in kept), "in order, unchanged"
     assert "    bind 0.0.0.0:8000\n" in made.text
     assert "    stats socket /tmp/s mode 600 level admin\n" in made.text
     assert f"default_backend {made.backend}\n" in made.text
-    assert f"default-server {made.server}\n" in made.text
-    assert made.server.startswith("check ")
+    default = next(line.split(maxsplit=1)[1] for line in source if line.startswith("    default-server "))
+    assert made.server == f"{default} observe layer4 error-limit 2 on-error mark-down"
+    assert "    retries 3\n" in made.text
     assert "${" not in made.text
 
 

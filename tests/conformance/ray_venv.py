@@ -1,6 +1,6 @@
 """An environment of its own with Ray and Carpool in it: Ray and Triton's clients want different protobufs.
 
-    make ray      installs it, once
+make ray      installs it, once
 """
 
 from __future__ import annotations

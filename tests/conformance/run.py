@@ -113,7 +113,9 @@ def _long_tests(*, fetch: bool) -> int:
     command = [sys.executable, "-m", "pytest", "-m", marked, "-n", jobs, "--dist", "worksteal"]
     given = os.environ | {THOROUGH: "1"}
     if fetch:
-        _TELL.print("MLflow, Ray, balancers, kubectl, promtool, S3 servers: looking for them, or fetching them …")
+        _TELL.print(
+            "MLflow, Ray, balancers, kubectl, promtool, S3 servers: looking for them, or fetching them …"
+        )
         given[mlflow_venv.VARIABLE] = str(mlflow_venv.install())
         given[fleet_engines.VARIABLE] = str(fleet_engines.install())
         given[ray_venv.VARIABLE] = str(ray_venv.install())

@@ -197,6 +197,7 @@ class Replica:
 
     def __init__(self, settings: FleetSettings) -> None:
         self._stopped = threading.Event()
+        self._beats = threading.Thread(target=self._beat, daemon=True)
         context = serve.get_replica_context()
         self._settings, self._fleet = settings, context.app_name
         self._name = f"{context.deployment}-{context.replica_id.unique_id}"
@@ -205,7 +206,6 @@ class Replica:
         self._address = self._child.start(host, settings.ready_s)
         self._reports = LoadReports(host, self._child.metrics_port)
         self._balancer = balancer_on(ray.get_runtime_context().get_node_id(), self._fleet, settings.port)
-        self._beats = threading.Thread(target=self._beat, daemon=True)
         self._beats.start()
 
     async def __call__(self, _request: Any = None) -> str:
@@ -248,7 +248,8 @@ class Replica:
         if child is None or self._stopped.is_set():
             return
         self._stopped.set()
-        self._beats.join(_ANSWER_S)
+        if self._beats.ident is not None:
+            self._beats.join(_ANSWER_S)
         child.stop(self._settings.stop_s)
 
 

@@ -24,6 +24,7 @@ _SERVER_LINES = {
     '{{address: "{host}", port_value: {port}}}}}}}',
     "nginx": "        server {place} max_fails=1 fail_timeout=2s;",
 }
+_TRIES_AFTER_A_NODE = 3
 _EVENLY = "      lb_policy: ROUND_ROBIN"
 _WEIGHTED = """\
       # By what replicas say of themselves (--load-report always): each gets what it can answer.
@@ -92,8 +93,11 @@ def runtime_config(listen: Address, socket: Path) -> RuntimeConfig:
     first = f"global\n    noreuseport\n    stats socket {socket} mode 600 level admin"
     text = re.sub(r"^global$", first, text, count=1, flags=re.M)
     text = re.sub(r"^(frontend \S+)$", rf"\1\n{health.rstrip()}", text, count=1, flags=re.M)
+    # With a node all of its replicas are lost, not at quite the same time: who is sent from one on to the
+    # next of them needs more than one try. And who cannot be reached is left out until a check finds it.
+    text = re.sub(r"^( *retries) \d+$", rf"\1 {_TRIES_AFTER_A_NODE}", text, count=1, flags=re.M)
     filled = Template(text).safe_substitute(CARPOOL_LISTEN=str(listen), CARPOOL_SERVERS="")
-    return RuntimeConfig(filled, backend[1], server[1])
+    return RuntimeConfig(filled, backend[1], f"{server[1]} observe layer4 error-limit 2 on-error mark-down")
 
 
 def balancer_config(
