@@ -65,7 +65,8 @@ def main() -> int:
     if not python.exists():
         print("ray_fleet: no Ray here: make ray", file=sys.stderr)
         return 0 if args.quick else 1
-    return subprocess.run(isolated(python, [*sys.argv[1:], "--inside"]), check=False, env=clean()).returncode
+    command = isolated(python, Path(__file__).resolve(), [*sys.argv[1:], "--inside"])
+    os.execvpe(command[0], command, clean())  # so that what ends us ends it
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -78,10 +79,12 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def isolated(python: Path, arguments: list[str]) -> list[str]:
+def isolated(python: Path, script: Path, arguments: list[str]) -> list[str]:
     """With the first process of the namespace everything in it ends."""
     spaces = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    return [*spaces, str(python), str(Path(__file__).resolve()), *arguments]
+    if os.geteuid():
+        spaces.append("--map-root-user")
+    return [*spaces, str(python), str(script), *arguments]
 
 
 def clean() -> dict[str, str]:

@@ -196,7 +196,7 @@ _READ: Mapping[str, Any] = {
     "target_load": _number(0.05, 1.0),
     "cold_start_s": _SECONDS,
     "patience_s": _SECONDS,
-    "ready_s": _number(1.0, 86_400.0),
+    "ready_s": _number(0.1, 86_400.0),
     "lame_duck_s": _number(0.0, 600.0),
     "drain_s": _number(0.0, 3600.0),
     "options": _options,
