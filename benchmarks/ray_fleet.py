@@ -166,10 +166,10 @@ def lose_a_node(cluster: Any, nodes: list[Any], url: str) -> float:
     free = available_resources_per_node()
     node = next(node for node in nodes if free[node.node_id].get("CPU", 0.0) < CORES)
     before = replicas(url)
+    began = time.monotonic()
     cluster.remove_node(node, allow_graceful=False)
-    return until(
-        lambda: len(now := replicas(url)) == len(before) and before.keys() != now.keys(), "a replacement"
-    )
+    until(lambda: len(now := replicas(url)) == len(before) and before.keys() != now.keys(), "a replacement")
+    return time.monotonic() - began
 
 
 def until(condition: Callable[[], bool], what: str) -> float:

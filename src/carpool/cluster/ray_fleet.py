@@ -33,6 +33,7 @@ _log = logging.getLogger("ray.serve")
 _POLL_S = 0.2
 _ANSWER_S = 10.0
 _LONG_POLL_S = 1.0
+_ASK_ALL_S = 2.0
 _SILENT_S = 30.0
 _MORE_TIME_S = 60.0  # for Ray to begin with a replica, after what a replica may take
 
@@ -354,13 +355,16 @@ def actors_of(fleet: str) -> Iterator[str]:
 
 
 def balancers(fleet: str) -> list[dict[str, Any]]:
-    """The state of each."""
-    names = [name for name in actors_of(fleet) if not name.endswith(".book")]
+    """The state of each that answers: one on a node that was just lost does not."""
+    asked = []
+    for name in actors_of(fleet):
+        with contextlib.suppress(ValueError):
+            if not name.endswith(".book"):
+                asked.append(ray.get_actor(name, NAMESPACE).state.remote())
     found = []
-    for name in names:
-        with contextlib.suppress(RayError, ValueError):  # gone with its node
-            actor = ray.get_actor(name, NAMESPACE)
-            found.append(ray.get(actor.state.remote(), timeout=_ANSWER_S))
+    for answer in ray.wait(asked, num_returns=len(asked), timeout=_ASK_ALL_S)[0] if asked else ():
+        with contextlib.suppress(RayError):
+            found.append(ray.get(answer))
     return found
 
 
