@@ -27,7 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from carpool.deploying.balancer_config import read_address
 from fleet import Load
@@ -65,8 +65,7 @@ def main() -> int:
     if not python.exists():
         print("ray_fleet: no Ray here: make ray", file=sys.stderr)
         return 0 if args.quick else 1
-    command = isolated(python, Path(__file__).resolve(), [*sys.argv[1:], "--inside"])
-    os.execvpe(command[0], command, clean())  # so that what ends us ends it
+    return become(isolated(python, Path(__file__).resolve(), [*sys.argv[1:], "--inside"]))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -85,6 +84,11 @@ def isolated(python: Path, script: Path, arguments: list[str]) -> list[str]:
     if os.geteuid():
         spaces.append("--map-root-user")
     return [*spaces, str(python), str(script), *arguments]
+
+
+def become(command: list[str]) -> NoReturn:
+    """Rather than start it: what ends us ends it."""
+    os.execvpe(command[0], command, clean())
 
 
 def clean() -> dict[str, str]:
