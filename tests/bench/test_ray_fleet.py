@@ -56,7 +56,9 @@ def test_attacks() -> None:
     assert found["book killed"] == [[200], True]
     assert found["haproxy killed"] == [200, True]
     assert found["balancer killed"] == [200, False]
-    assert found["server killed"] == [200]
+    assert found["server killed"] == [[200], 2]
+    assert found["actor killed"] == [[200], 2]
+    assert found["built"] == [200]
     assert found["deleted by Serve alone"] == []
 
 

@@ -57,7 +57,7 @@ def attack(models: Path) -> dict[str, Any]:
     except ReplicaFailed as error:
         told["never ready"] = error.message
 
-    url = carpool.ray.deploy(models, slo_ms=1000, replicas=2, port=0, drain_s=5)
+    url = carpool.ray.deploy(models, slo_ms=1000, replicas=2, drain_s=5)
     told["first answer"] = ask(url)
     told["addresses"] = carpool.ray.addresses() == [url]
     told["same port"] = same_port(models, url)
@@ -69,7 +69,14 @@ def attack(models: Path) -> dict[str, Any]:
     told["book killed"] = book_killed(url)
     told["haproxy killed"] = haproxy_killed(url)
     told["balancer killed"] = balancer_killed(url)
-    told["server killed"] = server_killed(url)
+    told["server killed"] = killed(url, servers)
+    told["actor killed"] = killed(url, actors)
+
+    built = carpool.ray.app({"models": str(models), "replicas": "1,2", "port": "8100"})
+    serve.run(built, name="built", route_prefix=None)
+    wait(lambda: any(each["serves"] for each in balancers("built")), "a balancer that a replica made")
+    told["built"] = [ask(address) for address in carpool.ray.addresses("built")]
+    carpool.ray.delete("built")
 
     serve.delete("carpool")  # by somebody who knows nothing of balancers
     wait(lambda: not list(actors_of("carpool")), "the balancers' end")
@@ -134,24 +141,31 @@ def balancer_killed(url: str) -> list[Any]:
     name = next(name for name in actors_of("carpool") if ".balancer." in name)
     ray.kill(ray.get_actor(name, NAMESPACE), no_restart=False)
     wait(lambda: state().get("serves"), "another balancer")
-    return [ask(state()["url"]), Path(f"/proc/{pid}").exists()]
+    return [ask(url), pid in processes(b"haproxy.cfg")]
 
 
-def servers() -> list[int]:
-    """Processes that are a whole server."""
+def processes(word: bytes) -> list[int]:
+    """Whose command line has it: a process that has ended has none."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            words = (place / "cmdline").read_bytes().split(b"\0")
-            if b"carpool" in words and b"serve" in words:
+            if word in (place / "cmdline").read_bytes():
                 found.append(int(place.name))
     return found
 
 
-def server_killed(url: str) -> list[Any]:
-    before = set(state()["replicas"])
-    os.kill(servers()[0], signal.SIGKILL)
-    answers = set()
+def servers() -> list[int]:
+    return processes(b"carpool\0serve\0")
+
+
+def actors() -> list[int]:
+    return processes(b"ray::ServeReplica:carpool:")
+
+
+def killed(url: str, those: Callable[[], list[int]]) -> list[Any]:
+    """One of them: what is answered until another replica is there, and how many servers there are then."""
+    before, answers = set(state()["replicas"]), set()
+    os.kill(those()[0], signal.SIGKILL)
 
     def replaced() -> bool:
         answers.add(ask(url))
@@ -159,7 +173,7 @@ def server_killed(url: str) -> list[Any]:
         return len(now) == len(before) and now != before
 
     wait(replaced, "another replica")
-    return sorted(answers)
+    return [sorted(answers), len(servers())]
 
 
 if __name__ == "__main__":

@@ -160,8 +160,8 @@ class HaproxyProcess:
                 if line.say("show info").startswith("Name: HAProxy"):
                     return line
             time.sleep(0.02)
-        said = log.read_text("utf-8", "replace").strip().splitlines()[-5:]
-        raise BalancerError(f"HAProxy does not start at {self.address}: {' '.join(said)[:1000]}")
+        said = [line for line in log.read_text("utf-8", "replace").splitlines() if "[ALERT]" in line]
+        raise BalancerError(f"HAProxy does not start at {self.address}: {' '.join(said[:3])[:1000]}")
 
     def wait(self) -> None:
         """For its end."""

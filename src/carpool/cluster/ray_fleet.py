@@ -27,6 +27,7 @@ from carpool.cluster.haproxy_pool import BalancerError, HaproxyProcess, ServerPo
 from carpool.cluster.scaling_policy import CAPACITY, LOOK_BACK_S, OFFERED, REPORT_S, FleetPolicy
 from carpool.cluster.server_child import LoadReports, ReplicaFailed, ServerChild
 from carpool.deploying.balancer_config import Address
+from carpool.errors import Unsupported
 
 NAMESPACE = "carpool"
 _log = logging.getLogger("ray.serve")
@@ -129,9 +130,9 @@ class Balancer:
                 self._error, pause = "", _POLL_S
                 self._haproxy.wait()
                 _log.warning("HAProxy ended and is started again")
-            except BalancerError as error:
-                self._error = error.message
-                _log.error(error.message)
+            except (BalancerError, OSError) as error:
+                self._error = str(error)
+                _log.error(self._error)
                 self._haproxy.stop()
             with self._lock:
                 self._pool = None
@@ -139,21 +140,23 @@ class Balancer:
             pause = min(2 * pause, _ANSWER_S)
 
     def _follow(self) -> None:
-        book, version, left, gone = book_of(self._fleet), 0, 0, 0
+        book: Any = None
+        version = left = gone = 0
         while gone < 2:
             try:
+                book = book or book_of(self._fleet)
                 wait_s = _POLL_S if left else _LONG_POLL_S
                 page = ray.get(book.changes.remote(version, wait_s), timeout=_ANSWER_S)
                 version = page.version
                 left = self._bring(merged(self._wanted, page))
                 gone = gone + 1 if not self._wanted and page.whole and _is_gone(self._fleet) else 0
-            except RayActorError:  # killed, or lost with its node: what is known goes on being true
+            except (RayError, ValueError, BalancerError) as error:
+                # The book was killed, or lost with its node, or does not answer in time; or HAProxy begins
+                # again. What is known goes on being true.
+                if not isinstance(error, RayActorError):
+                    _log.warning("the balancer could not follow the book: %s", error)
                 time.sleep(_POLL_S)
-                book, version = book_of(self._fleet), 0
-            except (RayError, BalancerError) as error:  # among them no answer in time
-                _log.warning("the balancer could not follow the book: %s", error)
-                time.sleep(_POLL_S)
-                version = 0
+                book, version = None, 0
         self._haproxy.remove()
         with contextlib.suppress(RayError, ValueError):
             ray.kill(book)
@@ -227,21 +230,21 @@ class Replica:
         }
 
     def _beat(self) -> None:
-        book = book_of(self._fleet)
+        book: Any = None
         while not self._stopped.is_set() and not self._child.has_ended:
             began = time.monotonic()
             try:
+                book = book or book_of(self._fleet)
                 ray.get(book.beat.remote(self._name, *self._address), timeout=_ANSWER_S)
-            except RayActorError:
-                self._stopped.wait(_POLL_S)
-                book = book_of(self._fleet)
-                continue
-            except RayError as error:
+            except (RayError, ValueError) as error:  # killed, or lost with its node; somebody makes another
                 _log.warning("the address book does not answer: %s", error)
+                book = None
+                began += _POLL_S - BEAT_S
             self._reports.look()
             self._stopped.wait(max(0.0, began + BEAT_S - time.monotonic()))
-        with contextlib.suppress(RayError):
-            ray.get(book.leave.remote(self._name), timeout=_ANSWER_S)
+        if book is not None:
+            with contextlib.suppress(RayError):
+                ray.get(book.leave.remote(self._name), timeout=_ANSWER_S)
 
     def __del__(self) -> None:
         """Out of the book first, so that balancers send nothing new; then as at any other stop."""
@@ -296,7 +299,12 @@ def run(settings: FleetSettings) -> str:
     """Deployed, ready, and the address of the balancer on this node. What is wrong is an error with the words
     of who knows; a fleet that was not there before is then taken away again."""
     if not ray.is_initialized():
-        ray.init(address="auto", log_to_driver=False)
+        try:
+            ray.init(address="auto", log_to_driver=False)
+        except ConnectionError:
+            raise Unsupported(
+                "no Ray cluster is connected, and none runs here: ray.init(address=…), or ray start --head"
+            ) from None
     was_there = settings.name in serve.status().applications
     serve.start(proxy_location="Disabled")  # where Serve runs already, it stays as it is
     target = serve.RunTarget(target=application(settings), name=settings.name, route_prefix=None)

@@ -40,6 +40,7 @@ class ServerChild:
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         self._command = [sys.executable, "-P", "-m", "carpool", *arguments]
         self._environment = os.environ | dict(environment)
+        self._environment.pop("OMP_NUM_THREADS", None)  # Ray's: the server finds out what serves best
         self._said: deque[str] = deque(maxlen=_SAID_LINES)
         self._ready, self._ended = threading.Event(), threading.Event()
         self._ports: dict[str, int] = {}
