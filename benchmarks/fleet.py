@@ -155,18 +155,10 @@ def write_models(folder: Path, curve: str = "40+8", size: int = 64) -> Path:
 class Load:
     """`carpool load` in a process of its own, for as long as a block takes, or so many seconds."""
 
-    def __init__(
-        self,
-        to: Address,
-        rate: float,
-        seconds: float,
-        seed: int = 1,
-        warmup: float = 1.0,
-        slo_ms: float = SLO_MS,
-    ) -> None:
+    def __init__(self, to: Address, rate: float, seconds: float, seed: int = 1, warmup: float = 1.0) -> None:
         command = [str(Path(sys.executable).with_name("carpool")), "load", f"http://{to}", "--json"]
         command += ["--rate", f"{rate:g}", "--duration", f"{seconds:g}", "--warmup", f"{warmup:g}"]
-        command += ["--slo-ms", f"{slo_ms:g}", "--seed", str(seed), "--model", "fake"]
+        command += ["--slo-ms", f"{SLO_MS:g}", "--seed", str(seed), "--model", "fake"]
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
