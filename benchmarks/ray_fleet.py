@@ -101,7 +101,7 @@ def inside(*, quick: bool, as_json: bool) -> int:
         model = Path(name) / "models" / "fake"
         model.mkdir(parents=True)
         (model / "model.toml").write_text(MODEL)
-        os.environ["CARPOOL_CACHE_DIR"] = os.environ["CARPOOL_STATE_DIR"] = name
+        os.environ |= dict.fromkeys(("CARPOOL_CACHE_DIR", "CARPOOL_STATE_DIR", "TMPDIR"), name)
         with contextlib.redirect_stdout(sys.stderr):  # Ray says there when a node dies
             found = measure(model.parent, quick=quick)
     print(json.dumps(found, indent=1) if as_json else as_text(found))

@@ -53,6 +53,7 @@ def test_attacks() -> None:
     assert "HAProxy does not start at" in found["same port"]
     assert found["two fleets"] == [200, 200, True]
     assert found["one deleted, the other serves"] == [200, []]
+    assert found["deployed again"] == [True, [200]]
     assert found["book killed"] == [[200], True]
     assert found["haproxy killed"] == [200, True]
     assert found["balancer killed"] == [200, False]

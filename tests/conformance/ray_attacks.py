@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -37,7 +38,7 @@ def main() -> None:
         model = Path(name) / "models" / "fake"
         model.mkdir(parents=True)
         (model / "model.toml").write_text(MODEL)
-        os.environ["CARPOOL_CACHE_DIR"] = os.environ["CARPOOL_STATE_DIR"] = name
+        os.environ |= dict.fromkeys(("CARPOOL_CACHE_DIR", "CARPOOL_STATE_DIR", "TMPDIR"), name)
         with contextlib.redirect_stdout(sys.stderr):
             ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
             told = attack(model.parent)
@@ -66,6 +67,7 @@ def attack(models: Path) -> dict[str, Any]:
     carpool.ray.delete("second")
     told["one deleted, the other serves"] = [ask(url), list(actors_of("second"))]
 
+    told["deployed again"] = deployed_again(models, url)
     told["book killed"] = book_killed(url)
     told["haproxy killed"] = haproxy_killed(url)
     told["balancer killed"] = balancer_killed(url)
@@ -114,6 +116,23 @@ def same_port(models: Path, url: str) -> str:
     except BalancerError as error:
         return error.message
     return ""
+
+
+def deployed_again(models: Path, url: str) -> list[Any]:
+    """With other settings: replicas are replaced in turn, and what is asked meanwhile is answered."""
+    before, answers, over = set(state()["replicas"]), set(), threading.Event()
+
+    def go_on() -> None:
+        while not over.is_set():
+            answers.add(ask(url))
+
+    asking = threading.Thread(target=go_on)
+    asking.start()
+    same = carpool.ray.deploy(models, slo_ms=900, replicas=2, drain_s=5) == url
+    wait(lambda: len(state()["replicas"]) == 2 and not before & set(state()["replicas"]), "new replicas")
+    over.set()
+    asking.join()
+    return [same, sorted(answers)]
 
 
 def book_killed(url: str) -> list[Any]:
