@@ -102,6 +102,7 @@ class Balancer:
         self._pool: ServerPool | None = None  # while HAProxy runs
         self._wanted: dict[str, Address] = {}
         self._error = ""
+        self._closed = threading.Event()
         for body in (self._keep, self._follow):
             threading.Thread(target=body, daemon=True).start()
 
@@ -117,9 +118,14 @@ class Balancer:
             "pid": self._haproxy.pid,
         }
 
+    def close(self) -> None:
+        """Nothing of HAProxy is left, and it is not started again."""
+        self._closed.set()
+        self._haproxy.remove()
+
     def _keep(self) -> None:
         pause = _POLL_S
-        while True:
+        while not self._closed.is_set():
             try:
                 line = self._haproxy.start()
                 config = self._haproxy.config
@@ -142,7 +148,7 @@ class Balancer:
     def _follow(self) -> None:
         book: Any = None
         version = left = gone = 0
-        while gone < 2:
+        while gone < 2 and not self._closed.is_set():
             try:
                 book = book or book_of(self._fleet)
                 wait_s = _POLL_S if left else _LONG_POLL_S
@@ -157,7 +163,7 @@ class Balancer:
                     _log.warning("the balancer could not follow the book: %s", error)
                 time.sleep(_POLL_S)
                 book, version = None, 0
-        self._haproxy.remove()
+        self.close()
         with contextlib.suppress(RayError, ValueError):
             ray.kill(book)
         ray.kill(ray.get_runtime_context().current_actor)
@@ -381,6 +387,9 @@ def remove(fleet: str) -> None:
     try:
         serve.delete(fleet)
     finally:
-        for name in list(actors_of(fleet)):
-            with contextlib.suppress(RayError, ValueError):
-                ray.kill(ray.get_actor(name, NAMESPACE))
+        for name in sorted(actors_of(fleet)):  # the book is the last: balancers would make another
+            with contextlib.suppress(ValueError):
+                actor = ray.get_actor(name, NAMESPACE)
+                with contextlib.suppress(RayError, AttributeError):  # gone with its node; the book has none
+                    ray.get(actor.close.remote(), timeout=_ASK_ALL_S)
+                ray.kill(actor)
