@@ -1,4 +1,5 @@
-"""An environment of its own with Ray and Carpool in it: Ray and Triton's clients want different protobufs.
+"""An environment of its own with Ray and Carpool in it: Ray brings some fifty packages, and a newer protobuf
+than Triton's clients take.
 
 make ray      installs it, once
 """

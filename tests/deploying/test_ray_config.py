@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
+import carpool
 from carpool.cli.main import app
 from carpool.cluster.fleet_settings import FleetSettings
 from deploying.manifests import DEPLOY, documents, problems
@@ -77,6 +80,25 @@ def test_the_component_serves_what_carpool_ray_takes() -> None:
     assert {"name": "serve", "containerPort": settings.port} in container["ports"]
     grace = workers["template"]["spec"]["terminationGracePeriodSeconds"]
     assert grace >= settings.stop_s + 10.0
+
+
+def test_without_a_file_it_is_deployed(monkeypatch: pytest.MonkeyPatch) -> None:
+    deployed: list[FleetSettings] = []
+
+    def deploy(settings: FleetSettings) -> str:
+        deployed.append(settings)
+        return "http://10.0.0.1:8000"
+
+    fake = ModuleType("carpool.ray")
+    monkeypatch.setattr(fake, "deploy_settings", deploy, raising=False)
+    monkeypatch.setitem(sys.modules, "carpool.ray", fake)
+    monkeypatch.setattr(carpool, "ray", fake, raising=False)
+    told = CliRunner().invoke(app, ASKED)
+    assert told.exit_code == 0, told.output
+    assert "carpool serves at http://10.0.0.1:8000, with 2 to 8 replicas." in told.stdout
+    assert deployed[0].replicas == (2, 8)
+    monkeypatch.setitem(sys.modules, "carpool.ray", None)
+    assert CliRunner().invoke(app, ASKED).exit_code == 2
 
 
 @pytest.mark.parametrize(
