@@ -97,7 +97,7 @@ def clean() -> dict[str, str]:
 
 
 def inside(*, quick: bool, as_json: bool) -> int:
-    with tempfile.TemporaryDirectory(prefix="carpool-ray-") as name:
+    with tempfile.TemporaryDirectory(prefix="carpool-ray-", ignore_cleanup_errors=True) as name:
         model = Path(name) / "models" / "fake"
         model.mkdir(parents=True)
         (model / "model.toml").write_text(MODEL)

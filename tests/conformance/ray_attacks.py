@@ -34,7 +34,7 @@ PATIENCE_S = 90.0
 
 def main() -> None:
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    with tempfile.TemporaryDirectory(prefix="carpool-ray-") as name:
+    with tempfile.TemporaryDirectory(prefix="carpool-ray-", ignore_cleanup_errors=True) as name:
         model = Path(name) / "models" / "fake"
         model.mkdir(parents=True)
         (model / "model.toml").write_text(MODEL)
