@@ -93,7 +93,8 @@ def become(command: list[str]) -> NoReturn:
 
 def clean() -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("CARPOOL_", "RAY_"))}
-    return kept | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    ours = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    return kept | ours | {"RAY_worker_niceness": "0"}  # else replicas come after everything else here
 
 
 def inside(*, quick: bool, as_json: bool) -> int:

@@ -36,6 +36,7 @@ _ANSWER_S = 10.0
 _LONG_POLL_S = 1.0
 _ASK_ALL_S = 2.0
 _SILENT_S = 30.0
+_HEALTHY_S = 3.0  # three of these without an answer, as on a node that is lost, and Serve starts another
 _MORE_TIME_S = 60.0  # for Ray to begin with a replica, after what a replica may take
 
 
@@ -289,7 +290,7 @@ def application(settings: FleetSettings) -> Any:
         name="server",
         ray_actor_options={"num_cpus": settings.cores, "num_gpus": settings.gpus},
         health_check_period_s=1.0,
-        health_check_timeout_s=_ANSWER_S,
+        health_check_timeout_s=_HEALTHY_S,
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=settings.stop_s + _ANSWER_S,
         **({"max_replicas_per_node": settings.per_node} if settings.per_node else {}),
