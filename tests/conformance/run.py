@@ -2,8 +2,8 @@
 
 Every method of tritonclient's four Python clients is called, and what comes back is held against the table;
 then perf_analyzer makes load over HTTP and gRPC in each of its ways; then the tests that are marked
-`conformance` run, which take too long for `make test`; some of them need an MLflow server, Ray, or balancers and
-what checks manifests, which are fetched for them. Exit status 1 if anything differs.
+`conformance` run, which take too long for `make test`; some of them need an MLflow server, Ray, or balancers
+and what checks manifests, which are fetched for them. Exit status 1 if anything differs.
 
     make conformance                        all of it
     make conformance ARGS=--ci              what comes out the same each time, and fetches nothing
@@ -122,7 +122,7 @@ def _long_tests(*, fetch: bool) -> int:
         given[s3_servers.VARIABLE] = str(s3_servers.install())
     else:
         _TELL.print(
-            "--ci: without the tests that need an MLflow server, Ray or balancers, which make conformance runs"
+            "--ci: without the tests that need an MLflow server, Ray or balancers: make conformance runs them"
         )
     try:
         done = subprocess.run(
