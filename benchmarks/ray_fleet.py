@@ -126,9 +126,9 @@ def measure(models: Path, *, quick: bool) -> dict[str, Any]:
             models, slo_ms=SLO_MS, replicas=(2, 4), port=0, patience_s=10, cold_start_s=10, drain_s=10
         )
         seconds["deploy"] = time.monotonic() - began
-        loads.append(_load(url, BASE, 50.0 if quick else 90.0, seed=1))
+        loads.append(_load(url, BASE, 60.0 if quick else 105.0, seed=1))
         time.sleep(8.0)
-        loads.append(_load(url, STEP, 40.0, seed=2))
+        loads.append(_load(url, STEP, 50.0, seed=2))
         seconds["step"] = until(lambda: len(replicas(url)) == 4, "four replicas after the step")
         time.sleep(3.0)
         seconds["node"] = lose_a_node(cluster, nodes, url)
