@@ -9,7 +9,7 @@ CORES  := $(shell nproc 2>/dev/null || echo 2)
 JOBS   ?= $(shell expr $(CORES) + 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test browser redis check format bench conformance mlflow fleet s3 site release docs proto clean
+.PHONY: help setup serve test browser redis check format bench conformance mlflow fleet s3 ray site release docs proto clean
 
 help: ## show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -96,6 +96,8 @@ release: ## sdist and wheel in dist/, built twice, checked, installed into an em
 	@[ -x $(RELEASE)/bin/twine ] || { $(PYTHON) -m venv $(RELEASE) && $(RELEASE)/bin/python -m pip install --quiet \
 	  --disable-pip-version-check build twine cyclonedx-bom hatchling; }
 	$(RELEASE)/bin/python tools/make_release.py
+ray: setup ## an environment with Ray, for its tests in make conformance, which installs it too, and benchmarks/ray_fleet.py
+	@PYTHONPATH=tests $(BIN)/python -m conformance.ray_venv
 
 docs: setup ## redraw the pictures in docs/
 	$(BIN)/python docs/draw.py

@@ -33,9 +33,10 @@ MAY_IMPORT: Mapping[str, str] = {
     "backends/python": "backends config memory",
     "backends/torch": "backends backends/python config",
     "cache": "config core observe vision wire",
-    "cli": "client config core demo deploying engine frontend frontend/access lab lab/cascade lab/evaluate "
-    "lab/load lab/sweep link observe pipelines process quality registry sim video vision",
+    "cli": "client cluster config core demo deploying engine frontend frontend/access lab lab/cascade "
+    "lab/evaluate lab/load lab/sweep link observe pipelines process quality ray registry sim video vision",
     "client": "vision wire",
+    "cluster": "config core deploying",
     "config": "core wire/proto",
     "console": "",
     "core": "",
@@ -65,6 +66,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "process": "cache config engine engine/models frontend frontend/access frontend/grpc frontend/http "
     "frontend/pictures link memory observe wire",
     "quality": "config core vision",
+    "ray": "cluster",
     "registry": "config",
     "rollout": "config core sim",
     "runner": "backends backends/torch engine engine/models engine/profile link memory observe process "

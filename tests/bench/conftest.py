@@ -15,6 +15,7 @@ try:
         "gpu",
         "hops",
         "overload_real",
+        "ray_fleet",
         "chip.cores",
         "chip.draw_processes",
         "chip.showing",

@@ -2,8 +2,8 @@
 
 Every method of tritonclient's four Python clients is called, and what comes back is held against the table;
 then perf_analyzer makes load over HTTP and gRPC in each of its ways; then the tests that are marked
-`conformance` run, which take too long for `make test`; some of them need an MLflow server, or balancers and
-what checks manifests, which are fetched for them. Exit status 1 if anything differs.
+`conformance` run, which take too long for `make test`; some of them need an MLflow server, Ray, or balancers
+and what checks manifests, which are fetched for them. Exit status 1 if anything differs.
 
     make conformance                        all of it
     make conformance ARGS=--ci              what comes out the same each time, and fetches nothing
@@ -34,7 +34,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tritonclient.utils import InferenceServerException
 
 from carpool import __version__
-from conformance import examples, fleet_engines, mlflow_venv, perf_analyzer, s3_servers
+from conformance import examples, fleet_engines, mlflow_venv, perf_analyzer, ray_venv, s3_servers
 from conformance.flavours import Flavour
 from conformance.runs import Run, every_run
 from conformance.servers import outcome, running
@@ -113,13 +113,16 @@ def _long_tests(*, fetch: bool) -> int:
     command = [sys.executable, "-m", "pytest", "-m", marked, "-n", jobs, "--dist", "worksteal"]
     given = os.environ | {THOROUGH: "1"}
     if fetch:
-        _TELL.print("MLflow, balancers, kubectl, promtool, S3 servers: looking for them, or fetching them …")
+        _TELL.print(
+            "MLflow, Ray, balancers, kubectl, promtool, S3 servers: looking for them, or fetching them …"
+        )
         given[mlflow_venv.VARIABLE] = str(mlflow_venv.install())
         given[fleet_engines.VARIABLE] = str(fleet_engines.install())
+        given[ray_venv.VARIABLE] = str(ray_venv.install())
         given[s3_servers.VARIABLE] = str(s3_servers.install())
     else:
         _TELL.print(
-            "--ci: without the tests that need an MLflow server or balancers, which make conformance runs"
+            "--ci: without the tests that need an MLflow server, Ray or balancers: make conformance runs them"
         )
     try:
         done = subprocess.run(

@@ -39,3 +39,17 @@ def problems(document: dict[str, Any]) -> list[str]:
     schema["properties"]["metadata"] = {"type": "object"}
     found = jsonschema.Draft7Validator(schema).iter_errors(document)
     return [f"{'.'.join(map(str, error.path))}: {error.message}" for error in found]
+
+
+def pods(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those that a custom resource describes, which its schema here leaves open."""
+    spec = document.get("spec", {})
+    templates: list[dict[str, Any]] = []
+    if document["kind"] == "RayService":
+        cluster = spec["rayClusterConfig"]
+        groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+        templates = [group["template"]["spec"] for group in groups]
+    elif document["kind"] == "ServingRuntime":
+        templates = [{key: spec[key] for key in ("containers", "volumes")}]
+    head = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}}
+    return [{**head, "spec": template} for template in templates]

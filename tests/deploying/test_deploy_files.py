@@ -12,12 +12,15 @@ import yaml
 
 from carpool.config.server import variables
 from carpool.observe.prometheus import FAMILIES
-from deploying.manifests import DEPLOY, documents, problems
+from deploying.manifests import DEPLOY, documents, pods, problems
 
 KUBERNETES = DEPLOY / "kubernetes"
 FILES = sorted(path for path in DEPLOY.rglob("*.y*ml") if "balancer" not in path.parts)
 KUSTOMIZATIONS = sorted(KUBERNETES.rglob("kustomization.yaml"))
-CUSTOM = {"ScaledObject", "ServiceMonitor", "PrometheusRule"}
+CUSTOM = {
+    *("ScaledObject", "ServiceMonitor", "PrometheusRule"),
+    *("RayService", "ServingRuntime", "Gateway", "HTTPRoute", "GRPCRoute", "BackendTrafficPolicy"),
+}
 
 
 def deployment() -> dict[str, Any]:
@@ -50,8 +53,9 @@ def test_custom_resources_fit_their_definitions() -> None:
     ]
     assert {document["kind"] for document in found} == CUSTOM
     assert [problem for document in found for problem in problems(document)] == []
-    found[0]["spec"]["triggerz"] = []
-    assert problems(found[0]), "and what is not declared is seen"
+    for document in found:
+        document["spec"]["triggerz"] = []
+        assert problems(document), "and what is not declared is seen"
 
 
 def test_the_operator_has_the_same_rules() -> None:
@@ -83,6 +87,22 @@ def test_the_dashboard_draws_every_panel() -> None:
 def test_the_variables_of_the_base_are_settings() -> None:
     container = deployment()["spec"]["template"]["spec"]["containers"][0]
     assert {each["name"] for each in container["env"]} <= variables().keys()
+
+
+def test_the_variables_of_components_are_settings() -> None:
+    found = [
+        each["name"]
+        for path in (KUBERNETES / "components").rglob("*.yaml")
+        for document in documents(path.read_text())
+        for pod in [
+            *pods(document),
+            *([document["spec"]["template"]] if document["kind"] == "Deployment" else []),
+        ]
+        for container in pod["spec"]["containers"]
+        for each in container.get("env", ())
+    ]
+    assert "CARPOOL_LOAD_REPORT" in found
+    assert set(found) <= variables().keys()
 
 
 def test_the_grace_period_is_long_enough() -> None:

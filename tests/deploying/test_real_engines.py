@@ -4,6 +4,7 @@ the balancers themselves. `make fleet` fetches them."""
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 from carpool.cli.main import app
 from carpool.deploying.balancer_config import FILES, Address, balancer_config
 from conformance.fleet_engines import VARIABLE, binary
-from deploying.manifests import DEPLOY, documents, problems
+from deploying.manifests import DEPLOY, documents, pods, problems
 from deploying.test_deploy_files import CUSTOM
 
 pytestmark = pytest.mark.conformance
@@ -62,13 +63,48 @@ def check(rendered: str) -> None:
     assert [problem for document in custom for problem in problems(document)] == []
     import yaml
 
-    plain = yaml.safe_dump_all([document for document in found if document["kind"] not in CUSTOM])
+    described = [pod for document in custom for pod in pods(document)]
+    plain = yaml.safe_dump_all([*(each for each in found if each["kind"] not in CUSTOM), *described])
     run("python", "-c", VALIDATE, *VERSIONS, given=plain)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_overlays_render_and_fit_the_schemas(overlay: str) -> None:
     check(run("kubectl", "kustomize", DEPLOY / "kubernetes" / "overlays" / overlay))
+
+
+@pytest.mark.parametrize(
+    ("component", "base", "kind"),
+    [
+        ("envoy-gateway", True, "BackendTrafficPolicy"),
+        ("kserve", False, "ServingRuntime"),
+        ("rayservice", False, "RayService"),
+    ],
+)
+def test_components_render_and_fit(tmp_path: Path, component: str, base: bool, kind: str) -> None:
+    shutil.copytree(DEPLOY / "kubernetes", tmp_path / "kubernetes")
+    (tmp_path / "kustomization.yaml").write_text(
+        f"resources: [{'kubernetes/base' if base else ''}]\ncomponents: [kubernetes/components/{component}]\n"
+    )
+    rendered = run("kubectl", "kustomize", tmp_path)
+    check(rendered)
+    found = {document["kind"]: document for document in documents(rendered)}
+    assert kind in found
+    if base:
+        container = found["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+        given = {each["name"]: each["value"] for each in container["env"]}
+        assert (given["CARPOOL_LOAD_REPORT"], given["CARPOOL_GATE_STATUS"]) == ("always", "503")
+
+
+def test_what_deploy_ray_writes_renders_and_fits(tmp_path: Path) -> None:
+    folder = tmp_path / "overlay"
+    asked = ["deploy", "ray", "/models", "--slo-ms", "50", "--replicas", "2,8", "--output", str(folder)]
+    written = CliRunner().invoke(app, asked)
+    assert written.exit_code == 0, written.output
+    rendered = run("kubectl", "kustomize", folder)
+    check(rendered)
+    (service,) = documents(rendered)
+    assert service["spec"]["serveConfigV2"] == (folder / "serve.yaml").read_text()
 
 
 @pytest.mark.parametrize("autoscaler", ["keda", "hpa", "none"])

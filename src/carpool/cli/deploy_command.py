@@ -14,20 +14,22 @@ from carpool.cli import verb_options as o
 from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from carpool.cluster.fleet_settings import FleetSettings
     from carpool.deploying.kubernetes_overlay import Deployment
 
-Target = StrEnum("Target", ["kubernetes", "balancer"])
+Target = StrEnum("Target", ["kubernetes", "balancer", "ray"])
 Kind = StrEnum("Kind", ["haproxy", "envoy", "nginx"])
 Autoscaler = StrEnum("Autoscaler", ["keda", "hpa", "none"])
 
-_BALANCER, _KUBERNETES, _FLEET = "Balancer", "Kubernetes", "The fleet"
+_BALANCER, _KUBERNETES, _FLEET, _RAY = "Balancer", "Kubernetes", "The fleet", "Ray"
 _REPEATS = 10
+_IMAGE, _RAY_IMAGE = "carpool:latest", "carpool-ray:latest"
 _HTTP, _LISTEN = 8000, 8080
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeployVerb:
-    """Write what a fleet needs: a balancer's configuration, or a Kustomize overlay for Kubernetes.
+    """Write what a fleet needs: a balancer's configuration, or manifests for Kubernetes; or serve on Ray.
 
     HAProxy in front of two replicas, which run with --gate-status 503:
 
@@ -41,10 +43,15 @@ class DeployVerb:
 
         carpool deploy kubernetes --curve 4+1 --rate 500 --slo-ms 50 --output overlay
         kubectl apply -k overlay
+
+    Two to eight replicas on the Ray cluster that this machine belongs to; or the files for it:
+
+        carpool deploy ray /models --slo-ms 50 --replicas 2,8
+        carpool deploy ray /models --slo-ms 50 --replicas 2,8 --output overlay
     """
 
     target: Annotated[
-        Target, typer.Argument(metavar="kubernetes|balancer", help="For whom.", show_default=False)
+        Target, typer.Argument(metavar="kubernetes|balancer|ray", help="For whom.", show_default=False)
     ]
     places: Annotated[
         list[str] | None,
@@ -57,6 +64,11 @@ class DeployVerb:
     output: Path | None = o.option(
         None, "The folder to write to. Default: print.", name="--output", metavar="DIR"
     )
+    replicas: str = o.option(
+        "", "A number, or the least and the most: 2,8. Default: as --rate takes, or 1.", _RAY
+    )
+    port: int = o.option(8000, "Where HAProxy listens on every node; 0 takes a free one.", _RAY)
+    fleet: str = o.option("carpool", "The application's name.", _RAY)
     dry_run: bool = o.option(False, "Print, and write nothing.", name="--dry-run")
     kind: Kind = o.option(Kind.haproxy, "Which balancer: haproxy, envoy or nginx.", _BALANCER)
     listen: str = o.option("0.0.0.0:8080", "Where it listens.", _BALANCER, metavar="HOST:PORT")
@@ -79,7 +91,7 @@ class DeployVerb:
         metavar="URL",
     )
     namespace: str = o.option("carpool", "Its namespace, which is there.", _KUBERNETES)
-    image: str = o.option("carpool:latest", "The image to run.", _KUBERNETES)
+    image: str = o.option(_IMAGE, f"The image to run; for ray {_RAY_IMAGE}.", _KUBERNETES)
     claim: str = o.option("carpool-models", "The volume claim with the models.", _KUBERNETES)
     cores: int = o.option(2, "Cores of a replica: request and limit.", _KUBERNETES)
     memory_gb: float = o.option(2.0, "Memory of a replica.", _KUBERNETES, name="--memory-gb")
@@ -88,6 +100,8 @@ class DeployVerb:
     def run(self) -> None:
         if self.target is Target.balancer:
             self._balancer()
+        elif self.target is Target.ray:
+            self._ray()
         else:
             self._kubernetes()
 
@@ -122,6 +136,53 @@ class DeployVerb:
         for sentence in wanted.why():
             show.paragraph(sentence, "· ")
         show.paragraph(f"Wrote {self.output}: kubectl apply -k {self.output}")
+
+    def _ray(self) -> None:
+        from carpool.cluster.fleet_settings import FleetSettings
+        from carpool.deploying.kubernetes_overlay import Deployment, write_overlay
+        from carpool.deploying.ray_config import COMPONENT, rayservice_overlay, serve_config
+
+        if not self.places:
+            raise InvalidInput("name what to serve: carpool deploy ray /models")
+        replicas: object = self.replicas or 1
+        if self.rate is not None and not self.replicas:
+            planned = self._wanted()
+            replicas = planned.least, planned.most
+        given = {"slo_ms": self.slo_ms, "replicas": replicas, "port": self.port, "name": self.fleet}
+        given |= {"models": self.places, "cores": self.cores, "gpus": self.gpus}
+        settings = FleetSettings.read(given)
+        if self.dry_run:
+            print(serve_config(settings.name, settings.written()), end="")
+        elif self.output is None:
+            self._deploy_on_ray(settings)
+        else:
+            pods = Deployment(
+                rate=0.0,
+                slo_ms=0.0,
+                capacity=1.0,
+                planned=1,
+                namespace=self.namespace,
+                image=_RAY_IMAGE if self.image == _IMAGE else self.image,
+                claim=self.claim,
+                cores=self.cores,
+                memory_gb=o.number("--memory-gb", self.memory_gb, least=0.25, most=1e5),
+                gpus=self.gpus,
+            )
+            files = rayservice_overlay(settings.name, settings.written(), settings.replicas, pods)
+            write_overlay(files, self.output, (COMPONENT,), base=False)
+            serve, kubectl = f"serve deploy {self.output / 'serve.yaml'}", f"kubectl apply -k {self.output}"
+            show.paragraph(f"Wrote {self.output}: {serve}, or {kubectl}")
+
+    def _deploy_on_ray(self, settings: FleetSettings) -> None:
+        try:
+            import carpool.ray
+        except ImportError as error:
+            raise InvalidInput(str(error)) from None
+        with show.status("deploying"):
+            url = carpool.ray.deploy_settings(settings)
+        least, most = settings.replicas
+        many = f"{least}" if least == most else f"{least} to {most}"
+        show.paragraph(f"{settings.name} serves at {url}, with {many} replicas.")
 
     def _wanted(self) -> Deployment:
         from carpool.core.curve import slo_capacity

@@ -159,10 +159,12 @@ def _deployment(wanted: Deployment) -> str:
     )
 
 
-def write_overlay(files: Mapping[str, str], folder: Path, components: tuple[str, ...]) -> None:
+def write_overlay(
+    files: Mapping[str, str], folder: Path, components: tuple[str, ...], *, base: bool = True
+) -> None:
     """With the base and the components that it is made of, so that the folder stands by itself."""
     source = deploy_folder() / "kubernetes"
-    parts = ("base", *(f"components/{name}" for name in components))
+    parts = (*(["base"] if base else []), *(f"components/{name}" for name in components))
     if folder.exists() and any(folder.iterdir()):
         raise InvalidInput(f"--output: {folder} is not empty", field="output")
     try:

@@ -1,0 +1,3 @@
+"""Whole servers as replicas of an engine that places, watches and scales them. A replica is a child process:
+nothing here imports what serves.
+"""

