@@ -10,11 +10,10 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from random import getrandbits
 from time import monotonic
 from typing import NamedTuple, cast
 
-from carpool.cache.answer_store import Kept
+from carpool.cache.answer_store import Entry, Kept
 from carpool.config.model import Task
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Refused, Unavailable, without_stack
 from carpool.frontend.access.guard import check_model
@@ -23,12 +22,20 @@ from carpool.frontend.call import ClientCall, Times
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.documents import task_of
 from carpool.frontend.front_caches import Told, told_of_all
-from carpool.frontend.http.exchange import JSON_FIELDS, BodyPlan, Collect, Exchange, Receive, status_of
+from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive, status_of
 from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Start, Starter
 from carpool.frontend.http.image_reading import Sent, read_image_head, read_pictures
-from carpool.frontend.http.infer_route import TIMING, VERSION
+from carpool.frontend.http.infer_route import TIMING
 from carpool.frontend.http.model_route import ModelRoute
 from carpool.frontend.http.parsing import RequestHead as HttpHead
+from carpool.frontend.http.picture_reply import (
+    DRAWN_ANSWER,
+    FORM,
+    JSON_ANSWER,
+    joined,
+    look_for_picture,
+    version_fields,
+)
 from carpool.frontend.packing import AT_ONCE
 from carpool.frontend.pictures.sent_pictures import PictureModel, RoutePicture
 from carpool.frontend.pictures.workers import stopping
@@ -52,8 +59,6 @@ _AT_ONCE_UNDER_WAY = 16
 
 _MOST_MAYBE = 3  # models that an error names
 _LEFT = asyncio.CancelledError("the client left")
-_JSON_ANSWER = JSON_FIELDS + b"Vary: Accept\r\n" + TIMING
-_DRAWN_ANSWER = b"Content-Type: image/%b\r\nVary: Accept\r\n" + TIMING
 
 
 def start_task(task: str) -> Starter:
@@ -189,9 +194,9 @@ class Outcome(NamedTuple):
 class ImageCall(ClientCall):
     """One picture of a request, which hears how it ended, unless the client has left."""
 
-    __slots__ = ("_number", "_pixels", "_request")
+    __slots__ = ("_number", "_pixels", "_request", "looked")
 
-    form = "picture"
+    form = FORM
 
     def __init__(self, request: ImageRequest, number: int, pixels: int) -> None:
         super().__init__(request.service, request.route.asked.sender, request.deadline, request.arrived)
@@ -199,6 +204,7 @@ class ImageCall(ClientCall):
         self.split = request.route.split
         self.unread = request.exchange.unread
         self.wish = request.route.asked.wish
+        self.looked = request.looked
         self._request = request
         self._number = number
         self._pixels = pixels
@@ -246,8 +252,8 @@ class ImageRequest:
 
     __slots__ = (
         *("_fetching", "_held", "_outcomes", "_pixels", "_pixels_held", "_several", "_starting"),
-        *("_under_way", "_waiting"),
-        *("arrived", "deadline", "drawn", "exchange", "options", "route", "service", "slot", "target"),
+        *("_under_way", "_waiting", "arrived", "deadline", "drawn", "exchange", "looked", "options", "route"),
+        *("service", "slot", "target"),
     )
 
     options: Options
@@ -261,6 +267,7 @@ class ImageRequest:
         self.arrived = 0.0
         self.deadline = exchange.head_at + route.asked.budget
         self.slot: Slot | None = None  # the body comes into it
+        self.looked: tuple[int, Entry | None] | None = None  # what was found of its one picture
         self._fetching: asyncio.Task[bytes] | None = None
         self._held = 0
         self._pixels: Sequence[int] = (0,)  # of each picture, as its head says
@@ -281,7 +288,8 @@ class ImageRequest:
         try:
             self.target = self.route.current(self.exchange.head_at)  # it may have changed meanwhile
             if layout.kind == "raw":
-                self._begin(Sent((body,)), len(body))
+                if self.target.entry.cache is None or not self._is_known(body):
+                    self._begin(Sent((body,)), len(body))
                 return
             if len(body) <= AT_ONCE:
                 self._begin(read_pictures(body, layout), len(body))
@@ -292,6 +300,15 @@ class ImageRequest:
         loop = asyncio.get_running_loop()
         work = loop.run_in_executor(service.threads, read_pictures, body, layout)
         work.add_done_callback(partial(self._read, len(body)))
+
+    def _is_known(self, body: bytes | bytearray) -> bool:
+        if self.route.split is not None:
+            return False
+        given = self.service.caches, self.target, self.route.asked, body, self.arrived
+        self.looked, answer = look_for_picture(*given)
+        if answer is not None:
+            self._send(*answer, compressible=self.target.drawn is None)
+        return answer is not None
 
     def more(self, received: int) -> memoryview | None:
         slot, self.slot = self.slot, None
@@ -418,7 +435,7 @@ class ImageRequest:
         slowest = outcomes[0] if len(outcomes) == 1 else max(outcomes, key=lambda one: sum(one.times[:4]))
         more = b"" if self.target.entry.cache is None else told_of_all([one.told for one in outcomes])
         if slowest.version:
-            more += _version_fields(slowest.version)
+            more += version_fields(slowest.version)
         degraded = slowest.degraded
         if self._several:
             degraded = next((one.degraded for one in outcomes if one.degraded), "")
@@ -428,14 +445,14 @@ class ImageRequest:
             more = b", %b\r\n%b" % (slowest.steps, more)
         if self._several:
             listed = [_listed(outcome) for outcome in outcomes]
-            self._send(_joined(_JSON_ANSWER % slowest.times, more), b'{"results":[%b]}' % b",".join(listed))
+            self._send(joined(JSON_ANSWER % slowest.times, more), b'{"results":[%b]}' % b",".join(listed))
         elif slowest.error is not None:
             self._tell(slowest.error, TIMING % slowest.times)
         elif self.drawn is None:
-            self._send(_joined(_JSON_ANSWER % slowest.times, more), slowest.body)
+            self._send(joined(JSON_ANSWER % slowest.times, more), slowest.body)
         else:
-            fields = _DRAWN_ANSWER % (self.drawn.encode(), *slowest.times)
-            self._send(_joined(fields, more), slowest.body, compressible=False)
+            fields = DRAWN_ANSWER % (self.drawn.encode(), *slowest.times)
+            self._send(joined(fields, more), slowest.body, compressible=False)
 
     def _send(self, fields: bytes, body: bytes, *, compressible: bool = True) -> None:
         service, encoding = self.service, self.route.asked.encoding
@@ -474,16 +491,6 @@ class ImageRequest:
         held, self._held = self._held, 0
         pixels, self._pixels_held = self._pixels_held, 0
         self.service.pictures.let_go(held, pixels)
-
-
-def _joined(fields: bytes, more: bytes) -> bytes:
-    """More fields; or first the rest of the last one, where it goes on."""
-    return fields[:-2] + more if more.startswith(b", ") else fields + more
-
-
-def _version_fields(version: str) -> bytes:
-    """Who answered, and a name for the answer that says so too: for whoever has something to say about it."""
-    return VERSION % version.encode() + b"X-Carpool-Id: %b-%016x\r\n" % (version.encode(), getrandbits(64))
 
 
 def _listed(outcome: Outcome) -> bytes:
