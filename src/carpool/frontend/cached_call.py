@@ -21,17 +21,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from carpool.cache.answer_store import Entry, Kept, same_bytes
 from carpool.cache.cache_key import FORMAT, Said
-from carpool.cache.similar import MOST_FRAMES, Frame, Seen, Source, seen_of
+from carpool.cache.similar import MOST_FRAMES, Frame, Likeness, Seen, Source, see
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput
 from carpool.frontend.cache_audit import Audit
-from carpool.frontend.front_caches import JOINED, MISS, OFF, SHARED, STORED, Told, hit
+from carpool.frontend.front_caches import JOINED, LOOKED_AT_ONCE, MISS, OFF, SHARED, STORED, Told, hit
 from carpool.frontend.pictures.picture_service import promised
 from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
 from carpool.link.door import Answer, Slot
 from carpool.observe import columns
 from carpool.vision.picture_answers import Options
-from carpool.vision.thumbnail import thumbnail
 from carpool.wire.v2 import Buffer, Placed, RequestHead
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ MOST_JOINED = 64
 """Requests that one is computed for."""
 
 _AT_ONCE = 256 * 1024  # bytes whose keyed digest is made in the loop: a quarter of a millisecond
-_LOOKED_AT_ONCE = 64 * 1024  # bytes of a picture that is seen in the loop: about what a thread costs, too
 _PROMISE_PART = 0.02  # of the promise, that tensors wait for other servers at most
 _NOTHING = Said(b"", 0)
 _VALUE = struct.Struct(">Bq")  # of what other servers read: format, length of the JSON or -1
@@ -121,11 +119,15 @@ class Lookup:
         self._said = said
         if not model.settings.exact:
             return self._look_at_scene()
-        fast, entry = call.looked or caches.look(said, pieces, wish, self._began)
+        looked = call.looked
+        if looked is None:
+            fast, entry = caches.look(said, pieces, wish, self._began)
+        else:
+            fast, entry = looked[:2]
         self._fast = fast
         if entry is not None:
             if entry.is_same(said.text, pieces):  # what was found before, is here because it is to be audited
-                return self._known(entry, call.looked is not None or model.is_audited(None, self._began))
+                return self._known(entry, looked is not None or model.is_audited(None, self._began))
             return self._make_sure(entry)
         other = caches.computing.get(fast) if wish.look else None
         if other is not None and other.has_room and other.is_same(said.text, pieces):
@@ -133,7 +135,7 @@ class Lookup:
             return True
         if caches.doorkeeper.seen_before(fast) and wish.keep:
             self._keep = True
-        if self._keep or caches.shared is not None:
+        if self._keep or (caches.shared is not None and caches.is_shared(model)):
             return self._make_sure(None)
         # From here on it is the one to join: another there is full, or asks for something else.
         caches.computing[fast] = self
@@ -220,46 +222,53 @@ class Lookup:
         wanted = settings.similar and asked.is_picture and len(asked.pieces) == 1 and asked.drawn is None
         if not wanted or not call.sender.named:
             return self._ask_others()
-        source = self._caches.similar.source(
-            self._model.way(asked.form, asked.head, asked.options, call.sender)
-        )
+        looked = call.looked
+        if looked is not None and looked.at_scene:
+            self._source = looked.source
+            if looked.likeness is not None:  # is here because it is to be audited
+                return self._alike(looked.likeness, audited=True)
+            return self._saw(looked.seen)
+        way = self._model.way(asked.form, asked.head, asked.options, call.sender)
+        source = self._caches.similar.source(way)
         if not source.wants_a_look(monotonic()):
             return self._ask_others()
         self._source = source
-        if self._size <= _LOOKED_AT_ONCE:
-            return self._saw(self._see(asked.pieces[0]))
+        if self._size <= LOOKED_AT_ONCE:
+            return self._compare(see(asked.pieces[0], settings))
         slot = call._slot if asked.in_slot else None
-        call._aside(True, partial(self._see, asked.pieces[0]), self._saw_later, slot)
+        call._aside(True, partial(see, asked.pieces[0], settings), self._compare_later, slot)
         return True
 
-    def _see(self, picture: Buffer) -> Seen | None:
-        """In a thread, if it takes long."""
-        small = thumbnail(picture if isinstance(picture, memoryview) else bytes(picture))
-        return None if small is None else seen_of(small, self._model.settings)
-
-    def _saw_later(self, seen: Seen | None) -> None:
-        if not self._saw(seen):
+    def _compare_later(self, seen: Seen | None) -> None:
+        if not self._compare(seen):
             self._again()
 
-    def _saw(self, seen: Seen | None) -> bool:
-        call, asked, settings, source = self._call, self._asked, self._model.settings, self._source
+    def _compare(self, seen: Seen | None) -> bool:
+        """With what was computed."""
+        model, source, wish = self._model, self._source, self._call.wish
         assert source is not None
-        self._seen = seen
-        now = monotonic()
-        if seen is not None and call.wish.look:
-            found = self._caches.similar.look(source, seen, settings, now, call.wish.max_age)
+        if seen is not None and wish.look:
+            now = monotonic()
+            found = self._caches.similar.look(source, seen, model.settings, now, wish.max_age)
             if found is not None:
-                age = now - found.frame.at
-                self._model.row.observe(columns.CACHE_AGE, age)
-                told = hit("similar", age, settings.similar_ttl_s, f"; change={found.change:.1f}")
-                audited = asked.audited is not None and self._model.is_audited(source, now)
-                audit = self._audit(found.frame.kept, source, found.change) if audited else _nothing
-                self._answer(found.frame.kept, told)
-                audit()
-                return True
-            if self._join_scene(source, seen):
-                return True
-        return self._ask_others()
+                return self._alike(found, self._asked.audited is not None and model.is_audited(source, now))
+        return self._saw(seen)
+
+    def _alike(self, found: Likeness, audited: bool) -> bool:
+        age = monotonic() - found.frame.at
+        self._model.row.observe(columns.CACHE_AGE, age)
+        told = hit("similar", age, self._model.settings.similar_ttl_s, f"; change={found.change:.1f}")
+        audit = self._audit(found.frame.kept, self._source, found.change) if audited else _nothing
+        self._answer(found.frame.kept, told)
+        audit()
+        return True
+
+    def _saw(self, seen: Seen | None) -> bool:
+        """It shows what was not computed yet."""
+        self._seen, source = seen, self._source
+        if seen is None or source is None or not self._call.wish.look:
+            return self._ask_others()
+        return self._join_scene(source, seen) or self._ask_others()
 
     def _join_scene(self, source: Source, seen: Seen) -> bool:
         """Another computes what shows the same now; else this one does, and others may wait for it."""
@@ -285,7 +294,8 @@ class Lookup:
     # ── other servers ──
 
     def _ask_others(self) -> bool:
-        """Pictures are decoded meanwhile: an answer counts while they are. Tensors wait, but not for long.
+        """Pictures are decoded meanwhile: an answer counts while they are. Tensors wait, but not for long,
+        and only while others know enough of them; what comes later is still kept here.
         How old an answer is, nobody says: whoever wants a newer one than they all are does not ask."""
         shared, wish = self._caches.shared, self._call.wish
         if shared is None or not self._sure or not wish.look or wish.max_age < self._model.settings.ttl_s:
@@ -294,7 +304,7 @@ class Lookup:
         if name is None:
             return False
         shared.get(name, self._others_said)
-        if self._asked.is_decoded:
+        if self._asked.is_decoded or not self._caches.is_waited_for:
             return False
         slo = self._call.entry.slo
         if slo is not None:
@@ -316,17 +326,24 @@ class Lookup:
         if waits is not None:
             waits.cancel()
         kept = None if value is None else _read_value(value)
+        self._caches.others_said(known=kept is not None)
         if kept is not None and (waits is not None or self._asked.is_decoded):
             self._answer_shared(kept)
+        elif kept is not None:
+            self._keep_here(kept)
         elif waits is not None:
             self._call._resume(self._again)
 
     def _answer_shared(self, kept: Kept) -> None:
         """And have it here, too, from now on, for as long as it lives there."""
-        shared, name = self._caches.shared, self._shared_name()
         if self._bytes is None and self._size <= _AT_ONCE:
             self._bytes = [self._said.text, *map(bytes, self._asked.pieces)]
-        if self._answer(kept, SHARED) and self._call.wish.keep and shared is not None and name is not None:
+        if self._answer(kept, SHARED):
+            self._keep_here(kept)
+
+    def _keep_here(self, kept: Kept) -> None:
+        shared, name = self._caches.shared, self._shared_name()
+        if self._call.wish.keep and shared is not None and name is not None:
             shared.lasts(name, partial(self._keep_shared, kept))
 
     def _keep_shared(self, kept: Kept, seconds: float | None) -> None:

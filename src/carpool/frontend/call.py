@@ -23,13 +23,13 @@ from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
-from carpool.cache.answer_store import Entry, Kept
+from carpool.cache.answer_store import Kept
 from carpool.cache.cache_key import ANY
 from carpool.errors import CarpoolError, DeadlineExceeded, without_stack
 from carpool.frontend.cached_call import Asked, Lookup
 from carpool.frontend.client_memory import Outlets, names_regions
 from carpool.frontend.comparison import may_run_again
-from carpool.frontend.front_caches import Told
+from carpool.frontend.front_caches import Looked, Told
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.mirror import Beside
 from carpool.frontend.packing import AT_ONCE, check, is_in_place
@@ -102,7 +102,7 @@ class ClientCall:
     # ── what a protocol does ──
 
     form = ""  # of its answers, by which those of other protocols are told apart
-    looked: tuple[int, Entry | None] | None = None  # what was found where its answer was looked for already
+    looked: Looked | None = None  # what was found where its answer was looked for already
 
     def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
         """Send the outputs; those in `placed` are in the client's memory already. Or what is `kept` of them,

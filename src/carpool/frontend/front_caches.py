@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from carpool.cache.answer_store import AnswerStore, Doorkeeper, Entry, Room
 from carpool.cache.cache_key import FORMAT, Digests, Said, Wish, describe
-from carpool.cache.similar import SimilarFrames, Source, is_audited
+from carpool.cache.similar import Likeness, Seen, SimilarFrames, Source, is_audited
 from carpool.config.cache_settings import CacheSettings
 from carpool.link.door import Catalog, Door, ModelEntry, Sender
 from carpool.observe import columns
@@ -30,6 +30,7 @@ _MOST_DESCRIBED = 1024
 _EXACT_PART = 0.01  # of the share of similar ones: what differs there is a model that is not always the same
 _NOTED_EVERY_S = 1.0
 _SOON_S = 0.1
+LOOKED_AT_ONCE = 64 * 1024  # bytes of a picture that is seen in the loop: about what a thread costs, too
 _WORTH_READING = 20  # one of so many hits: then bodies are read although the gate says no
 
 
@@ -73,6 +74,8 @@ class Shared(Protocol):
 
     @property
     def up(self) -> bool: ...
+    @property
+    def is_prompt(self) -> bool: ...
 
     timeouts: int
 
@@ -82,6 +85,18 @@ class Shared(Protocol):
     def mark(self, name: str, then: Callable[[bytes | None], None]) -> None: ...
     def set_mark(self, name: str, word: bytes, then: Callable[[bytes | None], None]) -> None: ...
     def close(self) -> None: ...
+
+
+class Looked(NamedTuple):
+    """What was found of a picture before its call was made: what has the same fast digest, and whether its
+    scene was looked at, with what came of that."""
+
+    fast: int = 0
+    entry: Entry | None = None
+    at_scene: bool = False
+    source: Source | None = None
+    seen: Seen | None = None
+    likeness: Likeness | None = None
 
 
 class CacheParts(NamedTuple):
@@ -200,6 +215,7 @@ class Caches:
         self.computing: dict[int, Lookup] = {}  # by fast digest: whom others may join
         self.shared = parts.shared
         self.marks: dict[str, bytes] = {}  # by model
+        self._shared_looks, self._shared_hits = 0, 1  # lately; at first it is worth a try
         self._timeouts = 0  # of `shared`, that were counted
         self._noting: asyncio.TimerHandle | None = None
         door.watch(self._renewed)
@@ -254,6 +270,23 @@ class Caches:
         entry = model.entry
         known = self._door.catalog.entries.get((entry.name, entry.version)) is entry
         return known and self._models.get(entry.key) is model
+
+    def is_shared(self, model: ModelCache) -> bool:
+        """Whether other servers can be asked now."""
+        return self.shared is not None and self.shared.up and model.entry.name in self.marks
+
+    @property
+    def is_waited_for(self) -> bool:
+        """By what is ready for the engine: while others know enough of it, and say so in time."""
+        known = self._shared_hits * _WORTH_READING >= self._shared_looks
+        return known and self.shared is not None and self.shared.is_prompt
+
+    def others_said(self, *, known: bool) -> None:
+        self._shared_looks += 1
+        self._shared_hits += known
+        if self._shared_looks >= _RECENT:
+            self._shared_looks //= 2
+            self._shared_hits //= 2
 
     async def clear_shared(self, name: str) -> bool | None:
         """For all servers, those that look once a second. None: nothing is shared."""

@@ -26,6 +26,7 @@ from carpool.errors import ModelError, Refused, Unavailable
 from carpool.frontend import cached_call
 from carpool.frontend.access.access import Access
 from carpool.frontend.cached_call import Lookup
+from carpool.frontend.http import picture_reply
 from carpool.types import Datatype, TensorSpec
 from frontend.access.key_files import ALICE, BOB, api_keys
 from frontend.fake_door import FakeModel
@@ -421,7 +422,8 @@ def noisy(seed: int, figure: bool = False, quality: int = 80) -> bytes:
 @pytest.mark.parametrize("most", [0, 1 << 20])
 def test_the_same_scene(front: FrontEnd, path: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looked at in a thread, or at once."""
-    monkeypatch.setattr(cached_call, "_LOOKED_AT_ONCE", most)
+    for module in (cached_call, picture_reply):
+        monkeypatch.setattr(module, "LOOKED_AT_ONCE", most)
     source = b"X-Carpool-Source: door\r\n"
     with front.connect() as client:
         first = client.post(path, noisy(1), source)

@@ -13,7 +13,7 @@ from functools import partial
 from time import monotonic
 from typing import NamedTuple, cast
 
-from carpool.cache.answer_store import Entry, Kept
+from carpool.cache.answer_store import Kept
 from carpool.config.model import Task
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Refused, Unavailable, without_stack
 from carpool.frontend.access.guard import check_model
@@ -21,7 +21,7 @@ from carpool.frontend.access.keys import Principal
 from carpool.frontend.call import ClientCall, Times
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.documents import task_of
-from carpool.frontend.front_caches import Told, told_of_all
+from carpool.frontend.front_caches import Looked, Told, told_of_all
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive, status_of
 from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Start, Starter
 from carpool.frontend.http.image_reading import Sent, read_image_head, read_pictures
@@ -267,7 +267,7 @@ class ImageRequest:
         self.arrived = 0.0
         self.deadline = exchange.head_at + route.asked.budget
         self.slot: Slot | None = None  # the body comes into it
-        self.looked: tuple[int, Entry | None] | None = None  # what was found of its one picture
+        self.looked: Looked | None = None  # what was found of its one picture
         self._fetching: asyncio.Task[bytes] | None = None
         self._held = 0
         self._pixels: Sequence[int] = (0,)  # of each picture, as its head says
