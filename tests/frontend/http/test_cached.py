@@ -490,7 +490,7 @@ def test_the_audit_computes_what_was_answered(path: str) -> None:
 def test_a_source_that_is_proven_wrong_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer is another one, however alike the pictures are."""
     monkeypatch.setattr(similar, "AUDIT_EVERY_S", 0.0)
-    model = classifier(cache={**SIMILAR, "exact": False, "audit": 1.0})
+    model = classifier(cache={**SIMILAR, "exact": False, "audit": 1.0, "similar_ttl_s": 60.0})
     answers = iter(range(1000))
     model.function = lambda inputs: {"logits": 10 * np.eye(3)[[next(answers) % 3] * len(inputs["images"])]}
     with front_end(model) as front, front.connect() as client:
