@@ -103,10 +103,12 @@ def test_what_is_never_looked_up(what: str) -> None:
 
 def test_digests_tell_bytes_apart_and_keys_too() -> None:
     mine, others = Digests(), Digests()
-    for digest in (mine.fast, mine.sure):
-        assert digest(b"a", (b"bc",)) == digest(b"a", (b"b", memoryview(b"c")))
-        assert digest(b"a", (b"bc",)) != digest(b"a", (b"bd",))
-    assert mine.fast(b"a", ()) != others.fast(b"a", ())
+    said = mine.said(b"a")
+    for digest, asked in ((mine.fast, said), (mine.sure, b"a")):
+        assert digest(asked, (b"bc",)) == digest(asked, (b"b", memoryview(b"c")))
+        assert digest(asked, (b"bc",)) != digest(asked, (b"bd",))
+    assert mine.fast(said, (b"bc",)) != mine.fast(mine.said(b"b"), (b"bc",))
+    assert mine.fast(said, ()) != others.fast(others.said(b"a"), ())
     assert mine.sure(b"a", ()) != others.sure(b"a", ())
     assert Digests("secret" * 4).sure(b"a", (b"b",)) == Digests("secret" * 4).sure(b"a", (b"b",))
     assert Digests("secret" * 4).sure(b"a", ()) != Digests("secrets" * 4).sure(b"a", ())

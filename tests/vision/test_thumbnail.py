@@ -85,7 +85,8 @@ def test_the_largest_block_counts(data: st.DataObject) -> None:
     shape = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))
     one, other = (data.draw(arrays.arrays(np.uint8, shape)) for _ in range(2))
     change = one.astype(float) - other
-    odd = change.reshape(-1)[: (change.size - 1) | 1]  # the middle is one of them, whichever way round
+    some = change[::2, ::2].reshape(-1)
+    odd = some[: (some.size - 1) | 1]  # the middle is one of them, whichever way round
     change = np.pad(np.abs(change - np.median(odd)), 1, mode="edge")
     blocks = [change[y : y + 3, x : x + 3].mean() for y in range(shape[0]) for x in range(shape[1])]
     assert block_change(one, other) == pytest.approx(max(blocks), abs=1e-3)

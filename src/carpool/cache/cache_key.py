@@ -146,6 +146,13 @@ def fastest_keyed() -> Keyed:
     return min((by_blake2b, by_sha256), key=seconds)
 
 
+class Said(NamedTuple):
+    """All but the bytes of what is asked for. Made once for requests that say the same."""
+
+    text: bytes
+    seed: int  # of the fast digest of the bytes
+
+
 class Digests:
     """Of one front end. With a `secret`, all that have the same one make the same keyed digests."""
 
@@ -155,11 +162,17 @@ class Digests:
         given = blake2b(secret.encode(), digest_size=32, person=b"carpool-cache").digest()
         self._key = given if secret else secrets.token_bytes(32)
 
-    def fast(self, said: bytes, pieces: Sequence[Buffer]) -> bytes:
-        digest = xxhash.xxh3_128(said, seed=self._seed)
+    def said(self, text: bytes) -> Said:
+        return Said(text, xxhash.xxh3_64_intdigest(text, self._seed))
+
+    def fast(self, said: Said, pieces: Sequence[Buffer]) -> int:
+        """Of 64 bits: more would not be worth their time, since what is found is always confirmed."""
+        if len(pieces) == 1:
+            return xxhash.xxh3_64_intdigest(pieces[0], said.seed)
+        digest = xxhash.xxh3_64(seed=said.seed)
         for piece in pieces:
             digest.update(piece)
-        return digest.digest()
+        return digest.intdigest()
 
     def sure(self, said: bytes, pieces: Sequence[Buffer]) -> bytes:
         return self._keyed(self._key, b"%d %b" % (len(said), said), pieces)

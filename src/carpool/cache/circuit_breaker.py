@@ -17,7 +17,7 @@ class CircuitBreaker:
     def __init__(self) -> None:
         self.open_until: float | None = -inf  # None: closed
         self._probing = False
-        self._in_a_row = 0
+        self.in_a_row = 0  # timeouts
         self._pause = FIRST_PAUSE_S
 
     @property
@@ -26,13 +26,13 @@ class CircuitBreaker:
 
     def answered(self) -> None:
         """In time."""
-        self._in_a_row = 0
+        self.in_a_row = 0
         self._pause = FIRST_PAUSE_S
 
     def timed_out(self, now: float) -> bool:
         """Whether that opens it."""
-        self._in_a_row += 1
-        if self.is_open or self._in_a_row < TIMEOUTS:
+        self.in_a_row += 1
+        if self.is_open or self.in_a_row < TIMEOUTS:
             return False
         self.failed(now)
         return True
@@ -43,7 +43,7 @@ class CircuitBreaker:
             return
         self.open_until = now + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
-        self._in_a_row = 0
+        self.in_a_row = 0
         self._probing = False
 
     def may_probe(self, now: float) -> bool:
@@ -57,4 +57,4 @@ class CircuitBreaker:
         """The probe came through."""
         self.open_until = None
         self._probing = False
-        self._in_a_row = 0
+        self.in_a_row = 0

@@ -84,6 +84,11 @@ class SharedStore:
     def up(self) -> bool:
         return self._link is not None
 
+    @property
+    def is_prompt(self) -> bool:
+        """It is there, and answered in time when it was asked last."""
+        return self._link is not None and not self._breaker.in_a_row
+
     def get(self, key: bytes, then: Then) -> None:
         """`then` gets the value, or None, in a later turn of the loop: exactly once, and when the wait is
         over at the latest."""

@@ -22,7 +22,8 @@ from carpool.cache.answer_store import Kept, Room
 from carpool.config.cache_settings import CacheSettings
 from carpool.core.evidence import interval
 from carpool.types import Array
-from carpool.vision.thumbnail import block_change
+from carpool.vision.thumbnail import block_change, thumbnail
+from carpool.wire.head import Buffer
 
 MOST_SOURCES = 1024
 MOST_FRAMES = 8
@@ -34,9 +35,9 @@ _OVERHEAD = 512
 _HASHED, _LOW = 32, 8  # sides: of the picture that is transformed, and of what is used of it
 
 
-def perceptual_hash(thumbnail: Array) -> int:
+def perceptual_hash(picture: Array) -> int:
     """64 bits: which of the lowest frequencies are stronger than the median of them."""
-    small = cv2.resize(thumbnail, (_HASHED, _HASHED), interpolation=cv2.INTER_AREA)
+    small = cv2.resize(picture, (_HASHED, _HASHED), interpolation=cv2.INTER_AREA)
     low = cv2.dct(small.astype(np.float32))[:_LOW, :_LOW]
     bits = np.packbits(low > np.median(low))
     return int.from_bytes(bits.tobytes(), "big")
@@ -194,8 +195,14 @@ class SimilarFrames:
             self._forget(source)
 
 
-def seen_of(thumbnail: Array, settings: CacheSettings) -> Seen:
-    return Seen(thumbnail, perceptual_hash(thumbnail) if settings.similar_hash == "phash" else 0)
+def seen_of(small: Array, settings: CacheSettings) -> Seen:
+    return Seen(small, perceptual_hash(small) if settings.similar_hash == "phash" else 0)
+
+
+def see(picture: Buffer, settings: CacheSettings) -> Seen | None:
+    """In a thread, if it takes long."""
+    small = thumbnail(picture if isinstance(picture, bytes) else memoryview(picture))
+    return None if small is None else seen_of(small, settings)
 
 
 def _change(before: Seen, now: Seen, settings: CacheSettings) -> float:

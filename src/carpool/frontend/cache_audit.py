@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from random import random
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
 import orjson
 
 from carpool.cache.answer_store import Kept
-from carpool.cache.similar import OFF_S, Source, is_audited, judged
+from carpool.cache.similar import OFF_S, Source, judged
 from carpool.config.rollout_settings import CompareSettings
 from carpool.errors import CarpoolError
 from carpool.frontend.front_caches import ModelCache
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from carpool.frontend.call import ClientCall
     from carpool.frontend.pictures.sent_pictures import RoutePicture
 
-_EXACT_PART = 0.01  # of the share of similar ones: what differs there is a model that is not always the same
 _LONGEST_SHOWN = 80
 
 T = TypeVar("T")
@@ -143,10 +141,3 @@ class Audit:
 
     def _count(self, verdict: str) -> None:
         self._model.row.add(columns.CACHE_AUDITS[verdict])
-
-
-def wants_audit(model: ModelCache, source: Source | None, now: float) -> bool:
-    """Whether the turn of this hit has come."""
-    if source is None:
-        return random() < model.settings.audit * _EXACT_PART
-    return is_audited(source, model.settings, now)

@@ -29,7 +29,7 @@ from carpool.errors import CarpoolError, DeadlineExceeded, without_stack
 from carpool.frontend.cached_call import Asked, Lookup
 from carpool.frontend.client_memory import Outlets, names_regions
 from carpool.frontend.comparison import may_run_again
-from carpool.frontend.front_caches import Told
+from carpool.frontend.front_caches import Looked, Told
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.mirror import Beside
 from carpool.frontend.packing import AT_ONCE, check, is_in_place
@@ -102,6 +102,7 @@ class ClientCall:
     # ── what a protocol does ──
 
     form = ""  # of its answers, by which those of other protocols are told apart
+    looked: Looked | None = None  # what was found where its answer was looked for already
 
     def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
         """Send the outputs; those in `placed` are in the client's memory already. Or what is `kept` of them,
@@ -345,8 +346,7 @@ class ClientCall:
     def _look_in_cache(self, asked: Asked, again: Callable[[], object]) -> bool:
         """True: it is answered without the engine, or will be, or `again` makes the same offer later."""
         self._enter(asked.head, gate=False)
-        self._until = promised(self.entry, self.arrived, self.deadline)
-        self._lookup = lookup = Lookup(self, asked, self._until, again)
+        self._lookup = lookup = Lookup(self, asked, again)
         return lookup.begin()
 
     def _resume(self, again: Callable[[], object]) -> None:

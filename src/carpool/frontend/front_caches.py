@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from random import random
 from secrets import token_hex
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from carpool.cache.answer_store import AnswerStore, Doorkeeper, Room
-from carpool.cache.cache_key import FORMAT, Digests, describe
-from carpool.cache.similar import SimilarFrames
-from carpool.cache.twins import Twins
+from carpool.cache.answer_store import AnswerStore, Doorkeeper, Entry, Room
+from carpool.cache.cache_key import FORMAT, Digests, Said, Wish, describe
+from carpool.cache.similar import Likeness, Seen, SimilarFrames, Source, is_audited
 from carpool.config.cache_settings import CacheSettings
-from carpool.link.door import Catalog, Door, ModelEntry
+from carpool.link.door import Catalog, Door, ModelEntry, Sender
 from carpool.observe import columns
 from carpool.observe.counters import Block, Row
 from carpool.observe.counters import Slot as CounterRow
 from carpool.vision.picture_answers import Options
-from carpool.wire.v2 import RequestHead
+from carpool.wire.v2 import Buffer, RequestHead
 
 if TYPE_CHECKING:
     from carpool.frontend.cached_call import Lookup
 
 MIB = 1 << 20
-_RECENT = 256
-_MOST_DESCRIBED = 256
+_RECENT = 256  # looks; at so many, half of what was counted is forgotten
+_MOST_DESCRIBED = 1024
+_EXACT_PART = 0.01  # of the share of similar ones: what differs there is a model that is not always the same
 _NOTED_EVERY_S = 1.0
 _SOON_S = 0.1
+LOOKED_AT_ONCE = 64 * 1024  # bytes of a picture that is seen in the loop: about what a thread costs, too
 _WORTH_READING = 20  # one of so many hits: then bodies are read although the gate says no
 
 
@@ -73,6 +74,8 @@ class Shared(Protocol):
 
     @property
     def up(self) -> bool: ...
+    @property
+    def is_prompt(self) -> bool: ...
 
     timeouts: int
 
@@ -82,6 +85,18 @@ class Shared(Protocol):
     def mark(self, name: str, then: Callable[[bytes | None], None]) -> None: ...
     def set_mark(self, name: str, word: bytes, then: Callable[[bytes | None], None]) -> None: ...
     def close(self) -> None: ...
+
+
+class Looked(NamedTuple):
+    """What was found of a picture before its call was made: what has the same fast digest, and whether its
+    scene was looked at, with what came of that."""
+
+    fast: int = 0
+    entry: Entry | None = None
+    at_scene: bool = False
+    source: Source | None = None
+    seen: Seen | None = None
+    likeness: Likeness | None = None
 
 
 class CacheParts(NamedTuple):
@@ -95,31 +110,57 @@ class CacheParts(NamedTuple):
 class ModelCache:
     """The cache of one model's version, as long as the catalogue has it. Counts what it has."""
 
-    def __init__(self, entry: ModelEntry, row: Row) -> None:
+    def __init__(self, entry: ModelEntry, row: Row, digests: Digests) -> None:
         assert entry.cache is not None
         self.entry = entry
         self.row = row
         self.settings = CacheSettings(**entry.cache)
         self.prefix = f"{FORMAT}\0{entry.name}\0{entry.digest}\0".encode()
-        self._described: dict[tuple[object, ...], tuple[object, ...]] = {}
-        self._recent: deque[bool] = deque(maxlen=_RECENT)
-        self._hits = 0
+        self._digests = digests
+        self._by_source = self.settings.scope == "source"
+        self._described: dict[tuple[object, ...], tuple[Said | None, object, object]] = {}
+        self._ways: dict[tuple[object, ...], tuple[bytes, object, object]] = {}
+        self._looks = self._hits = 0  # of the last ones
 
-    def describe(
-        self, form: str, head: RequestHead, options: Options | None, drawn: str | None, *, sizes: bool = True
-    ) -> bytes | None:
-        """As `cache_key.describe`, of heads and options that come again and again, the very objects."""
-        key = form, id(head), id(options), drawn, sizes
+    def said(
+        self, form: str, head: RequestHead, options: Options | None, drawn: str | None, sender: Sender
+    ) -> Said | None:
+        """What identifies a request besides its bytes; None for one that is never looked up. Of heads and
+        options that come again and again, the very objects, it is known already."""
+        whose = sender.source if self._by_source else sender.holder
+        key = form, id(head), id(options), drawn, whose
         known = self._described.get(key)
         if known is not None:
-            return known[0]  # type: ignore[return-value]
-        said = describe(form, head, (), options, drawn, sizes=sizes)
+            return known[0]
+        text = describe(form, head, (), options, drawn)
+        made = None if text is None else self._digests.said(b"%b%b\0%b" % (self.prefix, whose.encode(), text))
         if head.plain or not head.inputs:  # others may hold what was sent, as long as they are kept
             if len(self._described) >= _MOST_DESCRIBED:
                 self._described.clear()
             # Both are kept, so that nothing else can get their numbers.
-            self._described[key] = said, head, options
-        return said
+            self._described[key] = made, head, options
+        return made
+
+    def way(self, form: str, head: RequestHead, options: Options | None, sender: Sender) -> bytes:
+        """What a picture has in common with others of its source that are asked for in the same way: all but
+        its length."""
+        key = form, id(head), id(options), sender.source
+        known = self._ways.get(key)
+        if known is not None:
+            return known[0]
+        text = describe(form, head, (), options, sizes=False) or b""
+        made = b"%b\0%b\0%b" % (self.prefix, sender.source.encode(), text)
+        if head.plain or not head.inputs:
+            if len(self._ways) >= _MOST_DESCRIBED:
+                self._ways.clear()
+            self._ways[key] = made, head, options
+        return made
+
+    def is_audited(self, source: Source | None, now: float) -> bool:
+        """Whether the turn of this hit has come. Without a source, it is the same request again."""
+        if source is None:
+            return random() < self.settings.audit * _EXACT_PART
+        return is_audited(source, self.settings, now)
 
     def entered(self, size: int) -> None:
         self.row.add(columns.CACHE_ENTRIES)
@@ -135,17 +176,20 @@ class ModelCache:
         row.add(columns.CACHE_RESULTS[kind])
         if kind == "bypass":
             return
-        found = kind != "miss"
-        row.add(columns.CACHE_HIT_SECONDS if found else columns.CACHE_MISS_SECONDS, seconds)
-        if len(self._recent) == _RECENT:
-            self._hits -= self._recent[0]
-        self._recent.append(found)
-        self._hits += found
+        if kind == "miss":
+            row.add(columns.CACHE_MISS_SECONDS, seconds)
+        else:
+            row.add(columns.CACHE_HIT_SECONDS, seconds)
+            self._hits += 1
+        self._looks += 1
+        if self._looks >= _RECENT:
+            self._looks //= 2
+            self._hits //= 2
 
     @property
     def holds_back(self) -> bool:
         """Whether the gate's no waits until the request was looked up."""
-        return self._hits * _WORTH_READING >= max(1, len(self._recent))
+        return self._hits * _WORTH_READING >= max(1, self._looks)
 
 
 class Caches:
@@ -168,9 +212,10 @@ class Caches:
         room = Room(parts.most_bytes)
         self.store = AnswerStore(room)
         self.similar = SimilarFrames(room)
-        self.twins: Twins[Lookup] = Twins()
+        self.computing: dict[int, Lookup] = {}  # by fast digest: whom others may join
         self.shared = parts.shared
         self.marks: dict[str, bytes] = {}  # by model
+        self._shared_looks, self._shared_hits = 0, 1  # lately; at first it is worth a try
         self._timeouts = 0  # of `shared`, that were counted
         self._noting: asyncio.TimerHandle | None = None
         door.watch(self._renewed)
@@ -184,8 +229,18 @@ class Caches:
                 if self._noting is None and self.shared is not None:
                     self._follow(self.shared)
             row = self._block.row(CounterRow(*entry.row))
-            found = self._models[entry.key] = ModelCache(entry, row)
+            found = self._models[entry.key] = ModelCache(entry, row, self.digests)
         return found
+
+    def look(self, said: Said, pieces: Sequence[Buffer], wish: Wish, now: float) -> tuple[int, Entry | None]:
+        """The fast digest, and what has the same one: whether that is the same is still to be told."""
+        fast = self.digests.fast(said, pieces)
+        if fast not in self.store.entries or not wish.look:
+            return fast, None
+        entry = self.store.get(fast, now)
+        if entry is None or now - entry.at > wish.max_age:
+            return fast, None
+        return fast, entry
 
     def _renewed(self, catalog: Catalog) -> None:
         """What is not served any more, or was cleared by somebody, goes."""
@@ -215,6 +270,23 @@ class Caches:
         entry = model.entry
         known = self._door.catalog.entries.get((entry.name, entry.version)) is entry
         return known and self._models.get(entry.key) is model
+
+    def is_shared(self, model: ModelCache) -> bool:
+        """Whether other servers can be asked now."""
+        return self.shared is not None and self.shared.up and model.entry.name in self.marks
+
+    @property
+    def is_waited_for(self) -> bool:
+        """By what is ready for the engine: while others know enough of it, and say so in time."""
+        known = self._shared_hits * _WORTH_READING >= self._shared_looks
+        return known and self.shared is not None and self.shared.is_prompt
+
+    def others_said(self, *, known: bool) -> None:
+        self._shared_looks += 1
+        self._shared_hits += known
+        if self._shared_looks >= _RECENT:
+            self._shared_looks //= 2
+            self._shared_hits //= 2
 
     async def clear_shared(self, name: str) -> bool | None:
         """For all servers, those that look once a second. None: nothing is shared."""

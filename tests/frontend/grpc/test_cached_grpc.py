@@ -51,8 +51,8 @@ def test_twins(front: FrontEnd) -> None:
     front.door.held = True
     with channel(front) as connected, ThreadPoolExecutor(4) as threads:
         asked = [threads.submit(ask, connected, image_request(id=str(number))) for number in range(4)]
-        twins = front.server.service.caches.twins
-        until(lambda: [len(one.joined) for one in list(twins._computed.values())] == [3])
+        computing = front.server.service.caches.computing
+        until(lambda: [len(one.joined or ()) for one in list(computing.values())] == [3])
         front.run(front.door.calls[0].finish)
         answers = [one.result(PATIENCE) for one in asked]
     assert sorted(answer.id for answer, _ in answers) == ["0", "1", "2", "3"]

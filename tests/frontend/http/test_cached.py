@@ -21,11 +21,14 @@ from PIL import Image
 
 from carpool.cache import similar
 from carpool.cache.answer_store import AnswerStore
+from carpool.cache.cache_key import Digests
 from carpool.config.server import ServerSettings
 from carpool.errors import ModelError, Refused, Unavailable
-from carpool.frontend import cached_call
+from carpool.frontend import cached_call, front_caches
 from carpool.frontend.access.access import Access
 from carpool.frontend.cached_call import Lookup
+from carpool.frontend.front_caches import CacheParts
+from carpool.frontend.http import picture_reply
 from carpool.types import Datatype, TensorSpec
 from frontend.access.key_files import ALICE, BOB, api_keys
 from frontend.fake_door import FakeModel
@@ -240,8 +243,8 @@ def connected(front: FrontEnd, count: int) -> Iterator[list[Client]]:
 
 
 def followers(front: FrontEnd) -> list[Any]:
-    twins = front.app._service.caches.twins
-    return [other for one in list(twins._computed.values()) for other in list(one.joined)]
+    computing = front.app._service.caches.computing
+    return [other for one in list(computing.values()) for other in list(one.joined or ())]
 
 
 def test_twins_wait_for_one_answer(front: FrontEnd) -> None:
@@ -261,7 +264,7 @@ def test_the_first_may_leave(front: FrontEnd) -> None:
         hold_twins(front, clients)
         clients[0].reset()
         first = front.door.calls[0]
-        until(lambda: followers(front) != [] and followers(front)[0].follows.first.abandoned)
+        until(lambda: followers(front) != [] and followers(front)[0].follows.abandoned)
         assert not first.cancelled
         front.run(first.finish)
         answers = [client.response() for client in clients[1:]]
@@ -357,7 +360,7 @@ def test_unique_inputs_keep_nothing(front: FrontEnd) -> None:
             assert word(infer(client, "image", image_body(number.to_bytes(6, "big")))) == "miss"
     store: AnswerStore = front.app._service.caches.store
     assert len(store) == 0
-    assert not front.app._service.caches.twins._computed
+    assert not front.app._service.caches.computing
 
 
 @pytest.mark.parametrize("how", ["empty", "chunked", "gzip", "garbage"])
@@ -421,7 +424,8 @@ def noisy(seed: int, figure: bool = False, quality: int = 80) -> bytes:
 @pytest.mark.parametrize("most", [0, 1 << 20])
 def test_the_same_scene(front: FrontEnd, path: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looked at in a thread, or at once."""
-    monkeypatch.setattr(cached_call, "_LOOKED_AT_ONCE", most)
+    for module in (cached_call, picture_reply):
+        monkeypatch.setattr(module, "LOOKED_AT_ONCE", most)
     source = b"X-Carpool-Source: door\r\n"
     with front.connect() as client:
         first = client.post(path, noisy(1), source)
@@ -486,7 +490,7 @@ def test_the_audit_computes_what_was_answered(path: str) -> None:
 def test_a_source_that_is_proven_wrong_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer is another one, however alike the pictures are."""
     monkeypatch.setattr(similar, "AUDIT_EVERY_S", 0.0)
-    model = classifier(cache={**SIMILAR, "exact": False, "audit": 1.0})
+    model = classifier(cache={**SIMILAR, "exact": False, "audit": 1.0, "similar_ttl_s": 60.0})
     answers = iter(range(1000))
     model.function = lambda inputs: {"logits": 10 * np.eye(3)[[next(answers) % 3] * len(inputs["images"])]}
     with front_end(model) as front, front.connect() as client:
@@ -669,4 +673,71 @@ def test_unique_inputs_take_no_memory(front: FrontEnd) -> None:
     assert after - before < 24_000, "less than 16 bytes are left of each"
     caches = front.app._service.caches
     assert len(caches.store) == 0
-    assert not caches.twins._computed
+    assert not caches.computing
+
+
+def test_a_digest_that_two_share_is_no_answer(front: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fast digest only looks: what it finds is compared, on every way, while it is computed as well."""
+    monkeypatch.setattr(Digests, "fast", lambda _self, _said, _pieces: 7 << 40)
+    red, blue = picture(), picture((0, 0, 255))
+    with front.connect() as client, front.connect() as other:
+        alone = {data: client.post("/classify", data, b"Cache-Control: no-store\r\n") for data in (red, blue)}
+        assert alone[red].body != alone[blue].body
+        answers = [(data, client.post("/classify", data)) for data in (red, red, blue, red, blue, blue, red)]
+        assert all(answer.body == alone[data].body for data, answer in answers)
+        assert "".join(word(answer)[0] for _, answer in answers) == "mmmhmmh"
+        tails = [bytes([number] * 6) for number in (1, 2, 1, 2)]
+        sums = [
+            orjson.loads(infer(client, "image", image_body(tail)).body)["outputs"][0]["data"][0]
+            for tail in tails
+        ]
+        assert sums == [6.0, 12.0, 6.0, 12.0]
+        front.door.held = True
+        for who, tail in ((client, tails[0]), (other, tails[1])):
+            who.send(_post("image", *image_body(tail)))
+        until(lambda: len([call for call in front.door.calls if not call.answered]) == 2)
+        assert not followers(front)
+        for call in [call for call in front.door.calls if not call.answered]:
+            front.run(call.finish)
+        assert client.response().body != other.response().body
+
+
+def test_what_is_known_is_compared_by_its_digest_where_its_bytes_were_forgotten(front: FrontEnd) -> None:
+    data = picture()
+    with front.connect() as client:
+        answers = [client.post("/classify", data) for _ in range(2)]
+        store: AnswerStore = front.app._service.caches.store
+        front.run(lambda: [store._forget_asked(digest) for digest in list(store.entries)])
+        answers.append(client.post("/classify", data))
+        assert [word(answer) for answer in answers] == ["miss", "miss", "hit"]
+        assert len({answer.body for answer in answers}) == 1
+
+
+@pytest.mark.parametrize("audit", [0.0, 1.0])
+def test_a_known_picture_is_answered_as_it_was_computed(
+    audit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its head is read, or, where it is audited, behind it: the same words, and the same bytes."""
+    monkeypatch.setattr(front_caches, "_EXACT_PART", 1.0)
+    model = detector(cache={"exact": True, "audit": audit})
+    with front_end(model, cache=CacheParts()) as front, front.connect() as client:
+        for query in ("", "?score=0.9", "?overlay=1"):
+            answers = [client.post(f"/detect{query}", picture()) for _ in range(3)]
+            assert [word(answer) for answer in answers] == ["miss", "miss", "hit"]
+            assert len({answer.body for answer in answers}) == 1
+            assert len({answer.fields["content-type"] for answer in answers}) == 1
+            assert kind(answers[-1]) == "hit; kind=exact"
+            assert answers[-1].fields["cache-status"].startswith("carpool; hit; ttl=")
+        if audit:
+            until(lambda: status(client, "finder")["audits"] == {"exact-same": 2})  # what is drawn is not
+
+
+@pytest.mark.parametrize(
+    "said", [b"max-age=" + b"9" * 5000, b"," * 5000, b"no-store" * 500, b"max-age=-1", b"\xff"]
+)
+def test_junk_in_cache_control(front: FrontEnd, said: bytes) -> None:
+    with front.connect() as client:
+        answers = [client.post("/classify", picture(), b"Cache-Control: %b\r\n" % said) for _ in range(3)]
+        assert [word(answer) for answer in answers] == ["miss", "miss", "hit"]
+        far = client.post("/classify", picture(), b"X-Carpool-Source: %b\r\n" % (b"x" * 5000))
+        assert far.status == 400

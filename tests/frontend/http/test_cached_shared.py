@@ -24,6 +24,7 @@ class FakeStore:
     """`silent`: it never says anything. `rest`: seconds that everything in it still lives."""
 
     up = True
+    is_prompt = True
 
     def __init__(self, *, silent: bool = False, rest: float | None = 60.0) -> None:
         self.timeouts = 3

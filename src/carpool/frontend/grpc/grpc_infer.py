@@ -284,11 +284,11 @@ class GrpcCall(ClientCall):
     def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
         entry, more = self.entry, self._more
         listed: Sequence[tuple[bytes, Buffer]] = ()
+        if more and self.told is not None:  # a stream has no metadata for each of its answers
+            more += messages.text_parameter(CACHE_WORDS, self.told.words)
         if kept is None:
             listed = self._listed(answer, placed)
         else:
-            if more and self.told is not None:  # a stream has no metadata for each of its answers
-                more += messages.text_parameter(CACHE_WORDS, self.told.words)
             more = kept.body + more
         response = messages.encode_answer(entry, self.id, listed, self._times(answer.timing), more)
         self.service.server_row.add(BYTES_SENT, len(response))

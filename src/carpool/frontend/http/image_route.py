@@ -7,28 +7,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from random import getrandbits
 from time import monotonic
 from typing import NamedTuple, cast
 
 from carpool.cache.answer_store import Kept
-from carpool.config.model import Task
-from carpool.errors import CarpoolError, InvalidInput, NotFound, Refused, Unavailable, without_stack
+from carpool.errors import CarpoolError, InvalidInput, Refused, Unavailable, without_stack
 from carpool.frontend.access.guard import check_model
-from carpool.frontend.access.keys import Principal
 from carpool.frontend.call import ClientCall, Times
-from carpool.frontend.demands import NotLoaded
 from carpool.frontend.documents import task_of
-from carpool.frontend.front_caches import Told, told_of_all
-from carpool.frontend.http.exchange import JSON_FIELDS, BodyPlan, Collect, Exchange, Receive, status_of
+from carpool.frontend.front_caches import Looked, Told, told_of_all
+from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive, status_of
 from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Start, Starter
 from carpool.frontend.http.image_reading import Sent, read_image_head, read_pictures
-from carpool.frontend.http.infer_route import TIMING, VERSION
+from carpool.frontend.http.infer_route import TIMING
 from carpool.frontend.http.model_route import ModelRoute
 from carpool.frontend.http.parsing import RequestHead as HttpHead
+from carpool.frontend.http.picture_reply import (
+    DRAWN_ANSWER,
+    FORM,
+    JSON_ANSWER,
+    joined,
+    look_for_picture,
+    version_fields,
+)
+from carpool.frontend.http.task_models import default_model
 from carpool.frontend.packing import AT_ONCE
 from carpool.frontend.pictures.sent_pictures import PictureModel, RoutePicture
 from carpool.frontend.pictures.workers import stopping
@@ -50,10 +55,7 @@ TASK_ROUTES: Mapping[str, str] = {name: kind.route for name, kind in kinds().ite
 _AT_ONCE_UNDER_WAY = 16
 """Pictures of one request: enough to fill batches, and no client takes all the slots."""
 
-_MOST_MAYBE = 3  # models that an error names
 _LEFT = asyncio.CancelledError("the client left")
-_JSON_ANSWER = JSON_FIELDS + b"Vary: Accept\r\n" + TIMING
-_DRAWN_ANSWER = b"Content-Type: image/%b\r\nVary: Accept\r\n" + TIMING
 
 
 def start_task(task: str) -> Starter:
@@ -151,33 +153,6 @@ class ImageRoute(ModelRoute[ImageTarget]):
         return replace(options, overlay=True), self.asked.drawn
 
 
-def default_model(catalog: Catalog, task: str, who: Principal | None = None) -> ModelEntry:
-    """The first that was configured for a task, of those that the key is for; failing that, the first."""
-    found = [entry for entry in in_order(catalog) if task_of(entry) == task]
-    if task == Task.READ:  # a model reads one line, a pipeline a page: who names neither has a page
-        found.sort(key=lambda entry: entry.vision is None or "pipeline" not in entry.vision)
-    for entry in found:
-        if who is None or who.may_use(entry.name):
-            return entry
-    if found:
-        return found[0]
-    for name, declared in catalog.on_demand.items():
-        if declared == task and name not in catalog.newest and (who is None or who.may_use(name)):
-            raise NotLoaded(f"{name}, which is for {task}, is not loaded", name)
-    there = {str(found): None for found in map(task_of, in_order(catalog)) if found is not None}
-    tasks = f"there are models for {', '.join(there)}" if there else "no model here takes pictures"
-    asks = [f"; {name} is not loaded: name it" for name in catalog.on_demand if name not in catalog.newest]
-    asks += [f"; {entry.name} may be: {entry.ask}" for entry in in_order(catalog) if entry.ask]
-    maybe = "".join(asks[:_MOST_MAYBE])
-    raise NotFound(f"no model is for {task}; {tasks}{maybe}", reason="no-task")
-
-
-def in_order(catalog: Catalog) -> Iterable[ModelEntry]:
-    """The newest version of each model, in the order in which they were configured."""
-    names_in_order = dict.fromkeys(line.name for line in catalog.index)
-    return [catalog.newest[name] for name in names_in_order if name in catalog.newest]
-
-
 class Outcome(NamedTuple):
     """How a picture ended: an answer as bytes, or an error."""
 
@@ -193,9 +168,9 @@ class Outcome(NamedTuple):
 class ImageCall(ClientCall):
     """One picture of a request, which hears how it ended, unless the client has left."""
 
-    __slots__ = ("_number", "_pixels", "_request")
+    __slots__ = ("_number", "_pixels", "_request", "looked")
 
-    form = "picture"
+    form = FORM
 
     def __init__(self, request: ImageRequest, number: int, pixels: int) -> None:
         super().__init__(request.service, request.route.asked.sender, request.deadline, request.arrived)
@@ -203,6 +178,7 @@ class ImageCall(ClientCall):
         self.split = request.route.split
         self.unread = request.exchange.unread
         self.wish = request.route.asked.wish
+        self.looked = request.looked
         self._request = request
         self._number = number
         self._pixels = pixels
@@ -250,8 +226,8 @@ class ImageRequest:
 
     __slots__ = (
         *("_fetching", "_held", "_outcomes", "_pixels", "_pixels_held", "_several", "_starting"),
-        *("_under_way", "_waiting"),
-        *("arrived", "deadline", "drawn", "exchange", "options", "route", "service", "slot", "target"),
+        *("_under_way", "_waiting", "arrived", "deadline", "drawn", "exchange", "looked", "options", "route"),
+        *("service", "slot", "target"),
     )
 
     options: Options
@@ -265,6 +241,7 @@ class ImageRequest:
         self.arrived = 0.0
         self.deadline = exchange.head_at + route.asked.budget
         self.slot: Slot | None = None  # the body comes into it
+        self.looked: Looked | None = None  # what was found of its one picture
         self._fetching: asyncio.Task[bytes] | None = None
         self._held = 0
         self._pixels: Sequence[int] = (0,)  # of each picture, as its head says
@@ -285,7 +262,8 @@ class ImageRequest:
         try:
             self.target = self.route.current(self.exchange.head_at)  # it may have changed meanwhile
             if layout.kind == "raw":
-                self._begin(Sent((body,)), len(body))
+                if self.target.entry.cache is None or not self._is_known(body):
+                    self._begin(Sent((body,)), len(body))
                 return
             if len(body) <= AT_ONCE:
                 self._begin(read_pictures(body, layout), len(body))
@@ -296,6 +274,15 @@ class ImageRequest:
         loop = asyncio.get_running_loop()
         work = loop.run_in_executor(service.threads, read_pictures, body, layout)
         work.add_done_callback(partial(self._read, len(body)))
+
+    def _is_known(self, body: bytes | bytearray) -> bool:
+        if self.route.split is not None:
+            return False
+        given = self.service.caches, self.target, self.route.asked, body, self.arrived
+        self.looked, answer = look_for_picture(*given)
+        if answer is not None:
+            self._send(*answer, compressible=self.target.drawn is None)
+        return answer is not None
 
     def more(self, received: int) -> memoryview | None:
         slot, self.slot = self.slot, None
@@ -422,7 +409,7 @@ class ImageRequest:
         slowest = outcomes[0] if len(outcomes) == 1 else max(outcomes, key=lambda one: sum(one.times[:4]))
         more = b"" if self.target.entry.cache is None else told_of_all([one.told for one in outcomes])
         if slowest.version:
-            more += _version_fields(slowest.version)
+            more += version_fields(slowest.version)
         degraded = slowest.degraded
         if self._several:
             degraded = next((one.degraded for one in outcomes if one.degraded), "")
@@ -432,14 +419,14 @@ class ImageRequest:
             more = b", %b\r\n%b" % (slowest.steps, more)
         if self._several:
             listed = [_listed(outcome) for outcome in outcomes]
-            self._send(_joined(_JSON_ANSWER % slowest.times, more), b'{"results":[%b]}' % b",".join(listed))
+            self._send(joined(JSON_ANSWER % slowest.times, more), b'{"results":[%b]}' % b",".join(listed))
         elif slowest.error is not None:
             self._tell(slowest.error, TIMING % slowest.times)
         elif self.drawn is None:
-            self._send(_joined(_JSON_ANSWER % slowest.times, more), slowest.body)
+            self._send(joined(JSON_ANSWER % slowest.times, more), slowest.body)
         else:
-            fields = _DRAWN_ANSWER % (self.drawn.encode(), *slowest.times)
-            self._send(_joined(fields, more), slowest.body, compressible=False)
+            fields = DRAWN_ANSWER % (self.drawn.encode(), *slowest.times)
+            self._send(joined(fields, more), slowest.body, compressible=False)
 
     def _send(self, fields: bytes, body: bytes, *, compressible: bool = True) -> None:
         service, encoding = self.service, self.route.asked.encoding
@@ -481,16 +468,6 @@ class ImageRequest:
 
 
 ImageRoute.makes = ImageRequest
-
-
-def _joined(fields: bytes, more: bytes) -> bytes:
-    """More fields; or first the rest of the last one, where it goes on."""
-    return fields[:-2] + more if more.startswith(b", ") else fields + more
-
-
-def _version_fields(version: str) -> bytes:
-    """Who answered, and a name for the answer that says so too: for whoever has something to say about it."""
-    return VERSION % version.encode() + b"X-Carpool-Id: %b-%016x\r\n" % (version.encode(), getrandbits(64))
 
 
 def _listed(outcome: Outcome) -> bytes:

@@ -12,7 +12,8 @@ from carpool.frontend.documents import task_of
 from carpool.frontend.http.exchange import JSON_FIELDS, Exchange
 from carpool.frontend.http.http_service import Service, Variables
 from carpool.frontend.http.image_reading import MAX_PICTURES
-from carpool.frontend.http.image_route import TASK_ROUTES, in_order
+from carpool.frontend.http.image_route import TASK_ROUTES
+from carpool.frontend.http.task_models import in_order
 from carpool.link.door import DEADLINE, LATEST, SOURCE, Catalog
 from carpool.vision import draw, tasks
 from carpool.wire.head import MAX_SOURCE_CHARS

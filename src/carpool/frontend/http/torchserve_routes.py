@@ -35,7 +35,7 @@ class PredictionRequest(ImageRequest):
     __slots__ = ()
 
     def _send(self, fields: bytes, body: bytes, *, compressible: bool = True) -> None:
-        if self.drawn is None:
+        if compressible:  # as JSON is, and a drawing is not
             body = as_handlers_did(body)
         super()._send(fields, body, compressible=compressible)
 

@@ -48,7 +48,7 @@ T = TypeVar("T")
 ANSWER = "answer"
 _IMAGE = "image"  # what every model's picture may be called
 _MARK = b'"BYTES"'
-_ASKED_ON_A_ROUTE = RequestHead("", (), (), DEFAULT_OPTIONS, True, 0)
+ASKED_ON_A_ROUTE = RequestHead("", (), (), DEFAULT_OPTIONS, True, 0)
 
 _SAME_FOR_ALL = 65536
 _A_BYTE = 2
@@ -284,7 +284,7 @@ class RoutePicture(SentPictures):
         """With `as_file`, it lies in a slot already."""
         if as_file is None and model.encoded:
             as_file = model.seen_as_file(data)
-        super().__init__(model, _ASKED_ON_A_ROUTE, (data,), options, as_file)
+        super().__init__(model, ASKED_ON_A_ROUTE, (data,), options, as_file)
         self.drawn = drawn
         self.body = b""
         self._fit()
