@@ -15,8 +15,8 @@ class Lengths:
     """Of those who had so many tokens, how many ended with the next.
 
     Every step of every answer counts, so that one that is cut off (its client left, its time was up, it had
-    all the tokens it may) is simply not seen to end: it says that it was at least so long, and no more. A mean
-    over whole answers would count it as short, and at the start only short ones are over.
+    all the tokens it may) is simply not seen to end: it says that it was at least so long, and no more. A
+    mean over whole answers would count it as short, and at the start only short ones are over.
     """
 
     __slots__ = ("_bucket", "_constants", "_ended", "_guess", "_lasts", "_mean", "_news", "_seen", "limit")

@@ -304,13 +304,19 @@ def most_carried(scenario: TextScenario) -> float:
 
 def saturated(scenario: TextScenario, *, static: bool = False) -> float:
     """Answers per second when more is asked than can be answered, and nothing is promised."""
-    promise = replace(scenario.promise, ttft=inf, per_token=inf, slo=inf, max_queue=4 * scenario.promise.slots)
+    promise = replace(
+        scenario.promise, ttft=inf, per_token=inf, slo=inf, max_queue=4 * scenario.promise.slots
+    )
     rate = _SATURATED * most_carried(scenario)
     answers = _SATURATED_ANSWERS * scenario.promise.slots * _SATURATED
     flood = replace(scenario, promise=promise, rate=rate, seconds=answers / rate)
     carried = []
     for seed in range(scenario.seed, scenario.seed + scenario.seeds):
-        run = play_static(flood, seed) if static else GenerationSimulation(flood, seed).play(flood.requests(seed))
+        run = (
+            play_static(flood, seed)
+            if static
+            else GenerationSimulation(flood, seed).play(flood.requests(seed))
+        )
         # Static batches answer everybody in the end; with slots, the full queue refuses. Of both, from when
         # all slots have been through their first answers.
         ends = sorted(ride.arrival.at + ride.whole for ride in run.rides if ride.whole is not None)
