@@ -128,6 +128,7 @@ class StepScheduler:
         self._fresh: list[TextJob] = []  # encoded, without a token yet
         self._last_step = -INFINITY  # when the last one ended
         self._was_late = False  # it came later after the one before than was promised
+        self._has_encoded = False  # since then
         self._steps = 0
         self._planned: tuple[object, ...] = ()  # what `_costs` was computed from
         self._costs: list[float] = []
@@ -173,6 +174,7 @@ class StepScheduler:
     def encoded(self, work: Encode, now: float, seconds: float | None = None) -> None:
         """They are in their slots. `seconds` is what it took, if that is worth learning from."""
         self.encoding = None
+        self._has_encoded = True
         for job in work.jobs:
             if job.state is RUNNING:
                 self._fresh.append(job)
@@ -189,6 +191,7 @@ class StepScheduler:
         self._steps += 1
         self._was_late = now - self._last_step > self.settings.per_token and self._was_running(work)
         self._last_step = now
+        self._has_encoded = False
         done: list[TextJob] = []
         given_up: list[TextGivenUp] = []
         for job in work.jobs:
@@ -243,7 +246,7 @@ class StepScheduler:
                 width = self.step.curve.padded(max(job.slot for job in jobs) + 1)
                 decision.work = self.stepping = Step(jobs, width, now)
                 return decision
-        if self.waiting:  # for what is under way, or for a fuller batch
+        if self.waiting and self._queue[0][0] < INFINITY:
             decision.look_again = self._queue[0][0]
         return decision
 
@@ -312,7 +315,8 @@ class StepScheduler:
     def _keeps_up(self, size: int, now: float) -> bool:
         """Batches of this size carry what is asked. Where they do not, who is due is given up instead: for
         him all others would be encoded in ones and twos."""
-        return self._rate.at(now) * self._costs[size - 1] <= 1.0 or self.waiting == size
+        cost = self._costs[min(size, len(self._costs)) - 1]
+        return self.waiting == size or self._rate.at(now) * cost <= 1.0
 
     def _encode_fits(self, now: float) -> int:
         """The largest batch that lets those who are being written have their next token in time. Where none
@@ -324,7 +328,7 @@ class StepScheduler:
         for job in self._fresh:
             next_due = min(next_due, job.first_due)
         fits = self.encoder.curve.fits((next_due - now - step) / speed)
-        if fits or self._was_late or now > self._last_step:
+        if fits or self._was_late or self._has_encoded:
             return fits
         return max(1, self.encoder.curve.fits((next_due + self.settings.per_token - now - step) / speed))
 
@@ -334,23 +338,27 @@ class StepScheduler:
     def _batch(self, now: float) -> int:
         """The batch to wait for. While slots stand empty for it, steps carry less; encoded alone, each costs
         more. The smallest that keeps up with what is asked, or else the one that carries most."""
-        most = min(self.most_slots(), self.encoder.curve.max_batch)
-        plan = (most, self.encoder.curve, self.step.curve, self.lengths.lasts)
+        slots = self.most_slots()
+        plan = (slots, self.encoder.curve, self.step.curve, self.lengths.lasts)
         if plan != self._planned:
             self._planned = plan
-            slots = self.most_slots()
-            written = self.lengths.mean * self._steps_for(slots)
-            sizes = range(1, most + 1)
-            empty = [0.0 if self.settings.apart else (size - 1) / 2 for size in sizes]
-            self._costs = [
-                self._encodes(size) / size + written / (slots - none)
-                for size, none in zip(sizes, empty, strict=True)
-            ]
-            self._best = min(sizes, key=lambda size: self._costs[size - 1])
+            self._plan(slots)
         if self.waiting >= self._best:
             return self._best
         rate = self._rate.at(now) / self.constants.step_busy
         return next((n for n in range(1, self._best) if rate * self._costs[n - 1] <= 1.0), self._best)
+
+    def _plan(self, slots: int) -> None:
+        """Seconds of the device for one answer, by the size of the batches in which they are encoded."""
+        step = self._steps_for(slots, cautious=True)
+        fits = self.encoder.curve.fits((self.settings.per_token - step) / self.encoder.speeds[0].cautious)
+        sizes = range(1, max(1, min(slots, fits)) + 1)
+        written = self.lengths.mean * self._steps_for(slots)
+        if self.settings.apart:
+            self._costs = [max(self._encodes(size) / size, written / slots) for size in sizes]
+        else:
+            self._costs = [self._encodes(size) / size + written / (slots - (size - 1) / 2) for size in sizes]
+        self._best = min(sizes, key=lambda size: self._costs[size - 1])
 
     def _take(self, size: int, now: float) -> Encode:
         """The first in line, each into the lowest slot that is free: so few slots have to be stepped."""

@@ -105,7 +105,7 @@ class TextRun:
 
 @dataclass(frozen=True, slots=True)
 class TextScenario:
-    """Times are in seconds. `least` is when the scheduler's profile is not what the device does."""
+    """Times are in seconds."""
 
     encoder: BatchCurve
     step: BatchCurve
