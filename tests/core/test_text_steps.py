@@ -488,7 +488,7 @@ def test_slots_carry_more_than_static_batches(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["captions", "lines", later("pages", name="pages")])
 def test_first_tokens_come_sooner(name: str) -> None:
-    assert TEXTS[name].first_token(SLOTS, 1, 4000) <= TEXTS[name].first
+    assert TEXTS[name].first_token(SLOTS, 1, 10_000) <= TEXTS[name].first
 
 
 @pytest.mark.parametrize("name", ["captions", "lines", later("pages", name="pages")])

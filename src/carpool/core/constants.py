@@ -191,7 +191,7 @@ class Constants:
     time. With 1.0 the queue would grow at every surge, with 0.7 first tokens come later for nothing."""
 
     length_prior: float = 4.0
-    length_memory: float = 4096.0
+    length_memory: float = 1024.0
     """What is guessed of the lengths of answers weighs as much as four answers. When so many were seen that
     were so long, half of them are forgotten."""
 
