@@ -67,6 +67,31 @@ PACKAGES: dict[str, tuple[str, str]] = {
     "fonts-hack": ("MIT and Bitstream Vera licence", "Hack-Regular Hack-Bold"),
     "fonts-quicksand": ("OFL-1.1", "Quicksand-Regular Quicksand-Bold"),
     "fonts-sil-gentiumplus": ("OFL-1.1", "GentiumPlus-Regular GentiumPlus-Italic GentiumBookPlus-Bold"),
+    "fonts-vollkorn": ("OFL-1.1", "Vollkorn-Regular Vollkorn-Italic Vollkorn-Bold"),
+    "fonts-cardo": ("OFL-1.1", "Cardo104s Cardoi99"),
+    "fonts-fanwood": ("MIT", "Fanwood Fanwood-Italic"),
+    "fonts-prociono": ("public domain", "Prociono"),
+    "fonts-georgewilliams": ("BSD-3-Clause or OFL-1.1, by font", "CaslonRoman CaslonItalic"),
+    "fonts-essays1743": ("LGPL-2.1 or OFL-1.1, by version", "Essays1743 Essays1743-Italic"),
+    "fonts-oldstandard": ("OFL-1.1", "OldStandard-Regular OldStandard-Italic OldStandard-Bold"),
+    "fonts-adf-baskervald": ("GPL-2+ with font exception", "BaskervaldADFStd BaskervaldADFStd-Italic"),
+    "fonts-adf-gillius": ("GPL-2+ with font exception", "GilliusADF-Regular GilliusADF-BoldCond"),
+    "fonts-adf-libris": ("GPL-2+ with font exception", "LibrisADFStd-Regular LibrisADFStd-Italic"),
+    "fonts-adf-romande": ("GPL-2+ with font exception", "RomandeADFStd-Regular RomandeADFStd-Italic"),
+    "fonts-adf-universalis": ("GPL-2+ with font exception", "UniversalisADFStd-Cond"),
+    "fonts-sil-charis": ("OFL-1.1", "CharisSIL-Regular CharisSIL-Italic"),
+    "fonts-sil-andika": ("OFL-1.1", "Andika-Regular"),
+    "fonts-inter": ("OFL-1.1", "Inter-Regular Inter-Italic Inter-SemiBold"),
+    "fonts-cabin": ("OFL-1.1", "Cabin-Regular Cabin-BoldItalic"),
+    "fonts-jetbrains-mono": (
+        "OFL-1.1 or Apache-2.0, by version",
+        "JetBrainsMono-Regular JetBrainsMono-Italic",
+    ),
+    "fonts-mononoki": ("OFL-1.1", "mononoki-Regular"),
+    "fonts-dosis": ("OFL-1.1", "Dosis-Medium"),
+    "fonts-b612": ("OFL-1.1 or EPL-2.0, by version", "B612-Regular"),
+    "fonts-yanone-kaffeesatz": ("OFL-1.1", "YanoneKaffeesatz-Regular"),
+    "fonts-junicode": ("OFL-1.1", "JunicodeTwoBeta-Italic"),
     "fonts-crosextra-caladea": ("Apache-2.0", "Caladea-Regular"),
     "fonts-open-sans": ("Apache-2.0", "OpenSans-Regular"),
     "fonts-ebgaramond": ("OFL-1.1", "EBGaramond12-Italic"),
@@ -97,6 +122,14 @@ def drawn(file: Path) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     return cells, advances
 
 
+def missing(file: Path) -> str:
+    """The characters that a font does not have: it draws them as what no font has, or not at all."""
+    face = ImageFont.truetype(str(file), 40)
+    unknown = bytes(face.getmask("\U0010fffe"))
+    drawn = {character: bytes(face.getmask(character)) for character in ALPHABET[1:]}
+    return "".join(character for character, mask in drawn.items() if mask == unknown or not any(mask))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -119,6 +152,9 @@ def main() -> int:
         for name in names.split():
             if name not in there:
                 print(f"left out: {name} of {package} is not there", file=sys.stderr)
+                continue
+            if lacks := missing(there[name]):
+                print(f"left out: {name} of {package} has no {lacks}", file=sys.stderr)
                 continue
             glyphs, widths = drawn(there[name])
             cells.append(glyphs)

@@ -68,6 +68,7 @@ class TextRide:
     given_up: bool = False
     last: float = 0.0  # when its last token so far came
     longest: float = 0.0  # between two of its tokens
+    leaves: int = 0  # its client leaves after so many; 0: stays to the end
 
     def token(self, now: float) -> None:
         self.tokens += 1
@@ -141,7 +142,6 @@ class GenerationSimulation:
         self._random = Random(f"device {seed}")
         self._leaving = Random(f"clients {seed}")
         self._running: list[tuple[float, Encode | Step]] = []
-        self._leaves: dict[int, int] = {}  # who leaves when he has so many tokens
         self.run = TextRun()
 
     def play(self, rides: Sequence[TextRide]) -> TextRun:
@@ -159,7 +159,7 @@ class GenerationSimulation:
         job = TextJob(ride.arrival.at, payload=ride)
         ride.refused = self.scheduler.offer(job, ride.arrival.at) is not None
         if self._leaving.random() < self._scenario.leave_share:
-            self._leaves[id(job)] = self._leaving.randint(1, ride.length)
+            ride.leaves = self._leaving.randint(1, ride.length)
 
     def _advance(self, until: float, look_again: float | None) -> float | None:
         while True:
@@ -203,10 +203,9 @@ class GenerationSimulation:
             job.payload.whole = now - job.arrived
         for job, _ in boundary.given_up:
             job.payload.given_up = True
-        if self._leaves:
-            for job in work.jobs:
-                if self._leaves.get(id(job)) == job.tokens and self.scheduler.cancel(job, now) is not None:
-                    del self._leaves[id(job)]
+        for job in work.jobs:
+            if job.tokens == job.payload.leaves:
+                self.scheduler.cancel(job, now)
 
 
 def play_static(scenario: TextScenario, seed: int) -> TextRun:
