@@ -212,6 +212,26 @@ def test_the_queue_is_bounded() -> None:
     assert refusal.most == 2
 
 
+def test_a_model_that_was_slow_is_tried_again() -> None:
+    core = scheduler(ttft=0.01)
+    (job,) = running(core, 1)
+    for now in (0.1, 0.2, 0.3, 0.4):  # each step takes a tenth of a second
+        core.stepped(step(core, now - 0.1), now, {job} if now == 0.4 else (), 0.1)
+    refusal = core.offer(TextJob(0.4), 0.4)
+    assert refusal is not None
+    assert refusal.reason is Reason.CANNOT_FINISH
+    (probe,) = offered(core, 1, 0.411)
+    assert core.offer(TextJob(0.411), 0.411) is not None  # one is enough
+    decision = core.decide(0.4111)
+    assert isinstance(decision.work, Encode)
+    assert decision.work.jobs == (probe,)
+    core.encoded(decision.work, 0.412, 0.0006)
+    for number in range(4):
+        now = 0.413 + number / 1000
+        core.stepped(step(core, now), now, {probe} if number == 3 else (), 0.0003)
+    offered(core, 1, 0.42)
+
+
 def test_an_encoder_of_its_own_works_beside_the_steps() -> None:
     core = scheduler(apart=True)
     (first,) = running(core, 1)

@@ -129,6 +129,8 @@ class StepScheduler:
         self._last_step = -INFINITY  # when the last one ended
         self._was_late = False  # it came later after the one before than was promised
         self._has_encoded = False  # since then
+        self._last_ran = -INFINITY  # when anything last ended
+        self._probe: TextJob | None = None
         self._steps = 0
         self._planned: tuple[object, ...] = ()  # what `_costs` was computed from
         self._costs: list[float] = []
@@ -145,7 +147,12 @@ class StepScheduler:
         job.first_due = min(job.deadline, job.arrived + settings.ttft)
         self.ledger.offered += 1
         self._rate.add(1, now)
+        if self._is_idle:
+            for belief in (self.encoder, self.step):
+                belief.taken_up(now)
         refusal = self.refuses(job, now)
+        if refusal is not None and self._is_probe(job, now):
+            self._probe, refusal = job, None
         if refusal is not None:
             job.state = GONE
             self.ledger.refused[refusal.reason] += 1
@@ -180,6 +187,7 @@ class StepScheduler:
                 self._fresh.append(job)
             else:
                 self._free(job)
+        self._last_ran = now
         if seconds is not None:
             _learn(self.encoder, len(work.jobs), seconds, now)
 
@@ -190,7 +198,7 @@ class StepScheduler:
         self.stepping = None
         self._steps += 1
         self._was_late = now - self._last_step > self.settings.per_token and self._was_running(work)
-        self._last_step = now
+        self._last_step = self._last_ran = now
         self._has_encoded = False
         done: list[TextJob] = []
         given_up: list[TextGivenUp] = []
@@ -282,12 +290,25 @@ class StepScheduler:
 
     # ---- inside -----------------------------------------------------------------------------------------
 
+    @property
+    def _is_idle(self) -> bool:
+        return not (self.used or self.waiting)
+
+    def _is_probe(self, job: TextJob, now: float) -> bool:
+        """A model that has not run for a whole promise lets one through, whatever it believes of itself: it
+        would refuse everybody for ever else, and never learn that it is fast again. Only one with the whole
+        promise ahead: a client's own short deadline proves nothing."""
+        whole = job.first_due - job.arrived >= 0.99 * self.settings.ttft and job.first_due > now
+        return self._is_idle and whole and now - self._last_ran >= self.settings.ttft
+
     def _expire(self, now: float, given_up: list[TextGivenUp]) -> None:
         """Whose first token would be late even if the batch that may leave now took him along."""
         size = min(self._free_slots(), self.waiting, self._batch(now))
         takes = self._encodes(max(1, size), cautious=True) + self._steps_for(cautious=True)
         queue = self._queue
         while queue and (queue[0][2].state is not READY or queue[0][0] < now + takes):
+            if queue[0][2] is self._probe and queue[0][0] > now:
+                break
             due, _, job = heappop(queue)
             if job.state is READY:
                 job.state = GONE
@@ -458,6 +479,7 @@ class StepScheduler:
 
 def _learn(belief: Belief, size: int, seconds: float, now: float) -> None:
     belief.learn(0, size, seconds)
+    belief.laid_aside(now)  # from now on it rests
     if belief.drift.ran(size, seconds, belief.curve, now):
         learned = belief.drift.relearned(belief.curve, now)
         if learned is not None:
