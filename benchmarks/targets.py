@@ -32,6 +32,7 @@ from carpool.sim.simulation import play as simulate
 from core.clairvoyant import most_answered_in_time
 from core.playing import NAMED, attainment, named, play, play_poisson, stream, together
 from core.step_cases import CASES, LEAST, attainment_by_crops
+from core.text_cases import SLOTS, TEXTS
 
 WIDE, WIDE_SLO = (0.005, 0.001), 0.072  # fixed cost of five images, promise of twelve single ones
 
@@ -90,6 +91,7 @@ def targets() -> Iterator[Target]:
             title = f"{name}: a modest source beside a flood of {names}"
             yield Target(title, (("in time", "≥", 0.97),), partial(modest, name, names))
     yield from of_pipelines()
+    yield from of_texts()
     for name in ("4+1/50", "resnet/100", "yolo/100"):
         for load in (0.3, 0.6, 0.9, 1.0, 3.0):
             for share in (0.05, 1.0):
@@ -106,6 +108,17 @@ def of_pipelines() -> Iterator[Target]:
     fair = (("many crops, of few", "≥", 0.8),)
     for name in ("two steps, 60 ms", "one device"):
         yield Target(f"pipeline, {name}, at 3×", fair, partial(many_crops, name))
+
+
+def of_texts() -> Iterator[Target]:
+    """Answers that are written token by token, in slots, beside static batches of as many."""
+    for name, case in TEXTS.items():
+        bounds = (
+            ("× static batches", "≥", case.gain),
+            ("first token, of theirs", "≤", case.first),
+            ("in time at 1.5×", "≥", 0.9),
+        )
+        yield Target(f"{name}, {SLOTS} slots", bounds, partial(written, name))
 
 
 def beside_alone(load: float) -> tuple[tuple[str, str, float], ...]:
@@ -178,6 +191,16 @@ def pipeline(name: str, load: float, effort: Effort, seed: int) -> Values:
     found = case.outcome(load, seconds, seed)
     wasted = [found.steps[0]["wasted_fraction"]] if case.shared else []
     return [found.fraction_of_bound, *wasted]
+
+
+def written(name: str, effort: Effort, seed: int) -> Values:
+    case, requests = TEXTS[name], effort.requests // 4
+    seed += 1
+    return [
+        case.gained(SLOTS, seed),
+        case.first_token(SLOTS, seed, requests),
+        case.overloaded(SLOTS, seed, requests),
+    ]
 
 
 def many_crops(name: str, effort: Effort, seed: int) -> Values:

@@ -42,12 +42,14 @@ def test_every_json_key_is_documented() -> None:
     from carpool.lab.evaluate.evaluation import Evaluation, VersionGap, VersionScore
     from carpool.lab.fleet_plan import FleetPlan
     from carpool.lab.sweep.sweep_results import PointRow, Results
+    from carpool.sim.generation_simulation import TextReport
     from carpool.sim.simulation import Outcome
     from carpool.video.watching import Counts
 
     for verb, kind in (
         ("watch", Counts),
         ("simulate", Outcome),
+        ("simulate", TextReport),
         ("plan", FleetPlan),
         ("sweep", Results),
         ("sweep", PointRow),

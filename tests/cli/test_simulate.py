@@ -239,3 +239,41 @@ def test_fleets_that_cannot_be(options: tuple[str, ...], words: str) -> None:
     result = CliRunner().invoke(app, ["simulate", "--curve", "4+1", "--slo-ms", "50", *options])
     assert result.exit_code == 2
     assert words in " ".join((result.stderr + str(result.exception)).split())
+
+
+TEXT = ("simulate", "--encoder", "0.6+0.05", "--step-curve", "0.3+0.0015", "--tokens", "lognormal:8,0.5")
+
+
+def test_text_that_is_written_token_by_token() -> None:
+    options = (*TEXT, "--slots", "8", "--seconds", "0.3", "--ttft-ms", "20", "--per-token-ms", "5")
+    found = json.loads(run(*options, "--load", "1.5", "--json"))
+    assert found["mode"] == "generation"
+    assert found["gain"] == pytest.approx(found["capacity_rps"] / found["static_capacity_rps"], rel=1e-4)
+    assert found["slots"]["first_p99_ms"] < 20 < found["static"]["first_p99_ms"]
+    assert found["settings"]["load"] == pytest.approx(1.5)
+    text = run(*options, "--rate", "500", "--encoder-apart")
+    assert "first token, p99" in text
+    assert "static batches" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--encoder 1+1", "Missing option '--step-curve'"),
+        ("--slots 4 --curve 4+1 --slo-ms 50", "--slots is for models that write text"),
+        (" ".join(TEXT[1:]) + " --curve 4+1", "--curve is for models that answer at once"),
+        (" ".join(TEXT[1:]) + " --mode knobs", "--mode is for models that answer at once"),
+        (" ".join(TEXT[1:]) + " --ttft-ms 0.5", "--ttft-ms 0.5 is below the 0.9515 ms"),
+        (" ".join(TEXT[1:]) + " --per-token-ms 0.1", "--per-token-ms 0.1 is below the 0.3015 ms"),
+        (" ".join(TEXT[1:]) + " --slots 0", "--slots must be a whole number from 1"),
+        (" ".join(TEXT[1:]) + " --load 2 --rate 5", "give one of them"),
+        (" ".join(TEXT[1:]) + " --rate 1e9", "is more than 50,000,000 tokens"),
+        ("--encoder x --step-curve 1+1 --tokens fixed:3", "--encoder: cannot read 'x'"),
+        ("--encoder 1+1 --step-curve 1+1 --tokens many", "--tokens: cannot read 'many'"),
+        ("--encoder 1+1 --step-curve 1+1 --tokens fixed:0", "a mean from 1 to 100000 tokens"),
+    ],
+)
+def test_text_that_cannot_be(options: str, says: str) -> None:
+    result = CliRunner().invoke(app, ["simulate", *options.split()])
+    assert result.exit_code == 2
+    assert says in result.stderr

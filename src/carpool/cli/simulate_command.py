@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
 from carpool.cli.fleet_options import HasFleet, simulate_fleet
+from carpool.cli.generation_options import HasGeneration, simulate_generation
 from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ Overload = StrEnum("Overload", ["quick", "refuse"])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Simulate(o.HasCurve, o.HasTraffic, HasFleet):
+class Simulate(o.HasCurve, o.HasTraffic, HasFleet, HasGeneration):
     """Play traffic against a model in virtual time, with the scheduler that serves it.
 
     Three times the traffic that can be promised, beside what other servers do:
@@ -63,8 +65,13 @@ class Simulate(o.HasCurve, o.HasTraffic, HasFleet):
     Four servers behind a balancer that tries refusals elsewhere, one of them at half speed:
 
         carpool simulate --curve 4+1 --slo-ms 50 --load 0.7 --replicas 4 --retries 1 --slow 1:2.0
+
+    A reader that writes lines token by token, beside batches that wait for their slowest:
+
+        carpool simulate --encoder 0.6+0.05 --step-curve 0.3+0.0015 --tokens lognormal:22,0.5 --ttft-ms 20
     """
 
+    slo_ms: float = o.option(inf, "The promise: every answer within so many ms.", o.MODEL, show_default=False)
     instances: int = o.option(1, "Devices behind the one queue.", o.MODEL)
     under_load: Overload | None = o.option(
         None,
@@ -127,6 +134,11 @@ class Simulate(o.HasCurve, o.HasTraffic, HasFleet):
     def run(self) -> None:
         from carpool.sim.simulation import LOADS, contenders, measure, sweep
 
+        if self.writes:
+            self._generation()
+            return
+        if self.slo_ms == inf:
+            raise InvalidInput("Missing option '--slo-ms': the promise, in ms")
         o.drawing(self.plot)
         knobs = self.mode is Mode.knobs
         self.check_fleet(step=self.step, latest=self.latest, compare=self.compare, plot=self.plot, mode=knobs)
@@ -158,6 +170,27 @@ class Simulate(o.HasCurve, o.HasTraffic, HasFleet):
         _print(self, scenario, results)
         for note in notes:
             show.paragraph(note, "· ")
+
+    def _generation(self) -> None:
+        others = ("curve", "step", "one_device", "buckets", "max_batch", "replicas", "latest", "per_source")
+        given = {name: getattr(self, name) for name in (*others, "under_load", "compare", "plot", "model")}
+        self.check_generation(**given, mode=self.mode is Mode.knobs, instances=self.instances != 1)
+        if self.rate is not None and self.load is not None:
+            raise InvalidInput("--load and --rate both say how much traffic there is: give one of them")
+        scenario = self.text_scenario(
+            self.slo_ms,
+            _traffic(self),
+            seconds=o.number("--seconds", 10.0 if self.seconds is None else self.seconds, above=0, most=1e6),
+            seed=self.seed,
+            seeds=o.whole("--seeds", self.seeds, least=1, most=100),
+            noise=o.number("--noise", self.noise, most=2),
+            stall_share=o.number("--stall-share", self.stall_share, most=1),
+            stall_factor=o.number("--stall-factor", self.stall_factor, least=1, most=1000),
+        )
+        rate = scenario.traffic.own_rate
+        if rate is None and self.rate is not None:
+            rate = o.number("--rate", self.rate, above=0)
+        simulate_generation(self, scenario, rate, self.load, as_json=self.as_json)
 
 
 # ---- from the options to a scenario

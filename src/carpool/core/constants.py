@@ -182,6 +182,19 @@ class Constants:
     when what waits for it would take this part of its promise. Until then the big one does: with equal turns
     it would get 0.58 of the hard requests at 1.3 times the load, and not 0.68."""
 
+    first_share: float = 0.8
+    """Who waits to be encoded is, however small the batch, once encoding and two steps would take this share
+    of what is left until the first token is due: noise takes some of the rest."""
+
+    step_busy: float = 0.9
+    """Encoding waits for the smallest batch with which the device carries what is asked in this share of its
+    time. With 1.0 the queue would grow at every surge, with 0.7 first tokens come later for nothing."""
+
+    length_prior: float = 4.0
+    length_memory: float = 1024.0
+    """What is guessed of the lengths of answers weighs as much as four answers. When so many were seen that
+    were so long, half of them are forgotten."""
+
     spare_load: float = 0.7
     spare_delay: float = 0.1
     spare_quiet_s: float = 1.0

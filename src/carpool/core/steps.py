@@ -1,0 +1,486 @@
+"""The second kind of scheduler: for models that write an answer token by token.
+
+An encoder turns pictures into rows, and a decoder gives each answer that is being written one token per step.
+An answer has a slot of the decoder's caches from its encoding to its last token; who ends leaves his slot to
+the next in line at the next boundary between two steps, and nobody waits for the slowest of a batch.
+
+Nobody is preempted, and caches are not paged. A slot holds the longest answer that is allowed, so memory
+cannot run out midway and there is nothing to take back; what paging would save is small where an answer is a
+line or a page of text: the caches of a small reader are about a megabyte a slot. Preemption would make two
+answers late instead of one: the gate says no before anything was encoded.
+
+As in scheduler.py: it is told what happened and when, and answers with values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any, NamedTuple
+
+from carpool.core.constants import CONSTANTS, Constants
+from carpool.core.curve import BatchCurve
+from carpool.core.job import DONE, GONE, INFINITY, NEW, READY, RUNNING, JobState, Reason, Refusal
+from carpool.core.learning import Belief, Rate
+from carpool.core.lengths import Lengths
+from carpool.core.scheduler import Ledger
+
+_FORECAST_STEPS = 4  # a forecast of who leaves holds for so many steps
+
+
+@dataclass(frozen=True, slots=True)
+class TextPromise:
+    """The first token within `ttft` seconds, each further one within `per_token`, all within `slo`."""
+
+    slots: int
+    max_tokens: int
+    ttft: float = INFINITY
+    per_token: float = INFINITY
+    slo: float = INFINITY
+    max_queue: int = 4096  # a bound on memory, far above what the gate lets wait
+    apart: bool = False  # the encoder runs on a device of its own
+
+
+class TextJob:
+    """One answer to be written. Whoever offers it may leave something in `payload`."""
+
+    __slots__ = (
+        *("arrived", "deadline", "first_at", "first_due", "limit", "payload", "slot", "state", "tokens"),
+    )
+
+    def __init__(
+        self, arrived: float, limit: int = 0, deadline: float = INFINITY, payload: Any = None
+    ) -> None:
+        self.arrived = arrived
+        self.limit = limit  # tokens; 0: as many as the model may
+        self.deadline = deadline  # of the whole answer
+        self.first_due = INFINITY
+        self.first_at: float | None = None
+        self.slot = -1
+        self.tokens = 0
+        self.state: JobState = NEW
+        self.payload = payload
+
+    def __repr__(self) -> str:
+        return f"TextJob(arrived={self.arrived:g}, slot={self.slot}, tokens={self.tokens}, {self.state.name})"
+
+
+class Encode(NamedTuple):
+    """Encode these together; each has a slot, into which the decoder takes what comes out."""
+
+    jobs: tuple[TextJob, ...]
+    started: float
+
+
+class Step(NamedTuple):
+    """One token for each of these: slots 0 to `width` - 1 are run, whether somebody has them or not."""
+
+    jobs: tuple[TextJob, ...]
+    width: int
+    started: float
+
+
+class TextGivenUp(NamedTuple):
+    """One that was accepted and will not be answered, or not to its end."""
+
+    job: TextJob
+    reason: Reason
+
+
+@dataclass(slots=True)
+class StepDecision:
+    """Do this, or look again at that time, or (neither) idle until something happens."""
+
+    work: Encode | Step | None = None
+    look_again: float | None = None
+    given_up: list[TextGivenUp] = field(default_factory=list)
+
+
+class Boundary(NamedTuple):
+    """After a step: whose answers are whole, and who was cut off because his time was up."""
+
+    done: Sequence[TextJob]
+    given_up: Sequence[TextGivenUp]
+
+
+class StepScheduler:
+    """One model's scheduler. A job is offered, encoded, stepped until it ends, and then its slot is free."""
+
+    def __init__(
+        self, encoder: BatchCurve, step: BatchCurve, settings: TextPromise, constants: Constants = CONSTANTS
+    ) -> None:
+        self.settings = settings
+        self.constants = constants
+        self.encoder = Belief(encoder, 1, 0.0, constants)
+        self.step = Belief(step, 1, 0.0, constants)
+        self.lengths = Lengths(settings.max_tokens, constants=constants)
+        self.ledger = Ledger()
+        self.slots: list[TextJob | None] = [None] * min(settings.slots, step.max_batch)
+        self.used = 0  # slots
+        self.waiting = 0
+        self.encoding: Encode | None = None
+        self.stepping: Step | None = None
+        memory = max(constants.rate_memory_s, constants.rate_memory_promises * min(settings.ttft, 1.0))
+        self._rate = Rate(memory)
+        self._queue: list[tuple[float, int, TextJob]] = []
+        self._sequence = 0
+        self._fresh: list[TextJob] = []  # encoded, without a token yet
+        self._last_step = -INFINITY  # when the last one ended
+        self._was_late = False  # it came later after the one before than was promised
+        self._has_encoded = False  # since then
+        self._last_ran = -INFINITY  # when anything last ended
+        self._probe: TextJob | None = None
+        self._steps = 0
+        self._planned: tuple[object, ...] = ()  # what `_costs` was computed from
+        self._costs: list[float] = []
+        self._best = 1
+        self._forecast: tuple[int, list[tuple[int, float]]] = (-1, [])
+
+    # ---- what happened ----------------------------------------------------------------------------------
+
+    def offer(self, job: TextJob, now: float) -> Refusal | None:
+        """Count it in the queue, or say why not."""
+        settings = self.settings
+        job.limit = min(job.limit or settings.max_tokens, settings.max_tokens)
+        job.deadline = min(job.deadline, job.arrived + settings.slo)
+        job.first_due = min(job.deadline, job.arrived + settings.ttft)
+        self.ledger.offered += 1
+        self._rate.add(1, now)
+        if self._is_idle:
+            for belief in (self.encoder, self.step):
+                belief.taken_up(now)
+        refusal = self.refuses(job, now)
+        if refusal is not None and self._is_probe(job, now):
+            self._probe, refusal = job, None
+        if refusal is not None:
+            job.state = GONE
+            self.ledger.refused[refusal.reason] += 1
+            return refusal
+        job.state = READY
+        self.waiting += 1
+        self._sequence += 1
+        heappush(self._queue, (job.first_due, self._sequence, job))
+        return None
+
+    def cancel(self, job: TextJob, now: float) -> bool:
+        """The client has gone. True if that spared the work; else the slot is free at the next boundary."""
+        if job.state is READY:
+            self.waiting -= 1
+        elif job.state is RUNNING:
+            self.ledger.running -= 1
+        else:
+            return False
+        spared = job.state is READY
+        job.state = GONE
+        self.ledger.cancelled += 1
+        if not spared and not self._is_used(job):
+            self._free(job)
+        return spared
+
+    def encoded(self, work: Encode, now: float, seconds: float | None = None) -> None:
+        """They are in their slots. `seconds` is what it took, if that is worth learning from."""
+        self.encoding = None
+        self._has_encoded = True
+        for job in work.jobs:
+            if job.state is RUNNING:
+                self._fresh.append(job)
+            else:
+                self._free(job)
+        self._last_ran = now
+        if seconds is not None:
+            _learn(self.encoder, len(work.jobs), seconds, now)
+
+    def stepped(
+        self, work: Step, now: float, ended: Collection[TextJob] = (), seconds: float | None = None
+    ) -> Boundary:
+        """Each got a token, which for those who `ended` was the end of the text."""
+        self.stepping = None
+        self._steps += 1
+        self._was_late = now - self._last_step > self.settings.per_token and self._was_running(work)
+        self._last_step = self._last_ran = now
+        self._has_encoded = False
+        done: list[TextJob] = []
+        given_up: list[TextGivenUp] = []
+        for job in work.jobs:
+            if job.state is not RUNNING:
+                self._free(job)
+                continue
+            self.lengths.seen(job.tokens, job in ended)
+            job.tokens += 1
+            if job.first_at is None:
+                job.first_at = now
+            if job in ended or job.tokens >= job.limit:
+                self._leave(job, DONE)
+                self.ledger.answered += 1
+                done.append(job)
+            elif now >= job.deadline:
+                self._leave(job, GONE)
+                self.ledger.given_up[Reason.DEADLINE] += 1
+                given_up.append(TextGivenUp(job, Reason.DEADLINE))
+        self._fresh = [job for job in self._fresh if job.first_at is None and job.state is RUNNING]
+        if seconds is not None:
+            _learn(self.step, work.width, seconds, now)
+        return Boundary(done, given_up)
+
+    def lost(self, now: float) -> list[TextJob]:
+        """The instance has died, and all caches with it. Returns whose answers will not be finished; who
+        waits goes on waiting."""
+        lost = [job for job in self.slots if job is not None and job.state is RUNNING]
+        for job in lost:
+            self._leave(job, GONE)
+            self.ledger.given_up[Reason.RESTARTING] += 1
+        self.slots, self.used = [None] * len(self.slots), 0
+        self.encoding = self.stepping = None
+        self._fresh.clear()
+        return lost
+
+    # ---- what to do ---------------------------------------------------------------------------------------
+
+    def decide(self, now: float) -> StepDecision:
+        """The next thing to do. Ask again after work was returned: an encoder of its own may be free, too."""
+        decision = StepDecision()
+        self._expire(now, decision.given_up)
+        if self.encoding is not None and not self.settings.apart:
+            return decision
+        if self.encoding is None and (self.stepping is None or self.settings.apart):
+            size = self._to_encode(now)
+            if size:
+                decision.work = self.encoding = self._take(size, now)
+                return decision
+        if self.stepping is None:
+            jobs = self._steppable()
+            if jobs:
+                width = self.step.curve.padded(max(job.slot for job in jobs) + 1)
+                decision.work = self.stepping = Step(jobs, width, now)
+                return decision
+        if self.waiting and self._queue[0][0] < INFINITY:
+            decision.look_again = self._queue[0][0]
+        return decision
+
+    def refuses(self, job: TextJob, now: float) -> Refusal | None:
+        """What the gate says. Its slot comes when enough have left for a whole batch: one that would make it
+        only in a smaller batch would slow down all others. That is the second question."""
+        if self.waiting >= self.settings.max_queue:
+            return Refusal(Reason.QUEUE_FULL, waiting=self.waiting, most=self.settings.max_queue)
+        batch = self._batch(now)
+        takes = self._encodes(min(batch, self.waiting + 1), cautious=True) + self._steps_for(cautious=True)
+        ahead = self.waiting // batch
+        wait = self._until_left((ahead + 1) * batch) + ahead * self._encodes(batch)
+        wait += self._under_way(now)
+        first = now + wait + takes
+        whole = first + (min(self.lengths.mean, job.limit) - 1) * self._pace()
+        if first <= job.first_due and whole <= job.deadline:
+            return None
+        soonest = now + self._until_left(self.waiting + 1) + takes
+        hopeless = soonest > job.first_due or whole > job.deadline
+        return Refusal(
+            Reason.CANNOT_FINISH if hopeless else Reason.OVERLOAD,
+            predicted_finish=first,
+            retry_after=wait if now + takes <= job.first_due else 0.0,
+            waiting=self.waiting,
+            asked=self._rate.at(now),
+            answerable=1.0 / self._costs[self._best - 1],
+        )
+
+    def most_slots(self) -> int:
+        """So many may be written at once that each token keeps its promise."""
+        seconds = self.settings.per_token / self.step.speeds[0].cautious
+        return max(1, min(len(self.slots), self.step.curve.fits(seconds)))
+
+    # ---- inside -----------------------------------------------------------------------------------------
+
+    @property
+    def _is_idle(self) -> bool:
+        return not (self.used or self.waiting)
+
+    def _is_probe(self, job: TextJob, now: float) -> bool:
+        """A model that has not run for a whole promise lets one through, whatever it believes of itself: it
+        would refuse everybody for ever else, and never learn that it is fast again. Only one with the whole
+        promise ahead: a client's own short deadline proves nothing."""
+        whole = job.first_due - job.arrived >= 0.99 * self.settings.ttft and job.first_due > now
+        return self._is_idle and whole and now - self._last_ran >= self.settings.ttft
+
+    def _expire(self, now: float, given_up: list[TextGivenUp]) -> None:
+        """Whose first token would be late even if the batch that may leave now took him along."""
+        size = min(self._free_slots(), self.waiting, self._batch(now))
+        takes = self._encodes(max(1, size), cautious=True) + self._steps_for(cautious=True)
+        queue = self._queue
+        while queue and (queue[0][2].state is not READY or queue[0][0] < now + takes):
+            if queue[0][2] is self._probe and queue[0][0] > now:
+                break
+            due, _, job = heappop(queue)
+            if job.state is READY:
+                job.state = GONE
+                self.waiting -= 1
+                reason = Reason.DEADLINE if now >= due else Reason.GIVEN_UP
+                self.ledger.given_up[reason] += 1
+                given_up.append(TextGivenUp(job, reason))
+
+    def _to_encode(self, now: float) -> int:
+        """How many to encode now; 0: a step first, or nothing."""
+        size = min(self._free_slots(), self.waiting, self.encoder.curve.max_batch)
+        if not size or self.settings.apart:
+            return size
+        if not self.used:
+            return size
+        if size < self._batch(now) and not (self._is_due(size, now) and self._keeps_up(size, now)):
+            return 0
+        return min(size, self._encode_fits(now))
+
+    def _is_due(self, size: int, now: float) -> bool:
+        """The first token of the next in line would be late if a step came first."""
+        takes = self._encodes(size, cautious=True) + 2 * self._steps_for(cautious=True)
+        return takes > self.constants.first_share * (self._queue[0][0] - now)
+
+    def _keeps_up(self, size: int, now: float) -> bool:
+        """Batches of this size carry what is asked. Where they do not, who is due is given up instead: for
+        him all others would be encoded in ones and twos."""
+        cost = self._costs[min(size, len(self._costs)) - 1]
+        return self.waiting == size or self._rate.at(now) * cost <= 1.0
+
+    def _encode_fits(self, now: float) -> int:
+        """The largest batch that lets those who are being written have their next token in time. Where none
+        does, a token may be late once, but not twice in a row."""
+        speed = self.encoder.speeds[0].cautious
+        step = self._steps_for(cautious=True)
+        since = self._last_step if self._has_begun() else INFINITY
+        next_due = since + self.settings.per_token
+        for job in self._fresh:
+            next_due = min(next_due, job.first_due)
+        fits = self.encoder.curve.fits((next_due - now - step) / speed)
+        if fits or self._was_late or self._has_encoded:
+            return fits
+        return max(1, self.encoder.curve.fits((next_due + self.settings.per_token - now - step) / speed))
+
+    def _has_begun(self) -> bool:
+        return any(job is not None and job.tokens for job in self.slots)
+
+    def _batch(self, now: float) -> int:
+        """The batch to wait for. While slots stand empty for it, steps carry less; encoded alone, each costs
+        more. The smallest that keeps up with what is asked, or else the one that carries most."""
+        slots = self.most_slots()
+        plan = (slots, self.encoder.curve, self.step.curve, self.lengths.lasts)
+        if plan != self._planned:
+            self._planned = plan
+            self._plan(slots)
+        if self.waiting >= self._best:
+            return self._best
+        rate = self._rate.at(now) / self.constants.step_busy
+        return next((n for n in range(1, self._best) if rate * self._costs[n - 1] <= 1.0), self._best)
+
+    def _plan(self, slots: int) -> None:
+        """Seconds of the device for one answer, by the size of the batches in which they are encoded."""
+        step = self._steps_for(slots, cautious=True)
+        fits = self.encoder.curve.fits((self.settings.per_token - step) / self.encoder.speeds[0].cautious)
+        sizes = range(1, max(1, min(slots, fits)) + 1)
+        written = self.lengths.mean * self._steps_for(slots)
+        if self.settings.apart:
+            self._costs = [max(self._encodes(size) / size, written / slots) for size in sizes]
+        else:
+            self._costs = [self._encodes(size) / size + written / (slots - (size - 1) / 2) for size in sizes]
+        self._best = min(sizes, key=lambda size: self._costs[size - 1])
+
+    def _take(self, size: int, now: float) -> Encode:
+        """The first in line, each into the lowest slot that is free: so few slots have to be stepped."""
+        jobs: list[TextJob] = []
+        free = (slot for slot, job in enumerate(self.slots) if job is None)
+        while len(jobs) < size:
+            job = heappop(self._queue)[2]
+            if job.state is READY:
+                job.state, job.slot = RUNNING, next(free)
+                self.slots[job.slot] = job
+                jobs.append(job)
+        self.used += size
+        self.waiting -= size
+        self.ledger.running += size
+        return Encode(tuple(jobs), now)
+
+    def _steppable(self) -> tuple[TextJob, ...]:
+        held = () if self.encoding is None else self.encoding.jobs
+        return tuple(
+            job for job in self.slots if job is not None and job.state is RUNNING and job not in held
+        )
+
+    def _free_slots(self) -> int:
+        return max(0, self.most_slots() - self.used)
+
+    def _is_used(self, job: TextJob) -> bool:
+        """Work that is under way may still write to its slot."""
+        return (self.stepping is not None and job in self.stepping.jobs) or (
+            self.encoding is not None and job in self.encoding.jobs
+        )
+
+    def _was_running(self, work: Step) -> bool:
+        return any(job.tokens for job in work.jobs)
+
+    def _leave(self, job: TextJob, state: JobState) -> None:
+        job.state = state
+        self.ledger.running -= 1
+        self._free(job)
+
+    def _free(self, job: TextJob) -> None:
+        if self.slots[job.slot] is job:
+            self.slots[job.slot] = None
+            self.used -= 1
+
+    def _encodes(self, size: int, *, cautious: bool = False) -> float:
+        speed = self.encoder.speeds[0]
+        return (speed.cautious if cautious else speed.mean) * self.encoder.curve.times[size]
+
+    def _steps_for(self, slots: int = 0, *, cautious: bool = False) -> float:
+        """Seconds of a step with so many slots, or with those that are used, and one more."""
+        speed = self.step.speeds[0]
+        width = slots or min(len(self.slots), 1 + self.used)
+        return (speed.cautious if cautious else speed.mean) * self.step.curve.times[width]
+
+    def _pace(self) -> float:
+        """Seconds from token to token of one that is being written while slots are full."""
+        slots = self.most_slots()
+        return slots * self._costs[self._best - 1] / self.lengths.mean
+
+    def _under_way(self, now: float) -> float:
+        ends = 0.0
+        if self.encoding is not None:
+            ends = self.encoding.started + self._encodes(len(self.encoding.jobs))
+        if self.stepping is not None:
+            ends = max(ends, self.stepping.started + self._steps_for(self.stepping.width))
+        return max(0.0, ends - now)
+
+    def _until_left(self, places: int) -> float:
+        """Seconds of steps until so many slots were free, if nobody took one meanwhile."""
+        places -= self._free_slots()
+        if places <= 0:
+            return 0.0
+        count, forecast = self._forecast
+        if count != self._steps // _FORECAST_STEPS:
+            forecast = self._foresee()
+            self._forecast = (self._steps // _FORECAST_STEPS, forecast)
+        before = (0, 0.0)
+        for steps, gone in forecast:
+            if gone >= places:
+                share = (places - before[1]) / (gone - before[1])
+                return (before[0] + share * (steps - before[0])) * self._steps_for(self.most_slots())
+            before = (steps, gone)
+        slots = self.most_slots()
+        more = (places - before[1]) * self.lengths.mean / slots
+        return (before[0] + more) * self._steps_for(slots)
+
+    def _foresee(self) -> list[tuple[int, float]]:
+        """How many of those who have a slot will have left after how many steps."""
+        running = [(job.tokens, job.limit) for job in self.slots if job is not None]
+        found, steps = [], 1
+        most = int(self.lengths.mean) + 1  # then slots that were taken meanwhile are free again
+        while steps < most:
+            found.append((steps, self.lengths.leave(running, steps)))
+            steps *= 2
+        return found
+
+
+def _learn(belief: Belief, size: int, seconds: float, now: float) -> None:
+    belief.learn(0, size, seconds)
+    belief.laid_aside(now)  # from now on it rests
+    if belief.drift.ran(size, seconds, belief.curve, now):
+        learned = belief.drift.relearned(belief.curve, now)
+        if learned is not None:
+            belief.adopt(*learned)

@@ -1,0 +1,57 @@
+"""Models that write text, as the targets know them: what they write, and what is promised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from carpool.core.curve import BatchCurve
+from carpool.core.steps import TextPromise
+from carpool.sim.generation_simulation import TextScenario, TokenLengths, measure_text, saturated
+
+
+@dataclass(frozen=True)
+class TextCase:
+    """`gain` is how many times static batches' throughput, `first` the share of their p99 to the first token
+    at 0.9 of their capacity."""
+
+    tokens: str
+    max_tokens: int
+    ttft: float
+    gain: float
+    first: float
+
+    def scenario(self, slots: int, seed: int, **more: float) -> TextScenario:
+        return TextScenario(
+            BatchCurve.parse("0.6+0.05", 64),
+            BatchCurve.parse("0.3+0.0015", slots),
+            TokenLengths.parse(self.tokens),
+            TextPromise(slots, self.max_tokens, self.ttft, 0.005),
+            seed=seed,
+            **more,  # type: ignore[arg-type]
+        )
+
+    def gained(self, slots: int, seed: int) -> float:
+        scenario = self.scenario(slots, seed)
+        return saturated(scenario) / saturated(scenario, static=True)
+
+    def first_token(self, slots: int, seed: int, requests: int) -> float:
+        """Of static batches' p99, at nine tenths of what those carry."""
+        scenario = self.scenario(slots, seed)
+        rate = 0.9 * saturated(scenario, static=True)
+        scenario = replace(scenario, rate=rate, seconds=requests / rate)
+        return measure_text(scenario).first_p99_ms / measure_text(scenario, static=True).first_p99_ms
+
+    def overloaded(self, slots: int, seed: int, requests: int) -> float:
+        """Within the promise at 1.5 times the load, of what can be carried when nothing is promised."""
+        scenario = self.scenario(slots, seed)
+        most = saturated(scenario)
+        scenario = replace(scenario, rate=1.5 * most, seconds=requests / (1.5 * most))
+        return measure_text(scenario).goodput_rps / most
+
+
+TEXTS = {
+    "captions": TextCase("lognormal:16,0.2", 64, 0.02, 1.05, 0.4),
+    "lines": TextCase("lognormal:22,0.5", 128, 0.02, 1.8, 1 / 3),
+    "pages": TextCase("lognormal:180,0.6", 1024, 0.1, 2.8, 1 / 3),
+}
+SLOTS = 64
