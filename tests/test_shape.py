@@ -66,7 +66,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "frontend/pictures link memory observe wire",
     "quality": "config core vision",
     "registry": "config",
-    "rollout": "config core sim",
+    "rollout": "cache config core sim",
     "runner": "backends backends/torch engine engine/models engine/profile link memory observe process "
     "vision",
     "sim": "core",
