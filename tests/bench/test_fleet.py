@@ -72,7 +72,7 @@ def test_without_retries_only_the_lines_about_them_go(tmp_path: Path) -> None:
     from load.balancers import without_retries
 
     text = balancer_config("haproxy", [Address("a", 1)], Address("b", 2))
-    plain = without_retries(text)
+    plain = without_retries("haproxy", text)
     assert "retry-on" not in plain.replace("# ", "")
     assert plain.count("retries 0") == 1
     assert [line for line in plain.splitlines() if line.startswith("    server ")] == [

@@ -2,7 +2,7 @@
 
 Whatever replicas read and write, and in whatever order, they come to the same value, since `merged` takes the
 higher of two: a later rollout is higher than an earlier one; of one rollout, sent back is higher than done,
-done (and retired) than failed, and failed than all that is under way; and else the one that has changed more often is. So a
+done than failed, and failed than all that is under way; and else the one that has changed more often is. So a
 replica that was away, however long, brings back nothing that was aborted. Going on is a change that is made
 only in the place where the value lies, from the value that lies there (`went`); towards stable a replica goes
 by itself and puts that on top of what the others have come to (`on_top`).
