@@ -18,6 +18,7 @@ small machine carries three of them, a balancer and the load generator.
     switch     two pools, switched through HAProxy's socket and back under 0.4 of the load
     scale      a real Prometheus evaluates the rules of deploy/monitoring: replicas wanted at 0.5, 1 and 2
                times the load, and those that `carpool plan` says
+    abort      three servers share a rollout; it is aborted at one of them, and the others hear of it
 
 A failure is what the client hears of nobody's decision: a connection that breaks, a status that the balancer
 makes up, a server that is going. Refusals for want of time are answers. The balancers come with `make fleet`;
@@ -56,7 +57,10 @@ from load.burst import LoadError
 from load.real_prometheus import prometheus
 
 KINDS = ("haproxy", "envoy", "nginx")
-PARTS = ("goodput", "ways", "below", "overload", "kill", "grpc", "jpeg", "restart", "half", "switch", "scale")
+PARTS = (
+    *("goodput", "ways", "below", "overload", "kill", "grpc", "jpeg", "restart", "half", "switch", "scale"),
+    "abort",
+)
 CAPACITY = 100.0  # images per second of one server
 SLO_MS = 400.0
 OVERLOAD, MODERATE, BELOW, HALF = 1.5, 0.4, 0.9, 0.8
@@ -77,7 +81,7 @@ datatype = "FP32"
 shape = [4]
 """
 PICTURES = """backend = "fake"
-task = "raw"
+task = "classify"
 slo_ms = {slo:g}
 max_batch = 32
 [fake]
@@ -93,6 +97,7 @@ name = "y"
 datatype = "FP32"
 shape = [4]
 """
+ROLLOUT = "[rollout]\nshadow = 0\ncanary = [0.5]\ncanary_h = 24\n"
 PHOTO = Path(__file__).parents[1] / "src" / "carpool" / "demo" / "pictures" / "astronaut.jpg"
 PICTURES_A_SECOND = 60.0  # decoding costs real time
 
@@ -111,6 +116,7 @@ class Row:
     simulated: float | None = None  # goodput over that of the simulator, for the speed that one alone has
     wanted: float | None = None  # replicas, by the rules of Prometheus
     planned: int | None = None  # and by `carpool plan`
+    everywhere: float | None = None  # seconds from an abort at one server to the last
     why: str = ""  # the failures, by reason
 
     @property
@@ -123,6 +129,8 @@ class Row:
             return False
         if self.part == "ways":
             return not self.failed
+        if self.everywhere is not None and self.everywhere > 1.0:
+            return False
         uneven = self.least_part is not None and self.least_part < 0.25
         return (
             not self.failed and not uneven and (self.of_three or 1.0) >= GOODPUT_AIM.get(self.balancer, 0.97)
@@ -388,7 +396,7 @@ def _killed(
 ) -> Row:
     """One of three is, in the middle of it."""
     with balancer(kind, three, folder, grpc=grpc) as address:
-        to = f"grpc://{address}" if grpc else f"http://{address}{'/predict' if more else ''}"
+        to = f"grpc://{address}" if grpc else f"http://{address}{'/classify' if more else ''}"
         share = PICTURES_A_SECOND if more else 3 * MODERATE * CAPACITY
         load = Load(to, share, length.kill, more=more)
         time.sleep(1.0 + length.kill / 3)
@@ -455,6 +463,33 @@ def scale(_kinds: Sequence[str], length: Length, folder: Path) -> list[Row]:
     return rows
 
 
+def abort(_kinds: Sequence[str], length: Length, folder: Path) -> list[Row]:
+    """Three servers that share a canary's half, each with its part of the load."""
+    models = write_models(folder, text=MODEL + ROLLOUT)
+    for version in ("1", "2"):
+        (models / "fake" / version).mkdir()
+        (models / "fake" / version / "weights").write_text(version)
+    place = folder / "shared"
+    place.mkdir()
+    shared = ("--rollout-state", f"file:{place}", "--allow-rollouts")
+    took = []
+    with replicas(models, folder, 3, shared) as three:
+        for seed in range(1, length.rounds + 1):
+            if seed > 1:
+                three[0].rollout("start")
+            while {one.rollout()["state"] for one in three} != {"canary"}:
+                time.sleep(0.05)
+            loads = [Load(one.address, MODERATE * CAPACITY, length.slice, seed) for one in three]
+            time.sleep(1.0 + length.slice / 2)
+            began = time.monotonic()
+            three[seed % 3].rollout("abort")
+            while {one.rollout()["state"] for one in three} != {"rolled-back"}:
+                time.sleep(0.005)
+            took.append(time.monotonic() - began)
+            counts = _sum([load.result() for load in loads])
+    return [row("abort", "none", counts, everywhere=round(max(took), 3))]
+
+
 def planned_replicas(rate: float) -> int:
     """As `carpool plan` says, without spares."""
     command = [str(Path(sys.executable).with_name("carpool")), "plan", "--curve", "40+8", "--json"]
@@ -519,7 +554,7 @@ def half(kinds: Sequence[str], length: Length, folder: Path) -> list[Row]:
 DO = dict(
     zip(
         PARTS,
-        (goodput, ways, below, overload, kill, grpc, jpeg, restart, half, switch, scale),
+        (goodput, ways, below, overload, kill, grpc, jpeg, restart, half, switch, scale, abort),
         strict=True,
     )
 )
@@ -533,6 +568,7 @@ def as_text(rows: Sequence[Row]) -> str:
         notes += [] if each.counted is None else [f"counted {each.counted:.2f} times"]
         notes += [] if each.simulated is None else [f"{each.simulated:.3f} × simulated"]
         notes += [] if each.wanted is None else [f"{each.wanted:.2f} replicas wanted, {each.planned} planned"]
+        notes += [] if each.everywhere is None else [f"everywhere after {each.everywhere * 1e3:.0f} ms"]
         notes += [each.why] if each.why else []
         notes += [] if each.as_wished else ["NOT as wished"]
         lines.append(

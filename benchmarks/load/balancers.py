@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from carpool.deploying.balancer_config import FILES, Address, balancer_config, deploy_folder
 from load.burst import LoadError
@@ -96,6 +98,18 @@ class Replica:
             self.process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             self.kill()
+
+    def rollout(self, action: str = "") -> dict[str, Any]:
+        """Of its model `fake`: how it stands, after this was done."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.address.port, timeout=30)
+        with contextlib.closing(connection):
+            body = json.dumps({"action": action}) if action else None
+            connection.request("POST" if action else "GET", "/v2/models/fake/rollout", body)
+            answer = connection.getresponse()
+            found: dict[str, Any] = json.loads(answer.read())
+        if answer.status != 200:
+            raise LoadError(f"{self.name}: {found}")
+        return found
 
     def metric(self, name: str) -> float:
         """Over all models."""

@@ -100,8 +100,10 @@ class SharedRollouts:
             self._looking = asyncio.get_running_loop().create_task(self._look())
         watched = self._rollouts.known(name, model.places[0])
         if watched is not None:
-            self._known[name] = of_record(watched.record, monotonic())
-            watched.record.counts = Counts()  # what the life before this one counted is told already
+            record = watched.record
+            record.counts = Counts()  # what the life before this one counted is told already
+            if record.mark.run or not record.rollout.over:  # what ended before it was shared is nobody else's
+                self._known[name] = of_record(record, monotonic())
         give_up = monotonic() + (0.0 if self.cut_off else _FIRST_LOOK_S)
         while True:
             try:
@@ -267,9 +269,10 @@ class SharedRollouts:
         shared = self._known.get(record.model)
         if shared is None or record.rollout.state is State.RETIRED:
             return ""
-        alive = self._alive()
-        parts = shared.parts.items()
-        return next((name for name, part in sorted(parts) if name in alive and not part.ready), "")
+        others = self._alive() - {self.replica}
+        return next(
+            (name for name in sorted(others & shared.parts.keys()) if not shared.parts[name].ready), ""
+        )
 
     async def _go_on(self, name: str, seen: tuple[Any, ...], after: Rollout) -> None:
         def change(shared: SharedRollout | None) -> SharedRollout | None:
