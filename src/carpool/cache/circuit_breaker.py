@@ -14,8 +14,8 @@ class CircuitBreaker:
     somebody who asked makes it short again. A probe that succeeds does not: a server may know us, and still
     be too slow for what we ask. It begins open, with a probe due: a server is seen before it is asked."""
 
-    def __init__(self, longest: float = LONGEST_PAUSE_S) -> None:
-        self._longest = longest
+    def __init__(self, longest: float | None = None) -> None:
+        self._longest = LONGEST_PAUSE_S if longest is None else longest
         self.open_until: float | None = -inf  # None: closed
         self._probing = False
         self._in_a_row = 0

@@ -23,7 +23,7 @@ from typing import Any, cast
 
 import hiredis
 
-from carpool.cache.circuit_breaker import LONGEST_PAUSE_S, CircuitBreaker
+from carpool.cache.circuit_breaker import CircuitBreaker
 from carpool.clock import now
 from carpool.config.redis_url import RedisUrl, read_redis_url
 from carpool.errors import ConfigError
@@ -52,7 +52,7 @@ _log = logger("cache")
 
 
 def shared_store(
-    url: str, secret: str, wait_s: float, *, setting: str = "cache_url", pause_s: float = LONGEST_PAUSE_S
+    url: str, secret: str, wait_s: float, *, setting: str = "cache_url", pause_s: float | None = None
 ) -> SharedStore:
     """Connects at once where a loop runs, else when it is first used. `setting` is who asks for it, `pause_s`
     how long a server that is gone is left alone, at most."""
