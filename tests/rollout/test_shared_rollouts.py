@@ -14,6 +14,7 @@ import orjson
 import pytest
 
 from cache.redis_server import redis_server
+from carpool.cli.rollout_command import sentences
 from carpool.engine import shared_rollouts
 from carpool.errors import Unavailable, WrongState
 from carpool.rollout.rollout_guards import Counts, Side
@@ -113,6 +114,7 @@ def test_counts_add_up_and_prove_a_step_together(tmp_path: Path, place: Path) ->
             await until(lambda: all(one.serves == "2" for one in lives))
             shared = lives[0].status()["shared"]
             assert (shared["reached"], len(shared["replicas"])) == (True, 2)
+            assert "2 replicas share it, of which 2 have loaded the candidate." in sentences(lives[0].status())
 
     run(story())
 
@@ -163,6 +165,7 @@ def test_who_is_cut_off_stays_where_it_is_and_sends_nothing_to_the_candidate(
             await until(lambda: "m" not in far.host.catalog.routes)
             assert far.serves == "1"
             assert "Input/output error" in far.status()["shared"]["trouble"]
+            assert "cannot be reached (Input/output error)" in " ".join(sentences(far.status()))
             with pytest.raises(Unavailable, match="only pause and abort"):
                 await far.act("promote")
             assert (far.status()["state"], far.status()["step"]) == ("canary", 1)
