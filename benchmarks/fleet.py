@@ -149,7 +149,7 @@ class Length:
     scale: float = 45.0
 
 
-QUICK = Length(slice=5.0, rounds=1, overload=8.0, kill=6.0, half=8.0, scale=40.0)
+QUICK = Length(slice=5.0, rounds=1, overload=8.0, kill=6.0, half=8.0, scale=34.0)
 
 
 def main() -> int:
@@ -454,7 +454,7 @@ def scale(_kinds: Sequence[str], length: Length, folder: Path) -> list[Row]:
         for times in (0.5, 1.0, 2.0):
             rate = times * 3 * CAPACITY
             loads = [Load(one.address, rate / 3, length.scale, warmup=0.0) for one in three]
-            time.sleep(length.scale - 3.0)
+            time.sleep(length.scale - 2.0)
             wanted = asked("carpool:replicas_wanted")
             counts = _sum([load.result() for load in loads])
             planned = planned_replicas(rate)

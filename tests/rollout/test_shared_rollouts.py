@@ -114,7 +114,8 @@ def test_counts_add_up_and_prove_a_step_together(tmp_path: Path, place: Path) ->
             await until(lambda: all(one.serves == "2" for one in lives))
             shared = lives[0].status()["shared"]
             assert (shared["reached"], len(shared["replicas"])) == (True, 2)
-            assert "2 replicas share it, of which 2 have loaded the candidate." in sentences(lives[0].status())
+            said = list(sentences(lives[0].status()))
+            assert "2 replicas share it, of which 2 have loaded the candidate." in said
 
     run(story())
 
