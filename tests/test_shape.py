@@ -68,7 +68,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "quality": "config core vision",
     "ray": "cluster",
     "registry": "config",
-    "rollout": "config core sim",
+    "rollout": "cache config core sim",
     "runner": "backends backends/torch engine engine/models engine/profile link memory observe process "
     "vision",
     "sim": "core",

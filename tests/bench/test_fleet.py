@@ -8,6 +8,7 @@ import pytest
 
 import fleet
 from load.balancers import program
+from load.real_prometheus import PROGRAM
 
 
 def behind(kind: str) -> list[str]:
@@ -34,12 +35,44 @@ def test_overload_leaves_nobody_out(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.conformance
-def test_restarts_in_turn_cost_no_request(tmp_path: Path) -> None:
-    rows = fleet.restart(behind("haproxy"), fleet.QUICK, tmp_path)
-    assert [(row.balancer, row.failed, row.why) for row in rows] == [
-        ("haproxy", 0, ""),
-        ("haproxy, no retries, lame duck", 0, ""),
-    ]
+@pytest.mark.parametrize("kind", fleet.KINDS)
+def test_restarts_in_turn_cost_no_request(kind: str, tmp_path: Path) -> None:
+    rows = fleet.restart(behind(kind), fleet.QUICK, tmp_path)
+    expected = [(kind, 0, ""), (f"{kind}, no retries, lame duck", 0, "")]
+    assert [(row.balancer, row.failed, row.why) for row in rows] == expected[: 1 + (kind != "nginx")]
+
+
+@pytest.mark.conformance
+@pytest.mark.parametrize("kind", ["haproxy", "envoy"])
+def test_a_killed_replica_costs_no_call_over_grpc(kind: str, tmp_path: Path) -> None:
+    (row,) = fleet.grpc(behind(kind), fleet.QUICK, tmp_path)
+    assert (row.failed, row.why) == (0, "")
+    assert row.requests > 100
+
+
+@pytest.mark.conformance
+@pytest.mark.parametrize("kind", fleet.KINDS)
+def test_a_killed_replica_costs_no_photo(kind: str, tmp_path: Path) -> None:
+    (row,) = fleet.jpeg(behind(kind), fleet.QUICK, tmp_path)
+    assert (row.failed, row.why) == (0, "")
+    assert row.requests > 100
+
+
+@pytest.mark.conformance
+def test_two_pools_are_switched_and_back_without_a_failure(tmp_path: Path) -> None:
+    (row,) = fleet.switch(behind("haproxy"), fleet.QUICK, tmp_path)
+    assert (row.failed, row.why) == (0, "")
+    assert row.requests > 100
+
+
+@pytest.mark.conformance
+def test_prometheus_wants_as_many_replicas_as_the_plan_says(tmp_path: Path) -> None:
+    if not PROGRAM.is_file():
+        pytest.skip("no prometheus here: make fleet fetches it")
+    rows = fleet.scale([], fleet.QUICK, tmp_path)
+    assert [row.planned for row in rows] == sorted(row.planned or 0 for row in rows)
+    for row in rows:
+        assert row.as_wished, row
 
 
 COUNTS = {
@@ -67,12 +100,34 @@ def test_parts_of_a_restart_add_up() -> None:
     assert total["goodput_rps"] == 45.0
 
 
+@pytest.mark.parametrize("kind", fleet.KINDS)
+def test_without_retries_nothing_is_asked_twice(kind: str) -> None:
+    from carpool.deploying.balancer_config import Address, balancer_config
+    from load.balancers import without_retries
+
+    plain = without_retries(kind, balancer_config(kind, [Address("a", 1)], Address("b", 2)))
+    off = {"haproxy": "retries 0", "envoy": "num_retries: 0", "nginx": "proxy_next_upstream off;"}[kind]
+    on = {"haproxy": "retries 1", "envoy": "num_retries: 1", "nginx": "error_page 503"}[kind]
+    assert off in plain
+    assert on not in plain
+
+
+def test_what_the_rows_of_the_rules_and_of_the_simulator_wish() -> None:
+    row = fleet.row("scale", "1 times the load", COUNTS, wanted=3.1, planned=5)
+    assert row.as_wished
+    assert "3.10 replicas wanted, 5 planned" in fleet.as_text([row])
+    assert not fleet.row("scale", "", COUNTS, wanted=3.1, planned=6).as_wished
+    good = COUNTS | {"refused": {}, "failed": {}, "unanswered": 0}
+    assert fleet.row("ways", "haproxy, leastconn", good, of_three=0.9, simulated=0.98).as_wished
+    assert not fleet.row("ways", "haproxy, leastconn", good, of_three=0.9, simulated=1.04).as_wished
+
+
 def test_without_retries_only_the_lines_about_them_go(tmp_path: Path) -> None:
     from carpool.deploying.balancer_config import Address, balancer_config
     from load.balancers import without_retries
 
     text = balancer_config("haproxy", [Address("a", 1)], Address("b", 2))
-    plain = without_retries(text)
+    plain = without_retries("haproxy", text)
     assert "retry-on" not in plain.replace("# ", "")
     assert plain.count("retries 0") == 1
     assert [line for line in plain.splitlines() if line.startswith("    server ")] == [

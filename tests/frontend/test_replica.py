@@ -77,6 +77,14 @@ def test_which_try_it_is(field: bytes | None, again: bool) -> None:
     assert read_attempt(b"9" * 5000) is True
 
 
+@pytest.mark.parametrize(("metadata", "again"), [((), False), ("1", False), ("2", True), (b"3", True)])
+def test_over_grpc_the_same_is_said_in_the_metadata(metadata: object, again: bool) -> None:
+    from carpool.frontend.grpc.grpc_infer import read_metadata
+
+    said = (("x-envoy-attempt-count", metadata),) if metadata else ()
+    assert read_metadata(said).sender.again is again  # type: ignore[arg-type]
+
+
 def test_the_word_travels_with_the_sender() -> None:
     sender = Sender("cam", latest=True, again=True)
     assert sender.with_options(RequestOptions(latest=True)).again

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
+from cache.redis_server import redis_server
 from live.server import Live, infer_path, json_request, serving, start, wait_until
 
 CODE = {
@@ -180,3 +182,40 @@ def test_both_doors_choose_alike(tmp_path: Path, environment: dict[str, str]) ->
             assert {version(x_carpool_rollout="candidate") for _ in range(5)} == {"2"}
             with pytest.raises(InferenceServerException, match="must be stable or candidate"):
                 version(x_carpool_rollout="newest")
+
+
+@pytest.mark.conformance
+@pytest.mark.parametrize("kind", ["file", "redis"])
+def test_replicas_roll_out_together_and_a_guard_of_one_sends_all_back(tmp_path: Path, kind: str) -> None:
+    """Real servers: only the first gets traffic, and what it sees of the candidate ends it everywhere."""
+    place = tmp_path / "shared"
+    place.mkdir()
+    models = repository(tmp_path, "raises")
+    with contextlib.ExitStack() as stack:
+        where = f"file:{place}" if kind == "file" else stack.enter_context(redis_server(place)).url
+        servers = []
+        for name in ("a", "b", "c"):
+            (tmp_path / name).mkdir()
+            own = {
+                "CARPOOL_STATE_DIR": str(tmp_path / name / "state"),
+                "CARPOOL_ALLOW_ROLLOUTS": "true",
+                "CARPOOL_ROLLOUT_STATE": where,
+                "CARPOOL_CACHE_SECRET": "sixteen characters",
+            }
+            servers.append(stack.enter_context(serving(models, folder=tmp_path / name, environment=own)))
+        for server in servers:
+            until_state(server, "canary")
+        statuses: list[int] = []
+
+        def back() -> bool:
+            statuses.extend(infer(servers[0], source).status for source in SOURCES)
+            return status(servers[0])["state"] == "rolled-back"
+
+        wait_until(back, "rolled back")
+        assert set(statuses) == {200}
+        why = until_state(servers[0], "rolled-back")["why"]
+        for server in servers[1:]:
+            assert until_state(server, "rolled-back")["why"] == why
+            assert {infer(server, source).fields.get("x-carpool-version", "1") for source in SOURCES} == {"1"}
+        seen = [server.events("rollout")[-1] for server in servers]
+        assert {line["state"] for line in seen} == {"rolled-back"}

@@ -67,10 +67,14 @@ class Life:
 
 
 @contextlib.asynccontextmanager
-async def life(folder: Path) -> AsyncIterator[Life]:
-    engine = Engine(folder / "models")
+async def life(
+    folder: Path, state: str = "state", shared: str = "", models: str = "models"
+) -> AsyncIterator[Life]:
+    """`shared` is where replicas, each with a `state` of its own, share rollouts."""
+    engine = Engine(folder / models)
     host = EngineHost(engine)
-    desk = RolloutDesk(host, ServerSettings(state_dir=folder / "state", allow_rollouts=True))
+    given = {"rollout_state": shared, "cache_secret": "sixteen characters"}
+    desk = RolloutDesk(host, ServerSettings(state_dir=folder / state, allow_rollouts=True, **given))
     catalogs: list[Catalog] = []
     host.listen(catalogs.append)
     try:

@@ -14,7 +14,8 @@ class CircuitBreaker:
     somebody who asked makes it short again. A probe that succeeds does not: a server may know us, and still
     be too slow for what we ask. It begins open, with a probe due: a server is seen before it is asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest: float | None = None) -> None:
+        self._longest = LONGEST_PAUSE_S if longest is None else longest
         self.open_until: float | None = -inf  # None: closed
         self._probing = False
         self.in_a_row = 0  # timeouts
@@ -42,7 +43,7 @@ class CircuitBreaker:
         if self.is_open and not self._probing:
             return
         self.open_until = now + self._pause
-        self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
+        self._pause = min(2 * self._pause, self._longest)
         self.in_a_row = 0
         self._probing = False
 

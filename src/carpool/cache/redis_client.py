@@ -42,21 +42,29 @@ _HEAD = struct.Struct(">4s16sQ")  # the format, the digest, and when it ends: se
 _CLOCKS_DIFFER_S = 3600  # between two machines, at most: what ended earlier was put back by somebody
 _CODE = re.compile(r"[A-Z]{2,16}\b")
 _MORE = object()
+_NEVER = 1 << 40  # seconds since 1970
+_SWAP = (
+    b"if (redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 0 end "
+    b"redis.call('SET', KEYS[1], ARGV[2]) return 1"
+)
 
 _log = logger("cache")
 
 
-def shared_store(url: str, secret: str, wait_s: float) -> SharedStore:
-    """Connects at once where a loop runs, else when it is first used."""
-    address = read_redis_url(url)
+def shared_store(
+    url: str, secret: str, wait_s: float, *, setting: str = "cache_url", pause_s: float | None = None
+) -> SharedStore:
+    """Connects at once where a loop runs, else when it is first used. `setting` is who asks for it, `pause_s`
+    how long a server that is gone is left alone, at most."""
+    address = read_redis_url(url, setting)
     tls = None
     if address.tls:
         try:
             tls = ssl.create_default_context(cafile=address.ca or None)
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
-            raise ConfigError(f"cache_url: ssl_ca_certs cannot be read: {why}", field="cache_url") from None
-    store = SharedStore(address, tls, secret, wait_s)
+            raise ConfigError(f"{setting}: ssl_ca_certs cannot be read: {why}", field=setting) from None
+    store = SharedStore(address, tls, secret, wait_s, CircuitBreaker(pause_s))
     with suppress(RuntimeError):
         store.begin()
     return store
@@ -65,13 +73,20 @@ def shared_store(url: str, secret: str, wait_s: float) -> SharedStore:
 class SharedStore:
     """`get` and `put` of one loop. `up`: the server is there, and knows us."""
 
-    def __init__(self, address: RedisUrl, tls: ssl.SSLContext | None, secret: str, wait_s: float) -> None:
+    def __init__(
+        self,
+        address: RedisUrl,
+        tls: ssl.SSLContext | None,
+        secret: str,
+        wait_s: float,
+        breaker: CircuitBreaker | None = None,
+    ) -> None:
         self.timeouts = 0
         self._address = address
         self._tls = tls
         self._key = blake2b(secret.encode(), digest_size=32).digest()
         self._wait_s = wait_s
-        self._breaker = CircuitBreaker()
+        self._breaker = breaker or CircuitBreaker()
         self._given_up = 0.0  # when the last wait was that counts
         self._link: _Link | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -89,6 +104,15 @@ class SharedStore:
         """It is there, and answered in time when it was asked last."""
         return self._link is not None and not self._breaker.in_a_row
 
+    @property
+    def where(self) -> str:
+        return self._address.where
+
+    @property
+    def said(self) -> str:
+        """Why it is down, if it is."""
+        return "" if self.up else self._said
+
     def get(self, key: bytes, then: Then) -> None:
         """`then` gets the value, or None, in a later turn of the loop: exactly once, and when the wait is
         over at the latest."""
@@ -105,6 +129,26 @@ class SharedStore:
     def set_mark(self, name: str, word: bytes, then: Then) -> None:
         """`then` gets the word if the server has it now."""
         self._ask(then, lambda reply: word if reply == b"OK" else None, b"SET", self._mark_name(name), word)
+
+    def document(self, name: str, then: Then) -> None:
+        """`then` gets it as it lies there, for `swap_document`, and as it was written: (None, None) if there
+        is none, (bytes, None) if it was not written here, and nothing else but None if nobody answers."""
+
+        def opened(reply: Any) -> tuple[bytes | None, bytes | None] | None:
+            if isinstance(reply, bytes):
+                return reply, self._open(name.encode(), reply)
+            return None if isinstance(reply, Exception) else (None, None)
+
+        self._ask(then, opened, b"GET", self._document_name(name))
+
+    def swap_document(self, name: str, old: bytes | None, value: bytes, then: Then) -> None:
+        """Only if `old`, as it lay there, still does. `then` gets whether it did."""
+        sealed = self._seal(name.encode(), value, _NEVER)
+        words = (b"EVAL", _SWAP, b"1", self._document_name(name), old or b"", sealed)
+        self._ask(then, lambda reply: bool(reply) if isinstance(reply, int) else None, *words)
+
+    def _document_name(self, name: str) -> bytes:
+        return b"carpool:document:" + self._mark_name(name).rpartition(b":")[2]
 
     def _ask(self, then: Then, read: Callable[[Any], Any], *command: bytes) -> None:
         if self._link is not None and self._link.is_full:

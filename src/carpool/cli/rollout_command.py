@@ -119,7 +119,20 @@ def sentences(found: dict[str, Any]) -> Iterator[str]:
     for sentence in (*found["needs"], found["capacity"].get("sentence", ""), found["trouble"]):
         if sentence:
             yield _sentence(sentence)
+    if "shared" in found:
+        yield _together(found["shared"])
     yield f"It can {' or '.join(found['actions'])}."
+
+
+def _together(shared: dict[str, Any]) -> str:
+    if not shared["reached"]:
+        return (
+            f"{shared['where']}, where replicas share it, cannot be reached ({shared['trouble']}): it goes "
+            "nowhere from here but back."
+        )
+    alive = [part for part in shared["replicas"].values() if part["alive"]]
+    ready = sum(part["ready"] for part in alive)
+    return f"{len(alive)} replicas share it, of which {ready} have loaded the candidate."
 
 
 def _sentence(words: str) -> str:

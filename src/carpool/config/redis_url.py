@@ -9,8 +9,8 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from carpool.config.rules import nearest
 from carpool.errors import ConfigError
 
-_FIELD = "cache_url"
 _FORMS = "like redis://HOST:6379/0, rediss://:PASSWORD@HOST or unix:///run/redis.sock"
+_FOLDER = "file:/mnt/rollouts"  # where a folder would do as well
 _SCHEMES = ("redis", "rediss", "unix")
 _PORT = 6379
 _DATABASE = re.compile(r"[0-9]{1,5}")
@@ -38,21 +38,22 @@ class RedisUrl(NamedTuple):
         return f"RedisUrl({self.where})"
 
 
-def read_redis_url(text: str) -> RedisUrl:
-    """No message repeats what was given: there may be a password in it."""
+def read_redis_url(text: str, field: str = "cache_url") -> RedisUrl:
+    """`field` is the setting. No message repeats what was given: there may be a password in it."""
+    forms = _FORMS if field == "cache_url" else f"like {_FOLDER} or {_FORMS.removeprefix('like ')}"
     try:
         parts = urlsplit(text)
         port = parts.port
     except ValueError:
-        raise ConfigError(f"{_FIELD} must be an address {_FORMS}", field=_FIELD) from None
+        raise ConfigError(f"{field} must be an address {forms}", field=field) from None
     local = parts.scheme == "unix"
     named = parts.path.startswith("/") if local else bool(parts.hostname)
     if parts.scheme not in _SCHEMES or not named or parts.fragment or _HIDDEN.search(text):
-        raise ConfigError(f"{_FIELD} must be an address {_FORMS}", field=_FIELD)
-    options = _options(parts)
+        raise ConfigError(f"{field} must be an address {forms}", field=field)
+    options = _options(parts, field)
     database = options.get("db", "0") if local else parts.path.strip("/") or options.get("db", "0")
     if not _DATABASE.fullmatch(database):
-        raise ConfigError(f"{_FIELD}: the database is a number, {_FORMS}", field=_FIELD)
+        raise ConfigError(f"{field}: the database is a number, {_FORMS}", field=field)
     return RedisUrl(
         unquote(parts.path) if local else parts.hostname or "",
         0 if local else port or _PORT,
@@ -64,11 +65,11 @@ def read_redis_url(text: str) -> RedisUrl:
     )
 
 
-def _options(parts: SplitResult) -> dict[str, str]:
+def _options(parts: SplitResult, field: str) -> dict[str, str]:
     """Those after the question mark, by the names that redis-py has for them."""
     known = ("db", "ssl_ca_certs") if parts.scheme == "rediss" else ("db",)
     found = dict(parse_qsl(parts.query, keep_blank_values=True))
     for name in found:
         if name not in known:
-            raise ConfigError(f"{_FIELD} has an unknown option; {nearest(name, known)}", field=_FIELD)
+            raise ConfigError(f"{field} has an unknown option; {nearest(name, known)}", field=field)
     return found

@@ -150,6 +150,13 @@ class ServerSettings:
         "Let whoever may control models start a rollout by request, in any mode.",
         name="--allow-rollouts",
     )
+    rollout_state: str = _setting(
+        "",
+        "Share rollouts with other replicas: file:/mnt/rollouts, a folder that all see, or redis://HOST:6379.",
+        secret=True,
+        name="--rollout-state",
+        metavar="WHERE",
+    )
     poll_s: float = _setting(
         15.0,
         "Seconds between two looks at the model folders.",
@@ -250,7 +257,10 @@ class ServerSettings:
         if self.metrics_key and not (self.api_key_file or self.admin_key_file):
             yield "metrics_key", "metrics_key needs keys: give api_key_file or admin_key_file"
         if self.cache_url:
-            yield from self._shared_cache_mistakes()
+            read_redis_url(self.cache_url)
+            yield from self._redis_mistakes("cache_url")
+        if self.rollout_state:
+            yield from self._rollout_state_mistakes()
         for name in (name for name in self.allowed_hosts if not _HOST_NAME.fullmatch(name)):
             form = "names without a port, like carpool.example"
             yield "allowed_hosts", f"allowed_hosts takes {form}, not {shown(name)}"
@@ -277,16 +287,23 @@ class ServerSettings:
                 f"server_name must be 1 to {_MAX_NAME} printable characters, not {shown(name)}",
             )
 
-    def _shared_cache_mistakes(self) -> Iterator[tuple[str, str]]:
-        read_redis_url(self.cache_url)
+    def _rollout_state_mistakes(self) -> Iterator[tuple[str, str]]:
+        kind, _, folder = self.rollout_state.partition(":")
+        if kind != "file":
+            read_redis_url(self.rollout_state, "rollout_state")
+            yield from self._redis_mistakes("rollout_state")
+        elif not folder.startswith("/") or "\0" in folder:
+            yield "rollout_state", "rollout_state names a folder from the root, like file:/mnt/rollouts"
+
+    def _redis_mistakes(self, name: str) -> Iterator[tuple[str, str]]:
         if len(self.cache_secret) < _SHORTEST_SECRET:
             yield (
                 "cache_secret",
-                f"cache_url needs a cache_secret of {_SHORTEST_SECRET} characters or more, the same for all"
-                " servers that share: who can write to that Redis server could else answer in their place",
+                f"{name} needs a cache_secret of {_SHORTEST_SECRET} characters or more, the same for all"
+                " servers that share: who can write to that Redis server could else speak in their place",
             )
         if find_spec("hiredis") is None:
-            yield "cache_url", "cache_url needs a package that is missing: pip install 'carpool[redis]'"
+            yield name, f"{name} needs a package that is missing: pip install 'carpool[redis]'"
 
     @property
     def pictures(self) -> PictureChoice:

@@ -18,6 +18,7 @@ from carpool.config.rollout_settings import RolloutSettings
 from carpool.engine.models.served import Served
 from carpool.engine.registry_watch import RegistryWatch
 from carpool.engine.rollouts import Rollouts
+from carpool.errors import Unavailable
 from carpool.observe.logs import logger
 from carpool.registry.source import NotReady, Pin
 from carpool.rollout.rollout_file import Record
@@ -123,7 +124,10 @@ class RegistryRollouts:
             raise NotReady(f"version {stable} of {model} is not loaded: version {pin.version} waits")
         plan = next(iter(serving.values())).config.rollout or RolloutSettings()
         why = f"{pin.address} points to it"
-        await self._rollouts.start(model, plan, str(stable), str(pin.version), why)
+        try:
+            await self._rollouts.start(model, plan, str(stable), str(pin.version), why)
+        except Unavailable as error:  # where replicas share rollouts
+            raise NotReady(error.message) from None
         self._watch.count_moves(model, self._watch.moves(model) + 1.0)
         self._rollouts.bring(model)
 

@@ -26,7 +26,7 @@ from carpool.observe import columns
 from carpool.observe.logs import logger
 from carpool.rollout.disagreements import Disagreements
 from carpool.rollout.rollout_guards import comparisons_needed, count_of
-from carpool.rollout.rollout_states import act, actions
+from carpool.rollout.rollout_states import Rollout, act, actions
 
 log = logger("rollout")
 
@@ -89,8 +89,15 @@ class RolloutDesk:
         watched = self.rollouts.find(name)
         if watched is None:
             raise NotFound(f"nothing of '{name[:80]}' is being rolled out", reason="no-rollout")
-        record = watched.record
-        self.rollouts.moved(watched, act(record.rollout, record.plan, action, monotonic(), reason))
+        plan, shared = watched.record.plan, self.rollouts.shared
+
+        def acted(rollout: Rollout) -> Rollout:
+            return act(rollout, plan, action, monotonic(), reason)
+
+        if shared is None:
+            self.rollouts.moved(watched, acted(watched.record.rollout))
+        else:
+            await shared.act(watched, acted)
 
     async def _start(self, name: str, arguments: Mapping[str, Any], reason: str) -> None:
         """Idempotent: what is under way already is not started again."""
@@ -140,14 +147,18 @@ class RolloutDesk:
         watched = self.rollouts.find(name)
         if watched is not None:
             record = watched.record
+            shared, counts = self.rollouts.shared, watched.counts
+            missing = f"version {watched.missing} is not here yet" if watched.missing else ""
             more = {
+                "counts": counts.as_document(),
                 "guards": {guard.name: guard.as_document() for guard in watched.guards},
-                "needs": comparisons_needed(record.plan, record.rollout.state, record.counts),
+                "needs": comparisons_needed(record.plan, record.rollout.state, counts),
                 "actions": list(actions(record.rollout)),
                 "plan": as_document(record.plan),
                 "history": record.history,
                 "seen_ms": watched.seen_ms,
-                "trouble": self._not_loaded(name) or watched.trouble,
+                "trouble": self._not_loaded(name) or missing or watched.trouble,
+                **({} if shared is None else {"shared": shared.status(name)}),
             }
             return status_document(record, monotonic(), more)
         model = self._engine.control.known(name)

@@ -36,14 +36,16 @@ from carpool.engine.rollout_checks import (
     route_of,
     write_row,
 )
+from carpool.engine.shared_rollouts import SharedRollouts, goes_on
 from carpool.engine.watched_rollout import Watched
-from carpool.errors import CarpoolError, WrongState
+from carpool.errors import CarpoolError, Unavailable, WrongState
 from carpool.observe import columns
 from carpool.observe.logs import logger
 from carpool.rollout.capacity import Arrivals, carries
 from carpool.rollout.rollout_file import Record, file_for, read_record
-from carpool.rollout.rollout_guards import look, together
+from carpool.rollout.rollout_guards import Counts, look, together
 from carpool.rollout.rollout_states import Rollout, State, advance, failed, retired
+from carpool.rollout.shared_places import place_of
 
 log = logger("rollout")
 
@@ -72,9 +74,15 @@ class Rollouts:
         self._arrivals = Arrivals(monotonic())
         self.listeners: list[Callable[[Record], None]] = []  # told of every change
         self.evaluate: Callable[[Watched], None] = lambda _watched: None  # sets `labelled`, later
+        self.shared: SharedRollouts | None = None
+        if settings.rollout_state:
+            self.shared = SharedRollouts(place_of(settings.rollout_state, settings.cache_secret), self)
+            self._control.prepare = self.shared.prepare
         host.on_stop(self.close)
 
     def close(self) -> None:
+        if self.shared is not None:
+            self.shared.close()
         for watched in self._models.values():
             if watched is not None:
                 watched.save(self.disk)
@@ -89,14 +97,14 @@ class Rollouts:
         """Called before every load, with what its files look like now."""
         if not model.places or model.places[0].is_file():
             return None
-        watched = self._known(model.name, model.places[0])
+        watched = self.known(model.name, model.places[0])
         if watched is None:
             return partial(pinned, rollout=None, by_hand=False, serving=tuple(model.serving))
         self._check_files(watched, files)
         record = watched.record
         return partial(pinned, rollout=record.rollout, by_hand=record.by_hand, serving=tuple(model.serving))
 
-    def _known(self, name: str, home: Path) -> Watched | None:
+    def known(self, name: str, home: Path) -> Watched | None:
         """Its rollout, the last or the one under way; from the file the first time."""
         if name not in self._models:
             self._models[name] = None
@@ -133,8 +141,7 @@ class Rollouts:
         rollout = watched.record.rollout
         if rollout.over or rollout.serving != rollout.candidate or version != rollout.stable:
             return False
-        self._change(watched, retired(rollout, monotonic(), f"{why}, so that no way leads back to it"))
-        self.decide(watched)
+        self.moved(watched, retired(rollout, monotonic(), f"{why}, so that no way leads back to it"))
         return True
 
     def home(self, name: str) -> Path | None:
@@ -144,7 +151,7 @@ class Rollouts:
     def _loaded(self, model: ModelState) -> None:
         if self._ticking is None:
             self._ticking = asyncio.get_running_loop().create_task(self._tick())
-        self._do(self._follow(model.name))
+        self.do(self._follow(model.name))
 
     async def _follow(self, name: str) -> None:
         """Go on with a model's rollout, or begin one. Who asks meanwhile is heard by who is at it."""
@@ -195,7 +202,7 @@ class Rollouts:
             digest = await asyncio.to_thread(digest_of, home, str(candidate))
             if watched.record.digests.get(str(candidate)) in (digest, _CHANGED):
                 return  # it was judged already
-        with contextlib.suppress(WrongState):  # somebody was faster
+        with contextlib.suppress(WrongState, Unavailable):  # somebody was faster, or it is tried later
             await self.start(name, plan, str(stable), str(candidate), "a new version is in the folder")
 
     async def start(
@@ -215,16 +222,24 @@ class Rollouts:
         if self._models.get(name) is not before:
             raise WrongState(f"another rollout of '{name}' was started at the same time")
         record = Record(name, plan, Rollout(stable, candidate, since=monotonic(), why=why), by_hand)
-        if before is not None:
-            old = before.record
-            record.history, record.rollbacks = old.history, old.rollbacks
         record.digests[candidate] = digest
-        watched = Watched(record, None if self._folder is None else file_for(self._folder, name, home))
-        record.note(time.time(), "", why)
+        if self.shared is None:
+            self.new(record)
+        else:
+            await self.shared.begin(record, None if before is None else before.record)
+
+    def new(self, record: Record) -> None:
+        """From here on it is what is watched."""
+        name, before, home = record.model, self._models.get(record.model), self.home(record.model)
+        if before is not None:
+            record.history, record.rollbacks = before.record.history, before.record.rollbacks
+        file = None if self._folder is None or home is None else file_for(self._folder, name, home)
+        watched, rollout = Watched(record, file), record.rollout
+        record.note(time.time(), "", rollout.why)
         self._watch(watched)
-        log.info("rollout", model=name, state="loading", stable=stable, candidate=candidate, why=why)
+        log.info("rollout", model=name, **rollout.facts())
         watched.save(self.disk)
-        self._publish()
+        self.publish()
 
     def take(self, name: str, version: int) -> None:
         """Another version is stable from the next load on, without a rollout: none is under way."""
@@ -236,8 +251,11 @@ class Rollouts:
             watched.save(self.disk)
 
     def bring(self, name: str) -> None:
-        """After `start`: load the candidate."""
-        self._do(self._follow(name))
+        """After `start`: load the candidate; and after an end, what serves."""
+        watched, model = self._models.get(name), self._control.known(name)
+        over = watched is not None and watched.record.rollout.over
+        if model is not None and (model.serving or not over):
+            self.do(self._unload_loser(name) if over else self._follow(name))
 
     # ---- the candidate ----------------------------------------------------------------------------------
 
@@ -245,6 +263,8 @@ class Rollouts:
         """Load what it wants, look at it, and let it go on."""
         record = watched.record
         name, rollout = record.model, record.rollout
+        if self.shared is not None and await self.shared.waits_for_files(watched):
+            return
         missing, asked = self._missing(record), self._control.under_way.get(name)
         if missing or (asked is not None and not asked.done()):  # which may be to unload it
             before = resident_gb()
@@ -259,7 +279,7 @@ class Rollouts:
                 self._fail(watched, f"loading it took {taken:.2f} GB, more than memory_gb = {most:g}")
                 return
         if record.rollout.over or self._models.get(name) is not watched:
-            self._do(self._unload_loser(name))  # somebody ended it while its candidate was being loaded
+            self.do(self._unload_loser(name))  # somebody ended it while its candidate was being loaded
             return
         if missing:
             why = f"version {missing[0]} is not there"
@@ -309,12 +329,14 @@ class Rollouts:
         watched.ready = True
         record.rollout = record.rollout.going(monotonic())
         self.decide(watched)
-        self._publish()
+        self.publish()
 
     def _fail(self, watched: Watched, why: str) -> None:
         if not watched.record.rollout.over:
             why = without_paths(why, self._engine.folders)
-            self._change(watched, failed(watched.record.rollout, monotonic(), why))
+            if self.shared is not None:
+                why = f"{self.shared.replica}: {why}"
+            self.change(watched, failed(watched.record.rollout, monotonic(), why))
 
     # ---- decisions --------------------------------------------------------------------------------------
 
@@ -322,7 +344,7 @@ class Rollouts:
         """As far as it goes now. Looked at after every report and twice a second."""
         record = watched.record
         while not (record.rollout.over or self._control.closed):
-            rollout, counts = record.rollout, record.counts
+            rollout, counts = record.rollout, watched.counts
             state = rollout.before or rollout.state
             watched.guards = look(record.plan, state, counts)
             capacity = "" if record.capacity.get("enough", True) else record.capacity["sentence"]
@@ -337,38 +359,39 @@ class Rollouts:
             if (after.state, after.step) == (rollout.state, rollout.step):
                 record.rollout = after
                 return
+            if self.shared is not None and goes_on(after):
+                self.shared.propose(watched, after)
+                return
             if verdict.breach:
                 record.rollbacks[verdict.guard] = record.rollbacks.get(verdict.guard, 0) + 1
                 if (row := self._engine.fleet.row_of(record.model, rollout.candidate)) is not None:
                     row.add(columns.ROLLBACKS[verdict.guard])
-            self._change(watched, after)
+            self.change(watched, after)
 
-    def _change(self, watched: Watched, after: Rollout) -> None:
-        """One catalogue: from here on everybody does as this state says."""
+    def change(self, watched: Watched, after: Rollout, *, told: bool = False) -> None:
+        """One catalogue: from here on everybody does as this state says. `told`: by the other replicas."""
         record, decided = watched.record, monotonic()
         before, record.rollout = record.rollout, after
-        record.note(time.time(), str(before.state), after.why)
-        record.counts.new_state()
+        record.note(time.time(), str(before.state), after.why, watched.counts)
+        if self.shared is None:
+            record.counts.new_state()
+        else:
+            record.counts = Counts()  # all that was counted before is kept together
+            if not told:
+                self.shared.decided(record.model, record.mark, after)
+                record.mark = record.mark._replace(change=record.mark.change + 1)
         watched.epoch = max(watched.epoch + 1, time.time_ns() // 1000)
         self._engine.fleet.prefer(record.model, after.serving)
-        self._publish()
-        self._do(self._measure_switch(watched, decided))
+        self.publish()
+        self.do(self._measure_switch(watched, decided))
         level = log.warning if after.state in (State.ROLLED_BACK, State.FAILED) else log.info
-        level(
-            "rollout",
-            model=record.model,
-            state=str(after.state),
-            step=after.step,
-            stable=after.stable,
-            candidate=after.candidate,
-            why=after.why,
-        )
+        level("rollout", model=record.model, **after.facts())
         watched.save(self.disk)
         for tell in self.listeners:
             tell(record)
         if after.over or after.state is State.RETIRED:
             watched.ready = False
-            self._do(self._unload_loser(record.model))
+            self.do(self._unload_loser(record.model))
 
     async def _measure_switch(self, watched: Watched, decided: float) -> None:
         await self._host.everyone_saw()
@@ -388,11 +411,13 @@ class Rollouts:
         except CarpoolError as error:
             log.warning("not-unloaded", model=name, error=error.message)
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
+        cut_off = self.shared is not None and self.shared.cut_off
         self._host.extra["routes"] = {
             name: route_of(watched.record, watched.epoch)
             for name, watched in self._models.items()
             if watched is not None and watched.ready and not watched.record.rollout.over
+            if not (cut_off and watched.record.rollout.serving == watched.record.rollout.stable)
         }
         for watched in self._models.values():
             if watched is not None:
@@ -431,6 +456,8 @@ class Rollouts:
                 self._check_files(watched, await asyncio.to_thread(fingerprint_of, model.places))
         if watched.ready or record.rollout.state is State.RETIRED:
             self.decide(watched)
+        elif watched.missing:
+            self.bring(record.model)
         self._show(watched)
         if now - watched.saved_at >= _SAVE_S:
             watched.save(self.disk)
@@ -451,13 +478,16 @@ class Rollouts:
     def moved(self, watched: Watched, after: Rollout) -> None:
         """By hand."""
         before = watched.record.rollout
+        if self.shared is not None and goes_on(after):
+            self.shared.propose(watched, after)
+            return
         if before.held and not after.held and not after.over:
             watched.record.counts.forget()  # somebody has looked at what was broken
         if after is not before:
-            self._change(watched, after)
+            self.change(watched, after)
             self.decide(watched)
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+    def do(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -12,7 +12,7 @@ from time import monotonic
 
 from carpool.observe.logs import logger
 from carpool.rollout.rollout_file import Record, as_json, write_document
-from carpool.rollout.rollout_guards import Guard
+from carpool.rollout.rollout_guards import Counts, Guard
 from carpool.rollout.rollout_states import Labelled
 
 log = logger("rollout")
@@ -35,6 +35,13 @@ class Watched:
         self.saved_at = self.looked_at = 0.0
         self.guards: list[Guard] = []
         self.labelled: Labelled | None = None  # what its labelled set said
+        self.others = Counts()  # what other replicas counted, and all of them before this state
+        self.missing = ""  # the version that this replica still waits for
+
+    @property
+    def counts(self) -> Counts:
+        """Of all replicas."""
+        return self.record.counts.plus(self.others)
 
     def save(self, disk: Executor) -> None:
         self.saved_at = monotonic()

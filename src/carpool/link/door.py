@@ -123,7 +123,7 @@ def read_latest(field: bytes | None) -> bool:
     return True
 
 
-def read_attempt(field: bytes | None) -> bool:
+def read_attempt(field: bytes | str | None) -> bool:
     """Whether a balancer says that it has asked another server before. What is no number says no."""
     return field is not None and field.isdigit() and int(field[:9]) > 1
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -34,6 +34,18 @@ _MAX_RATE, _MAX_TIME = 1e9, 1e11
 _PLAIN = re.compile(r"[^0-9A-Za-z._-]+")
 
 
+class Mark(NamedTuple):
+    """Which of the rollouts that replicas share this is, and how far it has come."""
+
+    run: int = 0  # counted up by every start; 0 was shared with nobody
+    start: str = ""  # tells two apart that were begun at the same time
+    change: int = 0  # of its state, counted
+    first: str = ""  # who was stable before it began
+
+
+NOT_SHARED = Mark()
+
+
 @dataclass(slots=True)
 class Record:
     """One model's rollout, the last one or the one under way."""
@@ -49,13 +61,14 @@ class Record:
     capacity: dict[str, Any] = field(default_factory=dict)
     curves: dict[str, Any] = field(default_factory=dict)
     rollbacks: dict[str, int] = field(default_factory=dict)  # by guard
+    mark: Mark = NOT_SHARED
 
     @property
     def salt(self) -> str:
         return self.digests.get(self.rollout.candidate, self.rollout.candidate)
 
-    def note(self, at: float, before: str, why: str) -> None:
-        """`at` is Unix time, for people."""
+    def note(self, at: float, before: str, why: str, counts: Counts | None = None) -> None:
+        """`at` is Unix time, for people; `counts` are those of all replicas, where there are several."""
         rollout = self.rollout
         line = {
             "time": round(at, 3),
@@ -65,7 +78,7 @@ class Record:
             "stable": rollout.stable,
             "candidate": rollout.candidate,
             "why": why,
-            "counts": self.counts.as_document(),
+            "counts": (counts or self.counts).as_document(),
         }
         self.history = [*self.history, line][-MOST_HISTORY:]
 
@@ -83,21 +96,14 @@ def write_record(path: Path, record: Record, now: float) -> None:
 
 def as_json(record: Record, now: float) -> bytes:
     """In the loop's thread, since it reads what that changes."""
-    rollout = record.rollout.stopped(now)
     return orjson.dumps(
         {
             "format": FORMAT,
             "model": record.model,
             "plan": as_document(record.plan),
             "by_hand": record.by_hand,
-            "state": str(rollout.state),
-            "step": rollout.step,
-            "stable": rollout.stable,
-            "candidate": rollout.candidate,
-            "spent": round(rollout.spent, 3),
-            "before": None if rollout.before is None else str(rollout.before),
-            "held": rollout.held,
-            "why": rollout.why,
+            **rollout_document(record.rollout.stopped(now)),
+            "mark": list(record.mark),
             "digests": record.digests,
             "counts": record.counts.as_document(),
             "history": record.history,
@@ -107,6 +113,20 @@ def as_json(record: Record, now: float) -> bytes:
             "rollbacks": record.rollbacks,
         }
     )
+
+
+def rollout_document(rollout: Rollout) -> dict[str, Any]:
+    """Of one whose clock stands: what `read_rollout` reads."""
+    return {
+        "state": str(rollout.state),
+        "step": rollout.step,
+        "stable": rollout.stable,
+        "candidate": rollout.candidate,
+        "spent": round(rollout.spent, 3),
+        "before": None if rollout.before is None else str(rollout.before),
+        "held": rollout.held,
+        "why": rollout.why,
+    }
 
 
 def write_document(path: Path, document: bytes) -> None:
@@ -166,7 +186,7 @@ def _record(document: Mapping[str, Any]) -> Record:
     return Record(
         str(document["model"]),
         plan,
-        _rollout(document, plan),
+        read_rollout(document, plan),
         bool(document["by_hand"]),
         {str(version): str(digest) for version, digest in document["digests"].items()},
         read_counts(document["counts"]),
@@ -175,10 +195,20 @@ def _record(document: Mapping[str, Any]) -> Record:
         capacity,
         dict(document["curves"]),
         {str(guard): int(count) for guard, count in document["rollbacks"].items()},
+        read_mark(document.get("mark") or NOT_SHARED),
     )
 
 
-def _rollout(document: Mapping[str, Any], plan: RolloutSettings) -> Rollout:
+def read_mark(given: Sequence[Any]) -> Mark:
+    run, start, change, first = given
+    if not (
+        isinstance(run, int) and isinstance(change, int) and 0 <= run < 1 << 62 and 0 <= change < 1 << 62
+    ):
+        raise ValueError("which rollout it is of those that are shared is not said")
+    return Mark(run, str(start)[:64], change, _version(first) if run else "")
+
+
+def read_rollout(document: Mapping[str, Any], plan: RolloutSettings) -> Rollout:
     """Nothing that the states' machine could not have come to by itself."""
     state, before, step = State(document["state"]), document["before"], int(document["step"])
     stable, candidate = (_version(document[side]) for side in ("stable", "candidate"))

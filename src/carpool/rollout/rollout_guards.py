@@ -23,6 +23,7 @@ from carpool.rollout.rollout_states import State, Verdict
 GUARDS = ("disagreement", "late", "errors", "feedback")
 RARE = 0.02
 _MOST_COUNTED = 10**12
+_NUMBERS = ("compared", "differ", "compared_here", "seen", "fallbacks")  # of `Counts`
 _WHY_SKIPPED = {
     "busy": "the device had nothing to spare",
     "late": "they waited too long for it to have something to spare",
@@ -62,6 +63,17 @@ class Counts:
     def new_state(self) -> None:
         self.stable, self.candidate, self.compared_here = Side(), Side(), 0
 
+    def plus(self, other: Counts) -> Counts:
+        """Both together, as a new one."""
+        total = read_counts(self.as_document())
+        total.stable.add(asdict(other.stable))
+        total.candidate.add(asdict(other.candidate))
+        for each in _NUMBERS:
+            setattr(total, each, getattr(total, each) + getattr(other, each))
+        for why, count in other.skipped.items():
+            total.skipped[why] = total.skipped.get(why, 0) + count
+        return total
+
     def forget(self) -> None:
         """Somebody looked at it and let it go on."""
         self.new_state()
@@ -76,7 +88,7 @@ def read_counts(document: Mapping[str, Any]) -> Counts:
     counts = Counts()
     for name, side in (("stable", counts.stable), ("candidate", counts.candidate)):
         side.add(document[name])
-    for each in ("compared", "differ", "compared_here", "seen", "fallbacks"):
+    for each in _NUMBERS:
         setattr(counts, each, count_of(document, each))
     counts.skipped = {str(why): count_of(document["skipped"], why) for why in document["skipped"]}
     if counts.differ > counts.compared:

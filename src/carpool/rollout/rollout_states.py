@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from carpool.config.rollout_settings import RolloutSettings
 from carpool.errors import WrongState
@@ -119,6 +119,16 @@ class Rollout:
         if state is State.CANARY:
             return Traffic(plan.canary[self.step - 1], compared=True)
         return Traffic(1.0) if state in _HALVES else Traffic()
+
+    def alike(self, other: Rollout) -> bool:
+        """The same state of the same versions, whatever their clocks and words say."""
+        mine, its = (replace(one, spent=0.0, since=None, why="") for one in (self, other))
+        return mine == its
+
+    def facts(self) -> dict[str, Any]:
+        """For the log."""
+        facts = {name: getattr(self, name) for name in ("step", "stable", "candidate", "why")}
+        return {"state": str(self.state), **facts}
 
     def moved(self, state: State, now: float, why: str, step: int = 0) -> Rollout:
         return replace(self, state=state, step=step, spent=0.0, since=now, before=None, held=False, why=why)

@@ -98,6 +98,10 @@ def silent(_model: str, _step: str) -> None:
     """For those who do not want to know."""
 
 
+async def _nothing_to_prepare(_model: ModelState) -> None:
+    """Nobody has to be asked before a load."""
+
+
 class Checks:
     """Of models that are loaded together: what is wrong with any of them is told before anything slow."""
 
@@ -136,6 +140,7 @@ class ModelControl:
         self._unbegun: dict[str, asyncio.Task[None]] = {}  # by model: a plain load that others may share
         self._waits: dict[str, tuple[str, ...]] = {}  # by model: those that it asks, and that load first
         self.pin: Callable[[ModelState, Fingerprint], Pin | None] = lambda _model, _files: None
+        self.prepare: Callable[[ModelState], Coroutine[Any, Any, None]] = _nothing_to_prepare
         self.loaded: Callable[[ModelState], None] = lambda _model: None  # told of every load that went well
         self.closed = False
         self.on_demand = False  # what is not loaded will be, when somebody asks
@@ -314,6 +319,7 @@ class ModelControl:
     async def _load(
         self, model: ModelState, override: Override | None, progress: Progress, checks: Checks
     ) -> None:
+        await self.prepare(model)
         model.tried = files = await asyncio.to_thread(fingerprint_of, model.places)
         if override is None and model.kept is not None and model.kept.files == files:
             override = Override(model.kept.config)

@@ -31,6 +31,7 @@ from carpool.frontend.grpc.rpc_heads import Metadata
 from carpool.frontend.pictures.sent_pictures import TensorPictures, check_pictures, sends_pictures
 from carpool.frontend.pictures.workers import stopping
 from carpool.link.door import (
+    ATTEMPT,
     DEADLINE,
     LATEST,
     ROLLOUT,
@@ -39,6 +40,7 @@ from carpool.link.door import (
     ModelEntry,
     Sender,
     Slot,
+    read_attempt,
     read_budget,
     read_latest,
     read_side,
@@ -55,6 +57,7 @@ CACHE_WORDS = "x_carpool_cache"
 """What an answer says of the cache: a parameter in a stream, else metadata."""
 MOST_UNANSWERED = 256
 
+_ATTEMPT = ATTEMPT.lower()
 _DEADLINE = DEADLINE.lower()
 _SOURCE = SOURCE.lower()
 _LATEST = LATEST.lower()
@@ -111,7 +114,7 @@ def read_metadata(metadata: Metadata, who: Principal | None = None) -> Asked:
             if value not in _ALGORITHMS:
                 raise InvalidInput(f"{COMPRESSION} must be gzip, deflate or identity", field=COMPRESSION)
             compression = "" if value == "identity" else str(value)
-    sender = Sender(source, latest)
+    sender = Sender(source, latest, again=read_attempt(dict(metadata).get(_ATTEMPT)))
     sender = sender if who is None else sender.with_key(who)
     return Asked(budget, sender, compression, wish, side, metadata)
 
