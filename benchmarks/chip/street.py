@@ -8,7 +8,7 @@ FOUND = 4  # things in every picture
 FINDER_SIDE = 320
 FINDER, STREET = "finder", "street"
 
-_FINDER = '''"""A detector as small ones are built, with random weights. What it computes moves its boxes a bit;
+_FINDER = '''"""A detector as small ones are built, with random weights. What it computes moves its boxes;
 that there are four, and where, is fixed, so that every picture is as much work as the next."""
 
 import torch

@@ -48,7 +48,10 @@ class Street:
         bench, given = self._bench, self._given
         log = given.out / f"street-{bench.network}.log"
         found: dict[str, list[dict[str, Any]]] = {"carpool": [], "alone": [], "tensor": [], "jpegs": []}
-        with self._alone() as alone, self._served(log) as server:
+        with (
+            serving.carpool(self._folder, log, bench.cores, frontends=given.frontends) as server,
+            self._alone() as alone,  # not at the same time: the server measures while it loads
+        ):
             bench.keep("street_ready_after_s", server.ready_after_s)
             _wait_ready(alone)
             for clients, streams in zip(given.street_clients, STREAMS, strict=False):
@@ -90,7 +93,7 @@ class Street:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[subprocess.Popen[str]]:
-        """Prepared while the server is: nobody computes after that but in turns."""
+        """It waits to be told; nobody computes but in turns."""
         bench = self._bench
         command = [sys.executable, "-m", "chip.street_alone", str(self._folder), bench.network]
         command += [*map(str, bench.photos)]
@@ -109,23 +112,14 @@ class Street:
             finally:
                 process.kill()
 
-    @contextlib.contextmanager
-    def _served(self, log: Path) -> Iterator[Running]:
-        with serving.carpool(self._folder, log, self._bench.cores, frontends=self._given.frontends) as server:
-            yield server
-
     def _clients(self, server: Running, way: str) -> dict[str, Any]:
         """As many processes as generate load otherwise, on the same cores."""
         given = self._given
         processes = 1 if self._small else given.processes
         command = [sys.executable, "-m", "chip.street_client", server.url, self._bench.network]
         command += [*map(str, self._bench.photos), "--way", way, "--seconds", f"{given.seconds:g}"]
-        command += [
-            "--threads",
-            str(2 if self._small else CLIENT_THREADS),
-            "--slo-ms",
-            f"{self._slo * 1e3:g}",
-        ]
+        threads = 2 if self._small else CLIENT_THREADS
+        command += ["--threads", str(threads), "--slo-ms", f"{self._slo * 1e3:g}"]
         started = [
             subprocess.Popen(command, cwd=_HERE, stdout=subprocess.PIPE, text=True) for _ in range(processes)
         ]

@@ -1,5 +1,5 @@
-"""A pipeline whose models decode on their device, here the CPU: crops are cut out of pictures that stay there,
-and nothing stays of a request that is over, however that ended."""
+"""A pipeline whose models decode on their device, here the CPU: crops are cut out of pictures that stay
+there, and nothing stays of a request that is over, however that ended."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import torch
 from frontend.picture_models import BLUE, GREEN, RED, picture
 from live.server import Live, serving, wait_until
 from live.test_device_pictures import NETWORK, SETTINGS
+from live.test_runner import runner_pids
 
 pytestmark = pytest.mark.conformance
 NAMER = """
@@ -135,9 +136,9 @@ def test_the_device_cuts_what_the_front_end_would_have_cut(server: Live) -> None
 
 def test_a_runner_that_dies_between_steps_costs_the_requests_in_it(server: Live) -> None:
     body = picture(GREEN, size=(64, 48))
-    (worker,) = server.worker_pids[:1]
-    os.kill(worker, signal.SIGKILL)
-    wait_until(lambda: server.worker_pids[:1] not in ([], [worker]), "a new runner")
+    (runner,) = runner_pids(server)
+    os.kill(runner, signal.SIGKILL)
+    wait_until(lambda: runner_pids(server) not in ([], [runner]), "a new runner")
 
     def answers() -> bool:
         with server.connect() as client:
