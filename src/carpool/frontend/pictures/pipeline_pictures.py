@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Size = tuple[int, int]
 """Width and height."""
 EXPLAIN = "explain"
-_EXPLAIN = Option(
+EXPLAIN_OPTION = Option(
     flag, {"type": "boolean", "default": False}, "Answer also where the time went, step by step."
 )
 
@@ -126,7 +126,7 @@ class PipelineModel(PictureModel):
         self.encoded = _on_device(steps)  # else its pixels are needed here
         self.room_behind = LEASE_BYTES if self.encoded else 0
         self.quick = True  # what is answered is made on the way
-        self.options = {**self.options, EXPLAIN: _EXPLAIN}
+        self.options = {**self.options, EXPLAIN: EXPLAIN_OPTION}
         self.cascade: Cascade | None = None
         if any(step.escalate is not None for step in self.graph.steps):
             counts = getattr(first.settings.table, "score", None) if str(self.task) == "detect" else None
