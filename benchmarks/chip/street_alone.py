@@ -118,6 +118,7 @@ def built(folder: Path) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # torch.compile looks there for it
     spec.loader.exec_module(module)
     network = module.build()
     if torch.cuda.is_available():
