@@ -103,20 +103,24 @@ class PipelineJourney:
         base = self._graph.base
         first = self._model.steps[base]
         self._device = DevicePicture(slot) if self._pictures.is_file else None
-        request.call = self._door.infer(
-            first.entry,
-            head,
-            slot,
-            tail,
-            partial(self._step_answered, base, request),
-            arrived=self._arrived,
-            deadline=self._deadline,
-            sender=self._sender,
-            ready_in=ready_in,
-            admitted=admitted,
-            trip=self._trip,
-            step=base,
-        )
+        try:
+            request.call = self._door.infer(
+                first.entry,
+                head,
+                slot,
+                tail,
+                partial(self._step_answered, base, request),
+                arrived=self._arrived,
+                deadline=self._deadline,
+                sender=self._sender,
+                ready_in=ready_in,
+                admitted=admitted,
+                trip=self._trip,
+                step=base,
+            )
+        except BaseException:
+            self._let_go_of_device()
+            raise
         self._steps[base] = StepState(_WHOLE, (request,))
 
     # ── as `Call` ──
