@@ -2,13 +2,15 @@
 
 Needs a CUDA device, torch and torchvision; nothing is fetched. For ResNet-50 and then ViT-B/16 in fp16 with
 random weights: Carpool over HTTP with 640×480 JPEGs, with uint8 tensors, and with tensors in shared memory,
-light load, a promise of 50 ms at 0.9 of capacity and beyond it, one of them flooded beside the other, what
-one process does without a network (decode, resize, model, top-5, on two or three streams), what a team writes
-with FastAPI, and a time line of the device. What matters most comes first, and everything is written at once:
-a run may be cut off.
+light load, a promise of 50 ms at 0.9 of capacity and beyond it, one of them flooded beside the other, a
+detector before it that finds four things in each picture (against one process without a network, and against
+a client that asks both models itself), what one process does without a network (decode, resize, model, top-5,
+on two or three streams), what a team writes with FastAPI, and a time line of the device. What matters most
+comes first, and everything is written at once: a run may be cut off.
 
     python benchmarks/gpu.py --out /tmp/gpu            # everything: under ten minutes
     python benchmarks/gpu.py --sections jpeg,tensor    # only these
+    python benchmarks/gpu.py --sections pipeline --networks tiny --device cpu --eager    # a try without a GPU
 """
 
 from __future__ import annotations
@@ -36,9 +38,10 @@ from chip.isolation import flooded
 from chip.repository import write_model, write_photos
 from chip.serving import Load, Running, drive, row
 from chip.showing import shown
+from chip.street_bench import Street
 
 SERVED = ("jpeg", "tensor", "shared", "light")
-SECTIONS = (*SERVED, "promise", "isolation", "ceiling", "fastapi", "timeline")
+SECTIONS = (*SERVED, "promise", "isolation", "pipeline", "ceiling", "fastapi", "timeline")
 BUCKETS = [1, 8, 32, 64, 96, 128]
 FEW_BUCKETS = [1, 32, 64]  # for all networks but the first: preparing each takes its time
 SHARED_PROCESSES = 6  # that generate load where they have no cores of their own
@@ -249,6 +252,11 @@ class Bench:
         self.keep(f"{behaved}_beside_{flood}", entry["attainment"])
         self.add(row(f"{behaved} alone again", load, *drive(server, load)))
 
+    def pipeline(self) -> None:
+        """Detector, four crops each, classifier: the pipeline, one process without a network, and a client
+        that asks both models itself, in turns."""
+        Street(self).run()
+
     def fastapi(self) -> None:
         """The same pictures through an asyncio batcher, with one worker and with several."""
         for workers in self.given.workers:
@@ -270,7 +278,7 @@ def in_order(networks: Sequence[str], wanted: set[str]) -> list[tuple[str, str]]
     """Networks and what is done for them, most important first, since the last may be cut off. "serve" is for
     all sections that share a server."""
     first, *others = networks
-    steps = [(first, what) for what in ("serve", "promise", "isolation", "ceiling", "fastapi")]
+    steps = [(first, what) for what in ("serve", "promise", "isolation", "pipeline", "ceiling", "fastapi")]
     steps += [(network, what) for network in others for what in ("serve", "ceiling")]
     steps += [(first, "timeline")]
     steps += [(network, "promise") for network in others]
@@ -286,13 +294,13 @@ def choices(log: Path) -> list[str]:
 
 def machine(given: argparse.Namespace) -> dict[str, Any]:
     import torch
-    import torchvision
 
+    torchvision = __import__("torchvision") if find_spec("torchvision") else None
     cores: Cores = given.cores
     return {
         "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu",
         "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
+        "torchvision": None if torchvision is None else torchvision.__version__,
         "cores": len(cores.everything),
         "server_cores": sorted(cores.server) if cores.divided else 0,
         "generator_cores": sorted(cores.generator) if cores.divided else 0,
@@ -304,9 +312,10 @@ def machine(given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def missing(device: str) -> list[str]:
+def missing(device: str, networks: str = "") -> list[str]:
     """What this machine lacks."""
-    lacking = [name for name in ("torch", "torchvision") if find_spec(name) is None]
+    needed = ("torch",) if networks == "tiny" else ("torch", "torchvision")
+    lacking = [name for name in needed if find_spec(name) is None]
     if device != "cpu" and "torch" not in lacking:
         import torch
 
@@ -346,6 +355,7 @@ def read(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--factors", default="0.9,1.5", help="of capacity, for the promise")
     parser.add_argument("--flood-rate", type=float, default=40_000.0, help="of one network, beside another")
     parser.add_argument("--behaved-rate", type=float, default=500.0, help="of that other one")
+    parser.add_argument("--street-clients", default="512,384", help="closed loops of the pipeline, in turns")
     parser.add_argument("--workers", default="1,4", help="of FastAPI")
     parser.add_argument("--buckets", default=",".join(map(str, BUCKETS)))
     parser.add_argument("--connections", type=int, default=1024)
@@ -353,7 +363,14 @@ def read(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.add_argument("--quick", action="store_true", help="within a minute")
     given = parser.parse_args(arguments)
-    lists = {"clients": int, "promise_clients": int, "factors": float, "workers": int, "buckets": int}
+    lists = {
+        "clients": int,
+        "promise_clients": int,
+        "factors": float,
+        "workers": int,
+        "buckets": int,
+        "street_clients": int,
+    }
     for name, kind in lists.items():
         setattr(given, name, [kind(part) for part in getattr(given, name).split(",")])
     if given.quick:
@@ -376,7 +393,7 @@ def read(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     given = read()
-    if lacking := missing(given.device):
+    if lacking := missing(given.device, given.networks):
         print(
             "gpu.py needs a CUDA device, torch and torchvision. Missing here: "
             f"{' and '.join(lacking)}. Nothing was measured."
@@ -397,6 +414,7 @@ def main() -> None:
                 "serve": partial(bench.serve, given.sections.split(",")),
                 "promise": bench.promise,
                 "isolation": bench.isolation,
+                "pipeline": bench.pipeline,
                 "ceiling": bench.ceiling,
                 "fastapi": bench.fastapi,
                 "timeline": bench.timeline,

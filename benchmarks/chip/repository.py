@@ -23,6 +23,25 @@ def build() -> torch.nn.Module:
     return torchvision.models.{network}(weights=None).eval()
 '''
 
+_TINY = '''"""Next to no network: for a try on a CPU."""
+
+import torch
+
+
+class Tiny(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = torch.nn.Linear(48, 1000)
+
+    def forward(self, x):
+        return self.last(torch.nn.functional.adaptive_avg_pool2d(x, 4).flatten(1))
+
+
+def build() -> torch.nn.Module:
+    torch.manual_seed(1)
+    return Tiny().eval()
+'''
+
 _SETTINGS = """backend = "pytorch"
 task = "classify"
 slo_ms = {slo_ms:g}
@@ -69,7 +88,8 @@ def write_model(
     """A repository with this one model."""
     model = folder / network
     (model / "1").mkdir(parents=True, exist_ok=True)
-    (model / "1" / "model.py").write_text(_BUILD.format(network=network))
+    code = _TINY if network == "tiny" else _BUILD.format(network=network)
+    (model / "1" / "model.py").write_text(code)
     settings = _SETTINGS.format(
         slo_ms=slo_ms,
         largest=buckets[-1],

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import pickle
+import sys
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -15,6 +19,8 @@ import torch
 
 from backends import torch_models as tm
 from backends.torch_models import CODE, INPUT, OUTPUTS
+from carpool.backends.torch.torch_files import _built
+from carpool.config.toml import toml_config
 from carpool.errors import CarpoolError, ConfigError, ModelError
 
 DECLARED = "max_batch = 2\n" + INPUT + OUTPUTS
@@ -98,6 +104,33 @@ def test_a_checkpoint_with_a_state_dict_is_understood(tmp_path: Path) -> None:
 def test_a_network_in_python_that_is_none(code: str, match: str, tmp_path: Path) -> None:
     files = {"model.pt": tm.write_weights, "model.py": code}
     refused(tmp_path, DECLARED + MODULE, files, match, ModelError)
+
+
+def test_a_networks_code_can_be_found_for_as_long_as_it_lives(tmp_path: Path) -> None:
+    """torch.compile asks for it by its name."""
+    code = """
+        import torch
+
+        class Doubles(torch.nn.Module):
+            def forward(self, x):
+                return 2 * x
+
+        def build():
+            return Doubles()
+        """
+    (tmp_path / "model.py").write_text(dedent(code))
+    config = replace(toml_config(DECLARED + MODULE, tmp_path / "model.toml"), name="doubles")
+    network = _built(config, tmp_path / "model.py", "model.py:build")
+    name = type(network).__module__
+    assert sys.modules[name].build is not None
+    assert type(_built(config, tmp_path / "model.py", "model.py:build")).__module__ != name
+    del network
+    gc.collect()
+    assert not [one for one in sys.modules if one.startswith("carpool_network_doubles")]
+    (tmp_path / "model.py").write_text("raise ValueError")
+    with pytest.raises(ModelError):
+        _built(config, tmp_path / "model.py", "model.py:build")
+    assert not [one for one in sys.modules if one.startswith("carpool_network_doubles")]
 
 
 def test_a_module_that_is_not_there(tmp_path: Path) -> None:

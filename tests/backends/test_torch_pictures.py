@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from carpool.backends.backend import PictureForm, Place, Placed
+from carpool.backends.backend import Cut, FileToKeep, PictureForm, Place, Placed
 from carpool.backends.torch.torch_pictures import CpuResize, DecodeAll, DevicePictures, can_decode
 from carpool.config.model import ImageSettings
 from carpool.engine.models.device_pictures import _pixels, _placed, sample_picture
@@ -92,6 +92,63 @@ def test_mixed_sizes_become_what_the_cpu_makes_of_them(
         assert difference(row.numpy(), expected).max() <= TOLERANCE
     assert (into[0] == 7).all()
     assert (into[-1] == 7).all()
+
+
+# ---- parts of pictures that are on the device -------------------------------------------------------------
+
+EVERYWHERE = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_a_gpu)])
+
+
+def parts() -> list[tuple[int, int, int, int, int]]:
+    """The number of a picture; left, top, width and height: whole ones, single pixels, edges, strips."""
+    found = []
+    for number, (width, height) in enumerate(SIZES):
+        found += [(number, 0, 0, width, height), (number, width - 1, height - 1, 1, 1)]
+        found += [(number, width // 3, height // 4, max(1, width // 2), max(1, height // 3))]
+        found += [(number, 0, height // 2, width, 1), (number, width // 2, 0, 1, height)]
+    return found
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("resize", ["letterbox", "stretch", "crop"])
+@pytest.mark.parametrize(
+    ("kernel", "layout", "channels"), [("auto", "nchw", "rgb"), ("bicubic", "nhwc", "bgr")]
+)
+def test_crops_are_those_that_the_cpu_cuts(
+    device: str, resize: str, kernel: str, layout: str, channels: str
+) -> None:
+    settings = ImageSettings(resize=resize, kernel=kernel, layout=layout, channels=channels, pad=90)
+    sources = [pixels(*size) for size in SIZES]
+    there = [torch.from_numpy(source).to(device).permute(2, 0, 1) for source in sources]
+    there[::2] = [tensor.contiguous() for tensor in there[::2]]
+    asked = parts()
+    into = rows(settings, len(asked) + 1).to(device)
+    cuts = [Cut(there[number], *box) for number, *box in asked]
+    assert pictures_on(torch.device(device), settings).fill(cuts, into) == {}
+    for (number, left, top, width, height), row in zip(asked, into.cpu(), strict=False):
+        part = np.ascontiguousarray(sources[number][top : top + height, left : left + width])
+        assert difference(row.numpy(), by_the_cpu(Decoded(part, width, height), settings)).max() <= TOLERANCE
+    assert (into[-1] == 7).all()
+
+
+@EVERYWHERE
+def test_a_picture_that_is_kept_is_the_one_that_was_decoded(device: str) -> None:
+    settings, size, kept = ImageSettings(resize="stretch"), (64, 64), {}
+    bad = np.frombuffer(b"no picture", np.uint8).copy()
+    files = [FileToKeep(sample_picture(), lambda one: kept.setdefault("first", one)), sample_picture()]
+    files += [FileToKeep(bad, lambda one: kept.setdefault("bad", one))]
+    files += [FileToKeep(jpeg(), lambda one: kept.setdefault("last", one))]
+    filling = pictures_on(torch.device(device), settings, size)
+    into = rows(settings, 4, size).to(device)
+    assert set(filling.fill(files, into)) == {2}
+    assert {name: tuple(one.shape) for name, one in kept.items()} == {
+        "first": (3, 480, 640),
+        "last": (3, 30, 40),
+    }
+    whole = rows(settings, 2, size).to(device)
+    filling.fill([Cut(kept["first"], 0, 0, 640, 480), Cut(kept["last"], 0, 0, 40, 30)], whole)
+    assert difference(whole[0].cpu().numpy(), into[0].cpu().numpy()).max() <= TOLERANCE
+    assert difference(whole[1].cpu().numpy(), into[3].cpu().numpy()).max() <= TOLERANCE
 
 
 # ---- decoding ---------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ def test_what_matters_most_comes_first() -> None:
         ("resnet50", "serve"),
         ("resnet50", "promise"),
         ("resnet50", "isolation"),
+        ("resnet50", "pipeline"),
         ("resnet50", "ceiling"),
         ("resnet50", "fastapi"),
         ("vit_b_16", "serve"),

@@ -53,6 +53,7 @@ class FakeModel:
     vision: Mapping[str, Any] | None = None
     cache: Mapping[str, Any] | None = None
     digest: str = ""
+    hosted: bool = False
 
     def entry(self, key: int, row: tuple[int, int] = (0, 0)) -> ModelEntry:
         signature = Signature(self.name, tuple(self.inputs), tuple(self.outputs), self.max_batch)
@@ -80,6 +81,7 @@ class FakeModel:
             self.vision,
             cache=self.cache,
             digest=self.digest,
+            hosted=self.hosted,
         )
 
 
@@ -117,11 +119,20 @@ class FakeSlot:
 
     view: memoryview
     door: FakeDoor
+    holders: list[int] = field(default_factory=lambda: [1])  # how many, in common
+
+    def share(self) -> FakeSlot:
+        assert self in self.door.slots_in_use, "a slot was shared after its end"
+        self.holders[0] += 1
+        self.door.slots_in_use.append(other := FakeSlot(self.view, self.door, self.holders))
+        return other
 
     def release(self) -> None:
         assert self in self.door.slots_in_use, "a slot was released twice"
         self.door.slots_in_use.remove(self)
-        self.view[:] = b"\xee" * len(self.view)
+        self.holders[0] -= 1
+        if not self.holders[0]:
+            self.view[:] = b"\xee" * len(self.view)
 
 
 @dataclass(eq=False)
@@ -155,8 +166,10 @@ class FakeCall:
 
     def _decoded(self) -> dict[str, Array]:
         """As a device would see the file."""
-        file = bind_file(self.slot.view, self.tail)
         model = PictureModel(self.entry)
+        if self.door.device is not None:
+            return {self.head.inputs[0].name: self.door.device(model, self.head, self.slot.view)}
+        file = bind_file(self.slot.view, self.tail)
         into = np.empty((1, *model.transform.shape), np.uint8)
         model.prepare(file.data, memoryview(into).cast("B"))
         return {self.head.inputs[0].name: into}
@@ -232,6 +245,7 @@ class FakeDoor(BodySlots):
         self.trips: list[FakeTrip] = []
         self.gate_deadlines: list[float] = []
         self.late_refusal: CarpoolError | None = None  # of who has sent everything
+        self.device: Callable[[PictureModel, RequestHead, memoryview], Array] | None = None  # keeps pictures
         self.outside = Outside()
         self.turned: list[tuple[str, str, int, str]] = []
         self.answers: dict[str, Callable[[Mapping[str, Any]], Any]] = {"statistics": self._statistics}

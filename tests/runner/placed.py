@@ -19,6 +19,7 @@ from carpool.link.link_failures import read_failure
 from carpool.link.records import FROM_RUNNER, RUN, RUN_PLACE, TEMPLATE, TO_RUNNER, Ending, read_endings
 from carpool.memory.arena import create_memory, map_memory
 from carpool.memory.layout import write_file
+from carpool.runner.picture_slots import PictureSlots
 from carpool.runner.runner_instance import Arenas, RunnerInstance
 from carpool.types import Array, Datatype, Signature, TensorSpec
 
@@ -88,7 +89,7 @@ class Stand:
         self, backend: Doubling, signed: Signature | None = None, *, encoded: bool = False, piece: int = 8
     ) -> None:
         self.backend = backend
-        self.arenas = Arenas()
+        self.arenas = Arenas(PictureSlots(lambda _: 0))
         file = create_memory("test", 200 * SLOT)
         self.memory: mmap = map_memory(file)
         os.close(file)

@@ -17,6 +17,7 @@ from carpool.link.records import AS_EXPECTED, Ending, read_endings, write_ending
 from carpool.link.typed_json import as_file, from_file
 from carpool.memory.arena import create_memory, map_memory
 from carpool.runner import runner_instance as arenas_module
+from carpool.runner.picture_slots import PictureSlots
 from carpool.runner.runner_instance import Arenas
 
 ENDINGS = st.builds(Ending, st.integers(0, 65_535), st.integers(0, 65_535), st.binary(max_size=40))
@@ -48,7 +49,7 @@ def test_documents_of_any_length_travel_as_files() -> None:
 
 
 def test_an_arena_may_come_after_the_request_that_lies_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    arenas = Arenas()
+    arenas = Arenas(PictureSlots(lambda _: 0))
     file = create_memory("test", 4096)
     memory = map_memory(file)
     os.close(file)

@@ -43,11 +43,39 @@ class Backend(Protocol):
         """Give back memory, threads and processes; more than once does no harm."""
 
 
+@dataclass(frozen=True, slots=True)
+class FileToKeep:
+    """A picture's file whose pixels, uint8 [3, h, w] on the device, are wanted for later."""
+
+    file: Array
+    keep: Callable[[Any], None]
+
+
+class Cut(NamedTuple):
+    """A part of a picture that is on a device already."""
+
+    pixels: Any
+    left: int
+    top: int
+    width: int
+    height: int
+
+    @property
+    def part(self) -> Any:
+        """A view of its pixels."""
+        return self.pixels[:, self.top : self.top + self.height, self.left : self.left + self.width]
+
+
+Seen: TypeAlias = "Array | FileToKeep | Cut"
+"""A picture for a model's device. Those of one batch are files, kept or not, or they are all parts."""
+
+
 class FillPictures(Protocol):
     """Decodes pictures into rows of a model's uint8 input, on its device."""
 
-    def fill(self, pictures: Sequence[Array], into: Any) -> Mapping[int, CarpoolError]:
-        """One row of `into` for each picture: 1-D uint8 arrays of file bytes, which may be shared memory.
+    def fill(self, pictures: Sequence[Seen], into: Any) -> Mapping[int, CarpoolError]:
+        """One row of `into` for each picture: 1-D uint8 arrays of file bytes, which may be shared memory, or
+        parts of pictures.
 
         `into` is a uint8 tensor on the device; the work goes to its current stream, and the caller waits for
         that stream before the next `fill`. Returns by index what is wrong with those that cannot be read,
@@ -126,10 +154,10 @@ class BreaksProcess(Protocol):
 
 class Encoded(Protocol):
     def run_encoded(
-        self, pictures: Sequence[Array], wanted: Sequence[str]
+        self, pictures: Sequence[Seen], wanted: Sequence[str]
     ) -> tuple[Mapping[str, Array], Mapping[int, CarpoolError]]:
-        """As `run`, for a batch of pictures' files; and by index what is wrong with those that cannot be
-        read, whose rows of the outputs then hold anything."""
+        """As `run`, for a batch of pictures' files or of parts; and by index what is wrong with those that
+        cannot be read, whose rows of the outputs then hold anything."""
 
 
 class Finish(Protocol):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from carpool.backends.backend import Backend, Placement, aborted, check_wanted
+from carpool.backends.backend import Backend, Placement, Seen, aborted, check_wanted
 from carpool.config.model import DYNAMIC, FakeSettings, ModelConfig, ModelSignature, TensorConfig
 from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve, CurveError
@@ -57,7 +57,7 @@ class FakeBackend:
         return self._answer(rows, names, start)
 
     def run_encoded(
-        self, pictures: Sequence[Array], wanted: Sequence[str]
+        self, pictures: Sequence[Seen], wanted: Sequence[str]
     ) -> tuple[Mapping[str, Array], Mapping[int, CarpoolError]]:
         """As if it had decoded them: nobody looks at the files."""
         start = time.monotonic()

@@ -23,6 +23,7 @@ from carpool.vision.python_pictures import (
     Masks,
     Picture,
     Poses,
+    Reading,
     RotatedBoxes,
 )
 from carpool.wire.http_reply import NotHttp, Reply, TooLong, read_reply
@@ -164,6 +165,19 @@ class AsyncClient:
     ) -> Embedding:
         asked = Asked("embed", model, version, deadline_ms, source)
         return await self._ask_of(picture, asked, options, Embedding)
+
+    async def read(
+        self,
+        picture: Picture,
+        *,
+        model: str = "",
+        version: str = "",
+        deadline_ms: float | None = None,
+        source: str = "",
+        **options: object,
+    ) -> Reading:
+        asked = Asked("read", model, version, deadline_ms, source)
+        return await self._ask_of(picture, asked, options, Reading)
 
     async def draw(
         self,

@@ -24,6 +24,7 @@ from carpool.vision.python_pictures import (
     Masks,
     Picture,
     Poses,
+    Reading,
     RotatedBoxes,
 )
 from carpool.wire.http_reply import Reply
@@ -180,6 +181,19 @@ class Client:
     ) -> Embedding:
         asked = Asked("embed", model, version, deadline_ms, source)
         return self._ask(questions.ask_picture(picture, asked, options, Embedding))
+
+    def read(
+        self,
+        picture: Picture,
+        *,
+        model: str = "",
+        version: str = "",
+        deadline_ms: float | None = None,
+        source: str = "",
+        **options: object,
+    ) -> Reading:
+        asked = Asked("read", model, version, deadline_ms, source)
+        return self._ask(questions.ask_picture(picture, asked, options, Reading))
 
     def draw(
         self,

@@ -313,14 +313,17 @@ class BatchRun(Generic[RequestT]):
         return outcomes
 
     def _run_encoded(self, works: Sequence[RequestT], first: int, timing: Timing) -> list[Outcome]:
-        """Files, one picture each. What is wrong with one of them is only its owner's affair."""
+        """Files, one picture each, whose mistakes are only their owners' affair; or parts of pictures that
+        are on the device, of which a request has a list."""
         start = monotonic()
         wanted = self._wanted(works)
         (name,) = works[0].inputs
         pictures = [work.inputs[name] for work in works]
+        if isinstance(pictures[0], list):
+            pictures = [part for parts in pictures for part in parts]
         outputs, errors = cast(Encoded, self._backend).run_encoded(pictures, wanted)
         ran = monotonic()
-        self._collator.check(outputs, wanted, len(works))
+        self._collator.check(outputs, wanted, len(pictures))
         outcomes = self._answer(first, works, outputs, errors)
         timing.infer += ran - start
         timing.output += monotonic() - ran

@@ -249,6 +249,9 @@ class Slot(Protocol):
 
     view: memoryview
 
+    def share(self) -> Slot:
+        """One more holder of the same bytes, which are free when all of them were released."""
+
     def release(self) -> None: ...
 
 

@@ -15,7 +15,8 @@ from carpool.core.front_load import Outside
 from carpool.errors import CarpoolError
 from carpool.link.door import ModelEntry
 from carpool.link.records import MAX_TEMPLATE_BYTES, MAX_TEMPLATES, RESET, TEMPLATE, ProtocolError, to_engine
-from carpool.memory.layout import ENCODED, FILE_AT, TensorPlace, bind_file, declared_places, end_of
+from carpool.memory.layout import CUTS, ENCODED, FILE_AT, TensorPlace, bind_file, declared_places, end_of
+from carpool.memory.picture_leases import KEPT_FILE, crops_in
 from carpool.types import DATATYPES, Array, Datatype, RequestedOutput, RequestOptions, Signature
 from carpool.wire.v2 import RequestHead, TensorHead, bind, check_head
 
@@ -38,6 +39,7 @@ class ServedTemplate:
         self.arrays = [(head.name, head.shape, head.datatype.dtype, head.offset) for head in self.heads]
         self.wanted: tuple[str, ...] = tuple(document["wanted"])
         self.encoded: bool = document["encoded"]
+        self.keeps = self.cuts = False  # the file's pixels, for later steps; out of pixels that were kept
         self.images = 1
         self.shape: Hashable = None
         self.outputs: list[str] = []
@@ -63,16 +65,23 @@ class ServedTemplate:
         vision = self.entry.vision if self.entry is not None else None
         if vision is None or not vision["encoded"]:
             raise ValueError("the model takes no files")
-        there = [(head.name, head.offset, head.size) for head in self.heads]
-        if there != [(vision["input"]["name"], 0, FILE_AT)]:
+        there = [(head.name, head.offset) for head in self.heads]
+        if there != [(vision["input"]["name"], 0)]:
             raise ValueError("inputs of a file")
-        self.shape = ENCODED
+        size = self.heads[0].size
+        self.shape, self.keeps = ENCODED, size == KEPT_FILE
+        if size not in (FILE_AT, KEPT_FILE):
+            self.shape, self.cuts, self.images = CUTS, True, crops_in(size)
+            if not 1 <= self.images <= max(1, signature.max_batch):
+                raise ValueError("crops")
         self.outputs = list(self.wanted) or [spec.name for spec in signature.outputs]
         self.places = declared_places(signature, self.wanted, self.images)
 
     def bind(self, memory: mmap, offset: int) -> dict[str, Array]:
         """The inputs where they lie. Raises `InvalidInput` for bytes that are no tensor of that type."""
         if self.encoded:
+            if self.keeps or self.cuts:
+                raise ProtocolError("pictures are kept where models have a process of their own")
             try:
                 return {self.heads[0].name: bind_file(memory, offset)}
             except ValueError as error:

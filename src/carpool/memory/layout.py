@@ -61,6 +61,8 @@ FILE_AT = _length.size
 """Where the file begins, in bytes from the start of the slot."""
 ENCODED = "encoded"
 """The shape of requests that are pictures' files: they never ride with tensors."""
+CUTS = "cuts"
+"""And of those that are parts of pictures which are on the device: see `picture_leases`."""
 
 
 def write_length(view: memoryview, length: int) -> None:

@@ -90,6 +90,7 @@ CAMERA_STATES: Mapping[str, int] = {"black": 0, "frozen": 1, "blurred": 2, "chan
 """Not in the table: sources have no rows. Their places in what is read for the metrics page."""
 CACHE_WORDS = ("hit", "similar", "joined", "shared", "miss", "bypass")
 EVICTED_WORDS = ("ttl", "room", "replaced", "reload", "cleared")
+CROPS_FROM_WORDS = ("device", "cpu")
 CASCADE_WORDS = ("cheap", "big", "degraded")
 CASCADE_AUDIT_WORDS = ("same", "differs", "skipped")
 AUDIT_WORDS = ("same", "differs", "skipped", "exact-same", "exact-differs")
@@ -148,6 +149,7 @@ REGISTRY_MOVES = _layout.counter()
 FAN_OUT = _layout.histogram(FAN_OUT_BOUNDS)
 STEP_LATER = _layout.gauge(largest=True)
 STEP_WASTED = _layout.counter()
+CROPS_FROM: Mapping[str, Column] = _layout.by_word(CROPS_FROM_WORDS)  # of the pipeline, not of a step
 STEP_PHASES: Mapping[str, Histogram] = {
     "between": POST_SECONDS,
     "queue": QUEUE_SECONDS,

@@ -101,8 +101,10 @@ class Family:
 
     @property
     def of_some_models(self) -> bool:
-        """It is about versions that are rolled out, or cascades, and nothing is told of others."""
-        return self.name.startswith(("carpool_rollout_", "carpool_feedback_", "carpool_cascade_"))
+        """It is about versions that are rolled out, cascades or pipelines: nothing is told of others."""
+        return self.name.startswith(
+            ("carpool_rollout_", "carpool_feedback_", "carpool_cascade_", "carpool_pipeline_device_")
+        )
 
 
 _TABLE = """
@@ -174,6 +176,7 @@ carpool_pipeline_fan_out                 histogram step   all:FAN_OUT           
 carpool_pipeline_later_seconds           gauge     step   cell:STEP_LATER       What requests in this step leave of their promise to the later ones, just now.
 carpool_pipeline_shed_total              counter   step   reason:SHED           Requests that the scheduler chose not to run in this step, by reason.
 carpool_pipeline_wasted_total            counter   step   cell:STEP_WASTED      Requests that this step ran for, and that were given up after it.
+carpool_pipeline_device_pictures_total   counter   model  crops:CROPS_FROM      Pictures of a pipeline that a device decoded, by where its later steps' crops were cut: there, or on the CPU because the device had no room to keep it.
 carpool_cascade_total                    counter   model  by:CASCADE            Answers of a cascade, by who gave them: its cheap model, its big one, or the cheap one because the big one had no time.
 carpool_cascade_agreement                gauge     model  share:CASCADE_AUDITS  Share of the cheap model's answers that the big one, asked all the same, agreed with; absent before any was.
 carpool_cascade_saved_seconds_total      counter   model  cell:CASCADE_SAVED    Time of the big model that the cascade spared, less what the cheap one took.

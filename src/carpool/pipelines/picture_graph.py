@@ -91,6 +91,7 @@ class PictureGraph:
         ]
         self.after = [None if source is None else settings.numbered(source) for source in sources]
         self.base = settings.numbered(settings.answer[-1])  # of a cascade, the cheap model
+        self.beside = [n for n, after in enumerate(self.after) if after is None and n != self.base]
         self.order = self._ordered()  # each after the one that it waits for; the answer's own first
 
     def _ordered(self) -> list[int]:

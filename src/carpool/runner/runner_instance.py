@@ -13,7 +13,15 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
-from carpool.backends.backend import Backend, BreaksProcess, Gathers, SharesDevice, aborted
+from carpool.backends.backend import (
+    Backend,
+    BreaksProcess,
+    Cut,
+    FileToKeep,
+    Gathers,
+    SharesDevice,
+    aborted,
+)
 from carpool.engine.batch import BatchResult, BatchRun, Outcome
 from carpool.errors import CarpoolError, ModelError, Unavailable
 from carpool.link import records
@@ -23,7 +31,9 @@ from carpool.link.records import Ending, ProtocolError, RecordReader, write_endi
 from carpool.link.request_place import COPIED_AT_ONCE, RequestPlace
 from carpool.link.templates import ServedTemplate, read_template
 from carpool.memory.layout import find_file
+from carpool.memory.picture_leases import KEPT, NO_ROOM, LeaseSeen, read_cuts
 from carpool.observe.logs import logger
+from carpool.runner.picture_slots import PictureSlots
 from carpool.types import Array
 
 View = Callable[[Mapping[str, Array]], Mapping[str, Any] | None]
@@ -36,7 +46,7 @@ _MOST_KEPT = 4096
 class RequestInMemory:
     """Implements `InBatch`: a request where it lies."""
 
-    __slots__ = ("encoded", "images", "inputs", "memory", "template", "wanted")
+    __slots__ = ("encoded", "images", "inputs", "lease", "memory", "template", "wanted")
     may_omit = False
 
     details = b""  # for models of other processes
@@ -48,14 +58,32 @@ class RequestInMemory:
         self.wanted = template.wanted
         self.encoded = template.encoded
         self.memory = memory
+        self.lease: KeptLease | None = None
+
+
+class KeptLease:
+    """A picture that a later step will want; `kept` when it is."""
+
+    __slots__ = ("_arena", "_pictures", "kept", "lease")
+
+    def __init__(self, pictures: PictureSlots, arena: int, lease: LeaseSeen) -> None:
+        self._pictures = pictures
+        self._arena = arena
+        self.lease = lease
+        self.kept = False
+
+    def keep(self, pixels: Any) -> None:
+        self.kept = self._pictures.keep(self._arena, self.lease, pixels)
 
 
 class MappedArena:
     """Slots are used again and again, the last released first, and to make tensors of one takes longer than
     anything else that is done for a request. So what was found there is kept, for all instances."""
 
-    def __init__(self, memory: mmap) -> None:
+    def __init__(self, number: int, memory: mmap, pictures: PictureSlots) -> None:
         self.memory = memory
+        self._number = number
+        self._pictures = pictures
         self._bytes: Array = np.frombuffer(memory, np.uint8)
         self._kept: dict[tuple[int, int], RequestInMemory] = {}
 
@@ -69,8 +97,7 @@ class MappedArena:
 
     def _look(self, number: int, template: ServedTemplate, offset: int, view: View) -> RequestInMemory:
         if template.encoded:
-            start, end = find_file(self.memory, offset)
-            return RequestInMemory(template, {template.heads[0].name: self._bytes[start:end]}, self.memory)
+            return self._look_at_picture(template, offset)
         inputs = template.bind(self.memory, offset)
         made = view(inputs) if template.plain else None  # what is checked has to be checked each time
         if made is None:
@@ -80,23 +107,50 @@ class MappedArena:
         self._kept[number, offset] = found = RequestInMemory(template, made, self.memory)
         return found
 
+    def _look_at_picture(self, template: ServedTemplate, offset: int) -> RequestInMemory:
+        name = template.heads[0].name
+        if template.cuts:
+            return RequestInMemory(template, {name: self._cuts(template, offset)}, self.memory)
+        start, end = find_file(self.memory, offset)
+        file = self._bytes[start:end]
+        if not template.keeps:
+            return RequestInMemory(template, {name: file}, self.memory)
+        lease = KeptLease(self._pictures, self._number, LeaseSeen(self.memory, end))
+        found = RequestInMemory(template, {name: FileToKeep(file, lease.keep)}, self.memory)
+        found.lease = lease
+        return found
+
+    def _cuts(self, template: ServedTemplate, offset: int) -> list[Cut]:
+        token, boxes = read_cuts(self.memory, offset, template.images)
+        pixels = self._pictures.find(self._number, token)
+        if pixels is None:
+            lost = "the picture is not on the device any more, which was started again; ask once more"
+            raise Unavailable(lost, reason="restarting")
+        _, rows, columns = pixels.shape
+        if not all(x < right <= columns and y < bottom <= rows for x, y, right, bottom in boxes):
+            raise ValueError("a part that lies beyond its picture")
+        return [Cut(pixels, x, y, right - x, bottom - y) for x, y, right, bottom in boxes]
+
 
 class Arenas:
     """By the number that the engine gave them."""
 
-    def __init__(self) -> None:
+    def __init__(self, pictures: PictureSlots) -> None:
         self._mapped: dict[int, MappedArena] = {}
+        self._pictures = pictures
         self._changed = threading.Condition()
 
     def add(self, number: int, memory: mmap) -> None:
+        self._pictures.open(number)
         with self._changed:
-            self._mapped[number] = MappedArena(memory)
+            self._mapped[number] = MappedArena(number, memory, self._pictures)
             self._changed.notify_all()
 
     def forget(self, number: int) -> None:
         """It stays mapped for as long as a batch has to do with it."""
         with self._changed:
             self._mapped.pop(number, None)
+        self._pictures.forget(number)
 
     def find(self, number: int) -> MappedArena:
         arena = self._mapped.get(number)
@@ -187,6 +241,8 @@ class Delivery:
             if template not in layouts:
                 layouts[template] = _layout(template, outputs)
             parts, end = layouts[template]
+            if rider.lease is not None:
+                rider.lease.lease.say(KEPT if rider.lease.kept else NO_ROOM)
             if number in errors:
                 outcomes[number] = Outcome(error=errors[number])
             elif parts and end <= capacity:
@@ -351,7 +407,7 @@ class RunnerInstance:
                 slots.append((output, capacity))
             except CarpoolError as error:
                 wrong[index] = error
-            except ValueError as error:  # a front end that lies about the length of a file
+            except ValueError as error:  # a front end that lies about a file's length or a part's place
                 wrong[index] = ModelError(f"{self._entry.name}: {error}")
         self._delivery.begin(slots)
         result = self._batches.run(riders) if riders else BatchResult([], 0.0)

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 from weakref import WeakSet, WeakValueDictionary
 
 from carpool.backends.backend import Backend, SharesDevice
-from carpool.backends.torch.device_sharing import limit_device_memory
+from carpool.backends.torch.device_sharing import limit_device_memory, room_for_pictures
 from carpool.engine.hosted_model import (
     ASIDE,
     Failure,
@@ -46,6 +46,7 @@ from carpool.memory.arena import take_memory
 from carpool.memory.pulse import Beats, Pulses
 from carpool.observe.logs import configure, logger
 from carpool.process.shared_settings import apply_log_settings
+from carpool.runner.picture_slots import PictureSlots
 from carpool.runner.runner_instance import Arenas, RunnerInstance
 from carpool.vision.settings import write as write_vision
 
@@ -53,6 +54,7 @@ _log = logger("runner")
 _QUIET_S = 0.5  # without anybody who waits for an instance
 _FIRST_PAUSE_S, _TRIES = 1.0, 4
 _NICER = 10
+_PICTURES_S = 1.0
 
 
 class _Job(NamedTuple):
@@ -151,7 +153,8 @@ class RunnerProcess:
         self._profiles = None if cache_dir is None else ProfileStore(Path(cache_dir))
         self._most: int = settings["max_answer_bytes"]
         limit_device_memory(settings["device_memory_gb"])
-        self._arenas = Arenas()
+        self._pictures = PictureSlots(room_for_pictures)
+        self._arenas = Arenas(self._pictures)
         self._numbers = count(settings["first"])
         self._loadings: WeakValueDictionary[int, Loading] = WeakValueDictionary()
         self._opened: dict[int, Opened] = {}
@@ -170,8 +173,14 @@ class RunnerProcess:
         }
 
     async def run(self) -> None:
+        self._look_at_pictures()
         while (message := await self._control.receive()) is not None:
             self._words[message.word](message)
+
+    def _look_at_pictures(self) -> None:
+        """Those of the last requests before a pause must go, too."""
+        self._pictures.look()
+        self._loop.call_later(_PICTURES_S, self._look_at_pictures)
 
     # ---- loading, in threads ----------------------------------------------------------------------------
 

@@ -177,6 +177,41 @@ class Embedding(Answer):
         return np.array(self["embedding"], np.float32)
 
 
+class Reading(Answer):
+    """What a page or a line says."""
+
+    @property
+    def text(self) -> str:
+        """All of it: rows in the order of reading, one below the other."""
+        return str(self["text"])
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """Of a page, as they stand in the JSON; a model for single lines gives none."""
+        listed: list[dict[str, Any]] = self.get("lines", [])
+        return listed
+
+    @property
+    def texts(self) -> list[str]:
+        """Of each line."""
+        return [line["text"] for line in self.lines]
+
+    @property
+    def scores(self) -> Array:
+        """[n]: the mean probability of a line's characters, from 0 to 1."""
+        return np.array([line["score"] for line in self.lines], np.float32)
+
+    @property
+    def polygons(self) -> Array:
+        """[n, 4, 2]: corners of each line, x and y in pixels of the picture, from where reading begins."""
+        return np.array([line["polygon"] for line in self.lines], np.float32).reshape(-1, 4, 2)
+
+    @property
+    def boxes(self) -> Array:
+        """[n, 4]: x1, y1, x2, y2 around each line, in pixels of the picture."""
+        return np.array([line["box"] for line in self.lines], np.float32).reshape(-1, 4)
+
+
 class Outputs(Answer):
     @property
     def arrays(self) -> dict[str, Array]:
@@ -196,6 +231,7 @@ _KINDS: dict[str, type[Answer]] = {
     "masks": Masks,
     "embedding": Embedding,
     "outputs": Outputs,
+    "text": Reading,
 }
 
 

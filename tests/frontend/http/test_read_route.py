@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import shutil
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from carpool import AsyncClient, Client
 from carpool.demo import ocr_models
 from carpool.demo.ocr_repository import ocr_page
 from carpool.vision.decode import decode
@@ -77,6 +79,35 @@ def openapi(server: WholeServer) -> Any:
         document = json.loads(answer.read())
     assert "/read" in document["paths"]
     return document
+
+
+def test_a_client_reads(server: WholeServer) -> None:
+    with Client(f"http://{server.url}") as client:
+        page = client.read(ocr_page(), explain=True)
+        line = client.read(decode(ocr_page().read_bytes()).pixels[385:425, 40:580], model="line_reader")
+    assert [unspaced(row) for row in page.text.split("\n")] == [unspaced(row) for row in SAYS]
+    assert page.texts == [one["text"] for one in page.lines]
+    assert (page.polygons.shape, page.boxes.shape, page.scores.shape) == ((13, 4, 2), (13, 4), (13,))
+    assert [step["step"] for step in page["steps"]] == ["find", "read"]
+    assert complaints(dict(page), openapi(server)["components"]["schemas"]["ReadText"]) == []
+    assert (line.text, line.lines, line.polygons.shape) == (SAYS[6], [], (0, 4, 2))
+
+    async def ask_too() -> str:
+        async with AsyncClient(f"http://{server.url}") as client:
+            return (await client.read(ocr_page())).text
+
+    assert asyncio.run(ask_too()) == page.text
+
+
+def test_explain_is_described_where_a_pipeline_answers(server: WholeServer) -> None:
+    paths = openapi(server)["paths"]
+    described = {
+        path: "explain" in [one["name"] for one in operation["post"]["parameters"]]
+        for path, operation in paths.items()
+    }
+    assert described["/read"]
+    assert described["/models/{model}/predict"]
+    assert not described["/text_regions"]
 
 
 def test_it_is_what_the_models_say_when_asked_by_hand(server: WholeServer) -> None:

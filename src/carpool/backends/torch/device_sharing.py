@@ -84,6 +84,22 @@ def ledger_of(device: Any) -> Ledger:
         return ledger
 
 
+_MOST_PICTURES = 2 << 30
+_PICTURES_SHARE = 8  # at most this part of what models leave
+
+
+def room_for_pictures(device: Any) -> int:
+    """Bytes of it for pictures that stay there between the steps of a pipeline. Asked once, when the first
+    comes: from then on models have that much less."""
+    with _lock:
+        ledger = _ledgers.get(str(device))
+    if ledger is None:  # a CPU, whose memory nobody counts
+        return _MOST_PICTURES // _PICTURES_SHARE
+    size = min(_MOST_PICTURES, ledger.room // _PICTURES_SHARE)
+    ledger.hold(room_for_pictures, "pictures between steps", size)
+    return size
+
+
 def in_words(size: int) -> str:
     if size >= 10**9:
         return f"{size / 1e9:.2f} GB"

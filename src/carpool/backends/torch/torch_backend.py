@@ -17,7 +17,7 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from carpool.backends.backend import FillPictures, Placement, aborted, check_wanted
+from carpool.backends.backend import FillPictures, Placement, Seen, aborted, check_wanted
 from carpool.backends.torch.device_sharing import in_words, ledger_of
 from carpool.backends.torch.torch_device import CudaDevice, Device, as_tensor, is_out_of_memory, lies_well
 from carpool.backends.torch.torch_files import in_one_line
@@ -116,7 +116,7 @@ class TorchBackend:
 
         return _joined(self._fitting(parts, images, once))
 
-    def run_encoded(self, pictures: Sequence[Array], wanted: Sequence[str]) -> tuple[Outputs, Errors]:
+    def run_encoded(self, pictures: Sequence[Seen], wanted: Sequence[str]) -> tuple[Outputs, Errors]:
         names = check_wanted(self._model, wanted, self._outputs)
         fill = self._fill
         if fill is None:
@@ -124,7 +124,7 @@ class TorchBackend:
         errors: dict[int, CarpoolError] = {}
         done = 0
 
-        def once(some: Sequence[Array], count: int) -> Outputs:
+        def once(some: Sequence[Seen], count: int) -> Outputs:
             nonlocal done
             found: Errors = {}
 

@@ -9,9 +9,13 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import sys
 import warnings
+import weakref
 import zipfile
 from collections.abc import Iterable, Mapping
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,7 @@ from carpool.errors import CarpoolError, ConfigError, ModelError, Unsupported
 
 _MOST_ENTRIES = 1 << 16
 _MOST_JSON = 256 << 20
+_loads = count()  # two loads of a file are two modules
 _WHOLE_LINE = 500  # characters of a library's message that an error repeats
 
 
@@ -153,10 +158,12 @@ def _built(config: ModelConfig, file: Path, module: str) -> torch.nn.Module:
     code = file.parent / name
     if not code.is_file():
         raise ConfigError(f"{config.name}: pytorch.module names {name}, which is not in {file.parent}")
-    spec = importlib.util.spec_from_file_location(f"carpool_network_{config.name}", code)
+    spec = importlib.util.spec_from_file_location(f"carpool_network_{config.name}_{next(_loads)}", code)
     assert spec is not None  # for its name ends with .py
     assert spec.loader is not None
     built = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = built  # torch.compile looks there for what the network's code refers to
+    forget = partial(sys.modules.pop, spec.name, None)
     try:
         spec.loader.exec_module(built)
         build = getattr(built, function, None)
@@ -165,7 +172,9 @@ def _built(config: ModelConfig, file: Path, module: str) -> torch.nn.Module:
         network = build()
         if not isinstance(network, torch.nn.Module):
             raise ModelError(f"{function}() returned a {type(network).__name__} instead of a torch.nn.Module")
+        weakref.finalize(network, forget).atexit = False
     except Exception as error:  # a user's code may raise anything
+        forget()
         raise ModelError(f"{config.name}: {code}: {explain(error, code)}") from None
     if code != file:
         try:

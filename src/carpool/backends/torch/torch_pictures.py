@@ -17,12 +17,12 @@ from ctypes import POINTER, byref, c_int, c_size_t, c_uint, c_void_p
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
 
-from carpool.backends.backend import Decode, PictureForm, Place
+from carpool.backends.backend import Cut, Decode, FileToKeep, PictureForm, Place, Seen
 from carpool.errors import CarpoolError
 from carpool.types import Array
 
@@ -168,6 +168,10 @@ class CpuResize:
             whole[at.into_top : bottom, at.into_left : right] = small[:, :, ::-1] if form.bgr else small
             into[row] = torch.from_numpy(whole.transpose(2, 0, 1) if form.planar else whole)
 
+    def cut(self, cuts: Sequence[Cut], into: torch.Tensor) -> None:
+        """Parts of pictures, one for each row."""
+        self([cut.part for cut in cuts], range(len(cuts)), into)
+
 
 # ---- a batch of files into the input
 
@@ -175,7 +179,13 @@ _MOST_FAILURES = 3
 
 _log = logging.getLogger(__name__)
 
-Resize = Callable[[Sequence[torch.Tensor], Sequence[int], torch.Tensor], None]
+
+class Resize(Protocol):
+    def __call__(self, sources: Sequence[torch.Tensor], rows: Sequence[int], into: torch.Tensor) -> None: ...
+
+    def cut(self, cuts: Sequence[Cut], into: torch.Tensor) -> None: ...
+
+
 DecodeAll = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 
@@ -202,13 +212,22 @@ class DevicePictures:
             self._resize = FusedResize(form, self._device, place)
         self._failures = 0
 
-    def fill(self, pictures: Sequence[Array], into: torch.Tensor) -> dict[int, CarpoolError]:
+    def fill(self, pictures: Sequence[Seen], into: torch.Tensor) -> dict[int, CarpoolError]:
         """See `FillPictures`. What the device has no memory for raises, for the caller to halve its batch."""
         errors: dict[int, CarpoolError] = {}
-        sources = self._decoded(pictures, 0, errors, self._ways)
+        if isinstance(pictures[0], Cut):
+            self._resize.cut(cast(Sequence[Cut], pictures), into)
+            return errors
+        given = cast("Sequence[Array | FileToKeep]", pictures)
+        files = [one.file if isinstance(one, FileToKeep) else one for one in given]
+        sources = self._decoded(files, 0, errors, self._ways)
         if sources:
             rows = [row for row in range(len(pictures)) if row not in errors]
             self._resize(sources, rows, into)
+            for row, source in zip(rows, sources, strict=True):
+                one = pictures[row]
+                if isinstance(one, FileToKeep):
+                    one.keep(source)
         return errors
 
     def _decoded(

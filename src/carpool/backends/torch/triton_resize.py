@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from carpool.backends.backend import PictureForm, Place, Placed
+from carpool.backends.backend import Cut, PictureForm, Place, Placed
 
 _FIELDS = 16  # of the table, int64: where the picture lies (4), its Placed (8), area or not, taps (2), row
 _BLOCK = 128
@@ -161,6 +161,26 @@ class FusedResize:
         table[:] = np.frombuffer(b"".join(lines), np.int64).reshape(count, _FIELDS)
         table[:, 0] = [source.data_ptr() for source in sources]
         table[:, 15] = rows
+        self._launch(count, into)
+
+    def cut(self, cuts: Sequence[Cut], into: torch.Tensor) -> None:
+        """Parts of pictures, one for each row: no two are of one size, so that nothing is kept of them."""
+        count = len(cuts)
+        self._make_room(count)
+        lines, brought = [], []
+        for row, cut in enumerate(cuts):
+            pixels, left, top = cut.pixels, cut.left, cut.top
+            if pixels.device != into.device:  # decoded on another one: what is needed of it comes here
+                pixels, left, top = cut.part.to(into.device), 0, 0
+                brought.append(pixels)  # not before the launch may anything take its place
+            place = self._place(cut.width, cut.height)
+            self._cubic = place.kernel == "bicubic"
+            first_x, first_y, *others = _numbers_of(place)
+            lines.append((pixels.data_ptr(), *pixels.stride(), left + first_x, top + first_y, *others, row))
+        self._numbers[:count] = lines
+        self._launch(count, into)
+
+    def _launch(self, count: int, into: torch.Tensor) -> None:
         # The host's side may be written again after the caller has waited for the stream, as it must.
         self._table[:count].copy_(self._host[:count], non_blocking=True)
         form = self._form

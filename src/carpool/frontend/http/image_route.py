@@ -114,7 +114,8 @@ class ImageRoute(ModelRoute[ImageTarget]):
         if target.model.encoded and self.asked.in_place and size <= service.max_body_bytes:
             with contextlib.suppress(Unavailable):
                 # see `Intake` for what the byte is good for
-                request.slot = slot = service.door.first_slot(FILE_AT + size + 1, exchange.make_room)
+                room = FILE_AT + size + 1 + target.model.room_behind
+                request.slot = slot = service.door.first_slot(room, exchange.make_room)
                 return Receive(slot.view[FILE_AT:], request.received_in_slot, request.more)
         return Collect(service.max_body_bytes, request.received)
 
@@ -288,7 +289,7 @@ class ImageRequest:
         slot, self.slot = self.slot, None
         exchange = self.exchange
         assert slot is not None
-        size = FILE_AT + (exchange.head.content_length or 0) + 1
+        size = FILE_AT + (exchange.head.content_length or 0) + 1 + self.target.model.room_behind
         try:
             self.slot = self.service.door.larger_slot(slot, FILE_AT + received, size, exchange.make_room)
         except CarpoolError as error:
@@ -310,7 +311,8 @@ class ImageRequest:
         except CarpoolError as error:
             self._fail(error)
             return
-        if geometry is None or self.drawn is not None:
+        fits = len(slot.view) >= FILE_AT + size + target.model.room_behind
+        if geometry is None or self.drawn is not None or not fits:
             body = bytes(picture)
             self._let_go()
             self.received(body, at)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -14,6 +14,7 @@ from carpool.frontend.http.http_service import Service, Variables
 from carpool.frontend.http.image_reading import MAX_PICTURES
 from carpool.frontend.http.image_route import TASK_ROUTES
 from carpool.frontend.http.task_models import in_order
+from carpool.frontend.pictures.pipeline_pictures import EXPLAIN, EXPLAIN_OPTION
 from carpool.link.door import DEADLINE, LATEST, SOURCE, Catalog
 from carpool.vision import draw, tasks
 from carpool.wire.head import MAX_SOURCE_CHARS
@@ -39,12 +40,15 @@ _KEYS: Document = {
 
 def openapi(catalog: Catalog, *, with_keys: bool = False) -> Document:
     """`with_keys`: the server asks for one."""
-    models = [(entry.name, entry.version, task) for entry in in_order(catalog) if (task := task_of(entry))]
+    listed = [(entry, task) for entry in in_order(catalog) if (task := task_of(entry))]
+    models = [(entry.name, entry.version, task) for entry, task in listed]
+    piped = {task for entry, task in listed if entry.vision is not None and "pipeline" in entry.vision}
     paths: Document = {}
     for task, path in TASK_ROUTES.items():
         served = [name for name, _, of in models if of == task]
-        paths[path] = {"post": _operation(task, served)}
-    paths["/models/{model}/predict"] = {"post": _predict([name for name, _, _ in models])}
+        paths[path] = {"post": _operation(task, served, piped=task in piped)}
+    names = [name for name, _, _ in models]
+    paths["/models/{model}/predict"] = {"post": _predict(names, piped=bool(piped))}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -57,14 +61,20 @@ def openapi(catalog: Catalog, *, with_keys: bool = False) -> Document:
         "servers": [{"url": "/"}],
         "paths": paths,
         "security": [{name: []} for name in _KEYS] if with_keys else [],
-        "components": {"schemas": _schemas(), "responses": _responses(), "securitySchemes": _KEYS},
+        "components": {"schemas": _schemas(piped), "responses": _responses(), "securitySchemes": _KEYS},
         "x-carpool-models": [
             {"name": name, "version": version, "task": str(task)} for name, version, task in models
         ],
     }
 
 
-def _operation(task: str, models: Sequence[str]) -> Document:
+def _explain(piped: bool) -> list[Document]:
+    """What every pipeline takes besides the options of its task."""
+    what = f"{EXPLAIN_OPTION.description} For pipelines; other models refuse it."
+    return [_parameter(EXPLAIN, what, dict(EXPLAIN_OPTION.schema))] if piped else []
+
+
+def _operation(task: str, models: Sequence[str], *, piped: bool) -> Document:
     known: Document = {"type": "string", **({"enum": list(models)} if models else {})}
     default = f"`{models[0]}` without it." if models else "No model here is for this task now."
     who = [
@@ -74,13 +84,13 @@ def _operation(task: str, models: Sequence[str]) -> Document:
     return {
         "operationId": str(task),
         "summary": tasks.kinds()[task].summary,
-        "parameters": [*who, *tasks.parameters(task), *_header_parameters()],
+        "parameters": [*who, *tasks.parameters(task), *_explain(piped), *_header_parameters()],
         "requestBody": _request_body(),
         "responses": _answers([task], drawn="overlay" in tasks.options_of(task)),
     }
 
 
-def _predict(models: Sequence[str]) -> Document:
+def _predict(models: Sequence[str], *, piped: bool) -> Document:
     known: Document = {"type": "string", **({"enum": list(models)} if models else {})}
     path = {"name": "model", "in": "path", "required": True, "description": "The model.", "schema": known}
     version = _parameter("version", "Which version of it; the newest without it.", {"type": "string"})
@@ -88,7 +98,7 @@ def _predict(models: Sequence[str]) -> Document:
         "operationId": "predict",
         "summary": "Ask one model, whatever its task",
         "description": "Options that mean nothing to the model's task are refused.",
-        "parameters": [path, version, *tasks.parameters(), *_header_parameters()],
+        "parameters": [path, version, *tasks.parameters(), *_explain(piped), *_header_parameters()],
         "requestBody": _request_body(),
         "responses": _answers(list(tasks.kinds()), drawn=True),
     }
@@ -181,7 +191,32 @@ def _ref(name: str) -> Document:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _schemas() -> Document:
+_STEPS: Document = {
+    "type": "array",
+    "description": "with `explain`, of a pipeline: where the time went, in the order of its steps",
+    "items": {
+        "type": "object",
+        "properties": {
+            "step": {"type": "string"},
+            "images": {"type": "integer", "description": "that it was asked about"},
+            "cut_ms": {"type": "number", "description": "to cut them out, where a front end does"},
+            "queue_ms": {"type": "number", "description": "waiting for a batch"},
+            "infer_ms": {"type": "number", "description": "in the batch"},
+            "batch": {"type": "integer", "description": "images in the batch, of all requests"},
+        },
+        "required": ["step", "images", "cut_ms", "queue_ms", "infer_ms", "batch"],
+    },
+}
+
+
+def _schema(task: str, *, piped: bool) -> Document:
+    schema = tasks.kinds()[task].schema()
+    if piped:
+        schema["properties"] = {**schema["properties"], "steps": _STEPS}
+    return schema
+
+
+def _schemas(piped: Collection[str]) -> Document:
     error = {
         "type": "object",
         "title": "Why there is no answer",
@@ -197,7 +232,7 @@ def _schemas() -> Document:
     status = {"type": "integer", "description": "the HTTP status that it would have had alone"}
     alone: Document = {"allOf": [_ref("Error"), {"properties": {"status": status}, "required": ["status"]}]}
     return {
-        **{kind.form.__name__: kind.schema() for kind in tasks.kinds().values()},
+        **{kind.form.__name__: _schema(task, piped=task in piped) for task, kind in tasks.kinds().items()},
         "Error": error,
         "PictureError": alone,
     }

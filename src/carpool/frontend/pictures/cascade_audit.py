@@ -22,8 +22,8 @@ from carpool.vision.picture_answers import Options
 
 if TYPE_CHECKING:
     from carpool.frontend.pictures.cascade_steps import Cascade
+    from carpool.frontend.pictures.journey_steps import StepState
     from carpool.frontend.pictures.picture_service import PictureService
-    from carpool.frontend.pictures.pipeline_journey import StepState
     from carpool.frontend.pictures.pipeline_pictures import PipelineModel, StepModel
 
 

@@ -1,13 +1,13 @@
 """The way of one picture through the steps of a pipeline. It runs here, in the front end that decoded it.
 
 The other place would be the engine, where ensembles have theirs. But what goes from step to step is pixels,
-and those are here: the engine would have to send boxes back and wait for crops, which is this journey with
-more messages; or hold pictures itself, cut them and look through detectors' outputs in the one thread that
-schedules for all. Here each step is a request like any other, in a slot like any other, and crops of many
-requests share batches because their models' queues are the engine's. What only the engine can know, whether
-all of it can be in time and how much a step must leave to the later ones, it says through the trip that each
-request names (engine/pipeline_trips.py). So a front end that dies takes its own journeys along and no others,
-and an engine that dies ends each of them once.
+and those are here, or on a device that is only told what to cut out of them: the engine would have to send
+boxes back and wait for crops, which is this journey with more messages; or hold pictures itself, cut them and
+look through detectors' outputs in the one thread that schedules for all. Here each step is a request like any
+other, in a slot like any other, and crops of many requests share batches because their models' queues are the
+engine's. What only the engine can know, whether all of it can be in time and how much a step must leave to
+the later ones, it says through the trip that each request names (engine/pipeline_trips.py). So a front end
+that dies takes its own journeys along and no others, and an engine that dies ends each of them once.
 
 To `ClientCall` a journey is one call through the door: it is made ready, cancelled and done like one.
 
@@ -33,12 +33,21 @@ from carpool.config.pipeline_settings import WITHOUT
 from carpool.errors import CarpoolError, DeadlineExceeded, Refused, without_stack
 from carpool.frontend.pictures.cascade_audit import count
 from carpool.frontend.pictures.cascade_steps import STEP
+from carpool.frontend.pictures.device_picture import DevicePicture
+from carpool.frontend.pictures.journey_steps import (
+    Request,
+    StepState,
+    give_back,
+    in_step,
+    release_all,
+    told,
+)
 from carpool.frontend.pictures.workers import explained
-from carpool.link.door import Answer, Call, Sender, Slot
+from carpool.link.door import Answer, Sender, Slot
+from carpool.observe import columns
 from carpool.pipelines.picture_graph import Document, Item, chunks, moved
 from carpool.types import Datatype, PartTiming, StepTiming, Tensor, Timing
 from carpool.vision.decode import Decoded
-from carpool.vision.geometry import Geometry
 from carpool.vision.picture_answers import DEFAULT
 from carpool.wire.v2 import RequestHead
 
@@ -47,35 +56,6 @@ if TYPE_CHECKING:
     from carpool.frontend.pictures.sent_pictures import SentPictures
 
 _WHOLE = (Item(),)
-
-
-class Request:
-    """A part of a step: these of its items, in one slot, as one request."""
-
-    __slots__ = ("answer", "call", "geometries", "items", "parts", "slot")
-
-    def __init__(self, items: Sequence[int]) -> None:
-        self.items = items
-        self.slot: Slot | None = None  # ours, while it is cut into
-        self.call: Call | None = None
-        self.answer: Answer | None = None
-        self.geometries: list[Geometry] = []
-        self.parts: list[Decoded] = []  # their sizes only
-
-
-class StepState:
-    """A step that has begun. `answers` are there when it is over."""
-
-    __slots__ = ("answers", "began", "certainty", "cut", "items", "requests", "waiting")
-
-    def __init__(self, items: Sequence[Item], requests: Sequence[Request]) -> None:
-        self.items = items
-        self.requests = requests
-        self.waiting = len(requests)
-        self.answers: list[Document] | None = None
-        self.began = monotonic()
-        self.cut = 0.0  # seconds
-        self.certainty = 0.0  # of a cascade's cheap model
 
 
 class PipelineJourney:
@@ -106,6 +86,7 @@ class PipelineJourney:
         self._degraded = ""  # why a cascade answers with its cheap model
         self._insists = pictures.options.extra.get(STEP)
         self._picture: Decoded | None = None
+        self._device: DevicePicture | None = None  # its pixels are there, not here
         self._kept = 0
         self._last = Answer()
 
@@ -121,20 +102,25 @@ class PipelineJourney:
         request = Request((0,))
         base = self._graph.base
         first = self._model.steps[base]
-        request.call = self._door.infer(
-            first.entry,
-            head,
-            slot,
-            tail,
-            partial(self._step_answered, base, request),
-            arrived=self._arrived,
-            deadline=self._deadline,
-            sender=self._sender,
-            ready_in=ready_in,
-            admitted=admitted,
-            trip=self._trip,
-            step=base,
-        )
+        self._device = DevicePicture(slot) if self._pictures.is_file else None
+        try:
+            request.call = self._door.infer(
+                first.entry,
+                head,
+                slot,
+                tail,
+                partial(self._step_answered, base, request),
+                arrived=self._arrived,
+                deadline=self._deadline,
+                sender=self._sender,
+                ready_in=ready_in,
+                admitted=admitted,
+                trip=self._trip,
+                step=base,
+            )
+        except BaseException:
+            self._let_go_of_device()
+            raise
         self._steps[base] = StepState(_WHOLE, (request,))
 
     # ── as `Call` ──
@@ -144,18 +130,18 @@ class PipelineJourney:
         call = self._steps[self._graph.base].requests[0].call
         assert call is not None
         call.ready(slot)
-        if self._done is None:
-            return
-        self._picture = picture = self._pictures.whole[0]
+        if self._done is not None and self._keep(self._pictures.whole[0]):
+            for number in self._graph.beside:
+                self._open(number, list(_WHOLE))
+
+    def _keep(self, picture: Decoded) -> bool:
         size = picture.pixels.size
         if not self._model.service.keep(size):
             full = "too many pictures are kept for later steps"
             self._end(Refused(full, reason="queue-full", retry_after_s=1.0))
-            return
-        self._kept = size
-        for number, source in enumerate(self._graph.after):
-            if source is None and number != self._graph.base:
-                self._open(number, list(_WHOLE))
+            return False
+        self._picture, self._kept = picture, size
+        return True
 
     def cancel(self) -> None:
         """The client has gone."""
@@ -177,13 +163,27 @@ class PipelineJourney:
             return
         try:
             for request in state.requests:
-                width, images = items[request.items[0]].width, len(request.items)
-                request.slot = self._door.slot(at.head(width, images).tail_size)
+                request.slot = self._door.slot(self._head(at, state, request).tail_size)
         except CarpoolError as error:
-            _give_back(state.requests)
+            give_back(state.requests)
             self._failed(number, error)
             return
-        self._workers.finish(partial(self._cut, at, state), partial(self._was_cut, at, state))
+        if self._device is None:
+            self._workers.finish(partial(self._cut, at, state), partial(self._was_cut, at, state))
+            return
+        geometry = self._pictures.geometry
+        for request in state.requests:
+            asked = [items[number] for number in request.items]
+            assert request.slot is not None
+            size, view = (geometry.width, geometry.height), request.slot.view
+            request.geometries = at.describe(self._device.token, asked, size, view)
+            request.sizes = [(one.width, one.height) for one in request.geometries]
+        self._was_cut(at, state, None, None)
+
+    def _head(self, at: StepModel, state: StepState, request: Request) -> RequestHead:
+        if self._device is not None:
+            return at.cut_head(len(request.items))
+        return at.head(state.items[request.items[0]].width, len(request.items))
 
     def _cut(self, at: StepModel, state: StepState) -> None:
         """In a thread: every crop straight into the slot of its request."""
@@ -198,15 +198,15 @@ class PipelineJourney:
                 memory = request.slot.view[place * size : (place + 1) * size]
                 geometry, part = at.prepare(picture, state.items[number], memory)
                 request.geometries.append(geometry)
-                request.parts.append(part)
+                request.sizes.append(part)
         state.cut = monotonic() - started
 
     def _was_cut(self, at: StepModel, state: StepState, _: None, error: BaseException | None) -> None:
         if self._done is None or self._is_late(at.number):
-            _give_back(state.requests)
+            give_back(state.requests)
             return
         if error is not None:
-            _give_back(state.requests)
+            give_back(state.requests)
             self._failed(at.number, explained(error, at.entry.name))
             return
         for request in state.requests:
@@ -215,7 +215,7 @@ class PipelineJourney:
             try:
                 request.call = self._door.infer(
                     at.entry,
-                    at.head(state.items[request.items[0]].width, len(request.items)),
+                    self._head(at, state, request),
                     slot,
                     0,
                     partial(self._step_answered, at.number, request),
@@ -227,7 +227,7 @@ class PipelineJourney:
                 )
             except CarpoolError as failed:
                 slot.release()
-                _give_back(state.requests)
+                give_back(state.requests)
                 self._failed(at.number, failed)
                 return
 
@@ -261,11 +261,8 @@ class PipelineJourney:
                     answer = asked(options)
                 part = state.items[number].place
                 if part is not None:
-                    pixels = request.parts[place]
-                    across, down = (
-                        (part.right - part.left) / pixels.width,
-                        (part.bottom - part.top) / pixels.height,
-                    )
+                    width, height = request.sizes[place]
+                    across, down = (part.right - part.left) / width, (part.bottom - part.top) / height
                     answer = moved(answer, part, (across, down))
                 answers[number] = self._graph.kept(at.number, answer)
         return answers
@@ -273,7 +270,7 @@ class PipelineJourney:
     def _was_read(
         self, number: int, state: StepState, answers: list[Document] | None, error: BaseException | None
     ) -> None:
-        _release(state.requests)
+        release_all(state.requests)
         if self._done is None or self._is_late(number):
             return
         if answers is None:
@@ -284,19 +281,64 @@ class PipelineJourney:
     def _over(self, number: int, answers: list[Document]) -> None:
         """The step is; those begin that waited for it, and the whole ends with the last."""
         self._steps[number].answers = answers
-        picture = self._picture
+        following: list[tuple[int, list[Item]]] = []
         for other in self._graph.following(number):
-            assert picture is not None
             cascade = self._model.cascade
             if cascade is not None:
                 certain = self._steps[number].certainty
                 items = list(_WHOLE) if cascade.escalates(certain, self._insists) else []
             else:
-                items = self._graph.items(other, answers, (picture.width, picture.height))
-            self._open(other, items)
+                size = self._pictures.geometry
+                items = self._graph.items(other, answers, (size.width, size.height))
+            following.append((other, items))
+        if self._device is not None and number == self._graph.base:
+            following += [(other, list(_WHOLE)) for other in self._graph.beside]
+            if not self._stays(self._device, following):
+                return
+        self._open_all(following)
+
+    def _open_all(self, steps: Sequence[tuple[int, list[Item]]]) -> None:
+        for number, items in steps:
+            self._open(number, items)
             if self._done is None:
                 return
         self._finish_if_over()
+
+    # ── a picture that the device decoded ──
+
+    def _stays(self, device: DevicePicture, following: Sequence[tuple[int, list[Item]]]) -> bool:
+        """After the first step: whether it is kept there, as far as anybody needs it. If not, it is decoded
+        here, and what follows begins after that."""
+        if not any(items for _, items in following):
+            return True
+        counted = self._model.service.row(self._model.entry)
+        counted.add(columns.CROPS_FROM["device" if device.kept else "cpu"])
+        if device.kept:
+            return True
+        decode, slot = device.borrowed(self._model.decoded)
+        self._let_go_of_device()
+        self._workers.finish(decode, partial(self._was_decoded, slot, following))
+        return False
+
+    def _was_decoded(
+        self,
+        slot: Slot,
+        following: Sequence[tuple[int, list[Item]]],
+        picture: Decoded | None,
+        error: BaseException | None,
+    ) -> None:
+        slot.release()
+        if self._done is None:
+            return
+        if picture is None:
+            self._end(explained(error, self._model.entry.name))
+        elif self._keep(picture):
+            self._open_all(following)
+
+    def _let_go_of_device(self) -> None:
+        device, self._device = self._device, None
+        if device is not None:
+            device.end()
 
     # ── the end ──
 
@@ -317,7 +359,7 @@ class PipelineJourney:
             self._finish_if_over()
             return
         if not late or self._graph.settings.if_late != WITHOUT or number == self._graph.base:
-            self._end(_in_step(error, self._graph.steps[number].name))
+            self._end(in_step(error, self._graph.steps[number].name))
             return
         left_out = [number]
         while left_out:
@@ -364,7 +406,7 @@ class PipelineJourney:
             document["late"] = sorted(graph.steps[number].name for number in self._late)
         timing = self._timing(monotonic() - started)
         if self._pictures.options.extra.get("explain"):
-            document["steps"] = _explained(timing)
+            document["steps"] = told(timing)
         data = np.empty(1, object)
         data[0] = orjson.dumps(document)
         last = self._last
@@ -416,6 +458,7 @@ class PipelineJourney:
         for number in self._steps:
             self._drop(number)
         self._picture = None
+        self._let_go_of_device()
         self._pictures.whole.clear()
         kept, self._kept = self._kept, 0
         self._model.service.forget(kept)
@@ -430,49 +473,3 @@ class PipelineJourney:
             elif request.call is not None and state is not None and state.waiting:
                 call, request.call = request.call, None
                 call.release()
-
-
-def _give_back(requests: Sequence[Request]) -> None:
-    """Slots that no request took over."""
-    for request in requests:
-        slot, request.slot = request.slot, None
-        if slot is not None:
-            slot.release()
-
-
-def _release(requests: Sequence[Request]) -> None:
-    """Outputs that were read."""
-    for request in requests:
-        call, request.call = request.call, None
-        if call is not None:
-            call.release()
-
-
-def _in_step(error: CarpoolError, step: str) -> CarpoolError:
-    """The same, with the step's name: what was told to several is not changed for one."""
-    said = f"in step '{step}', {error.message}"
-    if isinstance(error, Refused):
-        return Refused(
-            said,
-            reason=error.reason,
-            predicted_ms=error.predicted_ms,
-            retry_after_s=error.retry_after_s,
-            numbers=error.numbers,
-        )
-    return type(error)(said, reason=error.reason, field=error.field, numbers=error.numbers)
-
-
-def _explained(timing: StepTiming) -> list[dict[str, Any]]:
-    """In milliseconds."""
-    return [
-        {
-            "step": name,
-            "images": each.images,
-            "cut_ms": round(each.cut * 1e3, 3),
-            "queue_ms": round(each.queue * 1e3, 3),
-            "infer_ms": round((each.input + each.infer + each.output) * 1e3, 3),
-            "batch": each.batch,
-        }
-        for name, each in timing.steps
-        if isinstance(each, PartTiming) and name != "merge"
-    ]

@@ -16,6 +16,7 @@ from carpool.frontend.pictures.cascade_steps import STEP, Cascade
 from carpool.frontend.pictures.pipeline_journey import PipelineJourney
 from carpool.frontend.pictures.sent_pictures import PictureModel, SentPictures
 from carpool.link.door import Answer, Call, Catalog, ModelEntry, Sender, Slot
+from carpool.memory.picture_leases import KEPT_FILE, LEASE_BYTES, cuts_bytes, write_cuts
 from carpool.pipelines.picture_graph import Document, Item, PictureGraph
 from carpool.types import Array, RequestedOutput, RequestOptions, Tensor
 from carpool.vision import crops, draw
@@ -31,8 +32,10 @@ from carpool.wire.v2 import RequestHead
 if TYPE_CHECKING:
     from carpool.frontend.pictures.picture_service import PictureService
 
+Size = tuple[int, int]
+"""Width and height."""
 EXPLAIN = "explain"
-_EXPLAIN = Option(
+EXPLAIN_OPTION = Option(
     flag, {"type": "boolean", "default": False}, "Answer also where the time went, step by step."
 )
 
@@ -52,6 +55,7 @@ class StepModel:
                 image = replace(model.settings.image, size=(step.crop.height, width))
                 self._transforms[width] = Transform(image, model.settings.input, model.entry.name)
         self._heads: dict[tuple[int, int], RequestHead] = {}
+        self._cut_heads: dict[int, RequestHead] = {}
 
     def head(self, width: int, images: int) -> RequestHead:
         """Always the same object for equal ones: by that the link knows it again."""
@@ -61,7 +65,22 @@ class StepModel:
             found = self._heads[width, images] = self.model.head_of(images, self.model.outputs, shape=shape)
         return found
 
-    def prepare(self, picture: Decoded, item: Item, memory: memoryview) -> tuple[Geometry, Decoded]:
+    def cut_head(self, images: int) -> RequestHead:
+        """As `head`, for crops that the device cuts out of a picture that it has."""
+        found = self._cut_heads.get(images)
+        if found is None:
+            size = cuts_bytes(images)
+            found = self.model.file_head_of(self.model.outputs, size=size, images=images)
+            self._cut_heads[images] = found
+        return found
+
+    def describe(self, token: int, items: Sequence[Item], size: Size, view: memoryview) -> list[Geometry]:
+        """As `prepare`, for such crops: says which."""
+        boxes = [(0, 0, *size) if item.place is None else item.place[:4] for item in items]
+        write_cuts(view, token, boxes)
+        return [self.model.transform.geometry(right - x, bottom - y) for x, y, right, bottom in boxes]
+
+    def prepare(self, picture: Decoded, item: Item, memory: memoryview) -> tuple[Geometry, Size]:
         """Cut out what is asked about, and write it as the model's input; any thread."""
         place, crop = item.place, self.step.crop
         part = picture
@@ -71,7 +90,16 @@ class StepModel:
             part = crops.crop(picture, *place[:4])
         transform = self._transforms[item.width]
         into: Array = np.ndarray(transform.shape, transform.dtype, memory)
-        return transform.prepare(part, into), part
+        return transform.prepare(part, into), (part.width, part.height)
+
+
+def _on_device(steps: Sequence[StepModel]) -> bool:
+    """Whether all of them are asked by models that run beside each other and decode themselves: the picture
+    can stay there. What is made upright is cut here, and so is what a cascade's audit looks at again."""
+    return all(
+        at.model.encoded and at.entry.hosted and not at.step.crop.rectify and at.step.escalate is None
+        for at in steps
+    )
 
 
 def _serving(step: PipelineStep, catalog: Catalog) -> ModelEntry | None:
@@ -95,9 +123,10 @@ class PipelineModel(PictureModel):
         self.entry = entry
         self.through = self
         self._batched = False  # one picture, one answer
-        self.encoded = False  # its pixels are needed here
+        self.encoded = _on_device(steps)  # else its pixels are needed here
+        self.room_behind = LEASE_BYTES if self.encoded else 0
         self.quick = True  # what is answered is made on the way
-        self.options = {**self.options, EXPLAIN: _EXPLAIN}
+        self.options = {**self.options, EXPLAIN: EXPLAIN_OPTION}
         self.cascade: Cascade | None = None
         if any(step.escalate is not None for step in self.graph.steps):
             counts = getattr(first.settings.table, "score", None) if str(self.task) == "detect" else None
@@ -141,12 +170,25 @@ class PipelineModel(PictureModel):
         """What goes through the door for the first step."""
         return self.first.head_of(batch, self.first.outputs, options, shape)
 
+    def file_head_of(
+        self,
+        _outputs: Sequence[RequestedOutput],
+        options: RequestOptions = DEFAULT_OPTIONS,
+        size: int = KEPT_FILE,
+        images: int = 1,
+    ) -> RequestHead:
+        """Its pixels stay where they are decoded."""
+        return self.first.file_head_of(self.first.outputs, options, size, images)
+
+    def decoded(self, data: Buffer) -> Decoded:
+        """As large as it is kept."""
+        return crops.kept(decode(data, reduction=self._reduction), self.graph.settings.keep_px)
+
     def prepare(
         self, data: Buffer, memory: memoryview | bytearray, keep: list[Decoded] | None = None
     ) -> Geometry:
         """One decode for all steps: what is kept is what the first one sees, too."""
-        decoded = decode(data, reduction=self._reduction)
-        picture = crops.kept(decoded, self.graph.settings.keep_px)
+        picture = self.decoded(data)
         if keep is not None:
             keep.append(picture)
         into: Array = np.ndarray(self.transform.shape, self.transform.dtype, memory)

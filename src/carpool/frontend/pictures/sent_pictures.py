@@ -102,6 +102,7 @@ class PictureModel(PicturePlan):
     """A picture's plan, and what goes through the door for it. Made once per entry."""
 
     through: Steps | None = None  # it is a pipeline
+    room_behind = 0  # bytes that a slot must have behind a file that goes to the device
 
     def __init__(self, entry: ModelEntry) -> None:
         assert entry.vision is not None
@@ -132,11 +133,16 @@ class PictureModel(PicturePlan):
         return RequestHead("", (tensor,), outputs, options, True, size, batch)
 
     def file_head_of(
-        self, outputs: Sequence[RequestedOutput], options: RequestOptions = DEFAULT_OPTIONS
+        self,
+        outputs: Sequence[RequestedOutput],
+        options: RequestOptions = DEFAULT_OPTIONS,
+        size: int = FILE_AT,
+        images: int = 1,
     ) -> RequestHead:
-        """What goes through the door for a file that lies in a slot, whatever its length."""
-        tensor = TensorHead(self.settings.input.name, Datatype.UINT8, (FILE_AT,), 0, FILE_AT)
-        return RequestHead("", (tensor,), outputs, options, True, FILE_AT, 1, encoded=True)
+        """What goes through the door for a file that lies in a slot, whatever its length. By the `size` it is
+        told from other things that the device makes an input of: see `picture_leases`."""
+        tensor = TensorHead(self.settings.input.name, Datatype.UINT8, (size,), 0, size)
+        return RequestHead("", (tensor,), outputs, options, True, size, images, encoded=True)
 
     def sees_as(self, other: PictureModel) -> bool:
         """What was made of a picture for one of them is the other's input, too."""
@@ -291,7 +297,7 @@ class RoutePicture(SentPictures):
         if as_file is None:
             self.weight = weight_of(data, pixels)
         else:
-            self.size = FILE_AT + len(data)
+            self.size = FILE_AT + len(data) + model.room_behind
 
     def _fit(self) -> None:
         model = self._model
@@ -344,7 +350,8 @@ class TensorPictures(SentPictures):
             known = {output.name for output in wanted}
             wanted += [output for output in model.outputs if output.name not in known]
         if self.is_file:
-            self.head, self.size = model.file_head_of(wanted, asked.options), FILE_AT + len(pictures[0])
+            self.head = model.file_head_of(wanted, asked.options)
+            self.size = FILE_AT + len(pictures[0]) + model.room_behind
         else:
             self.head = model.head_of(len(pictures), wanted, asked.options)
             self.size = self.head.tail_size

@@ -1,0 +1,88 @@
+"""The steps of a journey through a pipeline: what is asked in each, what was answered, and how it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any
+
+from carpool.errors import CarpoolError, Refused
+from carpool.link.door import Answer, Call, Slot
+from carpool.pipelines.picture_graph import Document, Item
+from carpool.types import PartTiming, StepTiming
+from carpool.vision.geometry import Geometry
+
+
+class Request:
+    """A part of a step: these of its items, in one slot, as one request."""
+
+    __slots__ = ("answer", "call", "geometries", "items", "sizes", "slot")
+
+    def __init__(self, items: Sequence[int]) -> None:
+        self.items = items
+        self.slot: Slot | None = None  # ours, while it is cut into
+        self.call: Call | None = None
+        self.answer: Answer | None = None
+        self.geometries: list[Geometry] = []
+        self.sizes: list[tuple[int, int]] = []  # of what was cut out
+
+
+class StepState:
+    """A step that has begun. `answers` are there when it is over."""
+
+    __slots__ = ("answers", "began", "certainty", "cut", "items", "requests", "waiting")
+
+    def __init__(self, items: Sequence[Item], requests: Sequence[Request]) -> None:
+        self.items = items
+        self.requests = requests
+        self.waiting = len(requests)
+        self.answers: list[Document] | None = None
+        self.began = monotonic()
+        self.cut = 0.0  # seconds
+        self.certainty = 0.0  # of a cascade's cheap model
+
+
+def give_back(requests: Sequence[Request]) -> None:
+    """Slots that no request took over."""
+    for request in requests:
+        slot, request.slot = request.slot, None
+        if slot is not None:
+            slot.release()
+
+
+def release_all(requests: Sequence[Request]) -> None:
+    """Outputs that were read."""
+    for request in requests:
+        call, request.call = request.call, None
+        if call is not None:
+            call.release()
+
+
+def in_step(error: CarpoolError, step: str) -> CarpoolError:
+    """The same, with the step's name: what was told to several is not changed for one."""
+    said = f"in step '{step}', {error.message}"
+    if isinstance(error, Refused):
+        return Refused(
+            said,
+            reason=error.reason,
+            predicted_ms=error.predicted_ms,
+            retry_after_s=error.retry_after_s,
+            numbers=error.numbers,
+        )
+    return type(error)(said, reason=error.reason, field=error.field, numbers=error.numbers)
+
+
+def told(timing: StepTiming) -> list[dict[str, Any]]:
+    """In milliseconds."""
+    return [
+        {
+            "step": name,
+            "images": each.images,
+            "cut_ms": round(each.cut * 1e3, 3),
+            "queue_ms": round(each.queue * 1e3, 3),
+            "infer_ms": round((each.input + each.infer + each.output) * 1e3, 3),
+            "batch": each.batch,
+        }
+        for name, each in timing.steps
+        if isinstance(each, PartTiming) and name != "merge"
+    ]
