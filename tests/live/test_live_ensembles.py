@@ -98,8 +98,13 @@ def test_the_answer_says_where_each_step_spent_its_time(server: Live) -> None:
         answer = client.post(infer_path("chain"), body)
     assert answer.status == 200
     told = answer.fields["server-timing"]
-    for part in ("queue;dur=", "one.queue;dur=", "one.infer;dur=", 'one.batch;desc="1"', "ten.infer;dur="):
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        response = asked(tritonclient.grpc, client, "chain", "in", X[:1]).get_response()
+        told_over_grpc = response.parameters["carpool_steps"].string_param
+    assert "queue;dur=" in told
+    for part in ("one.queue;dur=", "one.infer;dur=", 'one.batch;desc="1"', "ten.infer;dur="):
         assert part in told
+        assert part in told_over_grpc
 
 
 def answers_from_the_runner(client: Any) -> bool:

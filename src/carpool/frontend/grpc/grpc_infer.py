@@ -44,7 +44,7 @@ from carpool.link.door import (
     read_side,
     read_source,
 )
-from carpool.link.step_times import there
+from carpool.link.step_times import in_words, there
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row
 from carpool.types import StepTiming
@@ -290,6 +290,8 @@ class GrpcCall(ClientCall):
             if more and self.told is not None:  # a stream has no metadata for each of its answers
                 more += messages.text_parameter(CACHE_WORDS, self.told.words)
             more = kept.body + more
+        if answer.timing.__class__ is StepTiming:
+            more += messages.text_parameter("carpool_steps", in_words(answer.timing))
         response = messages.encode_answer(entry, self.id, listed, self._times(answer.timing), more)
         self.service.server_row.add(BYTES_SENT, len(response))
         self._reply(response)
