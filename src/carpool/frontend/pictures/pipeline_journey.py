@@ -14,9 +14,10 @@ To `ClientCall` a journey is one call through the door: it is made ready, cancel
     the first step's tensor ─► its answer ─► a thread reads it ─► slots for the crops ─► a thread cuts ─► …
                                                  └ nothing found: the step is over at once
 
-Everything but `_cut` and most of `_read` happens in the loop's thread. A step is OPEN from the moment that its source
-is over; a slot is the journey's until its request has it. Calls whose outputs are being read, and slots that
-are being cut into, belong to the thread: they are given back when it is done, whatever became of the journey.
+Everything but `_cut` and most of `_read` happens in the loop's thread. A step is OPEN from the moment that
+its source is over; a slot is the journey's until its request has it. Calls whose outputs are being read, and
+slots that are being cut into, belong to the thread: they are given back when it is done, whatever became of
+the journey.
 """
 
 from __future__ import annotations
