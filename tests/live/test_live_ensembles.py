@@ -15,7 +15,8 @@ import tritonclient.http
 
 from engine import ensembles
 from engine.test_ensembles import omitting
-from live.server import PATIENCE_S, Live, Response, infer_path, json_request, serving, wait_until
+from frontend.http.harness import Response
+from live.server import PATIENCE_S, Live, infer_path, json_request, serving, wait_until
 from live.test_faults import in_background
 from live.test_runner import runner_pids, write_model
 
