@@ -102,6 +102,7 @@ def changed(old: str, new: str) -> str:
     ("text", "words"),
     [
         (changed("least", "leest"), '14: step[1].crop.leest is unknown; did you mean "least"?'),
+        (changed("slo_ms = 120", "slo_may_grow = true"), "1: slo_may_grow needs slo_ms: without a promise"),
         (changed("slo_ms", "slo"), '1: slo is unknown; did you mean "slo_ms"?'),
         (changed("each =", "eech ="), '13: step[1].eech is unknown; did you mean "each"?'),
         (changed('"find.boxes"\ncrop', '"fnd.boxes"\ncrop'), '13: step[1].each there is no step "fnd"'),

@@ -35,11 +35,23 @@ curve = "{curve}"
 [[input]]
 name = "x"
 datatype = "FP32"
-shape = [3]
+shape = [{size}]
 [[output]]
 name = "y"
 datatype = "FP32"
 shape = [2]
+"""
+_ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 8
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 3 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 2 ] } ]
+ensemble_scheduling { step [
+  { model_name: "pretend" model_version: -1
+    input_map { key: "x" value: "x" } output_map { key: "y" value: "between" } },
+  { model_name: "after" model_version: -1
+    input_map { key: "x" value: "between" } output_map { key: "y" value: "y" } }
+] }
 """
 _PYTHON = """
 INPUTS = {"image": ("UINT8", [64, 64, 3])}
@@ -65,6 +77,9 @@ def write_models(folder: Path) -> Path:
     (folder / "changing" / "config.pbtxt").write_text('platform: "onnxruntime_onnx"\nmax_batch_size: 8\n')
     _pretend(folder / "pretend", "2+0.2", "slo_ms = 5000")
     _pretend(folder / "slow", "400+1", "")
+    _pretend(folder / "after", "1+0.1", "slo_ms = 5000", size=2)
+    (folder / "pair" / "1").mkdir(parents=True)
+    (folder / "pair" / "config.pbtxt").write_text(_ENSEMBLE)
     python = folder / "mean"
     (python / "1").mkdir(parents=True)
     (python / "1" / "model.py").write_text(_PYTHON)
@@ -91,7 +106,7 @@ def _vision(folder: Path) -> None:
     (folder / "config.pbtxt").write_text(_VISION)
 
 
-def _pretend(folder: Path, curve: str, promise: str) -> None:
+def _pretend(folder: Path, curve: str, promise: str, size: int = 3) -> None:
     """Takes as long as the curve says and answers zeros."""
     folder.mkdir(parents=True)
-    (folder / "model.toml").write_text(_PRETEND.format(curve=curve, promise=promise))
+    (folder / "model.toml").write_text(_PRETEND.format(curve=curve, promise=promise, size=size))

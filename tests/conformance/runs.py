@@ -51,5 +51,7 @@ def every_run() -> list[Run]:
         found += [Run(protocol, "vision", what, options) for what, options in (*_BOTH, *own)]
         found += [Run(protocol, "pretend", "closed loop, 1 and 8", _ONE_AND_EIGHT)]
         found += [Run(protocol, "mean", "closed loop, 1 and 8", _ONE_AND_EIGHT)]
+        found += [Run(protocol, "pair", "an ensemble, closed loop, 1 and 8", _ONE_AND_EIGHT)]
+        found += [Run(protocol, "pair", "an ensemble, -b 4", (*_EIGHT, "-b", "4"))]
     found.append(Run("http", "pretend", "tensors as JSON", (*_EIGHT, *_JSON)))
     return found

@@ -50,6 +50,7 @@ def test_before_anything_is_known_later_steps_take_what_they_take_alone() -> Non
     remaining = chain()
     assert remaining.planned(0, 0.0) == pytest.approx(0.003 + 4 * 0.0005)
     assert remaining.planned(1, 0.0) == 0.0
+    assert remaining.alone() == pytest.approx(remaining.steps[0].scheduler.curve.times[1] + 0.005)
 
 
 def test_what_requests_needed_for_the_later_steps_is_learned() -> None:

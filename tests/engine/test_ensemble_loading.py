@@ -182,3 +182,58 @@ def test_labels_are_those_of_the_model_that_writes_the_output(tmp_path: Path) ->
             assert list(engine.find("chain").labels["out"]) == ["cat", "dog", "owl"]
 
     run(story())
+
+
+_NAMER = """backend = "fake"
+task = "classify"
+max_batch = 8
+[fake]
+curve = "90+0"
+[[input]]
+name = "images"
+datatype = "FP32"
+shape = [3, 8, 8]
+[[output]]
+name = "logits"
+datatype = "FP32"
+shape = [3]
+"""
+
+
+_STEP = '\n[[step]]\nname = "kind"\nmodel = "namer"\n'
+
+
+def pipelines(folder: Path, **promises: str) -> None:
+    """Of one model that takes a tenth of a second."""
+    for name, text in [("namer/model", _NAMER), *((f"{n}/pipeline", t + _STEP) for n, t in promises.items())]:
+        (folder / name).parent.mkdir()
+        (folder / f"{name}.toml").write_text(text)
+
+
+@pytest.mark.parametrize("others", ["", "slo_ms = 60\nslo_may_grow = true"])
+def test_a_pipelines_promise_may_grow_with_those_of_its_models(tmp_path: Path, others: str) -> None:
+    pipelines(tmp_path, street="slo_ms = 50\nslo_may_grow = true", others=others)
+
+    async def story() -> None:
+        engine = Engine(tmp_path)
+        await engine.start()
+        for name in ("street", "namer"):
+            found = engine.fleet.find(name)
+            assert found is not None
+            assert found[1].slo == pytest.approx(0.2)
+        await engine.stop(1.0)
+
+    run(story())
+
+
+def test_no_promise_grows_that_somebody_counts_on(tmp_path: Path) -> None:
+    pipelines(tmp_path, street="slo_ms = 50\nslo_may_grow = true", strict="slo_ms = 60")
+
+    async def story() -> None:
+        engine = Engine(tmp_path)
+        failed = await engine.start(patient=True)
+        assert failed.keys() == {"namer", "street", "strict"}
+        assert "one image takes 90 ms here, so slo_ms = 60 cannot be kept" in reason(engine, "namer")
+        await engine.stop(1.0)
+
+    run(story())

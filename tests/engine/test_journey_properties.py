@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from time import monotonic
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from carpool.engine.journey import Binding, BoundStep, Journeys
 from carpool.engine.model_inputs import signature_of
 from carpool.errors import Cancelled, CarpoolError, ModelError, Unavailable
 from carpool.pipelines.ensemble_graph import EnsembleGraph
-from carpool.types import Datatype, Signature, TensorSpec
+from carpool.types import Array, Datatype, Signature, TensorSpec
 from engine.ensembles import step, text
 from later import many
 
@@ -61,6 +61,38 @@ class ScriptedRoute:
         work.done(work, Outcome(error=error) if error is not None else Outcome(outputs))
 
 
+class StepMemory:
+    """In the place of the memory that steps in another process read from: what is lent comes back, once."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.lent = 0
+
+    def lend(self, _key: int, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Lent:
+        if self.lent >= self.room:
+            raise Unavailable("there is no memory left for steps of ensembles", reason="overload")
+        self.lent += 1
+        return Lent(self, len(next(iter(inputs.values()))), wanted)
+
+
+class Lent:
+    place = None
+
+    def __init__(self, memory: StepMemory, images: int, wanted: Sequence[str]) -> None:
+        self._memory = memory
+        self._images, self._wanted = images, wanted
+        self.given_back = False
+
+    def outputs(self) -> dict[str, Array]:
+        assert not self.given_back
+        return {name: np.zeros((self._images, 3), np.float32) for name in self._wanted}
+
+    def give_back(self) -> None:
+        assert not self.given_back
+        self.given_back = True
+        self._memory.lent -= 1
+
+
 @st.composite
 def graphs(draw: st.DrawFn) -> list[list[int]]:
     """For each step, the numbers of the steps that it reads from; none: the input."""
@@ -68,7 +100,10 @@ def graphs(draw: st.DrawFn) -> list[list[int]]:
     return [sorted(draw(st.sets(st.integers(0, n - 1), max_size=3))) if n else [] for n in range(count)]
 
 
-def journeys(graph: list[list[int]], route: ScriptedRoute) -> Journeys:
+def journeys(
+    graph: list[list[int]], route: ScriptedRoute, hosted: Set[int] = frozenset(), memory: Any = None
+) -> Journeys:
+    """The steps of these numbers run in another process."""
     read = {number for after in graph for number in after}
     outputs = [f"t{number}" for number in range(len(graph)) if number not in read]
     names = [[f"t{b}" for b in after] or ["in"] for after in graph]
@@ -90,7 +125,7 @@ def journeys(graph: list[list[int]], route: ScriptedRoute) -> Journeys:
             served = SimpleNamespace(
                 signature=Signature(one.model, inputs, (spec("y"),), 8),
                 is_ensemble=False,
-                hosted=False,
+                hosted=one.number in hosted,
                 promises=True,
                 slo=1.0,
             )
@@ -99,7 +134,7 @@ def journeys(graph: list[list[int]], route: ScriptedRoute) -> Journeys:
             leaves.append(Step(scheduler, tuple(place[b] for b in one.after)))
         return Binding(tuple(bound), tuple(leaves), ())
 
-    return Journeys("any", EnsembleGraph(config), signature_of(config), bind, slo=1e6)
+    return Journeys("any", EnsembleGraph(config), signature_of(config), bind, slo=1e6, memory=memory)
 
 
 ENDS = st.sampled_from(["good", "good", "good", "bad", "run", "client leaves"])
@@ -111,12 +146,21 @@ ENDS = st.sampled_from(["good", "good", "good", "bad", "run", "client leaves"])
     at_once=st.lists(st.sampled_from([None, None, None, "no"]), max_size=6),
     script=st.lists(st.tuples(ENDS, st.integers(0, 7)), max_size=30),
     requests=st.integers(1, 3),
+    hosted=st.sets(st.integers(0, 5)),
+    room=st.integers(0, 6),
 )
 def test_every_journey_ends_once_and_leaves_nothing(
-    graph: list[list[int]], at_once: list[str | None], script: list[tuple[str, int]], requests: int
+    graph: list[list[int]],
+    at_once: list[str | None],
+    script: list[tuple[str, int]],
+    requests: int,
+    hosted: set[int],
+    room: int,
 ) -> None:
+    """A runner that dies is a batch that goes bad: of all its steps, in any order."""
     route = ScriptedRoute([Unavailable("no") if no else None for no in at_once])
-    routes = journeys(graph, route)
+    memory = StepMemory(room)
+    routes = journeys(graph, route, hosted, memory)
     answers: dict[Work, list[Outcome]] = {}
 
     def done(work: Work, outcome: Outcome) -> None:
@@ -134,6 +178,7 @@ def test_every_journey_ends_once_and_leaves_nothing(
         assert work.state is GONE
         check(outcome, routes, left=work in left)
     assert routes.open == {}
+    assert memory.lent == 0
     remaining = routes._remaining
     assert remaining is not None
     assert remaining._coming == [0] * len(graph)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ import tritonclient.http
 
 from engine import ensembles
 from engine.test_ensembles import omitting
-from live.server import Live, infer_path, json_request, serving, wait_until
+from frontend.http.harness import Response
+from live.server import PATIENCE_S, Live, infer_path, json_request, serving, wait_until
+from live.test_faults import in_background
 from live.test_runner import runner_pids, write_model
 
 X = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], np.float32)
@@ -38,6 +41,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     ensembles.write(models, "four_times", settings)
     with serving(models, frontends=1, grpc=1, folder=folder) as running:
         yield running
+
+
+IN_THE_RUNNER = X[:, :2].copy()
+WAITS = 7.5  # twice that is what a model in the runner does not answer
 
 
 def asked(module: Any, client: Any, model: str, name: str, x: np.ndarray[Any, Any]) -> Any:
@@ -92,25 +99,39 @@ def test_the_answer_says_where_each_step_spent_its_time(server: Live) -> None:
         answer = client.post(infer_path("chain"), body)
     assert answer.status == 200
     told = answer.fields["server-timing"]
-    for part in ("queue;dur=", "one.queue;dur=", "one.infer;dur=", 'one.batch;desc="1"', "ten.infer;dur="):
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        response = asked(tritonclient.grpc, client, "chain", "in", X[:1]).get_response()
+        told_over_grpc = response.parameters["carpool_steps"].string_param
+    assert "queue;dur=" in told
+    for part in ("one.queue;dur=", "one.infer;dur=", 'one.batch;desc="1"', "ten.infer;dur="):
         assert part in told
+        assert part in told_over_grpc
+
+
+def answers_from_the_runner(client: Any) -> bool:
+    try:
+        found = asked(tritonclient.http, client, "four_times", "in", IN_THE_RUNNER).as_numpy("out")
+    except tritonclient.utils.InferenceServerException:
+        return False
+    return bool((found == 4 * IN_THE_RUNNER).all())
 
 
 @pytest.mark.conformance
-def test_steps_may_run_in_the_runner(server: Live) -> None:
+def test_steps_may_run_in_the_runner_which_may_die_between_them(server: Live) -> None:
     with tritonclient.http.InferenceServerClient(server.url) as client:
-        x = X[:, :2].copy()
-        np.testing.assert_array_equal(
-            asked(tritonclient.http, client, "four_times", "in", x).as_numpy("out"), 4 * x
-        )
+        assert answers_from_the_runner(client)
+        done = partial(server.metric, "nv_inference_exec_count", model="twice")
+        before = done()
+        body = json_request([WAITS, WAITS], [1, 2]).replace(b'"x"', b'"in"')
+
+        def ask(_: int) -> Response:
+            with server.connect() as one:
+                return one.post(infer_path("four_times"), body)
+
+        on_their_way = in_background(3, ask)
+        wait_until(lambda: done() > before, "no request came to the second step")
         (pid,) = runner_pids(server)
         os.kill(pid, signal.SIGKILL)
-
-        def answers() -> bool:
-            try:
-                found = asked(tritonclient.http, client, "four_times", "in", x).as_numpy("out")
-            except tritonclient.utils.InferenceServerException:
-                return False
-            return bool((found == 4 * x).all())
-
-        wait_until(answers, "it answers again", 120.0)
+        for answer in on_their_way:
+            assert b"in ensemble 'four_times'" in answer.result(PATIENCE_S).body
+        wait_until(lambda: answers_from_the_runner(client), "it answers again", 120.0)

@@ -39,7 +39,7 @@ PIPELINE = "pipeline"
 """The platform, and what stands for a backend."""
 
 KEYS: Mapping[str, tuple[str, ...]] = {
-    "": ("slo_ms", "keep_px", "versions", "step", "answer"),
+    "": ("slo_ms", "slo_may_grow", "keep_px", "versions", "step", "answer"),
     "step": ("name", "model", "version", "keep", "each", "crop", "escalate"),
     "step.keep": ("labels", "score", "most"),
     "step.crop": ("pad", "square", "least", "rectify", "height", "widths"),
@@ -141,6 +141,9 @@ def pipeline_config(text: str, path: Path, name: str) -> ModelConfig:
     top = _part(str(path), "", "", data, _Lines(text))
     slo_ms = top.number("slo_ms", 0, 1e7, above=True)
     policy: Promise | Knobs = eager_policy() if slo_ms is None else Promise(slo_ms / 1e3, 1)
+    may_grow = top.flag("slo_may_grow")
+    if may_grow and slo_ms is None:
+        raise top.error("slo_may_grow", "needs slo_ms: without a promise nothing can grow")
     versions: VersionPolicy = read_versions(top)
     return ModelConfig(
         name=rules.check_name(name, str(path)),
@@ -151,6 +154,7 @@ def pipeline_config(text: str, path: Path, name: str) -> ModelConfig:
         max_batch=0,
         mode=Mode.EAGER if slo_ms is None else Mode.PROMISE,
         policy=policy,
+        slo_may_grow=may_grow,
         versions=versions,
         pipeline=_settings(top, name),
     )

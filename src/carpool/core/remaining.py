@@ -112,6 +112,11 @@ class Remaining:
             ends.append(begins + self._takes(number, self.images[number]))
         return max(ends) - ends[first]
 
+    def alone(self) -> float:
+        """Seconds that all steps take if nobody else is there."""
+        first = [number for number, step in enumerate(self.steps) if not step.after]
+        return max(self._takes(number, 1) + self._alone_after(number) for number in first)
+
     # ---- inside -------------------------------------------------------------------------------------------
 
     def _alone_after(self, step: int) -> float:

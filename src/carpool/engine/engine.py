@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -175,13 +176,14 @@ class Engine:
     def _with_promise(self, config: ModelConfig) -> ModelConfig:
         """And with what is said about its pictures."""
         config = self._pictures.applied(config)
-        slo_ms = self._slo_ms
+        slo_ms, may_grow = self._slo_ms, False
         if slo_ms is None:
             of_ensemble = self.control.steps.promised(config)
             if of_ensemble is None:
                 return config
-            slo_ms = of_ensemble * 1e3
+            slo_ms, may_grow = of_ensemble.slo * 1e3, of_ensemble.may_grow
         config, warnings = with_promise(config, slo_ms)
+        config = replace(config, slo_may_grow=may_grow)
         for warning in warnings:
             log.warning("config", message=warning)
         return config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.config import rules
 from carpool.config.model import Mode, ModelConfig
@@ -19,21 +19,33 @@ if TYPE_CHECKING:
     from carpool.engine.models.control import ModelControl, ModelState
 
 
+class StepPromise(NamedTuple):
+    """What an ensemble or a pipeline promises, in seconds."""
+
+    slo: float
+    may_grow: bool
+
+
 class EnsembleSteps:
     def __init__(self, control: ModelControl) -> None:
         self._control = control
-        self._promised: dict[str, float] = {}  # by step: seconds, of ensembles that have it
+        self._promised: dict[str, dict[str, StepPromise]] = {}  # by step, and by the ensemble that has it
 
     def expect(self, configs: Iterable[ModelConfig]) -> None:
         """Of those that are about to be loaded: what an ensemble promises, its steps have to keep."""
         for config in configs:
             if isinstance(config.policy, Promise):
+                promise = StepPromise(config.policy.slo, config.slo_may_grow)
                 for step in config.needs:
-                    self._promised[step] = max(config.policy.slo, self._promised.get(step, 0.0))
+                    self._promised.setdefault(step, {})[config.name] = promise
 
-    def promised(self, config: ModelConfig) -> float | None:
-        """Seconds, for a step that says nothing itself about when its batches leave."""
-        return self._promised.get(config.name) if config.mode is Mode.EAGER and not config.needs else None
+    def promised(self, config: ModelConfig) -> StepPromise | None:
+        """For a step that says nothing itself about when its batches leave: the longest. It may grow unless
+        somebody counts on it."""
+        if config.mode is not Mode.EAGER or config.needs or config.name not in self._promised:
+            return None
+        promises = self._promised[config.name].values()
+        return StepPromise(max(one.slo for one in promises), all(one.may_grow for one in promises))
 
     async def load(self, config: ModelConfig) -> None:
         """Before the ensemble or the pipeline itself, and only those that are not there."""

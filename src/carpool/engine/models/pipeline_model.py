@@ -24,6 +24,7 @@ from carpool.engine.journey import Binding
 from carpool.engine.model_inputs import signature_of
 from carpool.engine.models.ensemble_model import Ensemble
 from carpool.engine.models.served import Served
+from carpool.engine.profile.model_profile import grown
 from carpool.errors import ConfigError, Unavailable, Unsupported
 from carpool.observe import columns
 from carpool.observe.counters import Row
@@ -103,9 +104,19 @@ class Pipeline(Ensemble):
         self._task = str(Task.READ if reads else vision.task)
         listed = [self.settings.steps[number] for number in self.graph.order]
         words = " → ".join(f"{step.name} ({step.model})" for step in listed)
-        self.choices = (f"{len(listed)} steps: {words}.",)
+        self.choices = (f"{len(listed)} steps: {words}.", *self._grown())
         self.row.set(columns.LOAD_SECONDS, monotonic() - began)
         _log.info("model-ready", model=self.name, version=self.version, seconds=round(monotonic() - began, 3))
+
+    def _grown(self) -> list[str]:
+        """The promise, where it may: what can be kept here. In words."""
+        if not self.config.slo_may_grow:
+            return []
+        assert self._remaining is not None
+        self.config, said = grown(self.config, self._remaining.alone(), "a picture with a few crops")
+        if said:
+            _log.info("choice", model=self.name, why=said)
+        return [said] if said else []
 
     @property
     def binding(self) -> Binding:

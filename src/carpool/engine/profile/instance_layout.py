@@ -203,11 +203,11 @@ def _best(trials: Sequence[_Trial], slo: float, how: str) -> Chosen:
     else:
         best = min(good, key=lambda trial: trial.shortest)
     others = [trial for trial in trials if trial is not best]
-    against = ", ".join(f"{other} with {other.layout}" for other in others)
+    against = ", against " + ", ".join(f"{other} with {other.layout}" for other in others) if others else ""
     shortest = numeral(best.shortest * 1e3)
     close = f"; about as many, and one image takes only {shortest} ms" if len(good) > 1 else ""
     within = " within the promise" if best.promises else ""
-    return Chosen(best.layout, f"{best}{within}{how}, against {against}{close}", best.backends)
+    return Chosen(best.layout, f"{best}{within}{how}{against}{close}", best.backends)
 
 
 def _too_short(seconds: float) -> str:

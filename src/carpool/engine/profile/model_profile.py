@@ -44,16 +44,25 @@ def keepable(config: ModelConfig, curve: BatchCurve) -> tuple[ModelConfig, str]:
         return config, ""
     alone, slo = curve.times[1], policy.slo
     if config.slo_may_grow and slo < LEAST * alone:
-        grown = _rounded_up(LEAST * alone)
-        takes = f"one image takes {numeral(alone * 1e3)} ms here"
-        said = f"Promised: {numeral(grown * 1e3)} ms instead of {numeral(slo * 1e3)}, since {takes}."
-        return replace(config, policy=replace(policy, slo=grown)), said
+        return grown(config, alone, "one image")
     if alone > slo:
         raise ConfigError(
             f"{config.name}: one image takes {numeral(alone * 1e3)} ms here, so slo_ms = {slo * 1e3:g} "
             f"cannot be kept; promise at least {numeral(LEAST * alone * 1e3)} ms"
         )
     return config, ""
+
+
+def grown(config: ModelConfig, alone: float, what: str) -> tuple[ModelConfig, str]:
+    """With the promise that can be kept where this takes so long alone, and that in words; as it is, if its
+    promise is long enough."""
+    policy = config.policy
+    if not isinstance(policy, Promise) or policy.slo >= LEAST * alone:
+        return config, ""
+    slo = _rounded_up(LEAST * alone)
+    takes = f"{what} takes {numeral(alone * 1e3)} ms here"
+    said = f"Promised: {numeral(slo * 1e3)} ms instead of {numeral(policy.slo * 1e3)}, since {takes}."
+    return replace(config, policy=replace(policy, slo=slo)), said
 
 
 def _rounded_up(seconds: float) -> float:

@@ -46,7 +46,7 @@ from carpool.link.door import (
     read_side,
     read_source,
 )
-from carpool.link.step_times import there
+from carpool.link.step_times import in_words, there
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row
 from carpool.types import StepTiming
@@ -293,6 +293,8 @@ class GrpcCall(ClientCall):
             listed = self._listed(answer, placed)
         else:
             more = kept.body + more
+        if answer.timing.__class__ is StepTiming:
+            more += messages.text_parameter("carpool_steps", in_words(answer.timing))
         response = messages.encode_answer(entry, self.id, listed, self._times(answer.timing), more)
         self.service.server_row.add(BYTES_SENT, len(response))
         self._reply(response)

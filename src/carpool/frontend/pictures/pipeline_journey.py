@@ -14,9 +14,10 @@ To `ClientCall` a journey is one call through the door: it is made ready, cancel
     the first step's tensor ─► its answer ─► a thread reads it ─► slots for the crops ─► a thread cuts ─► …
                                                  └ nothing found: the step is over at once
 
-Everything but `_read` and `_cut` happens in the loop's thread. A step is OPEN from the moment that its source
-is over; a slot is the journey's until its request has it. Calls whose outputs are being read, and slots that
-are being cut into, belong to the thread: they are given back when it is done, whatever became of the journey.
+Everything but `_cut` and most of `_read` happens in the loop's thread. A step is OPEN from the moment that
+its source is over; a slot is the journey's until its request has it. Calls whose outputs are being read, and
+slots that are being cut into, belong to the thread: they are given back when it is done, whatever became of
+the journey.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from carpool.frontend.pictures.sent_pictures import SentPictures
 
 _WHOLE = (Item(),)
+_FEW = 4  # answers of few numbers each: read in less time than a thread takes to wake up
 
 
 class PipelineJourney:
@@ -239,12 +241,21 @@ class PipelineJourney:
             return
         state = self._steps[number]
         state.waiting -= 1
-        if not state.waiting and not self._is_late(number):
-            at = self._model.steps[number]
+        if state.waiting or self._is_late(number):
+            return
+        at = self._model.steps[number]
+        if not at.model.quick or len(state.items) > _FEW:
             self._workers.finish(partial(self._read, at, state), partial(self._was_read, number, state))
+            return
+        try:
+            answers = self._read(at, state)
+        except Exception as error:
+            self._was_read(number, state, None, error)
+        else:
+            self._was_read(number, state, answers, None)
 
     def _read(self, at: StepModel, state: StepState) -> list[Document]:
-        """In a thread: what the model's outputs mean, for each item."""
+        """What the model's outputs mean, for each item; in a thread, where that takes long."""
         base = at.number == self._graph.base
         answers: list[Document] = [{} for _ in state.items]
         for request in state.requests:
