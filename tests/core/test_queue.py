@@ -133,3 +133,34 @@ def test_being_away_earns_one_batch_of_credit_and_no_more() -> None:
         lanes.serve(waiting(lanes, busy, rank))
     waiting(lanes, idle, 0.0)
     assert busy.served - idle.served == 5  # its last image was counted after the others' level
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 2), st.sampled_from("ab"), st.integers(1, 4), st.sampled_from((None, 7))),
+        max_size=10,
+    ),
+    st.sampled_from((1.0, 0.3)),
+)
+def test_serving_all_at_once_is_serving_each(asked: list[tuple[int, str, int, object]], part: float) -> None:
+    def counts(*, at_once: bool) -> list[object]:
+        lanes = Lanes(by_shape=True)
+        jobs = []
+        for level, source, images, shape in asked:
+            lane = lanes.lane(level, source, 0.0)
+            lane.part = part
+            jobs.append(waiting(lanes, lane, len(jobs), images, shape))
+        if at_once:
+            lanes.serve_all(jobs)
+        else:
+            for job in jobs:
+                lanes.serve(job)
+        assert all(job.state is JobState.RUNNING for job in jobs)
+        each = [
+            (lane.served, lane.ready, lane.waiting, lane.requests, line.requests, line.images)
+            for lane in lanes
+            for line in lane.lines.values()
+        ]
+        return [lanes.ready, lanes.waiting, lanes.requests, lanes._served, each]
+
+    assert counts(at_once=True) == counts(at_once=False)

@@ -45,6 +45,12 @@ def picture_entry(key: int, name: str) -> ModelEntry:
     )
 
 
+def told_entry(key: int, name: str) -> ModelEntry:
+    """Is told what requests say of themselves."""
+    plain = entry(key, name, Datatype.FP32, (4,))
+    return replace(plain, signature=replace(plain.signature, told=True))
+
+
 MODELS = (
     entry(1, "fixed", Datatype.FP32, (4,)),
     entry(2, "loose", Datatype.UINT8, (-1,)),
@@ -52,6 +58,7 @@ MODELS = (
     entry(4, "flags", Datatype.BOOL, (3,)),
     entry(5, "single", Datatype.INT64, (2, 2), max_batch=0),
     picture_entry(6, "pictures"),
+    told_entry(7, "told"),
 )
 
 

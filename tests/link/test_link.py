@@ -7,7 +7,7 @@ import gc
 import os
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +105,29 @@ async def held(link: Joined, client: Client, model: str, x: np.ndarray) -> list[
     client.infer(model, x, "hold")
     await until(lambda: link.engine.waiting)
     return link.engine.waiting
+
+
+def test_a_second_attempt_that_says_something_of_itself_is_no_step_of_a_pipeline() -> None:
+    """Each flag of a request is a bit of its own: any client can set this one, with a header."""
+
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            body, head, tail = packed(client.model("told"), FOUR)
+            head = replace(head, id="seven")
+            slot = client.door.slot(len(body))
+            slot.view[:] = body
+            sender = Sender("hold", again=True)
+            client.door.infer(
+                client.model("told"), head, slot, tail, print, arrived=time.monotonic(), sender=sender
+            )
+            await until(lambda: link.engine.waiting or link.dropped)
+            (work,) = link.engine.waiting
+            assert work.again
+            assert b"seven" in work.details
+            assert not link.dropped
+
+    run(main())
 
 
 def test_the_answer_says_where_the_time_went() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from carpool.core.job import INFINITY, GivenUp, Job, JobState, Reason, Refusal
+from carpool.core.job import INFINITY, READY, GivenUp, Job, Reason, Refusal
 from carpool.core.policy import Knobs, QueueLimits, TimeoutAction
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class KnobsPolicy:
         if self._limits(job).action is TimeoutAction.REJECT:
             return Reason.TIMEOUT
         rank = job.rank + _BEHIND_ALL
-        if job.state is JobState.READY and job.lane is not None:
+        if job.state is READY and job.lane is not None:
             shape = job.shape if self.by_shape else None
             job.lane.lines[shape].move_to_back(job, rank)
         job.rank = rank
@@ -126,7 +126,7 @@ class KnobsPolicy:
                 return
             self._behind.append(job)
             if len(self._behind) > _COMPACT_AT + 2 * core.lanes.requests:
-                self._behind = deque(job for job in self._behind if job.state is JobState.READY)
+                self._behind = deque(job for job in self._behind if job.state is READY)
         while self._behind and len(self._aside) < _AHEAD * len(core.instances):
             is_open = bool(self._aside) and not self._aside[-1].sealed
             batch = self._aside[-1] if is_open else _Aside()
@@ -162,9 +162,8 @@ class KnobsPolicy:
         else:
             batch = _Aside()
             self._grow(core, batch, now)
-        jobs = [job for job in batch.jobs if job.state is JobState.READY]
-        for job in jobs:
-            core.lanes.serve(job)
+        jobs = [job for job in batch.jobs if job.state is READY]
+        core.lanes.serve_all(jobs)
         if jobs and jobs[0].shape != core.kind:
             core.turn_to(jobs[0].shape, now)
         return jobs, self._wait_until
@@ -192,8 +191,12 @@ class KnobsPolicy:
 
     def _drop_deserted(self) -> None:
         """A batch whose jobs have all left must not keep the place of one that could be set aside."""
-        while self._aside and not any(job.state is JobState.READY for job in self._aside[0].jobs):
-            self._aside.popleft()
+        aside = self._aside
+        while aside:
+            for job in aside[0].jobs:
+                if job.state is READY:
+                    return
+            aside.popleft()
 
     def _grow(self, core: Scheduler, batch: _Aside, now: float) -> bool:
         """Add to a batch what may leave with it; False when there is nobody, or it is better to wait."""
@@ -230,7 +233,7 @@ class KnobsPolicy:
         size = batch.images
         shape = batch.jobs[0].shape if batch.jobs else None
         for job in self._behind if self._looks_ahead else _in_order(core, self.by_shape):
-            if job.state is not JobState.READY:
+            if job.state is not READY:
                 continue
             grown = size + found.images + job.images
             if batch.jobs or found.jobs:
