@@ -24,7 +24,7 @@ from carpool.engine.models.served import RECENT_S, RecentBatches, Served
 from carpool.engine.registry_watch import RegistryWatch
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable, Unsupported
 from carpool.link.door import LoadingStep
-from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, Region, open_file
+from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, OpenRegion, Region, open_file
 from carpool.observe.columns import RESTARTS
 from carpool.observe.logs import logger
 from carpool.registry.remote_repository import Remotes
@@ -62,6 +62,7 @@ class MemoryRegistry:
         if len(self._regions) >= self._most:
             raise Unavailable(f"{self._most} regions are registered, which is the limit")
         region = _checked(next(self._numbers), name, arguments)
+        self._host.regions[region.number] = OpenRegion(region)
         self._regions[name] = region
         self._publish()
         _log.info("region-registered", region=name, key=region.key, bytes=region.byte_size)
@@ -71,10 +72,12 @@ class MemoryRegistry:
         """One region, or all of them without a name. One that is not there is no error, as in Triton."""
         name = str(arguments.get("name", ""))
         gone = [known for known in self._regions if name in ("", known)]
-        for known in gone:
-            del self._regions[known]
+        numbers = [self._regions.pop(known).number for known in gone]
         if gone:
             self._publish()
+            await self._host.everyone_saw()  # until then requests may come that lie in them
+            for number in numbers:
+                del self._host.regions[number]
             _log.info("regions-unregistered", regions=len(gone))
         return {}
 

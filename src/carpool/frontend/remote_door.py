@@ -195,9 +195,8 @@ class RemoteDoor(BodySlots):
         call.output = self.arena.allocate(template.capacity)
         try:
             options = head.options
-            link.submit(
-                call, slot.offset + tail, arrived, deadline, options, sender, ready_in, spare, details, part
-            )
+            at, regions = slot.offset + tail, head.regions
+            link.submit(call, at, arrived, deadline, options, sender, ready_in, spare, details, part, regions)
             if trip is not None:  # whose promise holds
                 call.expires = expiry(trip.entry.slo, arrived, deadline)
         except BaseException:
