@@ -39,6 +39,7 @@ from typing import Any
 from carpool.deploying.balancer_config import Address
 from load.balancers import Replica, balancer, program, replicas
 from load.burst import LoadError
+from load.program import run_program
 
 KINDS = ("haproxy", "envoy", "nginx")
 PARTS = ("goodput", "overload", "kill", "restart", "half")
@@ -354,4 +355,4 @@ def as_text(rows: Sequence[Row]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main, "fleet")

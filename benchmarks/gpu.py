@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -36,6 +35,7 @@ from chip.isolation import flooded
 from chip.repository import write_model, write_photos
 from chip.serving import Load, Running, drive, row
 from chip.showing import shown
+from load.program import run_program
 
 SERVED = ("jpeg", "tensor", "shared", "light")
 SECTIONS = (*SERVED, "promise", "isolation", "ceiling", "fastapi", "timeline")
@@ -382,7 +382,6 @@ def main() -> None:
             f"{' and '.join(lacking)}. Nothing was measured."
         )
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped
     cores: Cores = given.cores
     given.out = given.out or Path(tempfile.mkdtemp(prefix="carpool-gpu-"))
     given.out.mkdir(parents=True, exist_ok=True)
@@ -408,4 +407,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main, "gpu")
