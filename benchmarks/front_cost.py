@@ -36,14 +36,14 @@ from load.program import run_program
 WAYS = ("http", "grpc", "http+shm", "grpc+shm")
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 SIZE = 150_528
-MODEL = f"""backend = "fake"
+MODEL = """backend = "fake"
 max_batch = 32
 [fake]
 curve = "0.2 + 0.01"
 [[input]]
 name = "x"
 datatype = "UINT8"
-shape = [{SIZE}]
+shape = [{size}]
 [[output]]
 name = "y"
 datatype = "FP32"
@@ -78,49 +78,49 @@ class Measured:
         self.rates[way].append(burst.rps)
 
 
-def message(region: str = "") -> bytes:
+def message(size: int, region: str = "") -> bytes:
     request = service_pb2.ModelInferRequest(model_name="tensor")
-    tensor = request.inputs.add(name="x", datatype="UINT8", shape=[1, SIZE])
+    tensor = request.inputs.add(name="x", datatype="UINT8", shape=[1, size])
     if region:
         tensor.parameters["shared_memory_region"].string_param = region
-        tensor.parameters["shared_memory_byte_size"].int64_param = SIZE
+        tensor.parameters["shared_memory_byte_size"].int64_param = size
     else:
-        request.raw_input_contents.append(bytes(SIZE))
+        request.raw_input_contents.append(bytes(size))
     return bytes(request.SerializeToString())
 
 
-def http_request(port: int, region: str = "") -> wrk.Target:
-    parameters: dict[str, object] = {"binary_data_size": SIZE}
+def http_request(port: int, size: int, region: str = "") -> wrk.Target:
+    parameters: dict[str, object] = {"binary_data_size": size}
     if region:
-        parameters = {"shared_memory_region": region, "shared_memory_byte_size": SIZE}
-    tensor = {"name": "x", "shape": [1, SIZE], "datatype": "UINT8", "parameters": parameters}
+        parameters = {"shared_memory_region": region, "shared_memory_byte_size": size}
+    tensor = {"name": "x", "shape": [1, size], "datatype": "UINT8", "parameters": parameters}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     headers = {"Inference-Header-Content-Length": str(len(head)), "Content-Type": "application/octet-stream"}
-    return wrk.Target(port, "/v2/models/tensor/infer", headers, head if region else head + bytes(SIZE))
+    return wrk.Target(port, "/v2/models/tensor/infer", headers, head if region else head + bytes(size))
 
 
-def loads(one: Measured, region: Path, folder: Path) -> dict[str, Fire]:
+def loads(one: Measured, region: Path, size: int, folder: Path) -> dict[str, Fire]:
     """What repeats the request, in each way. The server is ready."""
     url = f"{one.server.url}/v2/systemsharedmemory/region/image/register"
-    body = json.dumps({"key": region.name, "offset": 0, "byte_size": SIZE}).encode()
+    body = json.dumps({"key": region.name, "offset": 0, "byte_size": size}).encode()
     urllib.request.urlopen(urllib.request.Request(url, body, method="POST"), timeout=10).close()
     http_port = int(one.server.url.rpartition(":")[2])
     found: dict[str, Fire] = {}
     for suffix, name in (("", ""), ("+shm", "image")):
         label = f"{http_port}{suffix}"
-        found[f"http{suffix}"] = http_request(http_port, name).loader(folder, f"http-{label}")
+        found[f"http{suffix}"] = http_request(http_port, size, name).loader(folder, f"http-{label}")
         with grpc.insecure_channel(f"127.0.0.1:{one.grpc_port}") as channel:
-            answer = channel.unary_unary(METHOD)(message(name), timeout=10)
-        target = h2load.Target(one.grpc_port, METHOD, message(name))
+            answer = channel.unary_unary(METHOD)(message(size, name), timeout=10)
+        target = h2load.Target(one.grpc_port, METHOD, message(size, name))
         found[f"grpc{suffix}"] = target.loader(folder, f"grpc-{label}", len(answer))
     return found
 
 
 @contextlib.contextmanager
-def shared_picture() -> Iterator[Path]:
+def shared_picture(size: int) -> Iterator[Path]:
     path = Path(f"/dev/shm/carpool-front-cost-{os.getpid()}")
     try:
-        path.write_bytes(bytes(SIZE))
+        path.write_bytes(bytes(size))
         yield path
     finally:
         path.unlink(missing_ok=True)
@@ -129,9 +129,9 @@ def shared_picture() -> Iterator[Path]:
 def run(programs: Sequence[Path | None], ways: Sequence[str], args: argparse.Namespace) -> list[Measured]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="carpool-front-")))
-        region = stack.enter_context(shared_picture())
+        region = stack.enter_context(shared_picture(args.size))
         (folder / "models" / "tensor").mkdir(parents=True)
-        (folder / "models" / "tensor" / "model.toml").write_text(MODEL)
+        (folder / "models" / "tensor" / "model.toml").write_text(MODEL.format(size=args.size))
         found = []
         for program in programs:
             port = free_port()
@@ -141,7 +141,7 @@ def run(programs: Sequence[Path | None], ways: Sequence[str], args: argparse.Nam
             found.append(Measured("this" if program is None else str(program), server, port))
         for one in found:
             wait_ready(one.server)
-            one.loads = loads(one, region, folder)
+            one.loads = loads(one, region, args.size, folder)
             for way in ways:
                 one.loads[way](args.concurrency, 1.0)
         for _ in range(args.rounds):
@@ -176,6 +176,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=2.0, help="of a round")
+    parser.add_argument("--size", type=int, default=SIZE, help="bytes of a tensor (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="one round of a second")
     parser.add_argument("--json", action="store_true", help="print rows for machines")
     args = parser.parse_args()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import os
 import resource
 import time
@@ -31,6 +32,7 @@ from carpool.registry.remote_repository import Remotes
 
 MAX_REGIONS = 1024
 _MAX_NAME_CHARS = 256
+_SEEN_WITHIN_S = 5.0  # a front end that takes longer is stuck: its requests that name it then fail
 
 _log = logger("memory")
 
@@ -75,7 +77,8 @@ class MemoryRegistry:
         numbers = [self._regions.pop(known).number for known in gone]
         if gone:
             self._publish()
-            await self._host.everyone_saw()  # until then requests may come that lie in them
+            with contextlib.suppress(TimeoutError):  # until then requests may come that lie in them
+                await asyncio.wait_for(self._host.everyone_saw(), _SEEN_WITHIN_S)
             for number in numbers:
                 del self._host.regions[number]
             _log.info("regions-unregistered", regions=len(gone))

@@ -182,7 +182,7 @@ class RemoteDoor(BodySlots):
             return self._fail(call, skipped(entry.name))
         try:
             if self.known.get(entry.key) is not entry:
-                entry = self._current(entry)
+                entry = self._current(entry, head)
             template = link.templates.find(entry, head) or self._learn(link, entry, head)
             details = _details(head) if entry.signature.told else b""
             part = b"" if trip is None else cast(RemoteTrip, trip).part(link, step)
@@ -277,7 +277,7 @@ class RemoteDoor(BodySlots):
             raise CarpoolError("tensors come through the door in a slot, and in no other way")
         return link.templates.learn(entry, head)
 
-    def _current(self, entry: ModelEntry) -> ModelEntry:
+    def _current(self, entry: ModelEntry, head: RequestHead) -> ModelEntry:
         """A request can outlive what it was meant for: a model that was loaded again and has no riders left,
         or the engine itself, and another one numbers anew. What serves in its place may take it."""
         if not self.catalog.number:
@@ -285,7 +285,7 @@ class RemoteDoor(BodySlots):
         now = self.catalog.entries.get((entry.name, entry.version))
         if now is None:
             raise NotFound(f"model '{entry.name}' version {entry.version} is not loaded any more")
-        if not now.signature.is_like(entry.signature):
+        if not now.signature.is_like(entry.signature) or (head.regions and not now.fetches):
             raise Unavailable(f"model '{entry.name}' was replaced; try again", reason="model-replaced")
         return now
 
