@@ -119,6 +119,15 @@ def test_one_alone_is_copied_too(signature: Signature) -> None:
     assert not slot.any()
 
 
+def test_a_model_without_batches() -> None:
+    signature = Signature("m", (TensorSpec("x", Datatype.UINT8, (1, SIZE)),), OUTPUTS, 0)
+    with client_file(bytes([5]) * SIZE) as file:
+        backend = Largest()
+        (outcome,) = run(backend, [request(file)[0]], signature)
+    assert backend.runs[0].tolist() == [[5] * SIZE]
+    assert outcome.error is not None, "it answers two dimensions where one was declared"
+
+
 def test_places_that_cannot_be() -> None:
     with client_file(bytes(SIZE)) as file:
         region = OpenRegion(file.region())

@@ -129,9 +129,11 @@ class Collator:
     def gather(self, works: Sequence[InBatch], errors: dict[int, CarpoolError]) -> Mapping[str, Array]:
         """The inputs of all these requests, one behind the other along the batch dimension. Those whose
         client has taken its memory away are zeros, and `errors` says so by their index."""
-        if len(works) == 1 and works[0].reads is None:
+        if len(works) == 1:
             inputs: dict[str, Array] = {}
             for name, array in works[0].inputs.items():
+                if works[0].reads is not None:
+                    array = _fetched(works[0], name, 0, errors)
                 # Runtimes want aligned, contiguous memory; a body received in place may lie at any byte.
                 fits = array.flags.c_contiguous and array.flags.aligned
                 inputs[name] = array if fits else array.copy()
@@ -141,8 +143,7 @@ class Collator:
     def _stack(self, name: str, works: Sequence[InBatch], errors: dict[int, CarpoolError]) -> Array:
         spec = self._signature.input_named[name]
         if spec.datatype is Datatype.BYTES or -1 in spec.shape:
-            parts = [_fetched(work, name, index, errors) for index, work in enumerate(works)]
-            return parts[0] if len(parts) == 1 else np.concatenate(parts)
+            return np.concatenate([_fetched(work, name, i, errors) for i, work in enumerate(works)])
         buffer = self._buffers.get(name)
         if buffer is None:
             buffer = np.empty((self._largest, *spec.shape), spec.datatype.dtype)
@@ -151,7 +152,7 @@ class Collator:
         for index, work in enumerate(works):
             part = work.inputs[name]
             rows = buffer[filled : filled + len(part)]
-            if work.reads is None:
+            if work.reads is None or len(rows) < len(part):  # which no batch has: it raises
                 rows[...] = part
             else:  # straight from the client's memory: the one copy there is
                 _read(work.reads, name, rows, index, errors)

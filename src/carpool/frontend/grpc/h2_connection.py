@@ -24,7 +24,7 @@ from carpool.frontend.grpc.rpc_heads import CallHead, HeadReader, Status, refuse
 PREFACE, OPEN, LEAVING, CLOSED = range(4)
 
 _MUCH = 16 * 1024  # what is read at once beyond this counts as work of the turn
-_DIRECT = 64 * 1024  # bytes of a message that are worth a read of their own
+_DIRECT = 32 * 1024  # bytes of a message that are worth a read of their own
 _UNSENT = 256 * 1024  # what may wait in the transport before calls wait, too
 _SECONDS_PER_TURN = 0.001
 _MOST_CREDIT = 1000
