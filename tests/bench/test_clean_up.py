@@ -59,7 +59,11 @@ def left_behind(command: list[str], number: int, grown: int, seconds: float) -> 
     return left
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.conformance)],
+    ids=["TERM", "INT"],
+)
 def test_orphans_and_those_in_sessions_of_their_own(tmp_path: Path, number: int) -> None:
     """A child whose parent is gone, and one that no signal to a group reaches."""
     program = tmp_path / "program.py"
