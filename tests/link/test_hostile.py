@@ -487,12 +487,11 @@ def test_the_engine_fetches_what_is_in_a_region() -> None:
             with client_file(bytes(8) + FOUR.tobytes()) as file:
                 world.engine.regions[5] = OpenRegion(file.region())
                 sock, link = await world.raw()
-                await asyncio.get_running_loop().sock_sendall(sock, in_region(offset=8))
-                await until(lambda: world.engine.submitted)
-                answer = await answered(sock)
-                assert answer[3] == OK
-                assert not len(link.calls)
-                assert not world.dropped
+                with sock:
+                    await asyncio.get_running_loop().sock_sendall(sock, in_region(offset=8))
+                    assert (await answered(sock))[3] == OK
+                    assert not len(link.calls)
+                    assert not world.dropped
 
     run(main())
 
@@ -502,10 +501,11 @@ def test_a_region_that_is_gone_is_an_error_for_its_request_alone(number: int) ->
     async def main() -> None:
         async with joined() as world:
             sock, _ = await world.raw()
-            await asyncio.get_running_loop().sock_sendall(sock, in_region(number))
-            assert (await answered(sock))[3] not in (OK, GONE)
-            assert not world.dropped
-            assert not world.engine.submitted
+            with sock:
+                await asyncio.get_running_loop().sock_sendall(sock, in_region(number))
+                assert (await answered(sock))[3] not in (OK, GONE)
+                assert not world.dropped
+                assert not world.engine.submitted
 
     run(main())
 
@@ -527,9 +527,10 @@ def test_lies_about_regions_cost_the_link(lie: bytes) -> None:
             with client_file(bytes(24)) as file:
                 world.engine.regions[5] = OpenRegion(file.region())
                 sock, _ = await world.raw()
-                await asyncio.get_running_loop().sock_sendall(sock, lie)
-                await until(lambda: world.dropped)
-                assert not world.engine.submitted
+                with sock:
+                    await asyncio.get_running_loop().sock_sendall(sock, lie)
+                    await until(lambda: world.dropped)
+                    assert not world.engine.submitted
 
     run(main())
 
