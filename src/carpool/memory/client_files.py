@@ -93,13 +93,13 @@ class OpenRegion:
                 field=f"{owner}.parameters.shared_memory_byte_size",
             )
 
-    def read(self, offset: int, into: memoryview | Array, owner: str) -> None:
+    def read(self, offset: int, into: memoryview, owner: str) -> None:
         """Fill `into`, contiguous memory, with what begins there in the region. Safe in any thread."""
         start, wanted = self.region.offset + offset, into.nbytes
         try:
             done = os.preadv(self._fd, [into], start)
             while done < wanted:
-                count = os.preadv(self._fd, [memoryview(into).cast("B")[done:]], start + done)
+                count = os.preadv(self._fd, [into.cast("B")[done:]], start + done)
                 if not count:
                     raise self._unusable(owner, f"has shrunk: {done} of {wanted} bytes are there")
                 done += count
@@ -141,7 +141,7 @@ class RegionReads:
     def into(self, name: str, array: Array) -> None:
         """Raises `InvalidInput` for what is not there any more."""
         read = self._reads[name]
-        read.region.read(read.offset, array, f"input '{name}'")
+        read.region.read(read.offset, array.data, f"input '{name}'")
 
 
 PLACE = struct.Struct("<QQ")
