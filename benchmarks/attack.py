@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import signal
 import sys
 import tempfile
 import time
@@ -36,6 +35,7 @@ from load.carpool_server import CarpoolServer, FakeModel, carpool_server
 from load.open_loop import Shower
 from load.ports import free_port
 from load.processes import anonymous_memory
+from load.program import run_program
 
 RATE, SLO_MS, PATIENCE_S = 60.0, 50.0, 1.0
 ATTAINMENT, MOST_KEPT_MB = 0.95, 100.0
@@ -122,7 +122,6 @@ def main() -> int:
         parser.error(f"no attack has {given.only!r} in its name; there are: {', '.join(ATTACKS)}")
     seconds = given.seconds or (3.0 if given.quick else 10.0)
     rows: list[Row] = []
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server is stopped on the way out
     try:
         with tempfile.TemporaryDirectory(prefix="carpool-attack-") as folder:
             measure(Path(folder), names, seconds, rows, given.quick)
@@ -239,4 +238,4 @@ def tell(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main, "attack")

@@ -21,7 +21,6 @@ import io
 import json
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -40,6 +39,7 @@ from carpool.wire.http_reply import read_reply
 from load import cache_redis, cache_rules
 from load.carpool_server import CarpoolServer, carpool_server
 from load.ports import free_port
+from load.program import run_program
 from load.still_camera import WIDTH, frame, is_seen
 
 MODEL = """
@@ -572,4 +572,4 @@ PARTS: dict[str, Callable[[Plan], list[Row]]] = {
 }
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main, "cache")

@@ -36,6 +36,7 @@ from typing import Any
 import carpool
 from load.burst import LoadError
 from load.carpool_server import CarpoolServer, carpool_server
+from load.program import run_program
 
 ROOT = Path(__file__).parents[1]
 MODEL = "nanodet"
@@ -192,7 +193,4 @@ def as_line(row: Row) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except LoadError as error:
-        sys.exit(f"cameras: {error}")
+    run_program(main, "cameras", LoadError)

@@ -42,6 +42,7 @@ from carpool.lab.cascade.cascade_curve import at_least
 from carpool.lab.cascade.cascade_tuning import LEAST_SAMPLES, Costs, Sampled, tune
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+from load.program import run_program
 from render_lines import made_texts, render_line, system_fonts
 
 Pixels = NDArray[np.uint8]
@@ -321,4 +322,4 @@ def _words(figures: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main, "cascade")

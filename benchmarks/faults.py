@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import http.client
 import json
 import os
@@ -43,6 +42,7 @@ from typing import Any
 
 from load.ports import free_port
 from load.processes import command_line, tree_cpu
+from load.program import run_program, tied
 
 CARPOOL = str(Path(sys.executable).with_name("carpool"))
 RATE = 60.0
@@ -191,10 +191,6 @@ def _save_weights(folder: Path) -> None:
 # ---- the server, which never outlives us
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-
-
 @dataclass
 class Server:
     process: subprocess.Popen[bytes]
@@ -277,7 +273,7 @@ def serving(models: Path, folder: Path, *options: str) -> Iterator[Server]:
     words += [word for name, port in zip(names, ports, strict=True) for word in (name, str(port))]
     words += ["--log-format", "json", "--drain-s", "5", *options]
     with log.open("wb") as file:
-        process = subprocess.Popen(words, stdout=file, stderr=file, preexec_fn=_die_with_parent)
+        process = subprocess.Popen(words, stdout=file, stderr=file, preexec_fn=tied())
     server = Server(process, ports[0], ports[1], log)
     try:
         server.until(lambda: server.get("/v2/health/ready") == 200, "ready")
@@ -374,9 +370,7 @@ def start_load(
     words = [CARPOOL, "load", url, "--model", model, "--rate", f"{rate:g}", "--json"]
     words += ["--duration", f"{seconds:g}", "--timeout", "10", "--drain", "12"]
     before = server.answered(model)
-    load = subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=_die_with_parent
-    )
+    load = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=tied())
     server.until(lambda: server.answered(model) >= before + _WARM, f"{model} under load", 60.0)
     return load
 
@@ -544,7 +538,6 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     args = parse_arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything below is ended as well
     with tempfile.TemporaryDirectory(prefix="carpool-faults-") as name:
         os.environ["XDG_CACHE_HOME"] = os.environ.get("XDG_CACHE_HOME") or f"{name}/cache"
         rows = run_gpu(Path(name), args.gpu_rate) if args.gpu else run(args, Path(name))
@@ -556,4 +549,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main, "faults")

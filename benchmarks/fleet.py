@@ -54,6 +54,7 @@ from carpool.sim.fleet_simulation import FleetScenario, measure_fleet
 from carpool.sim.simulation import Scenario
 from load.balancers import Replica, balancer, blue_green_config, program, replicas, switch_pool
 from load.burst import LoadError
+from load.program import run_program
 from load.real_prometheus import prometheus
 
 KINDS = ("haproxy", "envoy", "nginx")
@@ -579,4 +580,4 @@ def as_text(rows: Sequence[Row]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main, "fleet")

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -39,6 +38,7 @@ from chip.repository import write_model, write_photos
 from chip.serving import Load, Running, drive, row
 from chip.showing import shown
 from chip.street_bench import Street
+from load.program import run_program
 
 SERVED = ("jpeg", "tensor", "shared", "light")
 SECTIONS = (*SERVED, "promise", "isolation", "pipeline", "ceiling", "fastapi", "timeline")
@@ -399,7 +399,6 @@ def main() -> None:
             f"{' and '.join(lacking)}. Nothing was measured."
         )
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped
     cores: Cores = given.cores
     given.out = given.out or Path(tempfile.mkdtemp(prefix="carpool-gpu-"))
     given.out.mkdir(parents=True, exist_ok=True)
@@ -426,4 +425,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main, "gpu")

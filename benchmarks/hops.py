@@ -37,6 +37,7 @@ import carpool
 from load.burst import LoadError
 from load.carpool_server import stop
 from load.ports import free_port
+from load.program import run_program
 
 PACKAGE = f"{Path(carpool.__file__).parent}{os.sep}"
 COUNTING = Path(__file__).resolve().parent / "hop_counting"
@@ -262,7 +263,4 @@ def _weight(file: str, found: Sequence[tuple[Asked, Hops]]) -> tuple[int, str]:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except LoadError as error:
-        sys.exit(f"hops: {error}")
+    run_program(main, "hops", LoadError)

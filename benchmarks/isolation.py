@@ -26,9 +26,7 @@ import contextlib
 import json
 import multiprocessing
 import os
-import signal
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -43,6 +41,7 @@ from load import open_loop
 from load.burst import LoadError
 from load.carpool_server import FakeModel, carpool_server
 from load.open_loop import Fallen, Shower
+from load.program import run_program
 
 AIM = 0.97
 SLO_MS = 100.0
@@ -92,7 +91,6 @@ QUICK = tuple(CASES[number] for number in (0, 2, 4, 5))
 
 def main() -> int:
     args = parse_arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is stopped
     chosen = [case for case in (QUICK if args.quick else CASES) if args.only in case.name]
     seconds, rounds = (2.5, 1) if args.quick else (args.seconds, args.rounds)
     rows: list[Row] = []
@@ -233,7 +231,4 @@ def as_line(row: Row) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (LoadError, CarpoolError) as error:
-        sys.exit(f"isolation: {error}")
+    run_program(main, "isolation", LoadError, CarpoolError)

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from load import h2load, report, slices, wrk
 from load.burst import LoadError
+from load.program import run_program
 from peers import recipes, region, setup, tiny
 from peers.server import Lane, Recipe, Server, ServerError
 from peers.ways import GRPC, HTTP, WAYS_OF
@@ -138,7 +139,4 @@ def tell(line: str) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (ServerError, setup.SetupError, LoadError) as error:
-        sys.exit(f"overhead: {error}")
+    run_program(main, "overhead", ServerError, setup.SetupError, LoadError)

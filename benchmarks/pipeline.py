@@ -29,7 +29,6 @@ import argparse
 import asyncio
 import io
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -51,6 +50,7 @@ from carpool.sim.step_simulation import FanOut, StepPlan, bound, capacity, read_
 from load.carpool_server import carpool_server
 from load.open_loop import Shower, in_time, pour
 from load.processes import spent, tree_cpu
+from load.program import run_program
 
 CURVES, SLO, MAX_BATCH, DELAY = ("40+10", "30+8"), 1.0, 32, 0.005
 FAN_OUT_CURVES = ("40+10", "30+2.2@4.2")
@@ -383,4 +383,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main, "pipeline")

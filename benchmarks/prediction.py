@@ -51,6 +51,7 @@ from load.burst import LoadError
 from load.carpool_server import CarpoolServer, FakeModel, carpool_server, starting, wait_ready
 from load.disturbance import Disturbance, is_quiet
 from load.open_loop import Fallen, Shower
+from load.program import run_program
 from load.slices import wait_for_quiet
 
 CURVE, SLO = "16+4", 0.2
@@ -474,7 +475,4 @@ def said(ok: object) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (LoadError, CarpoolError) as error:
-        sys.exit(f"prediction: {error}")
+    run_program(main, "prediction", LoadError, CarpoolError)

@@ -26,6 +26,7 @@ from PIL import Image
 from load import slices, wrk
 from load.burst import Burst, Fire, LoadError
 from load.ports import free_port
+from load.program import run_program
 from load.wrk import Target
 from peers.server import Recipe, Server, ServerError
 from peers.ways import HttpWay
@@ -208,7 +209,4 @@ def tell(line: str) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (ServerError, LoadError) as error:
-        sys.exit(f"refusal: {error}")
+    run_program(main, "refusal", ServerError, LoadError)

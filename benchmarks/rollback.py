@@ -24,6 +24,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from load.program import run_program
+
 RATE, SOURCES, SLO_MS = 100.0, 100, 200
 LONGEST_S, READY_S = 25.0, 120.0
 SERVE = "import sys; from carpool.cli.main import main; sys.argv[0] = 'carpool'; main()"
@@ -168,4 +170,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main, "rollback")

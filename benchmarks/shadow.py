@@ -48,6 +48,7 @@ from carpool.link.door import Answer, ModelEntry
 from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.types import InferRequest, Tensor
 from carpool.wire.v2 import RequestHead, encode_request, read_head
+from load.program import run_program
 
 CURVE, MAX_BATCH, SLO = "24+8", 64, 0.4  # slow enough for a generator in Python on a busy machine
 LOADS = (0.5, 3.0)
@@ -453,4 +454,4 @@ def as_text(found: Sequence[Row]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main, "shadow")

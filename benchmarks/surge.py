@@ -38,6 +38,7 @@ from load import open_loop
 from load.burst import LoadError
 from load.carpool_server import CarpoolServer, FakeModel, starting, stop, wait_ready
 from load.open_loop import Fallen, Shower
+from load.program import run_program
 
 POINTS = ((1, 6.2), (4, 9.1), (16, 21.0), (64, 74.0))  # ResNet-50: images, ms
 SLO_MS = 100.0
@@ -280,7 +281,4 @@ def draw(path: Path, story: Story, fallen: dict[str, Fallen], simulated: Sequenc
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (LoadError, CarpoolError) as error:
-        sys.exit(f"surge: {error}")
+    run_program(main, "surge", LoadError, CarpoolError)

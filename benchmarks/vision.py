@@ -43,6 +43,7 @@ from carpool.vision.picture_answers import DEFAULT
 from load import processes
 from load.burst import Burst, LoadError
 from load.ports import free_port
+from load.program import run_program
 from peers import setup
 
 THREADS = 2  # within a run of the model, for everybody
@@ -390,7 +391,4 @@ def _sources(wanted: Sequence[str]) -> Iterator[Path]:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (LoadError, setup.SetupError) as error:
-        sys.exit(f"vision: {error}")
+    run_program(main, "vision", LoadError, setup.SetupError)

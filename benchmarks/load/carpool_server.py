@@ -15,6 +15,7 @@ from pathlib import Path
 
 from load.burst import LoadError
 from load.ports import free_port
+from load.program import tied
 
 READY_S = 60.0
 STOP_S = 15.0
@@ -106,6 +107,7 @@ def starting(
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
+                preexec_fn=tied(),
             )
         try:
             yield CarpoolServer(f"http://127.0.0.1:{port}", process, arrivals, log)

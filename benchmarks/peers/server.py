@@ -14,6 +14,7 @@ import numpy as np
 
 from load import processes
 from load.burst import Fire
+from load.program import tied
 from load.wrk import Target
 from peers.ways import NotYet, Way, post
 
@@ -90,6 +91,7 @@ class Server:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=tied(),
             )
 
     def wait_ready(self, expected: np.ndarray) -> list[Lane]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from carpool.link.door import Catalog
+from carpool.memory.client_files import OpenRegion
 from frontend.fake_door import FakeDoor
 
 
@@ -14,6 +15,7 @@ class FakeHost:
     def __init__(self, door: FakeDoor) -> None:
         self.door = door
         self.extra: dict[str, Any] = {}
+        self.regions: dict[int, OpenRegion] = {}
 
     @property
     def catalog(self) -> Catalog:
@@ -24,3 +26,6 @@ class FakeHost:
 
     def publish(self) -> None:
         self.door.renew(**self.extra)
+
+    async def everyone_saw(self) -> None:
+        """There is but one."""

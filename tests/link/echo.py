@@ -19,6 +19,7 @@ from carpool.core.job import GONE, OFFERED, READY
 from carpool.engine.batch import Outcome, Work
 from carpool.errors import Cancelled, ConfigError, NotFound, Refused
 from carpool.link.door import Catalog, ModelEntry
+from carpool.memory.client_files import OpenRegion
 from carpool.types import Array, Datatype, Signature, TensorSpec, Timing
 
 TIMING = Timing(queue=0.5, input=0.25, infer=2.0, output=0.125, batch=7)
@@ -58,7 +59,9 @@ MODELS = (
     entry(4, "flags", Datatype.BOOL, (3,)),
     entry(5, "single", Datatype.INT64, (2, 2), max_batch=0),
     picture_entry(6, "pictures"),
-    told_entry(7, "told"),
+    replace(entry(7, "fetching", Datatype.FP32, (4,)), fetches=True),
+    replace(entry(8, "fetching flags", Datatype.BOOL, (3,)), fetches=True),
+    told_entry(9, "told"),
 )
 
 
@@ -81,6 +84,7 @@ class EchoEngine:
         self.submitted = 0
         self.together: list[tuple[int, int]] = []  # by key, how many came at once
         self.catalog = catalog_of(1, MODELS)
+        self.regions: dict[int, OpenRegion] = {}
         self.drained = False
         self._listeners: list[Callable[[Catalog], None]] = []
 
@@ -157,6 +161,9 @@ class EchoEngine:
             return {"y": np.zeros((1, 4), np.float64)}
         if work.source == "large":
             return {"y": np.resize(work.inputs["x"], (work.images, 1 << 20))}
+        if work.reads is not None:
+            work.reads.into("x", fetched := np.empty_like(work.inputs["x"]))
+            return {"y": fetched}
         return {"y": work.inputs["x"][None] if work.encoded else work.inputs["x"]}
 
     def listen(self, listener: Callable[[Catalog], None], seen: object = None) -> None:

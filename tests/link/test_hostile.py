@@ -28,6 +28,7 @@ from carpool.link.records import (
     MAX_SOURCES,
     MAX_TEMPLATES,
     OK,
+    REGIONS,
     SOURCE,
     SUBMIT,
     TEMPLATE,
@@ -38,6 +39,8 @@ from carpool.link.records import (
     to_frontend,
 )
 from carpool.memory.arena import Arena, create_memory, map_memory
+from carpool.memory.client_files import OpenRegion
+from frontend.client_files import client_file
 from later import many
 from link.echo import MODELS, catalog_of
 from link.joined import Client, joined, run, until
@@ -86,6 +89,14 @@ def held(call: int = 1, **more: Any) -> bytes:
 
 
 HOLD = template() + source("hold")
+
+
+def in_region(region: int = 5, offset: int = 0, *, more: bytes = b"", **changes: Any) -> bytes:
+    """A request whose input the engine is to fetch."""
+    payload = struct.pack("<QQ", region, offset) + more
+    fields = list(TO_ENGINE.unpack(submit()))
+    fields[1], fields[-1] = len(payload), REGIONS
+    return template(**{"key": 7, **changes}) + TO_ENGINE.pack(*fields) + payload
 
 
 def x(datatype: str = "FP32", shape: Any = (1, 4), offset: Any = 0, size: Any = 16, name: Any = "x") -> Any:
@@ -465,3 +476,69 @@ async def hear(sock: socket.socket, count: int) -> list[tuple[Any, ...]]:
 
     await until(read)
     return heard
+
+
+# ── inputs in clients' memory ──
+
+
+def test_the_engine_fetches_what_is_in_a_region() -> None:
+    async def main() -> None:
+        async with joined() as world:
+            with client_file(bytes(8) + FOUR.tobytes()) as file:
+                world.engine.regions[5] = OpenRegion(file.region())
+                sock, link = await world.raw()
+                with sock:
+                    await asyncio.get_running_loop().sock_sendall(sock, in_region(offset=8))
+                    assert (await answered(sock))[3] == OK
+                    assert not len(link.calls)
+                    assert not world.dropped
+
+    run(main())
+
+
+@pytest.mark.parametrize("number", [6, 0])
+def test_a_region_that_is_gone_is_an_error_for_its_request_alone(number: int) -> None:
+    async def main() -> None:
+        async with joined() as world:
+            sock, _ = await world.raw()
+            with sock:
+                await asyncio.get_running_loop().sock_sendall(sock, in_region(number))
+                assert (await answered(sock))[3] not in (OK, GONE)
+                assert not world.dropped
+                assert not world.engine.submitted
+
+    run(main())
+
+
+LIES = {
+    "beyond its region": in_region(offset=9),
+    "beyond everything": in_region(offset=2**64 - 1),
+    "of two inputs": in_region(more=bytes(16)),
+    "details that are none": in_region(more=b"x"),
+    "of a model that fetches nothing": in_region(key=1),
+    "of what has to be looked at": in_region(key=8, inputs=[("x", "BOOL", (1, 3), 0, 3, True)]),
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_lies_about_regions_cost_the_link(lie: bytes) -> None:
+    async def main() -> None:
+        async with joined() as world:
+            with client_file(bytes(24)) as file:
+                world.engine.regions[5] = OpenRegion(file.region())
+                sock, _ = await world.raw()
+                with sock:
+                    await asyncio.get_running_loop().sock_sendall(sock, lie)
+                    await until(lambda: world.dropped)
+                    assert not world.engine.submitted
+
+    run(main())
+
+
+async def answered(sock: socket.socket) -> tuple[Any, ...]:
+    """The first record about a call."""
+    reader = RecordReader(TO_FRONTEND, 1 << 24)
+    while True:
+        for fields, _ in reader.feed(await asyncio.get_running_loop().sock_recv(sock, 1 << 20)):
+            if fields[0] == DONE:
+                return fields

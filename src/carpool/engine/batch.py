@@ -15,6 +15,7 @@ from carpool.backends.backend import AnswersEach, Backend, Encoded, Gathers, OnD
 from carpool.core.job import INFINITY, Job
 from carpool.errors import CarpoolError, ModelError, without_stack
 from carpool.link.request_place import RequestPlace
+from carpool.memory.client_files import RegionReads
 from carpool.observe.logs import logger
 from carpool.types import Array, Datatype, Signature, TensorSpec, Timing
 
@@ -69,6 +70,10 @@ class InBatch(Protocol):
     def may_omit(self) -> bool:
         """It is answered without the outputs that its model leaves out."""
 
+    @property
+    def reads(self) -> RegionReads | None:
+        """Where its inputs are, if nobody has put them into the memory of `inputs` yet."""
+
 
 NO_INPUTS: Mapping[str, Array] = {}
 """Of a request that only another process looks at, or that was answered."""
@@ -82,8 +87,8 @@ class Work(Job):
     """
 
     __slots__ = (
-        *("details", "done", "encoded", "entered", "held", "inputs", "may_omit", "place", "route", "sent"),
-        "wanted",
+        *("details", "done", "encoded", "entered", "held", "inputs", "may_omit", "place", "reads", "route"),
+        *("sent", "wanted"),
     )
 
     def __init__(
@@ -108,6 +113,7 @@ class Work(Job):
         self.entered = arrived  # from when on it waits: later, for a step of an ensemble
         self.sent: float | None = None  # when its front end passed it on
         self.place: RequestPlace | None = None
+        self.reads: RegionReads | None = None
         self.route: Route | None = None  # who has it
         self.held: Outcome | None = None  # an answer that waits for earlier ones
 
@@ -120,28 +126,36 @@ class Collator:
         self._largest = largest
         self._buffers: dict[str, Array] = {}
 
-    def gather(self, works: Sequence[InBatch]) -> Mapping[str, Array]:
-        """The inputs of all these requests, one behind the other along the batch dimension."""
+    def gather(self, works: Sequence[InBatch], errors: dict[int, CarpoolError]) -> Mapping[str, Array]:
+        """The inputs of all these requests, one behind the other along the batch dimension. Those whose
+        client has taken its memory away are zeros, and `errors` says so by their index."""
         if len(works) == 1:
             inputs: dict[str, Array] = {}
             for name, array in works[0].inputs.items():
+                if works[0].reads is not None:
+                    array = _fetched(works[0], name, 0, errors)
                 # Runtimes want aligned, contiguous memory; a body received in place may lie at any byte.
                 fits = array.flags.c_contiguous and array.flags.aligned
                 inputs[name] = array if fits else array.copy()
             return inputs
-        return {name: self._stack(name, [work.inputs[name] for work in works]) for name in works[0].inputs}
+        return {name: self._stack(name, works, errors) for name in works[0].inputs}
 
-    def _stack(self, name: str, parts: list[Array]) -> Array:
+    def _stack(self, name: str, works: Sequence[InBatch], errors: dict[int, CarpoolError]) -> Array:
         spec = self._signature.input_named[name]
         if spec.datatype is Datatype.BYTES or -1 in spec.shape:
-            return np.concatenate(parts)
+            return np.concatenate([_fetched(work, name, i, errors) for i, work in enumerate(works)])
         buffer = self._buffers.get(name)
         if buffer is None:
             buffer = np.empty((self._largest, *spec.shape), spec.datatype.dtype)
             self._buffers[name] = buffer
         filled = 0
-        for part in parts:
-            buffer[filled : filled + len(part)] = part
+        for index, work in enumerate(works):
+            part = work.inputs[name]
+            rows = buffer[filled : filled + len(part)]
+            if work.reads is None or len(rows) < len(part):  # which no batch has: it raises
+                rows[...] = part
+            else:  # straight from the client's memory: the one copy there is
+                _read(work.reads, name, rows, index, errors)
             filled += len(part)
         return buffer[:filled]
 
@@ -171,6 +185,35 @@ class Collator:
             raise ModelError(
                 f'{model} answered the output "{spec.name}" as {array.dtype}, declared is {declared}'
             )
+
+
+def _fetched(work: InBatch, name: str, index: int, errors: dict[int, CarpoolError]) -> Array:
+    """An input, in memory of its own if it was in the client's: the slot that was put aside for it may be
+    another's by now, if this batch took too long."""
+    array: Array = work.inputs[name]
+    if work.reads is not None:
+        array = np.empty(array.shape, array.dtype)
+        _read(work.reads, name, array, index, errors)
+    return array
+
+
+def _inputs(works: Sequence[InBatch], errors: dict[int, CarpoolError]) -> list[Mapping[str, Any]]:
+    """Of each of them, wherever they are."""
+    return [
+        work.inputs
+        if work.reads is None
+        else {name: _fetched(work, name, index, errors) for name in work.inputs}
+        for index, work in enumerate(works)
+    ]
+
+
+def _read(reads: RegionReads, name: str, into: Array, index: int, errors: dict[int, CarpoolError]) -> None:
+    """What is wrong with one request's memory is no affair of the others in its batch."""
+    try:
+        reads.into(name, into)
+    except CarpoolError as error:
+        into.fill(0)
+        errors[index] = without_stack(error)
 
 
 def answer_each(
@@ -296,17 +339,22 @@ class BatchRun(Generic[RequestT]):
             return self._run_each(self._answers_each, works, first, timing)
         start = monotonic()
         wanted = self._wanted(works)
+        errors: dict[int, CarpoolError] = {}
         if self._gathers is not None:  # what it copies, and when, is its own affair and its own time
+            parts = _inputs(works, errors)
             gathered = start
-            images = [work.images for work in works]
-            outputs = self._gathers.run_parts([work.inputs for work in works], images, wanted)
+            if len(errors) < len(works):
+                outputs = self._gathers.run_parts(parts, [work.images for work in works], wanted)
         else:
-            inputs = self._collator.gather(works)
+            inputs = self._collator.gather(works, errors)
             gathered = monotonic()
-            outputs = self._backend.run(inputs, wanted)
+            if len(errors) < len(works):
+                outputs = self._backend.run(inputs, wanted)
+        if len(errors) == len(works):
+            return [Outcome(error=errors[index]) for index in range(len(works))]
         ran = monotonic()
         self._collator.check(outputs, wanted, _images(works))
-        outcomes = self._answer(first, works, outputs, _NO_ERRORS)
+        outcomes = self._answer(first, works, outputs, errors)
         timing.input += gathered - start
         timing.infer += ran - gathered
         timing.output += monotonic() - ran
@@ -334,8 +382,13 @@ class BatchRun(Generic[RequestT]):
     ) -> list[Outcome]:
         """Requests that ran together and are answered one by one, whatever the others' answers are."""
         start = monotonic()
-        asked = [(work.inputs, work.wanted or self._every_output) for work in works]
-        answers = backend.run_each(asked, [work.details for work in works])
+        errors: dict[int, CarpoolError] = {}
+        inputs = _inputs(works, errors)
+        able = [index for index in range(len(works)) if index not in errors]
+        asked = [(inputs[index], works[index].wanted or self._every_output) for index in able]
+        answers = backend.run_each(asked, [works[index].details for index in able]) if able else []
+        for index in sorted(errors):
+            answers.insert(index, errors[index])
         ran = monotonic()
         outcomes: list[Outcome] = []
         for number, (work, answered) in enumerate(zip(works, answers, strict=True), start=first):

@@ -18,6 +18,7 @@ from carpool.config.triton import config_document
 from carpool.core.job import Reason
 from carpool.core.policy import Promise
 from carpool.engine.engine import Engine
+from carpool.engine.models.ensemble_model import Ensemble
 from carpool.engine.models.pipeline_model import Pipeline
 from carpool.engine.models.served import Served, State
 from carpool.engine.route import newest
@@ -25,6 +26,7 @@ from carpool.errors import CarpoolError, NotFound, Unsupported
 from carpool.link.advice import WriteGate, publish
 from carpool.link.door import Catalog, IndexEntry, ModelEntry
 from carpool.link.step_memory import StepMemory
+from carpool.memory.client_files import OpenRegion
 from carpool.observe.statistics import model_statistics, statistics
 
 if TYPE_CHECKING:
@@ -99,6 +101,7 @@ class EngineHost:
         self.needs_one = False  # there should be models, so that none at all is not ready
         self._catalog = Catalog()
         self.extra: dict[str, Any] = {}  # fields of the catalogue that are not about models
+        self.regions: dict[int, OpenRegion] = {}  # clients' memory that requests may lie in, by number
         self._questions: dict[str, Question] = {
             "refused": self._count_refused,
             "statistics": self._statistics,
@@ -176,6 +179,7 @@ class EngineHost:
             choices=served.choices,
             drift=_sampling(served.config.drift),
             hosted=served.hosted,
+            fetches=not served.hosted and not isinstance(served, Ensemble),
             cache=None if caching is None else asdict(caching),
             digest=digest,
         )

@@ -106,7 +106,7 @@ class Calls:
         work.latest, work.again = flags & records.LATEST != 0, flags & records.AGAIN != 0
         if flags & records.COMING:
             work.ready_at = now + coming
-        if payload and not self._hears(work, flags, payload, now):
+        if payload and not self._hears(work, template, flags, payload, now):
             return
         self._works[call] = work
         if flags & records.SPARE:
@@ -117,16 +117,19 @@ class Calls:
         self._key = template.key
         self._taken.append(work)
 
-    def _hears(self, work: Work, flags: int, payload: bytes, now: float) -> bool:
-        """What a request says of itself: of which trip it is a step, and its own words. False: refused."""
-        if flags & records.STEP:
-            self.submit()  # the gate is to count those who came before
-            try:
+    def _hears(self, work: Work, template: ServedTemplate, flags: int, payload: bytes, now: float) -> bool:
+        """What a request says of itself: of which trip it is a step, where its inputs are if that is not its
+        slot, and its own words. False: refused."""
+        try:
+            if flags & records.STEP:
+                self.submit()  # the gate is to count those who came before
                 payload = self.trips.join(work, payload, now)
-            except CarpoolError as error:
-                assert work.place is not None
-                self._refuse(work.place.call, error)
-                return False
+            if flags & records.REGIONS:
+                work.reads, payload = template.reads(payload, self._engine.regions)
+        except CarpoolError as error:
+            assert work.place is not None
+            self._refuse(work.place.call, error)
+            return False
         if payload:
             work.details = checked_details(payload)
         return True
@@ -199,7 +202,7 @@ class Calls:
             self._outbox.failed(f"an answer cannot be given: {error}")
         # A queue may remember a work that was answered: that must not keep the memory of a front end that is
         # gone, nor may what raised in its batch, whose frames hold its inputs.
-        work.inputs, work.held = NO_INPUTS, None
+        work.inputs, work.reads, work.held = NO_INPUTS, None, None
         place.forget()
 
     def _trouble(self, place: RequestPlace, outcome: Outcome) -> CarpoolError | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import os
 import resource
 import time
@@ -24,13 +25,14 @@ from carpool.engine.models.served import RECENT_S, RecentBatches, Served
 from carpool.engine.registry_watch import RegistryWatch
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable, Unsupported
 from carpool.link.door import LoadingStep
-from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, Region, open_file
+from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, OpenRegion, Region, open_file
 from carpool.observe.columns import RESTARTS
 from carpool.observe.logs import logger
 from carpool.registry.remote_repository import Remotes
 
 MAX_REGIONS = 1024
 _MAX_NAME_CHARS = 256
+_SEEN_WITHIN_S = 5.0  # a front end that takes longer is stuck: its requests that name it then fail
 
 _log = logger("memory")
 
@@ -62,6 +64,7 @@ class MemoryRegistry:
         if len(self._regions) >= self._most:
             raise Unavailable(f"{self._most} regions are registered, which is the limit")
         region = _checked(next(self._numbers), name, arguments)
+        self._host.regions[region.number] = OpenRegion(region)
         self._regions[name] = region
         self._publish()
         _log.info("region-registered", region=name, key=region.key, bytes=region.byte_size)
@@ -71,10 +74,13 @@ class MemoryRegistry:
         """One region, or all of them without a name. One that is not there is no error, as in Triton."""
         name = str(arguments.get("name", ""))
         gone = [known for known in self._regions if name in ("", known)]
-        for known in gone:
-            del self._regions[known]
+        numbers = [self._regions.pop(known).number for known in gone]
         if gone:
             self._publish()
+            with contextlib.suppress(TimeoutError):  # until then requests may come that lie in them
+                await asyncio.wait_for(self._host.everyone_saw(), _SEEN_WITHIN_S)
+            for number in numbers:
+                del self._host.regions[number]
             _log.info("regions-unregistered", regions=len(gone))
         return {}
 

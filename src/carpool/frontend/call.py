@@ -190,7 +190,8 @@ class ClientCall:
                 return None
         self._enter(head)
         memory = self.service.memory
-        fetch = None if head.plain or not names_regions(head) else memory.fetch(head)
+        by_engine = self.entry.fetches and self.split is None  # the mirror would read its slot
+        fetch = None if head.plain or not names_regions(head) else memory.fetch(head, by_engine=by_engine)
         slot = self._slot = self.service.door.slot(head.tail_size if fetch is None else fetch.size)
         position, view = 0, slot.view
         for piece in pieces:

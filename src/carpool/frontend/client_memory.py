@@ -1,9 +1,11 @@
 """Clients' shared memory as front ends use it, HTTP and gRPC alike.
 
-    fetch = memory.fetch(head)            # which regions, and where everything will lie in a slot
+    fetch = memory.fetch(head, entry)     # which regions, and where everything will lie in a slot
     fetch.into(slot.view)                 # copies the inputs; in a thread if `fetch.takes_long`
     … door.infer(entry, fetch.head, slot, 0, …) …
     fetch.outlets.put(outputs, …, then)   # copies outputs, long ones in a thread
+
+Where the engine can, it copies them itself, into the batch that they run in (`fetch.by_engine`).
 
 A request keeps the regions it uses, so that it finishes when they are unregistered meanwhile.
 """
@@ -20,7 +22,7 @@ from typing import TypeAlias
 
 from carpool.errors import InvalidInput, ModelError, TooLarge, Unsupported
 from carpool.link.door import Catalog, Door, ModelEntry
-from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, OpenRegion, Region
+from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, PLACE, OpenRegion, Region
 from carpool.memory.layout import aligned
 from carpool.observe.logs import logger
 from carpool.types import Datatype, RequestedOutput, SharedMemory, Tensor
@@ -56,11 +58,12 @@ class ClientMemory:
         self._plans: dict[int, tuple[Sequence[TensorHead], _Plan]] = {}
         door.watch(self._renewed)
 
-    def fetch(self, head: RequestHead) -> Fetch:
-        """For a request whose other inputs lie in the first `tail_size` bytes of the slot."""
+    def fetch(self, head: RequestHead, *, by_engine: bool = False) -> Fetch:
+        """For a request whose other inputs lie in the first `tail_size` bytes of the slot. The engine may be
+        able to fetch them itself, if that is all there is to do for them."""
         plan = self._plan(head)
         regions = [self._find(move.place, move.owner) for move in plan.moves]
-        return Fetch(head, plan, regions, self.outlets(head.outputs))
+        return Fetch(head, plan, regions, self.outlets(head.outputs), by_engine and plan.by_engine)
 
     def outlets(self, outputs: Sequence[RequestedOutput]) -> Outlets | None:
         """Where the outputs go that are wanted in regions; None when there are none."""
@@ -144,6 +147,7 @@ class _Plan:
     moves: Sequence[_Move]
     checked: Sequence[TensorHead]
     takes_long: bool
+    by_engine: bool  # all of them are in regions, and nobody need look at them
 
 
 def _plan(inputs: Sequence[TensorHead], tail_size: int) -> _Plan:
@@ -165,30 +169,44 @@ def _plan(inputs: Sequence[TensorHead], tail_size: int) -> _Plan:
             checked.append(placed[-1])
     strings = sum(math.prod(head.shape) for head in checked if head.datatype is Datatype.BYTES)
     copied = sum(move.end - move.start for move in moves)
-    return _Plan(placed, end, moves, checked, copied > _AT_ONCE or strings > _FEW_STRINGS)
+    takes_long = copied > _AT_ONCE or strings > _FEW_STRINGS
+    return _Plan(placed, end, moves, checked, takes_long, len(moves) == len(inputs) and not checked)
 
 
 class Fetch:
     """One request on its way from regions to a slot of `size` bytes, where `head` finds all its inputs."""
 
-    __slots__ = ("_plan", "_regions", "head", "outlets", "size", "takes_long")
+    __slots__ = ("_plan", "_regions", "by_engine", "head", "outlets", "size", "takes_long")
 
     def __init__(
-        self, head: RequestHead, plan: _Plan, regions: Sequence[OpenRegion], outlets: Outlets | None
+        self,
+        head: RequestHead,
+        plan: _Plan,
+        regions: Sequence[OpenRegion],
+        outlets: Outlets | None,
+        by_engine: bool,
     ) -> None:
         self._plan = plan
         self._regions = regions
         self.size = plan.size
-        self.takes_long = plan.takes_long
+        self.takes_long = plan.takes_long and not by_engine
         self.outlets = outlets
+        self.by_engine = by_engine
         self.head = RequestHead(
             head.id, plan.inputs, head.outputs, head.options, head.binary_output, plan.size, head.batch
         )
+        if by_engine:
+            self.head.regions = b"".join(
+                PLACE.pack(region.region.number, move.place.offset)
+                for move, region in zip(plan.moves, regions, strict=True)
+            )
 
     def into(self, view: memoryview) -> None:
         """Copy the inputs and look at those that need it. Safe in any thread; raises `InvalidInput`."""
+        if self.by_engine:
+            return
         for move, region in zip(self._plan.moves, self._regions, strict=True):
-            region.read(move.place, view[move.start : move.end], move.owner)
+            region.read(move.place.offset, view[move.start : move.end], move.owner)
         if self._plan.checked:
             bind(self._plan.checked, view)
 

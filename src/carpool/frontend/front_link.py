@@ -34,6 +34,7 @@ from carpool.link.records import (
     OK,
     REACHES,
     READY,
+    REGIONS,
     SEEN,
     SPARE,
     STEP,
@@ -208,8 +209,10 @@ class FrontLink(asyncio.Protocol):
         spare: bool = False,
         details: bytes = b"",
         part: bytes = b"",
+        regions: bytes = b"",
     ) -> None:
-        """Nothing has happened if this raises. `part` says of which trip it is a step."""
+        """Nothing has happened if this raises. `part` says of which trip it is a step, `regions` where its
+        inputs are, if the engine is to fetch them."""
         self._number = number = self._number + 1
         output = call.output
         at, capacity = (0, 0) if output is None else (output.offset, output.capacity)
@@ -225,6 +228,9 @@ class FrontLink(asyncio.Protocol):
         if spare:
             flags |= SPARE
             call.expires = INFINITY  # the engine has a time for it
+        if regions:
+            flags |= REGIONS
+            details = regions + details
         if part:
             flags |= STEP
             details = part + details

@@ -195,9 +195,8 @@ class RemoteDoor(BodySlots):
         call.output = self.arena.allocate(template.capacity)
         try:
             options = head.options
-            link.submit(
-                call, slot.offset + tail, arrived, deadline, options, sender, ready_in, spare, details, part
-            )
+            at, regions = slot.offset + tail, head.regions
+            link.submit(call, at, arrived, deadline, options, sender, ready_in, spare, details, part, regions)
             if trip is not None:  # whose promise holds
                 call.expires = expiry(trip.entry.slo, arrived, deadline)
         except BaseException:
@@ -287,7 +286,8 @@ class RemoteDoor(BodySlots):
         if now is None:
             raise NotFound(f"model '{entry.name}' version {entry.version} is not loaded any more")
         takes_files = now.vision is not None and now.vision["encoded"]
-        if not now.signature.is_like(entry.signature) or (head.encoded and not takes_files):
+        sent_as = (head.encoded and not takes_files) or (head.regions and not now.fetches)
+        if not now.signature.is_like(entry.signature) or sent_as:
             raise Unavailable(f"model '{entry.name}' was replaced; try again", reason="model-replaced")
         return now
 

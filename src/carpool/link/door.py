@@ -156,6 +156,7 @@ class ModelEntry:
     choices: Sequence[str] = ()  # what was chosen for it at loading and why, in words
     drift: Mapping[str, Any] | None = None  # which of its pictures are measured; None: none
     hosted: bool = False  # it runs in a process beside the engine's, which front ends need not know
+    fetches: bool = False  # the engine copies inputs in clients' memory itself, into their batch
     cache: Mapping[str, Any] | None = None  # which answers front ends keep, as its settings say; None: none
     digest: str = ""  # of what it is made of, where answers are kept: the same one answers the same
 

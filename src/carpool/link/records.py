@@ -37,9 +37,10 @@ until its inputs are there, in seconds; priority, the number of its source (0: n
 
 LATEST: Final = 1  # a newer frame of its source takes its place while it waits
 COMING: Final = 2  # its inputs are still to come
-AGAIN: Final = 8  # another server has refused it before
 SPARE: Final = 4  # nobody waits for it: it runs if there is slack
+AGAIN: Final = 8  # another server has refused it before
 STEP: Final = 16  # it is part of a trip through a pipeline: its payload begins with which
+REGIONS: Final = 32  # its inputs are in clients' memory: its payload goes on with where
 
 STEP_PART = struct.Struct("<QQI")
 """The number of its trip, the pipeline's key and the number of the step."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import count
 from mmap import mmap
@@ -15,6 +16,7 @@ from carpool.core.front_load import Outside
 from carpool.errors import CarpoolError
 from carpool.link.door import ModelEntry
 from carpool.link.records import MAX_TEMPLATE_BYTES, MAX_TEMPLATES, RESET, TEMPLATE, ProtocolError, to_engine
+from carpool.memory.client_files import PLACE, OpenRegion, RegionReads, find_regions
 from carpool.memory.layout import CUTS, ENCODED, FILE_AT, TensorPlace, bind_file, declared_places, end_of
 from carpool.memory.picture_leases import KEPT_FILE, crops_in
 from carpool.types import DATATYPES, Array, Datatype, RequestedOutput, RequestOptions, Signature
@@ -93,6 +95,18 @@ class ServedTemplate:
             return inputs
         view = memoryview(memory)[offset : offset + self.extent]
         return {tensor.name: tensor.data for tensor in bind(self.heads, view)}
+
+    def reads(self, payload: bytes, regions: Mapping[int, OpenRegion]) -> tuple[RegionReads, bytes]:
+        """Inputs that are in clients' memory, for whoever makes their batch; and what the payload says beyond
+        that. Raises `InvalidInput` for a region that is gone."""
+        if self.entry is None or not self.entry.fetches or not self.plain:
+            raise ProtocolError("inputs in clients' memory, which nobody reads there")
+        size = PLACE.size * len(self.heads)
+        named = [(head.name, head.size) for head in self.heads]
+        try:
+            return find_regions(payload[:size], named, regions), payload[size:]
+        except (ValueError, struct.error) as error:
+            raise ProtocolError(f"inputs in clients' memory: {error}") from None
 
 
 def read_template(payload: bytes, entry_of: Callable[[int], ModelEntry | None]) -> ServedTemplate:

@@ -1,7 +1,10 @@
 """The files behind clients' shared memory: opened with care, read and written without ever being mapped.
 
 A client can shrink its memory whenever it likes, and a process that touches a map beyond the end of its file
-is killed for it. `pread` and `pwrite` only come back short. For 150 KB they take 4 µs more than a map.
+is killed for it. `pread` and `pwrite` only come back short. For 150 KB they take 4 µs more than a map. And
+what was copied stays as it is: a model that reads a client's own memory would check an index and use another.
+
+So a tensor is copied once, to where it is needed: into its batch, by whoever makes that (`RegionReads`).
 """
 
 from __future__ import annotations
@@ -9,10 +12,13 @@ from __future__ import annotations
 import os
 import re
 import stat
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from carpool.errors import InvalidInput
-from carpool.types import SharedMemory
+from carpool.types import Array, SharedMemory
 
 FOLDER = "/dev/shm"
 
@@ -87,17 +93,18 @@ class OpenRegion:
                 field=f"{owner}.parameters.shared_memory_byte_size",
             )
 
-    def read(self, place: SharedMemory, into: memoryview, owner: str) -> None:
-        """Fill `into`, which is as long as the place. Safe in any thread."""
-        start, wanted, done = self.region.offset + place.offset, len(into), 0
-        while done < wanted:
-            try:
-                count = os.preadv(self._fd, [into[done:]], start + done)
-            except OSError as error:
-                raise self._unusable(owner, f"cannot be read: {error.strerror}") from None
-            if not count:
-                raise self._unusable(owner, f"has shrunk: {done} of {wanted} bytes are there")
-            done += count
+    def read(self, offset: int, into: memoryview, owner: str) -> None:
+        """Fill `into`, contiguous memory, with what begins there in the region. Safe in any thread."""
+        start, wanted = self.region.offset + offset, into.nbytes
+        try:
+            done = os.preadv(self._fd, [into], start)
+            while done < wanted:
+                count = os.preadv(self._fd, [into.cast("B")[done:]], start + done)
+                if not count:
+                    raise self._unusable(owner, f"has shrunk: {done} of {wanted} bytes are there")
+                done += count
+        except OSError as error:
+            raise self._unusable(owner, f"cannot be read: {error.strerror}") from None
 
     def write(self, place: SharedMemory, data: bytes | bytearray | memoryview, owner: str) -> None:
         """Put the bytes at the start of the place, which has room for them. Safe in any thread."""
@@ -114,3 +121,47 @@ class OpenRegion:
     def _unusable(self, owner: str, why: str) -> InvalidInput:
         field = f"{owner}.parameters.shared_memory_region"
         return InvalidInput(f"{owner}: region '{self.region.name}' {why}", field=field)
+
+
+class RegionRead(NamedTuple):
+    """One tensor in a client's memory."""
+
+    region: OpenRegion
+    offset: int
+
+
+class RegionReads:
+    """The inputs of one request that are still in clients' memory, for the thread that needs them."""
+
+    __slots__ = ("_reads",)
+
+    def __init__(self, reads: Mapping[str, RegionRead]) -> None:
+        self._reads = reads
+
+    def into(self, name: str, array: Array) -> None:
+        """Raises `InvalidInput` for what is not there any more."""
+        read = self._reads[name]
+        read.region.read(read.offset, array.data, f"input '{name}'")
+
+
+PLACE = struct.Struct("<QQ")
+"""What front ends say of each such input: the number of its region, and where in that it begins."""
+
+
+def find_regions(
+    places: bytes, named: Sequence[tuple[str, int]], regions: Mapping[int, OpenRegion]
+) -> RegionReads:
+    """`named` are the inputs and their sizes. Raises `InvalidInput` for a region that is gone, ValueError for
+    what a front end never says."""
+    reads: dict[str, RegionRead] = {}
+    for (number, offset), (name, size) in zip(PLACE.iter_unpack(places), named, strict=True):
+        region = regions.get(number)
+        if region is None:
+            raise InvalidInput(
+                f"Unable to find shared memory region, for input '{name}'; it is not registered any more",
+                field=f"input '{name}'.parameters.shared_memory_region",
+            )
+        if offset + size > region.region.byte_size:
+            raise ValueError(f"input '{name}' reaches beyond its region")
+        reads[name] = RegionRead(region, offset)
+    return RegionReads(reads)

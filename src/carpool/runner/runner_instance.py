@@ -48,6 +48,7 @@ class RequestInMemory:
 
     __slots__ = ("encoded", "images", "inputs", "lease", "memory", "template", "wanted")
     may_omit = False
+    reads = None  # front ends have copied what is in clients' memory
 
     details = b""  # for models of other processes
 

@@ -53,6 +53,7 @@ class RequestHead:
     batch: int = 1  # right once the head was checked against a model
     encoded: bool = False  # the tail is a picture's file behind its length; only within the server
     plain: bool = False  # once checked: any bytes of the right size are good, and nobody need look at them
+    regions: bytes = b""  # from where in clients' memory the engine is to fetch its inputs, all of them
 
 
 def parse_head(json: Buffer, model: str = "") -> RequestHead:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 import threading
 import zlib
@@ -29,7 +30,7 @@ MANY = 20_000
 
 @pytest.fixture(scope="module")
 def front() -> Iterator[FrontEnd]:
-    with front_end(*models(), echo("long", Datatype.UINT8)) as running:
+    with front_end(*models(), echo("long", Datatype.UINT8), slots=400) as running:
         yield running
 
 
@@ -69,6 +70,49 @@ def test_a_connection_may_be_cut_anywhere(front: FrontEnd) -> None:
         for position in range(len(sent)):
             client.send(sent[position : position + 1])
         assert is_good(client.answer(1))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_long_messages_side_by_side_in_frames_of_any_size(front: FrontEnd, seed: int) -> None:
+    """Whole frames of one message are taken together, as far as they are here: nothing may get lost between
+    them, nor into another's message."""
+    chance = random.Random(seed)
+    sent = {stream: chance.randbytes(chance.randrange(20_000, 300_000)) for stream in (1, 3, 5)}
+    rest = {stream: framed(long_message(content)) for stream, content in sent.items()}
+    frames = [head(stream) for stream in sent]
+    while rest:
+        stream = chance.choice((*rest, min(rest)))
+        size = chance.choice((0, 1, 15, 16, 1023, 1024, 5000, 16_384, 100_000))
+        piece, rest[stream] = rest[stream][:size], rest[stream][size:]
+        if rest[stream]:
+            flags = chance.choice((0, 0, 0, 0, h2.PADDED))
+            padding = b"\x03" if flags else b""
+            frames.append(data(stream, padding + piece + bytes(len(padding) and 3), flags))
+        else:
+            del rest[stream]
+            frames.append(data(stream, piece, h2.END_STREAM))
+    answers, waiting = dict.fromkeys(sent, b""), set(sent)
+    room = h2.settings({h2.INITIAL_WINDOW_SIZE: 1 << 24}) + window_update(0, 1 << 24)
+    with wire(front, h2.PREFACE + room) as client:
+        threading.Thread(target=client.send, args=frames).start()
+        for found in client.frames():
+            assert found.kind not in (h2.GOAWAY, h2.RST_STREAM), found
+            if found.kind == h2.DATA:
+                answers[found.stream] += found.payload
+            if found.kind != h2.SETTINGS and found.flags & h2.END_STREAM:
+                waiting.discard(found.stream)
+            if not waiting:
+                break
+    for stream, answer in answers.items():
+        assert pb.ModelInferResponse.FromString(answer[5:]).raw_output_contents[0] == sent[stream]
+    front.until_slots_are_back()
+
+
+def long_message(content: bytes) -> bytes:
+    request = pb.ModelInferRequest(model_name="long")
+    request.inputs.add(name="x", datatype="UINT8", shape=[1, len(content)])
+    request.raw_input_contents.append(content)
+    return bytes(request.SerializeToString())
 
 
 def test_every_byte_in_a_frame_of_its_own_and_nothing_between_them(client: Wire) -> None:

@@ -14,7 +14,7 @@ from carpool.frontend.grpc.grpc_handlers import Handlers
 from carpool.frontend.grpc.grpc_service import Service
 from carpool.frontend.grpc.h2_connection import H2Connection
 from carpool.frontend.grpc.h2_shared import H2Shared
-from carpool.frontend.http.http_server import BACKLOG
+from carpool.frontend.http.http_server import accept
 from carpool.frontend.http.limits import Limits
 from carpool.frontend.pictures.workers import threads_for
 from carpool.link.door import Door
@@ -52,22 +52,13 @@ class GrpcServer:
         handlers = Handlers(self.service, None if access is None else access.guard)
         shared = self._shared = H2Shared(self.service, handlers.find, limits)
         self._timer = loop.call_later(limits.sweep_s, self._sweep)
-        tls = None if access is None else access.context
 
         def accepted() -> H2Connection:
             self._descriptors.connected(len(shared.connections))
             return H2Connection(shared)
 
-        for listening in sockets:
-            listener = await loop.create_server(
-                accepted,
-                sock=listening,
-                backlog=BACKLOG,
-                ssl=tls,
-                ssl_handshake_timeout=None if tls is None else limits.header_timeout_s,
-                ssl_shutdown_timeout=None if tls is None else limits.linger_timeout_s,
-            )
-            self._listeners.append(listener)
+        tls = None if access is None else access.context
+        self._listeners = await accept(sockets, accepted, limits, tls)
 
     async def stop(self, within_s: float) -> int:
         """Refuse what is new, finish what has begun, cut off the rest; returns how many were cut off."""

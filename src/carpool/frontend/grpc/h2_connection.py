@@ -24,12 +24,11 @@ from carpool.frontend.grpc.rpc_heads import CallHead, HeadReader, Status, refuse
 PREFACE, OPEN, LEAVING, CLOSED = range(4)
 
 _MUCH = 16 * 1024  # what is read at once beyond this counts as work of the turn
-_DIRECT = 4096  # bytes of a message that are worth a read of their own
+_DIRECT = 32 * 1024  # bytes of a message that are worth a read of their own
 _UNSENT = 256 * 1024  # what may wait in the transport before calls wait, too
 _SECONDS_PER_TURN = 0.001
 _MOST_CREDIT = 1000
 _CREDIT_PER_S = 100
-_SMALL = 16  # bytes of a frame that is hardly worth its head
 _MOST_EARLY = 1024
 _MOST_SETTINGS = 64
 _KEEPALIVE_S = 60.0  # a client that is gone is noticed within this and the next
@@ -78,8 +77,7 @@ class H2Connection(asyncio.BufferedProtocol):
         self._window = CONNECTION_WINDOW
         self._owed = 0  # of the window, used and not given back yet
         self._data_bytes = 0
-        self._mark = 0  # how much data there was when the window of time began
-        self._mark_at = 0.0
+        self._mark, self._mark_at = 0, 0.0  # how much data there was when the window of time began
         # what is sent
         self.outgoing = Outgoing(shared.loop, self._sent, self._earn)
         self._pinged_at = 0.0
@@ -101,9 +99,8 @@ class H2Connection(asyncio.BufferedProtocol):
         self._abandon()
 
     def get_buffer(self, _sizehint: int) -> bytearray | memoryview:
-        receiver = self._receiver
-        if receiver is not None and self._left >= _DIRECT:
-            room = receiver.room()
+        if self._receiver is not None and self._left >= _DIRECT:
+            room = self._receiver.room()
             if room is not None and len(room) >= _DIRECT:
                 self._direct = True
                 return room[: self._left]
@@ -118,7 +115,7 @@ class H2Connection(asyncio.BufferedProtocol):
         if nbytes >= _MUCH:
             turns.spend(nbytes)
         if self._direct:
-            self._received_directly(nbytes)
+            self._received(nbytes)
         elif self._ahead:
             data, self._ahead = self._ahead + self._shared.buffer[:nbytes], b""
             self._work(data, len(data))
@@ -264,6 +261,8 @@ class H2Connection(asyncio.BufferedProtocol):
         view = memoryview(data)
         ends = monotonic() + _SECONDS_PER_TURN
         while position < end and self._phase != CLOSED:
+            if monotonic() >= ends:
+                return position, True
             if self._left or self._pad:
                 position += self._take_payload(view[position:end])
                 continue
@@ -275,6 +274,10 @@ class H2Connection(asyncio.BufferedProtocol):
             number &= h2.LARGEST_WINDOW
             self._check_frame(kind, length)
             if kind == h2.DATA:
+                after = self._take_frames(data, position, end, number)
+                if after > position:
+                    position = after
+                    continue
                 padded = flags & h2.PADDED and length
                 if padded and start == end:
                     break
@@ -289,8 +292,6 @@ class H2Connection(asyncio.BufferedProtocol):
             else:
                 position = start + length
                 self._frames[kind](self, flags, number, view[start:position])
-                if kind == h2.HEADERS and monotonic() >= ends:
-                    return position, position < end
         return position, False
 
     def _check_frame(self, kind: int, length: int) -> None:
@@ -304,14 +305,31 @@ class H2Connection(asyncio.BufferedProtocol):
         if kind in (h2.HEADERS, h2.CONTINUATION):
             if len(self._block) + length > self._shared.longest_block:
                 raise Breach(Code.ENHANCE_YOUR_CALM, "a head is too long")
+        elif h2.SIZES.get(kind, length) != length:
+            raise Breach(Code.FRAME_SIZE_ERROR, f"a frame of kind {kind} has {h2.SIZES[kind]} bytes")
         elif h2.CONTINUATION > kind > h2.DATA and length > h2.SMALLEST_FRAME:
             raise Breach(Code.ENHANCE_YOUR_CALM, "a frame is too long for what it says")
 
     # ── data ──
 
-    def _begin_data(self, flags: int, number: int, length: int, pad: int) -> None:
-        if (pad >= length and pad >= 0) or (flags & h2.PADDED and not length):
-            raise Breach(Code.PROTOCOL_ERROR, "a frame has more padding than bytes")
+    def _take_frames(self, data: bytes | bytearray, position: int, end: int, number: int) -> int:
+        """The next of a message, in whole frames: as much of it as is here. Returns where the rest begins."""
+        rpc = self._rpcs.get(number)
+        room = None if rpc is None or rpc.ended else rpc.room()
+        if rpc is None or room is None:
+            return position
+        most = min(rpc.window, self._window)
+        position, count = h2.copy_data(data, position, end, number, room[:most] if most < len(room) else room)
+        if count:
+            self._used(count)
+            self._data_bytes += count
+            rpc.window -= count
+            rpc.received += count
+            rpc.filled(count)
+        return position
+
+    def _used(self, length: int) -> None:
+        """So much of the connection's window."""
         self._window -= length
         self._owed += length
         if self._window < 0:
@@ -320,6 +338,11 @@ class H2Connection(asyncio.BufferedProtocol):
             self.outgoing.send(h2.window_update(0, self._owed))
             self._window += self._owed
             self._owed = 0
+
+    def _begin_data(self, flags: int, number: int, length: int, pad: int) -> None:
+        if (pad >= length and pad >= 0) or (flags & h2.PADDED and not length):
+            raise Breach(Code.PROTOCOL_ERROR, "a frame has more padding than bytes")
+        self._used(length)
         self._left, self._pad = (length, 0) if pad < 0 else (length - 1 - pad, pad)
         self._ends = bool(flags & h2.END_STREAM)
         rpc = self._rpcs.get(number)
@@ -334,7 +357,7 @@ class H2Connection(asyncio.BufferedProtocol):
             if rpc.window < 0:
                 self._reset(rpc, Code.FLOW_CONTROL_ERROR)
                 rpc = None
-            elif length < _SMALL and not self._ends:
+            elif length < h2.SMALL and not self._ends:
                 self._spend(1)
         self._receiver = rpc
         if not self._left and not self._pad:
@@ -344,7 +367,7 @@ class H2Connection(asyncio.BufferedProtocol):
         if not number & 1 or number > self._last:
             raise Breach(Code.PROTOCOL_ERROR, "data of a stream that was never opened")
         if number in self._early:
-            self._spend(1 if length < _SMALL else 0)
+            self._spend(1 if length < h2.SMALL else 0)
             if self._ends:
                 del self._early[number]
         else:
@@ -354,35 +377,28 @@ class H2Connection(asyncio.BufferedProtocol):
     def _take_payload(self, data: memoryview) -> int:
         """Some of the frame of data, or of its padding; returns how much of it."""
         count = min(self._left, len(data))
-        if not count:
+        if count:
+            self._received(count, data[:count])
+        else:
             count = min(self._pad, len(data))
             self._pad -= count
             if not self._pad:
                 self._data_done()
-            return count
+        return count
+
+    def _received(self, count: int, data: memoryview | None = None) -> None:
+        """So much of the frame; without `data`, the loop has read it straight into the message."""
         self._left -= count
         self._data_bytes += count
         rpc = self._receiver
         done = not self._left and not self._pad
         if rpc is not None and not rpc.over:
-            if done and self._ends:
-                rpc.ended = True
-            rpc.take(data[:count])
+            rpc.ended = done and self._ends  # before it is answered
+            if data is None:
+                rpc.filled(count)
+            else:
+                rpc.take(data)
         if done:
-            self._data_done()
-        return count
-
-    def _received_directly(self, count: int) -> None:
-        """Into a message, by the loop."""
-        rpc = self._receiver
-        assert rpc is not None
-        self._left -= count
-        self._data_bytes += count
-        if self._left or self._pad:
-            rpc.filled(count)
-        else:
-            rpc.ended = self._ends  # before it is answered
-            rpc.filled(count)
             self._data_done()
 
     def _data_done(self) -> None:
@@ -405,7 +421,7 @@ class H2Connection(asyncio.BufferedProtocol):
         if flags & h2.HAS_PRIORITY:
             if end - start < 5:
                 raise Breach(Code.FRAME_SIZE_ERROR, "a priority is cut off")
-            if _number(payload[start : start + 4]) == number:
+            if h2.read_number(payload[start : start + 4]) == number:
                 raise Breach(Code.PROTOCOL_ERROR, "a stream depends on itself")
             start += 5
         if not number & 1:
@@ -421,7 +437,7 @@ class H2Connection(asyncio.BufferedProtocol):
     def _on_continuation(self, flags: int, number: int, payload: memoryview) -> None:
         if not number or number != self._block_number:
             raise Breach(Code.PROTOCOL_ERROR, "there is nothing to continue")
-        self._spend(1 if len(payload) >= _SMALL else 4)
+        self._spend(1 if len(payload) >= h2.SMALL else 4)
         self._block += payload
         if flags & h2.END_HEADERS:
             block, self._block, self._block_number = self._block, b"", 0
@@ -487,14 +503,10 @@ class H2Connection(asyncio.BufferedProtocol):
         self._spend(1)
         if not number:
             raise Breach(Code.PROTOCOL_ERROR, "a priority of no stream")
-        if len(payload) != 5:
-            raise Breach(Code.FRAME_SIZE_ERROR, "a priority has five bytes")
-        if _number(payload[:4]) == number:
+        if h2.read_number(payload[:4]) == number:
             raise Breach(Code.PROTOCOL_ERROR, "a stream depends on itself")
 
     def _on_reset(self, _flags: int, number: int, payload: memoryview) -> None:
-        if len(payload) != 4:
-            raise Breach(Code.FRAME_SIZE_ERROR, "RST_STREAM has four bytes")
         self._check_opened(number)
         rpc = self._rpcs.get(number)
         self._early.pop(number, None)
@@ -517,7 +529,7 @@ class H2Connection(asyncio.BufferedProtocol):
         self._settled = True
         for name, value in h2.SETTING.iter_unpack(payload):
             self.outgoing.set(name, value, self._rpcs.values())
-        self.outgoing.send(_SETTINGS_SEEN)
+        self.outgoing.send(h2.SETTINGS_SEEN)
         self.outgoing.pump_all()
 
     def _on_push(self, _flags: int, _number: int, _payload: memoryview) -> None:
@@ -526,8 +538,6 @@ class H2Connection(asyncio.BufferedProtocol):
     def _on_ping(self, flags: int, number: int, payload: memoryview) -> None:
         if number:
             raise Breach(Code.PROTOCOL_ERROR, "a ping of a stream")
-        if len(payload) != 8:
-            raise Breach(Code.FRAME_SIZE_ERROR, "a ping has eight bytes")
         self._spend(1)
         if not flags & h2.ACK:
             self.outgoing.send(h2.frame(h2.PING, h2.ACK, 0, bytes(payload)))
@@ -545,9 +555,7 @@ class H2Connection(asyncio.BufferedProtocol):
         self._final = True
 
     def _on_window(self, _flags: int, number: int, payload: memoryview) -> None:
-        if len(payload) != 4:
-            raise Breach(Code.FRAME_SIZE_ERROR, "WINDOW_UPDATE has four bytes")
-        more = _number(payload)
+        more = h2.read_number(payload)
         self._spend(1)
         if not number:
             self.outgoing.widen(more)
@@ -640,10 +648,3 @@ class H2Connection(asyncio.BufferedProtocol):
         for rpc in rpcs.values():
             self._shared.calls -= 1
             rpc.leave()
-
-
-def _number(payload: memoryview) -> int:
-    return int(h2.NUMBER.unpack(payload)[0]) & h2.LARGEST_WINDOW
-
-
-_SETTINGS_SEEN = h2.frame(h2.SETTINGS, h2.ACK, 0)

@@ -19,6 +19,8 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
     range(10)
 )
+SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
+"""Of those that always have the same."""
 END_STREAM = ACK = 0x1
 END_HEADERS = 0x4
 PADDED = 0x8
@@ -40,10 +42,12 @@ NUMBER = Struct(">L")
 DEFAULT_WINDOW = 65_535
 LARGEST_WINDOW = 2**31 - 1
 SMALLEST_FRAME, LARGEST_FRAME = 1 << 14, (1 << 24) - 1
+SMALL = 16  # bytes of a frame that is hardly worth its head
 
 NO_TABLE = b"\x20"
 """At the start of a block: the writer uses no dynamic table. Needed once, if a peer has changed its size."""
 
+_MANY = 1024  # bytes of a frame that is taken with others: so many frames take no time worth a look
 _TABLE_BYTES = HeaderTable.DEFAULT_SIZE
 _FIELD_BYTES = 32  # what a field counts beside its name and value
 _MOST_FIELDS = 512
@@ -95,6 +99,33 @@ def settings(values: dict[int, int]) -> bytes:
 def goaway(last: int, code: Code, words: str = "") -> bytes:
     return frame(GOAWAY, 0, 0, NUMBER.pack(last) + NUMBER.pack(code) + words.encode()[:256])
 
+
+def read_number(payload: memoryview) -> int:
+    return int(NUMBER.unpack(payload)[0]) & LARGEST_WINDOW
+
+
+def copy_data(
+    data: bytes | bytearray, position: int, end: int, stream: int, into: memoryview
+) -> tuple[int, int]:
+    """Frames of data of one stream that are here whole, one behind the other, as far as there is room for
+    what they bring: copied, without what stands before each. Those that end the stream, are padded or hardly
+    worth their heads are for others to take. Returns where the rest begins, and how much was copied.
+
+    Many clients cut messages into frames of 16 KiB, and what is done for each costs more than to copy it.
+    """
+    view, room, copied = memoryview(data), len(into), 0
+    while position + FRAME_BYTES <= end:
+        high, low, kind, flags, number = FRAME.unpack_from(data, position)
+        start, length = position + FRAME_BYTES, high << 8 | low
+        stop, filled = start + length, copied + length
+        if kind or flags or number != stream or stop > end or filled > room or length < _MANY:
+            break
+        into[copied:filled] = view[start:stop]
+        position, copied = stop, filled
+    return position, copied
+
+
+SETTINGS_SEEN = frame(SETTINGS, ACK, 0)
 
 # ── header blocks ──
 

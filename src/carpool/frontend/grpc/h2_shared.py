@@ -37,7 +37,7 @@ class H2Shared:
         self.limits = limits
         self.loop = loop = asyncio.get_running_loop()
         self.turns = Turns(loop)
-        self.buffer = bytearray(16 * KIB)
+        self.buffer = bytearray(64 * KIB)  # each connection may keep so much that waits for its turn
         self.connections: set[H2Connection] = set()
         self.stalled: set[Outgoing] = set()
         self.calls = 0  # under way, on all connections

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from carpool.config.server import LOCALHOST
 from carpool.errors import ConfigError
@@ -94,6 +94,27 @@ def _bound(family: int, address: tuple[object, ...], *, shared: bool) -> socket.
     return bound
 
 
+async def accept(
+    sockets: Sequence[socket.socket],
+    accepted: Callable[[], asyncio.BaseProtocol],
+    limits: Limits,
+    tls: ssl.SSLContext | None,
+) -> list[asyncio.Server]:
+    """Begin to accept, for any protocol; the sockets are the servers' from now on."""
+    loop = asyncio.get_running_loop()
+    return [
+        await loop.create_server(
+            accepted,
+            sock=listening,
+            backlog=BACKLOG,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else limits.header_timeout_s,
+            ssl_shutdown_timeout=None if tls is None else limits.linger_timeout_s,
+        )
+        for listening in sockets
+    ]
+
+
 class HttpServer:
     """Serves one app on some sockets until it is stopped. To be used from its loop's thread."""
 
@@ -125,16 +146,7 @@ class HttpServer:
             self._descriptors.connected(len(shared.connections))
             return Connection(shared)
 
-        for listening in sockets:
-            listener = await loop.create_server(
-                accepted,
-                sock=listening,
-                backlog=BACKLOG,
-                ssl=tls,
-                ssl_handshake_timeout=None if tls is None else self._limits.header_timeout_s,
-                ssl_shutdown_timeout=None if tls is None else self._limits.linger_timeout_s,
-            )
-            self._listeners.append(listener)
+        self._listeners = await accept(sockets, accepted, self._limits, tls)
 
     @property
     def connections(self) -> int:
