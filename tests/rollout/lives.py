@@ -73,7 +73,7 @@ async def life(
     """`shared` is where replicas, each with a `state` of its own, share rollouts."""
     engine = Engine(folder / models)
     host = EngineHost(engine)
-    given = {"rollout_state": shared, "cache_secret": "sixteen characters"}
+    given: dict[str, Any] = {"rollout_state": shared, "cache_secret": "sixteen characters"}
     desk = RolloutDesk(host, ServerSettings(state_dir=folder / state, allow_rollouts=True, **given))
     catalogs: list[Catalog] = []
     host.listen(catalogs.append)
