@@ -39,7 +39,7 @@ NOT_CACHED = {
 }
 """With any of these, a request is not looked up."""
 CHANGES_NOTHING = {
-    "RequestHead": ("id", "tail_size", "batch", "encoded", "plain"),  # most follow from the inputs
+    "RequestHead": ("id", "tail_size", "batch", "encoded", "plain", "regions"),  # most follow from the inputs
     "TensorHead": ("offset", "data"),  # where the bytes were: they themselves are in the key
     "RequestOptions": ("priority", "timeout", "source", "latest"),
 }
