@@ -340,6 +340,7 @@ def test_an_archive(site: Site, tmp_path: Path, kind: str) -> None:
         packed("tar.gz", {"a/x": b"0" * 100_000}),
         b"<html>not an archive</html>",
     ],
+    ids=["above", "from the root", "a link", "a bomb", "a page"],  # an archive's bytes have the time in them
 )
 def test_archives_that_are_not_taken(site: Site, tmp_path: Path, data: bytes) -> None:
     site.files["/m.tar.gz"] = data
