@@ -49,6 +49,7 @@ def test_every_variable_reaches_its_setting() -> None:
         "task": "pose",
         "metrics_config": "histogram_latencies=true",
         "cache_url": "redis://localhost",
+        "rollout_state": "file:/r",
         "cache_secret": "known to all that share",
     }
     numbers = {

@@ -98,11 +98,11 @@ def test_reading_gives_the_bytes_that_are_there_or_says_so(
         file.shrink(cut)
         into = memoryview(bytearray(size))
         if offset + start + size <= cut or not size:
-            region.read(place, into, "input 'x'")
+            region.read(place.offset, into, "input 'x'")
             assert bytes(into) == CONTENT[offset + start :][:size]
         else:
             with pytest.raises(InvalidInput, match="has shrunk") as raised:
-                region.read(place, into, "input 'x'")
+                region.read(place.offset, into, "input 'x'")
             assert raised.value.field == "input 'x'.parameters.shared_memory_region"
 
 

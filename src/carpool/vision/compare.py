@@ -333,7 +333,8 @@ def _partners(
     }
     lone, sure = len(missing.listed) + len(extra.listed), len(mine) + len(theirs)
     if not lone:
-        apart = sum(1.0 - alike for alike in close[rows, columns].tolist()) / max(1, len(rows))
+        found = [*close[rows, columns].tolist(), *(close[row, theirs[place]] for place, row in back.items())]
+        apart = sum(1.0 - alike for alike in found) / max(1, len(found))
         return Difference(False, apart, "each has its partner", details)
     told = [
         f"{text} only {where}"

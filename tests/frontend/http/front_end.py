@@ -137,7 +137,9 @@ def front_end(
     with serving(app, **limits) as server:
         try:
             yield FrontEnd(server, door, app)
-            if cache is not None:  # which audits its answers in threads, and nobody waits for that
+            if cache is not None or any(
+                model.cache is not None for model in given
+            ):  # which audits its answers in threads, and nobody waits for that
                 server.call(lambda: None)  # what is begun right behind the last answer has begun
                 until(lambda: not door.slots_in_use)
         finally:
