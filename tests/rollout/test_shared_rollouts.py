@@ -109,8 +109,8 @@ def test_counts_add_up_and_prove_a_step_together(tmp_path: Path, place: Path) ->
                 watched(one).record.counts = Counts(Side(answers=250), Side(answers=250))
             await all_in(lives, "standby")
             for one in lives:
-                line = one.status()["history"][-2]
-                assert line["from"] == "canary"
+                lines = one.status()["history"]  # who looks later may go two steps at once
+                assert "canary" in {line["from"] for line in lines}
             await until(lambda: all(one.serves == "2" for one in lives))
             shared = lives[0].status()["shared"]
             assert (shared["reached"], len(shared["replicas"])) == (True, 2)
