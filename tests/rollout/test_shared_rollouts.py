@@ -75,6 +75,7 @@ def test_one_rollout_for_all_and_an_abort_anywhere_is_one_everywhere(
         async with replicas(tmp_path, where, ("a", "b", "c")) as lives:
             await all_in(lives, "canary", 1)
             assert len({watched(one).record.mark for one in lives}) == 1, "whoever was first began it for all"
+            await until(lambda: all("m" in one.host.catalog.routes for one in lives))  # told behind the state
             assert len({one.host.catalog.routes["m"].salt for one in lives}) == 1
             await lives[1].act("promote")
             await all_in(lives, "canary", 2)
