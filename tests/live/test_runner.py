@@ -47,6 +47,7 @@ NETWORK = """
             if (first == 13).any():
                 raise ValueError("thirteen is unlucky")
             while (first == 15).any() and not os.path.exists("GO"):
+                open("GO.waited-for", "w").close()
                 time.sleep(0.002)
             if (first == 16).any():
                 os._exit(3)
