@@ -36,22 +36,21 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_instance_outlives_its_test() -> Iterator[None]:
-    """A thread that runs a model's batches would raise, or write, in the midst of some later test. Those of a
-    server that several tests share were there before, and those of `batched` live as long as the process."""
-    before = set(_instances())
+    """A thread that runs a model's batches would raise, or write, in the midst of some later test. A server
+    that several tests share may start some that live on with it, and those of `batched` live for ever."""
+    before = set(threading.enumerate())
     yield
+    left = {thread for thread in threading.enumerate() if thread.name.endswith(_INSTANCE)} - before
+    if not left or any(thread.is_alive() for thread in before if thread.name == _SERVER):
+        return
     end = time.monotonic() + _PATIENCE_S
-    for thread in _instances() - before:
-        thread.join(max(0.0, end - time.monotonic()))
-        assert not thread.is_alive(), f"{thread.name} goes on when the test is over: close what started it"
+    batchers = {thread.name for thread in threading.enumerate() if thread.name.endswith("-batcher")}
+    for thread in left:
+        if thread.name.replace(_INSTANCE, "-batcher") not in batchers:
+            thread.join(max(0.0, end - time.monotonic()))
+            assert not thread.is_alive(), f"{thread.name} goes on when the test is over: close what began it"
 
 
 _PATIENCE_S = 30.0
-_KIND = "-instance"
-
-
-def _instances() -> set[threading.Thread]:
-    threads = threading.enumerate()
-    batchers = [thread.name for thread in threads if thread.name.endswith("-batcher")]
-    parked = {name.removesuffix("-batcher") + _KIND for name in batchers}
-    return {thread for thread in threads if thread.name.endswith(_KIND) and thread.name not in parked}
+_INSTANCE = "-instance"
+_SERVER = "whole-server"  # frontend/whole_server.py
