@@ -5,7 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import threading
+import time
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from later import many
@@ -28,3 +32,25 @@ def pytest_collection_finish() -> None:
     """What was imported stays: whoever collects garbage in a test need not look through all of it again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _no_instance_outlives_its_test() -> Iterator[None]:
+    """A thread that runs a model's batches would raise, or write, in the midst of some later test. A server
+    that several tests share may start some that live on with it, and those of `batched` live for ever."""
+    before = set(threading.enumerate())
+    yield
+    left = {thread for thread in threading.enumerate() if thread.name.endswith(_INSTANCE)} - before
+    if not left or any(thread.is_alive() for thread in before if thread.name == _SERVER):
+        return
+    end = time.monotonic() + _PATIENCE_S
+    batchers = {thread.name for thread in threading.enumerate() if thread.name.endswith("-batcher")}
+    for thread in left:
+        if thread.name.replace(_INSTANCE, "-batcher") not in batchers:
+            thread.join(max(0.0, end - time.monotonic()))
+            assert not thread.is_alive(), f"{thread.name} goes on when the test is over: close what began it"
+
+
+_PATIENCE_S = 30.0
+_INSTANCE = "-instance"
+_SERVER = "whole-server"  # frontend/whole_server.py

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import os
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -151,10 +151,12 @@ class Stage:
 
 
 @pytest.fixture(name="stage")
-def scripted_stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
+def scripted_stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     stage = Stage()
     monkeypatch.setattr("carpool.backends.load", stage.load)
-    return stage
+    yield stage
+    for event in (stage.loading, stage.riding, stage.dying):  # no thread waits when the test is over
+        event.set()
 
 
 async def ask(engine: Engine, name: str = "m", version: str = "", x: float = 0.0) -> float:

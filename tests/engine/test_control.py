@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,18 @@ from carpool.errors import (
 )
 from carpool.link.door import LoadingStep
 from carpool.observe.prometheus import Exposition
-from engine.scripted import Stage, ask, model, run, scripted_stage, settings, states, until, weights
+from engine.scripted import (
+    PATIENCE_S,
+    Stage,
+    ask,
+    model,
+    run,
+    scripted_stage,
+    settings,
+    states,
+    until,
+    weights,
+)
 
 __all__ = ["scripted_stage"]
 
@@ -131,6 +143,27 @@ def test_the_old_one_is_freed_when_its_last_rider_has_left(tmp_path: Path, stage
             assert stage.open == [2.0]
 
     run(story())
+
+
+def test_a_batch_that_outlives_the_engine_frees_its_model_and_raises_nothing(
+    tmp_path: Path, stage: Stage
+) -> None:
+    model(tmp_path, v1=1.0)
+
+    async def story() -> None:
+        engine = Engine(tmp_path)
+        await engine.start()
+        rider = await riding(engine)
+        await engine.stop(0.0)
+        with pytest.raises(Unavailable):
+            await rider
+
+    run(story())
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "m-instance")
+    assert stage.open == [1.0]
+    stage.riding.set()  # it reports to a loop that has ended
+    thread.join(PATIENCE_S)
+    assert stage.open == []
 
 
 def test_what_leaves_is_kept_until_everybody_who_sends_knows(tmp_path: Path, stage: Stage) -> None:

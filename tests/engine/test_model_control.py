@@ -147,13 +147,14 @@ def test_an_engine_that_comes_back_has_what_the_last_one_had(tmp_path: Path, sta
     table = Table(bytearray(table_bytes(2)))
     given = {"model_control_mode": "explicit", "load_models": ("a", "b")}
 
-    async def before() -> None:
+    async def before() -> EngineHost:
         desk, host = desk_of(tmp_path, table, **given)
         await desk.open(quiet)
         await host.ask("load", {"model": "c"})
         await host.ask("load", {"model": "d"})
         await host.ask("unload", {"model": "a"})
         await until(lambda: not host.engine.fleet.leaving)
+        return host
 
     async def after() -> None:
         table.block(1).server.add(RESTARTS["engine"])
@@ -167,8 +168,9 @@ def test_an_engine_that_comes_back_has_what_the_last_one_had(tmp_path: Path, sta
         await host.drain(5.0)
 
     async def both() -> None:
-        await before()  # and then it dies, without a word
+        dead = await before()  # it says no word to who comes after
         await after()
+        await dead.drain(5.0)  # here a process would end, and its threads with it
 
     run(both())
 

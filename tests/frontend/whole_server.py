@@ -85,7 +85,7 @@ def whole_server(*paths: Path, **given: Any) -> Iterator[WholeServer]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(start, "ControlDesk", Desk)
-        thread = threading.Thread(target=live, daemon=True)
+        thread = threading.Thread(target=live, name="whole-server", daemon=True)
         thread.start()
         assert ready.wait(PATIENCE_S)
     try:

@@ -219,3 +219,12 @@ def test_a_whole_backend_takes_the_place_of_a_hurried_one_between_two_batches() 
     assert not better.alive
     stand.instance.swap(late)  # the instance has ended meanwhile
     assert not late.alive
+
+
+def test_a_model_that_cannot_be_freed_still_ends() -> None:
+    class Stuck(Doubling):
+        def close(self) -> None:
+            raise RuntimeError("it cannot be freed")
+
+    with Stand(Stuck()) as stand:
+        assert stand.run([0]) == [AS_EXPECTED]

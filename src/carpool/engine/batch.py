@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from time import monotonic
@@ -483,7 +484,8 @@ class Executor:
                 _log.exception("batch-failed", model=self._model)
                 failure = ModelError(f"{self._model}: {type(error).__name__}: {error}")
                 result = BatchResult([Outcome(error=failure) for _ in works], 0.0, clean=False)
-            self._report(self, result)
+            with suppress(RuntimeError):  # one that was given up may end after the loop that it reports to
+                self._report(self, result)
             del works, result  # while it waits for the next, the memory of a dead front end must go
         try:
             self._backend.close()

@@ -369,9 +369,12 @@ class RunnerInstance:
             _log.exception("instance-failed", model=self._entry.name)
         with self._swapping:
             self._over = True
-        self._take_next_backend()
-        self._backend.close()
-        self._socket.close()
+        try:
+            self._take_next_backend()
+            self._backend.close()
+        except Exception:
+            _log.exception("close-failed", model=self._entry.name)
+        self._socket.close()  # the engine waits for this, however the model ended
         self._ended()
 
     def _next(self) -> bytes:

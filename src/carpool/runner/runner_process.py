@@ -273,7 +273,8 @@ class RunnerProcess:
         self._serving[number] = (instance, opened)
 
     def _left(self, number: int) -> None:
-        self._loop.call_soon_threadsafe(self._serving.pop, number, None)
+        with suppress(RuntimeError):  # the process ends, and so has its loop
+            self._loop.call_soon_threadsafe(self._serving.pop, number, None)
 
     def _drop(self, message: Message) -> None:
         opened = self._opened.pop(message.body["instance"], None)
