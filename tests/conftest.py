@@ -28,10 +28,14 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 
+gc.disable()  # until everything is imported, of which nothing is garbage
+
+
 def pytest_collection_finish() -> None:
     """What was imported stays: whoever collects garbage in a test need not look through all of it again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

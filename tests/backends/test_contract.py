@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +18,21 @@ from carpool.types import DATATYPES, Datatype
 Opened = Callable[[Backend], Backend]
 
 
-@pytest.fixture(params=CASES, ids=str)
+@pytest.fixture(params=CASES, ids=str, scope="module")
 def case(request: pytest.FixtureRequest) -> Case:
     return request.param
 
 
+@pytest.fixture(scope="module")
+def arithmetic(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
+    """For whoever only asks: one that was asked by many answers the next as well."""
+    backend = case.arithmetic(tmp_path_factory.mktemp("arithmetic"))
+    yield backend
+    backend.close()
+
+
 @pytest.fixture
-def arithmetic(case: Case, opened: Opened, tmp_path: Path) -> Backend:
+def to_be_ended(case: Case, opened: Opened, tmp_path: Path) -> Backend:
     return opened(case.arithmetic(tmp_path))
 
 
@@ -152,19 +160,19 @@ def test_abort_ends_a_batch_that_hangs(case: Case, opened: Opened, tmp_path: Pat
     assert not backend.alive
 
 
-def test_after_an_abort_nothing_runs(arithmetic: Backend) -> None:
-    arithmetic.abort()
-    assert not arithmetic.alive
+def test_after_an_abort_nothing_runs(to_be_ended: Backend) -> None:
+    to_be_ended.abort()
+    assert not to_be_ended.alive
     with pytest.raises(ModelError, match="stopped"):
-        arithmetic.run({"x": rows(1)}, ["double"])
+        to_be_ended.run({"x": rows(1)}, ["double"])
 
 
-def test_closing_twice_is_closing_once(arithmetic: Backend) -> None:
-    arithmetic.close()
-    arithmetic.close()
-    assert not arithmetic.alive
+def test_closing_twice_is_closing_once(to_be_ended: Backend) -> None:
+    to_be_ended.close()
+    to_be_ended.close()
+    assert not to_be_ended.alive
     with pytest.raises(ModelError):
-        arithmetic.run({"x": rows(1)}, ["double"])
+        to_be_ended.run({"x": rows(1)}, ["double"])
 
 
 def held_resources() -> dict[str, object]:

@@ -205,6 +205,7 @@ def folder_of(tmp_path: Path, config: str) -> Path:
     return model(tmp_path, "model.safetensors")
 
 
+@pytest.mark.conformance
 def test_a_folder_of_transformers_runs(tmp_path: Path, install: Install, opened: Opened) -> None:
     config = '{"architectures": ["SmallForImageClassification"], "image_size": 8}'
     file = folder_of(tmp_path, config)

@@ -114,7 +114,7 @@ def nothing_is_logged() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("most", [4, later(10)])  # calls of one point that raise in turn
+@pytest.mark.parametrize("most", [2, later(10)])  # calls of one point that raise in turn
 @pytest.mark.parametrize("point", POINTS, ids=str)
 def test_one_fault_costs_no_more_than_one_answer(
     point: Point, most: int, folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -173,7 +173,7 @@ def _is_ready(client: tritonclient.grpc.InferenceServerClient) -> bool:
 @pytest.mark.parametrize(
     ("frontends", "requests"),
     [
-        (2, 2_000),
+        (2, 700),
         *(pytest.param(*given, marks=pytest.mark.conformance) for given in ((2, 10_000), (0, 2_000))),
     ],
 )

@@ -24,6 +24,7 @@ def check_answer(server: Live) -> None:
     assert outputs_of(answered) == {"y": [1, 2, 3]}
 
 
+@pytest.mark.conformance
 def test_an_alias_moves_and_the_registry_goes_while_it_serves(tmp_path: Path) -> None:
     folder = tmp_path / "detector"
     folder.mkdir()

@@ -65,12 +65,13 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
     max_batch = top.integer("max_batch", 0, rules.MAX_BATCH)
     mode, policy = _policy(top)
     timeout_ms = top.number("execution_timeout_ms", 0)
-    task = top.text("task", task_names())
+    tasks = task_names()  # which looks through all packages
+    task = top.text("task", tasks)
     config = ModelConfig(
         name=rules.check_name(top.text("name") or name, top.where("name")),
         path=path.parent,
         backend=_backend(top),
-        task=next((known for known in task_names() if known == task), None),
+        task=next((known for known in tasks if known == task), None),
         inputs=_tensors(top, "input", max_batch),
         outputs=_tensors(top, "output", max_batch),
         mode=mode,
