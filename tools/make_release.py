@@ -121,9 +121,7 @@ def try_wheel(folder: Path) -> None:
     began = time.monotonic()
     with served(command, folder, environment) as url:
         found = [one["label"] for one in ask(f"{url}/detect", pictures / "astronaut.jpg")["detections"]]
-        say(
-            f"served the demo, which found {', '.join(found)} {time.monotonic() - began:.1f} s after the start"
-        )
+        say(f"the demo found {', '.join(found)} {time.monotonic() - began:.1f} s after its start")
     run([*install, "--no-deps", str(demos)])
     with served(command, folder, environment) as url:
         best = ask(f"{url}/classify", pictures / "chelsea.jpg")["classes"][0]["label"]
