@@ -9,7 +9,7 @@ CORES  := $(shell nproc 2>/dev/null || echo 2)
 JOBS   ?= $(shell expr $(CORES) + 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test browser redis check format bench conformance mlflow fleet s3 ray site release docs proto clean
+.PHONY: help setup serve test browser redis check format bench conformance mlflow fleet s3 ray site tutorials release docs proto clean
 
 help: ## show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -74,6 +74,9 @@ bench: setup ## the quick form of every benchmark
 
 conformance: setup ## Triton's own clients, perf_analyzer and the long tests (ARGS=--help)
 	@PYTHONPATH=tests $(BIN)/python -m conformance.run $(ARGS)
+
+tutorials: setup ## follow every tutorial of docs/tutorials to its end, as make conformance does
+	$(BIN)/python -m pytest -q -m conformance -k tutorial -n $(CORES) tests/test_examples.py
 
 mlflow: setup ## an environment with MLflow, for its tests in make conformance, which installs it too
 	@PYTHONPATH=tests $(BIN)/python -m conformance.mlflow_venv

@@ -31,6 +31,7 @@ PAGES = [
     *(DOCS / f"{name}.md" for name in ("README", "quickstart", "pictures", "video", "python", "batching")),
     *(DOCS / f"{name}.md" for name in ("coming-from-triton", "coming-from-torchserve", "conformance")),
     DOCS / "faults.md",
+    *sorted((DOCS / "tutorials").glob("*.md")),
 ]
 RUNNABLE = [page for page in PAGES if "```console" in page.read_text("utf-8")]
 AT_ONCE = ("python.md", "coming-from-triton.md")  # `make conformance` runs the other pages, too
@@ -40,6 +41,11 @@ SERVERS_OWN = ("carpool serve", "make serve")
 REFUSED = re.compile(r"cannot-finish|overload|given-up|errors\.(Refused|DeadlineExceeded)|cannot be kept")
 TRIES = 10
 ASKS = ("ask_with_tritonclient.py", "batch_sizes.py")
+
+
+def name_of(page: Path) -> str:
+    """For `make tutorials`, which follows those alone."""
+    return f"tutorial-{page.name}" if page.parent.name == "tutorials" else page.name
 
 
 @dataclass(frozen=True)
@@ -196,7 +202,7 @@ def masked(text: str) -> str:
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, id=page.name) if page.name in AT_ONCE else later(page, name=page.name)
+        pytest.param(page, id=page.name) if page.name in AT_ONCE else later(page, name=name_of(page))
         for page in RUNNABLE
     ],
 )

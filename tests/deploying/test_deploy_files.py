@@ -128,9 +128,9 @@ def test_containers_run_without_rights() -> None:
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])
-def test_images_are_built_in_two_stages_and_run_without_root(name: str) -> None:
+def test_images_are_built_in_stages_and_run_without_root(name: str) -> None:
     lines = (DEPLOY / "container" / name).read_text().splitlines()
-    assert sum(line.startswith("FROM ") for line in lines) == 2
+    assert sum(line.startswith("FROM ") for line in lines) == 3
     assert any(line.startswith("HEALTHCHECK ") for line in lines)
     assert [line for line in lines if line.startswith("USER ")] == ["USER 10001:10001"]
     copied = {

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import carpool
 from goldens import names, simulations
 from later import later
 
@@ -40,3 +42,11 @@ def test_public_names_are_what_they_were(kind: str, found: dict[str, Any]) -> No
 
 def test_every_kind_of_name_is_kept(found: dict[str, Any]) -> None:
     assert list(found) == list(KEPT)
+
+
+def test_the_reference_has_every_name_of_the_package() -> None:
+    page = (HERE.parents[1] / "docs" / "api.md").read_text("utf-8")
+    assert set(re.findall(r"^::: carpool\.(\w+)$", page, re.MULTILINE)) == {
+        *set(carpool.__all__) - {"__version__"},
+        "errors",
+    }

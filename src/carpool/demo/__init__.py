@@ -19,8 +19,9 @@ def ocr_models() -> Path:
 
 
 def demo_models() -> list[Path]:
-    """The folder of each model, the detector first."""
-    return [bundled_models() / name for name in _MODELS]
+    """The folder of each model that is here, the detector first. The wheel has the detector alone, the wheel
+    carpool-demos puts the others beside it."""
+    return [folder for name in _MODELS if (folder := bundled_models() / name).is_dir()]
 
 
 def pictures() -> list[Path]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from carpool.errors import CarpoolError, InvalidInput, Unreachable
+from carpool.lab.load import aim as aim_module
 from carpool.lab.load.aim import Address, Aim, read_url, take_aim
 from carpool.lab.load.generator import run
 from carpool.lab.load.load_plan import Closed, Plan
@@ -38,6 +39,13 @@ def test_addresses(url: str, address: Address) -> None:
 def test_addresses_that_are_none(url: str) -> None:
     with pytest.raises(InvalidInput):
         read_url(url)
+
+
+def test_grpc_needs_what_may_not_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aim_module, "find_spec", lambda _: None)
+    assert read_url("http://localhost")
+    with pytest.raises(InvalidInput, match=r"pip install 'carpool\[grpc-client\]'"):
+        read_url("grpc://localhost")
 
 
 def test_an_ipv6_address_keeps_its_brackets() -> None:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, urlsplit
@@ -167,6 +168,8 @@ def read_url(url: str) -> Address:
         raise InvalidInput(
             f"the address must be like http://localhost:8000 or grpc://localhost:8001, not {url!r}"
         )
+    if parts.scheme.startswith("grpc") and find_spec("grpc") is None:
+        raise InvalidInput("asking over gRPC needs grpcio: pip install 'carpool[grpc-client]'")
     path = parts.path + (f"?{parts.query}" if parts.query else "")
     if not path.isascii() or not path.isprintable() or " " in path:
         raise InvalidInput(f"the path {path!r} must be escaped")
