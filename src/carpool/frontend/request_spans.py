@@ -1,9 +1,9 @@
 """Requests as spans of OpenTelemetry: which of them have some, and what those say.
 
 Nothing is made while a request is on its way: when it was answered, a few numbers are noted of one that was
-chosen, and the exporter's thread makes spans of many at once. A batch that several rode in has a span of its
-own, in a trace of its own, which links to them; every front end makes one for its own riders, in the same trace,
-since the batch's number gives that trace its name.
+chosen, and the exporter's thread makes spans of many at once. A batch that several rode in has a span of
+its own, in a trace of its own, which links to them; every front end makes one for its own riders, in the same
+trace, since the batch's number gives that trace its name.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class _Context(NamedTuple):
 
 @dataclass(slots=True)
 class _Ended:
-    """A request that is over. Times are `time.monotonic()`; `offered` and `done` are 0 where it did not get so
-    far. It holds nothing that holds the request's memory, so no exception either."""
+    """A request that is over. Times are `time.monotonic()`; `offered` and `done` are 0 where it did not get
+    so far. It holds nothing that holds the request's memory, so no exception either."""
 
     context: _Context
     origin: Origin

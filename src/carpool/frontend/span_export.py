@@ -1,7 +1,7 @@
 """Sends spans to a collector from a thread of its own: OTLP over HTTP.
 
-Whoever hands over a request never waits: what does not fit the queue is dropped, and counted. A collector that
-is dead, slow or talks nonsense costs spans and nothing else; it is tried again, ever more rarely.
+Whoever hands over a request never waits: what does not fit the queue is dropped, and counted. A collector
+that is dead, slow or talks nonsense costs spans and nothing else; it is tried again, ever more rarely.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _NotTaken(Exception):
 
 
 class SpanExporter(Generic[Record]):
-    """`put` and `close` are for the loop's thread. `encode` makes a message of records, in the exporter's."""
+    """`put` and `close` are for the loop's thread; `encode` makes a message of records in the exporter's."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class SpanExporter(Generic[Record]):
         encode: Callable[[Sequence[Record]], tuple[bytes, int]],
         spans_each: int,
     ) -> None:
-        """`encode` also says how many spans they are. Before they are made a record counts as `spans_each`."""
+        """`encode` also says how many spans they are; until they are made, a record counts as `spans_each`."""
         self._settings = settings
         self._row = row
         self._encode = encode

@@ -16,7 +16,7 @@ import struct
 import zlib
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from mmap import mmap
 from typing import NamedTuple, TypeAlias, cast
 
@@ -221,7 +221,7 @@ class ModelCells:
     version: str
     cells: Cells
     step: str = ""  # of a pipeline
-    slot: Slot = Slot(0, 0)
+    slot: Slot = field(default_factory=lambda: Slot(0, 0))
 
 
 class Table:

@@ -332,8 +332,8 @@ def _head(name: str, kind: str, meaning: str) -> list[str]:
 
 
 def _open_head(family: Family) -> list[str]:
-    """OpenMetrics wants counters that end in `_total`. Triton's do not, and keep the names by which dashboards
-    know them: so they are of no type that it knows."""
+    """OpenMetrics wants counters that end in `_total`. Triton's do not, and keep the names by which
+    dashboards know them: so they are of no type that it knows."""
     if family.kind != "counter":
         return _head(family.name, family.kind, family.help)
     name = family.name.removesuffix("_total")

@@ -64,8 +64,7 @@ _SOURCE = SOURCE.lower()
 _LATEST = LATEST.lower()
 _CACHE_CONTROL = CACHE_CONTROL.lower()
 _ROLLOUT = ROLLOUT.lower()
-_WORTH_A_SLOT = 16 * 1024
-_ALGORITHMS = ("identity", "gzip", "deflate")
+_WORTH_A_SLOT, _ALGORITHMS = 16 * 1024, ("identity", "gzip", "deflate")
 
 Reply = Callable[[bytes | Failure], None]
 
@@ -96,8 +95,7 @@ class Asked(NamedTuple):
 
 def read_metadata(metadata: Metadata, who: Principal | None = None) -> Asked:
     """Raises `InvalidInput` that names the entry at fault. `who` is whose key is among them."""
-    budget, source, latest, compression = INFINITY, "", False, ""
-    wish, side = ANY, ""
+    budget, source, latest, compression, wish, side = INFINITY, "", False, "", ANY, ""
     for key, value in metadata:
         if not key.startswith("x-carpool-"):
             if key == _CACHE_CONTROL:
