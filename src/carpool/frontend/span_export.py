@@ -45,7 +45,7 @@ class SpanExporter(Generic[Record]):
         encode: Callable[[Sequence[Record]], tuple[bytes, int]],
         spans_each: int,
     ) -> None:
-        """`encode` also says how many spans they are; until they are made, a record counts as `spans_each`."""
+        """`encode` also says how many spans they are; a record counts as `spans_each` before."""
         self._settings = settings
         self._row = row
         self._encode = encode
