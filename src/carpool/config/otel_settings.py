@@ -67,7 +67,7 @@ def read_otel(settings: ServerSettings, environ: Mapping[str, str] | None = None
             field="otlp_endpoint",
         )
     follows, sample = _sampler(environ)
-    resource = _value(environ, "OTEL_RESOURCE_ATTRIBUTES", _pairs, {})
+    resource: dict[str, str] = _value(environ, "OTEL_RESOURCE_ATTRIBUTES", _pairs, {})
     service = environ.get("OTEL_SERVICE_NAME") or resource.get("service.name") or settings.server_name
     _exporter(environ, "PROTOCOL", _protocol, "")
     return OtelSettings(

@@ -134,8 +134,9 @@ class RequestSpans:
         """Before its body was read."""
         context = self._choose(caller)
         if context is not None:
-            told = {"reason": error.reason, "failure": _failure(error)}
-            self._exporter.put(_Ended(context, caller.origin(error), entry, head_at, monotonic(), **told))
+            ended = _Ended(context, caller.origin(error), entry, head_at, monotonic(), reason=error.reason)
+            ended.failure = _failure(error)
+            self._exporter.put(ended)
 
     def close(self) -> None:
         self._exporter.close()
