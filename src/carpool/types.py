@@ -167,6 +167,7 @@ class Timing:
     infer: float = 0.0
     output: float = 0.0
     batch: int = 0
+    number: int = field(default=0, kw_only=True)  # of that batch, among all of the server; 0: none
 
 
 @dataclass(slots=True, unsafe_hash=True)

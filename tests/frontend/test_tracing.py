@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -53,8 +54,10 @@ class Front:
         for _ in range(times):
             now = time.monotonic()
             if self.tracer.on:
-                entry = self.door.catalog.newest[model]
-                self.tracer.answered(entry, HEAD, TIMING, now - 0.01, now - 0.0099, now)
+                call: Any = SimpleNamespace(
+                    entry=self.door.catalog.newest[model], head=HEAD, request_id=HEAD.id, arrived=now - 0.01
+                )
+                self.tracer.answered(call, TIMING, (now - 0.0099, now, now))
 
     def traces(self) -> list[dict[str, Any]]:
         return [orjson.loads(line) for line in self.file.read_bytes().splitlines()]

@@ -99,6 +99,7 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
 
     import uvloop
 
+    from carpool.config.otel_settings import otel_warning, read_otel
     from carpool.config.server import server_settings
     from carpool.demo import demo_models
     from carpool.frontend.access.access import check_files
@@ -109,7 +110,8 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
 
     settings, warnings = server_settings(given)
     configure(settings.log_format, settings.log_level)
-    for warning in warnings:
+    read_otel(settings)  # before anything is loaded: it may be wrong
+    for warning in filter(None, (*warnings, otel_warning(settings))):
         logger("server").warning("settings", message=warning)
     raise_limit(settings.max_connections)
     check_files(settings)

@@ -356,7 +356,8 @@ class AsyncConnections:
         )
         try:
             lines = [f"{question.method} {server.prefix}{question.path} HTTP/1.1", f"Host: {server.where}"]
-            lines += [f"{name}: {value}" for name, value in {**server.fields, **question.fields}.items()]
+            fields = {**server.fields, **question.fields, **questions.trace_fields()}
+            lines += [f"{name}: {value}" for name, value in fields.items()]
             lines += [f"Content-Length: {len(question.body)}", "", ""]
             writer.write("\r\n".join(lines).encode("latin-1"))
             writer.write(question.body)

@@ -332,7 +332,7 @@ class Connections:
     def ask(self, question: Question[Value]) -> Reply:
         server = self._server
         connection = self._take()
-        fields = {"Host": server.where, **server.fields, **question.fields}
+        fields = {"Host": server.where, **server.fields, **question.fields, **questions.trace_fields()}
         try:
             try:
                 connection.request(question.method, server.prefix + question.path, question.body, fields)

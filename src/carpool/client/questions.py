@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import ssl
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import uniform
@@ -315,3 +316,13 @@ def _tensor(name: str, array: Array) -> Tensor:
     if datatype is None:
         raise InvalidInput(f"input {name!r} is {array.dtype}, which the protocol does not have", field=name)
     return Tensor(name, datatype, array.shape, array.astype(datatype.dtype, copy=False))
+
+
+def trace_fields() -> dict[str, str]:
+    """The trace that this call belongs to, for a program that makes some; others need not even load that."""
+    fields: dict[str, str] = {}
+    if "opentelemetry.trace" in sys.modules:
+        from opentelemetry.propagate import inject
+
+        inject(fields)
+    return fields

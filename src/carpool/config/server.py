@@ -211,6 +211,17 @@ class ServerSettings:
         None, "Gigabytes of each GPU that models may take; without, 0.9 of what is free.", within=(0.001, 1e6)
     )
     trace_file: str = _setting("", "File for traces of single requests; none without.")
+    otlp_endpoint: str = _setting(
+        "",
+        "Send spans of requests to this OpenTelemetry collector, by OTLP over HTTP: http://localhost:4318.",
+        secret=True,
+        metavar="URL",
+    )
+    trace_sample: float | None = _setting(
+        None,
+        "Share of requests that have spans, where their callers have not decided; 0.01 unless OTEL_* say so.",
+        within=(0.0, 1.0),
+    )
     record: str = _setting(
         "", "Write when each request came, for carpool simulate --arrivals trace:FILE.", metavar="FILE"
     )
@@ -388,7 +399,7 @@ def server_settings(
 ) -> tuple[ServerSettings, list[str]]:
     """The settings and the warnings. `given` comes from the command line: None in it means not given.
 
-    This file is the one place that reads the environment.
+    This file reads the environment, and `otel_settings.py` what a standard has put there: nobody else does.
     """
     environ = os.environ if environ is None else environ
     known = variables()

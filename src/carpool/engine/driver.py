@@ -95,6 +95,7 @@ class Driver:
         self._turn_planned = False
         self._reminder = Reminder(loop, self._turn)
         self._looked_at = -INFINITY
+        self._batches = int(monotonic() * 1e3) << 24  # their numbers: no other driver gives the same
         self._idle_waiters: list[asyncio.Future[None]] = []
         self._closed: CarpoolError | None = None
         self._down: CarpoolError | None = None
@@ -388,15 +389,15 @@ class Driver:
         return in_order, released if in_order else ()
 
     def _answer(self, batch: Batch, result: BatchResult, in_order: bool) -> None:
-        """ReportStep the riders, or keep their answers until it is their turn."""
+        """Tell the riders, or keep their answers until it is their turn."""
         started, timing = batch.started, result.timing
-        input_s, infer_s, output_s, images = timing.input, timing.infer, timing.output, timing.batch
-        kept = DONE if in_order else None
-        tell = self._tell
+        gathered, ran, split, images = timing.input, timing.infer, timing.output, timing.batch
+        self._batches = number = self._batches + 1
+        kept, tell = DONE if in_order else None, self._tell
         work: Work
         for work, outcome in zip(batch.jobs, result.outcomes, strict=True):  # type: ignore[assignment]
-            waited = started - work.entered
-            outcome.timing = Timing(waited if waited > 0.0 else 0.0, input_s, infer_s, output_s, images)
+            waited = started - work.entered if started > work.entered else 0.0
+            outcome.timing = Timing(waited, gathered, ran, split, images, number=number)
             if work.state is kept:
                 work.held = outcome
             else:
@@ -442,8 +443,7 @@ class Driver:
 
     def look_at_idle(self) -> None:
         """Replace who has died; one at work is seen when its batch ends."""
-        dead = [one for one in self._executors.values() if one not in self._running and not one.alive]
-        for executor in dead:
+        for executor in [e for e in self._executors.values() if e not in self._running and not e.alive]:
             self.lost(executor)
 
     def _lose(self, instance: Instance, why: str) -> None:

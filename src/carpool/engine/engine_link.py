@@ -239,6 +239,7 @@ def _answer(place: RequestPlace, timing: Timing, error: CarpoolError | None) -> 
         timing.infer,
         timing.output,
         monotonic(),
+        timing.number,
     )
     return record + payload if payload else record
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from carpool.cache.answer_store import Kept
 from carpool.cache.cache_key import ANY
-from carpool.errors import CarpoolError, DeadlineExceeded, without_stack
+from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, without_stack
 from carpool.frontend.cached_call import Asked, Lookup
 from carpool.frontend.client_memory import Outlets, names_regions
 from carpool.frontend.comparison import may_run_again
@@ -37,6 +37,7 @@ from carpool.frontend.pictures.picture_service import promised
 from carpool.frontend.pictures.sent_pictures import SentPictures
 from carpool.frontend.pictures.workers import Job, explained, stopping
 from carpool.frontend.routing import Split
+from carpool.frontend.trace_context import Origin
 from carpool.link.door import Answer, Call, ModelEntry, Sender, Slot
 from carpool.observe.columns import DECODE_SECONDS, POST_SECONDS, REQUEST_SECONDS
 from carpool.observe.counters import Row, count_failure
@@ -120,8 +121,15 @@ class ClientCall:
     def _current(self) -> tuple[ModelEntry, Row]:
         raise NotImplementedError
 
-    def _traced(self) -> RequestHead:
-        return self.head
+    siblings = b""  # tells requests that came as one from all others
+
+    def sent_field(self, name: bytes) -> bytes | None:
+        """What its client sent beside it under this name: a header, or metadata."""
+        return None
+
+    def origin(self, error: CarpoolError | None) -> Origin:
+        """How it came, and how it was answered, for its span."""
+        raise NotImplementedError
 
     def _named(self, head: RequestHead) -> RequestHead:
         """With the request's own id, where the head is one that many share."""
@@ -384,6 +392,8 @@ class ClientCall:
         self._let_go()
         assert self.row is not None
         self.row.observe(REQUEST_SECONDS, now - self.arrived)
+        if self.service.tracer.on:
+            self.service.tracer.found(self, now)
         return True
 
     # ── threads ──
@@ -555,8 +565,7 @@ class ClientCall:
         if beside is not None:
             beside.answered(answer)
         if self.service.tracer.on:
-            times = self.arrived, self._offered_at, now
-            self.service.tracer.answered(self.entry, self._traced(), answer.timing, *times)
+            self.service.tracer.answered(self, answer.timing, (self._offered_at, self._done_at, now))
 
     def _times(self, timing: Timing) -> Times:
         """With the front end's own seconds around those of the engine."""
@@ -595,6 +604,8 @@ class ClientCall:
                 self.service.door.turned_away(self.entry, error, self.arrived, self.head.batch, source)
             count_failure(self.row, error, now - self.arrived, unheard)
         self._write_error(error, times)
+        if self.service.tracer.on:
+            self.service.tracer.failed(self, error, timing, now)
 
     def _fail_unexpectedly(self, error: Exception) -> None:
         """A bug: it must not reach whoever called, which serves others too."""
@@ -621,6 +632,8 @@ class ClientCall:
                 call.cancel()
         if self.row is not None:
             count_failure(self.row, _LEFT, monotonic() - self.arrived if self.arrived else 0.0)
+        if self.service.tracer.on:
+            self.service.tracer.failed(self, Cancelled("the client left"), None, monotonic())
 
     def _let_go(self) -> None:
         """Of what the door does not hold: a connection may remember its last request for long."""

@@ -358,11 +358,11 @@ class FrontLink(asyncio.Protocol):
     # From the engine.
 
     def _done(self, fields: Fields, payload: bytes) -> None:
-        _, _, number, status, form, batch, queue, input_s, infer_s, output_s, sent = fields
+        _, _, number, status, form, batch, queue, input_s, infer_s, output_s, sent, run = fields
         call = self._calls.pop(number, None)
         if call is None:
             raise ProtocolError(f"an answer to call {number}, which is not open")
-        answer = Answer(timing=Timing(queue, input_s, infer_s, output_s, batch), sent=sent)
+        answer = Answer(timing=Timing(queue, input_s, infer_s, output_s, batch, number=run), sent=sent)
         if sent > 0.0:
             answer.outside = call.template.outside
         if call.done is not None:

@@ -155,6 +155,7 @@ class FrontService:
         return row
 
     def close(self) -> None:
+        self.tracer.close()
         self.demands.close()
         self._sampling.close()
         self.mirror.close()

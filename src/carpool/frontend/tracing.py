@@ -11,7 +11,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
@@ -19,7 +19,11 @@ from carpool.errors import CarpoolError
 from carpool.link.door import Catalog, Door, ModelEntry
 from carpool.observe.logs import logger
 from carpool.types import Timing
-from carpool.wire.v2 import RequestHead
+
+if TYPE_CHECKING:
+    from carpool.frontend.call import ClientCall
+    from carpool.frontend.request_spans import RequestSpans
+    from carpool.frontend.trace_context import Caller
 
 TIMESTAMPS = "TIMESTAMPS"
 
@@ -41,6 +45,7 @@ class Tracer:
 
     def __init__(self, door: Door) -> None:
         self.on = False
+        self._spans: RequestSpans | None = None
         self._door = door
         self._scopes: dict[str, _Scope | None] = {}
         self._seen: Counter[str] = Counter()
@@ -49,34 +54,55 @@ class Tracer:
         self._asking: asyncio.Task[None] | None = None
         door.watch(self._renewed)
 
-    def answered(
-        self, entry: ModelEntry, head: RequestHead, timing: Timing, arrived: float, offered: float, now: float
-    ) -> None:
-        """A request was answered well; the three times are `time.monotonic()`."""
-        name = entry.name
+    def export(self, spans: RequestSpans) -> None:
+        """From now on."""
+        self._spans = spans
+        self.on = True
+
+    def close(self) -> None:
+        if self._spans is not None:
+            self._spans.close()
+
+    def answered(self, call: ClientCall, timing: Timing, times: tuple[float, float, float]) -> None:
+        """A request was answered well, by the engine: when it was offered, when that was done, and now, by
+        `time.monotonic()`."""
+        if self._spans is not None:
+            self._spans.answered(call, timing, times)
+        name = call.entry.name
         scope = self._scopes.get(name if name in self._scopes else "")
         if scope is None:
             return
         self._seen[name] += 1
         if self._seen[name] % scope.rate:
             return
-        line = self._line(entry, head, timing, arrived, offered, now)
+        line = self._line(call, timing, times[0], times[2])
         if scope.limited:
             self._wait(name, scope.file, line)
         else:
             _write(scope.file, line)
 
-    def _line(
-        self, entry: ModelEntry, head: RequestHead, timing: Timing, arrived: float, offered: float, now: float
-    ) -> bytes:
+    def found(self, call: ClientCall, now: float) -> None:
+        """A request was answered with what was kept of another's answer."""
+        if self._spans is not None:
+            self._spans.answered(call, Timing(), (now, now, now))
+
+    def failed(self, call: ClientCall, error: CarpoolError, timing: Timing | None, now: float) -> None:
+        if self._spans is not None:
+            self._spans.failed(call, error, timing, now)
+
+    def refused(self, caller: Caller, entry: ModelEntry | None, error: CarpoolError, head_at: float) -> None:
+        if self._spans is not None:
+            self._spans.refused(caller, entry, error, head_at)
+
+    def _line(self, call: ClientCall, timing: Timing, offered: float, now: float) -> bytes:
         self._written += 1
-        times = _timestamps(timing, arrived, offered, now)
+        times = _timestamps(timing, call.arrived, offered, now)
         document = {
             "id": f"{os.getpid()}-{self._written}",
-            "model": entry.name,
-            "version": entry.version,
-            "request_id": head.id,
-            "images": head.batch,
+            "model": call.entry.name,
+            "version": call.entry.version,
+            "request_id": call.request_id,
+            "images": call.head.batch,
             "batch": timing.batch,
             "timestamps": [{"name": name, "ns": ns} for name, ns in times],
         }
@@ -103,7 +129,7 @@ class Tracer:
 
     def _renewed(self, catalog: Catalog) -> None:
         self._scopes = {name: _scope(settings) for name, settings in catalog.tracing.items()}
-        self.on = any(self._scopes.values())
+        self.on = self._spans is not None or any(self._scopes.values())
 
 
 def _scope(settings: Mapping[str, Any]) -> _Scope | None:

@@ -51,9 +51,9 @@ REACHES: Final = 0  # the step will be asked about so many images; none: it is o
 ANSWERED: Final = 1
 GIVEN_UP: Final = 2
 
-TO_FRONTEND = struct.Struct("<IIQHHIffffd")
+TO_FRONTEND = struct.Struct("<IIQHHIffffdQ")
 """Kind, payload bytes, number, status, form of the outputs, batch; seconds of queue, input, infer, output;
-the time of sending. Both sides read the same clock."""
+the time of sending, and the number of the batch. Both sides read the same clock."""
 
 TO_RUNNER = struct.Struct("<IIQ")
 """Kind, payload bytes, the number of a template."""
@@ -112,7 +112,7 @@ def to_engine(kind: int, number: int, payload: bytes = b"") -> bytes:
 
 def to_frontend(kind: int, number: int, status: int, payload: bytes = b"") -> bytes:
     """Any record but a DONE that says when."""
-    return TO_FRONTEND.pack(kind, len(payload), number, status, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0) + payload
+    return TO_FRONTEND.pack(kind, len(payload), number, status, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0) + payload
 
 
 class RecordReader:

@@ -15,7 +15,8 @@ _LENGTH = 4
 
 def write_steps(timing: Timing) -> bytes:
     assert isinstance(timing, StepTiming)
-    listed = [(name, t.queue, t.input, t.infer, t.output, t.batch) for name, t in timing.steps[:_MOST]]
+    steps = timing.steps[:_MOST]
+    listed = [(name, t.queue, t.input, t.infer, t.output, t.batch, t.number) for name, t in steps]
     document = orjson.dumps(listed)
     return document + len(document).to_bytes(_LENGTH, "little")
 
@@ -27,7 +28,7 @@ def read_steps(timing: Timing, payload: bytes) -> tuple[StepTiming, bytes]:
     if length > end:
         raise ProtocolError("times of steps that reach beyond their record")
     listed = orjson.loads(payload[end - length : end])
-    steps = tuple((name, Timing(*times)) for name, *times in listed)
+    steps = tuple((name, Timing(*times, number=number)) for name, *times, number in listed)
     sums = timing.queue, timing.input, timing.infer, timing.output, timing.batch
     return StepTiming(*sums, steps), payload[: end - length]
 

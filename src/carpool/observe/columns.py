@@ -89,6 +89,7 @@ DRIFT_WORDS = (
 CAMERA_STATES: Mapping[str, int] = {"black": 0, "frozen": 1, "blurred": 2, "changed": 3}
 """Not in the table: sources have no rows. Their places in what is read for the metrics page."""
 CACHE_WORDS = ("hit", "similar", "joined", "shared", "miss", "bypass")
+SPAN_WORDS = ("exported", "dropped", "failed")
 EVICTED_WORDS = ("ttl", "room", "replaced", "reload", "cleared")
 CROPS_FROM_WORDS = ("device", "cpu")
 CASCADE_WORDS = ("cheap", "big", "degraded")
@@ -183,6 +184,8 @@ REGISTRY_UP = _layout.gauge(largest=True)  # 1 down, 2 up; 0: there is none
 REGISTRY_SEEN = _layout.gauge(largest=True)  # when it answered last, by the clock that all processes share
 CACHE_SHARED_UP = _layout.gauge()
 CACHE_SHARED_TIMEOUTS = _layout.counter()
+SPANS: Mapping[str, Column] = _layout.by_word(SPAN_WORDS)
+"""Of a front end. The loop's thread writes `dropped`, the one that exports the others."""
 
 WIDTH = _layout.width
 MAXIMA = tuple(_layout.maxima)

@@ -1,6 +1,6 @@
 """The shared table of counters: every process adds to its own block, whoever scrapes sums them all.
 
-    directory │ block 0: row 0 (the server), rows 1…256 (model versions) │ block 1: … │ …
+    directory │ block 0: row 0 (the server), rows 1…256 (model versions) │ block 1: … │ … │ exemplars
 
 No locks: a block has one writer, one thread of one process. An aligned float64 is written in one store, so a
 reader sees it before or after, never half. A block outlives its process; the successor adds to what it finds.
@@ -15,8 +15,8 @@ import asyncio
 import struct
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from mmap import mmap
 from typing import NamedTuple, TypeAlias, cast
 
@@ -35,6 +35,7 @@ from carpool.observe.columns import (
     Column,
     Histogram,
 )
+from carpool.observe.exemplars import EXEMPLAR_BYTES, Exemplar, Exemplars, read_exemplars
 
 Buffer: TypeAlias = bytearray | mmap | memoryview
 
@@ -125,7 +126,7 @@ _MAXIMA = list(columns.MAXIMA)
 
 def table_bytes(blocks: int) -> int:
     """The size of the buffer for so many processes; it must start out as zeros."""
-    return DIRECTORY_BYTES + blocks * _BLOCK * _CELL
+    return DIRECTORY_BYTES + blocks * (_BLOCK * _CELL + EXEMPLAR_BYTES)
 
 
 class Row:
@@ -220,6 +221,7 @@ class ModelCells:
     version: str
     cells: Cells
     step: str = ""  # of a pipeline
+    slot: Slot = field(default_factory=lambda: Slot(0, 0))
 
 
 class Table:
@@ -227,11 +229,13 @@ class Table:
 
     def __init__(self, buffer: Buffer) -> None:
         view = memoryview(buffer).cast("B")
-        self.blocks = (len(view) - DIRECTORY_BYTES) // (_BLOCK * _CELL)
+        self.blocks = (len(view) - DIRECTORY_BYTES) // (_BLOCK * _CELL + EXEMPLAR_BYTES)
         if self.blocks < 1:
             raise ValueError(f"a table of counters takes at least {table_bytes(1)} bytes, not {len(view)}")
         self.directory = Directory(view[:DIRECTORY_BYTES])
-        self._view = view[DIRECTORY_BYTES : table_bytes(self.blocks)]
+        exemplars = DIRECTORY_BYTES + self.blocks * _BLOCK * _CELL
+        self._view = view[DIRECTORY_BYTES:exemplars]
+        self._exemplars = view[exemplars : table_bytes(self.blocks)]
         self._cells: npt.NDArray[np.float64] = np.frombuffer(self._view).reshape(
             self.blocks, MODEL_ROWS + 1, _STRIDE
         )
@@ -248,6 +252,15 @@ class Table:
         block.clear_gauges()
         return block
 
+    def block_exemplars(self, index: int) -> Exemplars:
+        """Those of the process that has the block of this number."""
+        start = index * EXEMPLAR_BYTES
+        return Exemplars(self._exemplars[start : start + EXEMPLAR_BYTES])
+
+    def exemplars(self) -> Mapping[tuple[int, int, int], Exemplar]:
+        """By row, generation and column: `ModelCells.slot` has the first two."""
+        return read_exemplars(self._exemplars)
+
     def server(self) -> Cells:
         return self._merged([Slot(0, 0)])[0]
 
@@ -262,9 +275,9 @@ class Table:
         live = {slot: name for slot, name in self.directory.live().items() if ("\0" in name[1]) is steps}
         merged = self._merged(list(live))
         found = []
-        for (model, version), cells in zip(live.values(), merged, strict=True):
+        for (slot, (model, version)), cells in zip(live.items(), merged, strict=True):
             number, _, step = version.partition("\0")
-            found.append(ModelCells(model, number, cells, step))
+            found.append(ModelCells(model, number, cells, step, slot))
         return found
 
     def cells(self, slot: Slot) -> Cells:

@@ -1,4 +1,4 @@
-"""The metrics page: Prometheus' text format 0.0.4, written by hand.
+"""The metrics page: Prometheus' text format 0.0.4, or OpenMetrics with exemplars, written by hand.
 
 prometheus-client shares numbers between processes through files of its own; ours already lie in one table,
 and only the text is missing.
@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, TypeAlias
 from carpool.clock import now
 from carpool.observe import columns
 from carpool.observe.columns import Histogram
-from carpool.observe.counters import Cells, Table
+from carpool.observe.counters import Cells, ModelCells, Slot, Table
+from carpool.observe.exemplars import Exemplar
 from carpool.observe.gpu_readings import GpuReading, Gpus
 from carpool.observe.statistics import cache_hits
 
@@ -184,6 +185,7 @@ carpool_connections                      gauge     server cell:CONNECTIONS      
 carpool_bytes_received_total             counter   server cell:BYTES_RECEIVED   Bytes read from clients.
 carpool_bytes_sent_total                 counter   server cell:BYTES_SENT       Bytes written to clients.
 carpool_process_restarts_total           counter   server process:RESTARTS      Processes that died and were started again, by kind.
+carpool_spans_total                      counter   server result:SPANS          Spans for OpenTelemetry, by what became of them: exported, dropped because too many waited, or failed because the collector did not take them.
 carpool_up                               gauge     server cell:UP               1 while the engine is ready, else 0.
 carpool_build_info                       gauge     build  one                   Always 1; the labels say what runs.
 nv_inference_first_response_histogram_ms histogram model  all:REQUEST_SECONDS   Successful requests, from the last byte of the request to the first byte of the answer.
@@ -256,8 +258,12 @@ def chosen(switches: Mapping[str, bool]) -> tuple[Family, ...]:
 
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 _Labelled: TypeAlias = tuple[str, Cells]
+_Examples: TypeAlias = Mapping[int, Exemplar]
+"""By column: of one row."""
+_NONE: _Examples = {}
 
 
 class Exposition:
@@ -280,15 +286,14 @@ class Exposition:
         self._gpus = Gpus() if gpus is None else gpus
         self._build = _labels(version=version, python=platform.python_version())
 
-    def page(self) -> bytes:
-        return b"".join(self.pieces())
+    def page(self, *, openmetrics: bool = False) -> bytes:
+        return b"".join(self.pieces(openmetrics=openmetrics))
 
-    def pieces(self) -> Iterator[bytes]:
+    def pieces(self, *, openmetrics: bool = False) -> Iterator[bytes]:
         """The page in parts that each take little time; all of its numbers are read for the first."""
+        models = self._table.models()
         rows: Mapping[Scope, Sequence[_Labelled]] = {
-            Scope.MODEL: [
-                (_labels(model=row.model, version=row.version), row.cells) for row in self._table.models()
-            ],
+            Scope.MODEL: [(_labels(model=row.model, version=row.version), row.cells) for row in models],
             Scope.STEP: [
                 (_labels(pipeline=row.model, version=row.version, step=row.step), row.cells)
                 for row in self._table.steps()
@@ -303,14 +308,42 @@ class Exposition:
             ],
             Scope.BUILD: [(self._build, ())],
         }
+        examples = self._examples(models) if openmetrics else {}
         for family in self._families:
-            for lines in _family(family, rows[family.scope]):
+            head = _open_head(family) if openmetrics else _head(family.name, family.kind, family.help)
+            for lines in _family(family, rows[family.scope], head, examples):
                 yield ("\n".join(lines) + "\n").encode()
+        if openmetrics:
+            yield b"# EOF\n"
+
+    def _examples(self, models: Sequence[ModelCells]) -> Mapping[str, _Examples]:
+        """By the labels of their rows."""
+        known = {row.slot: _labels(model=row.model, version=row.version) for row in models}
+        found: dict[str, dict[int, Exemplar]] = {}
+        for (row, generation, column), exemplar in self._table.exemplars().items():
+            labels = known.get(Slot(row, generation))
+            if labels is not None:
+                found.setdefault(labels, {})[column] = exemplar
+        return found
 
 
-def _family(family: Family, rows: Sequence[_Labelled]) -> Iterator[list[str]]:
+def _head(name: str, kind: str, meaning: str) -> list[str]:
+    return [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
+
+
+def _open_head(family: Family) -> list[str]:
+    """OpenMetrics wants counters that end in `_total`. Triton's do not, and keep the names by which
+    dashboards know them: so they are of no type that it knows."""
+    if family.kind != "counter":
+        return _head(family.name, family.kind, family.help)
+    name = family.name.removesuffix("_total")
+    return _head(name, "unknown" if name == family.name else "counter", family.help)
+
+
+def _family(
+    family: Family, rows: Sequence[_Labelled], head: list[str], examples: Mapping[str, _Examples]
+) -> Iterator[list[str]]:
     """Nothing, not even its name, where none of the rows has a number."""
-    head = [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"]
     histogram = next(iter(family.histograms.values()), family.histogram)
     ends: list[tuple[str, int]] = []
     if histogram is not None:
@@ -327,7 +360,8 @@ def _family(family: Family, rows: Sequence[_Labelled]) -> Iterator[list[str]]:
                 for line in _histogram(family, one, f"{labels},{more}", ended, cells)
             ]
         elif histogram is not None:
-            lines = _histogram(family, histogram, labels, [*ends, ("+Inf", -1)], cells)
+            shown = _NONE if family.milliseconds else examples.get(labels, _NONE)
+            lines = _histogram(family, histogram, labels, [*ends, ("+Inf", -1)], cells, shown)
         else:
             numbers = [(more, value(cells)) for more, value in family.values.items()]
             if family.of_some_models and not any(number for _, number in numbers):
@@ -345,16 +379,32 @@ def _line(name: str, labels: str, more: str, value: float) -> str:
 
 
 def _histogram(
-    family: Family, histogram: Histogram, labels: str, ends: Sequence[tuple[str, int]], cells: Cells
+    family: Family,
+    histogram: Histogram,
+    labels: str,
+    ends: Sequence[tuple[str, int]],
+    cells: Cells,
+    examples: _Examples = _NONE,
 ) -> list[str]:
     """Buckets are kept apart in the table and cumulative on the page."""
     name, total = family.name, cells[histogram.sum]
     cumulative = list(accumulate(map(int, cells[histogram.buckets])))
     return [
-        *[f'{name}_bucket{{{labels},le="{end}"}} {cumulative[place]}' for end, place in ends],
+        *[
+            f'{name}_bucket{{{labels},le="{end}"}} {cumulative[place]}{_example(examples, histogram, place)}'
+            for end, place in ends
+        ],
         f"{name}_sum{{{labels}}} {_number(round(total * 1e3, 3) if family.milliseconds else total)}",
         f"{name}_count{{{labels}}} {cumulative[-1]}",
     ]
+
+
+def _example(examples: _Examples, histogram: Histogram, place: int) -> str:
+    found = examples.get(histogram.first + (place if place >= 0 else len(histogram.bounds)))
+    if found is None:
+        return ""
+    labels = _labels(trace_id=found.trace.hex(), span_id=found.span.hex())
+    return f" # {{{labels}}} {_number(found.value)} {found.at:.3f}"
 
 
 def _labels(**values: str) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import carpool
+from carpool.config.otel_settings import read_otel
 from carpool.config.server import ServerSettings
 from carpool.frontend.access.access import Access, all_loopback
 from carpool.frontend.front_caches import CacheParts
@@ -16,6 +18,7 @@ from carpool.frontend.http.http_server import HttpServer
 from carpool.frontend.http.http_service import SharedPage
 from carpool.frontend.http.limits import Limits
 from carpool.frontend.pictures.workers import threads_for
+from carpool.frontend.tracing import Tracer
 from carpool.link.advice import Advice
 from carpool.observe.columns import CONNECTIONS
 from carpool.observe.counters import Row
@@ -68,6 +71,16 @@ def cache_parts(settings: ServerSettings) -> CacheParts:
     return CacheParts(most, secret, shared_store(settings.cache_url, secret, wait_s))
 
 
+def trace(tracer: Tracer, row: Row, parts: FrontendParts) -> None:
+    """Make spans, if anybody wants them."""
+    otel = read_otel(parts.settings)
+    if otel is not None:
+        from carpool.frontend.request_spans import RequestSpans  # needs a package that others can do without
+
+        exemplars = parts.table.block_exemplars(parts.block)
+        tracer.export(RequestSpans(otel, carpool.__version__, row, exemplars))
+
+
 async def http(parts: FrontendParts) -> Frontend:
     from carpool.frontend.http.app import HttpApp  # those for gRPC run this file too
 
@@ -85,7 +98,7 @@ async def http(parts: FrontendParts) -> Frontend:
         families=families,
         cameras=lambda: parts.door.catalog.cameras,
     )
-    page = SharedPage(exposition.pieces)
+    page = SharedPage(exposition.pieces, partial(exposition.pieces, openmetrics=True))
     block = parts.table.block(parts.block)
     access = Access(settings, loopback=all_loopback(parts.sockets["http"]))
     app = HttpApp(
@@ -101,6 +114,7 @@ async def http(parts: FrontendParts) -> Frontend:
         cache=cache_parts(settings),
         load_report=settings.load_report,
     )
+    trace(app.tracer, block.server, parts)
     limits = Limits(**{name: getattr(settings, name) for name in _LIMITS})
     metrics = HttpServer(MetricsApp(page, fair, access.guard), limits, charge=fair.charge)
     servers = {"http": HttpServer(app, limits, unread, fair.charge), "metrics": metrics}
@@ -118,6 +132,7 @@ async def grpc(parts: FrontendParts) -> Frontend:
     block = parts.table.block(parts.block)
     cache = cache_parts(parts.settings)
     server = GrpcServer(recording.door(parts.door), block, parts.settings, access, cache)
+    trace(server.service.tracer, block.server, parts)
     await server.start(parts.sockets["grpc"])
     access.watch()
     return recording.frontend(server)

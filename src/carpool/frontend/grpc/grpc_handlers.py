@@ -22,7 +22,7 @@ from carpool.frontend.access.route_rules import Kind, rule_of
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import is_model_ready
 from carpool.frontend.grpc.grpc_infer import Stream, UnaryInfer
-from carpool.frontend.grpc.grpc_service import Service, log, refuse, too_many_messages
+from carpool.frontend.grpc.grpc_service import SERVICE, Service, log, refuse, too_many_messages
 from carpool.frontend.grpc.infer_messages import parse
 from carpool.frontend.grpc.rpc import Handler, InTask, Rpc
 from carpool.link.door import ModelEntry
@@ -31,7 +31,6 @@ from carpool.wire.proto import message_class
 
 Document = Mapping[str, Any]
 
-SERVICE = "inference.GRPCInferenceService"
 HEALTH = "grpc.health.v1.Health"
 
 _INFER = f"/{SERVICE}/ModelInfer"

@@ -24,12 +24,13 @@ from carpool.frontend.call import ClientCall, Times
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import not_serving
 from carpool.frontend.grpc import infer_messages as messages
-from carpool.frontend.grpc.grpc_service import Failure, Service, failed_in_stream, refuse
+from carpool.frontend.grpc.grpc_service import Failure, Service, failed_in_stream, origin_of, refuse
 from carpool.frontend.grpc.infer_messages import FINAL_PARAMETER, Family, Parts
 from carpool.frontend.grpc.rpc import Ended, Message, Rpc, begin_now
 from carpool.frontend.grpc.rpc_heads import Metadata
 from carpool.frontend.pictures.sent_pictures import TensorPictures, check_pictures, sends_pictures
 from carpool.frontend.pictures.workers import stopping
+from carpool.frontend.trace_context import Origin
 from carpool.link.door import (
     ATTEMPT,
     DEADLINE,
@@ -63,8 +64,7 @@ _SOURCE = SOURCE.lower()
 _LATEST = LATEST.lower()
 _CACHE_CONTROL = CACHE_CONTROL.lower()
 _ROLLOUT = ROLLOUT.lower()
-_WORTH_A_SLOT = 16 * 1024
-_ALGORITHMS = ("identity", "gzip", "deflate")
+_WORTH_A_SLOT, _ALGORITHMS = 16 * 1024, ("identity", "gzip", "deflate")
 
 Reply = Callable[[bytes | Failure], None]
 
@@ -82,10 +82,11 @@ class Asked(NamedTuple):
     @property
     def headers(self) -> dict[bytes, bytes]:
         """As HTTP has them, for what keeps to one side of a rollout by one of them."""
-        return {
-            key.encode(): value if isinstance(value, bytes) else value.encode(errors="replace")
+        listed = (
+            (key, value.encode(errors="replace") if isinstance(value, str) else value)
             for key, value in self.metadata
-        }
+        )
+        return {key.encode(): value for key, value in listed}
 
     def deadline(self, rpc: Rpc, head_at: float) -> float:
         """The client's: that of the call, or the one in its metadata, whichever comes first."""
@@ -94,8 +95,7 @@ class Asked(NamedTuple):
 
 def read_metadata(metadata: Metadata, who: Principal | None = None) -> Asked:
     """Raises `InvalidInput` that names the entry at fault. `who` is whose key is among them."""
-    budget, source, latest, compression = INFINITY, "", False, ""
-    wish, side = ANY, ""
+    budget, source, latest, compression, wish, side = INFINITY, "", False, "", ANY, ""
     for key, value in metadata:
         if not key.startswith("x-carpool-"):
             if key == _CACHE_CONTROL:
@@ -266,8 +266,11 @@ class GrpcCall(ClientCall):
     def request_id(self) -> str:
         return self.id.decode(errors="replace")
 
-    def _traced(self) -> RequestHead:
-        return self._named(self.head)
+    def sent_field(self, name: bytes) -> bytes | None:
+        return self._asked.headers.get(name)
+
+    def origin(self, error: CarpoolError | None) -> Origin:
+        return origin_of("ModelStreamInfer" if self._more else "ModelInfer", error)
 
     def _named(self, head: RequestHead) -> RequestHead:
         return replace(head, id=self.id.decode())
@@ -478,12 +481,10 @@ class Stream:
     async def _begin(self, message: Message, asked: Asked, deadline: float) -> None:
         def reply(result: bytes | Failure) -> None:
             self._waiting.discard(call)
-            answer = (
-                failed_in_stream(result, call.id)
-                if isinstance(result, Failure)
-                else messages.in_stream(result)
-            )
-            self._answers.put_nowait(answer)
+            if isinstance(result, Failure):
+                self._answers.put_nowait(failed_in_stream(result, call.id))
+            else:
+                self._answers.put_nowait(messages.in_stream(result))
 
         call = GrpcCall(self._service, asked, deadline, self._who, reply, FINAL_PARAMETER)
         call.wish = asked.wish

@@ -19,6 +19,7 @@ from carpool.frontend.grpc.rpc import Rpc
 from carpool.frontend.grpc.rpc_heads import PRINTABLE, Status
 from carpool.frontend.http.infer_route import LargestBody
 from carpool.frontend.packing import AT_ONCE
+from carpool.frontend.trace_context import Origin
 from carpool.link.door import Catalog, Door
 from carpool.memory.spare_memory import SpareMemory
 from carpool.observe.counters import Block
@@ -141,6 +142,7 @@ STATUSES: dict[type[CarpoolError], Status] = {
 }
 """Everything else is the server's or the model's fault: INTERNAL."""
 
+SERVICE = "inference.GRPCInferenceService"
 _ModelStreamInferResponse = message_class("ModelStreamInferResponse")
 _LONGEST = 1024  # bytes: everything but the data of a call must fit some KiB
 _TIMING = 'decode;dur={:.3f}, queue;dur={:.3f}, infer;dur={:.3f}, post;dur={:.3f}, batch;desc="{}"'
@@ -158,6 +160,13 @@ class Failure(Exception):
 def status_of(error: CarpoolError) -> Status:
     known = (STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES)
     return next(known, Status.INTERNAL)
+
+
+def origin_of(method: str, error: CarpoolError | None) -> Origin:
+    """Of a call, for its span."""
+    status = Status.OK if error is None else status_of(error)
+    told = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": method}
+    return Origin(f"{SERVICE}/{method}", {**told, "rpc.grpc.status_code": int(status)})
 
 
 def details_of(error: CarpoolError) -> str:

@@ -222,6 +222,7 @@ class HttpApp:
         self._guard = guard or Guard()
         self._service.asks_for_keys = self._guard.asks_for_keys
         self._router = Router(map(_ruled, ROUTES))
+        self.tracer = self._service.tracer
 
     def begin(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
         try:

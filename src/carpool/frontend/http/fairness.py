@@ -95,7 +95,7 @@ class Fairness:
     def __init__(
         self, waits: Unread | None = None, behind: Excuse | None = None, gate_status: int = 429
     ) -> None:
-        self._gate_status = gate_status
+        self.gate_status = gate_status
         self._waits = waits
         self._behind = behind
         self._backlog = FairBacklog()
@@ -146,10 +146,10 @@ class Fairness:
             self._charge(lane, cost, now)
         if self._pacer.is_free(lane.key, now) or not self._can_wait(exchange):
             self._pacer.spend(lane.key, cost, now)
-            answer_error(exchange, error, more_fields, self._gate_status)
+            answer_error(exchange, error, more_fields, self.gate_status)
             return
         without_stack(error)  # which would keep the body that it was found in
-        status, fields, body = rendered(error, self._gate_status)
+        status, fields, body = rendered(error, self.gate_status)
         slo = None if entry is None else entry.slo
         wait = _NO_PROMISE_WAIT_S if slo is None else CONSTANTS.paced_wait * slo
         exchange.on_disconnect = _nothing

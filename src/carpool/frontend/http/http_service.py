@@ -111,7 +111,11 @@ class SharedPage:
     and after something they do would otherwise count wrongly.
     """
 
-    def __init__(self, write: Callable[[], Iterator[bytes]]) -> None:
+    def __init__(
+        self, write: Callable[[], Iterator[bytes]], openmetrics: Callable[[], Iterator[bytes]] | None = None
+    ) -> None:
+        """`openmetrics` writes the same page for those who ask for that form."""
+        self.openmetrics = None if openmetrics is None else SharedPage(openmetrics)
         self._write = write
         self._asking: list[Tell] = []
         self._under_way = False

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +24,7 @@ from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive,
 from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Start, Starter
 from carpool.frontend.http.image_reading import Sent, read_image_head, read_pictures
 from carpool.frontend.http.infer_route import TIMING
-from carpool.frontend.http.model_route import ModelRoute
+from carpool.frontend.http.model_route import ModelRoute, origin_of
 from carpool.frontend.http.parsing import RequestHead as HttpHead
 from carpool.frontend.http.picture_reply import (
     DRAWN_ANSWER,
@@ -37,6 +38,7 @@ from carpool.frontend.http.task_models import default_model
 from carpool.frontend.packing import AT_ONCE
 from carpool.frontend.pictures.sent_pictures import PictureModel, RoutePicture
 from carpool.frontend.pictures.workers import stopping
+from carpool.frontend.trace_context import Origin
 from carpool.link.door import LATEST, Answer, Catalog, ModelEntry, Slot
 from carpool.link.step_times import in_words
 from carpool.memory.layout import FILE_AT, write_length
@@ -201,6 +203,16 @@ class ImageCall(ClientCall):
         assert self.row is not None
         return self.entry, self.row
 
+    @property
+    def siblings(self) -> bytes:  # type: ignore[override]
+        return self._request.siblings
+
+    def sent_field(self, name: bytes) -> bytes | None:
+        return self._request.exchange.head.headers.get(name)
+
+    def origin(self, error: CarpoolError | None) -> Origin:
+        return origin_of(self._request.exchange, error, self._request.service.fair.gate_status)
+
     def _encode(self, answer: Answer, _placed: Mapping[str, Placed]) -> Kept:
         picture = self._pictures  # not always the one it began with: another version may have answered
         assert isinstance(picture, RoutePicture)
@@ -253,6 +265,11 @@ class ImageRequest:
         self._waiting: deque[tuple[int, Buffer]] = deque()
         self._starting = False
         exchange.on_disconnect = self._left
+
+    @property
+    def siblings(self) -> bytes:
+        """Of several pictures: what only they have in common."""
+        return struct.pack("<dQ", self.exchange.head_at, id(self)) if self._several else b""
 
     # ── the body ──
 

@@ -22,10 +22,11 @@ from carpool.frontend.http.exchange import (
     choose_encoding,
 )
 from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Start
-from carpool.frontend.http.model_route import ModelRoute
+from carpool.frontend.http.model_route import ModelRoute, origin_of
 from carpool.frontend.http.parsing import RequestHead as HttpHead
 from carpool.frontend.packing import AT_ONCE, check, is_in_place, takes_long
 from carpool.frontend.pictures.sent_pictures import TensorPictures, may_hold_pictures, read_tensor_pictures
+from carpool.frontend.trace_context import Origin
 from carpool.link.door import (
     ATTEMPT,
     DEADLINE,
@@ -274,6 +275,12 @@ class HttpCall(ClientCall):
     def _keep_to_source(self, head: RequestHead) -> None:
         target = self._route.for_sender(self.sender.with_options(head.options), self._exchange.head_at)
         self.entry, self.row = target.entry, target.row
+
+    def sent_field(self, name: bytes) -> bytes | None:
+        return self._exchange.head.headers.get(name)
+
+    def origin(self, error: CarpoolError | None) -> Origin:
+        return origin_of(self._exchange, error, self.service.fair.gate_status)
 
     def _what(self) -> Mapping[str, str]:
         return {"model": self.entry.name, "path": self._exchange.head.path}

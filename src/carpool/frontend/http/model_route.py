@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from time import monotonic
 from typing import Generic, Protocol, TypeVar
 
@@ -9,14 +10,54 @@ from carpool.errors import CarpoolError
 from carpool.frontend.access.guard import check_model
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import not_serving
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, answer_error, hand_over
+from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, answer_error, hand_over, status_of
 from carpool.frontend.http.http_service import Service
 from carpool.frontend.http.parsing import RequestHead as HttpHead
 from carpool.frontend.routing import Split
+from carpool.frontend.trace_context import Origin
 from carpool.link.door import ROLLOUT, Catalog, ModelEntry, Sender, read_side
 from carpool.observe.counters import Row, count_failure
 
 ROLLOUT_FIELD = ROLLOUT.lower().encode()
+_NAMED = {"models": "{model}", "predictions": "{model}", "versions": "{version}"}
+
+
+def origin_of(exchange: Exchange, error: CarpoolError | None, gate_status: int) -> Origin:
+    """With the route, in which what varies has no name: spans are counted by it."""
+    head = exchange.head
+    parts = [""]
+    for before, part in pairwise(head.path.split("/")):
+        parts.append(_NAMED.get(before) or ("{version}" if part.isdigit() else part))
+    route = "/".join(parts)
+    return Origin(
+        f"{head.method} {route}",
+        {
+            "http.request.method": head.method,
+            "http.route": route,
+            "url.path": head.path,
+            "network.protocol.version": f"1.{head.http_minor}",
+            "client.address": exchange.peer,
+            "http.response.status_code": 200 if error is None else status_of(error, gate_status),
+        },
+    )
+
+
+class AtHead:
+    """Implements `Caller`: a request that was refused before its body was read."""
+
+    __slots__ = ("_exchange", "_gate_status")
+
+    siblings = b""
+
+    def __init__(self, exchange: Exchange, gate_status: int) -> None:
+        self._exchange = exchange
+        self._gate_status = gate_status
+
+    def sent_field(self, name: bytes) -> bytes | None:
+        return self._exchange.head.headers.get(name)
+
+    def origin(self, error: CarpoolError | None) -> Origin:
+        return origin_of(self._exchange, error, self._gate_status)
 
 
 class ServedModel(Protocol):
@@ -75,7 +116,12 @@ class ModelRoute(Generic[Target]):
         known = target or self._target
         if self.split is not None and known is not None:
             service.mirror.count_failure(self.split, known.entry, refusal)
-        service.fair.tell(exchange, refusal, None if known is None else known.entry, sender.source)
+        entry = None if known is None else known.entry
+        service.fair.tell(exchange, refusal, entry, sender.source)
+        if service.tracer.on:
+            service.tracer.refused(
+                AtHead(exchange, service.fair.gate_status), entry, refusal, exchange.head_at
+            )
         if known is not None:  # else nobody knows whose failure it is
             count_failure(known.row, refusal, 0.0, unheard=0 if sender.again else 1)
             service.door.turned_away(known.entry, refusal, exchange.head_at, source=sender.source)

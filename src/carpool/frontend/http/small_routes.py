@@ -4,6 +4,7 @@ and what the engine holds and every front end follows: models, clients' memory, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -37,7 +38,7 @@ from carpool.frontend.http.http_service import (
 from carpool.frontend.http.image_reading import read_query
 from carpool.frontend.http.parsing import RequestHead
 from carpool.link.door import Catalog, ModelEntry
-from carpool.observe.prometheus import CONTENT_TYPE
+from carpool.observe.prometheus import CONTENT_TYPE, OPENMETRICS_TYPE
 from carpool.wire.head import load_object, shorten
 from carpool.wire.v2 import encode_error
 
@@ -51,6 +52,8 @@ _TO_CHANGE_DRIFT = ("action", "hours")
 _DRIFT_ACTIONS = ("learn", "reset")
 _MAX_JSON_BODY = 64 * 1024
 _METRICS_FIELDS = b"content-type: %b\r\n" % CONTENT_TYPE.encode()
+_OPENMETRICS_FIELDS = b"content-type: %b\r\n" % OPENMETRICS_TYPE.encode()
+_WEIGHT = re.compile(rb";\s*q=([01](?:\.[0-9]{1,3})?)\s*(?:;|$)")
 _TEXT_FIELDS = b"content-type: text/plain; charset=utf-8\r\nvary: accept\r\n"
 _TEXT = (
     b"Carpool serves vision models over the v2 inference protocol.\n\n"
@@ -263,12 +266,28 @@ def console_live(service: Service, exchange: Exchange, _variables: Variables) ->
         service.answer_compressed(exchange, _LIVE_FIELDS + b"vary: accept-encoding\r\n", page, encoding)
 
 
+def _wants_openmetrics(accepted: bytes) -> bool:
+    """Whether a scraper would rather have that than the plain text, which everybody takes."""
+    weights = {b"application/openmetrics-text": 0.0, b"text/plain": 0.0}
+    for part in accepted.lower().split(b","):
+        name = part.partition(b";")[0].strip()
+        if name in weights:
+            found = _WEIGHT.search(part)
+            weights[name] = max(weights[name], 1.0 if found is None else float(found[1]))
+    asked, plain = weights.values()
+    return asked > 0.0 and asked >= plain
+
+
 def answer_metrics(exchange: Exchange, page: SharedPage) -> None:
+    fields = _METRICS_FIELDS
+    if page.openmetrics is not None and _wants_openmetrics(exchange.head.headers.get(b"accept", b"")):
+        page, fields = page.openmetrics, _OPENMETRICS_FIELDS
+
     def answer(written: bytes | None) -> None:
         if written is None:
             answer_error(exchange, CarpoolError("the server failed on this request"))
         else:
-            exchange.respond(200, _METRICS_FIELDS, written)
+            exchange.respond(200, fields, written)
 
     page.ask(answer)
 

@@ -444,6 +444,7 @@ class PipelineJourney:
                         slowest.batch,
                         len(state.items),
                         state.cut,
+                        number=slowest.number,
                     ),
                 )
             )
