@@ -45,6 +45,8 @@ class Datatype(enum.Enum):
         member.size = 0 if dtype == "O" else member.dtype.itemsize
         return member
 
+    __hash__ = object.__hash__  # members are one of a kind: Enum's own is a call in Python
+
     @property
     def binary_only(self) -> bool:
         """JSON has no form for these."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from carpool.errors import CarpoolError, InvalidInput, ModelError, Unsupported
 from carpool.types import Array, Datatype, InferRequest, InferResponse, RequestedOutput, SharedMemory, Tensor
 from carpool.wire.head import Buffer, TensorHead, write_options, write_shared_memory, wrong
 
+_CACHED_HEADS = 256
 _NO_LABELS: Mapping[str, Sequence[str]] = {}
 
 
@@ -50,6 +52,20 @@ def encode_response(
 
     Outputs that are wanted in shared memory must be there already, and in `placed`.
     """
+    if _is_all_binary(response, outputs, binary_output):
+        return _encode_binary(response)
+    return _encode_listed(response, outputs, binary_output, labels, batched, placed)
+
+
+def _encode_listed(
+    response: InferResponse,
+    outputs: Sequence[RequestedOutput],
+    binary_output: bool,
+    labels: Mapping[str, Sequence[str]],
+    batched: bool,
+    placed: Mapping[str, Placed],
+) -> Encoded:
+    """Each output in the form that was asked for."""
     listed: list[dict[str, Any]] = []
     tail: list[Buffer] = []
     if not outputs:
@@ -75,6 +91,51 @@ def encode_response(
         document["parameters"] = response.parameters
     document["outputs"] = listed
     return _join(document, tail)
+
+
+def _is_all_binary(response: InferResponse, outputs: Sequence[RequestedOutput], binary_output: bool) -> bool:
+    """Whether the outputs are all that there is, and wanted as they are, as most clients want them."""
+    if response.id or response.parameters:
+        return False
+    if not outputs:
+        return binary_output
+    if len(response.outputs) != len(outputs):
+        return False
+    for tensor, output in zip(response.outputs, outputs, strict=True):
+        if output.name != tensor.name or not output.binary:
+            return False
+        if output.classification or output.shared_memory is not None:
+            return False
+    return True
+
+
+def _encode_binary(response: InferResponse) -> Encoded:
+    """All but the outputs' bytes was said in an answer before."""
+    tail: list[Buffer] = []
+    tensors: list[tuple[str, Datatype, tuple[int, ...], int]] = []
+    size = 0
+    for tensor in response.outputs:
+        check_array(tensor, "output")
+        data = to_binary(tensor)
+        tail.append(data)
+        tensors.append((tensor.name, tensor.datatype, tensor.shape, len(data)))
+        size += len(data)
+    head = _binary_head(response.model, response.version, *tensors)
+    return Encoded([head, *tail], len(head) + size, len(head) if tail else None)
+
+
+@lru_cache(maxsize=_CACHED_HEADS)
+def _binary_head(model: str, version: str, *tensors: tuple[str, Datatype, tuple[int, ...], int]) -> bytes:
+    listed = [
+        {
+            "name": name,
+            "datatype": datatype.value,
+            "shape": shape,
+            "parameters": {"binary_data_size": size},
+        }
+        for name, datatype, shape, size in tensors
+    ]
+    return orjson.dumps({"model_name": model, "model_version": version, "outputs": listed})
 
 
 def with_id(body: bytes, header_length: int | None, request_id: str) -> Encoded:
@@ -364,7 +425,8 @@ def to_binary(tensor: Tensor) -> Buffer:
         return b"".join(pieces)
     if not tensor.data.size:
         return b""  # memoryview cannot cast an empty array
-    return np.ascontiguousarray(tensor.data).data.cast("B")
+    data = tensor.data if tensor.data.flags.c_contiguous else np.ascontiguousarray(tensor.data)
+    return data.data.cast("B")
 
 
 def blame(kind: str) -> type[CarpoolError]:
