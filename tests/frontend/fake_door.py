@@ -213,6 +213,12 @@ class FakeCall:
         tensors = [_tensor(spec, outputs[spec.name]) for spec in model.outputs if spec.name in outputs]
         self.part(Answer(tensors, sent=monotonic(), finish=finish, last=last))
 
+    def finish_parts(self) -> None:
+        """The end of what was said, in the loop's thread."""
+        if not self.cancelled:
+            self.answered = True
+            self.done(Answer(timing=TIMING, sent=monotonic()))
+
     @property
     def is_ready(self) -> bool:
         return self.ready_in is None

@@ -50,6 +50,7 @@ READING, OFFERED, RUNNING, ANSWERING, OVER = range(5)
 
 _NOT_READ = RequestHead("", (), (), RequestOptions(), True, 0)
 _LEFT = asyncio.CancelledError("the client left")
+TOO_SLOW = "the answers are not read as fast as the model gives them"
 
 
 class Times(NamedTuple):
@@ -114,7 +115,6 @@ class ClientCall:
     def _write_part(self, answer: Answer) -> None:
         """One of the answers of a decoupled model, in their order; then `_write` for the end, without any
         outputs, or `_write_error`. What this raises ends the request: who reads too slowly is cut off."""
-        raise NotImplementedError
 
     def _encode(self, answer: Answer, placed: Mapping[str, Placed]) -> Kept:
         """The outputs as `_write` sends them, without what belongs to this request alone."""
