@@ -15,7 +15,7 @@ import socket
 import struct
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -131,7 +131,9 @@ class UserModel:
             raise ModelError(f"the answer has no output {missing[0]!r}; it has {names}")
         return {name: self._array(name, outputs[name]) for name in wanted or outputs}
 
-    def answers(self, inputs: Mapping[str, Array], wanted: Collection[str]) -> Iterator[dict[str, Array]]:
+    def answers(
+        self, inputs: Mapping[str, Array], wanted: Collection[str]
+    ) -> Generator[dict[str, Array], None, None]:
         """One after the other, as predict yields them. What it returns instead is its one answer."""
         answered = self._predict(**inputs) if self._spread else self._predict(dict(inputs))
         several = answered if isinstance(answered, Iterator) else () if answered is None else (answered,)

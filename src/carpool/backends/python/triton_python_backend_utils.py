@@ -248,10 +248,10 @@ class InferenceResponse:
 class Answers(Protocol):
     """Where the answers to one request of a decoupled model go. For every thread."""
 
-    gone: bool  # the client has left
+    @property
+    def gone(self) -> bool: ...
 
-    def send(self, response: InferenceResponse | None, *, last: bool) -> None:
-        """Raises `TritonModelException` after the last."""
+    def send(self, response: InferenceResponse | None, *, last: bool) -> None: ...
 
     def forsaken(self) -> None: ...
 
