@@ -325,7 +325,7 @@ def test_a_sender_answers_once_and_later(tritons: Callable[..., Backend]) -> Non
         ),
         (
             "pb_utils.InferenceRequest(model_name='other').exec(decoupled=True)",
-            r"decoupled models cannot be served yet",
+            r"other models are asked for exactly one answer here",
         ),
     ],
 )
@@ -440,7 +440,10 @@ def test_what_somebody_wrote_stays(tmp_path: Path) -> None:
         ('config.add_input({"name": "d", "dims": [4]})', "input 'd' has no 'data_type'"),
         ('config.add_output({"name": "c", "labels": 5})', "has the property 'labels'"),
         ('config.add_input({"name": "d", "data_type": "TYPE_FP31", "dims": [4]})', "data_type"),
-        ('config.set_model_transaction_policy({"decoupled": True})', "decoupled models cannot be served yet"),
+        (
+            'config.set_model_transaction_policy({"coupled": True})',
+            "model_transaction_policy has no 'coupled'",
+        ),
         ('config.set_model_transaction_policy({"other": True})', "has no 'other'"),
         ("return None", "must return its argument, not a NoneType"),
         ("config.set_max_batch_size(1 << 20)", "max_batch_size must be 0 to"),

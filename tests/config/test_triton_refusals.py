@@ -121,7 +121,6 @@ def test_fields_without_effect_share_one_warning() -> None:
     ("path", "text"),
     [
         ("sequence_batching", "sequence_batching { }"),
-        ("model_transaction_policy.decoupled", "model_transaction_policy { decoupled: true }"),
         ("batch_input", "batch_input [ { } ]"),
         ("batch_output", "batch_output { }"),
         ("cc_model_filenames", "cc_model_filenames { key: '7.5' value: 'm.onnx' }"),

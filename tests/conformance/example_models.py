@@ -60,11 +60,25 @@ max_batch_size: 8
 input [ { name: "INPUT0" data_type: TYPE_STRING dims: [ -1 ] } ]
 output [ { name: "OUTPUT0" data_type: TYPE_STRING dims: [ -1 ] } ]
 """
+_REPEATS = """
+import numpy as np
+
+def predict(IN, DELAY, WAIT):
+    for index, value in enumerate(IN):
+        yield {"OUT": np.array([value], np.int32), "IDX": np.array([index], np.uint32)}
+"""
 _DECOUPLED = """
 name: "repeat_int32"
 backend: "python"
-input [ { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] } ]
-output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
+input [
+  { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] },
+  { name: "DELAY" data_type: TYPE_UINT32 dims: [ -1 ] },
+  { name: "WAIT" data_type: TYPE_UINT32 dims: [ 1 ] }
+]
+output [
+  { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] },
+  { name: "IDX" data_type: TYPE_UINT32 dims: [ 1 ] }
+]
 model_transaction_policy { decoupled: true }
 """
 
@@ -83,7 +97,7 @@ def write_models(folder: Path, names: int = GRPC_NAMES) -> Path:
 
 
 def write_decoupled(folder: Path) -> Path:
-    _python(folder / "repeat_int32", _DECOUPLED, _SAME)
+    _python(folder / "repeat_int32", _DECOUPLED, _REPEATS)
     return folder
 
 

@@ -89,7 +89,7 @@ def test_decoupled_models_are_refused_before_any_ensemble_could_join_them(tmp_pa
     config = model / "config.pbtxt"
     config.write_text(config.read_text() + "model_transaction_policy { decoupled: true }\n")
     one_step(tmp_path, "one", name)
-    fails(tmp_path, "model_transaction_policy.decoupled", name)
+    fails(tmp_path, "one: decoupled: it is for Python models|one is decoupled", name)
 
 
 def test_loading_an_ensemble_loads_what_it_needs(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from carpool.errors import Refused
-from carpool.frontend.grpc.grpc_infer import MOST_UNANSWERED
+from carpool.frontend.grpc.stream_infer import MOST_UNANSWERED
 from frontend.access.key_files import ALICE, BOB, write
 from frontend.grpc.front_end import (
     SERVICE,

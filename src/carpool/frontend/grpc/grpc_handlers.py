@@ -21,10 +21,11 @@ from carpool.frontend.access.keys import Principal, told
 from carpool.frontend.access.route_rules import Kind, rule_of
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import is_model_ready
-from carpool.frontend.grpc.grpc_infer import Stream, UnaryInfer
+from carpool.frontend.grpc.grpc_infer import UnaryInfer
 from carpool.frontend.grpc.grpc_service import SERVICE, Service, log, refuse, too_many_messages
 from carpool.frontend.grpc.infer_messages import parse
 from carpool.frontend.grpc.rpc import Handler, InTask, Rpc
+from carpool.frontend.grpc.stream_infer import Stream
 from carpool.link.door import ModelEntry
 from carpool.wire.head import shorten
 from carpool.wire.proto import message_class

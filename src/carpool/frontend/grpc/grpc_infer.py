@@ -1,9 +1,5 @@
-"""ModelInfer and ModelStreamInfer: what calls say in their metadata and messages, and how they are answered.
-What happens in between is in `frontend.call`.
-
-A stream answers its requests as they finish; one that fails is answered with its error, and the stream stays
-open. Only a bounded number of requests is read before their answers are written, so a client that sends and
-does not read cannot fill the server.
+"""ModelInfer: what calls say in their metadata and messages, and how they are answered. What happens in
+between is in `frontend.call`; streams are in `stream_infer`.
 """
 
 from __future__ import annotations
@@ -18,18 +14,17 @@ from carpool.cache.answer_store import Kept
 from carpool.cache.cache_key import ANY, CACHE_CONTROL, Wish, read_cache_control
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, InvalidInput, TooLarge
-from carpool.frontend.access.guard import Guard, check_model
+from carpool.frontend.access.guard import check_model
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.call import ClientCall, Times
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import not_serving
 from carpool.frontend.grpc import infer_messages as messages
-from carpool.frontend.grpc.grpc_service import Failure, Service, failed_in_stream, origin_of, refuse
-from carpool.frontend.grpc.infer_messages import FINAL_PARAMETER, Family, Parts
+from carpool.frontend.grpc.grpc_service import Failure, Service, origin_of, refuse
+from carpool.frontend.grpc.infer_messages import Family, Parts
 from carpool.frontend.grpc.rpc import Ended, Message, Rpc, begin_now
 from carpool.frontend.grpc.rpc_heads import Metadata
 from carpool.frontend.pictures.sent_pictures import TensorPictures, check_pictures, sends_pictures
-from carpool.frontend.pictures.workers import stopping
 from carpool.frontend.trace_context import Origin
 from carpool.link.door import (
     ATTEMPT,
@@ -56,7 +51,6 @@ from carpool.wire.v2 import Buffer, Placed, RequestHead, check_head
 COMPRESSION = "x-carpool-compression"
 CACHE_WORDS = "x_carpool_cache"
 """What an answer says of the cache: a parameter in a stream, else metadata."""
-MOST_UNANSWERED = 256
 
 _ATTEMPT = ATTEMPT.lower()
 _DEADLINE = DEADLINE.lower()
@@ -125,6 +119,7 @@ class GrpcCall(ClientCall):
     __slots__ = ("_asked", "_family", "_more", "_reply", "_who", "id")
 
     form = "grpc"
+    one_answer = "ModelInfer RPC doesn't support models with decoupled transaction policy"  # Triton's words
     service: Service
 
     def __init__(
@@ -397,104 +392,3 @@ class UnaryInfer:
         """Once. It forgets the call, which knows it too."""
         self._rpc = self._call = self._task = None
         self._service.__exit__()
-
-
-class Stream:
-    """One call of ModelStreamInfer: a task reads requests, another writes answers, and the calls are in
-    between. `guard` may come to know other keys while it is open: `holder` then says whose key it brought."""
-
-    def __init__(
-        self,
-        service: Service,
-        rpc: Rpc,
-        who: Principal | None,
-        guard: Guard,
-        holder: Callable[[], Principal | None],
-    ) -> None:
-        self._service = service
-        self._rpc = rpc
-        self._who = who
-        self._guard = guard
-        self._keys = guard.generation
-        self._holder = holder
-        self._locked_out: CarpoolError | None = None
-        self._answers: asyncio.Queue[bytes] = asyncio.Queue()
-        self._room = asyncio.Semaphore(MOST_UNANSWERED)
-        self._unanswered = 0
-        self._answered = asyncio.Event()
-        self._answered.set()
-        self._waiting: set[GrpcCall] = set()
-
-    async def run(self) -> None:
-        rpc = self._rpc
-        with self._service:
-            try:
-                asked = read_metadata(rpc.head.metadata, self._who)
-            except InvalidInput as error:
-                refuse(rpc, error)
-                return
-            rpc.compress = asked.compression
-            if not await self._serve(asked):
-                refuse(rpc, stopping())
-            elif self._locked_out is not None:
-                refuse(rpc, self._locked_out)
-
-    async def _serve(self, asked: Asked) -> bool:
-        """Answer everything that is read; False when the server stops before the client is done."""
-        reading = asyncio.create_task(self._read(asked))
-        writing = asyncio.create_task(self._write())
-        stop = asyncio.create_task(self._service.stopping.wait())
-        tasks = {reading, writing, stop}
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            ended = reading.done()
-            reading.cancel()
-            emptied = asyncio.create_task(self._answered.wait())
-            tasks.add(emptied)
-            await asyncio.wait({emptied, writing}, return_when=asyncio.FIRST_COMPLETED)
-            return ended
-        finally:
-            for task in tasks:
-                task.cancel()
-            for call in self._waiting:
-                call.leave()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _read(self, asked: Asked) -> None:
-        while True:
-            await self._room.acquire()
-            message = await self._rpc.read()
-            if message is None:
-                return
-            if self._guard.generation != self._keys:
-                try:
-                    self._who = self._holder()
-                except CarpoolError as error:
-                    self._locked_out = error
-                    return
-                self._keys = self._guard.generation
-                asked = read_metadata(self._rpc.head.metadata, self._who)
-            self._unanswered += 1
-            self._answered.clear()
-            await self._begin(message, asked, asked.deadline(self._rpc, monotonic()))
-
-    async def _begin(self, message: Message, asked: Asked, deadline: float) -> None:
-        def reply(result: bytes | Failure) -> None:
-            self._waiting.discard(call)
-            if isinstance(result, Failure):
-                self._answers.put_nowait(failed_in_stream(result, call.id))
-            else:
-                self._answers.put_nowait(messages.in_stream(result))
-
-        call = GrpcCall(self._service, asked, deadline, self._who, reply, FINAL_PARAMETER)
-        call.wish = asked.wish
-        self._waiting.add(call)
-        await call.begin(message)
-
-    async def _write(self) -> None:
-        while True:
-            await self._rpc.write(await self._answers.get())
-            self._room.release()
-            self._unanswered -= 1
-            if not self._unanswered:
-                self._answered.set()

@@ -446,3 +446,4 @@ def _batch(images: int) -> bytes:
 
 FINAL_PARAMETER = _parameter(FINAL, "bool_param", True)
 """Says in a stream that nothing more comes for a request."""
+NOT_FINAL_PARAMETER = _parameter(FINAL, "bool_param", False)

@@ -13,6 +13,7 @@ from carpool.frontend.front_caches import CacheParts
 from carpool.frontend.http import openapi, rollout_routes, small_routes
 from carpool.frontend.http.exchange import BodyPlan, Exchange, Fault, WrongMethod
 from carpool.frontend.http.fairness import Fairness
+from carpool.frontend.http.generate_route import start_generate
 from carpool.frontend.http.http_service import Handler, Service, SharedPage, Start, Starter
 from carpool.frontend.http.image_route import TASK_ROUTES, start_predict, start_task
 from carpool.frontend.http.infer_route import start_infer
@@ -107,11 +108,12 @@ def _post(pattern: str, handler: Handler) -> Route[Starter]:
 
 _MODEL = "/v2/models/{model}[/versions/{version}]"
 _ROLLOUT = "/v2/models/{model}/rollout"
-_GENERATE = small_routes.missing("the generate extension is")
 _ASKED_S = 0.002  # of the engine's time, for a document that only it can write
 
 ROUTES: tuple[Route[Starter], ...] = (
     Route("POST", f"{_MODEL}/infer", start_infer),
+    Route("POST", f"{_MODEL}/generate", start_generate(streams=False)),
+    Route("POST", f"{_MODEL}/generate_stream", start_generate(streams=True)),
     *(Route("POST", path, start_task(task)) for task, path in TASK_ROUTES.items()),
     Route("POST", "/models/{model}/predict", start_predict),
     Route("POST", "/predictions/{model}[/{version}]", start_prediction),
@@ -156,8 +158,6 @@ ROUTES: tuple[Route[Starter], ...] = (
     _post("/v2[/models/{model}]/trace/setting", small_routes.update_trace_settings),
     _get("/v2/logging", small_routes.log_settings),
     _post("/v2/logging", small_routes.update_log_settings),
-    _post(f"{_MODEL}/generate", _GENERATE),
-    _post(f"{_MODEL}/generate_stream", _GENERATE),
 )
 
 

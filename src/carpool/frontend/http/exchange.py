@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 Buffer = bytes | bytearray | memoryview
 Body = Buffer | Sequence[Buffer]
 
+STREAMED = 0
+"""In place of a status: the head of the answer, and all but its end, were sent before."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 JSON_FIELDS = b"content-type: application/json\r\n"
 REASON_FIELD = b"X-Carpool-Reason: %b\r\n"
@@ -151,6 +153,10 @@ class Answerer(Protocol):
 
     def answer(self, status: int, fields: bytes, body: Body) -> None: ...
 
+    def stream(self, data: bytes) -> int:
+        """Some of an answer, which `answer` ends with the status STREAMED. Returns how many bytes the client
+        has not taken."""
+
     def make_room(self) -> bool: ...
 
 
@@ -204,6 +210,11 @@ class Exchange:
         self.on_disconnect = None
         connection.answer(status, fields, body)
         return True
+
+    def stream(self, data: bytes) -> int:
+        """Some of an answer whose length nobody knows, its head first; `respond` with STREAMED ends it. It
+        may not be called after `on_disconnect`. Returns how many bytes the client has not taken."""
+        return 0 if self._connection is None else self._connection.stream(data)
 
     def answer_through(self, wrap: Callable[[Answerer], Answerer]) -> None:
         """What is answered goes through this on its way to the connection."""

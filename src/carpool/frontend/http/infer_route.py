@@ -175,6 +175,7 @@ class HttpCall(ClientCall):
     __slots__ = ("_exchange", "_route")
 
     form = "http"
+    one_answer = "HTTP end point doesn't support models with decoupled transaction policy"  # Triton's words
     service: Service
 
     def __init__(self, route: InferRoute, exchange: Exchange, target: InferTarget, slot: Slot | None) -> None:

@@ -67,5 +67,8 @@ class _Reporting:
         told = self._report.json if self._as_json else self._report.text
         self._connection.answer(status, fields + told, body)
 
+    def stream(self, data: bytes) -> int:
+        return self._connection.stream(data)
+
     def make_room(self) -> bool:
         return self._connection.make_room()

@@ -25,6 +25,7 @@ from carpool.errors import without_stack
 from carpool.frontend.http.body import CompressedBody, Intake, inflate, skip_received, too_large
 from carpool.frontend.http.exchange import (
     CONTINUE,
+    STREAMED,
     Body,
     BodyPlan,
     Collect,
@@ -489,6 +490,10 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._linger()
 
+    def stream(self, data: bytes) -> int:
+        self._send(data)
+        return self.unsent
+
     def make_room(self) -> bool:
         """For an app that has no memory for this body."""
         return self._shared.cut_off_slowest(self)
@@ -591,6 +596,9 @@ class Connection(asyncio.BufferedProtocol):
         head_only = head_only or status in _WITHOUT_BODY
         date = self._shared.date
         if isinstance(body, bytes):
+            if status == STREAMED:
+                self._send(body)
+                return
             start = render_head(status, fields, len(body), date)
             if head_only:
                 self._send(start)
@@ -612,7 +620,7 @@ class Connection(asyncio.BufferedProtocol):
         sent = self._write_now(views)
         if sent < size:
             # Copied: the transport would hold the buffers, and so the slot, until the client has read.
-            self._send(_rest(views, sent))
+            self._send(b"".join(views)[sent:])
 
     def _write_now(self, views: Sequence[memoryview]) -> int:
         if self._transport.is_closing():
@@ -640,11 +648,3 @@ class Connection(asyncio.BufferedProtocol):
         borrowed, self._borrowed = self._borrowed, None
         if borrowed is not None:
             borrowed.detach()
-
-
-def _rest(views: Sequence[memoryview], sent: int) -> bytes:
-    left = []
-    for view in views:
-        left.append(view[sent:])
-        sent = max(0, sent - len(view))
-    return b"".join(left)
