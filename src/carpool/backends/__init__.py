@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from carpool.backends.backend import Backend, Loader, Placement, reshaped
+from carpool.backends.sequenced import Sequenced
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ModelConfig, ModelSignature
 from carpool.config.repository import ModelVersion
@@ -25,7 +26,9 @@ def load(config: ModelConfig, version: ModelVersion, placement: Placement | None
     ConfigError where a setting of the runtime is wrong.
     """
     backend = _home(config, version).load(config, version, placement or Placement())
-    return reshaped(backend, config) if kind_of(config.backend).reshapes else backend
+    if kind_of(config.backend).reshapes:
+        backend = reshaped(backend, config)
+    return backend if config.sequences is None else Sequenced(backend, config, config.sequences)
 
 
 def read_signature(config: ModelConfig, version: ModelVersion) -> ModelSignature:

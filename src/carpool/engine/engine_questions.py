@@ -21,7 +21,8 @@ from carpool.core.scheduler import Scheduler
 from carpool.engine.engine import StartProgress
 from carpool.engine.engine_host import EngineHost, hide_paths
 from carpool.engine.models.candidate import remove_abandoned
-from carpool.engine.models.served import RECENT_S, RecentBatches, Served
+from carpool.engine.models.recent_batches import RECENT_S, RecentBatches
+from carpool.engine.models.served import Served
 from carpool.engine.registry_watch import RegistryWatch
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable, Unsupported
 from carpool.link.door import LoadingStep
