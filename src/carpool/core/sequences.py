@@ -237,8 +237,8 @@ class Sequences:
         while deadlines and (deadlines[0][0] <= now or not deadlines[0][2].waits):
             step = heappop(deadlines)[2]
             if step.waits:
-                self._leave_out(step, Why.DEADLINE)
                 self._dropped.append(Dropped(step.job, Why.DEADLINE))
+                self._leave_out(step, Why.DEADLINE)
         while quiet and quiet[0][0] <= now:
             self._has_been_quiet(heappop(quiet)[2], now)
         self._give_places()
