@@ -41,7 +41,13 @@ def test_one_at_a_time_in_order() -> None:
 
 @pytest.mark.parametrize(
     ("name", "images", "why"),
-    [(0, 1, Why.NO_ID), ("", 1, Why.NO_ID), (7, 2, Why.NOT_ONE), (7, 1, Why.NO_START), ("7", 1, Why.NO_START)],
+    [
+        (0, 1, Why.NO_ID),
+        ("", 1, Why.NO_ID),
+        (7, 2, Why.NOT_ONE),
+        (7, 1, Why.NO_START),
+        ("7", 1, Why.NO_START),
+    ],
 )
 def test_what_is_refused_is_not_known(name: int | str, images: int, why: Why) -> None:
     law = _law()
