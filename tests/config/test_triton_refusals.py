@@ -120,7 +120,7 @@ def test_fields_without_effect_share_one_warning() -> None:
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("sequence_batching", "sequence_batching { }"),
+        ("sequence_batching.iterative_sequence", "sequence_batching { iterative_sequence: true }"),
         ("model_transaction_policy.decoupled", "model_transaction_policy { decoupled: true }"),
         ("batch_input", "batch_input [ { } ]"),
         ("batch_output", "batch_output { }"),

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from carpool.core.policy import Knobs
 from carpool.errors import ConfigError
-from carpool.types import DATATYPES
 
 if TYPE_CHECKING:
     from carpool.config.table import Table
@@ -55,6 +54,7 @@ class StateTensor:
     dims: tuple[int, ...]
     initial_dims: tuple[int, ...] = ()  # of what a sequence starts with; none: `dims`
     file: str = ""  # with its values, in the folder initial_state; none: zeros
+    initial_name: str = ""  # for whoever reads the settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +190,8 @@ def _control(table: Table) -> ControlInput:
 
 
 def _state(table: Table, inside: Inside) -> StateTensor:
+    from carpool.types import DATATYPES  # and numpy, which the command line does without
+
     given, taken = table.text("input"), table.text("output")
     datatype, shape = table.text("datatype", DATATYPES), table.integers("shape", -1, 2**31)
     if not given or not taken or not datatype or not shape:

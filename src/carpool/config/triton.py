@@ -419,10 +419,7 @@ def config_document(config: ModelConfig) -> Document:
     if config.ensemble is not None:
         document["ensemble_scheduling"] = ensemble_document(config.ensemble)
     elif config.sequences is not None:
-        knobs = config.policy if isinstance(config.policy, Knobs) else eager_policy()
-        document["sequence_batching"] = sequences_document(
-            config.sequences, knobs.preferred, knobs.max_delay, knobs.preserve_ordering
-        )
+        document["sequence_batching"] = sequences_document(config.sequences, config.policy)
     elif config.max_batch:
         document["dynamic_batching"] = _batching(config)
     return document

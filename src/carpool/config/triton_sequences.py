@@ -17,6 +17,7 @@ from carpool.config.sequence_settings import (
     StateTensor,
     check_sequences,
 )
+from carpool.core.policy import Knobs, Promise
 from carpool.types import DATATYPES
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def _state(source: Source, item: Any, path: str) -> StateTensor:
             raise source.error(path, f'the initial state of "{item.input_name}" has another data_type')
         file = rules.check_inside(initial.data_file, where) if how == "data_file" else ""
         dims = rules.check_dims(initial.dims, where)
-        state = StateTensor(state.input, state.output, datatype, state.dims, dims, file)
+        state = StateTensor(state.input, state.output, datatype, state.dims, dims, file, initial.name)
     return state
 
 
@@ -117,10 +118,9 @@ def _datatype(message: Any) -> str:
 # ---- and back ----------------------------------------------------------------------------------------------
 
 
-def sequences_document(
-    settings: SequenceSettings, preferred: tuple[int, ...], max_delay: float, preserve_ordering: bool
-) -> dict[str, object]:
-    """With the names and defaults of Triton's JSON; the batches are those of the oldest strategy."""
+def sequences_document(settings: SequenceSettings, policy: Knobs | Promise) -> dict[str, object]:
+    """With the names and defaults of Triton's JSON; the policy's batches are those of the oldest strategy."""
+    knobs = policy if isinstance(policy, Knobs) else Knobs(max_batch=policy.max_batch)
     document: dict[str, object] = {
         "max_sequence_idle_microseconds": round(settings.idle * 1e6),
         "control_input": [
@@ -143,9 +143,9 @@ def sequences_document(
     if settings.strategy == OLDEST:
         document["oldest"] = {
             "max_candidate_sequences": settings.max_candidates,
-            "preferred_batch_size": list(preferred),
-            "max_queue_delay_microseconds": round(max_delay * 1e6),
-            "preserve_ordering": preserve_ordering,
+            "preferred_batch_size": list(knobs.preferred),
+            "max_queue_delay_microseconds": round(knobs.max_delay * 1e6),
+            "preserve_ordering": knobs.preserve_ordering,
         }
     else:
         document["direct"] = {
@@ -179,5 +179,7 @@ def _state_document(state: StateTensor) -> dict[str, object]:
     if state.initial_dims:
         data = {"data_file": state.file} if state.file else {"zero_data": True}
         dims = list(state.initial_dims)
-        document["initial_state"] = [{"data_type": _triton(state.datatype), "dims": dims, **data, "name": ""}]
+        document["initial_state"] = [
+            {"data_type": _triton(state.datatype), "dims": dims, **data, "name": state.initial_name}
+        ]
     return document
