@@ -79,7 +79,7 @@ USED = {
     "sequence_batching.state.input_name": (STATE + "} }", STATE.replace('"a"', '"c"') + "} }"),
     "sequence_batching.state.output_name": (STATE + "} }", STATE.replace('"b"', '"c"') + "} }"),
     "sequence_batching.state.data_type": (STATE + "} }", STATE.replace("FP32", "INT8") + "} }"),
-    "sequence_batching.state.dims": (STATE + "} }", STATE.replace("2", "3") + "} }"),
+    "sequence_batching.state.dims": (STATE + "} }", STATE.replace("dims: 2", "dims: 3") + "} }"),
     "sequence_batching.state.initial_state.name": (INITIAL + "} } }", INITIAL + 'name: "i" } } }'),
     "sequence_batching.state.initial_state.data_type": (
         INITIAL + "} } }",
