@@ -31,7 +31,6 @@ from carpool.engine.driver import Driver, Watcher
 from carpool.engine.hosted_model import HostedInstance, HostedLoading
 from carpool.engine.models.candidate import Upload
 from carpool.engine.models.loading import Loading, Ready
-from carpool.engine.models.recent_batches import RecentBatches
 from carpool.engine.profile.instance_layout import Devices
 from carpool.engine.profile.model_profile import Profile, ProfileStore
 from carpool.engine.route import Direct, Spare
@@ -40,7 +39,7 @@ from carpool.errors import CarpoolError, Unavailable, Unsupported
 from carpool.observe import columns
 from carpool.observe.counters import Row, Slot
 from carpool.observe.logs import logger
-from carpool.observe.statistics import BatchStatistics
+from carpool.observe.statistics import BatchStatistics, RecentBatches
 from carpool.types import Signature
 from carpool.vision.settings import VisionSettings
 from carpool.vision.settings import write as write_vision
