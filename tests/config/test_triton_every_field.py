@@ -29,7 +29,71 @@ TWO = STEPS.replace('value: "y"', 'value: "mid"') + (
     '} step { model_name: "n" input_map { key: "a" value: "mid" } output_map { key: "b" value: "y" } } }'
 )
 
+CONTROL = 'sequence_batching { control_input { name: "c" control { kind: CONTROL_SEQUENCE_START '
+CORRID = 'sequence_batching { control_input { name: "c" control { kind: CONTROL_SEQUENCE_CORRID '
+INT32 = CONTROL + "int32_false_true: [ 0, 1 ] } } }"
+STATE = 'sequence_batching { state { input_name: "a" output_name: "b" data_type: TYPE_FP32 dims: 2 '
+INITIAL = STATE + "initial_state { data_type: TYPE_FP32 dims: 2 zero_data: true "
+OPEN = INITIAL.replace("dims: 2", "dims: -1", 1)
+OLDEST = "sequence_batching { oldest { "
+DIRECT = "sequence_batching { direct { "
+
 USED = {
+    "sequence_batching.max_sequence_idle_microseconds": (
+        "sequence_batching { }",
+        "sequence_batching { max_sequence_idle_microseconds: 7 }",
+    ),
+    "sequence_batching.control_input.name": (INT32, INT32.replace('"c"', '"d"')),
+    "sequence_batching.control_input.control.kind": (INT32, INT32.replace("START", "END")),
+    "sequence_batching.control_input.control.int32_false_true": (INT32, INT32.replace("1 ]", "2 ]")),
+    "sequence_batching.control_input.control.fp32_false_true": (INT32, INT32.replace("int32", "fp32")),
+    "sequence_batching.control_input.control.bool_false_true": (
+        INT32,
+        CONTROL + "bool_false_true: [ false, true ] } } }",
+    ),
+    "sequence_batching.control_input.control.data_type": (
+        CORRID + "data_type: TYPE_UINT64 } } }",
+        CORRID + "data_type: TYPE_STRING } } }",
+    ),
+    "sequence_batching.direct.max_queue_delay_microseconds": (
+        DIRECT + "} }",
+        DIRECT + "max_queue_delay_microseconds: 9 } }",
+    ),
+    "sequence_batching.direct.minimum_slot_utilization": (
+        DIRECT + "} }",
+        DIRECT + "minimum_slot_utilization: 0.5 } }",
+    ),
+    "sequence_batching.oldest.max_candidate_sequences": (
+        OLDEST + "} }",
+        OLDEST + "max_candidate_sequences: 3 } }",
+    ),
+    "sequence_batching.oldest.preferred_batch_size": (
+        "max_batch_size: 8 " + OLDEST + "} }",
+        "max_batch_size: 8 " + OLDEST + "preferred_batch_size: 4 } }",
+    ),
+    "sequence_batching.oldest.max_queue_delay_microseconds": (
+        OLDEST + "} }",
+        OLDEST + "max_queue_delay_microseconds: 9 } }",
+    ),
+    "sequence_batching.oldest.preserve_ordering": (OLDEST + "} }", OLDEST + "preserve_ordering: true } }"),
+    "sequence_batching.state.input_name": (STATE + "} }", STATE.replace('"a"', '"c"') + "} }"),
+    "sequence_batching.state.output_name": (STATE + "} }", STATE.replace('"b"', '"c"') + "} }"),
+    "sequence_batching.state.data_type": (STATE + "} }", STATE.replace("FP32", "INT8") + "} }"),
+    "sequence_batching.state.dims": (STATE + "} }", STATE.replace("dims: 2", "dims: 3") + "} }"),
+    "sequence_batching.state.initial_state.name": (INITIAL + "} } }", INITIAL + 'name: "i" } } }'),
+    "sequence_batching.state.initial_state.data_type": (
+        INITIAL + "} } }",
+        INITIAL.replace("FP32", "INT8") + "} } }",
+    ),
+    "sequence_batching.state.initial_state.dims": (
+        OPEN + "} } }",
+        OPEN.replace("dims: 2", "dims: 3") + "} } }",
+    ),
+    "sequence_batching.state.initial_state.zero_data": (STATE + "} }", INITIAL + "} } }"),
+    "sequence_batching.state.initial_state.data_file": (
+        INITIAL + "} } }",
+        INITIAL.replace("zero_data: true", 'data_file: "f"') + "} } }",
+    ),
     "ensemble_scheduling.step.model_name": (STEPS + "} }", STEPS.replace('"m"', '"n"') + "} }"),
     "ensemble_scheduling.step.model_version": (STEPS + "} }", STEPS + "model_version: 3 } }"),
     "ensemble_scheduling.step.input_map.key": (STEPS + "} }", STEPS.replace('"a"', '"c"') + "} }"),

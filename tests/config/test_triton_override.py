@@ -141,7 +141,7 @@ def test_null_leaves_a_field_out_and_the_name_is_the_models() -> None:
         ({"parameters": ["a"]}, "config.parameters: takes an object"),
         ({"parameters": {"a": "b"}}, "config.parameters.a: takes an object"),
         ({"backend": 3}, "config.backend: takes a string"),
-        ({"sequence_batching": {}}, "sequence_batching is not supported"),
+        ({"sequence_batching": {"iterative_sequence": True}}, "iterative_sequence is not supported"),
         ({"model_transaction_policy": {"decoupled": 1}}, "decoupled"),
         ({"platform": "ensemble"}, 'config.platform: platform "ensemble" needs ensemble_scheduling'),
         ({"name": "other"}, 'config.name: "other" is not the model to be loaded, "m"'),

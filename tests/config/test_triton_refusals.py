@@ -120,7 +120,7 @@ def test_fields_without_effect_share_one_warning() -> None:
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("sequence_batching", "sequence_batching { }"),
+        ("sequence_batching.iterative_sequence", "sequence_batching { iterative_sequence: true }"),
         ("batch_input", "batch_input [ { } ]"),
         ("batch_output", "batch_output { }"),
         ("cc_model_filenames", "cc_model_filenames { key: '7.5' value: 'm.onnx' }"),

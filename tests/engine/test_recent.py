@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.engine.models.served import RECENT_S, RecentBatches
+from carpool.observe.statistics import RECENT_S, RecentBatches
 
 RUNS = st.lists(
     st.tuples(st.integers(1, 8), st.floats(0.001, 1), st.floats(0, 3 * RECENT_S)),

@@ -40,7 +40,13 @@ def load(config: ModelConfig, version: ModelVersion, placement: Placement | None
     from carpool.backends.backend import Placement, reshaped
 
     backend = _home(config, version).load(config, version, placement or Placement())
-    return reshaped(backend, config) if _kind(config).reshapes else backend
+    if _kind(config).reshapes:
+        backend = reshaped(backend, config)
+    if config.sequences is None:
+        return backend
+    from carpool.backends.sequenced import Sequenced
+
+    return Sequenced(backend, config, config.sequences)
 
 
 def read_signature(config: ModelConfig, version: ModelVersion) -> ModelSignature:

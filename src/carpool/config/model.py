@@ -15,6 +15,7 @@ from carpool.config.drift_settings import DriftSettings
 from carpool.config.pipeline_settings import PipelineSettings
 from carpool.config.registry_settings import RegistrySettings
 from carpool.config.rollout_settings import RolloutSettings
+from carpool.config.sequence_settings import SequenceSettings
 from carpool.core.policy import Knobs, Promise
 from carpool.errors import ConfigError
 
@@ -348,6 +349,7 @@ class ModelConfig:
     rollout: RolloutSettings | None = None
     ensemble: EnsembleSettings | None = None  # it runs nothing itself: other models are its steps
     pipeline: PipelineSettings | None = None  # so is this
+    sequences: SequenceSettings | None = None  # its requests belong together; None: each stands alone
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -289,6 +289,7 @@ def _source(config: ModelConfig, chosen: dict[int, Path], gpus: int) -> tuple[Mo
         reasons.insert(0, f"{config.file} was asked for, but the file found is {_shown(file)}")
     shown = _shown(file) if file else None
     config = replace(config, backend=backend, file=shown, instances=instances)
+    rules.check_beside_sequences(config)
     device = "" if gpus else " on the CPU"
     warnings = [f"{config.name}: runs with {backend}{device}: {'; '.join(reasons)}"] if reasons else []
     return ModelSource(config, versions), warnings

@@ -17,6 +17,7 @@ from carpool.config.model import (
     TensorConfig,
     TensorSignature,
 )
+from carpool.config.sequence_settings import SequenceSettings
 from carpool.core.policy import Knobs, Promise, TimeoutAction
 from carpool.errors import ConfigError
 
@@ -199,6 +200,8 @@ def complete(config: ModelConfig, signature: ModelSignature) -> ModelConfig:
     """
     max_batch = _max_batch(config, signature)
     batched = max_batch > 0
+    if config.sequences is not None:
+        signature = _without_own(config, config.sequences, signature, batched)
     inputs = _merge(config, "input", config.inputs, signature.inputs, batched)
     outputs = _merge(config, "output", config.outputs, signature.outputs, batched)
     # Declaring some outputs only is a choice; an input nobody declared would never get a value.
@@ -210,6 +213,58 @@ def complete(config: ModelConfig, signature: ModelSignature) -> ModelConfig:
         )
     done = with_max_batch(config, max_batch, config.name)
     return check_decoupled(replace(done, inputs=inputs, outputs=outputs))
+
+
+def _without_own(
+    config: ModelConfig, sequences: SequenceSettings, signature: ModelSignature, batched: bool
+) -> ModelSignature:
+    """Without what the server fills in and keeps, which the file must have as the settings say."""
+    wanted = [(True, control.name, control.datatype, (1,)) for control in sequences.controls]
+    wanted += [(True, state.input, state.datatype, state.dims) for state in sequences.states]
+    wanted += [(False, state.output, state.datatype, state.dims) for state in sequences.states]
+    for is_input, name, datatype, dims in wanted:
+        found = {t.name: t for t in (signature.inputs if is_input else signature.outputs)}
+        if not found:
+            continue
+        where = f'{config.name}: the {"input" if is_input else "output"} "{name}", for its sequences,'
+        tensor = found.get(name)
+        if tensor is None:
+            raise ConfigError(f"{where} is not in the model file; {nearest(name, found)}")
+        shape = tensor.shape[1:] if batched else tensor.shape
+        fits = len(shape) == len(dims) and all(
+            DYNAMIC in (d, s) or d == s for d, s in zip(dims, shape, strict=True)
+        )
+        if tensor.datatype != datatype or not fits:
+            told = f"{datatype} {list(dims)}{' (without the batch)' if batched else ''}"
+            raise ConfigError(f"{where} should be {told} and is {tensor.datatype} {list(shape)}")
+    own = {name for _, name, _, _ in wanted}
+    return ModelSignature(
+        tuple(t for t in signature.inputs if t.name not in own),
+        tuple(t for t in signature.outputs if t.name not in own),
+    )
+
+
+def check_beside_sequences(config: ModelConfig) -> None:
+    """What does not go with sequences: each of these would take requests away from the state they need."""
+    if config.sequences is None:
+        return
+    if kind_of(config.backend).process == "runner":
+        raise ConfigError(
+            f'{config.name}: sequences are kept for models of the engine, not for backend "{config.backend}";'
+            " export it to ONNX, or write a Python model"
+        )
+    unfit = {
+        "a rollout, which sends requests of one sequence to two versions": config.rollout,
+        "a registry's candidate, which gets some requests of a sequence": (
+            config.registry is not None and config.registry.candidate
+        ),
+        "a cache: the same request has another answer later": config.caching,
+        "a task for pictures: its requests bring tensors": config.task,
+        "quality measures of pictures": config.drift,
+    }
+    for what, given in unfit.items():
+        if given:
+            raise ConfigError(f"{config.name}: sequences do not go with {what}")
 
 
 def _max_batch(config: ModelConfig, signature: ModelSignature) -> int:

@@ -37,7 +37,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
             "name backend file task slo_ms slo_may_grow max_batch instances versions labels "
             "execution_timeout_ms decoupled response_cache device_weight batching image detect classify "
             "segment pose obb depth embed text_regions read fake onnxruntime pytorch cache drift registry "
-            "rollout parameters input output"
+            "rollout parameters input output sequences"
         ),
         "instances": "count kind gpus",
         "versions": "latest",
@@ -57,6 +57,9 @@ KEYS: Mapping[str, tuple[str, ...]] = {
         "rollout.guards": "disagreement late errors feedback memory_gb confidence on_breach",
         "rollout.compare": "score iou mask_iou cosine top_k",
         "rollout.keep": "folder pictures mb",
+        "sequences": "strategy max_candidates idle_ms min_utilization max_delay_ms control state",
+        "sequences.control": "name kind datatype values",
+        "sequences.state": "input output datatype shape initial_shape file",
         "input": "name datatype shape reshape optional layout",
         "output": "name datatype shape reshape labels",
     }.items()
@@ -154,8 +157,10 @@ class Table:
 
     def tables(self, key: str) -> list[Table]:
         values = self._list(key, "tables") or []
+        section = f"{self.section}.{key}" if self.section else key
         return [
-            Table.checked(self.file, f"{self.name(key)}[{n}]", key, value) for n, value in enumerate(values)
+            Table.checked(self.file, f"{self.name(key)}[{n}]", section, value)
+            for n, value in enumerate(values)
         ]
 
     def _list(self, key: str, of: str) -> list[object] | None:

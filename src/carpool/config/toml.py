@@ -29,6 +29,7 @@ from carpool.config.model import (
 )
 from carpool.config.registry_settings import RegistrySettings, read_address
 from carpool.config.rollout_table import read_rollout
+from carpool.config.sequence_settings import read_sequences_table
 from carpool.config.table import SECTIONS, Table
 from carpool.core.policy import Knobs, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
@@ -67,13 +68,15 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
     timeout_ms = top.number("execution_timeout_ms", 0)
     tasks = task_names()  # which looks through all packages
     task = top.text("task", tasks)
+    inputs, outputs = _tensors(top, "input", max_batch), _tensors(top, "output", max_batch)
+    sequences = top.table("sequences")
     config = ModelConfig(
         name=rules.check_name(top.text("name") or name, top.where("name")),
         path=path.parent,
         backend=_backend(top),
         task=next((known for known in tasks if known == task), None),
-        inputs=_tensors(top, "input", max_batch),
-        outputs=_tensors(top, "output", max_batch),
+        inputs=inputs,
+        outputs=outputs,
         mode=mode,
         policy=policy,
         slo_may_grow=top.flag("slo_may_grow"),
@@ -88,6 +91,9 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
         parameters=_parameters(top),
         drift=None if (drift := top.table("drift")) is None else read_drift(drift, _inside),
         rollout=read_rollout(top.table("rollout")),
+        sequences=None
+        if sequences is None
+        else read_sequences_table(sequences, _inside, [tensor.name for tensor in inputs + outputs]),
         **{name: _section(table) for name in SECTIONS if (table := top.table(name)) is not None},
     )
     if config.registry is not None:

@@ -25,6 +25,7 @@ from carpool.config.model import (
 )
 from carpool.config.pipeline_toml import PIPELINE, pipeline_document
 from carpool.config.triton_ensemble import ENSEMBLE, SLO, ensemble_document, read_ensemble, read_promise
+from carpool.config.triton_sequences import read_sequences, sequences_document
 from carpool.core.policy import Knobs, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
 from carpool.types import DATATYPES
@@ -45,7 +46,9 @@ UNSUPPORTED: Mapping[str, str] = {
     "input.is_non_linear_format_io": _TENSORRT_ONLY,
     "output.is_shape_tensor": _TENSORRT_ONLY,
     "output.is_non_linear_format_io": _TENSORRT_ONLY,
-    "sequence_batching": "each request is answered on its own here",
+    "sequence_batching.iterative_sequence": "a model cannot put its own request into the queue again here",
+    "sequence_batching.state.use_growable_memory": "states keep the shape that is declared for them",
+    "sequence_batching.state.use_same_buffer_for_input_output": "a state is kept when its batch has ended",
     "ensemble_scheduling.step.model_namespace": "every model has a name of its own here",
     "instance_group.passive": "an instance that takes no requests would only hold memory",
     "cc_model_filenames": "use default_model_filename for the file to run",
@@ -208,6 +211,7 @@ def _model(source: Source, path: Path, name: str) -> ModelConfig:
         ),
         accelerators=_accelerators(source),
         ensemble=ensemble,
+        sequences=read_sequences(source),
     )
     if max_batch is None:
         return config
@@ -272,6 +276,8 @@ def _tensor(source: Source, item: Any, kind: str, path: str, max_batch: int | No
 
 
 def _policy(source: Source) -> tuple[Mode, Knobs | Promise]:
+    if source.message.HasField("sequence_batching"):
+        return _oldest(source)
     if not source.message.HasField("dynamic_batching"):
         return Mode.EAGER, eager_policy()
     batching, path = source.message.dynamic_batching, "dynamic_batching"
@@ -292,6 +298,20 @@ def _policy(source: Source) -> tuple[Mode, Knobs | Promise]:
         preserve_ordering=batching.preserve_ordering,
     )
     return Mode.KNOBS, rules.check_knobs(knobs, source.where(path))
+
+
+def _oldest(source: Source) -> tuple[Mode, Knobs]:
+    """How the oldest of several sequences' requests make up batches."""
+    oldest, path = source.message.sequence_batching.oldest, "sequence_batching.oldest"
+    if any(size < 1 for size in oldest.preferred_batch_size):
+        raise source.error(f"{path}.preferred_batch_size", "a preferred batch must be 1 or more")
+    knobs = replace(
+        eager_policy(),
+        preferred=tuple(sorted(set(oldest.preferred_batch_size))),
+        max_delay=oldest.max_queue_delay_microseconds / 1e6,
+        preserve_ordering=oldest.preserve_ordering,
+    )
+    return Mode.EAGER if knobs == eager_policy() else Mode.KNOBS, knobs
 
 
 def _limits(source: Source, policy: Any, path: str) -> QueueLimits:
@@ -399,6 +419,8 @@ def config_document(config: ModelConfig) -> Document:
     }
     if config.ensemble is not None:
         document["ensemble_scheduling"] = ensemble_document(config.ensemble)
+    elif config.sequences is not None:
+        document["sequence_batching"] = sequences_document(config.sequences, config.policy)
     elif config.max_batch:
         document["dynamic_batching"] = _batching(config)
     return document

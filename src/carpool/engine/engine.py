@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import orjson
 
 from carpool.backends.torch.device_sharing import limit_device_memory
 from carpool.clock import now
@@ -259,10 +260,14 @@ class Engine:
         priority: int = 0,
         source: str = "",
         latest: bool = False,
+        sequence_id: int | str = 0,
+        sequence_start: bool = False,
+        sequence_end: bool = False,
     ) -> dict[str, Array]:
         """Answer one request. Arrays may come with or without the batch dimension; the answer matches.
 
         With `latest`, a newer frame of the same `source` takes its place while it waits (`errors.Replaced`).
+        Models with sequences need a `sequence_id`.
         """
         if latest and not source:
             raise InvalidInput("latest needs a source: say whose newer frames take its place", field="latest")
@@ -278,6 +283,15 @@ class Engine:
         if deadline_ms is not None:
             work.deadline = work.due = work.arrived + deadline_ms / 1e3
         work.priority, work.source, work.latest = priority, source, latest
+        if sequence_id:
+            if isinstance(sequence_id, int) and not 0 < sequence_id < 2**64:
+                raise InvalidInput("sequence_id must be 0 to 2^64 - 1, or text", field="sequence_id")
+            said = {
+                "sequence_id": sequence_id,
+                "sequence_start": sequence_start,
+                "sequence_end": sequence_end,
+            }
+            work.details = orjson.dumps({"parameters": said})
         self.submit(key, [work])
         try:
             outcome = await answer

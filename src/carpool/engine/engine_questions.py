@@ -21,13 +21,14 @@ from carpool.core.scheduler import Scheduler
 from carpool.engine.engine import StartProgress
 from carpool.engine.engine_host import EngineHost, hide_paths
 from carpool.engine.models.candidate import remove_abandoned
-from carpool.engine.models.served import RECENT_S, RecentBatches, Served
+from carpool.engine.models.served import Served
 from carpool.engine.registry_watch import RegistryWatch
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable, Unsupported
 from carpool.link.door import LoadingStep
 from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, OpenRegion, Region, open_file
 from carpool.observe.columns import RESTARTS
 from carpool.observe.logs import logger
+from carpool.observe.statistics import RECENT_S, RecentBatches
 from carpool.registry.remote_repository import Remotes
 
 MAX_REGIONS = 1024

@@ -33,6 +33,7 @@ Document = dict[str, Any]
 
 EXTENSIONS = (
     "classification",
+    "sequence",
     "model_repository",
     "schedule_policy",
     "model_configuration",

@@ -139,6 +139,7 @@ LOAD_SECONDS = _layout.gauge(largest=True)
 SLO_SECONDS = _layout.gauge(largest=True)
 OUT_OF_MEMORY = _layout.counter()
 SPARE: Mapping[str, Column] = _layout.by_word(("ran", "skipped"))
+SEQUENCES: Mapping[str, Column] = _layout.by_word(("live", "backlog"), gauges=True)
 DRIFT_PSI: Mapping[str, Column] = _layout.by_word(DRIFT_WORDS, gauges=True)
 DRIFT_ALARM: Mapping[str, Column] = _layout.by_word(DRIFT_WORDS, gauges=True)
 """Both are one more than what they say: 0 is for a model whose drift is not known."""

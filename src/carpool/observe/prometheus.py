@@ -156,6 +156,7 @@ carpool_cache_bytes                      gauge     model  cell:CACHE_BYTES      
 carpool_cache_sources_off                gauge     model  cell:CACHE_SOURCES_OFF Sources whose similar pictures are computed, since an audit found too many that differ.
 carpool_cache_shared_up                  gauge     server cell:CACHE_SHARED_UP  Front ends that reach the server with which they share answers.
 carpool_cache_shared_timeouts_total      counter   server cell:CACHE_SHARED_TIMEOUTS Questions to it that were given up.
+carpool_sequences                        gauge     model  state:SEQUENCES       Sequences of a model that has them: live in an instance, or waiting for a place in one.
 carpool_spare_total                      counter   model  result:SPARE          Work that no client waits for, out of slack: run, or skipped for want of it.
 carpool_drift_psi                        gauge     model  what:DRIFT_PSI        How far the last window was from the reference, by measure; the noise is taken off.
 carpool_drift_alarm                      gauge     model  what:DRIFT_ALARM      1 while that is beyond the limit in two windows in a row, by measure.

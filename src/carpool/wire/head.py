@@ -277,6 +277,14 @@ def read_uint(value: Any, field: str) -> int:
     return value
 
 
+def read_sequence_id(value: Any, field: str) -> int | str:
+    if type(value) is str:
+        return value
+    if read_uint(value, field) >= 2**64:
+        raise wrong(field, "must be text, or an integer of at most 2^64 - 1")
+    return cast(int, value)
+
+
 def read_bool(value: Any, field: str) -> bool:
     if type(value) is not bool:
         raise wrong(field, "must be true or false")
@@ -304,7 +312,7 @@ _OPTIONS: Mapping[str, Callable[[Any, str], Any]] = {
     "timeout": lambda value, field: read_uint(value, field) / 1e6 or None,  # in microseconds; 0 means none
     "source": read_source,
     "latest": read_bool,
-    "sequence_id": lambda value, field: value if type(value) is str else read_uint(value, field),
+    "sequence_id": read_sequence_id,
     "sequence_start": read_bool,
     "sequence_end": read_bool,
 }

@@ -234,8 +234,8 @@ class PythonBackend:
             "path": str(config.path),
             "file": str(cast(Path, version.file)),
             "max_batch": config.max_batch,
-            "inputs": [_in_words(tensor) for tensor in config.inputs],
-            "outputs": [_in_words(tensor) for tensor in config.outputs],
+            "inputs": [_in_words(tensor) for tensor in config.inputs] + _own(config, inputs=True),
+            "outputs": [_in_words(tensor) for tensor in config.outputs] + _own(config, inputs=False),
             "parameters": dict(config.parameters),
             "decoupled": config.decoupled,
         }
@@ -379,6 +379,17 @@ class FirstAnswer:
 def _in_words(tensor: TensorConfig) -> dict[str, Any]:
     shape = list(tensor.dims if tensor.reshape is None else tensor.reshape)
     return {"name": tensor.name, "datatype": tensor.datatype, "shape": shape, "optional": tensor.optional}
+
+
+def _own(config: ModelConfig, *, inputs: bool) -> list[dict[str, Any]]:
+    """What the server gives a model with sequences, and keeps of it, beside what its clients do."""
+    if config.sequences is None:
+        return []
+    states = [
+        TensorConfig(s.input if inputs else s.output, s.datatype, s.dims) for s in config.sequences.states
+    ]
+    controls = [TensorConfig(control.name, control.datatype, (1,)) for control in config.sequences.controls]
+    return [_in_words(tensor) for tensor in (controls if inputs else []) + states]
 
 
 # ---- models for Triton's Python backend

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -12,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from secrets import token_hex
 from time import monotonic, time
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from carpool.backends.backend import AnswersEach, AsksModels, Backend
 from carpool.config.backend_kinds import kind_of
@@ -23,6 +22,7 @@ from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch, Instance
 from carpool.core.job import INFINITY, Reason
 from carpool.core.numerals import numeral
+from carpool.core.pinned import pin
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.core.spare import SpareTurn
@@ -35,11 +35,12 @@ from carpool.engine.parts import DecoupledExecutor
 from carpool.engine.profile.instance_layout import Devices
 from carpool.engine.profile.model_profile import Profile, ProfileStore
 from carpool.engine.route import Direct, Spare
-from carpool.errors import CarpoolError, Unavailable
+from carpool.engine.sequence_route import SequenceRoute
+from carpool.errors import CarpoolError, Unavailable, Unsupported
 from carpool.observe import columns
 from carpool.observe.counters import Row, Slot
 from carpool.observe.logs import logger
-from carpool.observe.statistics import BatchStatistics
+from carpool.observe.statistics import BatchStatistics, RecentBatches
 from carpool.types import Signature
 from carpool.vision.settings import VisionSettings
 from carpool.vision.settings import write as write_vision
@@ -61,45 +62,6 @@ T = TypeVar("T")
 
 Callers: TypeAlias = "Callable[[Served, int], AsksModels]"
 """Takes a version and the number of an instance, and is called in a thread of its loading."""
-
-
-RECENT_S = 10  # long enough for a mean that does not flicker, short enough to follow a surge
-
-
-class RecentSize(NamedTuple):
-    images: int
-    batches: int
-    seconds: float  # of one batch, on average
-
-
-class RecentBatches:
-    """Counts by the second, so that the past falls off at the end and memory stays bounded."""
-
-    __slots__ = ("_cells",)
-
-    def __init__(self) -> None:
-        self._cells: deque[tuple[int, dict[int, list[float]]]] = deque(maxlen=RECENT_S)
-
-    def add(self, images: int, seconds: float, now: float) -> None:
-        """A batch took so long."""
-        second = int(now)
-        if not self._cells or self._cells[-1][0] != second:
-            self._cells.append((second, {}))
-        found = self._cells[-1][1].setdefault(images, [0, 0.0])
-        found[0] += 1
-        found[1] += seconds
-
-    def sizes(self, now: float) -> list[RecentSize]:
-        """Every size that was run, the smallest first."""
-        sums: dict[int, list[float]] = {}
-        for second, cell in self._cells:
-            if second <= now - RECENT_S:
-                continue
-            for images, (batches, seconds) in cell.items():
-                found = sums.setdefault(images, [0, 0.0])
-                found[0] += batches
-                found[1] += seconds
-        return [RecentSize(images, int(n), total / n) for images, (n, total) in sorted(sums.items())]
 
 
 class State(enum.StrEnum):
@@ -164,6 +126,7 @@ class Served(Watcher):
         self._devices = devices or Devices()
         self._leave_devices: Callable[[], None] = lambda: None
         self._spare: Spare | None = None
+        self._sequences: SequenceRoute | None = None  # of a model that has them
         self._skipped = 0  # of its spare work, as counted
         self._loop: asyncio.AbstractEventLoop | None = None
         self._driver: Driver | None = None
@@ -184,7 +147,7 @@ class Served(Watcher):
 
     def route(self) -> Route:
         """How its requests are answered."""
-        return Direct(self.driver, eager=self.config.mode is Mode.EAGER)
+        return self._sequences or Direct(self.driver, eager=self.config.mode is Mode.EAGER)
 
     def picture_document(self) -> Mapping[str, Any] | None:
         """How it answers pictures, for front ends; None: it takes only tensors."""
@@ -251,6 +214,9 @@ class Served(Watcher):
         self.promises = isinstance(policy, Promise)
         scheduler = Scheduler(ready.curve, policy, len(ready.backends))
         knobs = isinstance(policy, Knobs)
+        sequences = ready.config.sequences
+        if sequences is not None:
+            pin(scheduler, sequences.knobs(policy) if isinstance(policy, Knobs) else None)
         timeout, chosen = execution_timeout(ready.config, ready.curve)
         if chosen:
             log.info("choice", model=self.name, why=chosen)
@@ -262,6 +228,8 @@ class Served(Watcher):
         )
         for instance, backend in zip(scheduler.instances, ready.backends, strict=True):
             self._driver.place(instance, self._executor(backend))
+        if sequences is not None:
+            self._sequences = SequenceRoute(self.name, driver, sequences, self._loop, self.slo)
         if kind_of(ready.config.backend).process == "worker":
             self._look_at_idle()
 
@@ -275,6 +243,10 @@ class Served(Watcher):
 
     def spare_route(self) -> Spare:
         """For work that nobody waits for. From the first on, whoever shares its device must be asked."""
+        if self._sequences is not None:
+            raise Unsupported(
+                f"{self.name}: nothing is run beside its sequences, whose states it would change"
+            )
         if self._spare is None:
             self._devices.join_spare(self.driver.scheduler)
             self._spare = Spare(self.driver)
@@ -327,6 +299,11 @@ class Served(Watcher):
             self.row.add(columns.SPARE["skipped"], scheduler.spare.skipped - self._skipped)
             self._skipped = scheduler.spare.skipped
         pending = scheduler.lanes.requests
+        if self._sequences is not None:
+            law = self._sequences.law
+            pending += law.waiting
+            self.row.set(columns.SEQUENCES["live"], law.live)
+            self.row.set(columns.SEQUENCES["backlog"], law.backlog)
         if pending != self._pending:
             self._pending = pending
             self.row.set(columns.PENDING, pending)
@@ -375,6 +352,8 @@ class Served(Watcher):
 
     def instance_lost(self, instance: Instance, why: str) -> None:
         log.warning("instance-lost", model=self.name, version=self.version, instance=instance.index, why=why)
+        if self._sequences is not None:
+            self._sequences.lost(instance.index)
         if not self._closed:
             self.look_at_instances()
             task = asyncio.get_running_loop().create_task(self._replace(instance))
@@ -414,14 +393,18 @@ class Served(Watcher):
         try:
             owner = executor = self._executor(backend)
             self.driver.place(instance, executor)
+            if self._sequences is not None:
+                self._sequences.placed(instance.index)
         except BaseException:
             owner.close()
             raise
 
     def _refuse_if_down(self) -> None:
         if not self._closed and not self.able:
-            why = f"{self.name} is down and is being restarted"
-            self.driver.refuse_until_placed(Unavailable(why, reason="restarting"))
+            error = Unavailable(f"{self.name} is down and is being restarted", reason="restarting")
+            if self._sequences is not None:
+                self._sequences.stop(error, until_placed=True)
+            self.driver.refuse_until_placed(error)
 
     # ---- coming and going -------------------------------------------------------------------------------
 
@@ -437,6 +420,8 @@ class Served(Watcher):
 
     async def retire(self) -> None:
         """Free the model when its last rider has left, however long that takes."""
+        if self._sequences is not None:
+            await self._sequences.drained(None)
         if self._driver is not None:
             while not await self.driver.drained(None):
                 """Somebody came while it was being said that nobody was there."""
@@ -445,6 +430,9 @@ class Served(Watcher):
     async def unload(self, timeout: float) -> None:
         """Finish what was accepted, within this time, and free the model."""
         self.withdraw()
+        if self._sequences is not None:
+            await self._sequences.drained(timeout)
+            self._sequences.stop(Unavailable(f"{self.name} was unloaded", reason="unloading"))
         if self._driver is not None:
             self.driver.refuse_from_now_on(Unavailable(f"{self.name} is being unloaded", reason="unloading"))
             if not await self.driver.drained(timeout):
@@ -459,6 +447,9 @@ class Served(Watcher):
             self._looking.cancel()
         for task in list(self._replacing):
             task.cancel()
+        if self._sequences is not None:
+            self._sequences.stop(Unavailable(f"{self.name} was unloaded", reason="unloading"))
+            self._sequences.close()
         if self._driver is not None:
             idle = self._driver.idle
             executors = self._driver.close()

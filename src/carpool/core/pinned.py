@@ -1,0 +1,103 @@
+"""A scheduler whose jobs belong to one instance each, as those of sequences do: `pin` makes it one.
+
+Every instance has lanes of its own, and while it is asked what it should run, no others are seen. What is
+counted in all, and what is learned, stays common to all of them; the gate still forecasts as if whoever is
+free first could run a job.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from carpool.core.constants import Constants
+from carpool.core.job import GivenUp, Job
+from carpool.core.knobs import KnobsPolicy
+from carpool.core.policy import Knobs, PromisePolicy
+from carpool.core.queue import Lane, Lanes
+from carpool.core.sequences import Step
+
+if TYPE_CHECKING:
+    from carpool.core.instance import Instance
+    from carpool.core.scheduler import Scheduler
+
+
+class PinnedLanes(Lanes):
+    """The lanes of one instance at a time, in `by_key`; the sums are those of all."""
+
+    __slots__ = ("_sets",)
+
+    def __init__(self, instances: int, *, by_shape: bool, constants: Constants) -> None:
+        super().__init__(by_shape=by_shape, constants=constants)
+        self._sets: list[dict[tuple[int, str], Lane]] = [{} for _ in range(instances)]
+        self.by_key = self._sets[0]
+
+    def show(self, instance: int) -> None:
+        self.by_key = self._sets[instance]
+
+    def show_for(self, job: Job) -> None:
+        """Whoever only asks what would become of a job names no instance."""
+        step: Step | None = job.payload
+        if step is not None:
+            self.by_key = self._sets[step.instance]
+
+    def everybody(self) -> list[Job]:
+        lines = (line for lanes in self._sets for lane in lanes.values() for line in lane.lines.values())
+        return [*(job for line in lines for job in line), *self.coming]
+
+
+class PinnedPromise(PromisePolicy):
+    lanes: PinnedLanes
+
+    def place(self, job: Job, sequence: int) -> tuple[int, str]:
+        self.lanes.show_for(job)
+        return super().place(job, sequence)
+
+    def take(
+        self, core: Scheduler, instance: Instance, now: float, given_up: list[GivenUp]
+    ) -> tuple[list[Job], float | None]:
+        self.lanes.show(instance.index)
+        return super().take(core, instance, now, given_up)
+
+
+class PinnedKnobs(KnobsPolicy):
+    """Nothing is set aside ahead of time: that would be for whichever instance is free first."""
+
+    looks_ahead = False
+    lanes: PinnedLanes
+
+    def __init__(self, settings: Knobs) -> None:
+        super().__init__(settings)
+        self._waits: dict[int, float] = {}  # by instance: until when its requests gather
+
+    def place(self, job: Job, sequence: int) -> tuple[int, str]:
+        self.lanes.show_for(job)
+        return super().place(job, sequence)
+
+    def take(
+        self, core: Scheduler, instance: Instance, now: float, given_up: list[GivenUp]
+    ) -> tuple[list[Job], float | None]:
+        """When to look again is for the sake of all: the last instance that is asked has the word."""
+        self.lanes.show(instance.index)
+        self._wait_until = None
+        jobs, wait = super().take(core, instance, now, given_up)
+        if wait is None:
+            self._waits.pop(instance.index, None)
+        else:
+            self._waits[instance.index] = wait
+        return jobs, min((until for until in self._waits.values() if until > now), default=None)
+
+
+def pin(scheduler: Scheduler, settings: Knobs | None) -> None:
+    """From now on, before it has any, its jobs are `Step`s of sequences. Knobs have to gather across shapes,
+    which is what keeps them from looking ahead."""
+    constants, old = scheduler.constants, scheduler.policy
+    policy: PinnedPromise | PinnedKnobs
+    if settings is None:
+        assert isinstance(old, PromisePolicy)
+        policy = PinnedPromise(old.settings, scheduler.curve, constants)
+    else:
+        assert settings.across_shapes
+        policy = PinnedKnobs(settings)
+    lanes = PinnedLanes(len(scheduler.instances), by_shape=policy.by_shape, constants=constants)
+    scheduler.policy, scheduler.lanes = policy, lanes
+    policy.lanes = lanes

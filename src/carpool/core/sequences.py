@@ -1,0 +1,364 @@
+"""The law of sequences: which request of which sequence may run, and where.
+
+A sequence is a row of requests with one id, from one that starts it to one that ends it. It has a place, a
+slot of one instance, for as long as it lives, since that is where its state is; who finds none waits in the
+backlog, first come, first served. Of each sequence one request at a time is passed on to the scheduler, in
+the order in which they came. Whoever sends nothing for too long loses the place.
+
+A sequence that starts anew before it has ended stays where it is: what came before is run first. Like the
+scheduler, all this is told the time, and answers with values.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from carpool.core.job import INFINITY, Job
+
+SequenceId = int | str
+"""0 and "" are none."""
+
+_COMPACT_AT = 64
+_REMEMBERED = 1024
+"""Sequences that are known to have ended before their time; the first to do so are forgotten."""
+
+
+class Why(enum.Enum):
+    """A request of a sequence does not run, or a sequence has ended without its last request."""
+
+    NOT_ONE = "more than one row"
+    NO_ID = "no id"
+    NO_START = "not started"
+    FULL = "too many wait"
+    DEADLINE = "its time passed"
+    NEVER_BEGAN = "the request that starts it was not run"
+    IDLE = "idle for too long"
+    LOST = "its instance is gone"
+    TOLD = "whoever stops it says why"
+
+
+class Step:
+    """One request of a sequence; its job's `payload`."""
+
+    __slots__ = ("closes", "job", "number", "sequence", "start", "waits")
+
+    def __init__(self, job: Job, sequence: LiveSequence, number: int, *, start: bool, end: bool) -> None:
+        self.job = job
+        self.sequence = sequence
+        self.number = number  # in order of arrival, among all
+        self.start = start
+        self.closes = end  # the place is free after it: it is the end, or what was to follow has left
+        self.waits = True  # else it was passed on, or has left
+
+    @property
+    def instance(self) -> int:
+        return self.sequence.instance
+
+    @property
+    def slot(self) -> int:
+        return self.sequence.slot
+
+
+class LiveSequence:
+    """Requests of one id. Without a place (`instance` is -1) the first that waits is one that starts."""
+
+    __slots__ = (
+        "id",
+        "instance",
+        "is_next",
+        "is_watched",
+        "open",
+        "passed",
+        "quiet_since",
+        "slot",
+        "waiting",
+    )
+
+    def __init__(self, name: SequenceId) -> None:
+        self.id = name
+        self.instance = -1
+        self.slot = -1
+        self.waiting: deque[Step] = deque()
+        self.passed: Step | None = None  # with the scheduler
+        self.open = True  # takes requests that do not start it
+        self.quiet_since = 0.0
+        self.is_next = False  # is among those whose turn it is
+        self.is_watched = False  # is among those who may have been quiet for too long
+
+    def settle(self) -> None:
+        """Some have left: what is asked of the next that comes follows from the last that is there."""
+        last = self.waiting[-1] if self.waiting else self.passed
+        self.open = last is not None and not last.closes
+
+
+class Dropped(NamedTuple):
+    job: Job
+    why: Why
+
+
+@dataclass(slots=True)
+class Turn:
+    """Pass these on, tell those, and look again at that time, if nothing happens before."""
+
+    passed: list[Job] = field(default_factory=list)
+    dropped: list[Dropped] = field(default_factory=list)
+    look_again: float | None = None
+
+
+class Sequences:
+    """Those of one model, whose instances have so many places each."""
+
+    def __init__(self, instances: int, places: int, idle: float, most_waiting: int) -> None:
+        self._places = places
+        self._idle = idle
+        self._most = most_waiting
+        self._free: list[list[int] | None] = [list(range(places)) for _ in range(instances)]  # None: gone
+        self._known: dict[SequenceId, LiveSequence] = {}
+        self._backlog: list[tuple[int, LiveSequence]] = []  # by the request that starts each
+        self._next: deque[LiveSequence] = deque()
+        self._deadlines: list[tuple[float, int, Step]] = []
+        self._quiet: list[tuple[float, int, LiveSequence]] = []
+        self._dropped: list[Dropped] = []  # not told yet
+        self._ended: dict[SequenceId, Why] = {}
+        self._number = 0
+        self.waiting = 0  # requests that were not passed on yet
+        self.live = 0  # sequences with a place
+
+    @property
+    def backlog(self) -> int:
+        """Sequences without a place."""
+        return len(self._known) - self.live
+
+    def why_ended(self, name: SequenceId) -> Why | None:
+        """Of one that ended early, not too long ago."""
+        return self._ended.get(name)
+
+    # ---- what happened ------------------------------------------------------------------------------
+
+    def offer(self, job: Job, name: SequenceId, now: float, *, start: bool, end: bool) -> Why | None:
+        """A request has come: None, and it waits for its turn; or why not, and nothing is known of it."""
+        if job.images != 1:
+            return Why.NOT_ONE
+        if not name:
+            return Why.NO_ID
+        sequence = self._known.get(name)
+        if not start and (sequence is None or not sequence.open):
+            return Why.NO_START
+        if self.waiting >= self._most:
+            return Why.FULL
+        if sequence is None:
+            sequence = self._known[name] = LiveSequence(name)
+        self._ended.pop(name, None)
+        self._number += 1
+        job.payload = step = Step(job, sequence, self._number, start=start, end=end)
+        sequence.open = not end
+        sequence.waiting.append(step)
+        self.waiting += 1
+        if job.deadline < INFINITY:
+            if len(self._deadlines) > _COMPACT_AT + 2 * self.waiting:
+                self._deadlines[:] = [entry for entry in self._deadlines if entry[2].waits]
+                heapify(self._deadlines)
+            heappush(self._deadlines, (job.deadline, step.number, step))
+        if len(sequence.waiting) == 1:
+            self._look_at(sequence)
+        return None
+
+    def cancel(self, job: Job) -> bool:
+        """Its client has left. True: it waited here, and is forgotten; else the scheduler has it."""
+        step: Step = job.payload
+        if not step.waits:
+            return False
+        self._leave_out(step, Why.NEVER_BEGAN)
+        return True
+
+    def finished(self, job: Job, now: float, *, ran: bool) -> None:
+        """The scheduler is done with it: it `ran`, well or not; or was refused, given up or cancelled."""
+        step: Step = job.payload
+        sequence = step.sequence
+        if sequence.passed is not step:
+            return  # it was lost with its instance
+        sequence.passed = None
+        if step.start and not ran:
+            step.closes = True
+            self._drop_until_start(sequence, 0, Why.NEVER_BEGAN)
+            sequence.settle()
+            if not sequence.waiting:
+                self._remember(sequence, Why.NEVER_BEGAN)
+        if step.closes:
+            self._release(sequence)
+        elif sequence.waiting:
+            self._look_at(sequence)
+        else:
+            sequence.quiet_since = now
+            self._watch(sequence)
+
+    def lost(self, instance: int) -> list[Job]:
+        """An instance is gone, and what its sequences had there. Returns those that were passed on to it, for
+        the scheduler to forget: they are not known here any more."""
+        self._free[instance] = None
+        passed: list[Job] = []
+        for sequence in [one for one in self._known.values() if one.instance == instance]:
+            if sequence.passed is not None:
+                passed.append(sequence.passed.job)
+                sequence.passed = None
+            self._drop_until_start(sequence, 0, Why.LOST)
+            sequence.settle()
+            if not sequence.waiting:
+                self._remember(sequence, Why.LOST)
+            self._release(sequence)
+        return passed
+
+    def placed(self, instance: int) -> None:
+        """The instance is back, empty."""
+        if self._free[instance] is None:
+            self._free[instance] = list(range(self._places))
+
+    def drop_waiting(self) -> None:
+        """Nobody is to run them: all who wait here are told at the next turn, and their sequences end."""
+        for sequence in list(self._known.values()):
+            for step in sequence.waiting:
+                self._drop(step, Why.TOLD)
+            sequence.waiting.clear()
+            sequence.open = False
+            if sequence.passed is None:
+                self._release(sequence)
+            else:
+                sequence.passed.closes = True
+
+    # ---- what to do ---------------------------------------------------------------------------------
+
+    def turn(self, now: float) -> Turn:
+        """What follows from all that happened, and from the time."""
+        deadlines, quiet = self._deadlines, self._quiet
+        while deadlines and (deadlines[0][0] <= now or not deadlines[0][2].waits):
+            step = heappop(deadlines)[2]
+            if step.waits:
+                self._dropped.append(Dropped(step.job, Why.DEADLINE))
+                self._leave_out(step, Why.DEADLINE)
+        while quiet and quiet[0][0] <= now:
+            self._has_been_quiet(heappop(quiet)[2], now)
+        self._give_places()
+        turn = Turn(dropped=self._dropped)
+        self._dropped = []
+        while self._next:
+            sequence = self._next.popleft()
+            sequence.is_next = False
+            if sequence.waiting and sequence.passed is None and sequence.instance >= 0:
+                sequence.passed = step = sequence.waiting.popleft()
+                step.waits = False
+                self.waiting -= 1
+                turn.passed.append(step.job)
+        times = [heap[0][0] for heap in (deadlines, quiet) if heap]
+        turn.look_again = min(times, default=None)
+        return turn
+
+    # ---- inside -------------------------------------------------------------------------------------
+
+    def _look_at(self, sequence: LiveSequence) -> None:
+        """Another is the first that waits."""
+        if sequence.instance >= 0:
+            if sequence.passed is None and not sequence.is_next:
+                sequence.is_next = True
+                self._next.append(sequence)
+            return
+        if len(self._backlog) > _COMPACT_AT + 2 * len(self._known):
+            self._backlog[:] = [entry for entry in self._backlog if _is_first(*entry)]
+            heapify(self._backlog)
+        heappush(self._backlog, (sequence.waiting[0].number, sequence))
+
+    def _give_places(self) -> None:
+        while self._backlog:
+            number, sequence = self._backlog[0]
+            if _is_first(number, sequence):
+                most = max((free for free in self._free if free), key=len, default=None)
+                if most is None:
+                    return
+                sequence.instance = next(i for i, free in enumerate(self._free) if free is most)
+                sequence.slot = heappop(most)
+                self.live += 1
+                self._look_at(sequence)
+            heappop(self._backlog)
+
+    def _release(self, sequence: LiveSequence) -> None:
+        """It has run up to its end, or will not: the place is another's. The same id may start again behind
+        it, which then waits for a place like all others."""
+        if sequence.instance >= 0:
+            free = self._free[sequence.instance]
+            if free is not None:
+                heappush(free, sequence.slot)
+            sequence.instance = sequence.slot = -1
+            self.live -= 1
+        if sequence.waiting:
+            self._look_at(sequence)
+        else:
+            del self._known[sequence.id]
+
+    def _leave_out(self, step: Step, why: Why) -> None:
+        """One that waits leaves. The rest goes on without it, unless it was to start them."""
+        sequence = step.sequence
+        waiting = sequence.waiting
+        at = waiting.index(step)
+        del waiting[at]
+        step.waits = False
+        self.waiting -= 1
+        if step.start:
+            self._drop_until_start(sequence, at, why)
+        if step.start or step.closes:
+            before = waiting[at - 1] if at else sequence.passed
+            if before is not None:
+                before.closes = True
+            sequence.settle()
+            if before is None:
+                if not waiting and step.start:
+                    self._remember(sequence, Why.NEVER_BEGAN)
+                self._release(sequence)
+                return
+        if not waiting and sequence.passed is None:
+            sequence.quiet_since = max(sequence.quiet_since, step.job.arrived)
+            self._watch(sequence)
+
+    def _drop_until_start(self, sequence: LiveSequence, at: int, why: Why) -> None:
+        """From here on, up to one that starts the sequence anew."""
+        waiting = sequence.waiting
+        while at < len(waiting) and not waiting[at].start:
+            self._drop(waiting[at], why)
+            del waiting[at]
+
+    def _drop(self, step: Step, why: Why) -> None:
+        step.waits = False
+        self.waiting -= 1
+        self._dropped.append(Dropped(step.job, why))
+
+    def _watch(self, sequence: LiveSequence) -> None:
+        if not sequence.is_watched:
+            if len(self._quiet) > _COMPACT_AT + 2 * len(self._known):
+                self._quiet[:] = [entry for entry in self._quiet if self._known.get(entry[2].id) is entry[2]]
+                heapify(self._quiet)
+            sequence.is_watched = True
+            self._number += 1
+            heappush(self._quiet, (sequence.quiet_since + self._idle, self._number, sequence))
+
+    def _has_been_quiet(self, sequence: LiveSequence, now: float) -> None:
+        """It was once; since then requests may have come."""
+        sequence.is_watched = False
+        if self._known.get(sequence.id) is not sequence or sequence.waiting or sequence.passed is not None:
+            return
+        if sequence.quiet_since + self._idle > now:
+            self._watch(sequence)
+        else:
+            self._remember(sequence, Why.IDLE)
+            self._release(sequence)
+
+    def _remember(self, sequence: LiveSequence, why: Why) -> None:
+        if len(self._ended) >= _REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+        self._ended[sequence.id] = why
+
+
+def _is_first(number: int, sequence: LiveSequence) -> bool:
+    """Whether this request is still what the sequence waits to start with."""
+    return sequence.instance < 0 and bool(sequence.waiting) and sequence.waiting[0].number == number

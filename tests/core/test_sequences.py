@@ -1,0 +1,358 @@
+"""The law of sequences, in virtual time."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from carpool.core.job import INFINITY, Job
+from carpool.core.sequences import Sequences, Step, Turn, Why
+
+
+def _job(now: float = 0.0, deadline: float = INFINITY, images: int = 1) -> Job:
+    return Job(now, deadline, images)
+
+
+def _offer(law: Sequences, name: int | str, now: float = 0.0, flags: str = "", **more: float) -> Job:
+    """`flags` is s for one that starts, e for one that ends."""
+    job = _job(now, **more)
+    assert law.offer(job, name, now, start="s" in flags, end="e" in flags) is None
+    return job
+
+
+def _law(instances: int = 1, places: int = 2, idle: float = 1.0, most: int = 100) -> Sequences:
+    return Sequences(instances, places, idle, most)
+
+
+def test_one_at_a_time_in_order() -> None:
+    law = _law()
+    first, second, third = (_offer(law, 7, flags=flags) for flags in ("s", "", "e"))
+    assert law.turn(0.0).passed == [first]
+    assert law.turn(0.0).passed == []
+    law.finished(first, 0.1, ran=True)
+    assert law.turn(0.1).passed == [second]
+    law.finished(second, 0.2, ran=True)
+    assert law.turn(0.2).passed == [third]
+    assert law.live == 1
+    law.finished(third, 0.3, ran=True)
+    assert (law.live, law.backlog, law.waiting) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "images", "why"),
+    [
+        (0, 1, Why.NO_ID),
+        ("", 1, Why.NO_ID),
+        (7, 2, Why.NOT_ONE),
+        (7, 1, Why.NO_START),
+        ("7", 1, Why.NO_START),
+    ],
+)
+def test_what_is_refused_is_not_known(name: int | str, images: int, why: Why) -> None:
+    law = _law()
+    assert law.offer(_job(images=images), name, 0.0, start=False, end=False) is why
+    assert (law.live, law.backlog, law.waiting) == (0, 0, 0)
+
+
+def test_a_number_and_its_text_are_two_sequences() -> None:
+    law = _law()
+    jobs = [_offer(law, 7, flags="s"), _offer(law, "7", flags="s")]
+    assert law.turn(0.0).passed == jobs
+    assert law.live == 2
+
+
+def test_after_its_end_it_has_to_start_again() -> None:
+    law = _law()
+    _offer(law, 7, flags="se")
+    assert law.offer(_job(), 7, 0.0, start=False, end=False) is Why.NO_START
+
+
+def test_the_backlog_is_first_come_first_served() -> None:
+    law = _law(places=1)
+    held = _offer(law, 1, flags="s")
+    waiting = [_offer(law, name, flags="se") for name in (3, 2, 5)]
+    assert law.turn(0.0).passed == [held]
+    assert law.backlog == 3
+    law.finished(held, 0.0, ran=True)
+    end = _offer(law, 1, flags="e")
+    order = [end]
+    now = 0.0
+    for _ in range(4):
+        (passed,) = law.turn(now).passed
+        assert passed is order[-1]
+        law.finished(passed, now, ran=True)
+        if waiting:
+            order.append(waiting.pop(0))
+    assert law.live == law.backlog == 0
+
+
+def test_who_starts_again_before_its_end_stays_where_it_is() -> None:
+    law = _law(places=1)
+    old = _offer(law, 7, flags="s")
+    law.turn(0.0)
+    anew = _offer(law, 7, flags="s")
+    assert law.turn(0.0).passed == []
+    law.finished(old, 0.0, ran=True)
+    assert law.turn(0.0).passed == [anew]
+    assert law.live == 1
+
+
+def test_who_starts_again_behind_its_end_queues_behind_the_others() -> None:
+    law = _law(places=1)
+    first = _offer(law, 7, flags="se")
+    law.turn(0.0)
+    other = _offer(law, 8, flags="se")
+    again = _offer(law, 7, flags="se")
+    law.finished(first, 0.0, ran=True)
+    assert law.turn(0.0).passed == [other]
+    law.finished(other, 0.0, ran=True)
+    assert law.turn(0.0).passed == [again]
+
+
+def test_idle_sequences_lose_their_place_and_it_is_known_why() -> None:
+    law = _law(places=1, idle=1.0)
+    first = _offer(law, 7, flags="s")
+    law.turn(0.0)
+    assert law.turn(5.0).look_again is None  # it runs: that is not idle
+    law.finished(first, 5.0, ran=True)
+    waits = _offer(law, 8, 5.0, flags="s")
+    assert law.turn(5.0).look_again == 6.0
+    assert law.turn(5.9).passed == []
+    assert law.turn(6.0).passed == [waits]
+    assert law.why_ended(7) is Why.IDLE
+    assert law.offer(_job(), 7, 6.0, start=False, end=False) is Why.NO_START
+    _offer(law, 7, 6.0, flags="s")
+    assert law.why_ended(7) is None
+
+
+def test_a_request_puts_idling_off() -> None:
+    law = _law(idle=1.0)
+    for at in (0.0, 0.9, 1.8):
+        job = _offer(law, 7, at, flags="" if at else "s")
+        assert law.turn(at).passed == [job]
+        law.finished(job, at, ran=True)
+    assert law.turn(2.7).look_again == pytest.approx(2.8)
+    assert law.live == 1
+    law.turn(2.8)
+    assert law.live == 0
+
+
+def test_a_start_that_waits_too_long_takes_its_sequence_along() -> None:
+    law = _law(places=1)
+    _offer(law, 1, flags="s")
+    late = _offer(law, 2, flags="s", deadline=3.0)
+    follower = _offer(law, 2)
+    turn = law.turn(1.0)
+    assert turn.look_again == 3.0
+    assert [dropped.job for dropped in law.turn(3.0).dropped] == [late, follower]
+    assert law.offer(_job(), 2, 3.0, start=False, end=False) is Why.NO_START
+    assert law.backlog == 0
+
+
+def test_a_request_in_the_middle_may_be_late_alone() -> None:
+    law = _law()
+    first = _offer(law, 7, flags="s")
+    late, last = _offer(law, 7, deadline=1.0), _offer(law, 7, flags="e")
+    law.turn(0.0)
+    assert [dropped.job for dropped in law.turn(1.0).dropped] == [late]
+    law.finished(first, 1.0, ran=True)
+    assert law.turn(1.0).passed == [last]
+
+
+@pytest.mark.parametrize("in_queue", [True, False])
+def test_an_end_that_does_not_run_frees_the_place(in_queue: bool) -> None:
+    law = _law(places=1)
+    first = _offer(law, 7, flags="s")
+    law.turn(0.0)
+    end = _offer(law, 7, flags="e")
+    if in_queue:
+        assert law.cancel(end)
+        law.finished(first, 0.0, ran=True)
+    else:
+        law.finished(first, 0.0, ran=True)
+        assert law.turn(0.0).passed == [end]
+        assert not law.cancel(end)
+        law.finished(end, 0.0, ran=False)
+    assert law.live == law.waiting == 0
+
+
+def test_a_start_that_the_scheduler_refuses_takes_its_sequence_along() -> None:
+    law = _law()
+    start, follower, anew = (_offer(law, 7, flags=flags) for flags in ("s", "e", "s"))
+    assert law.turn(0.0).passed == [start]
+    law.finished(start, 0.0, ran=False)
+    turn = law.turn(0.0)
+    assert [dropped.job for dropped in turn.dropped] == [follower]
+    assert turn.passed == [anew]
+
+
+def test_a_lost_instance_ends_its_sequences_and_no_others() -> None:
+    law = _law(instances=2, places=1)
+    one, two = _offer(law, 1, flags="s"), _offer(law, 2, flags="s")
+    behind, anew = _offer(law, 1), _offer(law, 1, flags="s")
+    assert law.turn(0.0).passed == [one, two]
+    assert _instance(one) != _instance(two)
+    assert law.lost(_instance(one)) == [one]
+    turn = law.turn(0.0)
+    assert [(dropped.job, dropped.why) for dropped in turn.dropped] == [(behind, Why.LOST)]
+    assert turn.passed == []  # the other instance is full
+    law.finished(one, 0.0, ran=True)  # too late
+    law.placed(0)
+    assert law.turn(0.0).passed == [anew]
+    assert law.live == 2
+
+
+def _instance(job: Job) -> int:
+    step: Step = job.payload
+    return step.instance
+
+
+def test_new_sequences_go_where_most_places_are_free() -> None:
+    law = _law(instances=3, places=2)
+    jobs = [_offer(law, name, flags="s") for name in range(1, 7)]
+    assert law.turn(0.0).passed == jobs
+    places = [(job.payload.instance, job.payload.slot) for job in jobs]
+    assert places == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)]
+
+
+def test_so_many_may_wait() -> None:
+    law = _law(most=2)
+    _offer(law, 1, flags="s")
+    _offer(law, 1)
+    assert law.offer(_job(), 1, 0.0, start=False, end=False) is Why.FULL
+    law.turn(0.0)
+    _offer(law, 1)
+
+
+def test_all_who_wait_can_be_told() -> None:
+    law = _law(places=1)
+    running = _offer(law, 1, flags="s")
+    law.turn(0.0)
+    waiting = [_offer(law, 1), _offer(law, 2, flags="s")]
+    law.drop_waiting()
+    assert [dropped.job for dropped in law.turn(0.0).dropped] == waiting
+    law.finished(running, 0.0, ran=True)
+    assert law.live == law.backlog == law.waiting == 0
+
+
+class _Adversary:
+    """Random clients, and what must hold after each of their moves."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.instances, self.places = self.random.randint(1, 3), self.random.randint(1, 4)
+        self.most = self.random.choice((4, 20, 1000))
+        self.law = Sequences(self.instances, self.places, 1.0, self.most)
+        self.now = 0.0
+        self.there = set(range(self.instances))
+        self.waiting: dict[Job, int | str] = {}
+        self.passed: dict[Job, int | str] = {}
+        self.last: dict[int | str, int] = {}  # by id: the number of the last that was passed on
+        ids = (1, 2, 3, 2**64 - 1, 2**63, "1", "cam", "x" * 128, "ü")
+        self.ids = self.random.sample(ids, self.random.randint(2, len(ids)))
+
+    def move(self) -> None:
+        act = self.random.choices(
+            (self.offer, self.finish, self.cancel, self.wait, self.lose, self.come_back),
+            (10, 8, 2, 2, 0.2, 0.5),
+        )[0]
+        act()
+        self.look(self.law.turn(self.now))
+
+    def offer(self) -> None:
+        name = self.random.choice(self.ids)
+        deadline = self.now + self.random.choice((0.0, 0.1, 1.0, INFINITY))
+        job = _job(self.now, deadline, self.random.choice((1, 1, 1, 1, 2)))
+        start, end = self.random.random() < 0.4, self.random.random() < 0.3
+        if self.law.offer(job, name, self.now, start=start, end=end) is None:
+            self.waiting[job] = name
+        else:
+            assert job.payload is None
+
+    def finish(self) -> None:
+        if self.passed:
+            job = self.random.choice(list(self.passed))
+            del self.passed[job]
+            self.law.finished(job, self.now, ran=self.random.random() < 0.9)
+
+    def cancel(self) -> None:
+        jobs = [*self.waiting, *self.passed]
+        if jobs:
+            job = self.random.choice(jobs)
+            assert self.law.cancel(job) == (job in self.waiting)
+            self.waiting.pop(job, None)
+
+    def wait(self) -> None:
+        self.now += self.random.choice((0.01, 0.3, 1.1))
+
+    def lose(self) -> None:
+        instance = self.random.randrange(self.instances)
+        if instance in self.there:
+            self.there.discard(instance)
+            for job in self.law.lost(instance):
+                self.passed.pop(job)
+                if self.random.random() < 0.5:
+                    self.law.finished(job, self.now, ran=True)
+
+    def come_back(self) -> None:
+        instance = self.random.randrange(self.instances)
+        self.there.add(instance)
+        self.law.placed(instance)
+
+    def look(self, turn: Turn) -> None:
+        for job in turn.passed:
+            name = self.waiting.pop(job)
+            step: Step = job.payload
+            assert name not in self.passed.values()
+            assert step.number > self.last.get(name, 0)
+            assert step.instance in self.there
+            self.last[name] = step.number
+            self.passed[job] = name
+        for job, _ in turn.dropped:
+            del self.waiting[job]
+        assert len(self.waiting) == self.law.waiting <= self.most
+        homes = [(job.payload.instance, job.payload.slot) for job in self.passed]
+        assert len(set(homes)) == len(homes)
+        assert self.law.live <= len(self.there) * self.places
+        if self.law.backlog:
+            assert self.law.live == len(self.there) * self.places
+        assert all(job.deadline > self.now for job in self.waiting)
+
+    def end(self) -> None:
+        """Everybody is served or told, and nothing is left of them."""
+        for instance in range(self.instances):
+            self.law.placed(instance)
+        self.there = set(range(self.instances))
+        for _ in range(100_000):
+            self.look(self.law.turn(self.now))
+            if not self.passed and not self.waiting:
+                break
+            self.now += 0.0 if self.passed else 1.0
+            self.finish()
+        self.now += 1.0
+        self.law.turn(self.now + 1.0)
+        law = self.law
+        assert (law.live, law.backlog, law.waiting, law._known) == (0, 0, 0, {})
+        assert [sorted(free or ()) for free in law._free] == [list(range(self.places))] * self.instances
+        assert law.turn(self.now + 100.0).look_again is None
+        assert len(law._backlog) + len(law._quiet) + len(law._deadlines) == 0
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_nothing_goes_wrong_whatever_clients_do(seed: int) -> None:
+    adversary = _Adversary(seed)
+    for _ in range(1_000):
+        adversary.move()
+    adversary.end()
+
+
+@pytest.mark.conformance
+@pytest.mark.parametrize("seed", range(1000, 1020))
+def test_nothing_goes_wrong_for_long(seed: int) -> None:
+    adversary = _Adversary(seed)
+    for _ in range(20_000):
+        adversary.move()
+    adversary.end()
+    law = adversary.law
+    assert len(law._ended) <= 1024
