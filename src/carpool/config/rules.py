@@ -219,7 +219,9 @@ def _without_own(
     config: ModelConfig, sequences: SequenceSettings, signature: ModelSignature, batched: bool
 ) -> ModelSignature:
     """Without what the server fills in and keeps, which the file must have as the settings say."""
-    wanted = [(True, control.name, control.datatype, (1,)) for control in sequences.controls]
+    wanted: list[tuple[bool, str, str, tuple[int, ...]]] = [
+        (True, control.name, control.datatype, (1,)) for control in sequences.controls
+    ]
     wanted += [(True, state.input, state.datatype, state.dims) for state in sequences.states]
     wanted += [(False, state.output, state.datatype, state.dims) for state in sequences.states]
     for is_input, name, datatype, dims in wanted:

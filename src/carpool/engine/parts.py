@@ -139,9 +139,9 @@ class DecoupledExecutor(Executor):
             )
         except CarpoolError as error:
             ended = [error] * len(able)
-        for index, error in zip(able, ended, strict=True):
-            if error is not None:
-                errors[index] = without_stack(error)
+        for index, wrong in zip(able, ended, strict=True):
+            if wrong is not None:
+                errors[index] = without_stack(wrong)
         outcomes = [Outcome(error=errors.get(index)) for index in range(len(works))]
         seconds = monotonic() - began
         timing = Timing(infer=seconds, batch=sum(work.images for work in works))
