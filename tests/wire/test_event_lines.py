@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ READ = [b'{"a": 1}', b"b\nc", b"[DONE]"]
 def test_wherever_it_is_cut(cuts: list[int]) -> None:
     reader, found = EventReader(), []
     edges = [0, *sorted(cuts), len(SENT)]
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         found += reader.feed(SENT[start:end])
     assert found == READ
     assert not reader.inside

@@ -139,10 +139,19 @@ class TextLine(TypedDict):
     box: Box
 
 
+Finish = Annotated[str, "of text that a model writes: stop, or length where it was cut off"]
+
+
 class ReadText(Answer):
     text: Annotated[str, "of a line, or of a page: rows in the order of reading, one below the other"]
     score: NotRequired[Annotated[float, "of a line: the mean probability of its characters, from 0 to 1"]]
     lines: NotRequired[Annotated[list[TextLine], "of a page, in the order of reading"]]
+    finish_reason: NotRequired[Finish]
+
+
+class CaptionText(Answer):
+    text: Annotated[str, "what the model wrote"]
+    finish_reason: Finish
 
 
 class Outputs(Answer):

@@ -210,12 +210,14 @@ def test_the_pieces_of_an_answer(usage: bool) -> None:
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(400, "invalid_request_error"), (401, "authentication_error"), (404, "not_found_error")]
-    + [
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (404, "not_found_error"),
+        (405, "invalid_request_error"),
         (429, "rate_limit_error"),
         (503, "server_error"),
         (504, "server_error"),
-        (405, "invalid_request_error"),
     ],
 )
 def test_errors(status: int, kind: str) -> None:

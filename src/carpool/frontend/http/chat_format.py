@@ -110,9 +110,7 @@ def _read_messages(messages: object) -> tuple[bytes, str]:
             if role != "user":
                 raise _wrong(inside, f"{inside}: a picture belongs into a message of the user, not of {role}")
             if at:
-                raise _wrong(
-                    inside, f"{inside} is a second picture, and one is read at a time: send it alone"
-                )
+                raise _wrong(inside, f"{inside} is a second picture, and one is read at a time")
             url, at = found, inside
     prompt = "\n".join(said)
     if len(prompt) > _MOST_PROMPT:
@@ -175,7 +173,7 @@ def _read_url(url: str, where: str) -> bytes:
     if url[:5].lower() != "data:":
         raise _wrong(
             where,
-            f"{where} must be a data: URL: no picture is fetched from {shown(url[:60])}; send its bytes",
+            f"{where} must be a data: URL: no picture is fetched from {shown(url[:60])}",
         )
     picture = from_base64(url, where)
     if not picture:
