@@ -274,6 +274,12 @@ MOST_REGIONS = Option(
     {"type": "integer", "minimum": 1, "maximum": MAX_REGIONS},
     "How many regions to answer at most, the best ones.",
 )
+MAX_TOKENS = 1 << 20
+MOST_TOKENS = Option(
+    _whole(MAX_TOKENS),
+    {"type": "integer", "minimum": 1, "maximum": MAX_TOKENS},
+    "How many tokens to write at most; of models that write, the others refuse it.",
+)
 THRESHOLD = Option(
     fraction, _FRACTION, "Lowest probability of a pixel inside a mask, instead of the model's own setting."
 )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import numpy as np
+
 from carpool.config.model import Task
 from carpool.types import Array
 from carpool.vision.geometry import Geometry
-from carpool.vision.picture_answers import CaptionText, Options, ReadText
+from carpool.vision.picture_answers import MOST_TOKENS, CaptionText, Option, Options, ReadText
 from carpool.vision.recognition import WRITTEN, WRITTEN_END
 from carpool.vision.tasks.task import VisionSettings, VisionTask, size
 
@@ -16,6 +18,12 @@ from carpool.vision.tasks.task import VisionSettings, VisionTask, size
 def written(outputs: Mapping[str, Array]) -> tuple[str, str]:
     """The text in the outputs of one answer, and why it ends there: empty where it goes on."""
     return _text(outputs.get(WRITTEN)), _text(outputs.get(WRITTEN_END))
+
+
+def written_as(text: str, finish: str) -> dict[str, Array]:
+    """The same as outputs, of a text that is complete."""
+    said = {WRITTEN: text, WRITTEN_END: finish}
+    return {name: np.array([value.encode()], object) for name, value in said.items()}
 
 
 def _text(output: Array | None) -> str:
@@ -31,6 +39,7 @@ class Caption(VisionTask):
     route, summary = "/caption", "Say what is in a picture"
     form, title = CaptionText, "What a model writes about a picture"
     example: ClassVar[Mapping[str, Any]] = {"text": "a dog on a beach", "finish_reason": "stop"}
+    options: ClassVar[Mapping[str, Option]] = {"max_tokens": MOST_TOKENS}
     needs = f"an output {WRITTEN} of BYTES"
 
     def __init__(self, _settings: VisionSettings) -> None:
