@@ -13,9 +13,7 @@ from carpool.frontend.http.exchange import Exchange
 
 MOST_UNREAD = 256 * 1024
 """Bytes that wait for one client, beyond what its socket takes."""
-EVENT_FIELDS = (
-    b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-store\r\nvary: accept\r\n"
-)
+EVENT_FIELDS = b"content-type: text/event-stream\r\ncache-control: no-store\r\nvary: accept\r\n"
 
 
 class EventStream:

@@ -8,12 +8,13 @@ model that answers at once has one piece. An error after the first piece is an e
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import orjson
 
 from carpool.config.model import Task
-from carpool.errors import CarpoolError, InvalidInput
+from carpool.errors import Cancelled, CarpoolError, InvalidInput
 from carpool.frontend.http.event_stream import EventStream
 from carpool.frontend.http.exchange import BodyPlan, Exchange, status_of
 from carpool.frontend.http.http_service import Service, Start, Starter
@@ -67,17 +68,19 @@ class StreamedRequest(ImageRequest):
     def _send(self, fields: bytes, body: bytes, *, compressible: bool = True) -> None:
         """The end: all that there is, for a model that answers at once."""
         document: dict[str, Any] = orjson.loads(body)
-        if not self.target.entry.decoupled:
-            self.part(document["text"])
-        self._say(self._last(document))
-        self._end()
+        with suppress(Cancelled):  # who reads too slowly was cut off, and this is the end anyway
+            if not self.target.entry.decoupled:
+                self.part(document["text"])
+            self._say(self._last(document))
+            self._end()
 
     def _tell(self, error: CarpoolError, more_fields: bytes = b"") -> None:
         if self._stream is None:
             super()._tell(error, more_fields)
         elif self.exchange.pending:
-            self._say([self._error(error)])
-            self._end()
+            with suppress(Cancelled):
+                self._say([self._error(error)])
+                self._end()
 
     def _say(self, events: Sequence[bytes]) -> None:
         if self._stream is None:
