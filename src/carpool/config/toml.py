@@ -81,6 +81,7 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
         file=_inside(top, "file"),
         labels=_inside(top, "labels"),
         execution_timeout=None if timeout_ms is None else timeout_ms / 1e3,
+        decoupled=top.flag("decoupled"),
         response_cache=top.flag("response_cache"),
         device_weight=_weight(top),
         parameters=_parameters(top),

@@ -182,6 +182,7 @@ class EngineHost:
             fetches=not served.hosted and not isinstance(served, Ensemble),
             cache=None if caching is None else asdict(caching),
             digest=digest,
+            decoupled=config.decoupled,
         )
 
     def pipeline(self, key: int) -> Pipeline | None:
