@@ -58,6 +58,10 @@ class Load(o.AsksServer, o.HasTraffic):
     Closed loop, 32 clients that each wait for an answer:
 
         carpool load grpc://localhost:8001 --concurrency 32
+
+    Text from pictures as it is written, with the times of its first token and between tokens:
+
+        carpool load http://localhost:8000/read --image line.png --stream --concurrency 16
     """
 
     url: Annotated[
@@ -102,6 +106,12 @@ class Load(o.AsksServer, o.HasTraffic):
         "Tensors lie in system shared memory; requests only say where. Same machine.",
         _REQUESTS,
         name="--shared-memory",
+    )
+    stream: bool = o.option(
+        False,
+        "Text comes in pieces: time the first and those between, and check that none is missing.",
+        _REQUESTS,
+        name="--stream",
     )
     headers: list[str] | None = o.option(
         None, "'Name: value', on every request; again for more.", _REQUESTS, name="--header"
@@ -226,6 +236,7 @@ def aim_of(options: Load) -> Aim:
         _connections(options),
         options.shared_memory,
         options.trust(),
+        options.stream,
     )
 
 
@@ -450,6 +461,10 @@ def _rows(columns: list[Counts], slo_ms: float | None) -> Iterator[tuple[str, li
     yield row("response p99 / p99.9", lambda c: _pair(c.response_ms, "p99", "p99_9"))
     yield row("response max", lambda c: f"{c.response_ms.max:,.1f} ms")
     yield row("service p50 / p99", lambda c: _pair(c.service_ms, "p50", "p99"))
+    if any(counts.tokens for counts in columns):
+        yield row("tokens", lambda c: f"{c.tokens:,}  ({c.tokens_per_second:,.1f}/s)")
+        yield row("first token p50 / p99", lambda c: _pair(c.first_token_ms, "p50", "p99"))
+        yield row("between tokens p50 / p99", lambda c: _pair(c.token_interval_ms, "p50", "p99"))
     if any(counts.refusal_ms.count for counts in columns):
         yield row("refusal p50 / p99", lambda c: _pair(c.refusal_ms, "p50", "p99"))
     if any(counts.batch.count for counts in columns):
