@@ -461,10 +461,7 @@ def _rows(columns: list[Counts], slo_ms: float | None) -> Iterator[tuple[str, li
     yield row("response p99 / p99.9", lambda c: _pair(c.response_ms, "p99", "p99_9"))
     yield row("response max", lambda c: f"{c.response_ms.max:,.1f} ms")
     yield row("service p50 / p99", lambda c: _pair(c.service_ms, "p50", "p99"))
-    if any(counts.tokens for counts in columns):
-        yield row("tokens", lambda c: f"{c.tokens:,}  ({c.tokens_per_second:,.1f}/s)")
-        yield row("first token p50 / p99", lambda c: _pair(c.first_token_ms, "p50", "p99"))
-        yield row("between tokens p50 / p99", lambda c: _pair(c.token_interval_ms, "p50", "p99"))
+    yield from _token_rows([counts for counts in columns if any(one.tokens for one in columns)])
     if any(counts.refusal_ms.count for counts in columns):
         yield row("refusal p50 / p99", lambda c: _pair(c.refusal_ms, "p50", "p99"))
     if any(counts.batch.count for counts in columns):
@@ -473,6 +470,14 @@ def _rows(columns: list[Counts], slo_ms: float | None) -> Iterator[tuple[str, li
         yield row("infer p50 / p99", lambda c: _pair(c.infer_ms, "p50", "p99"))
     if any(counts.outside_ms.count for counts in columns):
         yield row("outside p50 / p99", lambda c: _pair(c.outside_ms, "p50", "p99"))
+
+
+def _token_rows(columns: list[Counts]) -> Iterator[tuple[str, list[str]]]:
+    """Of streamed answers; nothing where there are none."""
+    if columns:
+        yield "tokens", [f"{c.tokens:,}  ({c.tokens_per_second:,.1f}/s)" for c in columns]
+        yield "first token p50 / p99", [_pair(c.first_token_ms, "p50", "p99") for c in columns]
+        yield "between tokens p50 / p99", [_pair(c.token_interval_ms, "p50", "p99") for c in columns]
 
 
 def _pair(spread: Spread, first: str, second: str) -> str:

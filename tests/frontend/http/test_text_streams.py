@@ -11,8 +11,10 @@ from typing import Any
 
 import openai
 import pytest
+from typer.testing import CliRunner
 
 from carpool import AsyncClient, Client
+from carpool.cli.main import app
 from carpool.errors import InvalidInput, ModelError, Refused, Unavailable
 from carpool.frontend.access.guard import Guard
 from carpool.frontend.http import event_stream
@@ -343,3 +345,36 @@ def test_our_other_client_streams(served: FrontEnd) -> None:
             return found, (await client.caption(picture(RED))).text
 
     assert asyncio.run(read()) == (["Red", " and", " blue…"], TEXT)
+
+
+# ── our own tools ──
+
+
+@pytest.mark.parametrize("path", ["/read", "/v1/chat/completions"])
+def test_the_load_generator_times_tokens(served: FrontEnd, tmp_path: Path, path: str) -> None:
+    file = tmp_path / "a.jpg"
+    file.write_bytes(picture(RED))
+    options = ["--image", str(file), "--stream", "--model", "writer", "--concurrency", "2", "--requests", "6"]
+    path += "?model=writer" if path == "/read" else ""
+    done = CliRunner().invoke(app, ["load", f"http://{served.url}{path}", *options, "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert (found["answered"], found["failed"], found["tokens"]) == (6, {}, 18)
+    assert found["first_token_ms"]["count"] == 6
+    assert found["token_interval_ms"]["count"] == 12
+    assert found["tokens_per_second"] > 0
+
+
+def test_predict_prints_text_as_it_comes(served: FrontEnd, tmp_path: Path) -> None:
+    file = tmp_path / "a.jpg"
+    file.write_bytes(picture(RED))
+
+    def run(*options: str) -> Any:
+        return CliRunner().invoke(
+            app, ["predict", str(file), "--url", f"http://{served.url}", "--stream", *options]
+        )
+
+    assert run("--model", "writer").stdout == f"{TEXT}\n"
+    broken = run("--model", "x_crash")
+    assert (broken.exit_code, "ValueError" in broken.stderr) == (1, True)
+    assert run("--task", "detect").exit_code == 2

@@ -191,9 +191,8 @@ def take_aim(aim: Aim) -> Target:
     made = _pictures(aim, address, facts) if aim.pictures else _tensors(aim, address, facts)
     tls = aim.trust.context() if address.secure else None
     many = aim.connections or _CONNECTIONS
-    return HttpTarget(
-        address.host, address.port, made.message, many, made.name, tls, made.closing, aim.stream
-    )
+    where = address.host, address.port
+    return HttpTarget(*where, made.message, many, made.name, tls, made.closing, aim.stream)
 
 
 class _Made(NamedTuple):
