@@ -12,10 +12,12 @@ from enum import Enum
 from itertools import pairwise
 from math import ceil, log, sqrt
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from carpool.errors import InvalidInput
-from carpool.lab.load.token_times import Streamed
+
+if TYPE_CHECKING:
+    from carpool.lab.load.token_times import Streamed
 
 
 class Kind(Enum):
