@@ -88,6 +88,20 @@ def raw(name: str = "plain", **settings: Any) -> FakeModel:
     return _model(name, outputs, lambda given: {"means": _means(given)}, "task = 'raw'", **settings)
 
 
+def words(given: Mapping[str, Array]) -> list[dict[str, Any]]:
+    """A word at a time; of two pictures, the same."""
+    said = ["Red", " and", " blue…", ""]
+    return [
+        {"text_output": [word.encode()], **({} if word else {"finish_reason": [b"stop"]})} for word in said
+    ]
+
+
+def writer(name: str = "writer", task: str = "read", **settings: Any) -> FakeModel:
+    """Writes about its picture, a word at a time."""
+    outputs = [TensorSpec(output, Datatype.BYTES, (1,)) for output in ("text_output", "finish_reason")]
+    return _model(name, outputs, words, f"task = '{task}'", decoupled=True, **settings)
+
+
 def models() -> list[FakeModel]:
     return [detector(), classifier(), embedder(), raw(), echo("tensors", Datatype.FP32)]
 

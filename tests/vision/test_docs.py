@@ -35,7 +35,7 @@ def test_every_example_of_settings_loads(task: Task) -> None:
     (text,) = blocks(task, "toml")
     config = toml_config(text, Path("models/m/model.toml"))
     assert config.task is task
-    assert getattr(config, task.value) is not None
+    assert kinds()[task].table is None or getattr(config, task.value) is not None
 
 
 @pytest.mark.parametrize("task", list(Task))

@@ -58,6 +58,10 @@ class Load(o.AsksServer, o.HasTraffic):
     Closed loop, 32 clients that each wait for an answer:
 
         carpool load grpc://localhost:8001 --concurrency 32
+
+    Text from pictures as it is written, with the times of its first token and between tokens:
+
+        carpool load http://localhost:8000/read --image line.png --stream --concurrency 16
     """
 
     url: Annotated[
@@ -102,6 +106,12 @@ class Load(o.AsksServer, o.HasTraffic):
         "Tensors lie in system shared memory; requests only say where. Same machine.",
         _REQUESTS,
         name="--shared-memory",
+    )
+    stream: bool = o.option(
+        False,
+        "Text comes in pieces: time the first and those between, and check that none is missing.",
+        _REQUESTS,
+        name="--stream",
     )
     headers: list[str] | None = o.option(
         None, "'Name: value', on every request; again for more.", _REQUESTS, name="--header"
@@ -226,6 +236,7 @@ def aim_of(options: Load) -> Aim:
         _connections(options),
         options.shared_memory,
         options.trust(),
+        options.stream,
     )
 
 
@@ -450,6 +461,7 @@ def _rows(columns: list[Counts], slo_ms: float | None) -> Iterator[tuple[str, li
     yield row("response p99 / p99.9", lambda c: _pair(c.response_ms, "p99", "p99_9"))
     yield row("response max", lambda c: f"{c.response_ms.max:,.1f} ms")
     yield row("service p50 / p99", lambda c: _pair(c.service_ms, "p50", "p99"))
+    yield from _token_rows([counts for counts in columns if any(one.tokens for one in columns)])
     if any(counts.refusal_ms.count for counts in columns):
         yield row("refusal p50 / p99", lambda c: _pair(c.refusal_ms, "p50", "p99"))
     if any(counts.batch.count for counts in columns):
@@ -458,6 +470,14 @@ def _rows(columns: list[Counts], slo_ms: float | None) -> Iterator[tuple[str, li
         yield row("infer p50 / p99", lambda c: _pair(c.infer_ms, "p50", "p99"))
     if any(counts.outside_ms.count for counts in columns):
         yield row("outside p50 / p99", lambda c: _pair(c.outside_ms, "p50", "p99"))
+
+
+def _token_rows(columns: list[Counts]) -> Iterator[tuple[str, list[str]]]:
+    """Of streamed answers; nothing where there are none."""
+    if columns:
+        yield "tokens", [f"{c.tokens:,}  ({c.tokens_per_second:,.1f}/s)" for c in columns]
+        yield "first token p50 / p99", [_pair(c.first_token_ms, "p50", "p99") for c in columns]
+        yield "between tokens p50 / p99", [_pair(c.token_interval_ms, "p50", "p99") for c in columns]
 
 
 def _pair(spread: Spread, first: str, second: str) -> str:

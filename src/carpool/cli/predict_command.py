@@ -25,7 +25,8 @@ _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 _MOST_SHOWN = 4
 _PATIENCE_S = 60.0  # for a picture that is refused, and told to come back
 Task = StrEnum(
-    "Task", ["detect", "classify", "segment", "pose", "obb", "depth", "embed", "text_regions", "read"]
+    "Task",
+    ["detect", "classify", "segment", "pose", "obb", "depth", "embed", "text_regions", "read", "caption"],
 )
 Format = StrEnum("Format", ["table", "jsonl", "csv", "coco"])
 
@@ -41,6 +42,10 @@ class Predict(o.AsksServer):
     People and things with at least 0.6, drawn into copies of the pictures:
 
         carpool predict street.jpg --task detect --score 0.6 --save drawn
+
+    What a line says, as the model writes it:
+
+        carpool predict line.png --task read --stream
     """
 
     images: Annotated[
@@ -66,6 +71,7 @@ class Predict(o.AsksServer):
     resume: bool = o.option(
         False, "Go on where a run before ended: only what --out has no answer for.", name="--resume"
     )
+    stream: bool = o.option(False, "Text as the model writes it, of --task read or caption.", name="--stream")
     at_once: int = o.option(4, "How many pictures to have under way.", min=1, max=64)
 
     def run(self) -> int:
@@ -74,6 +80,10 @@ class Predict(o.AsksServer):
 
         if self.form is Format.table and (self.out or self.resume):
             raise InvalidInput("--out and --resume go with --format jsonl, csv or coco")
+        if self.stream and (self.as_json or self.save or self.form is not Format.table):
+            raise InvalidInput("--stream prints text as it comes: leave out --json, --save and --format")
+        if self.stream and self.task not in (None, Task.read, Task.caption):
+            raise InvalidInput(f"--stream is for --task read or caption, not {self.task}")
         if self.resume and self.out is None:
             raise InvalidInput("--resume needs --out: the file to go on with")
         if self.as_json and self.form is not Format.table:
@@ -90,7 +100,12 @@ class Predict(o.AsksServer):
                 connections=self.at_once,
             )
         with client:
-            bad = self._shown(client, files) if self.form is Format.table else self._written(client, files)
+            if self.stream:
+                bad = self._streamed(client, files)
+            else:
+                bad = (
+                    self._shown(client, files) if self.form is Format.table else self._written(client, files)
+                )
         for prediction in bad:
             message = str(prediction.answer.get("error", "no answer"))
             reason = f" ({prediction.answer['reason']})" if prediction.answer.get("reason") else ""
@@ -107,6 +122,24 @@ class Predict(o.AsksServer):
         else:
             _show([prediction for prediction in predictions if prediction.good])
         return [prediction for prediction in predictions if not prediction.good]
+
+    def _streamed(self, client: Client, files: Sequence[Path]) -> list[Prediction]:
+        """What failed; the rest is printed as it comes, one picture after the other."""
+        bad = []
+        for file in files:
+            if len(files) > 1:
+                print(f"{file}: ", end="", flush=True)
+            try:
+                asked = self.task or Task.read
+                with client.stream_text(file, task=asked, model=self.model or "") as pieces:
+                    for piece in pieces:
+                        print(piece, end="", flush=True)
+            except CarpoolError as error:
+                if isinstance(error, Unreachable) and error.reason == Unreachable.reason:
+                    raise
+                bad.append(Prediction(file, {"error": error.message, "reason": error.reason}, good=False))
+            print(flush=True)
+        return bad
 
     def _written(self, client: Client, files: Sequence[Path]) -> list[Prediction]:
         """What failed; the rest is written as it comes."""

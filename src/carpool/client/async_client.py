@@ -11,8 +11,9 @@ from types import TracebackType
 from typing import Any, Literal, overload
 
 from carpool.client import questions
-from carpool.client.client import PASSED_OVER, Frame
+from carpool.client.live_frames import AsyncLiveFrames, Frame, each
 from carpool.client.questions import Asked, Patience, Question, Server, Value
+from carpool.client.text_stream import AsyncTextStream
 from carpool.errors import CarpoolError
 from carpool.types import Array, RequestOptions
 from carpool.vision.python_pictures import (
@@ -26,9 +27,7 @@ from carpool.vision.python_pictures import (
     Reading,
     RotatedBoxes,
 )
-from carpool.wire.http_reply import NotHttp, Reply, TooLong, read_reply
-
-_END = object()
+from carpool.wire.http_reply import NotHttp, Reply, ReplyBody, TooLong, begin_reply, read_reply
 
 
 class AsyncClient:
@@ -179,6 +178,34 @@ class AsyncClient:
         asked = Asked("read", model, version, deadline_ms, source)
         return await self._ask_of(picture, asked, options, Reading)
 
+    async def caption(
+        self,
+        picture: Picture,
+        *,
+        model: str = "",
+        version: str = "",
+        deadline_ms: float | None = None,
+        source: str = "",
+        **options: object,
+    ) -> Reading:
+        asked = Asked("caption", model, version, deadline_ms, source)
+        return await self._ask_of(picture, asked, options, Reading)
+
+    async def stream_text(
+        self,
+        picture: Picture,
+        *,
+        task: str = "read",
+        model: str = "",
+        version: str = "",
+        deadline_ms: float | None = None,
+        source: str = "",
+        **options: object,
+    ) -> AsyncTextStream:
+        asked = Asked(task, model, version, deadline_ms, source)
+        question = await asyncio.to_thread(questions.ask_events, picture, asked, options)
+        return await self._patiently(lambda: self._connections.begin(question))
+
     async def draw(
         self,
         picture: Picture,
@@ -258,7 +285,7 @@ class AsyncClient:
 
         under_way: deque[asyncio.Task[Answer | CarpoolError]] = deque()
         try:
-            async for picture in _each(pictures):
+            async for picture in each(pictures):
                 if len(under_way) >= at_once:
                     yield await under_way[0]
                     under_way.popleft()
@@ -289,7 +316,7 @@ class AsyncClient:
             question = await asyncio.to_thread(questions.ask_picture, picture, asked, options, Answer)
             return question.read(await self._connections.ask(question))
 
-        live = _Live(ask, at_once)
+        live = AsyncLiveFrames(ask, at_once)
         running = [asyncio.create_task(work) for work in live.works(frames)]
         last = -1
         try:
@@ -311,10 +338,13 @@ class AsyncClient:
         return await self._ask(question)
 
     async def _ask(self, question: Question[Value]) -> Value:
+        return question.read(await self._patiently(lambda: self._connections.ask(question)))
+
+    async def _patiently(self, ask: Callable[[], Coroutine[Any, Any, Value]]) -> Value:
         patience = Patience(self._patience_s, monotonic())
         while True:
             try:
-                return question.read(await self._connections.ask(question))
+                return await ask()
             except CarpoolError as error:
                 wait = patience.wait(error, monotonic())
                 if wait is None:
@@ -337,19 +367,60 @@ class AsyncConnections:
         self._idle: list[tuple[float, asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def ask(self, question: Question[Any]) -> Reply:
+        reply = await self._in_time(self._exchange(question))
+        return self._server.read(reply.status, reply.fields, reply.body)
+
+    async def begin(self, question: Question[Any]) -> AsyncTextStream:
+        """The reply's body is still to come."""
+        reply, writer = await self._in_time(self._begin(question))
+        return AsyncTextStream(self._server, reply, writer, self._timeout_s, self._give_back)
+
+    async def _in_time(self, work: Coroutine[Any, Any, Value]) -> Value:
         server = self._server
         try:
             async with asyncio.timeout(self._timeout_s):
-                reply = await self._exchange(question)
+                return await work
         except TimeoutError:
             raise server.too_slow(self._timeout_s) from None
         except OSError as error:
             raise server.lost(f"no answer: {error.strerror or error}") from None
         except (NotHttp, TooLong) as error:
             raise server.lost(f"what answers there cannot be read: {error}") from None
-        return server.read(reply.status, reply.fields, reply.body)
+
+    async def _begin(self, question: Question[Any]) -> tuple[ReplyBody, asyncio.StreamWriter]:
+        reader, writer = await self._send(question)
+        try:
+            reply = await begin_reply(reader)
+            if reply.status != 200:
+                body = bytearray()
+                while piece := await reply.next(questions.MOST_REPLY_BYTES - len(body)):
+                    body += piece
+                raise questions.error_of(reply.status, reply.fields, bytes(body))
+        except BaseException:
+            writer.transport.abort()
+            raise
+        return reply, writer
 
     async def _exchange(self, question: Question[Any]) -> Reply:
+        reader, writer = await self._send(question)
+        try:
+            reply = await read_reply(reader, questions.MOST_REPLY_BYTES)
+        except BaseException:
+            writer.transport.abort()
+            raise
+        self._put_back(reader, writer, reply.keep)
+        return reply
+
+    def _give_back(self, reply: ReplyBody, writer: asyncio.StreamWriter) -> None:
+        self._put_back(reply.reader, writer, reply.keep)
+
+    def _put_back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keep: bool) -> None:
+        if keep and len(self._idle) < self._most:
+            self._idle.append((monotonic(), reader, writer))
+        else:
+            writer.close()
+
+    async def _send(self, question: Question[Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         server = self._server
         reader, writer = self._take() or await asyncio.open_connection(
             server.host, server.port, ssl=server.tls
@@ -363,15 +434,10 @@ class AsyncConnections:
             writer.write(question.body)
             with suppress(ConnectionError):  # who does not want all of it may have answered: read that
                 await writer.drain()
-            reply = await read_reply(reader, questions.MOST_REPLY_BYTES)
         except BaseException:
             writer.transport.abort()
             raise
-        if reply.keep and len(self._idle) < self._most:
-            self._idle.append((monotonic(), reader, writer))
-        else:
-            writer.close()
-        return reply
+        return reader, writer
 
     def _take(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
         """One that the server has not closed meanwhile: a request that is lost cannot be sent again."""
@@ -388,94 +454,6 @@ class AsyncConnections:
         for _, _, writer in idle:
             writer.close()
         await asyncio.gather(*(writer.wait_closed() for _, _, writer in idle), return_exceptions=True)
-
-
-class _Live:
-    """One place for the newest frame: a task fills it, `at_once` tasks empty it."""
-
-    def __init__(self, ask: Callable[[Picture], Coroutine[Any, Any, Answer]], at_once: int) -> None:
-        self._ask = ask
-        self._at_once = at_once
-        self._changed = asyncio.Condition()
-        self._newest: tuple[int, Picture] | None = None
-        self._done: deque[Frame] = deque()
-        self._reading = True
-        self._working = at_once
-        self._failure: Exception | None = None
-
-    def works(self, frames: Iterable[Picture] | AsyncIterable[Picture]) -> list[Coroutine[Any, Any, None]]:
-        return [self._read(frames), *(self._work() for _ in range(self._at_once))]
-
-    async def next(self) -> Frame | None:
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._done or self._failure or not self._working)
-            if self._failure is not None:
-                raise self._failure
-            self._changed.notify_all()
-            return self._done.popleft() if self._done else None
-
-    async def _read(self, frames: Iterable[Picture] | AsyncIterable[Picture]) -> None:
-        number, failure = 0, None
-        try:
-            async for picture in _each(frames, blocking=True):
-                async with self._changed:
-                    self._newest = number, picture
-                    self._changed.notify_all()
-                number += 1
-        except Exception as error:  # the source's own: told to whoever reads the answers
-            failure = error
-        async with self._changed:
-            self._reading = False
-            self._failure = self._failure or failure
-            self._changed.notify_all()
-
-    async def _work(self) -> None:
-        while (taken := await self._take()) is not None:
-            number, picture = taken
-            answer, failure = None, None
-            try:
-                answer = await self._ask(picture)
-            except PASSED_OVER:
-                pass
-            except Exception as error:
-                failure = error
-            async with self._changed:
-                if answer is not None:
-                    self._done.append(Frame(number, picture, answer))
-                self._failure = self._failure or failure
-                self._changed.notify_all()
-        async with self._changed:
-            self._working -= 1
-            self._changed.notify_all()
-
-    async def _take(self) -> tuple[int, Picture] | None:
-        """While answers wait to be looked at, no frame is taken: what is taken then is new."""
-        async with self._changed:
-            await self._changed.wait_for(
-                lambda: (
-                    self._failure is not None
-                    or (self._newest is not None and len(self._done) < self._at_once)
-                    or (self._newest is None and not self._reading)
-                )
-            )
-            taken, self._newest = self._newest, None
-            return None if self._failure is not None else taken
-
-
-async def _each(
-    items: Iterable[Picture] | AsyncIterable[Picture], *, blocking: bool = False
-) -> AsyncIterator[Picture]:
-    """What comes, from either kind; a `blocking` one is asked in a thread."""
-    if isinstance(items, AsyncIterable):
-        async for item in items:
-            yield item
-        return
-    rest = iter(items)
-    while True:
-        found: Any = await asyncio.to_thread(next, rest, _END) if blocking else next(rest, _END)
-        if found is _END:
-            return
-        yield found
 
 
 async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:

@@ -6,15 +6,18 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from select import POLLIN, poll
 from time import monotonic, sleep
 from types import TracebackType
-from typing import Literal, NamedTuple, TypeVar, overload
+from typing import Literal, TypeVar, overload
 
 from carpool.client import questions
+from carpool.client.live_frames import Frame, LiveFrames
 from carpool.client.questions import Asked, Patience, Question, Server, Value
-from carpool.errors import CarpoolError, DeadlineExceeded, Refused, Replaced
+from carpool.client.text_stream import TextStream
+from carpool.errors import CarpoolError
 from carpool.types import Array, RequestOptions
 from carpool.vision.python_pictures import (
     Answer,
@@ -30,16 +33,6 @@ from carpool.vision.python_pictures import (
 from carpool.wire.http_reply import Reply
 
 Item = TypeVar("Item")
-PASSED_OVER = (Replaced, Refused, DeadlineExceeded)
-"""What a live source does not mind: the next frame comes soon."""
-
-
-class Frame(NamedTuple):
-    """A picture of a live source, its number from 0, and what is in it."""
-
-    number: int
-    picture: Picture
-    answer: Answer
 
 
 class Client:
@@ -195,6 +188,38 @@ class Client:
         asked = Asked("read", model, version, deadline_ms, source)
         return self._ask(questions.ask_picture(picture, asked, options, Reading))
 
+    def caption(
+        self,
+        picture: Picture,
+        *,
+        model: str = "",
+        version: str = "",
+        deadline_ms: float | None = None,
+        source: str = "",
+        **options: object,
+    ) -> Reading:
+        asked = Asked("caption", model, version, deadline_ms, source)
+        return self._ask(questions.ask_picture(picture, asked, options, Reading))
+
+    def stream_text(
+        self,
+        picture: Picture,
+        *,
+        task: str = "read",
+        model: str = "",
+        version: str = "",
+        deadline_ms: float | None = None,
+        source: str = "",
+        **options: object,
+    ) -> TextStream:
+        """What `read` or `caption` answers, piece by piece while the model writes it. `timeout_s` is for each
+        piece. Not all models write: those that answer at once give one piece."""
+        asked = Asked(task, model, version, deadline_ms, source)
+        question = questions.ask_events(picture, asked, options)
+        connections = self._connections
+        connection, response = self._patiently(lambda: connections.begin(question))
+        return TextStream(self._server, connection, response, connections.give_back)
+
     def draw(
         self,
         picture: Picture,
@@ -298,15 +323,18 @@ class Client:
             question = questions.ask_picture(picture, asked, options, Answer)
             return question.read(self._connections.ask(question))
 
-        return _Live(ask, at_once).answers(frames)
+        return LiveFrames(ask, at_once).answers(frames)
 
     # ---- asking
 
     def _ask(self, question: Question[Value]) -> Value:
+        return self._patiently(lambda: question.read(self._connections.ask(question)))
+
+    def _patiently(self, ask: Callable[[], Value]) -> Value:
         patience = Patience(self._patience_s, monotonic())
         while True:
             try:
-                return question.read(self._connections.ask(question))
+                return ask()
             except CarpoolError as error:
                 wait = patience.wait(error, monotonic())
                 if wait is None:
@@ -330,20 +358,44 @@ class Connections:
         self._lock = threading.Lock()  # of the list: threads take and give back
 
     def ask(self, question: Question[Value]) -> Reply:
+        connection, response = self._send(question)
+        with self._lost_with(connection), response:
+            status, said = response.status, {k.lower(): v for k, v in response.getheaders()}
+            body = response.read(questions.MOST_REPLY_BYTES)
+            keep = response.isclosed() and not response.will_close
+        self.give_back(connection, keep)
+        return self._server.read(status, said, body)
+
+    def begin(self, question: Question[Value]) -> tuple[HTTPConnection, HTTPResponse]:
+        """The reply's body is still to be read, and the connection to be given back."""
+        connection, response = self._send(question)
+        if response.status == 200:
+            return connection, response
+        with self._lost_with(connection), response:
+            status, said = response.status, {k.lower(): v for k, v in response.getheaders()}
+            body = response.read(questions.MOST_REPLY_BYTES)
+        connection.close()
+        raise questions.error_of(status, said, body)
+
+    def _send(self, question: Question[Value]) -> tuple[HTTPConnection, HTTPResponse]:
         server = self._server
         connection = self._take()
         fields = {"Host": server.where, **server.fields, **question.fields, **questions.trace_fields()}
-        try:
+        with self._lost_with(connection):
             try:
                 connection.request(question.method, server.prefix + question.path, question.body, fields)
             except (BrokenPipeError, ConnectionResetError):
                 if connection.sock is None:
                     raise
                 # who does not want the whole body may have answered before its end: read that
-            with connection.getresponse() as response:
-                status, said = response.status, {k.lower(): v for k, v in response.getheaders()}
-                body = response.read(questions.MOST_REPLY_BYTES)
-                keep = response.isclosed() and not response.will_close
+            return connection, connection.getresponse()
+
+    @contextmanager
+    def _lost_with(self, connection: HTTPConnection) -> Iterator[None]:
+        """What goes wrong with a connection closes it, and is told in words."""
+        server = self._server
+        try:
+            yield
         except TimeoutError:
             connection.close()
             raise server.too_slow(self._timeout_s) from None
@@ -356,8 +408,6 @@ class Connections:
         except BaseException:
             connection.close()
             raise
-        self._give_back(connection, keep)
-        return server.read(status, said, body)
 
     def _take(self) -> HTTPConnection:
         """One that the server has not closed meanwhile: a request that is lost cannot be sent again."""
@@ -378,7 +428,7 @@ class Connections:
             return HTTPSConnection(*address, timeout=timeout, context=tls)
         return HTTPConnection(*address, timeout=timeout)
 
-    def _give_back(self, connection: HTTPConnection, keep: bool) -> None:
+    def give_back(self, connection: HTTPConnection, keep: bool) -> None:
         with self._lock:
             if keep and len(self._idle) < self._most:
                 self._idle.append((monotonic(), connection))
@@ -406,94 +456,3 @@ def in_order(ask: Callable[[Item], Value], items: Iterable[Item], at_once: int) 
         finally:
             for future in under_way:
                 future.cancel()
-
-
-class _Live:
-    """One place for the newest frame. A thread fills it, `at_once` threads empty it, the caller gets answers.
-
-    All of it is guarded by `_changed`; nobody asks anything while holding it. Workers take no frame while the
-    caller has answers left to look at, so that what they take then is new.
-    """
-
-    def __init__(self, ask: Callable[[Picture], Answer], at_once: int) -> None:
-        self._ask = ask
-        self._at_once = at_once
-        self._changed = threading.Condition()
-        self._newest: tuple[int, Picture] | None = None
-        self._done: deque[Frame] = deque()
-        self._reading = True
-        self._working = at_once
-        self._stopped = False
-        self._failure: BaseException | None = None
-
-    def answers(self, frames: Iterable[Picture]) -> Iterator[Frame]:
-        threading.Thread(target=self._read, args=(frames,), daemon=True).start()
-        for _ in range(self._at_once):
-            threading.Thread(target=self._work, daemon=True).start()
-        last = -1
-        try:
-            while True:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._done or self._failure or not self._working)
-                    if self._failure is not None:
-                        raise self._failure
-                    if not self._done:
-                        return
-                    frame = self._done.popleft()
-                    self._changed.notify_all()
-                if frame.number > last:  # of two under way the newer may be answered first
-                    last = frame.number
-                    yield frame
-        finally:
-            with self._changed:
-                self._stopped = True
-                self._changed.notify_all()
-
-    def _read(self, frames: Iterable[Picture]) -> None:
-        failure: BaseException | None = None
-        try:
-            for number, picture in enumerate(frames):
-                with self._changed:
-                    if self._stopped:
-                        break
-                    self._newest = number, picture
-                    self._changed.notify_all()
-        except Exception as error:  # the source's own: told to whoever reads the answers
-            failure = error
-        with self._changed:
-            self._reading = False
-            self._failure = self._failure or failure
-            self._changed.notify_all()
-
-    def _work(self) -> None:
-        while (taken := self._take()) is not None:
-            number, picture = taken
-            answer: Answer | None = None
-            failure: BaseException | None = None
-            try:
-                answer = self._ask(picture)
-            except PASSED_OVER:
-                pass
-            except Exception as error:
-                failure = error
-            with self._changed:
-                if answer is not None:
-                    self._done.append(Frame(number, picture, answer))
-                self._failure = self._failure or failure
-                self._changed.notify_all()
-        with self._changed:
-            self._working -= 1
-            self._changed.notify_all()
-
-    def _take(self) -> tuple[int, Picture] | None:
-        with self._changed:
-            self._changed.wait_for(
-                lambda: (
-                    self._stopped
-                    or self._failure is not None
-                    or (self._newest is not None and len(self._done) < self._at_once)
-                    or (self._newest is None and not self._reading)
-                )
-            )
-            taken, self._newest = self._newest, None
-            return None if self._stopped or self._failure is not None else taken

@@ -205,6 +205,11 @@ def ask_picture(
     return _picture(picture, asked, options, "application/json", read)
 
 
+def ask_events(picture: Picture, asked: Asked, options: Mapping[str, object]) -> Question[Reply]:
+    """For an answer that comes in pieces."""
+    return _picture(picture, asked, options, "text/event-stream", lambda reply: reply)
+
+
 def ask_drawing(picture: Picture, asked: Asked, options: Mapping[str, object], kind: str) -> Question[bytes]:
     if kind not in ("jpeg", "png", "webp"):
         raise InvalidInput(f"file_format must be jpeg, png or webp, not {kind!r}", field="file_format")

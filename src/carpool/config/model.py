@@ -47,6 +47,7 @@ class Task(enum.StrEnum):
     EMBED = "embed"
     TEXT_REGIONS = "text_regions"
     READ = "read"
+    CAPTION = "caption"
     RAW = "raw"
 
 

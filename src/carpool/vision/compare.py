@@ -457,5 +457,6 @@ _RULES: Mapping[str, Callable[[Answer, Answer, CompareSettings], Difference]] = 
     "embed": _compare_embeddings,
     "text_regions": _compare_regions,
     "read": _compare_texts,
+    "caption": _compare_texts,
     "raw": _compare_raw,
 }

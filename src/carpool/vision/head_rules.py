@@ -22,8 +22,8 @@ from carpool.config.model import (
     Task,
     TextRegionsSettings,
 )
-from carpool.types import Array
-from carpool.vision.recognition import FLOATS, Facts, OutputFact, Reading
+from carpool.types import Array, Datatype
+from carpool.vision.recognition import FLOATS, WRITTEN, WRITTEN_END, Facts, OutputFact, Reading
 
 _STRIDES = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))
 _COCO = 80  # classes
@@ -381,6 +381,16 @@ def _characters(facts: Facts) -> Iterator[Reading]:
         yield Reading(Task.READ, settings, (one.spec,), why, known or None, certain=shares)
 
 
+def _written(facts: Facts) -> Iterator[Reading]:
+    """Text that the model writes itself: about what, only its settings can say."""
+    found = {one.spec.name: one for one in facts.outputs if one.spec.datatype is Datatype.BYTES}
+    if WRITTEN in found:
+        specs = tuple(found[name].spec for name in (WRITTEN, WRITTEN_END) if name in found)
+        why = f"{found[WRITTEN]} is text that it writes"
+        yield Reading(Task.READ, ReadSettings(activation="none"), specs, why)
+        yield Reading(Task.CAPTION, None, specs, why)
+
+
 def _is_map(facts: Facts, one: OutputFact) -> bool:
     """In the picture's proportions, and not much smaller."""
     if DYNAMIC in (facts.height, facts.width):
@@ -448,5 +458,6 @@ _RULES: tuple[Callable[[Facts], Iterator[Reading]], ...] = (
     _maps,
     _text_maps,
     _characters,
+    _written,
     _vectors,
 )

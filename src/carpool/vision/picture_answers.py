@@ -139,10 +139,19 @@ class TextLine(TypedDict):
     box: Box
 
 
+Finish = Annotated[str, "of text that a model writes: stop, or length where it was cut off"]
+
+
 class ReadText(Answer):
     text: Annotated[str, "of a line, or of a page: rows in the order of reading, one below the other"]
     score: NotRequired[Annotated[float, "of a line: the mean probability of its characters, from 0 to 1"]]
     lines: NotRequired[Annotated[list[TextLine], "of a page, in the order of reading"]]
+    finish_reason: NotRequired[Finish]
+
+
+class CaptionText(Answer):
+    text: Annotated[str, "what the model wrote"]
+    finish_reason: Finish
 
 
 class Outputs(Answer):
@@ -264,6 +273,12 @@ MOST_REGIONS = Option(
     _whole(MAX_REGIONS),
     {"type": "integer", "minimum": 1, "maximum": MAX_REGIONS},
     "How many regions to answer at most, the best ones.",
+)
+MAX_TOKENS = 1 << 20
+MOST_TOKENS = Option(
+    _whole(MAX_TOKENS),
+    {"type": "integer", "minimum": 1, "maximum": MAX_TOKENS},
+    "How many tokens to write at most; of models that write, the others refuse it.",
 )
 THRESHOLD = Option(
     fraction, _FRACTION, "Lowest probability of a pixel inside a mask, instead of the model's own setting."

@@ -186,6 +186,11 @@ class Reading(Answer):
         return str(self["text"])
 
     @property
+    def finish_reason(self) -> str:
+        """Of a model that writes: stop, or length where it was cut off; empty for others."""
+        return str(self.get("finish_reason", ""))
+
+    @property
     def lines(self) -> list[dict[str, Any]]:
         """Of a page, as they stand in the JSON; a model for single lines gives none."""
         listed: list[dict[str, Any]] = self.get("lines", [])

@@ -29,6 +29,8 @@ from carpool.types import Array, Datatype, TensorSpec
 from carpool.vision.claims import NO_CLAIMS, Claims
 
 FLOATS = (Datatype.FP32, Datatype.FP16, Datatype.FP64, Datatype.BF16)
+WRITTEN, WRITTEN_END = "text_output", "finish_reason"
+"""What the outputs of a model that writes are called: the text, and why it ends."""
 _LISTED = 3  # readings that a question names
 
 TaskTable: TypeAlias = (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9]{2})(?: [^\r\n]*)?")
@@ -31,17 +32,63 @@ class Reply(NamedTuple):
 
 async def read_reply(reader: asyncio.StreamReader, most_bytes: int) -> Reply:
     """To a request that was no HEAD. Raises `NotHttp` and `TooLong`; how long it may take is the caller's."""
+    with _told_as_no_http():
+        status, fields, may_keep = await _begin(reader)
+        body, ended = await _read_body(reader, status, fields, most_bytes)
+        return Reply(status, fields, body, ended and may_keep)
+
+
+class ReplyBody:
+    """A reply whose body is read as it comes."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, status: int, fields: Mapping[str, str], *, may_keep: bool
+    ) -> None:
+        self.reader = reader
+        self.status = status
+        self.fields = fields
+        self.keep = False  # the connection can carry another request: known at the end
+        self._may_keep = may_keep
+        self._over = False
+
+    async def next(self, most_bytes: int) -> bytes:
+        """What came next; nothing at the end. What is not chunked comes whole."""
+        if self._over:
+            return b""
+        with _told_as_no_http():
+            if self.fields.get("transfer-encoding", "").lower() == "chunked":
+                piece, ended = await _read_chunk(self.reader, most_bytes), True
+                self._over = not piece
+            else:
+                piece, ended = await _read_body(self.reader, self.status, self.fields, most_bytes)
+                self._over = True
+        self.keep = self._over and ended and self._may_keep
+        return piece
+
+
+async def begin_reply(reader: asyncio.StreamReader) -> ReplyBody:
+    """The head of a reply to a request that was no HEAD."""
+    with _told_as_no_http():
+        status, fields, may_keep = await _begin(reader)
+    return ReplyBody(reader, status, fields, may_keep=may_keep)
+
+
+@contextmanager
+def _told_as_no_http() -> Iterator[None]:
     try:
-        for _ in range(_MOST_INTERIM):
-            status, minor, fields = _read_head(await reader.readuntil(b"\r\n\r\n"))
-            if status >= 200:
-                body, ended = await _read_body(reader, status, fields, most_bytes)
-                keep = ended and minor == 1 and fields.get("connection", "").lower() != "close"
-                return Reply(status, fields, body, keep)
+        yield
     except asyncio.IncompleteReadError:
         raise NotHttp("the connection ended before the reply did") from None
     except asyncio.LimitOverrunError:
         raise NotHttp("the reply's head has no end") from None
+
+
+async def _begin(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bool]:
+    """Status, fields, and whether the connection may be used again if the body's end is told."""
+    for _ in range(_MOST_INTERIM):
+        status, minor, fields = _read_head(await reader.readuntil(b"\r\n\r\n"))
+        if status >= 200:
+            return status, fields, minor == 1 and fields.get("connection", "").lower() != "close"
     raise NotHttp("too many interim replies")
 
 
@@ -89,19 +136,25 @@ async def _read_body(
 
 async def _read_chunks(reader: asyncio.StreamReader, most: int) -> bytes:
     body = bytearray()
-    while True:
-        found = _CHUNK_SIZE.fullmatch(await reader.readuntil(b"\r\n"))
-        if found is None:
-            raise NotHttp("a chunk has no length")
-        length = int(found[1], 16)
-        if not length:
-            break
-        if len(body) + length > most:
-            raise TooLong(f"longer than {most} bytes")
-        body += await reader.readexactly(length)
+    while piece := await _read_chunk(reader, most - len(body)):
+        body += piece
+    return bytes(body)
+
+
+async def _read_chunk(reader: asyncio.StreamReader, most: int) -> bytes:
+    """The next one; nothing is the end of all."""
+    found = _CHUNK_SIZE.fullmatch(await reader.readuntil(b"\r\n"))
+    if found is None:
+        raise NotHttp("a chunk has no length")
+    length = int(found[1], 16)
+    if length > most:
+        raise TooLong(f"{length - most} bytes longer than it may be")
+    if length:
+        chunk = await reader.readexactly(length)
         if await reader.readexactly(2) != b"\r\n":
             raise NotHttp("a chunk is longer than it says")
+        return chunk
     for _ in range(_MOST_FIELDS):  # trailers, which nobody here wants
         if await reader.readuntil(b"\r\n") == b"\r\n":
-            return bytes(body)
+            return b""
     raise NotHttp("too many trailers")

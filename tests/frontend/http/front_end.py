@@ -167,6 +167,9 @@ def error_of(response: Response) -> dict[str, Any]:
     """The error body, which has the same shape everywhere."""
     assert response.fields["content-type"] == "application/json"
     document: dict[str, Any] = orjson.loads(response.body)
+    if type(document["error"]) is dict:  # in OpenAI's words, below /v1
+        said = document["error"]
+        document = {"error": said["message"], "reason": said["code"], "field": said["param"]}
     assert type(document["error"]) is str
     assert document["error"]
     assert type(document["reason"]) is str

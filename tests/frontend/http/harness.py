@@ -269,6 +269,8 @@ class Client:
             self._more()
         head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
         status, fields = parse_response_head(head)
+        if fields.get("transfer-encoding") == "chunked":
+            return Response(status, fields, self._chunks())
         size = 0 if head_only or status == 204 or status < 200 else int(fields["content-length"])
         body = bytearray(self._buffer)
         while len(body) < size:
@@ -277,6 +279,32 @@ class Client:
             body += data
         self._buffer = bytes(body[size:])
         return Response(status, fields, bytes(body[:size]))
+
+    def _chunks(self) -> bytes:
+        body = b""
+        while True:
+            while b"\r\n" not in self._buffer:
+                self._more()
+            line, _, self._buffer = self._buffer.partition(b"\r\n")
+            size = int(line, 16)
+            while len(self._buffer) < size + 2:
+                self._more()
+            body += self._buffer[:size]
+            assert self._buffer[size : size + 2] == b"\r\n"
+            self._buffer = self._buffer[size + 2 :]
+            if not size:
+                return body
+
+    def until(self, word: bytes) -> None:
+        """It has come, somewhere."""
+        while word not in self._buffer:
+            self._more()
+
+    def rest(self) -> bytes:
+        """All until the server closes."""
+        while data := self.socket.recv(1 << 16):
+            self._buffer += data
+        return self._buffer
 
     def _more(self) -> None:
         data = self.socket.recv(1 << 16)

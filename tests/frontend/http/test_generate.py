@@ -221,11 +221,19 @@ def test_a_client_that_does_not_read_is_cut_off(front: FrontEnd) -> None:
         assert call.cancelled
 
 
-def test_http_1_0_has_no_streams(front: FrontEnd) -> None:
+def test_over_http_1_0_the_end_of_the_connection_is_the_end_of_the_stream(front: FrontEnd) -> None:
+    front.door.held = True
     with socket.create_connection(("127.0.0.1", front.server.port), timeout=PATIENCE) as sock:
         body = json.dumps(ASKED).encode()
         sock.sendall(
             b"POST /v2/models/mock_llm/generate_stream HTTP/1.0\r\nContent-Length: %d\r\n\r\n%b"
             % (len(body), body)
         )
-        assert b" 400 " in sock.recv(1 << 16)
+        until(lambda: bool(front.door.calls))
+        front.server.call(front.door.calls[-1].say, {"TEXT": [["a"]]})
+        front.server.call(front.door.calls[-1].finish_parts)
+        heard = b""
+        while piece := sock.recv(1 << 16):
+            heard += piece
+    assert b"chunked" not in heard
+    assert heard.rpartition(b"\r\n\r\n")[2].startswith(b"data: ")

@@ -40,11 +40,13 @@ _TABLE: dict[Rule, tuple[str, ...]] = {
         *(f"POST {_MODEL}/infer", f"POST {_MODEL}/generate", f"POST {_MODEL}/generate_stream"),
         *("POST /detect", "POST /classify", "POST /segment", "POST /pose", "POST /obb", "POST /depth"),
         *("POST /embed", "POST /text_regions", "POST /read", "POST /models/{model}/predict"),
+        *("POST /caption", "POST /v1/chat/completions"),
         *(f"{verb} /predictions/{{model}}[/{{version}}]" for verb in ("POST", "PUT")),
         *("ModelInfer", "ModelStreamInfer"),
     ),
     Rule(Kind.INFERENCE, False, "metadata"): (
         *("GET /v2", f"GET {_MODEL}", "GET /openapi.json", "GET /docs"),
+        *("GET /v1/models", "GET /v1/models/{model}"),
         *("ServerMetadata", "ModelMetadata"),
     ),
     Rule(Kind.INFERENCE, False, "health"): (f"GET {_MODEL}/ready", "ModelReady"),

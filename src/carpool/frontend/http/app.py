@@ -11,15 +11,17 @@ from carpool.frontend.access.guard import Guard
 from carpool.frontend.access.route_rules import Rule, rule_of
 from carpool.frontend.front_caches import CacheParts
 from carpool.frontend.http import openapi, rollout_routes, small_routes
+from carpool.frontend.http.chat_route import PREFIX, InOpenAiWords, list_models, one_model, start_chat
 from carpool.frontend.http.exchange import BodyPlan, Exchange, Fault, WrongMethod
 from carpool.frontend.http.fairness import Fairness
 from carpool.frontend.http.generate_route import start_generate
 from carpool.frontend.http.http_service import Handler, Service, SharedPage, Start, Starter
-from carpool.frontend.http.image_route import TASK_ROUTES, start_predict, start_task
+from carpool.frontend.http.image_route import TASK_ROUTES, start_task
 from carpool.frontend.http.infer_route import start_infer
 from carpool.frontend.http.limits import MIB
 from carpool.frontend.http.orca_report import LoadReport
 from carpool.frontend.http.parsing import RequestHead
+from carpool.frontend.http.text_route import TEXT_TASKS, start_predict, start_text
 from carpool.frontend.http.torchserve_routes import ping, start_prediction
 from carpool.link.door import Door
 from carpool.observe.counters import Block, Table
@@ -114,10 +116,16 @@ ROUTES: tuple[Route[Starter], ...] = (
     Route("POST", f"{_MODEL}/infer", start_infer),
     Route("POST", f"{_MODEL}/generate", start_generate(streams=False)),
     Route("POST", f"{_MODEL}/generate_stream", start_generate(streams=True)),
-    *(Route("POST", path, start_task(task)) for task, path in TASK_ROUTES.items()),
+    *(
+        Route("POST", path, start_text(task) if task in TEXT_TASKS else start_task(task))
+        for task, path in TASK_ROUTES.items()
+    ),
     Route("POST", "/models/{model}/predict", start_predict),
     Route("POST", "/predictions/{model}[/{version}]", start_prediction),
     Route("PUT", "/predictions/{model}[/{version}]", start_prediction),
+    Route("POST", "/v1/chat/completions", start_chat),
+    _get("/v1/models", list_models),
+    _get("/v1/models/{model}", one_model),
     _get("/ping", ping),
     _get("/", small_routes.front_page),
     _get("/console/live", small_routes.console_live),
@@ -233,6 +241,8 @@ class HttpApp:
         except Fault:
             raise
         except CarpoolError as error:
+            if head.path.startswith(PREFIX):
+                exchange.answer_through(InOpenAiWords)
             self._service.fair.tell(exchange, error)
         return None
 

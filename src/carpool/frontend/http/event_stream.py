@@ -1,46 +1,45 @@
-"""Server-sent events: the one writer of answers that come piece by piece over HTTP."""
+"""Server-sent events: an answer that comes in pieces, in the order in which they are written.
+
+The head goes out with the first event, so that whoever is refused before that gets a status. A client that
+does not read is cut off when an event comes and more than a bounded number of bytes wait for it.
+"""
 
 from __future__ import annotations
 
-from time import time
+from collections.abc import Iterable
 
-from carpool.errors import Unavailable
-from carpool.frontend.call import TOO_SLOW
-from carpool.frontend.http.exchange import STREAMED, Exchange, date_line
+from carpool.errors import Cancelled
+from carpool.frontend.http.exchange import Exchange
 
-MOST_UNREAD = 4 << 20
-"""Bytes of events that a client has not taken: with more of them it is cut off."""
-
-_HEAD = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\n"
-    b"X-Accel-Buffering: no\r\nTransfer-Encoding: chunked\r\n"
+MOST_UNREAD = 256 * 1024
+"""Bytes that may wait for a client, beyond what its socket takes, when the next event comes: one event may be
+larger."""
+EVENT_FIELDS = (
+    b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-store\r\n"
+    b"x-accel-buffering: no\r\nvary: accept\r\n"
 )
-_END = b"0\r\n\r\n"
 
 
 class EventStream:
-    """One answer. Its head is sent with the first event: until then an error can have a status of its own."""
+    """The answer to one exchange. Of the loop's thread."""
 
-    __slots__ = ("_exchange", "_fields", "started")
+    __slots__ = ("_chunked", "_exchange")
 
     def __init__(self, exchange: Exchange, fields: bytes = b"") -> None:
+        """Sends the head; `fields` are more of it."""
         self._exchange = exchange
-        self._fields = fields
-        self.started = False
+        self._chunked = exchange.begin(EVENT_FIELDS + fields)
 
-    def event(self, data: bytes) -> None:
-        """One line of JSON. Raises `Unavailable` for a client that does not read."""
-        piece = b"data: %b\n\n" % data
-        unread = self._exchange.stream(self._head() + b"%x\r\n%b\r\n" % (len(piece), piece))
-        if unread > MOST_UNREAD:
-            raise Unavailable(TOO_SLOW, reason="slow-reader")
+    def send(self, events: Iterable[bytes]) -> None:
+        """Each of them one line of data. Raises `Cancelled` for a client that reads too slowly, who is gone
+        then; one that has left is passed over in silence."""
+        data = b"".join(b"data: %b\n\n" % event for event in events)
+        if data and self._exchange.go_on(self._framed(data)) > MOST_UNREAD:
+            self._exchange.cut()
+            raise Cancelled(f"the client has left more than {MOST_UNREAD} bytes unread", reason="slow-reader")
 
     def end(self) -> None:
-        """Also of one without events."""
-        self._exchange.respond(STREAMED, b"", self._head() + _END)
+        self._exchange.end(b"0\r\n\r\n" if self._chunked else b"")
 
-    def _head(self) -> bytes:
-        if self.started:
-            return b""
-        self.started = True
-        return b"%b%b%b\r\n" % (_HEAD, self._fields, date_line(time()))
+    def _framed(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data

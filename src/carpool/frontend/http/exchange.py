@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 Buffer = bytes | bytearray | memoryview
 Body = Buffer | Sequence[Buffer]
 
-STREAMED = 0
-"""In place of a status: the head of the answer, and all but its end, were sent before."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 JSON_FIELDS = b"content-type: application/json\r\n"
 REASON_FIELD = b"X-Carpool-Reason: %b\r\n"
@@ -78,6 +76,22 @@ def render_head(status: int, fields: bytes, length: int, date: bytes) -> bytes:
     if status == HTTPStatus.NO_CONTENT:
         return b"%b%b%b\r\n" % (line, fields, date)
     return b"%b%b%bcontent-length: %d\r\n\r\n" % (line, fields, date, length)
+
+
+def stream_head(fields: bytes, date: bytes, *, keep: bool, chunked: bool) -> bytes:
+    """The head of an answer in pieces."""
+    body = b"transfer-encoding: chunked\r\n" if chunked else b""
+    end = b"" if keep else b"connection: close\r\n"
+    return b"%b%b%b%b%b\r\n" % (_STATUS_LINES[200], fields, date, body, end)
+
+
+def rest_of(views: Sequence[memoryview], sent: int) -> bytes:
+    """What is left of them after so many bytes."""
+    left = []
+    for view in views:
+        left.append(view[sent:])
+        sent = max(0, sent - len(view))
+    return b"".join(left)
 
 
 def date_line(now: float) -> bytes:
@@ -151,13 +165,43 @@ class App(Protocol):
 class Answerer(Protocol):
     """The connection, as far as an exchange needs it."""
 
+    @property
+    def unsent(self) -> int: ...
+
     def answer(self, status: int, fields: bytes, body: Body) -> None: ...
 
-    def stream(self, data: bytes) -> int:
-        """Some of an answer, which `answer` ends with the status STREAMED. Returns how many bytes the client
-        has not taken."""
-
     def make_room(self) -> bool: ...
+
+    def begin_answer(self, fields: bytes) -> bool:
+        """One in pieces, once the body has come; whether it is chunked."""
+        ...
+
+    def send(self, data: bytes) -> None: ...
+
+    def end_answer(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+class Before:
+    """Stands before the connection of one exchange, and passes on what is answered."""
+
+    __slots__ = ("_connection", "abort", "begin_answer", "end_answer", "make_room", "send")
+
+    def __init__(self, connection: Answerer) -> None:
+        self._connection = connection
+        self.make_room = connection.make_room
+        self.begin_answer = connection.begin_answer
+        self.send = connection.send
+        self.end_answer = connection.end_answer
+        self.abort = connection.abort
+
+    @property
+    def unsent(self) -> int:
+        return self._connection.unsent
+
+    def answer(self, status: int, fields: bytes, body: Body) -> None:
+        self._connection.answer(status, fields, body)
 
 
 class Exchange:
@@ -211,10 +255,33 @@ class Exchange:
         connection.answer(status, fields, body)
         return True
 
-    def stream(self, data: bytes) -> int:
-        """Some of an answer whose length nobody knows, its head first; `respond` with STREAMED ends it. It
-        may not be called after `on_disconnect`. Returns how many bytes the client has not taken."""
-        return 0 if self._connection is None else self._connection.stream(data)
+    # ── an answer in pieces: see `EventStream` ──
+
+    def begin(self, fields: bytes) -> bool:
+        """Answer 200; what `go_on` sends is the body. Whether that is chunked. The client may still leave, of
+        which `on_disconnect` tells."""
+        return self._connection is not None and self._connection.begin_answer(fields)
+
+    def go_on(self, data: bytes) -> int:
+        """How many bytes the client had still to take, before these."""
+        connection = self._connection
+        if connection is None:
+            return 0
+        unread = connection.unsent
+        connection.send(data)
+        return unread
+
+    def end(self, data: bytes) -> None:
+        connection, self._connection, self.on_disconnect = self._connection, None, None
+        if connection is not None:
+            connection.send(data)
+            connection.end_answer()
+
+    def cut(self) -> None:
+        """The client reads too slowly: the rest is not for it."""
+        connection, self._connection, self.on_disconnect = self._connection, None, None
+        if connection is not None:
+            connection.abort()
 
     def answer_through(self, wrap: Callable[[Answerer], Answerer]) -> None:
         """What is answered goes through this on its way to the connection."""

@@ -47,8 +47,6 @@ class GenerateRoute(InferRoute):
         self.streams = streams
 
     def _plan(self, exchange: Exchange, target: InferTarget) -> BodyPlan:
-        if self.streams and exchange.head.http_minor == 0:
-            raise InvalidInput("a stream of events needs HTTP/1.1")
         most = target.largest.gathered()
         target.largest.check(exchange.head.content_length or 0, most)
         return Collect(most, GenerateCall(self, exchange, target).collected)
@@ -65,7 +63,7 @@ class GenerateCall(HttpCall):
 
     def __init__(self, route: GenerateRoute, exchange: Exchange, target: InferTarget) -> None:
         super().__init__(route, exchange, target, None)
-        self._events = EventStream(exchange) if route.streams else None
+        self._events: EventStream | None = None  # its head is sent with the first event: errors have a status
         self._only: bytes | None = None
 
     def collected(self, body: bytes | bytearray, at: float) -> None:
@@ -87,8 +85,8 @@ class GenerateCall(HttpCall):
 
     def _write_part(self, answer: Answer) -> None:
         document = as_document(self.entry, self.head.id, answer.outputs)
-        if self._events is not None:
-            self._events.event(document)
+        if self._route.streams:
+            self._stream().send([document])
             self.service.server_row.add(BYTES_SENT, len(document))
         elif self._only is not None:
             raise InvalidInput(_EXACTLY_ONE, reason="many-answers")
@@ -98,8 +96,8 @@ class GenerateCall(HttpCall):
     def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
         if not self.entry.decoupled:
             self._write_part(answer)
-        if self._events is not None:
-            self._events.end()
+        if self._route.streams:
+            self._stream().end()  # also of one without events
             return
         if self._only is None:
             raise InvalidInput(_EXACTLY_ONE, reason="many-answers")
@@ -110,12 +108,17 @@ class GenerateCall(HttpCall):
         return False  # what is kept are answers of the other form
 
     def _write_error(self, error: CarpoolError, times: Times | None) -> None:
-        if self._events is None or not self._events.started:
+        if self._events is None:
             super()._write_error(error, times)
-            return
-        with contextlib.suppress(CarpoolError):  # it may not read that either
-            self._events.event(orjson.dumps({"error": error.message}))
-        self._events.end()
+        elif self._exchange.pending:  # else it did not read, and was cut off
+            with contextlib.suppress(CarpoolError):  # it may not read that either
+                self._events.send([orjson.dumps({"error": error.message})])
+                self._events.end()
+
+    def _stream(self) -> EventStream:
+        if self._events is None:
+            self._events = EventStream(self._exchange)
+        return self._events
 
 
 def as_infer_request(body: bytes | bytearray, signature: Signature) -> bytes:

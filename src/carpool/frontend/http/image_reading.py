@@ -76,6 +76,7 @@ class ImageHead(NamedTuple):
     encoding: bytes | None  # how JSON may be compressed
     in_place: bool  # the body is one picture, as it is, of a known size
     wish: Wish  # what it says about caches
+    events: bool = False  # text is wanted as it is written
 
 
 def read_image_head(head: HttpHead, version: str = "") -> ImageHead:
@@ -95,6 +96,7 @@ def _read(query_text: str, fields: tuple[bytes | None, ...], sized: bool, keyles
     content_type, accept, accepted, content_encoding, deadline, source, latest, attempt, cache = fields
     query = read_query(query_text)
     form, wanted = read_accept(accept or b"")
+    events = _flag(query.pop("stream", "0")) or wants_events(accept or b"")
     layout = read_layout(content_type)
     compressed = body_encoding(content_encoding) is not None
     sender = Sender(read_source(source), read_latest(latest), again=read_attempt(attempt))
@@ -110,6 +112,7 @@ def _read(query_text: str, fields: tuple[bytes | None, ...], sized: bool, keyles
         None if accepted is None else choose_encoding(accepted),
         sized and not compressed and layout.kind == "raw",
         read_cache_control(cache),
+        events,
     )
 
 
@@ -128,6 +131,23 @@ def read_query(query: str) -> dict[str, str]:
             raise InvalidInput(f"{shown(name)} is given twice", field=name[:64])
         found[name] = value
     return found
+
+
+def wants_events(field: bytes) -> bool:
+    """Rather than a document."""
+    best = {b"events": 0.0, b"documents": 0.0}
+    for entry in field.lower().split(b","):
+        kind, *parameters = (part.strip(b" \t") for part in entry.split(b";"))
+        weights = [found for found in map(_WEIGHT.fullmatch, parameters) if found]
+        side = b"events" if kind == b"text/event-stream" else b"documents"
+        best[side] = max(best[side], float(weights[0][1]) if weights else 1.0)
+    return best[b"events"] > best[b"documents"]
+
+
+def _flag(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise InvalidInput(f"stream must be 1 or 0, not {shown(text)}", field="stream")
+    return text == "1"
 
 
 def read_accept(field: bytes) -> tuple[str, bool]:

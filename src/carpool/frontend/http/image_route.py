@@ -69,10 +69,6 @@ def start_task(task: str) -> Starter:
     return starter
 
 
-def start_predict(service: Service, head: HttpHead, variables: Mapping[str, str]) -> Start:
-    return ImageRoute(service, head, None, variables["model"]).begin
-
-
 class ImageTarget(NamedTuple):
     """What serves a request, where it is counted, and what the query asks of it."""
 
@@ -150,6 +146,8 @@ class ImageRoute(ModelRoute[ImageTarget]):
         return self._wanted({**self.asked.options, **fields}, model)
 
     def _wanted(self, given: Mapping[str, str], model: PictureModel) -> tuple[Options, str | None]:
+        if "max_tokens" in given and not model.entry.decoupled:
+            raise InvalidInput(f"max_tokens means nothing to {model.entry.name}", field="max_tokens")
         options = model.read_options(given)
         if not (options.overlay or self.asked.wants_drawn):
             return options, None
@@ -216,7 +214,14 @@ class ImageCall(ClientCall):
     def _encode(self, answer: Answer, _placed: Mapping[str, Placed]) -> Kept:
         picture = self._pictures  # not always the one it began with: another version may have answered
         assert isinstance(picture, RoutePicture)
+        if self.entry.decoupled:
+            picture.conclude()
         return Kept(picture.body)
+
+    def _write_part(self, answer: Answer) -> None:
+        picture = self._pictures
+        assert isinstance(picture, RoutePicture)
+        self._request.part(picture.add(answer))
 
     def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
         if self._request.drawn is not None:
@@ -419,6 +424,9 @@ class ImageRequest:
             self._go_on()
         elif not self._under_way and not self._starting:
             self._answer()
+
+    def part(self, text: str) -> None:
+        """What a model writes, as it comes; here, all of it is answered at the end."""
 
     # ── the answer ──
 

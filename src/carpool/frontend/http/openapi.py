@@ -9,11 +9,13 @@ import orjson
 
 from carpool import __version__
 from carpool.frontend.documents import task_of
+from carpool.frontend.http.chat_openapi import EVENTS, chat_paths
 from carpool.frontend.http.exchange import JSON_FIELDS, Exchange
 from carpool.frontend.http.http_service import Service, Variables
 from carpool.frontend.http.image_reading import MAX_PICTURES
 from carpool.frontend.http.image_route import TASK_ROUTES
 from carpool.frontend.http.task_models import in_order
+from carpool.frontend.http.text_route import TEXT_TASKS
 from carpool.frontend.pictures.pipeline_pictures import EXPLAIN, EXPLAIN_OPTION
 from carpool.link.door import DEADLINE, LATEST, SOURCE, Catalog
 from carpool.vision import draw, tasks
@@ -48,6 +50,8 @@ def openapi(catalog: Catalog, *, with_keys: bool = False) -> Document:
         served = [name for name, _, of in models if of == task]
         paths[path] = {"post": _operation(task, served, piped=task in piped)}
     names = [name for name, _, _ in models]
+    readers = [name for name, _, task in models if task in TEXT_TASKS]
+    paths |= chat_paths(readers)
     paths["/models/{model}/predict"] = {"post": _predict(names, piped=bool(piped))}
     return {
         "openapi": "3.1.0",
@@ -74,6 +78,12 @@ def _explain(piped: bool) -> list[Document]:
     return [_parameter(EXPLAIN, what, dict(EXPLAIN_OPTION.schema))] if piped else []
 
 
+def _stream(task: str) -> list[Document]:
+    """Of what can come in pieces."""
+    what = "1, as `Accept: text/event-stream`: text as the model writes it, in server-sent events."
+    return [_parameter("stream", what, {"type": "string", "enum": ["0", "1"]})] if task in TEXT_TASKS else []
+
+
 def _operation(task: str, models: Sequence[str], *, piped: bool) -> Document:
     known: Document = {"type": "string", **({"enum": list(models)} if models else {})}
     default = f"`{models[0]}` without it." if models else "No model here is for this task now."
@@ -81,10 +91,11 @@ def _operation(task: str, models: Sequence[str], *, piped: bool) -> Document:
         _parameter("model", f"Which model answers; {default}", known),
         _parameter("version", "Which version of it; the newest without it.", {"type": "string"}),
     ]
+    options = [*tasks.parameters(task), *_explain(piped), *_stream(task)]
     return {
         "operationId": str(task),
         "summary": tasks.kinds()[task].summary,
-        "parameters": [*who, *tasks.parameters(task), *_explain(piped), *_header_parameters()],
+        "parameters": [*who, *options, *_header_parameters()],
         "requestBody": _request_body(),
         "responses": _answers([task], drawn="overlay" in tasks.options_of(task)),
     }
@@ -175,6 +186,8 @@ def _answers(of: Sequence[str], *, drawn: bool) -> Document:
             "examples": {str(kind.name): {"value": kind.examples()} for kind in kinds},
         }
     }
+    if any(task in TEXT_TASKS for task in of):
+        content["text/event-stream"] = {"schema": {"type": "string", "description": EVENTS}}
     if drawn:
         for kind in draw.FORMATS:
             content[f"image/{kind}"] = {"schema": {"type": "string", "format": "binary"}}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from carpool.frontend.http.exchange import Answerer, Body, Exchange
+from carpool.frontend.http.exchange import Answerer, Before, Body, Exchange
 from carpool.frontend.http.parsing import RequestHead
 from carpool.observe.columns import CAPACITY, LOAD
 from carpool.observe.counters import Table
@@ -53,22 +53,14 @@ class LoadReport:
         self._timer.cancel()
 
 
-class _Reporting:
-    """Stands before the connection of one exchange."""
-
-    __slots__ = ("_as_json", "_connection", "_report")
+class _Reporting(Before):
+    __slots__ = ("_as_json", "_report")
 
     def __init__(self, connection: Answerer, report: LoadReport, as_json: bool) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self._report = report
         self._as_json = as_json
 
     def answer(self, status: int, fields: bytes, body: Body) -> None:
         told = self._report.json if self._as_json else self._report.text
         self._connection.answer(status, fields + told, body)
-
-    def stream(self, data: bytes) -> int:
-        return self._connection.stream(data)
-
-    def make_room(self) -> bool:
-        return self._connection.make_room()

@@ -25,7 +25,6 @@ from carpool.errors import without_stack
 from carpool.frontend.http.body import CompressedBody, Intake, inflate, skip_received, too_large
 from carpool.frontend.http.exchange import (
     CONTINUE,
-    STREAMED,
     Body,
     BodyPlan,
     Collect,
@@ -34,6 +33,8 @@ from carpool.frontend.http.exchange import (
     Receive,
     bad_request,
     render_head,
+    rest_of,
+    stream_head,
 )
 from carpool.frontend.http.limits import KIB, MIB
 from carpool.frontend.http.parsing import HeadFinder, RequestHead
@@ -327,14 +328,9 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.resume_reading()
         elif self._phase == HEAD and self._partial:
             self._fail(bad_request("the request ended within its head"))
-        elif not self._ahead:  # else there is more to come back for
-            self._nothing_left()
-
-    def _nothing_left(self) -> None:
-        """The client has said all that it will."""
-        if self._phase == BODY:
+        elif not self._ahead and self._phase == BODY:  # the client has said all that it will
             self.eof_received()
-        elif self._phase == HEAD:
+        elif not self._ahead and self._phase == HEAD:
             self._close()
 
     def _let_others_run(self) -> None:
@@ -490,9 +486,15 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._linger()
 
-    def stream(self, data: bytes) -> int:
-        self._send(data)
-        return self.unsent
+    def begin_answer(self, fields: bytes) -> bool:
+        chunked = cast(RequestHead, self._head).http_minor == 1
+        self._keep = self._keep and chunked
+        self._send(stream_head(fields, self._shared.date, keep=self._keep, chunked=chunked))
+        return chunked
+
+    def end_answer(self) -> None:
+        self._exchange = None
+        self._next_request()
 
     def make_room(self) -> bool:
         """For an app that has no memory for this body."""
@@ -503,9 +505,7 @@ class Connection(asyncio.BufferedProtocol):
     def _worth_skipping(self, head: RequestHead) -> bool:
         """Whether the connection outlives an answer that comes before the end of the body."""
         if head.expects_continue and not self._intake.started:
-            return (
-                False  # some clients send the body now and others don't: there is no telling what comes next
-            )
+            return False  # some clients send the body now and others don't: no telling what comes next
         left = 0 if head.content_length is None else head.content_length - self._intake.received
         return left <= self._shared.limits.drain_bytes
 
@@ -592,13 +592,12 @@ class Connection(asyncio.BufferedProtocol):
         except RuntimeError:
             self._transport.abort()  # uvloop raises when the handle is closed already
 
+    send = _send
+
     def _send_answer(self, status: int, fields: bytes, body: Body, head_only: bool) -> None:
         head_only = head_only or status in _WITHOUT_BODY
         date = self._shared.date
         if isinstance(body, bytes):
-            if status == STREAMED:
-                self._send(body)
-                return
             start = render_head(status, fields, len(body), date)
             if head_only:
                 self._send(start)
@@ -620,7 +619,7 @@ class Connection(asyncio.BufferedProtocol):
         sent = self._write_now(views)
         if sent < size:
             # Copied: the transport would hold the buffers, and so the slot, until the client has read.
-            self._send(b"".join(views)[sent:])
+            self._send(rest_of(views, sent))
 
     def _write_now(self, views: Sequence[memoryview]) -> int:
         if self._transport.is_closing():

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import numpy as np
 import orjson
 
-from carpool.errors import CarpoolError, InvalidInput, Unsupported
+from carpool.errors import CarpoolError, InvalidInput, ModelError, Unsupported
 from carpool.link.door import Answer, Call, ModelEntry, Sender, Slot
 from carpool.memory.layout import FILE_AT, bind_file, write_file
 from carpool.types import Array, Datatype, RequestedOutput, RequestOptions, Signature, Tensor, TensorSpec
@@ -30,6 +30,7 @@ from carpool.vision.heads import Buffer, pixels_of_request, read_head, sniff
 from carpool.vision.picture_answers import Option, Options
 from carpool.vision.picture_plan import PicturePlan
 from carpool.vision.tasks import options_of
+from carpool.vision.tasks.written import written, written_as
 from carpool.wire.head import DEFAULT_OPTIONS
 from carpool.wire.v2 import (
     RequestHead,
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from carpool.quality.samples import Sampled
 
 T = TypeVar("T")
+MOST_WRITTEN = 1 << 20
+"""Characters of one answer."""
 ANSWER = "answer"
 _IMAGE = "image"  # what every model's picture may be called
 _MARK = b'"BYTES"'
@@ -272,9 +275,10 @@ class SentPictures:
 
 
 class RoutePicture(SentPictures):
-    """The one picture of a call on a picture route; `body` is its answer."""
+    """The one picture of a call on a picture route; `body` is its answer. Of a model that writes, `text` is
+    what came so far, in so many `pieces`."""
 
-    __slots__ = ("body", "drawn", "quick")
+    __slots__ = ("_finish", "body", "drawn", "pieces", "quick", "text")
 
     on_route = True
 
@@ -293,6 +297,8 @@ class RoutePicture(SentPictures):
         super().__init__(model, ASKED_ON_A_ROUTE, (data,), options, as_file)
         self.drawn = drawn
         self.body = b""
+        self.text = self._finish = ""
+        self.pieces = 0
         self._fit()
         if as_file is None:
             self.weight = weight_of(data, pixels)
@@ -306,6 +312,26 @@ class RoutePicture(SentPictures):
             self.head = model.file_head
         else:
             self.head, self.size = model.head, model.bytes
+        if self.options.extra and model.entry.decoupled:
+            told = {name: value for name, value in self.options.extra.items() if isinstance(value, int | str)}
+            self.head = replace(self.head, options=RequestOptions(custom=told))
+
+    def add(self, answer: Answer) -> str:
+        """One piece of what the model writes; its text."""
+        text, finish = written({tensor.name: tensor.data for tensor in answer.outputs})
+        self._finish = answer.finish or finish or self._finish
+        self.text += text
+        self.pieces += bool(text)
+        if len(self.text) > MOST_WRITTEN:
+            raise ModelError(f"the model wrote more than {MOST_WRITTEN} characters")
+        return text
+
+    def conclude(self) -> None:
+        """Nothing more is written."""
+        model = self._model
+        outputs = written_as(self.text, self._finish)
+        answer = model.answers.answer(outputs, self._geometries[0], self.options)
+        self.body = orjson.dumps({"model": model.entry.name, "version": model.entry.version, **answer})
 
     def prepare(self, memory: memoryview) -> float:
         started = monotonic()

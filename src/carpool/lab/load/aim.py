@@ -6,7 +6,7 @@ import contextlib
 import mimetypes
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +26,8 @@ from carpool.lab.load.messages import (
     Header,
     Message,
     Weighted,
+    chat_body,
+    generate_body,
     make_tensors,
     picture_messages,
     tensor_messages,
@@ -104,6 +106,7 @@ def region_messages(asking: Asking, region: ClientRegion, draw: Draw) -> Callabl
 
 
 _MOST_PICTURES = 256 << 20  # bytes of all of them
+_CHAT, _GENERATE = "/v1/chat/completions", "/generate_stream"
 _PORTS = {"http": 8000, "https": 8000, "grpc": 8001, "grpcs": 8001}
 _CHANNELS = 4
 _NOT_WORTH_REPEATING = (
@@ -130,6 +133,7 @@ class Aim:
     connections: int | None = None
     shared_memory: bool = False  # tensors lie in a region instead of in the requests
     trust: Trust = TRUSTING
+    stream: bool = False  # answers come in pieces
 
     def asking(self, host: str, path: str) -> Asking:
         return Asking(host, path, (*self.trust.headers(), *self.headers), self.deadline_ms)
@@ -181,6 +185,8 @@ def take_aim(aim: Aim) -> Target:
     address = read_url(aim.url)
     if aim.shared_memory and (address.over_grpc or aim.pictures):
         raise InvalidInput("--shared-memory goes with tensors to an http:// address of this machine")
+    if aim.stream and (address.over_grpc or not aim.pictures):
+        raise InvalidInput("--stream goes with --image to an http:// address: text is made of pictures")
     if address.over_grpc:
         return _grpc(aim, address)
     facts = http_facts(address, aim.trust)
@@ -188,7 +194,8 @@ def take_aim(aim: Aim) -> Target:
     made = _pictures(aim, address, facts) if aim.pictures else _tensors(aim, address, facts)
     tls = aim.trust.context() if address.secure else None
     many = aim.connections or _CONNECTIONS
-    return HttpTarget(address.host, address.port, made.message, many, made.name, tls, made.closing)
+    where = address.host, address.port
+    return HttpTarget(*where, made.message, many, made.name, tls, made.closing, aim.stream)
 
 
 class _Made(NamedTuple):
@@ -221,12 +228,21 @@ def _tensors(aim: Aim, address: Address, facts: HttpFacts) -> _Made:
 
 def _pictures(aim: Aim, address: Address, facts: HttpFacts) -> _Made:
     path = address.path or (f"/models/{quote(aim.model, safe='')}/predict" if aim.model else "")
+    if path == _GENERATE:  # of which model, another option says
+        path = f"/v2/models/{quote(aim.model or only_model(facts), safe='')}{_GENERATE}"
     if not path:
         raise InvalidInput(
             f"--image needs to know where to: like {aim.url.rstrip('/')}/detect, or --model NAME"
         )
     asking = aim.asking(address.authority, path)
-    message = picture_messages(asking, read_pictures(aim.pictures), aim.draw())
+    pictures = read_pictures(aim.pictures)
+    if path.partition("?")[0] == _CHAT:
+        pictures = [chat_body(aim.model or only_model(facts), *one, stream=aim.stream) for one in pictures]
+    elif path.endswith(_GENERATE):
+        pictures = [generate_body(picture) for picture, _ in pictures]
+    elif aim.stream:
+        asking = replace(asking, headers=(*asking.headers, ("Accept", "text/event-stream")))
+    message = picture_messages(asking, pictures, aim.draw())
     _check(*facts.try_one(message(Ticket(0, 0.0)))[:2])
     return _Made(message, f"{address.scheme}://{address.authority}{path}")
 

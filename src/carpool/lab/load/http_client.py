@@ -14,6 +14,7 @@ from typing import cast
 from carpool.errors import CarpoolError
 from carpool.lab.load.messages import Message
 from carpool.lab.load.tally import PLAIN_ANSWER, Answer, Clock, Kind, Tell, Ticket, Timing, failed
+from carpool.lab.load.token_times import Streamed, TokenTimes
 from carpool.wire.v2 import decode_error
 
 REFUSALS = frozenset({408, 409, 429, 503, 504})
@@ -38,7 +39,10 @@ class Malformed(CarpoolError):
 class AnswerReader:
     """Reads one answer after the other. `feed` returns an answer when it is complete."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
+        """With a clock, answers are streams whose pieces are timed."""
+        self._clock = clock
+        self._tokens: TokenTimes | None = None
         self.started = False  # whether some byte of the present answer has come
         self.keep_alive = True  # whether the connection can be used after the last answer
         self._buffer = b""  # what has come and was not looked at yet
@@ -79,6 +83,9 @@ class AnswerReader:
             raise Malformed("the answer is not HTTP/1")
         self._head, self._buffer, self._kept = head, rest, b""
         self._status = int(found[2])
+        self._tokens = None
+        if self._clock is not None and b"text/event-stream" in _field(head, b"content-type"):
+            self._tokens = TokenTimes()
         self.keep_alive = found[1] == b"1" and b"close" not in _field(head, b"connection")
         has_body = self._status >= 200 and self._status not in (204, 304)
         self._chunked = has_body and b"chunked" in _field(head, b"transfer-encoding")
@@ -97,6 +104,8 @@ class AnswerReader:
         """Whether that is all of it, or of the chunk. Of an error's, the beginning is kept."""
         part = self._buffer[: self._left]
         self._buffer = self._buffer[len(part) :]
+        if self._tokens is not None and self._clock is not None and part:
+            self._tokens.feed(part, self._clock())
         if self._status >= 300:
             self._kept = (self._kept + part)[:_KEPT]
         if self._left is None:
@@ -130,9 +139,17 @@ class AnswerReader:
         if self._buffer:
             raise Malformed("more bytes came than the answer has")
         answer = outcome(self._status, _field(self._head, b"server-timing"), self._kept)
+        if self._clock is not None and answer.kind is Kind.ANSWERED:
+            answer = _of_stream(Streamed(fault="no-stream") if self._tokens is None else self._tokens.end())
         self._head = b""
         self.started = False
         return answer
+
+
+def _of_stream(streamed: Streamed) -> Answer:
+    if streamed.fault:
+        return Answer(Kind.REFUSED if streamed.refused else Kind.FAILED, streamed.fault)
+    return Answer(Kind.ANSWERED, stream=streamed)
 
 
 def outcome(status: int, server_timing: bytes, body: bytes) -> Answer:
@@ -180,6 +197,7 @@ class HttpTarget:
     name: str
     tls: ssl.SSLContext | None = None
     closing: Callable[[], None] = lambda: None  # called at the end, for what was made for this target
+    streams: bool = False  # answers come in pieces, whose times are taken
 
     def __post_init__(self) -> None:
         self._free: deque[_Connection] = deque()
@@ -297,7 +315,7 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, pool: HttpTarget) -> None:
         self._pool = pool
-        self._reader = AnswerReader()
+        self._reader = AnswerReader(pool.clock if pool.streams else None)
         self._ticket: Ticket | None = None
         self.answers = 0
         self.usable = False

@@ -104,6 +104,10 @@ class Counts:
     infer_ms: Spread
     outside_ms: Spread
     batch: Spread
+    tokens: int  # of streamed answers, as the next three
+    tokens_per_second: float
+    first_token_ms: Spread
+    token_interval_ms: Spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +180,8 @@ def _seconds(plan: Plan, parts: Sequence[Part], stopped_early: bool) -> list[flo
     return found
 
 
-_COUNTED = ("offered", "sent", "answered", "good", "timed_out", "unanswered")
-_TIMED = ("response", "service", "refusal", "queue", "infer", "outside")
+_COUNTED = ("offered", "sent", "answered", "good", "timed_out", "unanswered", "tokens")
+_TIMED = ("response", "service", "refusal", "queue", "infer", "outside", "first_token", "token_interval")
 
 
 def _counts(name: str, seconds: float, tally: Tally, batch: int) -> Counts:
@@ -195,6 +199,7 @@ def _counts(name: str, seconds: float, tally: Tally, batch: int) -> Counts:
         images_rps=round(tally.images * batch * per_second, 3),
         attainment=round(tally.good / tally.offered, 6) if tally.offered else 0.0,
         batch=spread(tally.batch, 1.0),
+        tokens_per_second=round(tally.tokens * per_second, 3),
         **numbers,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -271,6 +272,18 @@ def picture_messages(
         return whole_message(asking, source, content_type, picture)
 
     return lambda ticket: build(ticket.number % len(pictures), draw.source(ticket))
+
+
+def chat_body(model: str, picture: bytes, content_type: str, *, stream: bool) -> tuple[bytes, str]:
+    """The picture in a request of OpenAI's chat."""
+    url = f"data:{content_type};base64,{b64encode(picture).decode()}"
+    message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
+    return orjson.dumps({"model": model, "messages": [message], "stream": stream}), "application/json"
+
+
+def generate_body(picture: bytes) -> tuple[bytes, str]:
+    """The picture in a request of Triton's generate extension."""
+    return orjson.dumps({"image": b64encode(picture).decode()}), "application/json"
 
 
 def whole_message(asking: Asking, source: str, content_type: str, body: bytes, start: bytes = b"") -> Message:

@@ -9,11 +9,15 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 from math import ceil, log, sqrt
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from carpool.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from carpool.lab.load.token_times import Streamed
 
 
 class Kind(Enum):
@@ -46,6 +50,7 @@ class Answer(NamedTuple):
     kind: Kind
     reason: str = ""
     timing: Timing | None = None
+    stream: Streamed | None = None
 
 
 PLAIN_ANSWER = Answer(Kind.ANSWERED)
@@ -237,6 +242,9 @@ class Tally(_Counts):
         self.infer = Histogram()
         self.outside = Histogram()  # of the service time, what the server does not know of
         self.batch = Histogram()
+        self.tokens = 0  # pieces of streams, of those answered
+        self.first_token = Histogram()  # from the intended time
+        self.token_interval = Histogram()  # from a piece to the next
 
     def start(self, ticket: Ticket) -> None:
         self.offered += 1
@@ -270,6 +278,12 @@ class Tally(_Counts):
         self.response.add(response)
         service = now - (ticket.intended if ticket.sent is None else ticket.sent)
         self.service.add(service)
+        if answer.stream is not None and answer.stream.times:
+            times = answer.stream.times
+            self.tokens += len(times)
+            self.first_token.add(times[0] - ticket.intended)
+            for one, other in pairwise(times):
+                self.token_interval.add(other - one)
         timing = answer.timing
         if timing is not None:
             self.queue.add(timing.queue)

@@ -9,9 +9,10 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from carpool.config.model import TASK_GROUP
+from carpool.config.model import TASK_GROUP, Task
 from carpool.config.rules import nearest, shown
 from carpool.errors import ConfigError, InvalidInput
+from carpool.types import Datatype
 from carpool.vision.picture_answers import Option, Options
 from carpool.vision.tasks.classify import Classify
 from carpool.vision.tasks.depth import Depth
@@ -23,6 +24,7 @@ from carpool.vision.tasks.read import Read
 from carpool.vision.tasks.segment import Segment
 from carpool.vision.tasks.task import VisionSettings, VisionTask
 from carpool.vision.tasks.text_regions import FindText
+from carpool.vision.tasks.written import Caption, WrittenLine
 
 _OWN: tuple[type[VisionTask], ...] = (
     Detect,
@@ -34,6 +36,7 @@ _OWN: tuple[type[VisionTask], ...] = (
     Embed,
     FindText,
     Read,
+    Caption,
     Raw,
 )
 _STANDARD = {field.name for field in fields(Options)} - {"extra"}
@@ -59,6 +62,8 @@ def kinds() -> Mapping[str, type[VisionTask]]:
 
 
 def build(settings: VisionSettings) -> VisionTask:
+    if settings.task == Task.READ and settings.outputs[0].datatype is Datatype.BYTES:
+        return WrittenLine(settings)
     return kinds()[settings.task](settings)
 
 

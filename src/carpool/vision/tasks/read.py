@@ -11,7 +11,7 @@ from carpool.config.model import DYNAMIC, ReadSettings, Task
 from carpool.errors import ConfigError, ModelError
 from carpool.types import Array
 from carpool.vision.geometry import Geometry
-from carpool.vision.picture_answers import OVERLAY, Option, Options, ReadText
+from carpool.vision.picture_answers import MOST_TOKENS, OVERLAY, Option, Options, ReadText
 from carpool.vision.tasks.task import (
     SCORE_DIGITS,
     VisionSettings,
@@ -28,7 +28,7 @@ class Read(VisionTask):
     route, summary = "/read", "Read the text in a picture"
     form, title = ReadText, "What a line or a page says"
     example: ClassVar[Mapping[str, Any]] = {"text": "Invoice 2041", "score": 0.987104}
-    options: ClassVar[Mapping[str, Option]] = {"overlay": OVERLAY}
+    options: ClassVar[Mapping[str, Option]] = {"overlay": OVERLAY, "max_tokens": MOST_TOKENS}
     table = ReadSettings
     needs = "an output [steps, characters] of floats"
 

@@ -1,0 +1,318 @@
+"""OpenAI's chat format, as far as a model that makes text of a picture has a use for it: what a request asks
+for, and answers, pieces of them and errors in its words.
+
+Pure functions. What is asked for and cannot be done is refused by name: an answer that looks right but leaves
+out what was asked would be worse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from carpool.config.rules import nearest, shown
+from carpool.errors import InvalidInput
+from carpool.frontend.pictures.sent_pictures import from_base64
+from carpool.wire.head import load_object
+
+MOST_TOKENS = 1 << 20
+_MOST_MESSAGES = 64
+_MOST_PARTS = 64  # of a message
+_MOST_PROMPT = 16 * 1024  # characters, of all messages
+_ROLES = ("system", "developer", "user", "assistant")
+_EITHER_ROLE = f"{', '.join(_ROLES[:-1])} or {_ROLES[-1]}"
+_ONE_PICTURE = "data:image/png;base64,…"
+
+
+class Chat(NamedTuple):
+    """One request: a picture, what is said beside it, and how it is to be answered."""
+
+    model: str
+    picture: bytes
+    prompt: str = ""
+    max_tokens: int = 0  # 0: as many as the model writes
+    stream: bool = False
+    include_usage: bool = False
+
+
+def read_chat(body: bytes | bytearray) -> Chat:
+    """Raises `InvalidInput` that names the field at fault. A long body takes its time: safe in any thread."""
+    document = load_object(body, "request")
+    for name, value in document.items():
+        if name in _READ:
+            continue
+        if name not in _HARMLESS:
+            raise _wrong(name[:64], f"unknown {shown(name)}; {nearest(name, (*_READ, *_HARMLESS))}")
+        allowed, why = _HARMLESS[name]
+        if value is not None and not allowed(value):
+            raise _wrong(name, f"{name}: {why}")
+    model = document.get("model")
+    if not isinstance(model, str) or not model:
+        raise _wrong("model", "model must be the name of a model: GET /v1/models lists them")
+    stream = _flag(document.get("stream"), "stream")
+    include_usage = _read_stream_options(document.get("stream_options"), stream)
+    picture, prompt = _read_messages(document.get("messages"))
+    return Chat(model, picture, prompt, _read_limit(document), stream, include_usage)
+
+
+def _wrong(field: str, message: str) -> InvalidInput:
+    return InvalidInput(message, field=field)
+
+
+def _flag(value: object, field: str) -> bool:
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise _wrong(field, f"{field} must be true or false")
+
+
+def _read_stream_options(options: object, stream: bool) -> bool:
+    if options is None:
+        return False
+    if not stream:
+        raise _wrong("stream_options", "stream_options go with stream: true")
+    if not isinstance(options, dict):
+        raise _wrong("stream_options", "stream_options must be an object")
+    for name in options:
+        if name not in ("include_usage", "include_obfuscation"):
+            raise _wrong(f"stream_options.{name[:64]}", f"unknown {shown(name)}; include_usage is known")
+    return _flag(options.get("include_usage"), "stream_options.include_usage")
+
+
+def _read_limit(document: Mapping[str, Any]) -> int:
+    """OpenAI has two names for it; both together must agree."""
+    given = {name: document[name] for name in _LIMITS if document.get(name) is not None}
+    for name, value in given.items():
+        if type(value) is not int or not 1 <= value <= MOST_TOKENS:
+            raise _wrong(name, f"{name} must be a whole number from 1 to {MOST_TOKENS}")
+    if len(set(given.values())) > 1:
+        raise _wrong(_LIMITS[0], f"{' and '.join(_LIMITS)} contradict each other: give one")
+    return next(iter(given.values()), 0)
+
+
+# ── messages ──
+
+
+def _read_messages(messages: object) -> tuple[bytes, str]:
+    """The one picture, and all that is said."""
+    if not isinstance(messages, list) or not 1 <= len(messages) <= _MOST_MESSAGES:
+        raise _wrong("messages", f"messages must be a list of 1 to {_MOST_MESSAGES} messages")
+    url, at, said = "", "", []
+    for number, message in enumerate(messages):
+        where = f"messages[{number}]"
+        role, content = _read_message(message, where)
+        for inside, part in _parts(content, f"{where}.content"):
+            text, found = _read_part(part, inside)
+            if not found:
+                said.append(text)
+                continue
+            if role != "user":
+                raise _wrong(inside, f"{inside}: a picture belongs into a message of the user, not of {role}")
+            if at:
+                raise _wrong(inside, f"{inside} is a second picture, and one is read at a time")
+            url, at = found, inside
+    prompt = "\n".join(said)
+    if len(prompt) > _MOST_PROMPT:
+        raise _wrong("messages", f"the text of all messages is over {_MOST_PROMPT} characters")
+    if not at:
+        raise _wrong(
+            "messages", f"no message has a picture: send one as image_url with the url {_ONE_PICTURE}"
+        )
+    return _read_url(url, f"{at}.image_url.url"), prompt
+
+
+def _read_message(message: object, where: str) -> tuple[str, object]:
+    if not isinstance(message, dict):
+        raise _wrong(where, f"{where} must be an object with role and content")
+    role = message.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        given = f", not {shown(role)}" if isinstance(role, str) else ""
+        raise _wrong(f"{where}.role", f"{where}.role must be {_EITHER_ROLE}{given}")
+    for name in ("tool_calls", "function_call", "audio"):
+        if message.get(name):
+            raise _wrong(f"{where}.{name}", f"{where}.{name}: {_TOOLS if name != 'audio' else _SOUND}")
+    return role, message.get("content")
+
+
+def _parts(content: object, where: str) -> Sequence[tuple[str, object]]:
+    """With their names in errors; text alone is one part."""
+    if content is None:
+        return ()
+    if isinstance(content, str):
+        return [(where, {"type": "text", "text": content})]
+    if not isinstance(content, list) or len(content) > _MOST_PARTS:
+        raise _wrong(where, f"{where} must be text, or a list of at most {_MOST_PARTS} parts")
+    return [(f"{where}[{number}]", part) for number, part in enumerate(content)]
+
+
+def _read_part(part: object, where: str) -> tuple[str, str]:
+    """Its text, or the address of its picture."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict) or not isinstance(kind, str):
+        raise _wrong(f"{where}.type", f"{where} must be an object with a type: text or image_url")
+    if kind == "text":
+        text = part.get("text")
+        if not isinstance(text, str):
+            raise _wrong(f"{where}.text", f"{where}.text must be a string")
+        return text, ""
+    if kind != "image_url":
+        why = _SOUND if "audio" in kind else "text and image_url are understood"
+        raise _wrong(f"{where}.type", f"{where}.type is {shown(kind)}: {why}")
+    given = part.get("image_url")
+    url = given.get("url") if isinstance(given, dict) else None
+    if not isinstance(url, str) or not url:
+        raise _wrong(
+            f"{where}.image_url.url",
+            f'{where}.image_url must be an object like {{"url": "{_ONE_PICTURE}"}}',
+        )
+    return "", url
+
+
+def _read_url(url: str, where: str) -> bytes:
+    if url[:5].lower() != "data:":
+        raise _wrong(
+            where,
+            f"{where} must be a data: URL: no picture is fetched from {shown(url[:60])}",
+        )
+    picture = from_base64(url, where)
+    if not picture:
+        raise _wrong(where, f"{where} holds no picture")
+    return picture
+
+
+# ── what else a request may say ──
+
+_LIMITS = ("max_completion_tokens", "max_tokens")
+_READ = ("model", "messages", "stream", "stream_options", *_LIMITS)
+_GREEDY = "every token is the likeliest one, so that an answer can be repeated: leave it out"
+_TOOLS = "the model calls no tools: leave them out"
+_SOUND = "there is no sound, only pictures and text"
+_ONE = "there is one answer to a picture: leave it out, or give 1"
+_NO_NUMBERS = "what else could have come is not told: leave it out"
+_PLAIN = 'answers are plain text: leave it out, or give {"type": "text"}'
+_NOTHING_HELD = "answers are not stored: leave it out"
+
+Allowed = Callable[[Any], bool]
+
+
+def _number(value: float) -> Allowed:
+    return lambda given: not isinstance(given, bool) and given == value
+
+
+def _empty(given: object) -> bool:
+    return given in ([], {}, "", False)
+
+
+def _text(given: object) -> bool:
+    return isinstance(given, str) and len(given) <= 512
+
+
+_HARMLESS: Mapping[str, tuple[Allowed, str]] = {
+    "temperature": (_number(0), _GREEDY),
+    "top_p": (_number(1), _GREEDY),
+    "top_k": (_number(1), _GREEDY),
+    "n": (_number(1), _ONE),
+    "presence_penalty": (_number(0), _GREEDY),
+    "frequency_penalty": (_number(0), _GREEDY),
+    "logit_bias": (_empty, _GREEDY),
+    "seed": (lambda given: type(given) is int, "must be a whole number"),
+    "stop": (_empty, "the model itself says where its text ends: leave it out"),
+    "logprobs": (_empty, _NO_NUMBERS),
+    "top_logprobs": (_number(0), _NO_NUMBERS),
+    "tools": (_empty, _TOOLS),
+    "tool_choice": (lambda given: given in ("none", "auto"), _TOOLS),
+    "parallel_tool_calls": (lambda given: isinstance(given, bool), "must be true or false"),
+    "functions": (_empty, _TOOLS),
+    "function_call": (lambda given: given in ("none", "auto"), _TOOLS),
+    "response_format": (lambda given: given == {"type": "text"}, _PLAIN),
+    "modalities": (lambda given: given == ["text"], _SOUND),
+    "audio": (_empty, _SOUND),
+    "store": (_empty, _NOTHING_HELD),
+    "metadata": (lambda given: isinstance(given, dict), "must be an object"),
+    "user": (_text, "must be a string of at most 512 characters"),
+    "safety_identifier": (_text, "must be a string of at most 512 characters"),
+    "prompt_cache_key": (_text, "must be a string of at most 512 characters"),
+    "service_tier": (lambda given: given in ("auto", "default"), "there is one: leave it out"),
+}
+"""What asks for nothing that is not done anyway, and what is said to anything else."""
+
+
+# ── answers ──
+
+
+class Head(NamedTuple):
+    """What the answer and every piece of it repeat."""
+
+    id: str
+    created: int  # seconds since 1970
+    model: str
+
+
+def completion(head: Head, text: str, finish: str, tokens: int) -> bytes:
+    message = {"role": "assistant", "content": text, "refusal": None}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
+    return orjson.dumps(_headed(head, "chat.completion", [choice], usage=_usage(tokens)))
+
+
+def first_chunk(head: Head, *, include_usage: bool) -> bytes:
+    """Says who speaks, before there is anything to say."""
+    return _chunk(head, {"role": "assistant", "content": ""}, None, include_usage)
+
+
+def text_chunk(head: Head, text: str, *, include_usage: bool) -> bytes:
+    return _chunk(head, {"content": text}, None, include_usage)
+
+
+def last_chunks(head: Head, finish: str, tokens: int, *, include_usage: bool) -> list[bytes]:
+    """Why it ended, how much it was where that is wanted, and the word that nothing follows."""
+    end = [_chunk(head, {}, finish, include_usage)]
+    if include_usage:
+        end.append(orjson.dumps(_headed(head, _CHUNK, [], usage=_usage(tokens))))
+    return [*end, b"[DONE]"]
+
+
+_CHUNK = "chat.completion.chunk"
+
+
+def _chunk(head: Head, delta: Mapping[str, str], finish: str | None, include_usage: bool) -> bytes:
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+    return orjson.dumps(_headed(head, _CHUNK, [choice], **({"usage": None} if include_usage else {})))
+
+
+def _headed(head: Head, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    said = {"id": head.id, "object": kind, "created": head.created, "model": head.model}
+    return {**said, "choices": choices, **more}
+
+
+def _usage(tokens: int) -> dict[str, int]:
+    """A picture is no tokens: what is counted is what was written."""
+    return {"prompt_tokens": 0, "completion_tokens": tokens, "total_tokens": tokens}
+
+
+def model_document(name: str, created: int) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": created, "owned_by": "carpool"}
+
+
+# ── errors ──
+
+_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error"}
+_TYPES |= {404: "not_found_error", 413: "invalid_request_error", 429: "rate_limit_error"}
+
+
+def as_error(status: int, body: bytes) -> bytes:
+    """What is said elsewhere as `{"error": sentence, "reason": word, "field": …}`."""
+    try:
+        said = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        said = {}
+    if not isinstance(said, dict) or isinstance(said.get("error"), dict):
+        return body  # it is one already
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    error = {
+        "message": str(said.pop("error", "the server failed on this request")),
+        "type": kind,
+        "param": said.pop("field", None),
+        "code": said.pop("reason", None),
+    }
+    return orjson.dumps({"error": {**error, **said}})

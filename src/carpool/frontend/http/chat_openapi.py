@@ -1,0 +1,96 @@
+"""OpenAI's routes and streams of text, as the OpenAPI document has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Document = dict[str, Any]
+
+EVENTS = (
+    'Server-sent events: data: {"text": …, "index": n} for each piece, then the whole answer with '
+    '"done": true; an error after the first piece is an event, too'
+)
+_REFUSALS: Mapping[str, str] = {
+    "400": "Something is asked for that is not done; `param` says which field.",
+    "401": "The server asks for a key, and this is none of its own.",
+    "403": "The key is not for this model.",
+    "404": "There is no such model, or it makes no text of pictures.",
+    "429": "Refused, to keep the promise made to others; `Retry-After` says when to come back.",
+    "503": "Loading, stopping, or out of memory for requests; try again.",
+    "504": "The deadline passed before there was an answer.",
+}
+_ERROR: Document = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"], "description": "a word for programs"},
+            },
+            "required": ["message", "type", "param", "code"],
+        }
+    },
+    "required": ["error"],
+}
+
+
+def chat_paths(models: Sequence[str]) -> Document:
+    """Of a server whose models for text these are."""
+    named: Document = {"type": "string", **({"enum": list(models)} if models else {})}
+    path = {"name": "model", "in": "path", "required": True, "schema": named}
+    return {
+        "/v1/chat/completions": {"post": _completions(named)},
+        "/v1/models": {"get": _get("list_models", "The models that make text of pictures")},
+        "/v1/models/{model}": {"get": _get("one_model", "One of them") | {"parameters": [path]}},
+    }
+
+
+def _completions(named: Document) -> Document:
+    limit: Document = {"type": "integer", "minimum": 1}
+    flag: Document = {"type": "boolean", "default": False}
+    asked = {
+        "type": "object",
+        "required": ["model", "messages"],
+        "properties": {
+            "model": named,
+            "messages": {
+                "type": "array",
+                "minItems": 1,
+                "items": {"type": "object"},
+                "description": "one of the user has a part of the type image_url, whose url is a data: URL",
+            },
+            "max_completion_tokens": limit,
+            "max_tokens": limit,
+            "stream": flag,
+            "stream_options": {"type": "object", "properties": {"include_usage": flag}},
+        },
+    }
+    good: Document = {
+        "description": "A chat.completion; with `stream`, events of chat.completion.chunk, then [DONE].",
+        "content": {
+            "application/json": {"schema": {"type": "object"}},
+            "text/event-stream": {"schema": {"type": "string"}},
+        },
+    }
+    return {
+        "operationId": "chat_completions",
+        "summary": "Text of one picture, in OpenAI's format",
+        "description": "Greedy, one answer, no tools: what asks for more is refused by name.",
+        "requestBody": {"required": True, "content": {"application/json": {"schema": asked}}},
+        "responses": {"200": good, **_refused(_REFUSALS)},
+    }
+
+
+def _get(name: str, summary: str) -> Document:
+    good = {"description": summary, "content": {"application/json": {"schema": {"type": "object"}}}}
+    some = {status: _REFUSALS[status] for status in ("401", "404")}
+    return {"operationId": name, "summary": summary, "responses": {"200": good, **_refused(some)}}
+
+
+def _refused(these: Mapping[str, str]) -> Document:
+    content = {"application/json": {"schema": _ERROR}}
+    return {status: {"description": why, "content": content} for status, why in these.items()}

@@ -1,0 +1,118 @@
+"""Text of pictures as a model writes it: `/read`, `/caption` and `/models/{model}/predict` for clients that
+want events. Without that wish, these routes answer as all picture routes do.
+
+An event for each piece, `{"text": "To", "index": 0}`, and one for the whole answer, with `"done": true`. A
+model that answers at once has one piece. An error after the first piece is an event, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, cast
+
+import orjson
+
+from carpool.config.model import Task
+from carpool.errors import Cancelled, CarpoolError, InvalidInput
+from carpool.frontend.http.event_stream import EventStream
+from carpool.frontend.http.exchange import BodyPlan, Exchange, status_of
+from carpool.frontend.http.http_service import Service, Start, Starter
+from carpool.frontend.http.image_reading import Sent, read_image_head
+from carpool.frontend.http.image_route import ImageRequest, ImageRoute, ImageTarget, Outcome
+from carpool.frontend.http.parsing import RequestHead as HttpHead
+from carpool.observe.columns import BYTES_SENT
+from carpool.wire.v2 import encode_error
+
+TEXT_TASKS = (Task.READ, Task.CAPTION)
+_TIMES = ("decode_ms", "queue_ms", "infer_ms", "post_ms")
+
+
+def start_text(task: str) -> Starter:
+    """For a route that names a task whose answer is text."""
+
+    def starter(service: Service, head: HttpHead, _variables: Mapping[str, str]) -> Start:
+        return _kind(head)(service, head, task).begin
+
+    return starter
+
+
+def start_predict(service: Service, head: HttpHead, variables: Mapping[str, str]) -> Start:
+    return _kind(head)(service, head, None, variables["model"]).begin
+
+
+def _kind(head: HttpHead) -> type[ImageRoute]:
+    return EventRoute if read_image_head(head).events else ImageRoute
+
+
+class StreamedRequest(ImageRequest):
+    """One picture, whose text is sent as it comes. The head of the answer goes out with the first of it."""
+
+    __slots__ = ("_stream", "pieces")
+
+    def __init__(self, route: ImageRoute, exchange: Exchange, target: ImageTarget) -> None:
+        super().__init__(route, exchange, target)
+        self._stream: EventStream | None = None
+        self.pieces = 0
+
+    def part(self, text: str) -> None:
+        if text:
+            self._say(self._piece(text))
+            self.pieces += 1
+
+    def _begin(self, sent: Sent, size: int) -> None:
+        if sent.several:
+            raise InvalidInput("text of several pictures comes in one document: send one at a time")
+        super()._begin(sent, size)
+
+    def _send(self, fields: bytes, body: bytes, *, compressible: bool = True) -> None:
+        """The end: all that there is, for a model that answers at once."""
+        document: dict[str, Any] = orjson.loads(body)
+        with suppress(Cancelled):  # who reads too slowly was cut off, and this is the end anyway
+            if not self.target.entry.decoupled:
+                self.part(document["text"])
+            self._say(self._last(document))
+            self._end()
+
+    def _tell(self, error: CarpoolError, more_fields: bytes = b"") -> None:
+        if self._stream is None:
+            super()._tell(error, more_fields)
+        elif self.exchange.pending:
+            with suppress(Cancelled):
+                self._say([self._error(error)])
+                self._end()
+
+    def _say(self, events: Sequence[bytes]) -> None:
+        if self._stream is None:
+            events = [*self._opening(), *events]
+            self._stream = EventStream(self.exchange)
+        self.service.server_row.add(BYTES_SENT, sum(map(len, events)))
+        self._stream.send(events)
+
+    def _end(self) -> None:
+        assert self._stream is not None
+        self._stream.end()
+
+    # ── in which words ──
+
+    def _opening(self) -> Sequence[bytes]:
+        return ()
+
+    def _piece(self, text: str) -> Sequence[bytes]:
+        return [orjson.dumps({"text": text, "index": self.pieces})]
+
+    def _last(self, document: dict[str, Any]) -> Sequence[bytes]:
+        times = cast(Outcome, self._outcomes[0]).times if self._outcomes else ()
+        timing = {name: round(took, 3) for name, took in zip(_TIMES, times, strict=False)}
+        return [orjson.dumps({"done": True, **document, "timing": timing})]
+
+    def _error(self, error: CarpoolError) -> bytes:
+        return encode_error(error)[:-1] + b',"status":%d}' % status_of(error)
+
+
+class EventRoute(ImageRoute):
+    def _plan(self, exchange: Exchange, target: ImageTarget) -> BodyPlan:
+        """What is no text is one document in any case."""
+        streams = target.model.task in TEXT_TASKS and target.drawn is None
+        self.makes = StreamedRequest if streams else ImageRequest
+        return super()._plan(exchange, target)

@@ -1,0 +1,380 @@
+"""Text of pictures as it is written, with a fake engine: events, chunks, slow readers, and who leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from typer.testing import CliRunner
+
+from carpool import AsyncClient, Client
+from carpool.cli.main import app
+from carpool.errors import InvalidInput, ModelError, Refused, Unavailable
+from carpool.frontend.access.guard import Guard
+from carpool.frontend.http import event_stream
+from carpool.frontend.pictures import sent_pictures
+from carpool.wire.event_lines import EventReader
+from frontend.http.front_end import FrontEnd, error_of, front_end
+from frontend.http.harness import Client as Connection
+from frontend.http.harness import Response, until
+from frontend.picture_models import RED, detector, picture, words, writer
+
+KEY = "a-key-that-is-long-enough-0123456789"
+TEXT = "Red and blue…"
+EVENTS = b"Accept: text/event-stream\r\n"
+JSON = b"Content-Type: application/json\r\n"
+URL = "data:image/jpeg;base64," + base64.b64encode(picture(RED)).decode()
+
+
+def broken(given: Any) -> Iterator[dict[str, Any]]:
+    yield from words(given)[:2]
+    raise ModelError("the model raised ValueError: no")
+
+
+def silent(_given: Any) -> list[dict[str, Any]]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[FrontEnd]:
+    crash, quiet = writer("x_crash"), writer("x_quiet")
+    crash.function, quiet.function = broken, silent
+    with front_end(writer(), writer("teller", "caption"), crash, quiet, detector()) as found:
+        yield found
+
+
+def ask(found: FrontEnd, path: str, body: bytes = b"", extra: bytes = b"") -> Response:
+    with found.connect() as client:
+        return client.post(path, body or picture(RED), extra)
+
+
+def events_of(response: Response) -> list[Any]:
+    assert response.status == 200, response.body
+    assert response.fields["content-type"] == "text/event-stream; charset=utf-8"
+    found = EventReader().feed(response.body)
+    return [one if one == b"[DONE]" else json.loads(one) for one in found]
+
+
+def chat(*, model: str = "writer", **more: Any) -> bytes:
+    parts = [{"type": "text", "text": "Read"}, {"type": "image_url", "image_url": {"url": URL}}]
+    return json.dumps({"model": model, "messages": [{"role": "user", "content": parts}], **more}).encode()
+
+
+# ── /read, /caption ──
+
+
+@pytest.mark.parametrize("path", ["/read", "/read?model=writer", "/models/writer/predict", "/caption"])
+def test_a_document_without_a_wish_for_events(served: FrontEnd, path: str) -> None:
+    document = json.loads(ask(served, path).body)
+    assert (document["text"], document["finish_reason"]) == (TEXT, "stop")
+    assert document["image"] == {"width": 32, "height": 24}
+
+
+@pytest.mark.parametrize(
+    ("path", "extra"),
+    [
+        ("/read", EVENTS),
+        ("/read?stream=1", b""),
+        ("/caption", EVENTS),
+        ("/models/writer/predict", EVENTS),
+        ("/read", b"Accept: application/json;q=0.5, text/event-stream\r\n"),
+    ],
+)
+def test_events(served: FrontEnd, path: str, extra: bytes) -> None:
+    *pieces, last = events_of(ask(served, path, extra=extra))
+    assert [one["text"] for one in pieces] == ["Red", " and", " blue…"]
+    assert [one["index"] for one in pieces] == [0, 1, 2]
+    assert last["done"] is True
+    assert (last["text"], last["finish_reason"]) == (TEXT, "stop")
+    assert set(last["timing"]) == {"decode_ms", "queue_ms", "infer_ms", "post_ms"}
+
+
+def test_a_connection_goes_on_after_a_stream(served: FrontEnd) -> None:
+    with served.connect() as client:
+        for _ in range(3):
+            assert events_of(client.post("/read", picture(RED), EVENTS))[-1]["done"]
+        assert client.post("/read", picture(RED)).status == 200
+
+
+def test_old_clients_get_no_chunks(served: FrontEnd) -> None:
+    body = picture(RED)
+    head = b"POST /read HTTP/1.0\r\nContent-Length: %d\r\nAccept: text/event-stream\r\n\r\n" % len(body)
+    with served.connect() as client:
+        client.send(head + body)
+        said = client.rest()
+    assert b"transfer-encoding" not in said
+    assert said.count(b"data: ") == 4
+
+
+def test_what_is_no_text_is_a_document(served: FrontEnd) -> None:
+    response = ask(served, "/detect", extra=EVENTS)
+    assert response.fields["content-type"] == "application/json"
+    response = ask(served, "/models/finder/predict", extra=EVENTS)
+    assert response.fields["content-type"] == "application/json"
+
+
+def test_an_error_in_the_middle_is_an_event(served: FrontEnd) -> None:
+    *pieces, last = events_of(ask(served, "/read?model=x_crash", extra=EVENTS))
+    assert len(pieces) == 2
+    assert (last["status"], last["reason"]) == (500, "model-error")
+    assert ask(served, "/read?model=x_crash").status == 500
+
+
+def test_a_model_that_says_nothing(served: FrontEnd) -> None:
+    [last] = events_of(ask(served, "/read?model=x_quiet", extra=EVENTS))
+    assert (last["text"], last["finish_reason"]) == ("", "stop")
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/read?stream=maybe", "stream"),
+        ("/read?max_tokens=0", "max_tokens"),
+        ("/detect?max_tokens=4", "max_tokens"),
+    ],
+)
+def test_what_cannot_be_asked(served: FrontEnd, path: str, field: str) -> None:
+    response = ask(served, path, extra=EVENTS)
+    assert response.status == 400
+    assert error_of(response)["field"] == field
+
+
+def test_several_pictures_are_no_stream(served: FrontEnd) -> None:
+    one = base64.b64encode(picture(RED)).decode()
+    body = json.dumps({"images": [one, one]}).encode()
+    assert ask(served, "/read", body, JSON + EVENTS).status == 400
+    both = json.loads(ask(served, "/read", body, JSON).body)["results"]
+    assert [one["text"] for one in both] == [TEXT, TEXT]
+
+
+def test_a_broken_picture_has_a_status(served: FrontEnd) -> None:
+    assert ask(served, "/read", b"no picture", EVENTS).status == 400
+
+
+def test_max_tokens_reach_the_model(served: FrontEnd) -> None:
+    ask(served, "/read?max_tokens=7", extra=EVENTS)
+    assert served.door.calls[-1].head.options.custom == {"max_tokens": 7}
+    ask(served, "/v1/chat/completions", chat(max_tokens=9), JSON)
+    assert served.door.calls[-1].head.options.custom == {"max_tokens": 9, "prompt": "Read"}
+
+
+# ── OpenAI's routes ──
+
+
+@pytest.fixture
+def client(served: FrontEnd) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"http://{served.url}/v1", api_key="none", max_retries=0) as found:
+        yield found
+
+
+def message(url: str = URL) -> Any:
+    return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+
+
+def test_openais_own_client(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="writer", messages=message(), temperature=0)
+    assert answer.choices[0].message.content == TEXT
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 3
+
+
+def test_openais_own_client_streams(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="writer", messages=message(), stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    said = [one.choices[0].delta.content for one in chunks if one.choices and one.choices[0].delta.content]
+    assert said == ["Red", " and", " blue…"]
+    assert [one.choices[0].finish_reason for one in chunks if one.choices][-1] == "stop"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 3
+
+
+def test_openais_own_client_lists_models(client: openai.OpenAI) -> None:
+    assert sorted(one.id for one in client.models.list()) == ["teller", "writer", "x_crash", "x_quiet"]
+    assert client.models.retrieve("writer").id == "writer"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("finder")
+
+
+def test_openais_own_client_hears_why(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="writer", messages=message(), n=2)
+    assert refused.value.param == "n"
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="finder", messages=message())
+    with pytest.raises(openai.APIError, match="ValueError"):
+        list(client.chat.completions.create(model="x_crash", messages=message(), stream=True))
+
+
+def test_chunks_end_with_the_word_for_it(served: FrontEnd) -> None:
+    found = events_of(ask(served, "/v1/chat/completions", chat(stream=True), JSON))
+    assert found[-1] == b"[DONE]"
+    assert len({one["id"] for one in found[:-1]}) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "extra", "status", "param"),
+    [
+        ("/v1/chat/completions", chat(tools=[{}]), JSON, 400, "tools"),
+        ("/v1/chat/completions", b"{", JSON, 400, "body"),
+        ("/v1/chat/completions", b"[" * 5000, JSON, 400, "body"),
+        ("/v1/chat/completions", chat(), b"Content-Type: text/plain\r\n", 400, "content-type"),
+        ("/v1/chat/completions", chat(model="nobody"), JSON, 404, None),
+        ("/v1/completions", b"{}", JSON, 404, None),
+        ("/v1/models", b"{}", JSON, 405, None),
+        ("/v1/chat/completions", chat().replace(URL.encode(), b"data:;base64,AAAA"), JSON, 400, None),
+    ],
+)
+def test_refusals_in_openais_words(
+    served: FrontEnd, path: str, body: bytes, extra: bytes, status: int, param: str | None
+) -> None:
+    response = ask(served, path, body, extra)
+    error = json.loads(response.body)["error"]
+    assert response.status == status
+    assert set(error) >= {"message", "type", "param", "code"}
+    if param is not None:
+        assert error["param"] == param
+
+
+def test_a_refusal_says_when_to_come_back() -> None:
+    with front_end(writer()) as found:
+        found.door.refusal = Refused("too much", predicted_ms=400.0, retry_after_s=2.0)
+        response = ask(found, "/v1/chat/completions", chat(stream=True), JSON)
+        assert (response.status, response.fields["retry-after"]) == (429, "2")
+        assert json.loads(response.body)["error"]["type"] == "rate_limit_error"
+        found.door.refusal = Unavailable("loading")
+        assert ask(found, "/v1/chat/completions", chat(), JSON).status == 503
+
+
+def test_keys_are_asked_for(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"bob {KEY} models=teller\n")
+    keys.chmod(0o600)
+    guard = Guard(api_key_file=keys)
+    with front_end(writer(), writer("teller", "caption"), guard=guard) as found:
+        response = ask(found, "/v1/chat/completions", chat(), JSON)
+        assert response.status == 401
+        assert json.loads(response.body)["error"]["type"] == "authentication_error"
+        with openai.OpenAI(base_url=f"http://{found.url}/v1", api_key=KEY, max_retries=0) as client:
+            assert [one.id for one in client.models.list()] == ["teller"]
+            assert client.chat.completions.create(model="teller", messages=message()).choices
+            with pytest.raises(openai.PermissionDeniedError):
+                client.chat.completions.create(model="writer", messages=message())
+
+
+# ── who reads slowly, and who leaves ──
+
+
+@pytest.mark.parametrize("path", ["/read", "/v1/chat/completions"])
+def test_a_client_that_leaves_cancels_its_call(path: str) -> None:
+    body, extra = (picture(RED), EVENTS) if path == "/read" else (chat(stream=True), JSON)
+    with front_end(writer()) as found:
+        found.door.held = True
+        with found.connect() as client:
+            head = b"POST %b HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n%b\r\n"
+            client.send(head % (path.encode(), len(body), extra) + body)
+            call = found.wait_for_call()
+            found.run(lambda: call.say({"text_output": [b"Red"]}))
+            client.until(b"Red")
+        until(lambda: call.cancelled)
+        found.until_slots_are_back()
+
+
+def test_who_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_stream, "MOST_UNREAD", 4096)
+    monkeypatch.setattr(sent_pictures, "MOST_WRITTEN", 1 << 30)
+    with front_end(writer()) as found:
+        found.door.held = True
+        with Connection("127.0.0.1", found.server.port, receive_buffer=4096) as client:
+            body = picture(RED)
+            head = b"POST /read HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n%b\r\n"
+            client.send(head % (len(body), EVENTS) + body)
+            call = found.wait_for_call()
+            long = {"text_output": [b"a" * 100_000]}
+            for _ in range(1000):  # sockets take megabytes before they are full
+                found.run(lambda: call.say(long))
+                if call.cancelled:
+                    break
+            assert call.cancelled
+        found.until_slots_are_back()
+
+
+def test_a_model_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sent_pictures, "MOST_WRITTEN", 8)
+    with front_end(writer()) as found:
+        response = ask(found, "/read")
+        assert response.status == 500
+        assert "more than 8" in error_of(response)["error"]
+
+
+# ── carpool's own clients ──
+
+
+def test_our_client_streams(served: FrontEnd) -> None:
+    with Client(f"http://{served.url}") as client:
+        with client.stream_text(picture(RED)) as pieces:
+            assert list(pieces) == ["Red", " and", " blue…"]
+            assert pieces.answer is not None
+            assert (pieces.text, pieces.answer.finish_reason) == (TEXT, "stop")
+        assert client.caption(picture(RED)).text == TEXT
+        with client.stream_text(picture(RED), model="writer") as pieces:
+            assert next(pieces) == "Red"
+        with pytest.raises(ModelError):
+            list(client.stream_text(picture(RED), model="x_crash"))
+        with pytest.raises(InvalidInput):
+            client.stream_text(b"no picture")
+
+
+def test_our_other_client_streams(served: FrontEnd) -> None:
+    async def read() -> tuple[list[str], str]:
+        async with AsyncClient(f"http://{served.url}") as client:
+            async with await client.stream_text(picture(RED)) as pieces:
+                found = [piece async for piece in pieces]
+            with pytest.raises(ModelError):
+                [piece async for piece in await client.stream_text(picture(RED), model="x_crash")]
+            with pytest.raises(InvalidInput):
+                await client.stream_text(b"no picture")
+            return found, (await client.caption(picture(RED))).text
+
+    assert asyncio.run(read()) == (["Red", " and", " blue…"], TEXT)
+
+
+# ── our own tools ──
+
+
+@pytest.mark.parametrize("path", ["/read", "/v1/chat/completions"])
+def test_the_load_generator_times_tokens(served: FrontEnd, tmp_path: Path, path: str) -> None:
+    file = tmp_path / "a.jpg"
+    file.write_bytes(picture(RED))
+    options = ["--image", str(file), "--stream", "--model", "writer", "--concurrency", "2", "--requests", "6"]
+    path += "?model=writer" if path == "/read" else ""
+    done = CliRunner().invoke(app, ["load", f"http://{served.url}{path}", *options, "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert (found["answered"], found["failed"], found["tokens"]) == (6, {}, 18)
+    assert found["first_token_ms"]["count"] == 6
+    assert found["token_interval_ms"]["count"] == 12
+    assert found["tokens_per_second"] > 0
+
+
+def test_predict_prints_text_as_it_comes(served: FrontEnd, tmp_path: Path) -> None:
+    file = tmp_path / "a.jpg"
+    file.write_bytes(picture(RED))
+
+    def run(*options: str) -> Any:
+        return CliRunner().invoke(
+            app, ["predict", str(file), "--url", f"http://{served.url}", "--stream", *options]
+        )
+
+    assert run("--model", "writer").stdout == f"{TEXT}\n"
+    broken = run("--model", "x_crash")
+    assert (broken.exit_code, "ValueError" in broken.stderr) == (1, True)
+    assert run("--task", "detect").exit_code == 2
