@@ -102,6 +102,7 @@ class Ready:
     profile: Profile
     piece: int  # a larger batch is run in pieces of this size
     choices: tuple[str, ...]  # what was chosen and why, in words
+    step: BatchCurve | None = None  # of one that writes, whose `curve` is its encoder's
 
     def close(self) -> None:
         for backend in self.backends:

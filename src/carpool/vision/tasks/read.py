@@ -1,4 +1,5 @@
-"""A row of character values, from left to right over a picture of one line → its text (CTC)."""
+"""A row of character values, from left to right over a picture of one line → its text (CTC). Or the text
+itself, of a model that writes."""
 
 from __future__ import annotations
 
@@ -9,13 +10,15 @@ import numpy as np
 
 from carpool.config.model import DYNAMIC, ReadSettings, Task
 from carpool.errors import ConfigError, ModelError
-from carpool.types import Array
+from carpool.types import Array, Datatype, TensorSpec
 from carpool.vision.geometry import Geometry
 from carpool.vision.picture_answers import OVERLAY, Option, Options, ReadText
 from carpool.vision.tasks.task import (
     SCORE_DIGITS,
+    LoadedModel,
     VisionSettings,
     VisionTask,
+    read,
     read_floats,
     size,
 )
@@ -35,6 +38,9 @@ class Read(VisionTask):
     def __init__(self, settings: VisionSettings) -> None:
         assert isinstance(settings.table, ReadSettings)
         self._output = settings.outputs[0]
+        self._writes = self._output.datatype is Datatype.BYTES
+        if self._writes:
+            return
         self._softmax = settings.table.activation == "softmax"
         self._characters = characters_of(settings)
         classes = self._output.shape[-1] if self._output.shape else DYNAMIC
@@ -46,8 +52,16 @@ class Read(VisionTask):
             )
         self._blank = 0 if settings.table.blank == "first" else len(self._characters) - 1
 
+    @classmethod
+    def settle(cls, model: LoadedModel) -> tuple[Any, tuple[TensorSpec, ...]]:
+        if model.config.generate is not None:
+            return ReadSettings(), model.outputs[:1]
+        return super().settle(model)
+
     def answer(self, outputs: Mapping[str, Array], geometry: Geometry, options: Options) -> dict[str, Any]:
         text, score = self._read(outputs)
+        if self._writes:
+            return dict(ReadText(image=size(geometry), text=text))
         return dict(ReadText(image=size(geometry), text=text, score=score))
 
     def draw(
@@ -63,6 +77,8 @@ class Read(VisionTask):
 
     def _read(self, outputs: Mapping[str, Array]) -> tuple[str, float]:
         """Of each step the likeliest; of equal ones in a row the first; without the blank."""
+        if self._writes:
+            return read(outputs, self._output).flat[0].decode(errors="replace"), 1.0
         values = read_floats(outputs, self._output)
         if values.ndim != 2 or values.shape[1] != len(self._characters) or values.size > MOST_VALUES:
             raise ModelError(
