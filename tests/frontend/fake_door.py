@@ -34,7 +34,7 @@ from carpool.observe.counters import Table, table_bytes
 from carpool.types import Array, Datatype, Signature, Tensor, TensorSpec, Timing
 from carpool.wire.v2 import RequestHead, bind
 
-Function = Callable[[Mapping[str, Array]], Mapping[str, Any]]
+Function = Callable[[Mapping[str, Array]], Any]
 TIMING = Timing(queue=0.002, input=0.0005, infer=0.004, output=0.0005, batch=17)
 
 
@@ -54,6 +54,8 @@ class FakeModel:
     cache: Mapping[str, Any] | None = None
     digest: str = ""
     hosted: bool = False
+    decoupled: bool = False
+    """`function` then returns all of the answers, one after the other; an error among them is the end."""
 
     def entry(self, key: int, row: tuple[int, int] = (0, 0)) -> ModelEntry:
         signature = Signature(self.name, tuple(self.inputs), tuple(self.outputs), self.max_batch)
@@ -64,7 +66,7 @@ class FakeModel:
             "max_batch_size": self.max_batch,
             "input": [_config_tensor(spec) for spec in self.inputs],
             "output": [_config_tensor(spec) for spec in self.outputs],
-            "model_transaction_policy": {"decoupled": False},
+            "model_transaction_policy": {"decoupled": self.decoupled},
         }
         slo = 0.05 if self.mode == "promise" else None
         return ModelEntry(
@@ -82,6 +84,7 @@ class FakeModel:
             cache=self.cache,
             digest=self.digest,
             hosted=self.hosted,
+            decoupled=self.decoupled,
         )
 
 
@@ -151,6 +154,7 @@ class FakeCall:
     ready_in: float | None = None
     admitted: Callable[[], None] | None = None
     spare: bool = False
+    part: Callable[[Answer], None] | None = None
     cancelled: bool = False
     released: bool = False
     answered: bool = False
@@ -180,6 +184,8 @@ class FakeCall:
             return
         answer = Answer(error=error, timing=TIMING) if error else self._run()
         answer.sent, answer.outside = monotonic(), self.door.outside
+        if self.cancelled:  # while its parts were written
+            return
         self.answered = True
         self.done(answer)
 
@@ -187,9 +193,25 @@ class FakeCall:
         model = self.door.models[self.entry.name, self.entry.version]
         try:
             outputs = model.function(self.inputs())
+            if model.decoupled:
+                for one in outputs:
+                    if self.cancelled:
+                        break
+                    self.say(one)
+                return Answer(timing=TIMING)
         except CarpoolError as error:
             return Answer(error=error, timing=TIMING)
         return Answer([_tensor(spec, outputs[spec.name]) for spec in model.outputs], timing=TIMING)
+
+    def say(self, outputs: Mapping[str, Any], *, finish: str = "", last: bool = False) -> None:
+        """One of several answers, now, in the loop's thread."""
+        if self.cancelled:
+            return
+        assert not self.answered
+        assert self.part is not None
+        model = self.door.models[self.entry.name, self.entry.version]
+        tensors = [_tensor(spec, outputs[spec.name]) for spec in model.outputs if spec.name in outputs]
+        self.part(Answer(tensors, sent=monotonic(), finish=finish, last=last))
 
     @property
     def is_ready(self) -> bool:
@@ -313,11 +335,12 @@ class FakeDoor(BodySlots):
         spare: bool = False,
         trip: Trip | None = None,
         step: int = 0,
+        part: Callable[[Answer], None] | None = None,
     ) -> FakeCall:
         if trip is not None:
             trip.begun = True
         call = FakeCall(
-            self, entry, head, slot, tail, done, arrived, deadline, sender, ready_in, admitted, spare
+            self, entry, head, slot, tail, done, arrived, deadline, sender, ready_in, admitted, spare, part
         )
         self.calls.append(call)
         if ready_in is not None and not self.admits:

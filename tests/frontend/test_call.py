@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from carpool.core.job import INFINITY
-from carpool.errors import CarpoolError, Refused
+from carpool.errors import CarpoolError, ModelError, Refused, TooLarge
 from carpool.frontend.call import ANSWERING, OFFERED, OVER, READING, RUNNING, ClientCall, Times
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.pictures.sent_pictures import RoutePicture
@@ -186,5 +186,98 @@ def test_leaving_while_a_thread_decodes(monkeypatch: pytest.MonkeyPatch) -> None
             assert len(door.slots_in_use) == 1
             go_on.set()
         assert not call.said
+
+    asyncio.run(run())
+
+
+# ── many answers to one request ──
+
+MANY = FakeModel(
+    "many",
+    TENSOR.inputs,
+    TENSOR.outputs,
+    lambda inputs: [{"y": inputs["x"] + number} for number in range(3)],
+    decoupled=True,
+)
+
+
+class StreamCall(ToyCall):
+    """Takes so many answers."""
+
+    __slots__ = ("most",)
+
+    def __init__(self, service: FrontService, model: FakeModel) -> None:
+        super().__init__(service, model)
+        self.most = 100
+
+    def _write_part(self, answer: Answer) -> None:
+        if len(self.said) >= self.most:
+            raise TooLarge("it reads too slowly")
+        self.said.append(answer.outputs[0].data[0, 0])
+
+
+@asynccontextmanager
+async def streamed() -> AsyncIterator[tuple[FakeDoor, StreamCall]]:
+    async with served(MANY) as (door, toy):
+        yield door, StreamCall(toy.service, MANY)
+
+
+def test_every_answer_is_written_and_then_the_end() -> None:
+    async def run() -> None:
+        async with streamed() as (door, call):
+            call.read()
+            door.calls[0].finish()
+            *parts, end = call.said
+            assert parts == [0.0, 1.0, 2.0]
+            assert isinstance(end, Answer)
+            assert end.outputs == ()
+            assert call.state == OVER
+            assert door.calls[0].released
+
+    asyncio.run(run())
+
+
+def test_one_that_cannot_be_written_cancels_the_rest() -> None:
+    async def run() -> None:
+        async with streamed() as (door, call):
+            call.most = 2
+            call.read()
+            door.calls[0].finish()
+            assert call.said == [0.0, 1.0, ("too-large", True)]
+            assert door.calls[0].cancelled
+
+    asyncio.run(run())
+
+
+def test_a_client_that_leaves_between_answers_hears_no_more() -> None:
+    async def run() -> None:
+        async with streamed() as (door, call):
+            call.read()
+            door.calls[0].say({"y": [[7.0] * 4]})
+            call.leave()
+            assert door.calls[0].cancelled
+            assert call.said == [7.0]
+
+    asyncio.run(run())
+
+
+def test_an_error_after_some_answers_is_the_last_that_is_said() -> None:
+    async def run() -> None:
+        async with streamed() as (door, call):
+            call.read()
+            door.calls[0].say({"y": [[7.0] * 4]})
+            door.calls[0].finish(ModelError("it had enough"))
+            assert call.said == [7.0, ("model-error", True)]
+
+    asyncio.run(run())
+
+
+def test_a_protocol_of_one_answer_says_so_before_the_engine_hears_of_it() -> None:
+    async def run() -> None:
+        async with streamed() as (door, call):
+            call.__class__ = type("OneAnswer", (StreamCall,), {"__slots__": (), "one_answer": "one only"})
+            call.read()
+            assert call.said == [("unsupported", False)]
+            assert not door.calls
 
     asyncio.run(run())

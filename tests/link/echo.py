@@ -62,6 +62,7 @@ MODELS = (
     replace(entry(7, "fetching", Datatype.FP32, (4,)), fetches=True),
     replace(entry(8, "fetching flags", Datatype.BOOL, (3,)), fetches=True),
     told_entry(9, "told"),
+    replace(entry(10, "many", Datatype.FP32, (4,)), decoupled=True),
 )
 
 
@@ -147,7 +148,7 @@ class EchoEngine:
         outcome = Outcome(timing=TIMING)
         if work.source == "refuse":
             outcome.error = Refused("too much", reason="overload", predicted_ms=12.5, retry_after_s=0.5)
-        elif work.source != "nothing":
+        elif work.source != "nothing" and work.parts is None:
             assert work.place is not None
             outcome.outputs = work.place(self._outputs(work))
         work.done(work, outcome)

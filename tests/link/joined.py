@@ -46,6 +46,7 @@ class Asked:
 
     call: RemoteCall
     answers: list[Answer] = field(default_factory=list)
+    parts: list[Answer] = field(default_factory=list)
 
     async def answer(self) -> Answer:
         await until(lambda: self.answers)
@@ -71,7 +72,13 @@ class Client:
         return self.door.catalog.newest[name]
 
     def infer(
-        self, model: str | ModelEntry, x: Array, source: str = "", *, options: RequestOptions | None = None
+        self,
+        model: str | ModelEntry,
+        x: Array,
+        source: str = "",
+        *,
+        options: RequestOptions | None = None,
+        parts: bool = False,
     ) -> Asked:
         entry = self.model(model) if isinstance(model, str) else model
         body, head, tail = packed(entry, x, options)
@@ -87,6 +94,7 @@ class Client:
             lambda answer: asked[0].answers.append(answer),
             arrived=time.monotonic(),
             sender=Sender(source).with_options(head.options),
+            part=(lambda answer: asked[0].parts.append(answer)) if parts else None,
         )
         asked.append(Asked(call))
         return asked[0]

@@ -25,7 +25,7 @@ from carpool.errors import (
     Unavailable,
 )
 from carpool.frontend.front_link import RemoteCall, expiry
-from carpool.link.door import Answer, Sender
+from carpool.link.door import Answer, ModelEntry, Sender
 from carpool.link.records import MAX_SOURCES, MAX_TEMPLATES, to_frontend
 from carpool.memory.arena import ArenaSlot
 from carpool.memory.layout import ENCODED, FILE_AT, write_file
@@ -871,8 +871,13 @@ def test_a_request_is_answered_at_its_own_deadline_however_long_its_batch_hangs(
 
 
 def test_when_a_front_end_answers_by_itself() -> None:
-    assert expiry(None, 5.0, INFINITY) == INFINITY
-    assert expiry(None, 5.0, 6.0) == pytest.approx(6.25)
-    assert expiry(0.05, 5.0, INFINITY) == pytest.approx(6.05)
-    assert expiry(30.0, 5.0, INFINITY) == pytest.approx(65.0)
-    assert expiry(30.0, 5.0, 6.0) == pytest.approx(6.25)
+    def promising(slo: float | None, **more: bool) -> ModelEntry:
+        return replace(MODELS[0], slo=slo, **more)
+
+    assert expiry(promising(None), 5.0, INFINITY) == INFINITY
+    assert expiry(promising(None), 5.0, 6.0) == pytest.approx(6.25)
+    assert expiry(promising(0.05), 5.0, INFINITY) == pytest.approx(6.05)
+    assert expiry(promising(30.0), 5.0, INFINITY) == pytest.approx(65.0)
+    assert expiry(promising(30.0), 5.0, 6.0) == pytest.approx(6.25)
+    assert expiry(promising(0.05, decoupled=True), 5.0, INFINITY) == INFINITY
+    assert expiry(promising(0.05, decoupled=True), 5.0, 6.0) == pytest.approx(6.25)

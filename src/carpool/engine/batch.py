@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from time import monotonic
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from carpool.link.request_place import RequestPlace
 from carpool.memory.client_files import RegionReads
 from carpool.observe.logs import logger
 from carpool.types import Array, Datatype, Signature, TensorSpec, Timing
+
+if TYPE_CHECKING:
+    from carpool.engine.parts import PartSink
 
 _UNTIMED = Timing()  # shared: a timing is replaced by the next owner's, not changed
 
@@ -87,8 +90,8 @@ class Work(Job):
     """
 
     __slots__ = (
-        *("details", "done", "encoded", "entered", "held", "inputs", "may_omit", "place", "reads", "route"),
-        *("sent", "wanted"),
+        *("details", "done", "encoded", "entered", "held", "inputs", "may_omit", "parts", "place", "reads"),
+        *("route", "sent", "wanted"),
     )
 
     def __init__(
@@ -116,6 +119,7 @@ class Work(Job):
         self.reads: RegionReads | None = None
         self.route: Route | None = None  # who has it
         self.held: Outcome | None = None  # an answer that waits for earlier ones
+        self.parts: PartSink | None = None  # where each of several answers goes, until it is done
 
 
 class Collator:

@@ -16,6 +16,7 @@ import orjson
 
 from carpool.core.job import NEW, OFFERED
 from carpool.engine.batch import NO_INPUTS, Outcome, Work
+from carpool.engine.parts import LinkParts
 from carpool.engine.pipeline_trips import LinkTrips
 from carpool.errors import CarpoolError, ModelError, NotFound, Unavailable
 from carpool.link import records
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from carpool.engine.engine_host import EngineHost
 
 _log = logger("link")
-
-
 _SMALLEST_SLOT = 4096
 _MOST_OUTSIDE_S = 10.0  # whatever a front end says
 _WRITING_S = 0.001  # until the next look at an answer that is still being written
@@ -106,6 +105,7 @@ class Calls:
         work.latest, work.again = flags & records.LATEST != 0, flags & records.AGAIN != 0
         if flags & records.COMING:
             work.ready_at = now + coming
+        work.parts = LinkParts(self._outbox, call) if entry.decoupled else None
         if payload and not self._hears(work, template, flags, payload, now):
             return
         self._works[call] = work
@@ -186,7 +186,7 @@ class Calls:
         try:
             error = outcome.error
             if error is None and (place.form is None or place.payload):
-                error = self._trouble(place, outcome)
+                error = self._trouble(work, place, outcome)
             if not place.close():
                 self._loop.call_later(_WRITING_S, self._done, work, outcome)
                 return
@@ -202,11 +202,14 @@ class Calls:
             self._outbox.failed(f"an answer cannot be given: {error}")
         # A queue may remember a work that was answered: that must not keep the memory of a front end that is
         # gone, nor may what raised in its batch, whose frames hold its inputs.
-        work.inputs, work.reads, work.held = NO_INPUTS, None, None
+        work.inputs, work.reads, work.held, work.parts = NO_INPUTS, None, None, None
         place.forget()
 
-    def _trouble(self, place: RequestPlace, outcome: Outcome) -> CarpoolError | None:
+    def _trouble(self, work: Work, place: RequestPlace, outcome: Outcome) -> CarpoolError | None:
         """Why outputs that the model gave cannot be sent, if they cannot."""
+        if work.parts is not None:  # they were, each in its turn
+            place.form, place.payload = records.LISTED, b"[]"
+            return None
         if place.form is None and place.error is None and outcome.outputs is not None:
             place(outcome.outputs)  # an engine that does not place is served all the same
         if place.error is not None:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from carpool.cache.answer_store import Kept
 from carpool.cache.cache_key import ANY
-from carpool.errors import CarpoolError, DeadlineExceeded, without_stack
+from carpool.errors import CarpoolError, DeadlineExceeded, Unsupported, without_stack
 from carpool.frontend.cached_call import Asked, Lookup
 from carpool.frontend.client_memory import Outlets, names_regions
 from carpool.frontend.comparison import may_run_again
@@ -109,6 +109,13 @@ class ClientCall:
         as the answer to this request."""
         raise NotImplementedError
 
+    one_answer = ""  # what is said of a model that may give several, where they cannot be written
+
+    def _write_part(self, answer: Answer) -> None:
+        """One of the answers of a decoupled model, in their order; then `_write` for the end, without any
+        outputs, or `_write_error`. What this raises ends the request: who reads too slowly is cut off."""
+        raise NotImplementedError
+
     def _encode(self, answer: Answer, placed: Mapping[str, Placed]) -> Kept:
         """The outputs as `_write` sends them, without what belongs to this request alone."""
         raise NotImplementedError
@@ -153,6 +160,8 @@ class ClientCall:
         for it: the engine, which all wait for, need not hear of who is too late."""
         self.head = head
         options, sender, entry = head.options, self.sender, self.entry
+        if entry.decoupled and self.one_answer:
+            raise Unsupported(self.one_answer)
         if options is not DEFAULT_OPTIONS or sender.latest:
             self.sender = sender = sender.with_options(options)
             if options.timeout is not None and entry.mode != "knobs":
@@ -277,6 +286,8 @@ class ClientCall:
         infer, pictures = self.service.door.infer, self._pictures
         if pictures is not None and pictures.through is not None:
             infer = partial(pictures.through.infer, pictures)
+        if self.entry.decoupled:
+            infer = partial(infer, part=self._part)
         self._call = infer(
             self.entry,
             head,
@@ -291,7 +302,7 @@ class ClientCall:
         )
         self._slot = None
         self.state = RUNNING
-        if self.split is not None:
+        if self.split is not None and not self.entry.decoupled:
             self._beside = self.service.mirror.watch(self, self._beside, head, slot, tail, ready_in)
 
     # ── between two versions ──
@@ -458,6 +469,14 @@ class ClientCall:
 
     # ── the answer ──
 
+    def _part(self, answer: Answer) -> None:
+        """One answer of several."""
+        self._resume(partial(self._write_part, answer))
+        call = self._call
+        if self.state == OVER and call is not None:  # it could not be written: no more are wanted
+            self._call = None
+            call.cancel()
+
     def _done(self, answer: Answer) -> None:
         if self._beside is not None and answer.error is not None and self._runs_again(answer.error):
             return
@@ -466,7 +485,7 @@ class ClientCall:
         if self._lookup is not None:
             self._lookup.bytes_are_gone()
         pictures = self._pictures
-        if pictures is None and self._outlets is None:
+        if (pictures is None and self._outlets is None) or self.entry.decoupled:
             self._finish(answer)
             return
         if pictures is None or answer.error is not None:
@@ -510,11 +529,7 @@ class ClientCall:
         elif outlets.put(answer.outputs, self.entry, self.service.threads, partial(self._finish, answer)):
             self._answer_takes_long()
 
-    def _finish(
-        self,
-        answer: Answer,
-        placed: Callable[[], Mapping[str, Placed]] | None = dict,
-    ) -> None:
+    def _finish(self, answer: Answer, placed: Callable[[], Mapping[str, Placed]] | None = dict) -> None:
         """Answer, and give back what the door holds. Never raises, since others wait behind it."""
         call, self._call = self._call, None  # it knows us too
         try:
@@ -612,9 +627,8 @@ class ClientCall:
         if not waited_for:
             self.state = OVER
             self._lookup = None
-        if (
-            state != ANSWERING and not waited_for
-        ):  # else a thread has the outputs, and `_finish` releases them
+        # Else a thread has the outputs, and `_finish` releases them.
+        if state != ANSWERING and not waited_for:
             self._let_go()
             call, self._call = self._call, None
             if call is not None:

@@ -25,13 +25,17 @@ from carpool.link.records import (
     CATALOG,
     COMING,
     DONE,
+    FINISHES,
     GIVEN_UP,
     INLINE,
+    LAST,
     LATEST,
     MAX_ASK_BYTES,
     MAX_ASKS,
+    MAX_PART_BYTES,
     MAX_PRIORITY,
     OK,
+    PART,
     REACHES,
     READY,
     REGIONS,
@@ -80,7 +84,7 @@ class RemoteCall:
     While inputs are still to come their slot is not the call's: it is given with `ready`.
     """
 
-    __slots__ = ("admitted", "done", "expires", "link", "number", "output", "slot", "template")
+    __slots__ = ("admitted", "done", "expires", "link", "number", "output", "part", "slot", "template")
 
     template: Template  # from here on set before it is submitted
     number: int
@@ -90,10 +94,12 @@ class RemoteCall:
         slot: Slot | None,
         done: Callable[[Answer], None],
         admitted: Callable[[], None] | None = None,
+        part: Callable[[Answer], None] | None = None,
     ) -> None:
         self.slot = slot
         self.done: Callable[[Answer], None] | None = done  # None: nobody waits for it any more
         self.admitted = admitted
+        self.part = part  # for each answer of a decoupled model
         self.output: ArenaSlot | None = None
         self.link: FrontLink | None = None  # while the engine has it
         self.expires = INFINITY  # when the client is answered without the engine
@@ -134,7 +140,7 @@ class RemoteCall:
 
     def finish(self, answer: Answer) -> None:
         """The engine is done with it. Never raises, since others wait behind it."""
-        self.link = self.admitted = None
+        self.link = self.admitted = self.part = None
         slot, self.slot = self.slot, None
         if slot is not None:
             slot.release()
@@ -217,7 +223,7 @@ class FrontLink(asyncio.Protocol):
         output = call.output
         at, capacity = (0, 0) if output is None else (output.offset, output.capacity)
         template = call.template
-        call.expires = expiry(template.entry.slo, arrived, deadline)
+        call.expires = expiry(template.entry, arrived, deadline)
         flags = LATEST if sender.latest else 0
         if sender.again:
             flags |= AGAIN
@@ -343,6 +349,8 @@ class FrontLink(asyncio.Protocol):
                     self._done(fields, payload)
                 elif fields[0] == ADMITTED:
                     self._admitted(fields[2])
+                elif fields[0] == PART:
+                    self._part(fields, payload)
                 else:
                     self._obey(fields, payload)
         except ProtocolError as error:
@@ -385,6 +393,27 @@ class FrontLink(asyncio.Protocol):
                 raise
         call.finish(answer)
 
+    def _part(self, fields: Fields, payload: bytes) -> None:
+        """One answer of several. One that was on its way when its call was given up is dropped."""
+        number, finish, last, sent = fields[2], fields[4], fields[5], fields[10]
+        call = self._calls.get(number)
+        if call is None or call.part is None:
+            raise ProtocolError(f"a part of call {number}, which waits for none")
+        if finish >= len(FINISHES) or last > LAST or len(payload) > MAX_PART_BYTES:
+            raise ProtocolError(f"a part of {len(payload)} bytes that ends as {finish}, {last}")
+        if call.done is None:
+            return
+        try:
+            outputs = _inline(call, payload)
+        except CarpoolError as error:
+            call.give_up(error)
+            return
+        try:
+            call.part(Answer(outputs, sent=sent, finish=FINISHES[finish], last=bool(last)))
+        except Exception:
+            _log.exception("answer-failed")
+            call.give_up(CarpoolError("the server failed on an answer of this request"))
+
     def _admitted(self, number: int) -> None:
         call = self._calls.get(number)
         if call is None:
@@ -406,19 +435,14 @@ class FrontLink(asyncio.Protocol):
 
     def _listed(self, call: RemoteCall, form: int, payload: bytes) -> Sequence[Tensor]:
         if form == INLINE:
-            length = 4 + int.from_bytes(payload[:4], "little")
-            places = read_places(payload[4:length])
-            memory: memoryview = memoryview(payload)[length:]
-            room = len(memory)
-            call.template.capacity = max(call.template.capacity, end_of(places))  # for the next one
-        else:
-            places = read_places(payload)
-            room = 0 if call.output is None else call.output.capacity
-            start = 0 if call.output is None else call.output.offset
-            memory = memoryview(self._memory)[start : start + room]
-        if end_of(places) > room:
-            raise ProtocolError(f"outputs of call {call.number} reach beyond their slot")
-        return bind([_head(place) for place in places], memory, "output")
+            outputs = _inline(call, payload)
+            size = len(payload) - 4 - int.from_bytes(payload[:4], "little")
+            call.template.capacity = max(call.template.capacity, size)  # for the next one
+            return outputs
+        places = read_places(payload)
+        room = 0 if call.output is None else call.output.capacity
+        start = 0 if call.output is None else call.output.offset
+        return _bound(call, places, memoryview(self._memory)[start : start + room])
 
     def _obey(self, fields: Fields, payload: bytes) -> None:
         kind, number, status = fields[0], fields[2], fields[3]
@@ -435,11 +459,12 @@ class FrontLink(asyncio.Protocol):
             raise ProtocolError(f"a record of kind {kind}")
 
 
-def expiry(slo: float | None, arrived: float, deadline: float) -> float:
+def expiry(entry: ModelEntry, arrived: float, deadline: float) -> float:
     """When the front end answers by itself. The engine is the one to say that a deadline passed, and an
-    answer that comes a little late is worth more than none: this is for an engine or a batch that hangs."""
-    own = deadline + _DEADLINE_GRACE_S
-    return own if slo is None else min(own, arrived + slo + max(slo, _PROMISE_GRACE_S))
+    answer that comes a little late is worth more than none: this is for an engine or a batch that hangs.
+    Many answers to one request may take as long as they do."""
+    own, slo = deadline + _DEADLINE_GRACE_S, entry.slo
+    return own if slo is None or entry.decoupled else min(own, arrived + slo + max(slo, _PROMISE_GRACE_S))
 
 
 def stalled() -> Unavailable:
@@ -455,6 +480,18 @@ def _settle(future: asyncio.Future[Any], status: int, payload: bytes) -> None:
         future.set_result(orjson.loads(payload))
     else:
         future.set_exception(read_failure(status, payload))
+
+
+def _inline(call: RemoteCall, payload: bytes) -> Sequence[Tensor]:
+    """Outputs in a record: the length of their list, the list, their bytes."""
+    length = 4 + int.from_bytes(payload[:4], "little")
+    return _bound(call, read_places(payload[4:length]), memoryview(payload)[length:])
+
+
+def _bound(call: RemoteCall, places: Sequence[TensorPlace], memory: memoryview) -> Sequence[Tensor]:
+    if end_of(places) > len(memory):
+        raise ProtocolError(f"outputs of call {call.number} reach beyond their slot")
+    return bind([_head(place) for place in places], memory, "output")
 
 
 def _head(place: TensorPlace) -> TensorHead:

@@ -20,7 +20,7 @@ import orjson
 
 from carpool.core.job import INFINITY
 from carpool.core.refusal_words import SPARE, skipped
-from carpool.errors import CarpoolError, NotFound, TooLarge, Unavailable
+from carpool.errors import CarpoolError, NotFound, TooLarge, Unavailable, Unsupported
 from carpool.frontend.front_link import FrontLink, RemoteCall, RemoteTrip, expiry, stalled
 from carpool.link.advice import Gate, open_gate
 from carpool.link.door import NOBODY, Answer, Catalog, MakeRoom, ModelEntry, Sender, Slot, Trip
@@ -171,34 +171,36 @@ class RemoteDoor(BodySlots):
         spare: bool = False,
         trip: Trip | None = None,
         step: int = 0,
+        part: Callable[[Answer], None] | None = None,
     ) -> RemoteCall:
         link = self._link
         if spare:
             done = partial(self._spare_done, entry.key, done)
-        call = RemoteCall(slot if ready_in is None else None, done, admitted)
+        call = RemoteCall(slot if ready_in is None else None, done, admitted, part)
         if link is None or not link.writable or self._still >= STALE_S:
             return self._fail(call, self._trouble())
         if spare and not self._may_spare(entry, call):
             return self._fail(call, skipped(entry.name))
         try:
-            if self.known.get(entry.key) is not entry:
-                entry = self._current(entry, head)
+            if self.known.get(entry.key) is not entry or (entry.decoupled and part is None):
+                entry = self._current(entry, head, one_answer=part is None)
             template = link.templates.find(entry, head) or self._learn(link, entry, head)
             details = _details(head) if entry.signature.told else b""
-            part = b"" if trip is None else cast(RemoteTrip, trip).part(link, step)
+            of_trip = b"" if trip is None else cast(RemoteTrip, trip).part(link, step)
         except CarpoolError as error:
             return self._fail(call, error)
         if type(slot) is not ArenaSlot or template.extent > len(slot.view) - tail:
             return self._fail(call, CarpoolError("the tensors do not lie in a slot of this door"))
         call.template = template
         # Without room for its outputs they come over the socket, which is slower but still an answer.
-        call.output = self.arena.allocate(template.capacity)
+        call.output = None if entry.decoupled else self.arena.allocate(template.capacity)
         try:
             options = head.options
             at, regions = slot.offset + tail, head.regions
-            link.submit(call, at, arrived, deadline, options, sender, ready_in, spare, details, part, regions)
+            what = details, of_trip, regions
+            link.submit(call, at, arrived, deadline, options, sender, ready_in, spare, *what)
             if trip is not None:  # whose promise holds
-                call.expires = expiry(trip.entry.slo, arrived, deadline)
+                call.expires = expiry(trip.entry, arrived, deadline)
         except BaseException:
             if call.output is not None:
                 call.output.release()
@@ -277,7 +279,7 @@ class RemoteDoor(BodySlots):
             raise CarpoolError("tensors come through the door in a slot, and in no other way")
         return link.templates.learn(entry, head)
 
-    def _current(self, entry: ModelEntry, head: RequestHead) -> ModelEntry:
+    def _current(self, entry: ModelEntry, head: RequestHead, *, one_answer: bool) -> ModelEntry:
         """A request can outlive what it was meant for: a model that was loaded again and has no riders left,
         or the engine itself, and another one numbers anew. What serves in its place may take it."""
         if not self.catalog.number:
@@ -289,6 +291,8 @@ class RemoteDoor(BodySlots):
         sent_as = (head.encoded and not takes_files) or (head.regions and not now.fetches)
         if not now.signature.is_like(entry.signature) or sent_as:
             raise Unavailable(f"model '{entry.name}' was replaced; try again", reason="model-replaced")
+        if now.decoupled and one_answer:
+            raise Unsupported(f"{now.name} may give several answers, and only one can be taken here")
         return now
 
 

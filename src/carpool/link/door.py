@@ -159,6 +159,7 @@ class ModelEntry:
     fetches: bool = False  # the engine copies inputs in clients' memory itself, into their batch
     cache: Mapping[str, Any] | None = None  # which answers front ends keep, as its settings say; None: none
     digest: str = ""  # of what it is made of, where answers are kept: the same one answers the same
+    decoupled: bool = False  # it gives any number of answers to a request, or none, and then an end
 
     @property
     def ask(self) -> str:
@@ -268,6 +269,8 @@ class Answer:
         None  # learns how long clients wait from there to their answers; None for a loss
     )
     degraded: str = ""  # why a cascade answered with its cheap model although that is not certain
+    finish: str = ""  # of the last part of a text, why it ends: one of `records.FINISHES`
+    last: bool = False  # of a part with which its model has said that no other will come
 
 
 class Trip(Protocol):
@@ -368,6 +371,7 @@ class Door(Protocol):
         spare: bool = False,
         trip: Trip | None = None,
         step: int = 0,
+        part: Callable[[Answer], None] | None = None,
     ) -> Call:
         """Run a request whose tensors lie in `slot.view[tail:]` at the offsets of `head`.
 
@@ -385,6 +389,10 @@ class Door(Protocol):
 
         With a `trip` it is one step of that: the pipeline's promise holds for it, counted from `arrived`,
         less what the later steps take; the first that comes with a trip is what the gate decides about.
+
+        A decoupled model needs a `part`, which is called for each of its answers, in order, never before this
+        returns and never after `done` or `Call.cancel`. Its outputs are in no slot: they stay as long as
+        somebody has them. `done` then comes without outputs. Other models never call it.
         """
 
     def begin_trip(self, entry: ModelEntry) -> Trip:

@@ -29,6 +29,7 @@ ADMITTED: Final = 12
 RUN: Final = 13
 RAN: Final = 14
 TRIP: Final = 15
+PART: Final = 16
 
 TO_ENGINE = struct.Struct("<IIQQQQQdddddfIII")
 """Kind, payload bytes, number, template, offsets of input and output, capacity; times of arrival, deadline
@@ -54,6 +55,10 @@ GIVEN_UP: Final = 2
 TO_FRONTEND = struct.Struct("<IIQHHIffffd")
 """Kind, payload bytes, number, status, form of the outputs, batch; seconds of queue, input, infer, output;
 the time of sending. Both sides read the same clock."""
+
+FINISHES: Final = ("", "stop", "length")
+"""Why a part is the last of a text, by the form of its record; its batch is LAST or 0."""
+LAST: Final = 1  # the model has said with it that no other will come
 
 TO_RUNNER = struct.Struct("<IIQ")
 """Kind, payload bytes, the number of a template."""
@@ -86,6 +91,8 @@ MAX_SOURCES = 1024
 MAX_PRIORITY = 0xFFFF_FFFF
 MAX_DETAILS_BYTES = 64 << 10
 """What a request says of itself beyond its tensors: its id and its parameters."""
+MAX_PART_BYTES = 16 << 20
+"""Of one of the answers of a decoupled model, which travel in their records."""
 MAX_ASKS = 64
 """Questions that one front end may have open."""
 MAX_ASK_BYTES = 256 << 20

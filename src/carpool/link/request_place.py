@@ -8,7 +8,7 @@ from mmap import mmap
 import numpy as np
 
 from carpool.errors import CarpoolError, ModelError
-from carpool.link.records import AS_DECLARED, INLINE, LISTED
+from carpool.link.records import AS_DECLARED, INLINE, LISTED, MAX_PART_BYTES
 from carpool.link.templates import ServedTemplate
 from carpool.memory.layout import TensorPlace, end_of, line_up, list_places
 from carpool.types import Array, Signature, Tensor
@@ -106,6 +106,15 @@ class RequestPlace:
             self._busy = False
         return _NOTHING
 
+    def part(self, rows: Mapping[str, Array]) -> bytes:
+        """One answer of several, as its record carries it; outputs that it does not have are left out. Raises
+        ModelError."""
+        names = [name for name in self.template.outputs if name in rows]
+        payload = _inline(*self._lined_up(names, rows), min(self.most, MAX_PART_BYTES))
+        if len(payload) > MAX_PART_BYTES:  # with the list of them
+            raise ModelError(f"the outputs take more than the {MAX_PART_BYTES} bytes that an answer may")
+        return payload
+
     def _copied_as_declared(self, rows: Mapping[str, Array]) -> bool:
         places = self.template.places
         if places is None or not self.capacity:
@@ -131,16 +140,25 @@ class RequestPlace:
         names = self.template.outputs
         if entry.platform == _ENSEMBLE:  # its steps may leave some out
             names = [name for name in names if name in rows]
+        places, buffers = self._lined_up(names, rows)
+        if end_of(places) <= self.capacity:
+            self._write(places, buffers)
+        else:
+            self.payload = _inline(places, buffers, self.most)
+            self.form = INLINE
+
+    def _lined_up(
+        self, names: Sequence[str], rows: Mapping[str, Array]
+    ) -> tuple[Sequence[TensorPlace], Sequence[Buffer]]:
+        entry = self.template.entry
+        assert entry is not None  # else it was not submitted
         tensors = [_tensor(name, rows, entry.signature) for name in names]
         buffers = [to_binary(tensor) for tensor in tensors]
         places = line_up(
             (tensor.name, tensor.datatype, tensor.shape, len(buffer))
             for tensor, buffer in zip(tensors, buffers, strict=True)
         )
-        if end_of(places) <= self.capacity:
-            self._write(places, buffers)
-        else:
-            self._send_along(places, buffers)
+        return places, buffers
 
     def _write(self, places: Sequence[TensorPlace], buffers: Sequence[Buffer]) -> None:
         view = memoryview(self.memory)
@@ -150,17 +168,17 @@ class RequestPlace:
         self.payload = list_places(places)
         self.form = LISTED
 
-    def _send_along(self, places: Sequence[TensorPlace], buffers: Sequence[Buffer]) -> None:
-        size = end_of(places)
-        if size > self.most:
-            raise ModelError(f"the outputs take {size} bytes, more than the {self.most} that an answer may")
-        head = list_places(places)
-        payload = bytearray(len(head).to_bytes(4, "little") + head)
-        for place, buffer in zip(places, buffers, strict=True):
-            payload += bytes(4 + len(head) + place.offset - len(payload))
-            payload += buffer
-        self.payload = bytes(payload)
-        self.form = INLINE
+
+def _inline(places: Sequence[TensorPlace], buffers: Sequence[Buffer], most: int) -> bytes:
+    head = list_places(places)
+    size = end_of(places)
+    if size > most:
+        raise ModelError(f"the outputs take {size} bytes, more than the {most} that an answer may")
+    payload = bytearray(len(head).to_bytes(4, "little") + head)
+    for place, buffer in zip(places, buffers, strict=True):
+        payload += bytes(4 + len(head) + place.offset - len(payload))
+        payload += buffer
+    return bytes(payload)
 
 
 def _tensor(name: str, rows: Mapping[str, Array], signature: Signature) -> Tensor:
