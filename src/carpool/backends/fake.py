@@ -135,7 +135,7 @@ class FakeStepper:
             self._stepping = BatchCurve.parse(settings.step_curve, self.slots)
         except CurveError as error:
             raise ConfigError(f"{config.name}: fake: {error}") from None
-        self.widths = tuple(range(1, self.slots + 1))
+        self.widths: Sequence[int] = tuple(range(1, self.slots + 1))
         self._left: list[bytes] = [b""] * self.slots
         self._stop = threading.Event()
 

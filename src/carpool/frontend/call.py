@@ -111,6 +111,11 @@ class ClientCall:
 
     one_answer = ""  # what is said of a model that may give several, where they cannot be written
 
+    @property
+    def in_parts(self) -> bool:
+        """Its answers are written one by one. Of text that is written, who takes one answer has all of it."""
+        return self.entry.decoupled and not (self.entry.writes and self.one_answer)
+
     def _write_part(self, answer: Answer) -> None:
         """One of the answers of a decoupled model, in their order; then `_write` for the end, without any
         outputs, or `_write_error`. What this raises ends the request: who reads too slowly is cut off."""
@@ -160,7 +165,7 @@ class ClientCall:
         for it: the engine, which all wait for, need not hear of who is too late."""
         self.head = head
         options, sender, entry = head.options, self.sender, self.entry
-        if entry.decoupled and self.one_answer:
+        if entry.decoupled and self.one_answer and not entry.writes:
             raise Unsupported(self.one_answer)
         if options is not DEFAULT_OPTIONS or sender.latest:
             self.sender = sender = sender.with_options(options)
@@ -286,7 +291,7 @@ class ClientCall:
         infer, pictures = self.service.door.infer, self._pictures
         if pictures is not None and pictures.through is not None:
             infer = partial(pictures.through.infer, pictures)
-        if self.entry.decoupled:
+        if self.in_parts:
             infer = partial(infer, part=self._part)
         self._call = infer(
             self.entry,
@@ -302,7 +307,7 @@ class ClientCall:
         )
         self._slot = None
         self.state = RUNNING
-        if self.split is not None and not self.entry.decoupled:
+        if self.split is not None and not self.in_parts:
             self._beside = self.service.mirror.watch(self, self._beside, head, slot, tail, ready_in)
 
     # ── between two versions ──
@@ -485,7 +490,7 @@ class ClientCall:
         if self._lookup is not None:
             self._lookup.bytes_are_gone()
         pictures = self._pictures
-        if (pictures is None and self._outlets is None) or self.entry.decoupled:
+        if (pictures is None and self._outlets is None) or self.in_parts:
             self._finish(answer)
             return
         if pictures is None or answer.error is not None:

@@ -36,6 +36,7 @@ from carpool.link.records import (
     MAX_PRIORITY,
     OK,
     PART,
+    PARTS,
     REACHES,
     READY,
     REGIONS,
@@ -237,6 +238,8 @@ class FrontLink(asyncio.Protocol):
         if regions:
             flags |= REGIONS
             details = regions + details
+        if call.part is not None:
+            flags |= PARTS
         if part:
             flags |= STEP
             details = part + details

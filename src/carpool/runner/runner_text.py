@@ -1,11 +1,11 @@
-"""One instance in the runner of a model that writes: a thread reads what the engine says, another one writes."""
+"""One instance in the runner of a model that writes: a thread reads what the engine says, another writes."""
 
 from __future__ import annotations
 
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from carpool.backends.stepper import Stepper
 from carpool.core.curve import BatchCurve
@@ -34,7 +34,12 @@ class RunnerText:
     """
 
     def __init__(
-        self, stepper: Stepper, ready: Ready, entry: ModelEntry, arenas: Arenas, sock: socket.socket,
+        self,
+        stepper: Stepper,
+        ready: Ready,
+        entry: ModelEntry,
+        arenas: Arenas,
+        sock: socket.socket,
         ended: Callable[[], None],
     ) -> None:
         assert isinstance(ready.step, BatchCurve)
@@ -116,5 +121,5 @@ class RunnerText:
             self._send([Failed(number, error)])
 
 
-def _as_it_is(inputs: dict[str, Array]) -> None:
+def _as_it_is(_inputs: Mapping[str, Array]) -> None:
     """Nothing to keep: a picture is copied once."""

@@ -216,7 +216,7 @@ def _transformed(
         here = f"encoder.encoder.layer.{layer}."
         y = norm(x, f"{here}layernorm_before")
         query, key, value = (
-            linear(y, f"{here}attention.attention.{part}").unflatten(2, (heads, -1)).transpose(1, 2)
+            linear(y, f"{here}attention.attention.{part}").view(*y.shape[:2], heads, -1).transpose(1, 2)
             for part in ("query", "key", "value")
         )
         y = functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)

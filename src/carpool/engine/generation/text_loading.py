@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from statistics import median
 from typing import cast
 
@@ -21,7 +22,7 @@ from carpool.core.policy import Promise
 from carpool.core.steps import TextPromise
 from carpool.engine.model_inputs import signature_of
 from carpool.engine.models.loading import Ready, ReportStep, settle
-from carpool.engine.profile.instance_layout import Layout, close_all, instance_count, places
+from carpool.engine.profile.instance_layout import Layout, instance_count, places
 from carpool.engine.profile.measuring import Measured, Point, sizes
 from carpool.engine.profile.model_profile import Profile
 from carpool.errors import CarpoolError, ModelError, Unsupported
@@ -80,7 +81,8 @@ class TextLoading:
                 opened.append(self.backend(index, count, tell))
             encoder, step = self._measured(opened[0], tell)
         except BaseException as error:
-            close_all(opened)
+            for stepper in opened:
+                stepper.close()
             if isinstance(error, CarpoolError):
                 raise
             raise ModelError(f"{self._config.name}: {type(error).__name__}: {error}") from error
@@ -111,9 +113,9 @@ class TextLoading:
             stepper.step(1)  # else a device may still be at it
 
         tell("measuring its encoder")
-        encoded = [measure(lambda size=size: encode(size), size) for size in pictures]
+        encoded = [measure(partial(encode, size), size) for size in pictures]
         tell("measuring its steps")
-        stepped = [measure(lambda width=width: stepper.step(width), width) for width in stepper.widths]
+        stepped = [measure(partial(stepper.step, width), width) for width in stepper.widths]
         one = stepped[0].seconds
         alone = [Point(p.size, max(1e-6, p.seconds - one), p.spread, p.runs) for p in encoded]
         return Measured(tuple(alone)), Measured(tuple(stepped))

@@ -113,7 +113,9 @@ class TextLoop:
             _log.exception("writer-failed", model=self._model)
             self._die(ModelError(f"{self._model}: {type(error).__name__}: {error}"))
         with self._changed:
-            left = self._dead or Unavailable(f"{self._model} was unloaded before it answered", reason="unloading")
+            left = self._dead or Unavailable(
+                f"{self._model} was unloaded before it answered", reason="unloading"
+            )
             self._closed = True
             failed = [Failed(number, left) for number in self._open]
             self._open.clear()

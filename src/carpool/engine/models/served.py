@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from secrets import token_hex
 from time import monotonic, time
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from carpool.backends.backend import AnswersEach, AsksModels, Backend
 from carpool.config.backend_kinds import kind_of
@@ -28,6 +28,7 @@ from carpool.core.scheduler import Scheduler
 from carpool.core.spare import SpareTurn
 from carpool.engine.batch import BatchResult, Executes, Executor, Route
 from carpool.engine.driver import Driver, Watcher
+from carpool.engine.generation.text_loading import TextLoading
 from carpool.engine.hosted_model import HostedInstance, HostedLoading
 from carpool.engine.models.candidate import Upload
 from carpool.engine.models.loading import Loading, Ready
@@ -57,6 +58,13 @@ _ADVISE_FROM = 0.1  # of the promise spent waiting: below that no newcomer is re
 _CLOSE_S = 10.0  # for an idle instance to give back what it has
 
 T = TypeVar("T")
+
+
+class Ends(Protocol):
+    """An instance that was told to end."""
+
+    def join(self, timeout: float) -> None: ...
+
 
 Callers: TypeAlias = "Callable[[Served, int], AsksModels]"
 """Takes a version and the number of an instance, and is called in a thread of its loading."""
@@ -112,6 +120,7 @@ class Served(Watcher):
     """Watches its driver: counts what it did, and replaces the instances it lost."""
 
     is_ensemble = False  # it runs nothing itself
+    writes = False  # its answers come token by token
 
     def __init__(
         self,
@@ -157,8 +166,9 @@ class Served(Watcher):
         there = None if host is None else host.loading(config, version)
         self.hosted = there is not None  # it runs in another process
         caller = None if callers is None else partial(callers, self)
-        self._loading: Loading | HostedLoading = there or Loading(
-            config, version, profiles, turn=turn, caller=caller
+        here = TextLoading(config, version) if config.generate is not None else None
+        self._loading: Loading | TextLoading | HostedLoading = (
+            there or here or Loading(config, version, profiles, turn=turn, caller=caller)
         )
         self._devices = devices or Devices()
         self._leave_devices: Callable[[], None] = lambda: None
@@ -198,6 +208,11 @@ class Served(Watcher):
     def driver(self) -> Driver:
         assert self._driver is not None
         return self._driver
+
+    @property
+    def idle(self) -> bool:
+        """Nobody waits and nothing runs."""
+        return self._driver is None or self._driver.idle
 
     # ---- loading ----------------------------------------------------------------------------------------
 
@@ -405,7 +420,7 @@ class Served(Watcher):
     async def _load_in_place_of(self, instance: Instance) -> None:
         count = len(self.driver.scheduler.instances)
         backend: Backend | HostedInstance = await self._off_the_loop(
-            lambda: self._loading.backend(instance.index, count), lambda late: late.close()
+            lambda: cast(Any, self._loading.backend(instance.index, count)), lambda late: late.close()
         )
         owner: Backend | HostedInstance | Executes = backend  # who frees it
         try:
@@ -461,14 +476,14 @@ class Served(Watcher):
             executors = self._driver.close()
             self._leave_devices()
             if idle:  # else a thread is stuck in the model, and nobody should wait for it
-                await asyncio.to_thread(_join, executors)
+                await asyncio.to_thread(join_all, executors)
         self._loader.shutdown(wait=False)
         if self.upload is not None:
             await asyncio.to_thread(self.upload.leave)
             self.upload = None
 
 
-def _join(executors: Sequence[Executes]) -> None:
+def join_all(executors: Sequence[Ends]) -> None:
     end = monotonic() + _CLOSE_S
     for executor in executors:
         executor.join(max(0.0, end - monotonic()))

@@ -125,6 +125,7 @@ class GrpcCall(ClientCall):
     __slots__ = ("_asked", "_family", "_more", "_reply", "_who", "id")
 
     form = "grpc"
+    one_answer = "a decoupled model may give several answers: ask for them as a stream"
     service: Service
 
     def __init__(

@@ -172,6 +172,7 @@ class ImageCall(ClientCall):
     __slots__ = ("_number", "_pixels", "_request", "looked")
 
     form = FORM
+    one_answer = "a decoupled model may give several answers: ask for them as a stream"
 
     def __init__(self, request: ImageRequest, number: int, pixels: int) -> None:
         super().__init__(request.service, request.route.asked.sender, request.deadline, request.arrived)

@@ -174,6 +174,7 @@ class HttpCall(ClientCall):
     __slots__ = ("_exchange", "_route")
 
     form = "http"
+    one_answer = "a decoupled model may give several answers: ask for them as a stream"
     service: Service
 
     def __init__(self, route: InferRoute, exchange: Exchange, target: InferTarget, slot: Slot | None) -> None:
