@@ -288,7 +288,7 @@ def test_a_trocr_folder_writes_the_same(tmp_path: Path) -> None:
     state, config = as_trocr(model)
     save_file(state, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(config))
-    form, weights = read_trocr(tmp_path)
+    form, weights = of_trocr(state, config)
     assert (form.offset, form.scale, form.norm_first) == (2, 4.0, False)
     given = pictures(10)
     decoder = TorchDecoder(form, weights, len(given), LONGEST, MEMORY, Device())
