@@ -112,6 +112,30 @@ class AnswersEach(Protocol):
         `details` are what each says of itself, its id and parameters, as JSON or nothing."""
 
 
+class Listener(Protocol):
+    """Who waits for the answers to one request. Called in the thread of the instance."""
+
+    @property
+    def wanted(self) -> bool:
+        """False: the client has gone."""
+
+    def send(self, outputs: Mapping[str, Array], *, last: bool = False) -> None:
+        """One more answer; the model has said whether it is the last. Raises what is wrong with it."""
+
+
+class AnswersMany(Protocol):
+    """A backend of decoupled models: each request has any number of answers, and then an end."""
+
+    def run_many(
+        self,
+        requests: Sequence[tuple[Mapping[str, Array], Sequence[str]]],
+        details: Sequence[bytes],
+        listeners: Sequence[Listener],
+    ) -> list[CarpoolError | None]:
+        """As `run_each`: tells each listener what comes for it, until nothing more will. Returns what each
+        request ended with, if it was an error."""
+
+
 class AsksModels(Protocol):
     """The way of one instance to the other models of its server. For every thread."""
 

@@ -341,6 +341,7 @@ class ModelConfig:
     file: str | None = None
     labels: str | None = None
     execution_timeout: float | None = None
+    decoupled: bool = False  # it gives any number of answers to a request
     response_cache: bool = False  # Triton's word for a cache with its defaults
     cache: CacheSettings | None = None
     device_weight: float = 1.0  # its part of a device that several models share

@@ -316,6 +316,8 @@ def with_promise(config: ModelConfig, slo_ms: float) -> tuple[ModelConfig, list[
     """The same model under a promise from the command line, and what that replaces, in words."""
     if not 0 < slo_ms < float("inf"):
         raise ConfigError(f"slo_ms must be above 0, not {slo_ms:g}")
+    if config.decoupled:
+        return config, [f"{config.name} gives any number of answers to a request: no promise holds for it"]
     policy = Promise(slo=slo_ms / 1e3, max_batch=config.policy.max_batch)
     warnings = []
     if config.mode is Mode.KNOBS:

@@ -154,6 +154,26 @@ def check_knobs(knobs: Knobs, where: str) -> Knobs:
     return knobs
 
 
+def check_decoupled(config: ModelConfig) -> ModelConfig:
+    """What only holds where a request has exactly one answer does not go with it."""
+    if not config.decoupled:
+        return config
+    refused = ""
+    if config.backend != "python":
+        refused = f"it is for Python models; {config.backend or 'this one'} gives one answer to each request"
+    elif isinstance(config.policy, Promise):
+        refused = "slo_ms promises when the one answer is there; give the model no promise"
+    elif config.policy.preserve_ordering:
+        refused = "preserve_ordering needs requests with exactly one answer"
+    elif any(tensor.reshape is not None for tensor in config.inputs + config.outputs):
+        refused = "reshape is not there for it; declare the tensors as the model has them"
+    elif config.caching is not None:
+        refused = "a cache keeps the one answer to a request; switch it off for this model"
+    if refused:
+        raise ConfigError(f"{config.name}: decoupled: {refused}", field="decoupled")
+    return config
+
+
 def with_max_batch(config: ModelConfig, max_batch: int, where: str) -> ModelConfig:
     """The same settings once the largest batch is known; preferred sizes must fit into it."""
     too_large = [n for n in preferred(config.policy) if n > max(max_batch, 1)]
@@ -189,7 +209,7 @@ def complete(config: ModelConfig, signature: ModelSignature) -> ModelConfig:
             f'{config.name}: the model file has the input "{missing[0]}", which is not declared'
         )
     done = with_max_batch(config, max_batch, config.name)
-    return replace(done, inputs=inputs, outputs=outputs)
+    return check_decoupled(replace(done, inputs=inputs, outputs=outputs))
 
 
 def _max_batch(config: ModelConfig, signature: ModelSignature) -> int:

@@ -36,10 +36,9 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     for table, keys in {
         "": (
             "name backend file task slo_ms slo_may_grow ttft_ms per_token_ms max_batch instances versions "
-            "labels execution_timeout_ms response_cache device_weight batching image detect classify segment "
-            "pose obb depth embed text_regions read generate fake onnxruntime pytorch cache drift registry "
-            "rollout "
-            "parameters input output"
+            "labels execution_timeout_ms decoupled response_cache device_weight batching image detect "
+            "classify segment pose obb depth embed text_regions read generate fake onnxruntime pytorch cache "
+            "drift registry rollout parameters input output"
         ),
         "instances": "count kind gpus",
         "versions": "latest",

@@ -82,6 +82,7 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
         file=_inside(top, "file"),
         labels=_inside(top, "labels"),
         execution_timeout=None if timeout_ms is None else timeout_ms / 1e3,
+        decoupled=top.flag("decoupled"),
         response_cache=top.flag("response_cache"),
         device_weight=_weight(top),
         ttft=None if ttft_ms is None else ttft_ms / 1e3,
@@ -101,7 +102,16 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
     return rules.with_max_batch(config, max_batch, top.where("batching"))
 
 
-_NOT_WRITTEN = ("batching", "max_batch", "response_cache", "cache", "slo_may_grow", "input", "output")
+_NOT_WRITTEN = (
+    "batching",
+    "max_batch",
+    "decoupled",
+    "response_cache",
+    "cache",
+    "slo_may_grow",
+    "input",
+    "output",
+)
 """What says nothing of a model that writes: its batches are steps, and its tensors are known."""
 
 

@@ -50,7 +50,6 @@ UNSUPPORTED: Mapping[str, str] = {
     "instance_group.passive": "an instance that takes no requests would only hold memory",
     "cc_model_filenames": "use default_model_filename for the file to run",
     "model_operations": "custom operators cannot be loaded here",
-    "model_transaction_policy.decoupled": "every request has exactly one answer here",
     "model_repository_agents": "a check that is skipped would only look like one",
 }
 # Tuning for other runtimes: the answers stay the same without it.
@@ -116,6 +115,7 @@ def read_completed(config: ModelConfig, text: str) -> ModelConfig:
         inputs=config.inputs + tuple(tensor for tensor in told.inputs if tensor.name not in names),
         outputs=config.outputs + tuple(tensor for tensor in told.outputs if tensor.name not in names),
         max_batch=told.max_batch,
+        decoupled=config.decoupled or told.decoupled,
     )
 
 
@@ -199,6 +199,7 @@ def _model(source: Source, path: Path, name: str) -> ModelConfig:
         versions=_versions(source),
         file=rules.check_inside(file, where) if file else None,
         labels=next((t.labels for t in outputs if t.labels), None),
+        decoupled=message.model_transaction_policy.decoupled,
         response_cache=message.response_cache.enable,
         parameters=parameters,
         onnxruntime=OnnxruntimeSettings(
@@ -393,7 +394,7 @@ def config_document(config: ModelConfig) -> Document:
         "metric_tags": {},
         "parameters": {key: {"string_value": value} for key, value in _parameters_shown(config).items()},
         "model_warmup": [],
-        "model_transaction_policy": {"decoupled": False},
+        "model_transaction_policy": {"decoupled": config.decoupled},
         "response_cache": {"enable": config.caching is not None},
     }
     if config.ensemble is not None:

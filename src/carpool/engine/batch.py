@@ -201,7 +201,7 @@ def _fetched(work: InBatch, name: str, index: int, errors: dict[int, CarpoolErro
     return array
 
 
-def _inputs(works: Sequence[InBatch], errors: dict[int, CarpoolError]) -> list[Mapping[str, Any]]:
+def inputs_of(works: Sequence[InBatch], errors: dict[int, CarpoolError]) -> list[Mapping[str, Any]]:
     """Of each of them, wherever they are."""
     return [
         work.inputs
@@ -345,7 +345,7 @@ class BatchRun(Generic[RequestT]):
         wanted = self._wanted(works)
         errors: dict[int, CarpoolError] = {}
         if self._gathers is not None:  # what it copies, and when, is its own affair and its own time
-            parts = _inputs(works, errors)
+            parts = inputs_of(works, errors)
             gathered = start
             if len(errors) < len(works):
                 outputs = self._gathers.run_parts(parts, [work.images for work in works], wanted)
@@ -387,7 +387,7 @@ class BatchRun(Generic[RequestT]):
         """Requests that ran together and are answered one by one, whatever the others' answers are."""
         start = monotonic()
         errors: dict[int, CarpoolError] = {}
-        inputs = _inputs(works, errors)
+        inputs = inputs_of(works, errors)
         able = [index for index in range(len(works)) if index not in errors]
         asked = [(inputs[index], works[index].wanted or self._every_output) for index in able]
         answers = backend.run_each(asked, [works[index].details for index in able]) if able else []
@@ -453,7 +453,7 @@ class Executor:
     ) -> None:
         self._backend = backend
         self._model = signature.model
-        self._batches = BatchRun(backend, signature, largest, chunk, answer_each)
+        self._run = BatchRun(backend, signature, largest, chunk, answer_each).run
         self._report = report
         self._queue: SimpleQueue[Sequence[Work] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name=f"{signature.model}-instance", daemon=True)
@@ -482,7 +482,7 @@ class Executor:
     def _serve(self) -> None:
         while (works := self._queue.get()) is not None:
             try:
-                result = self._batches.run(works)
+                result = self._run(works)
             except Exception as error:  # a fault of ours must take neither the thread nor its riders down
                 _log.exception("batch-failed", model=self._model)
                 failure = ModelError(f"{self._model}: {type(error).__name__}: {error}")

@@ -302,6 +302,8 @@ class Engine:
         served = self.fleet.offered[key]
         if served.hosted:
             raise Unsupported(f"{model} runs in another process: only front ends reach it")
+        if served.config.decoupled:
+            raise Unsupported(f"{model} gives any number of answers to a request: only clients can ask it")
         signature = served.signature
         given = inputs if isinstance(inputs, Mapping) else {only_input(signature).name: inputs}
         arrays, single = check_inputs(signature, given)

@@ -182,7 +182,7 @@ class EngineHost:
             fetches=not served.hosted and not isinstance(served, Ensemble),
             cache=None if caching is None else asdict(caching),
             digest=digest,
-            decoupled=served.writes,
+            decoupled=config.decoupled or served.writes,
             writes=served.writes,
         )
 

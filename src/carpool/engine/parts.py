@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import monotonic
-from typing import Protocol
+from typing import Protocol, cast
 
+from carpool.backends.backend import AnswersMany, Backend
 from carpool.core.job import RUNNING
-from carpool.engine.batch import Work
+from carpool.engine.batch import BatchResult, Collator, Executor, Outcome, Report, Work, inputs_of
+from carpool.errors import CarpoolError, without_stack
 from carpool.link.records import FINISHES, LAST, PART, TO_FRONTEND, Outbox
-from carpool.types import Array
+from carpool.types import Array, Signature, Timing
 
 _AHEAD = 8  # answers of one instance that its model may be ahead of the loop
 _MOST_UNSENT = 1 << 20  # bytes that a front end has not taken, above which its models wait
 _LOOK_S = 0.002  # between two looks at a front end that takes nothing
 _LOOK_AT_RIDER_S = 0.1
+_ANY = -1  # images: an answer has as many rows as it has
 
 
 class PartSink(Protocol):
@@ -89,3 +92,57 @@ class PartWay:
             self._loop.call_later(_LOOK_S, self._make_room, parts)
         else:
             self._room.release()
+
+
+class _Rider:
+    """Implements `Listener` for one request of a batch."""
+
+    __slots__ = ("_collator", "_way", "_work")
+
+    def __init__(self, work: Work, way: PartWay, collator: Collator) -> None:
+        self._work = work
+        self._way = way
+        self._collator = collator
+
+    @property
+    def wanted(self) -> bool:
+        return self._work.state is RUNNING
+
+    def send(self, outputs: Mapping[str, Array], *, last: bool = False) -> None:
+        self._collator.check(outputs, tuple(outputs), _ANY)
+        self._way.send(self._work, outputs, last=last)
+
+
+class DecoupledExecutor(Executor):
+    """Each request of a batch has its own answers, and nothing is split."""
+
+    def __init__(
+        self, backend: Backend, signature: Signature, report: Report, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        super().__init__(backend, signature, 1, 1, report)
+        self._many = cast(AnswersMany, backend)
+        self._way = PartWay(loop)
+        self._collator = Collator(signature, 1)
+        self._every_output = tuple(signature.output_named)
+        self._run = self._run_many  # nobody has given its thread anything yet
+
+    def _run_many(self, works: Sequence[Work]) -> BatchResult:
+        began = monotonic()
+        errors: dict[int, CarpoolError] = {}
+        inputs = inputs_of(works, errors)
+        able = [index for index in range(len(works)) if index not in errors]
+        try:
+            ended = self._many.run_many(
+                [(inputs[index], works[index].wanted or self._every_output) for index in able],
+                [works[index].details for index in able],
+                [_Rider(works[index], self._way, self._collator) for index in able],
+            )
+        except CarpoolError as error:
+            ended = [error] * len(able)
+        for index, error in zip(able, ended, strict=True):
+            if error is not None:
+                errors[index] = without_stack(error)
+        outcomes = [Outcome(error=errors.get(index)) for index in range(len(works))]
+        seconds = monotonic() - began
+        timing = Timing(infer=seconds, batch=sum(work.images for work in works))
+        return BatchResult(outcomes, seconds, timing, clean=False)  # it took what its answers took

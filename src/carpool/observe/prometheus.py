@@ -103,7 +103,13 @@ class Family:
     def of_some_models(self) -> bool:
         """It is about versions that are rolled out, cascades or pipelines: nothing is told of others."""
         return self.name.startswith(
-            ("carpool_rollout_", "carpool_feedback_", "carpool_cascade_", "carpool_pipeline_device_", "carpool_text_")
+            (
+                "carpool_rollout_",
+                "carpool_feedback_",
+                "carpool_cascade_",
+                "carpool_pipeline_device_",
+                "carpool_text_",
+            )
         )
 
 

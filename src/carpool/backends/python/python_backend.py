@@ -13,6 +13,8 @@ answer is a dict of arrays, one array where the model has one output, or a list 
 dict of values) per item of the batch. Arrays go out as they are; plain numbers and lists take the declared
 datatype. BYTES are object arrays of bytes, and BF16 is its 16 bits as uint16.
 
+Where the settings say `decoupled = true`, predict is called for each request and yields its answers.
+
 A file with a class `TritonPythonModel` is a model for Triton's Python backend and runs as it is, in the
 process of triton_worker.py.
 """
@@ -36,7 +38,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from carpool.backends.backend import Backend, Placement, aborted, check_wanted
+from carpool.backends.backend import Backend, Listener, Placement, aborted, check_wanted
 from carpool.backends.python.call_server import CallServer, error_of
 from carpool.backends.python.declarations import read_declarations
 from carpool.backends.python.python_worker import Channel
@@ -44,7 +46,7 @@ from carpool.config.model import ModelConfig, ModelSignature, TensorConfig
 from carpool.config.repository import ModelVersion
 from carpool.config.rules import complete
 from carpool.config.triton import config_document, read_completed
-from carpool.errors import CarpoolError, ModelError
+from carpool.errors import CarpoolError, DeadlineExceeded, ModelError
 from carpool.memory.batch_region import BatchRegion
 from carpool.types import Array
 
@@ -204,6 +206,8 @@ class PythonBackend:
         """`code` is a module with the class Model that runs the file, which is then no Python file; what
         that says about its tensors is in `told`."""
         self._model = config.name
+        self._decoupled = config.decoupled
+        self._timeout = config.execution_timeout if config.decoupled else None  # from answer to answer
         self._aborted = False
         self.signature = ModelSignature() if code else read_signature(config, version)
         self.told: Any = None
@@ -220,6 +224,7 @@ class PythonBackend:
 
     def _settings(self, config: ModelConfig, version: ModelVersion, placement: Placement) -> dict[str, Any]:
         """What `setup` gets."""
+        self._outputs = [tensor.name for tensor in config.outputs]
         return {
             "name": config.name,
             "version": version.number,
@@ -232,6 +237,7 @@ class PythonBackend:
             "inputs": [_in_words(tensor) for tensor in config.inputs],
             "outputs": [_in_words(tensor) for tensor in config.outputs],
             "parameters": dict(config.parameters),
+            "decoupled": config.decoupled,
         }
 
     @property
@@ -239,6 +245,8 @@ class PythonBackend:
         return not self._aborted and self._process.alive
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
+        if self._decoupled:
+            return self._first_of_many(inputs, wanted)
         return self._run(inputs, list(wanted))[0]
 
     def _run(self, inputs: Mapping[str, Array], wanted: Any) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -248,12 +256,71 @@ class PythonBackend:
         answer = self._ask({"inputs": self._process.inputs.write(inputs), "wanted": wanted})
         if "error" in answer:
             raise ModelError(f"{self._model}: {answer['error']}")
+        return self._outputs_of(answer), answer
+
+    def _outputs_of(self, answer: Mapping[str, Any]) -> dict[str, Array]:
         try:
             outputs = self._process.outputs.read(answer["outputs"])
         except (ArithmeticError, KeyError, TypeError, ValueError) as error:
             raise self._broken(error) from None
         # The next batch is written over these.
-        return {name: array.copy() for name, array in outputs.items()}, answer
+        return {name: array.copy() for name, array in outputs.items()}
+
+    def run_many(
+        self,
+        requests: Sequence[tuple[Mapping[str, Array], Sequence[str]]],
+        details: Sequence[bytes],
+        listeners: Sequence[Listener],
+    ) -> list[CarpoolError | None]:
+        """The process hands over one answer at a time, and hears before its next whose client has gone."""
+        if not self.alive:
+            raise self._died(self._process.end())
+        errors: dict[int, CarpoolError] = {}
+        written = self._process.inputs.write(_numbered(requests, details))
+        said = self._next({"inputs": written, "wanted": [list(wanted) for _, wanted in requests]})
+        while "part" in said:
+            outputs = self._outputs_of(said)
+            try:
+                number, last = int(said["part"]), bool(said["last"])
+                listener = listeners[number]
+            except (KeyError, IndexError, TypeError, ValueError) as error:
+                raise self._broken(error) from None
+            if listener.wanted and number not in errors:
+                try:
+                    listener.send(outputs, last=last)
+                except CarpoolError as error:
+                    errors[number] = error
+            gone = [n for n, one in enumerate(listeners) if n in errors or not one.wanted]
+            said = self._next({"gone": gone})
+        if "error" in said:
+            raise ModelError(f"{self._model}: {said['error']}")
+        try:
+            for number, (code, message) in said["errors"]:
+                errors.setdefault(int(number), self._failure(code, str(message)))
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._broken(error) from None
+        return [errors.get(number) for number in range(len(requests))]
+
+    def _next(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        self._process.deadline = None if not self._timeout else time.monotonic() + self._timeout
+        try:
+            return self._ask(message)
+        except WorkerTimeout:
+            self._process.end()
+            late = f"{self._model} gave no answer within {(self._timeout or 0.0) * 1e3:.0f} ms"
+            raise DeadlineExceeded(late, reason="execution-timeout") from None
+
+    def _failure(self, _code: int, message: str) -> CarpoolError:
+        return ModelError(f"{self._model}: {message}")
+
+    def _first_of_many(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
+        """To warm it up: nobody wants more than one answer."""
+        first = FirstAnswer()
+        names = list(wanted) or self._outputs
+        for error in self.run_many([(inputs, names)], [b""], [first]):
+            if error is not None:
+                raise error
+        return first.outputs
 
     def abort(self) -> None:
         self._aborted = True
@@ -298,6 +365,17 @@ class PythonBackend:
         )
 
 
+class FirstAnswer:
+    """A `Listener` that has enough then."""
+
+    def __init__(self) -> None:
+        self.wanted = True
+        self.outputs: Mapping[str, Array] = {}
+
+    def send(self, outputs: Mapping[str, Array], *, last: bool = False) -> None:  # noqa: ARG002
+        self.wanted, self.outputs = False, outputs
+
+
 def _in_words(tensor: TensorConfig) -> dict[str, Any]:
     shape = list(tensor.dims if tensor.reshape is None else tensor.reshape)
     return {"name": tensor.name, "datatype": tensor.datatype, "shape": shape, "optional": tensor.optional}
@@ -314,6 +392,8 @@ class TritonBackend(PythonBackend):
     _call_server: CallServer | None = None
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
+        if self._decoupled:
+            return self._first_of_many(inputs, wanted)
         (answer,) = self.run_each([(inputs, check_wanted(self._model, wanted, self._outputs))])
         if isinstance(answer, CarpoolError):
             raise ModelError(f"{self._model}: {answer.message}")
@@ -331,14 +411,7 @@ class TritonBackend(PythonBackend):
     def _execute(
         self, requests: Sequence[tuple[Mapping[str, Array], Sequence[str]]], details: Sequence[bytes]
     ) -> list[Mapping[str, Array] | CarpoolError]:
-        given = {
-            f"{number}/{name}": array
-            for number, (inputs, _) in enumerate(requests)
-            for name, array in inputs.items()
-        }
-        if any(details):
-            given["details"] = np.array(details, object)  # no name of an input: those have a number before
-        outputs, answer = self._run(given, [list(wanted) for _, wanted in requests])
+        outputs, answer = self._run(_numbered(requests, details), [list(wanted) for _, wanted in requests])
         answers: list[dict[str, Array] | CarpoolError] = [{} for _ in requests]
         try:
             for key, array in outputs.items():
@@ -349,6 +422,9 @@ class TritonBackend(PythonBackend):
         except (IndexError, KeyError, TypeError, ValueError) as error:
             raise self._broken(error) from None
         return list(answers)
+
+    def _failure(self, code: int, message: str) -> CarpoolError:
+        return error_of(code, message)
 
     def close(self) -> None:
         super().close()
@@ -379,7 +455,20 @@ class TritonBackend(PythonBackend):
             "model_version": str(version.number),
             "model_name": config.name,
         }
-        return {"file": str(cast(Path, version.file)), "arguments": arguments}
+        return {"file": str(cast(Path, version.file)), "arguments": arguments, "decoupled": config.decoupled}
+
+
+def _numbered(
+    requests: Sequence[tuple[Mapping[str, Array], Sequence[str]]], details: Sequence[bytes]
+) -> dict[str, Array]:
+    given = {
+        f"{number}/{name}": array
+        for number, (inputs, _) in enumerate(requests)
+        for name, array in inputs.items()
+    }
+    if any(details):
+        given["details"] = np.array(details, object)  # no name of an input: those have a number before
+    return given
 
 
 class CompletingBackend(PythonBackend):
@@ -396,6 +485,8 @@ class CompletingBackend(PythonBackend):
         for tensor in document["input"]:
             if not tensor["optional"]:
                 del tensor["optional"]  # nobody said so: the model may
+        if not config.decoupled:
+            del document["model_transaction_policy"]
         return {"file": str(cast(Path, version.file)), "complete": document}
 
 

@@ -15,7 +15,7 @@ import socket
 import struct
 import sys
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from carpool.errors import ModelError
-from carpool.memory.batch_region import BatchRegion
+from carpool.memory.batch_region import BatchRegion, WrittenTensor
 from carpool.types import DATATYPES, Array, Datatype
 
 # ---- small messages between the server and a model's process: JSON behind its length, on a Unix socket
@@ -122,13 +122,29 @@ class UserModel:
 
     def run(self, inputs: Mapping[str, Array], wanted: Collection[str]) -> dict[str, Array]:
         answer = self._predict(**inputs) if self._spread else self._predict(dict(inputs))
-        rows = len(next(iter(inputs.values()))) if self._batched and inputs else None
-        outputs = self._named(answer, rows)
+        if inspect.isgenerator(answer):
+            raise ModelError("predict yields its answers, and the settings do not say decoupled = true")
+        outputs = self._named(answer, self._rows(inputs))
         missing = [name for name in wanted if name not in outputs]
         if missing:
             names = ", ".join(outputs) or "none"
             raise ModelError(f"the answer has no output {missing[0]!r}; it has {names}")
         return {name: self._array(name, outputs[name]) for name in wanted or outputs}
+
+    def answers(self, inputs: Mapping[str, Array], wanted: Collection[str]) -> Iterator[dict[str, Array]]:
+        """One after the other, as predict yields them. What it returns instead is its one answer."""
+        answered = self._predict(**inputs) if self._spread else self._predict(dict(inputs))
+        several = answered if isinstance(answered, Iterator) else () if answered is None else (answered,)
+        try:
+            for answer in several:
+                outputs = self._named(answer, self._rows(inputs))
+                yield {name: self._array(name, one) for name, one in outputs.items() if name in wanted}
+        finally:
+            if inspect.isgenerator(several):
+                several.close()  # it may hold something that it gives back then
+
+    def _rows(self, inputs: Mapping[str, Array]) -> int | None:
+        return len(next(iter(inputs.values()))) if self._batched and inputs else None
 
     def _named(self, answer: Any, rows: int | None) -> Mapping[str, Any]:
         if isinstance(answer, list) and rows is not None:
@@ -229,11 +245,72 @@ def main(arguments: list[str]) -> int:
         model = UserModel(settings)
 
         def answer(batch: dict[str, Any]) -> dict[str, Any]:
+            if settings["decoupled"]:
+                return _answer_many(model, batch, inputs, Parts(channel, outputs), Path(settings["file"]))
             return {"outputs": outputs.write(model.run(inputs.read(batch["inputs"]), batch["wanted"]))}
 
         return {"tensors": model.tensors}, answer
 
     return serve(channel, make)
+
+
+class Parts:
+    """The way of answers to the server, which says after each whose client has gone meanwhile."""
+
+    def __init__(self, channel: Channel, outputs: BatchRegion) -> None:
+        self._channel = channel
+        self._outputs = outputs
+        self.gone: set[int] = set()  # numbers of requests
+
+    def write(self, answer: Mapping[str, Array]) -> list[WrittenTensor]:
+        """Where it lies; ModelError for what cannot be sent."""
+        return self._outputs.write(answer)
+
+    def send(self, number: int, places: list[WrittenTensor], *, last: bool = False) -> None:
+        """What was written last."""
+        self._channel.send({"part": number, "outputs": places, "last": last})
+        self.gone.update(self._channel.receive()["gone"])
+
+
+def requests_of(batch: Mapping[str, Any], inputs: BatchRegion) -> tuple[list[dict[str, Array]], list[bytes]]:
+    """What belongs to each request of a batch, and what each says of itself. In the memory that they share
+    tensors are named `number of the request/name`."""
+    given: list[dict[str, Array]] = [{} for _ in batch["wanted"]]
+    found = dict(inputs.read(batch["inputs"]))
+    details = list(found.pop("details", [b""] * len(given)))
+    for key, array in found.items():
+        owner, _, name = key.partition("/")
+        given[int(owner)][name] = array
+    return given, details
+
+
+def _answer_many(
+    model: UserModel, batch: Mapping[str, Any], inputs: BatchRegion, parts: Parts, file: Path
+) -> dict[str, Any]:
+    """All requests in turn, an answer of each: none waits for the end of another."""
+    given, _ = requests_of(batch, inputs)
+    open_now = {
+        number: model.answers(*one) for number, one in enumerate(zip(given, batch["wanted"], strict=True))
+    }
+    errors: dict[int, str] = {}
+    while open_now:
+        for number, answers in list(open_now.items()):
+            places = None
+            try:
+                if number in parts.gone:
+                    answers.close()
+                elif (answer := next(answers, None)) is not None:
+                    places = parts.write(answer)
+            except BaseException as error:  # a model that calls sys.exit has failed this request
+                text = explain(error, file)
+                if text not in errors.values():
+                    traceback.print_exception(error)
+                errors[number] = text
+            if places is None:
+                del open_now[number]
+            else:
+                parts.send(number, places)
+    return {"errors": [(number, (0, text)) for number, text in errors.items()]}
 
 
 def connect(arguments: list[str]) -> tuple[Channel, BatchRegion, BatchRegion, Channel | None]:

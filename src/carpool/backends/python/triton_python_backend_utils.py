@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,7 +27,7 @@ TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 TRITONSERVER_REQUEST_RELEASE_ALL = 1
 TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 
-_DECOUPLED = "every request has exactly one answer here: decoupled models cannot be served yet"
+_ONE_ANSWER = "its settings do not say model_transaction_policy { decoupled: true }"
 _CPU, _PINNED = 1, 3  # DLPack's numbers for memory that the CPU reads
 
 # TRITONSERVER_DataType: in the order of `Datatype`, except that strings come before bfloat16.
@@ -212,8 +212,7 @@ class PreferredMemory:
 
 
 class InferenceTrace:
-    def get_context(self) -> str | None:
-        return None
+    def get_context(self) -> None: ...
 
 
 class InferenceResponse:
@@ -246,25 +245,45 @@ class InferenceResponse:
         return self._parameters
 
 
-class InferenceResponseSender:
-    """For a model that answers later than it returns from `execute`: once, and only here."""
+class Answers(Protocol):
+    """Where the answers to one request of a decoupled model go. For every thread."""
 
-    def __init__(self) -> None:
+    gone: bool  # the client has left
+
+    def send(self, response: InferenceResponse | None, *, last: bool) -> None:
+        """Raises `TritonModelException` after the last."""
+
+    def forsaken(self) -> None: ...
+
+
+class InferenceResponseSender:
+    """For answers that come later than `execute` returns: one, or as many as a decoupled model likes."""
+
+    def __init__(self, answers: Answers | None = None) -> None:
         self.answer: Future[InferenceResponse] = Future()
+        self._answers = answers
         self._sending = threading.Lock()
 
+    def __del__(self) -> None:
+        if self._answers is not None:
+            self._answers.forsaken()
+
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        if not (isinstance(response, InferenceResponse) or (response is None and flags)):
+            raise TritonModelException("an InferenceResponse is sent, or the flag that completes a request")
+        if self._answers is not None:
+            self._answers.send(response, last=bool(flags))
+            return
         with self._sending:  # threads of the model may race for it
-            if response is None:
-                if not self.answer.done() and flags & TRITONSERVER_RESPONSE_COMPLETE_FINAL:
-                    self.answer.set_exception(TritonModelException("a request was ended without an answer"))
-                return
-            if self.answer.done():
-                raise TritonModelException(f"a request was answered before; {_DECOUPLED}")
-            self.answer.set_result(response)
+            if response is None and not self.answer.done():
+                self.answer.set_exception(TritonModelException("a request was ended without an answer"))
+            elif response is not None and self.answer.done():
+                raise TritonModelException(f"a request was answered before, and {_ONE_ANSWER}")
+            elif response is not None:
+                self.answer.set_result(response)
 
     def is_cancelled(self) -> bool:
-        return False
+        return self._answers is not None and self._answers.gone
 
 
 Asker = Callable[["InferenceRequest"], "Future[InferenceResponse]"]
@@ -294,6 +313,7 @@ class InferenceRequest:
         self.model_name = model_name.decode() if isinstance(model_name, bytes) else str(model_name)
         self.model_version = int(model_version)
         self.sender: InferenceResponseSender | None = None
+        self.answers: Answers | None = None  # of a decoupled model
         self._id = str(request_id)
         self._correlation = correlation_id
         self._inputs = list(inputs)
@@ -336,7 +356,7 @@ class InferenceRequest:
         return self._trace
 
     def is_cancelled(self) -> bool:
-        return False
+        return self.answers is not None and self.answers.gone
 
     def set_release_flags(self, flags: int) -> None:
         if flags & TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
@@ -344,7 +364,7 @@ class InferenceRequest:
 
     def get_response_sender(self) -> InferenceResponseSender:
         if self.sender is None:
-            self.sender = InferenceResponseSender()
+            self.sender = InferenceResponseSender(self.answers)
         return self.sender
 
     def exec(self, decoupled: bool = False) -> InferenceResponse:
@@ -357,7 +377,7 @@ class InferenceRequest:
 
     def _asked(self, decoupled: bool) -> Future[InferenceResponse]:
         if decoupled:
-            raise TritonModelException(_DECOUPLED)
+            raise TritonModelException("other models are asked for exactly one answer here")
         if not self.model_name:
             raise TritonModelException("a request of another model needs its model_name")
         if asker is None:
@@ -423,7 +443,7 @@ class ModelConfig:
         policy = self._config.setdefault("model_transaction_policy", {})
         wanted = transaction_policy_dict.get("decoupled", policy.get("decoupled", False))
         if policy.setdefault("decoupled", wanted) != wanted:
-            raise ValueError(_DECOUPLED)
+            raise ValueError("model_transaction_policy: the settings and the model say the contrary")
 
     def _add(self, kind: str, tensor: Config, known: set[str]) -> None:
         where = f"{kind} {tensor.get('name', '')!r}"

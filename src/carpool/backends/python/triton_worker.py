@@ -18,7 +18,16 @@ from typing import Any
 import numpy as np
 
 from carpool.backends.python import triton_python_backend_utils as pb_utils
-from carpool.backends.python.python_worker import Channel, Made, connect, import_model, serve
+from carpool.backends.python.python_worker import (
+    Channel,
+    Made,
+    Parts,
+    connect,
+    explain,
+    import_model,
+    requests_of,
+    serve,
+)
 from carpool.errors import ModelError
 from carpool.memory.batch_region import BatchRegion
 from carpool.types import Array
@@ -31,6 +40,7 @@ class TritonModel:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         kind = _class_of(settings)
+        self.file = Path(settings["file"])
         self._model = kind()
         self._execute = getattr(self._model, "execute", None)
         if not callable(self._execute):
@@ -40,26 +50,9 @@ class TritonModel:
         if initialize is not None:
             initialize(dict(settings["arguments"]))
 
-    def run(
-        self,
-        inputs: Sequence[Mapping[str, Array]],
-        wanted: Sequence[Sequence[str]],
-        details: Sequence[bytes],
-    ) -> list[pb_utils.InferenceResponse]:
-        """One answer to each request; `details` are what each says of itself, as JSON or nothing."""
-        # A model may keep what it was given: the next batch is written over the memory it came in.
-        requests = [
-            pb_utils.InferenceRequest(
-                inputs=[pb_utils.Tensor(name, array.copy()) for name, array in given.items()],
-                requested_output_names=names,
-                **_said(said),
-            )
-            for given, names, said in zip(inputs, wanted, details, strict=True)
-        ]
-        assert self._execute is not None
-        answered = self._execute(requests)
-        if self._loop is not None:
-            answered = self._loop.run_until_complete(answered)
+    def run(self, requests: Sequence[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
+        """One answer to each request."""
+        answered = self.execute(requests)
         if answered is None:
             answered = [None] * len(requests)
         if not isinstance(answered, Sequence) or len(answered) != len(requests):
@@ -67,10 +60,27 @@ class TritonModel:
             raise ModelError(f"execute must answer a list of {len(requests)} responses, not {found}")
         return [_response(*pair) for pair in zip(requests, answered, strict=True)]
 
+    def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> Any:
+        assert self._execute is not None
+        answered = self._execute(requests)
+        return answered if self._loop is None else self._loop.run_until_complete(answered)
+
     def finalize(self) -> None:
         finalize = getattr(self._model, "finalize", None)
         if finalize is not None:
             finalize()
+
+
+def read_requests(batch: Mapping[str, Any], inputs: BatchRegion) -> list[pb_utils.InferenceRequest]:
+    # A model may keep what it was given: the next batch is written over the memory it came in.
+    return [
+        pb_utils.InferenceRequest(
+            inputs=[pb_utils.Tensor(name, array.copy()) for name, array in given.items()],
+            requested_output_names=names,
+            **_said(said),
+        )
+        for given, said, names in zip(*requests_of(batch, inputs), batch["wanted"], strict=True)
+    ]
 
 
 _FLAGS = {
@@ -113,6 +123,93 @@ def _class_of(settings: Mapping[str, Any]) -> Any:
     if kind is None:
         raise ModelError("it has no class TritonPythonModel")
     return kind
+
+
+# ---- models that give any number of answers ----------------------------------------------------------------
+
+
+class OpenRequest:
+    """Implements `Answers`. Threads of the model race for the one way to the server, and for the end: all
+    that is here is only changed by who has the lock, which all requests of an instance share."""
+
+    def __init__(self, number: int, wanted: Sequence[str], parts: Parts, lock: threading.Condition) -> None:
+        self._number = number
+        self._wanted = wanted
+        self._parts = parts
+        self._lock = lock
+        self.over = False
+        self.error: tuple[int, str] | None = None
+
+    @property
+    def gone(self) -> bool:
+        return self._number in self._parts.gone
+
+    def send(self, response: pb_utils.InferenceResponse | None, *, last: bool) -> None:
+        with self._lock:
+            if self.over:
+                raise pb_utils.TritonModelException("a response is sent after the last of its request")
+            if response is not None and self.error is None and not self.gone:
+                self._send(response, last=last)
+            if last:
+                self._end()
+
+    def _send(self, response: pb_utils.InferenceResponse, *, last: bool) -> None:
+        error = response.error()
+        if error is not None:
+            self.error = (int(error.code()), error.message()[:_SHOWN])
+            return
+        tensors = {
+            tensor.name(): np.asarray(tensor.as_numpy())
+            for tensor in response.output_tensors()
+            if tensor.name() in self._wanted
+        }
+        self._parts.send(self._number, self._parts.write(tensors), last=last)
+
+    def forsaken(self) -> None:
+        with self._lock:
+            if not self.over:
+                self._end("the model let go of a request without saying that it is complete")
+
+    def fail(self, text: str) -> None:
+        with self._lock:
+            if not self.over:
+                self._end(text)
+
+    def _end(self, text: str = "") -> None:
+        if text and self.error is None:
+            self.error = (int(pb_utils.TritonError.INTERNAL), text)
+        self.over = True
+        self._lock.notify_all()
+
+
+def answer_many(
+    model: TritonModel, requests: list[pb_utils.InferenceRequest], parts: Parts
+) -> dict[str, Any]:
+    """Until every request is complete, in whichever of the model's threads."""
+    lock = threading.Condition(threading.RLock())  # a sender may be collected while its thread sends
+    parts.gone.clear()
+    waiting = [
+        OpenRequest(number, request.requested_output_names(), parts, lock)
+        for number, request in enumerate(requests)
+    ]
+    for request, answers in zip(requests, waiting, strict=True):
+        request.answers = answers
+    try:
+        if model.execute(requests) is not None:
+            raise ModelError("execute of a decoupled model must return None, and send its answers")
+        for request, answers in zip(requests, waiting, strict=True):
+            if request.sender is None and not answers.over:
+                answers.fail("execute took no response sender for a request")
+    except BaseException as error:
+        for answers in waiting:
+            answers.fail(explain(error, model.file))
+        traceback.print_exception(error)
+    requests.clear()  # senders that nobody else has are forsaken from here on
+    del request
+    with lock:
+        lock.wait_for(lambda: all(answers.over for answers in waiting))
+        errors = [(number, one.error) for number, one in enumerate(waiting) if one.error is not None]
+    return {"errors": errors}
 
 
 # ---- settings that the model completes ---------------------------------------------------------------------
@@ -242,6 +339,9 @@ def main(arguments: list[str]) -> int:
             pb_utils.asker = Calls(way_out).ask
         model = TritonModel(settings)
         made.append(model)
+        if settings["decoupled"]:
+            parts = Parts(channel, outputs)
+            return {}, lambda batch: answer_many(model, read_requests(batch, inputs), parts)
         return {}, lambda batch: _answer(model, batch, inputs, outputs)
 
     status = serve(channel, make)
@@ -253,16 +353,10 @@ def main(arguments: list[str]) -> int:
 def _answer(
     model: TritonModel, batch: Mapping[str, Any], inputs: BatchRegion, outputs: BatchRegion
 ) -> dict[str, Any]:
-    """Tensors are named `number of the request/name` in the memory that all requests of a batch share."""
-    given: list[dict[str, Array]] = [{} for _ in batch["wanted"]]
-    found = dict(inputs.read(batch["inputs"]))
-    details: Sequence[bytes] = list(found.pop("details", [b""] * len(given)))
-    for key, array in found.items():
-        owner, _, name = key.partition("/")
-        given[int(owner)][name] = array
+    """Outputs are named as inputs are, by the number of their request and their own name."""
     errors: dict[int, tuple[int, str]] = {}
     answers: dict[str, Array] = {}
-    for number, response in enumerate(model.run(given, batch["wanted"], details)):
+    for number, response in enumerate(model.run(read_requests(batch, inputs))):
         error = response.error()
         if error is not None:
             errors[number] = (int(error.code()), error.message()[:_SHOWN])

@@ -172,6 +172,8 @@ class Ensemble(Served):
             raise ConfigError(f"{at}: {step.model} writes token by token, and no step does that")
         if found[1].hosted and self._models.memory is None:
             raise ConfigError(f"{at}: {step.model} runs in a process that only a server reaches")
+        if found[1].config.decoupled:
+            raise ConfigError(f"{at}: {step.model} is decoupled, and a step needs exactly one answer")
         return found
 
     def _labels_of(self, binding: Binding) -> Mapping[str, Sequence[str]]:

@@ -32,6 +32,7 @@ from carpool.engine.generation.text_loading import TextLoading
 from carpool.engine.hosted_model import HostedInstance, HostedLoading
 from carpool.engine.models.candidate import Upload
 from carpool.engine.models.loading import Loading, Ready
+from carpool.engine.parts import DecoupledExecutor
 from carpool.engine.profile.instance_layout import Devices
 from carpool.engine.profile.model_profile import Profile, ProfileStore
 from carpool.engine.route import Direct, Spare
@@ -283,6 +284,8 @@ class Served(Watcher):
         if isinstance(backend, HostedInstance):
             return backend.serve(self._piece, self.driver)
         largest = max(1, self.signature.max_batch)
+        if self.config.decoupled:
+            return DecoupledExecutor(backend, self.signature, self.driver.report, asyncio.get_running_loop())
         return Executor(backend, self.signature, largest, self._piece, self.driver.report)
 
     def spare_route(self) -> Spare:
@@ -496,6 +499,8 @@ def execution_timeout(config: ModelConfig, curve: BatchCurve) -> tuple[float | N
     promise are not measured, and may be meant to take minutes.
     """
     told = config.execution_timeout
+    if config.decoupled:
+        return None, ""  # its backend watches the time from answer to answer
     if told is not None:
         return told or None, ""  # 0: never
     if not isinstance(config.policy, Promise):

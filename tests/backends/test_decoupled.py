@@ -1,0 +1,298 @@
+"""Python models that give any number of answers to a request, in their process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.cases import python_file, settings
+from backends.test_triton_python import HEAD, Opened, X, Y, rows
+from carpool import backends
+from carpool.backends.backend import Backend, Placement
+from carpool.backends.python.python_backend import PythonBackend
+from carpool.config.repository import ModelVersion
+from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput, ModelError
+from carpool.types import Array
+
+Loaded = Callable[..., PythonBackend]
+
+COUNT = """
+    class Model:
+        def predict(self, x):
+            for number in range(int(x[0, 0])):
+                yield x + number
+"""
+
+
+@dataclass
+class Heard:
+    """A listener that has enough after so many."""
+
+    most: int = 10**9
+    each: Callable[[int], None] = lambda _: None
+    values: list[Any] = field(default_factory=list)
+    last: list[bool] = field(default_factory=list)
+
+    @property
+    def wanted(self) -> bool:
+        return len(self.values) < self.most
+
+    def send(self, outputs: Any, *, last: bool = False) -> None:
+        assert self.wanted, "an answer after the client left"
+        self.values.append(outputs["y"][0, 0] if "y" in outputs else None)
+        self.last.append(last)
+        self.each(len(self.values))
+
+
+@pytest.fixture
+def loaded(opened: Opened, tmp_path: Path) -> Loaded:
+    def start(source: str, *, timeout: float | None = None, decoupled: bool = True) -> Backend:
+        file = python_file(tmp_path, textwrap.dedent(source))
+        config = replace(
+            settings("python", file, X, Y), decoupled=decoupled, execution_timeout=timeout, max_batch=8
+        )
+        version = ModelVersion(1, file)
+        return opened(backends.load(backends.describe(config, version), version, Placement(threads=1)))
+
+    return start  # type: ignore[return-value]
+
+
+def run(backend: PythonBackend, *given: Array, heard: Sequence[Heard] = ()) -> tuple[Any, list[Any]]:
+    listeners = list(heard) or [Heard() for _ in given]
+    errors = backend.run_many([({"x": one}, ("y",)) for one in given], [b""] * len(given), listeners)
+    return [one.values for one in listeners], errors
+
+
+def test_each_request_has_as_many_answers_as_it_has(loaded: Loaded) -> None:
+    backend = loaded(COUNT)
+    assert run(backend, rows(3), rows(0), rows(2)) == ([[3, 4, 5], [], [2, 3]], [None] * 3)
+    assert run(backend, rows(1)) == ([[1]], [None])
+    assert backend.run({"x": rows(5)}, ())["y"].tolist() == rows(5).tolist()  # to warm it up
+    assert backend.run({"x": rows(0)}, ()) == {}
+
+
+def test_ten_thousand_answers(loaded: Loaded) -> None:
+    (values,), errors = run(loaded(COUNT), rows(10_000))
+    assert errors == [None]
+    assert values == [10_000 + number for number in range(10_000)]
+
+
+def test_requests_of_a_batch_take_turns(loaded: Loaded) -> None:
+    order: list[str] = []
+    heard = [Heard(each=lambda _: order.append("a")), Heard(each=lambda _: order.append("b"))]
+    run(loaded(COUNT), rows(3), rows(3), heard=heard)
+    assert "".join(order) == "ababab"
+
+
+def test_what_it_returns_is_the_one_answer(loaded: Loaded) -> None:
+    backend = loaded("def predict(x):\n    return x * 2 if x[0, 0] else None")
+    assert run(backend, rows(3), rows(0)) == ([[6], []], [None, None])
+
+
+def test_an_error_after_some_answers_is_only_its_own(loaded: Loaded) -> None:
+    source = """
+        def predict(x):
+            for number in range(3):
+                if x[0, 0] == 7 and number == 2:
+                    raise ValueError("enough of this")
+                yield x
+    """
+    backend = loaded(source)
+    values, (first, second) = run(backend, rows(7), rows(1))
+    assert values == [[7, 7], [1, 1, 1]]
+    assert isinstance(first, ModelError)
+    assert "enough of this" in first.message
+    assert second is None
+    assert run(backend, rows(1))[1] == [None]
+
+
+def test_a_model_hears_that_the_client_left_before_its_next_answer(loaded: Loaded) -> None:
+    source = """
+        left = 0
+        def predict(x):
+            global left
+            if x[0, 0] == 0:
+                yield x + left
+                return
+            try:
+                while True:
+                    yield x
+            finally:
+                left += 1
+    """
+    backend = loaded(source)
+    values, errors = run(backend, rows(1), rows(2), heard=[Heard(most=3), Heard(most=5)])
+    assert (values, errors) == ([[1] * 3, [2] * 5], [None, None])
+    assert run(backend, rows(0)) == ([[2]], [None])
+
+
+def test_a_process_that_dies_between_two_answers(loaded: Loaded) -> None:
+    backend = loaded(COUNT)
+
+    def kill(count: int) -> None:
+        if count == 2:
+            os.kill(backend._process.pid, signal.SIGKILL)
+
+    heard = Heard(each=kill)
+    with pytest.raises(ModelError, match="died"):
+        run(backend, rows(100), heard=[heard])
+    assert len(heard.values) == 2
+    assert not backend.alive
+
+
+def test_a_model_that_gives_no_answer_for_too_long_is_ended(loaded: Loaded) -> None:
+    backend = loaded(
+        "import time\ndef predict(x):\n    yield x\n    time.sleep(600)\n    yield x", timeout=1.0
+    )
+    heard = Heard()
+    with pytest.raises(DeadlineExceeded, match="no answer within 1000 ms"):
+        run(backend, rows(1), heard=[heard])
+    assert len(heard.values) == 1
+    assert not backend.alive
+
+
+def test_an_answer_that_cannot_be_sent_ends_its_request(loaded: Loaded) -> None:
+    backend = loaded("def predict(x):\n    yield {'y': x}\n    yield {'y': object()}\n    yield {'y': x}")
+    values, (error,) = run(backend, rows(1))
+    assert values == [[1]]
+    assert isinstance(error, CarpoolError)
+
+    def refuse(count: int) -> None:
+        if count == 2:
+            raise InvalidInput("too long")
+
+    backend = loaded(COUNT)
+    values, (error,) = run(backend, rows(9), heard=[Heard(each=refuse)])
+    assert values == [[9, 10]]
+    assert isinstance(error, InvalidInput)
+
+
+def test_a_model_that_yields_without_saying_so_in_its_settings(loaded: Loaded) -> None:
+    with pytest.raises(ModelError, match="decoupled = true"):
+        loaded(COUNT, decoupled=False).run({"x": rows(1)}, ())
+
+
+# ── Triton's way: a sender for each request ──
+
+SENDING = """
+    FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+    def answer(value):
+        return pb_utils.InferenceResponse([pb_utils.Tensor("y", np.full((1, 3), value, np.float32))])
+
+    def value(request):
+        return int(pb_utils.get_input_tensor_by_name(request, "x").as_numpy()[0, 0])
+"""
+
+
+def triton(body: str) -> str:
+    execute = textwrap.indent(textwrap.dedent(body), "        ")
+    return (
+        HEAD
+        + textwrap.dedent(SENDING)
+        + f"class TritonPythonModel:\n    def execute(self, requests):\n{execute}"
+    )
+
+
+REPEAT = """
+    def work(sender, count):
+        for number in range(count):
+            sender.send(answer(number))
+        sender.send(flags=FINAL)
+
+    for request in requests:
+        threading.Thread(target=work, args=(request.get_response_sender(), value(request))).start()
+"""
+
+
+def test_threads_of_the_model_send_as_many_as_they_like(loaded: Loaded) -> None:
+    backend = loaded(triton(REPEAT))
+    assert run(backend, rows(3), rows(0), rows(2)) == ([[0, 1, 2], [], [0, 1]], [None] * 3)
+    assert run(backend, rows(300)) == ([list(range(300))], [None])
+
+
+def test_the_last_answer_may_say_that_it_is(loaded: Loaded) -> None:
+    heard = Heard()
+    backend = loaded(
+        triton("way = requests[0].get_response_sender()\nway.send(answer(1))\nway.send(answer(2), FINAL)")
+    )
+    run(backend, rows(1), heard=[heard])
+    assert (heard.values, heard.last) == ([1, 2], [False, True])
+
+
+def test_an_error_that_is_sent_is_the_end_for_the_client(loaded: Loaded) -> None:
+    backend = loaded(
+        triton("""
+            sender = requests[0].get_response_sender()
+            sender.send(answer(1))
+            wrong = pb_utils.TritonError("no", pb_utils.TritonError.INVALID_ARG)
+            sender.send(pb_utils.InferenceResponse(error=wrong))
+            sender.send(answer(2))
+            sender.send(flags=FINAL)
+        """)
+    )
+    values, (error,) = run(backend, rows(1))
+    assert values == [[1]]
+    assert isinstance(error, InvalidInput)
+    assert error.message == "no"
+
+
+def test_a_request_that_the_model_forgets_is_ended(loaded: Loaded) -> None:
+    forgetful = loaded(triton("requests[0].get_response_sender().send(answer(1))"))
+    values, (error,) = run(forgetful, rows(1))
+    assert values == [[1]]
+    assert isinstance(error, ModelError)
+    assert "let go" in error.message
+    (error,) = run(loaded(triton("pass")), rows(1))[1]
+    assert "no response sender" in error.message
+    (error,) = run(loaded(triton("return [answer(1)]")), rows(1))[1]
+    assert "must return None" in error.message
+
+
+def test_an_execute_that_raises_ends_what_is_open(loaded: Loaded) -> None:
+    backend = loaded(
+        triton("requests[0].get_response_sender().send(answer(1), FINAL)\nraise ValueError('enough')")
+    )
+    values, (first, second) = run(backend, rows(1), rows(2))
+    assert values == [[1], []]
+    assert first is None
+    assert "enough" in second.message
+
+
+def test_after_the_last_nothing_is_sent(loaded: Loaded) -> None:
+    backend = loaded(
+        triton("""
+            sender = requests[0].get_response_sender()
+            sender.send(flags=FINAL)
+            try:
+                sender.send(answer(1))
+            except pb_utils.TritonModelException as error:
+                other = requests[1].get_response_sender()
+                other.send(answer(len(str(error)) > 10), FINAL)
+            try:
+                other.send()
+            except pb_utils.TritonModelException:
+                pass
+        """)
+    )
+    assert run(backend, rows(1), rows(1)) == ([[], [1]], [None, None])
+
+
+def test_a_sender_knows_that_its_client_has_gone(loaded: Loaded) -> None:
+    backend = loaded(
+        triton("""
+            sender = requests[0].get_response_sender()
+            while not sender.is_cancelled():
+                assert not requests[0].is_cancelled()
+                sender.send(answer(1))
+            sender.send(flags=FINAL)
+        """)
+    )
+    assert run(backend, rows(1), heard=[Heard(most=4)]) == ([[1] * 4], [None])
