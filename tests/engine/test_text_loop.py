@@ -175,7 +175,7 @@ def test_a_poisoned_picture_costs_only_its_own_request() -> None:
     for number in range(8):
         stage.submit(number, b"poison" if number in (2, 5) else b"fine")
     stage.play()
-    assert {n: text for n, text in stage.texts().items()} == {n: "fine" for n in range(8) if n not in (2, 5)}
+    assert stage.texts() == {n: "fine" for n in range(8) if n not in (2, 5)}
     assert set(stage.failed()) == {2, 5}
     assert all(isinstance(error, ModelError) for error in stage.failed().values())
     assert stage.scheduler.used == 0
@@ -261,5 +261,5 @@ def test_events_travel_as_they_are() -> None:
     assert isinstance(heard[2], Failed)
     assert heard[2].error.field == "image"
     for wrong in (b"\xff" * 200, written.replace(b"gr", b"\xff\xff")):
-        with pytest.raises(Exception, match="event|payload"):
+        with pytest.raises(Exception, match=r"event|payload"):
             EventReader("m").feed(wrong)

@@ -111,11 +111,6 @@ class ClientCall:
 
     one_answer = ""  # what is said of a model that may give several, where they cannot be written
 
-    @property
-    def in_parts(self) -> bool:
-        """Its answers are written one by one. Of text that is written, who takes one answer has all of it."""
-        return self.entry.decoupled and not (self.entry.writes and self.one_answer)
-
     def _write_part(self, answer: Answer) -> None:
         """One of the answers of a decoupled model, in their order; then `_write` for the end, without any
         outputs, or `_write_error`. What this raises ends the request: who reads too slowly is cut off."""
@@ -291,7 +286,7 @@ class ClientCall:
         infer, pictures = self.service.door.infer, self._pictures
         if pictures is not None and pictures.through is not None:
             infer = partial(pictures.through.infer, pictures)
-        if self.in_parts:
+        if self.entry.in_parts(self.one_answer):
             infer = partial(infer, part=self._part)
         self._call = infer(
             self.entry,
@@ -307,7 +302,7 @@ class ClientCall:
         )
         self._slot = None
         self.state = RUNNING
-        if self.split is not None and not self.in_parts:
+        if self.split is not None and not self.entry.in_parts(self.one_answer):
             self._beside = self.service.mirror.watch(self, self._beside, head, slot, tail, ready_in)
 
     # ── between two versions ──
@@ -490,7 +485,7 @@ class ClientCall:
         if self._lookup is not None:
             self._lookup.bytes_are_gone()
         pictures = self._pictures
-        if (pictures is None and self._outlets is None) or self.in_parts:
+        if (pictures is None and self._outlets is None) or self.entry.in_parts(self.one_answer):
             self._finish(answer)
             return
         if pictures is None or answer.error is not None:

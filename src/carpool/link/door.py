@@ -162,6 +162,10 @@ class ModelEntry:
     decoupled: bool = False  # it gives any number of answers to a request, or none, and then an end
     writes: bool = False  # its answers are pieces of one text, which may be asked for as a whole instead
 
+    def in_parts(self, one_answer: str) -> bool:
+        """Its answers come one by one. Of text that is written, who takes one answer has all of it."""
+        return self.decoupled and not (self.writes and one_answer)
+
     @property
     def ask(self) -> str:
         """What to set before a model that was not recognised takes pictures; empty: nothing would help."""
