@@ -1,4 +1,4 @@
-"""Riders of a model that writes, with an engine around it: told once each, whatever becomes of the instance."""
+"""Riders of a model that writes, with an engine around it: each is told once, whatever becomes of it."""
 
 from __future__ import annotations
 
@@ -224,6 +224,27 @@ def test_an_instance_that_dies_costs_each_rider_one_error() -> None:
     refused = stage.one(stage.ask()).error
     assert isinstance(refused, Unavailable)
     assert refused.reason == "restarting"
+
+
+@staged
+def test_a_picture_that_is_still_to_come_is_waited_for() -> None:
+    stage = Stage()
+    works = [Work({}, lambda work, outcome: stage.outcomes[work].append(outcome)) for _ in range(3)]
+    for work in works:
+        stage.outcomes[work] = []
+        work.ready_at = 5.0
+    stage.driver.submit(works)
+    assert not stage.writers[0].asked
+    assert not stage.driver.idle
+    stage.driver.ready(works[1])
+    stage.driver.ready(works[1])
+    assert stage.writers[0].asked == [1]
+    stage.driver.cancel(works[0])
+    assert isinstance(stage.one(works[0]).error, Cancelled)
+    stage.driver.ready(works[0])
+    stage.driver.close()
+    assert isinstance(stage.one(works[2]).error, Unavailable)
+    assert stage.driver.idle
 
 
 @staged

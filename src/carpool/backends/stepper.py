@@ -77,6 +77,6 @@ def with_tensors(config: ModelConfig, dims: tuple[int, ...], image: ImageSetting
         inputs=(TensorConfig(PICTURE, "UINT8", dims),),
         outputs=outputs,
         max_batch=0,
-        image=config.image or image,
+        image=replace(config.image or image, decode="cpu"),
         task=config.task or Task.READ,
     )

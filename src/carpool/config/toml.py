@@ -103,14 +103,8 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
 
 
 _NOT_WRITTEN = (
-    "batching",
-    "max_batch",
-    "decoupled",
-    "response_cache",
-    "cache",
-    "slo_may_grow",
-    "input",
-    "output",
+    *("batching", "max_batch", "decoupled", "response_cache", "cache", "slo_may_grow", "rollout"),
+    *("input", "output"),
 )
 """What says nothing of a model that writes: its batches are steps, and its tensors are known."""
 

@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 
 from carpool.backends.stepper import FINISH, TEXT, Stepper
-from carpool.core.job import DONE, GONE, READY, RUNNING
+from carpool.core.job import DONE, GONE, INFINITY, OFFERED, READY, RUNNING
 from carpool.core.steps import StepScheduler
 from carpool.engine.batch import Outcome, Work
 from carpool.engine.generation.text_loop import TextLoop
@@ -153,6 +153,7 @@ class TextDriver:
         self._numbers = count(1)
         self._rides: dict[int, _Ride] = {}
         self._of: dict[Work, _Ride] = {}
+        self._coming: set[Work] = set()  # offered before their pictures
         self._closed: CarpoolError | None = None
         self._down: CarpoolError | None = None
         self._idle_waiters: list[asyncio.Future[None]] = []
@@ -173,11 +174,11 @@ class TextDriver:
 
     @property
     def idle(self) -> bool:
-        return not self._rides
+        return not self._rides and not self._coming
 
     @property
     def riders(self) -> int:
-        return len(self._rides)
+        return len(self._rides) + len(self._coming)
 
     def accept_again(self) -> None:
         self._down = None
@@ -231,18 +232,35 @@ class TextDriver:
     def submit(self, works: Sequence[Work]) -> None:
         for work in works:
             work.route = self
-            work.state = READY
-            error = self._closed or self._down
-            if error is None and not self._writers:
-                error = Unavailable(f"{self._model} is down and is being restarted", reason="restarting")
-            if error is None:
-                try:
-                    self._begin(work)
-                    continue
-                except CarpoolError as wrong:
-                    error = wrong
-            work.state = GONE
-            work.done(work, Outcome(error=error))
+            if work.ready_at == -INFINITY:
+                self._take(work)
+            else:  # its picture is still being decoded: nothing is known of its size before
+                work.state = OFFERED
+                self._coming.add(work)
+
+    def ready(self, work: Work) -> None:
+        """Nothing, if it left meanwhile."""
+        if work in self._coming:
+            self._coming.discard(work)
+            self._take(work)
+
+    def _take(self, work: Work) -> None:
+        work.state = READY
+        error = self._closed or self._down
+        if error is None and not self._writers:
+            error = Unavailable(f"{self._model} is down and is being restarted", reason="restarting")
+        if error is None:
+            try:
+                self._begin(work)
+                return
+            except CarpoolError as wrong:
+                error = wrong
+        self._turn_away(work, error)
+
+    def _turn_away(self, work: Work, error: CarpoolError) -> None:
+        work.state = GONE
+        work.done(work, Outcome(error=error))
+        self._tell_idle()
 
     def _begin(self, work: Work) -> None:
         limit = read_limit(work.details, self._most)
@@ -254,12 +272,12 @@ class TextDriver:
         self._rides[ride.number] = self._of[work] = ride
         writer.submit(ride.number, work, limit)
 
-    def ready(self, work: Work) -> None:
-        """Its inputs were there when it came: nothing else is let in."""
-
     def cancel(self, work: Work) -> None:
         ride = self._of.get(work)
-        if ride is not None:
+        if work in self._coming:
+            self._coming.discard(work)
+            self._turn_away(work, Cancelled("the client left"))
+        elif ride is not None:
             ride.writer.cancel(ride.number)
             self._end(ride, Outcome(error=Cancelled("the client left")))
 
@@ -326,6 +344,9 @@ class TextDriver:
             ride.work.done(ride.work, outcome)
         except Exception:
             _log.exception("answer-failed", model=self._model)
+        self._tell_idle()
+
+    def _tell_idle(self) -> None:
         if self.idle:
             for waiter in [waiter for waiter in self._idle_waiters if not waiter.done()]:
                 waiter.set_result(None)
@@ -337,6 +358,9 @@ class TextDriver:
         if self._looking is not None:
             self._looking.cancel()
         error = Unavailable(f"{self._model} was unloaded before it answered", reason="unloading")
+        for work in list(self._coming):
+            self._coming.discard(work)
+            self._turn_away(work, error)
         for ride in list(self._rides.values()):
             ride.writer.cancel(ride.number)
             self._end(ride, Outcome(error=error))

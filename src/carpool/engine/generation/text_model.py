@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,8 @@ class TextModel(Served):
     def _begin(self, ready: Ready) -> None:
         assert self._loop is not None
         assert ready.step is not None
-        self.config, self.signature, self.vision = ready.config, ready.signature, ready.vision
+        self.config, self.vision = ready.config, ready.vision
+        self.signature = replace(ready.signature, told=True)  # max_tokens is a parameter
         self.profile, self.choices = ready.profile, ready.choices
         self.curves = ready.curve, ready.step
         self.instances = len(ready.backends)
