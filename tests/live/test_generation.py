@@ -18,6 +18,7 @@ pytest.importorskip("torch")
 
 from carpool.backends.fake import fake_text
 from carpool.demo import text_model
+from frontend.http.harness import post
 from live.server import Live, command, descendants, is_alive, serving, wait_until
 
 TEXT = "Invoice 2041, due 17 May"
@@ -100,17 +101,14 @@ def test_what_cannot_be_read_is_a_400(server: Live, picture: Any, parameters: An
 def test_clients_that_leave_free_their_slots(server: Live) -> None:
     for seed in range(12):
         client = server.connect()
-        client.send(
-            b"POST /v2/models/writer/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
-            % len(document(random_picture(seed)))
-            + document(random_picture(seed))
-        )
-        client.close()
+        client.send(post("/v2/models/writer/infer", document(random_picture(seed))))
+        client.reset()
     status, answer = ask(server, "writer", random_picture(50))
     assert status == 200, answer
     wait_until(lambda: server.metric("carpool_text_slots", model="writer", state="used") == 0, "free slots")
 
 
+@pytest.mark.conformance
 def test_a_runner_that_is_killed_costs_its_riders_one_error_and_comes_back(server: Live) -> None:
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(ask, server, "reader", np.full((1, 32, 512), 250, np.uint8)) for _ in range(4)]
