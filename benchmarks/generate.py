@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -200,11 +201,9 @@ def compared(kind: str, args: argparse.Namespace, cuda: bool) -> dict[str, Any]:
         stepper.step(1)
 
     sizes = [size for size in (1, 2, 4, 8, 16, 32) if size <= args.slots]
-    steps = [measure(lambda width=width: stepper.step(width), width) for width in stepper.widths]
+    steps = [measure(partial(stepper.step, width), width) for width in stepper.widths]
     one = steps[0].seconds
-    encodes = [
-        (size, max(1e-6, measure(lambda size=size: encode(size), size).seconds - one)) for size in sizes
-    ]
+    encodes = [(size, max(1e-6, measure(partial(encode, size), size).seconds - one)) for size in sizes]
     curves = (
         BatchCurve.measured(encodes, sizes[-1]),
         BatchCurve.measured([(p.size, p.seconds) for p in steps], args.slots, stepper.widths),

@@ -225,7 +225,7 @@ class FrontLink(asyncio.Protocol):
         at, capacity = (0, 0) if output is None else (output.offset, output.capacity)
         template = call.template
         call.expires = expiry(template.entry, arrived, deadline)
-        flags = LATEST if sender.latest else 0
+        flags = (LATEST if sender.latest else 0) | (0 if call.part is None else PARTS)
         if sender.again:
             flags |= AGAIN
         coming = 0.0
@@ -238,8 +238,6 @@ class FrontLink(asyncio.Protocol):
         if regions:
             flags |= REGIONS
             details = regions + details
-        if call.part is not None:
-            flags |= PARTS
         if part:
             flags |= STEP
             details = part + details

@@ -339,6 +339,8 @@ def _family(family: Family, rows: Sequence[_Labelled]) -> Iterator[list[str]]:
                 for line in _histogram(family, one, f"{labels},{more}", ended, cells)
             ]
         elif histogram is not None:
+            if family.of_some_models and not any(cells[histogram.buckets]):
+                continue
             lines = _histogram(family, histogram, labels, [*ends, ("+Inf", -1)], cells)
         else:
             numbers = [(more, value(cells)) for more, value in family.values.items()]

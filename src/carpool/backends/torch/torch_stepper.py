@@ -58,7 +58,8 @@ class TorchStepper:
                 raise
             reason = "device-memory" if is_out_of_memory(error) else ModelError.reason
             raise ModelError(f"{model}: it cannot be loaded: {in_one_line(error)}", reason=reason) from None
-        self.widths, self.slot_bytes = self._decoder.widths, self._decoder.slot_bytes
+        self.widths: Sequence[int] = self._decoder.widths
+        self.slot_bytes = self._decoder.slot_bytes
 
     @property
     def notes(self) -> Sequence[str]:

@@ -17,8 +17,8 @@ from carpool.engine.generation.hosted_text import HostedText
 from carpool.engine.generation.text_driver import LocalText, TextDriver, Writes
 from carpool.engine.generation.text_loading import promise_of
 from carpool.engine.hosted_model import HostedInstance
-from carpool.engine.models.loading import Ready
-from carpool.engine.models.served import Served, State, join_all
+from carpool.engine.models.loading import Ready, join_all
+from carpool.engine.models.served import Served, State
 from carpool.engine.route import Spare
 from carpool.errors import Unavailable
 from carpool.link.text_records import Worked

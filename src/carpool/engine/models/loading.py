@@ -353,3 +353,12 @@ class Loading:
             log.info("choice", model=config.name, why=sentence)
         signature, labels, vision = self._signature, self._labels, self._vision
         return Ready(config, signature, curve, opened, labels, vision, profile, piece, said)
+
+
+_CLOSE_S = 10.0  # for an idle instance to give back what it has
+
+
+def join_all(executors: Sequence[Any]) -> None:
+    end = monotonic() + _CLOSE_S
+    for executor in executors:
+        executor.join(max(0.0, end - monotonic()))

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from secrets import token_hex
 from time import monotonic, time
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
 from carpool.backends.backend import AnswersEach, AsksModels, Backend
 from carpool.config.backend_kinds import kind_of
@@ -31,7 +31,7 @@ from carpool.engine.driver import Driver, Watcher
 from carpool.engine.generation.text_loading import TextLoading
 from carpool.engine.hosted_model import HostedInstance, HostedLoading
 from carpool.engine.models.candidate import Upload
-from carpool.engine.models.loading import Loading, Ready
+from carpool.engine.models.loading import Loading, Ready, join_all
 from carpool.engine.parts import DecoupledExecutor
 from carpool.engine.profile.instance_layout import Devices
 from carpool.engine.profile.model_profile import Profile, ProfileStore
@@ -56,15 +56,8 @@ _PATIENCE_S = 10.0  # for so long requests without a promise wait for an instanc
 _TIMES_AS_LONG, _SHORTEST_TIMEOUT_S = 100.0, 10.0  # as its largest batch: then a batch is given up
 _LOOK_S = 0.25  # between two looks at processes that have nothing to do
 _ADVISE_FROM = 0.1  # of the promise spent waiting: below that no newcomer is refused, or only by the engine
-_CLOSE_S = 10.0  # for an idle instance to give back what it has
 
 T = TypeVar("T")
-
-
-class Ends(Protocol):
-    """An instance that was told to end."""
-
-    def join(self, timeout: float) -> None: ...
 
 
 Callers: TypeAlias = "Callable[[Served, int], AsksModels]"
@@ -484,12 +477,6 @@ class Served(Watcher):
         if self.upload is not None:
             await asyncio.to_thread(self.upload.leave)
             self.upload = None
-
-
-def join_all(executors: Sequence[Ends]) -> None:
-    end = monotonic() + _CLOSE_S
-    for executor in executors:
-        executor.join(max(0.0, end - monotonic()))
 
 
 def execution_timeout(config: ModelConfig, curve: BatchCurve) -> tuple[float | None, str]:
