@@ -42,10 +42,11 @@ MAY_IMPORT: Mapping[str, str] = {
     "core": "",
     "demo": "",
     "deploying": "core",
-    "engine": "backends backends/torch config core engine/models engine/profile link memory observe "
-    "pipelines quality registry rollout vision",
-    "engine/models": "backends backends/python backends/torch config core engine engine/profile link "
-    "observe pipelines vision vision/tasks",
+    "engine": "backends backends/torch config core engine/generation engine/models engine/profile link "
+    "memory observe pipelines quality registry rollout vision",
+    "engine/generation": "backends config core engine engine/models engine/profile link observe vision",
+    "engine/models": "backends backends/python backends/torch config core engine engine/generation "
+    "engine/profile link observe pipelines vision vision/tasks",
     "engine/profile": "backends config core engine link observe",
     "frontend": "cache config core frontend/pictures link memory observe quality vision wire",
     "frontend/access": "config observe",
@@ -69,8 +70,8 @@ MAY_IMPORT: Mapping[str, str] = {
     "ray": "cluster",
     "registry": "config",
     "rollout": "cache config core sim",
-    "runner": "backends backends/torch engine engine/models engine/profile link memory observe process "
-    "vision",
+    "runner": "backends backends/torch core engine engine/generation engine/models engine/profile link "
+    "memory observe process vision",
     "sim": "core",
     "video": "client lab/load vision",
     "vision": "config vision/tasks",

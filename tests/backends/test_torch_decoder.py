@@ -20,11 +20,12 @@ import torch
 from torch import nn
 
 from carpool.backends.torch import line_reader
-from carpool.backends.torch.decoder_weights import of_transformer_decoder, of_trocr, read_trocr
+from carpool.backends.torch.decoder_weights import of_transformer_decoder, of_trocr
 from carpool.backends.torch.line_reader import LineReader
-from carpool.backends.torch.reader_stepper import ReaderStepper, load_reader
+from carpool.backends.torch.text_network import line_network, read_line_reader, read_trocr
 from carpool.backends.torch.torch_decoder import DecoderForm, TorchDecoder
 from carpool.backends.torch.torch_device import Device
+from carpool.backends.torch.torch_stepper import TorchStepper
 from carpool.errors import ConfigError, InvalidInput, ModelError
 
 TOOLS = Path(__file__).parents[2] / "tools" / "reader"
@@ -287,7 +288,7 @@ def test_a_trocr_folder_writes_the_same(tmp_path: Path) -> None:
     state, config = as_trocr(model)
     save_file(state, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(config))
-    form, weights = read_trocr(tmp_path)
+    form, weights = of_trocr(state, config)
     assert (form.offset, form.scale, form.norm_first) == (2, 4.0, False)
     given = pictures(10)
     decoder = TorchDecoder(form, weights, len(given), LONGEST, MEMORY, Device())
@@ -348,13 +349,11 @@ def read_alone(network: LineReader, line: Any, longest: int) -> list[int]:
 
 def test_the_reader_has_3_9_million_parameters_and_reads_in_slots(reader: LineReader) -> None:
     assert sum(parameter.numel() for parameter in reader.parameters()) == pytest.approx(3.94e6, rel=0.01)
-    stepper = ReaderStepper(reader, 4, Device())
-    parts = [{"line": lines(1, 64, 0)}, {"line": lines(2, 128, 1)}, {"line": lines(1, 64, 2)}]
-    encoded = stepper.encode(parts, [1, 2, 1])
-    for slot, row in enumerate(encoded):
-        stepper.admit(slot, row)
+    stepper = TorchStepper(line_network(reader), 4, Device())
+    each = [*lines(1, 64, 0), *lines(2, 128, 1), *lines(1, 64, 2)]
+    pictures = [stepper.read({"image": line[None]}) for line in each]
+    stepper.admit(range(4), stepper.encode(pictures))
     steps = [stepper.step(4) for _ in range(8)]
-    each = [line for part in parts for line in part["line"]]
     answers = [read_alone(reader, line, 8) for line in each]
     assert len({tuple(answer) for answer in answers}) > 1
     for slot, wanted in enumerate(answers):
@@ -363,10 +362,10 @@ def test_the_reader_has_3_9_million_parameters_and_reads_in_slots(reader: LineRe
 
 
 def test_lines_of_another_shape_are_refused(reader: LineReader) -> None:
-    stepper = ReaderStepper(reader, 1, Device())
+    stepper = TorchStepper(line_network(reader), 1, Device())
     for wrong in (lines(1, 60, 0), lines(1, 520, 0), lines(2, 64, 0), lines(1, 64, 0).astype(np.float32)):
-        with pytest.raises(InvalidInput, match="line must be"):
-            stepper.encode([{"line": wrong}], [1])
+        with pytest.raises(InvalidInput, match="image must be"):
+            stepper.read({"image": wrong})
 
 
 def test_weights_are_written_and_read(reader: LineReader, tmp_path: Path) -> None:
@@ -375,11 +374,11 @@ def test_weights_are_written_and_read(reader: LineReader, tmp_path: Path) -> Non
     file = tmp_path / "reader.safetensors"
     train.write_safetensors(file, state, {"model": "carpool line reader"})
     assert file.stat().st_size < 8e6
-    stepper = load_reader(file, 1, Device())
-    assert stepper.text([42, 1, 43, 0, 44]) == "I J"
+    network = line_network(read_line_reader(file))
+    assert b"".join(network.pieces[token] for token in (42, 1, 43, 0)) == b"I J"
     train.write_safetensors(file, {"a": torch.zeros(1)}, {})
     with pytest.raises(ModelError, match="not a reader of this kind"):
-        load_reader(file, 1, Device())
+        read_line_reader(file)
 
 
 @pytest.fixture(scope="module")
@@ -431,4 +430,4 @@ def test_the_reader_trains_for_a_few_steps(glyphs: Path, tmp_path: Path) -> None
     command += ["--steps", "5", "--batch", "8", "--lines", "8"]
     subprocess.run(command, check=True, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert {file.name for file in tmp_path.iterdir()} == {"reader.safetensors", "report.json"}
-    load_reader(tmp_path / "reader.safetensors", 1, Device())
+    read_line_reader(tmp_path / "reader.safetensors")

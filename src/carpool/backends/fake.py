@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from carpool.backends.backend import Backend, Placement, Seen, aborted, check_wanted
-from carpool.config.model import DYNAMIC, FakeSettings, ModelConfig, ModelSignature, TensorConfig
+from carpool.backends.stepper import PICTURE, Stepper, with_tensors
+from carpool.config.model import (
+    DYNAMIC,
+    FakeSettings,
+    GenerateSettings,
+    ImageSettings,
+    ModelConfig,
+    ModelSignature,
+    TensorConfig,
+)
 from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve, CurveError
 from carpool.errors import CarpoolError, ConfigError, ModelError
@@ -27,6 +37,16 @@ def load(config: ModelConfig, version: ModelVersion, placement: Placement) -> Ba
 def read_signature(config: ModelConfig, version: ModelVersion) -> ModelSignature:
     del config, version
     return ModelSignature()
+
+
+def describe_text(config: ModelConfig, version: ModelVersion) -> ModelConfig:
+    del version
+    return with_tensors(config, (1, 32, DYNAMIC), ImageSettings(size=(32, 512), resize="line", pad=255))
+
+
+def load_text(config: ModelConfig, version: ModelVersion, placement: Placement) -> Stepper:
+    del version, placement
+    return FakeStepper(config)
 
 
 class FakeBackend:
@@ -90,3 +110,69 @@ class FakeBackend:
         if datatype is Datatype.BYTES:
             return np.full(shape, b"", dtype=object)
         return np.zeros(shape, dtype=datatype.dtype)
+
+
+_SLOTS = 64
+_SHORTEST = 4  # characters of an answer
+
+
+class FakeStepper:
+    """Writes digits that tell one picture from another, some longer and some shorter, after as long as its
+    curves say."""
+
+    longest = 64
+    end = 0
+    broken = False
+    notes: Sequence[str] = ()
+
+    def __init__(self, config: ModelConfig) -> None:
+        settings, told = config.fake or FakeSettings(), config.generate or GenerateSettings()
+        self.slots = told.slots or _SLOTS
+        self.device = settings.device
+        self._model = config.name
+        try:
+            self._encoding = BatchCurve.parse(settings.curve, self.slots)
+            self._stepping = BatchCurve.parse(settings.step_curve, self.slots)
+        except CurveError as error:
+            raise ConfigError(f"{config.name}: fake: {error}") from None
+        self.widths: Sequence[int] = tuple(range(1, self.slots + 1))
+        self._left: list[bytes] = [b""] * self.slots
+        self._stop = threading.Event()
+
+    def read(self, inputs: Mapping[str, Array]) -> bytes:
+        return fake_text(inputs[PICTURE])
+
+    def encode(self, pictures: Sequence[bytes]) -> Sequence[bytes]:
+        self._take(self._encoding.times[len(pictures)])
+        return pictures
+
+    def admit(self, slots: Sequence[int], encoded: Sequence[bytes]) -> None:
+        for slot, text in zip(slots, encoded, strict=True):
+            self._left[slot] = text
+
+    def step(self, width: int) -> Array:
+        self._take(self._stepping.times[width])
+        tokens = np.array([text[0] if text else self.end for text in self._left[:width]], np.int64)
+        self._left[:width] = [text[1:] for text in self._left[:width]]
+        return tokens
+
+    def piece(self, token: int) -> bytes:
+        return bytes((token,))
+
+    def sample(self) -> bytes:
+        return b"1234"
+
+    def _take(self, seconds: float) -> None:
+        if self._stop.wait(seconds):
+            raise aborted(self._model)
+
+    def abort(self) -> None:
+        self._stop.set()
+
+    close = abort
+
+
+def fake_text(picture: Array) -> bytes:
+    """What `FakeStepper` reads there."""
+    seen = zlib.crc32(picture.tobytes())
+    return (f"{seen:010d}" * 4)[: _SHORTEST + seen % 37].encode()

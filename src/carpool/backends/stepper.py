@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
+from carpool.backends.backend import Placement
+from carpool.config.model import ImageSettings, ModelConfig, Task, TensorConfig
+from carpool.config.repository import ModelVersion
 from carpool.types import Array
+
+PICTURE, TEXT, FINISH = "image", "text_output", "finish_reason"
+"""The tensors of every model that writes: a picture, the text, and why it ends there."""
 
 
 class Stepper(Protocol):
-    """One instance. Everything is called from one thread at a time.
+    """One instance. Everything is called from one thread at a time, but `read` and `abort`, which may be
+    called beside the others.
 
     A slot belongs to one answer from `admit` until the next `admit` into it; there is nothing to do when an
     answer ends. Slots are independent: what is in one changes no token of another.
@@ -17,22 +25,58 @@ class Stepper(Protocol):
 
     slots: int  # shapes never change
     longest: int  # tokens of an answer, and of what it begins with
+    widths: Sequence[int]  # of steps: one of any other width runs as the next of these
+    end: int  # the token after which nothing comes
+    device: str  # its name, if it is shared with other models; else empty
+    broken: bool  # no instance in this process works any more
 
-    def encode(self, parts: Sequence[Mapping[str, Any]], images: Sequence[int]) -> Sequence[Any]:
-        """Each picture of requests that stand one behind the other, as something that stays where it is until
-        `admit`. Takes e(B)."""
+    @property
+    def notes(self) -> Sequence[str]:
+        """What was found and chosen when it was loaded, a sentence each."""
 
-    def admit(self, slot: int, encoded: Any, prompt: Sequence[int] = (), limit: int = 0) -> None:
-        """A new answer begins in this slot, after `prompt` if the model has one, with at most `limit` tokens:
-        0 is as many as there can be. Whoever had the slot is gone without a trace."""
+    def read(self, inputs: Mapping[str, Array]) -> Any:
+        """A copy of one request's picture, checked: InvalidInput for what can never be read."""
+
+    def encode(self, pictures: Sequence[Any]) -> Sequence[Any]:
+        """Each of what `read` returned, as something that stays where it is until `admit`. Takes e(B)."""
+
+    def admit(self, slots: Sequence[int], encoded: Sequence[Any]) -> None:
+        """A new answer begins in each of these slots. Whoever had the slot is gone without a trace."""
 
     def step(self, width: int) -> Array:
         """One token for each of slots 0 to `width` - 1, int64 [width]; those of slots that nobody has mean
         nothing. Takes s(width)."""
 
-    @property
-    def end(self) -> int:
-        """The token after which nothing comes."""
+    def piece(self, token: int) -> bytes:
+        """What it adds to the text, in UTF-8: perhaps a part of a character."""
 
-    def text(self, tokens: Sequence[int]) -> str:
-        """What they say, up to the end of the text."""
+    def sample(self) -> Any:
+        """As `read` returns it, for measuring."""
+
+    def abort(self) -> None:
+        """From another thread: what runs may end with an error."""
+
+    def close(self) -> None:
+        """Give back memory and threads; more than once does no harm."""
+
+
+class TextHome(Protocol):
+    """What the module of a backend with such models offers beside `load` and `read_signature`."""
+
+    def describe_text(self, config: ModelConfig, version: ModelVersion) -> ModelConfig:
+        """With nothing left open. Raises what is wrong with settings and files."""
+
+    def load_text(self, config: ModelConfig, version: ModelVersion, placement: Placement) -> Stepper: ...
+
+
+def with_tensors(config: ModelConfig, dims: tuple[int, ...], image: ImageSettings) -> ModelConfig:
+    """The settings of a model that takes such pictures."""
+    outputs = tuple(TensorConfig(name, "BYTES", (1,)) for name in (TEXT, FINISH))
+    return replace(
+        config,
+        inputs=(TensorConfig(PICTURE, "UINT8", dims),),
+        outputs=outputs,
+        max_batch=0,
+        image=replace(config.image or image, decode="cpu"),
+        task=config.task or Task.READ,
+    )

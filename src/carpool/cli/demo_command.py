@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from carpool.demo.demo_cameras import Traffic
     from carpool.lab.load.facts import RunningServer
 
-What = StrEnum("What", ["rollout", "ocr"])
+What = StrEnum("What", ["rollout", "ocr", "reader"])
 
 _MODEL = "classifier"
 _PATH = f"/v2/models/{_MODEL}/rollout"
@@ -47,6 +47,15 @@ _PATIENCE_S = 1800.0
 _GOOD, _BAD = ("standby", "done"), ("rolled-back", "failed")
 
 
+def _write_reader(folder: Path) -> list[str]:
+    import shutil
+
+    from carpool.demo import text_model
+
+    shutil.copytree(text_model(), folder / "reader", ignore=shutil.ignore_patterns("line.png"))
+    return ["reader"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Demo:
     """Roll a new version out, in minutes instead of days, and watch it; or read a page of text.
@@ -63,6 +72,10 @@ class Demo:
     A page is read, line by line, by a pipeline of two models:
 
         carpool demo ocr
+
+    A reader that writes lines character by character, with PyTorch; what each sees is answered in slots:
+
+        carpool demo reader
     """
 
     what: Annotated[What, typer.Argument(metavar="|".join(What), help="What to show.", show_default=False)]
@@ -84,7 +97,7 @@ class Demo:
         from carpool.lab.sweep.conduct import OwnServer
 
         o.whole("--port", self.port, least=0, most=65535)
-        if self.what == What.ocr:
+        if self.what != What.rollout:
             return self._read_page()
         if not candidate_file().is_file():
             raise CarpoolError("the classifiers of this demo are not here: pip install 'carpool[demos]'")
@@ -111,27 +124,33 @@ class Demo:
         from threading import Event
 
         from carpool.client.client import Client
+        from carpool.config.backend_kinds import kind_of
+        from carpool.demo import text_model
         from carpool.demo.ocr_repository import ocr_page, write_repository
         from carpool.lab.sweep.conduct import OwnServer
 
+        writes = self.what == What.reader
+        if writes and (missing := kind_of("pytorch").missing()):
+            raise CarpoolError(f"carpool demo reader: {missing}")
+        page = text_model() / "line.png" if writes else ocr_page()
         with TemporaryDirectory(prefix="carpool-demo-") as scratch:
             folder = self.into or Path(scratch) / "models"
             try:
-                pipelines = write_repository(folder, self.wheels or ())
+                names = _write_reader(folder) if writes else write_repository(folder, self.wheels or ())
             except (ValueError, FileExistsError) as error:
                 raise CarpoolError(str(error)) from None
             if self.into is not None:
-                show.paragraph(f"{folder} has {', '.join(pipelines)}: carpool serve {folder}")
+                show.paragraph(f"{folder} has {', '.join(names)}: carpool serve {folder}")
                 return 0
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # its server is not left behind
             environ = {"CARPOOL_STATE_DIR": str(Path(scratch) / "state")}
             server = OwnServer(folder, Path(scratch) / "log", ["--http-port", str(self.port)], environ)
             try:
                 url = asyncio.run(server.address())
-                print(f"curl -F file=@{ocr_page()} {url}/read", flush=True)
+                print(f"curl -F file=@{page} {url}/read", flush=True)
                 with Client(url) as client:
-                    for name in pipelines:
-                        answer = client.predict(ocr_page(), task="read", model=name)
+                    for name in names:
+                        answer = client.predict(page, task="read", model=name)
                         show.paragraph(f"{name}:")
                         print(answer["text"], flush=True)
                 if self.stay:

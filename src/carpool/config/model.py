@@ -249,12 +249,29 @@ class ReadSettings:
 
 @dataclass(frozen=True, slots=True)
 class FakeSettings:
-    """A model that only takes time: `16+4` is ms per batch + ms per image, `1:6.2,8:11` measured points."""
+    """A model that only takes time: `16+4` is ms per batch + ms per image, `1:6.2,8:11` measured points. One
+    that writes has a second curve, of its steps by the slots that they have."""
 
     curve: str = _key(
         "4+1", pattern=_CURVE, form='ms per batch + ms per image, like "16+4", or batch:ms points'
     )
+    step_curve: str = _key(
+        "1+0.01", pattern=_CURVE, form='ms per step + ms per slot, like "1+0.01", or slots:ms points'
+    )
     device: str = _key("")  # models that name the same one take turns on it
+
+
+MAX_TOKENS = 4096
+MAX_SLOTS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateSettings:
+    """A model that writes its answer token by token, many answers at once, each in a slot of its own."""
+
+    family: str | None = _key(None, "line_reader", "trocr")  # None: told from the files
+    max_tokens: int = _key(128, within=(1, MAX_TOKENS))  # of an answer; a request may ask for fewer
+    slots: int | None = _key(None, within=(1, MAX_SLOTS))  # answers at once; None: what the promise allows
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +361,9 @@ class ModelConfig:
     embed: EmbedSettings | None = None
     text_regions: TextRegionsSettings | None = None
     read: ReadSettings | None = None
+    generate: GenerateSettings | None = None  # it writes its answers token by token
+    ttft: float | None = None  # seconds: the first token is promised within these
+    per_token: float | None = None  # and each further one
     fake: FakeSettings | None = None
     drift: DriftSettings | None = None  # None: nothing of the traffic is looked at
     registry: RegistrySettings | None = None

@@ -21,6 +21,7 @@ SECTIONS: Mapping[str, type[Any]] = {
     "embed": model.EmbedSettings,
     "text_regions": model.TextRegionsSettings,
     "read": model.ReadSettings,
+    "generate": model.GenerateSettings,
     "fake": model.FakeSettings,
     "onnxruntime": model.OnnxruntimeSettings,
     "pytorch": model.PytorchSettings,
@@ -34,10 +35,10 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     table: tuple(keys.split())
     for table, keys in {
         "": (
-            "name backend file task slo_ms slo_may_grow max_batch instances versions labels "
-            "execution_timeout_ms decoupled response_cache device_weight batching image detect classify "
-            "segment pose obb depth embed text_regions read fake onnxruntime pytorch cache drift registry "
-            "rollout parameters input output sequences"
+            "name backend file task slo_ms slo_may_grow ttft_ms per_token_ms max_batch instances versions "
+            "labels execution_timeout_ms decoupled response_cache device_weight batching image detect "
+            "classify segment pose obb depth embed text_regions read generate fake onnxruntime pytorch cache "
+            "drift registry rollout parameters input output sequences"
         ),
         "instances": "count kind gpus",
         "versions": "latest",

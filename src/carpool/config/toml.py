@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,7 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
     max_batch = top.integer("max_batch", 0, rules.MAX_BATCH)
     mode, policy = _policy(top)
     timeout_ms = top.number("execution_timeout_ms", 0)
+    ttft_ms, per_token_ms = (top.number(key, 0, above=True) for key in ("ttft_ms", "per_token_ms"))
     tasks = task_names()  # which looks through all packages
     task = top.text("task", tasks)
     inputs, outputs = _tensors(top, "input", max_batch), _tensors(top, "output", max_batch)
@@ -88,6 +89,8 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
         decoupled=top.flag("decoupled"),
         response_cache=top.flag("response_cache"),
         device_weight=_weight(top),
+        ttft=None if ttft_ms is None else ttft_ms / 1e3,
+        per_token=None if per_token_ms is None else per_token_ms / 1e3,
         parameters=_parameters(top),
         drift=None if (drift := top.table("drift")) is None else read_drift(drift, _inside),
         rollout=read_rollout(top.table("rollout")),
@@ -98,11 +101,35 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
     )
     if config.registry is not None:
         _check_registry(top, config.registry)
+    config = _checked_generation(top, config)
     if config.rollout is not None and top.has("versions"):
         raise top.error("versions", "does not go with [rollout], which chooses the versions itself")
     if max_batch is None:
         return config
     return rules.with_max_batch(config, max_batch, top.where("batching"))
+
+
+_NOT_WRITTEN = (
+    *("batching", "max_batch", "decoupled", "response_cache", "cache", "slo_may_grow", "rollout"),
+    *("input", "output"),
+)
+"""What says nothing of a model that writes: its batches are steps, and its tensors are known."""
+
+
+def _checked_generation(top: Table, config: ModelConfig) -> ModelConfig:
+    if config.generate is None:
+        for key in ("ttft_ms", "per_token_ms"):
+            if top.has(key):
+                raise top.error(key, "is for models that write token by token: add [generate], or use slo_ms")
+        return config
+    for key in _NOT_WRITTEN:
+        if top.has(key):
+            raise top.error(key, "does not go with [generate]")
+    if config.backend not in (None, "pytorch", "fake"):
+        raise top.error("backend", f'cannot be "{config.backend}" with [generate]: "pytorch" has such models')
+    if config.backend == "fake":
+        return config
+    return replace(config, backend="pytorch", file=config.file or "model.safetensors")
 
 
 def _check_registry(top: Table, registry: RegistrySettings) -> None:

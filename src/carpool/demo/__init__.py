@@ -18,6 +18,11 @@ def ocr_models() -> Path:
     return _HERE / "ocr"
 
 
+def text_model() -> Path:
+    """The folder of a model that writes what a line says. It needs PyTorch."""
+    return _HERE / "reader"
+
+
 def demo_models() -> list[Path]:
     """The folder of each model that is here, the detector first. The wheel has the detector alone, the wheel
     carpool-demos puts the others beside it."""

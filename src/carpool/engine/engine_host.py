@@ -182,7 +182,8 @@ class EngineHost:
             fetches=not served.hosted and not isinstance(served, Ensemble),
             cache=None if caching is None else asdict(caching),
             digest=digest,
-            decoupled=config.decoupled,
+            decoupled=config.decoupled or served.writes,
+            writes=served.writes,
         )
 
     def pipeline(self, key: int) -> Pipeline | None:

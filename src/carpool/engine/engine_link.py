@@ -105,7 +105,8 @@ class Calls:
         work.latest, work.again = flags & records.LATEST != 0, flags & records.AGAIN != 0
         if flags & records.COMING:
             work.ready_at = now + coming
-        work.parts = LinkParts(self._outbox, call) if entry.decoupled else None
+        in_parts = entry.decoupled and (not entry.writes or flags & records.PARTS)
+        work.parts = LinkParts(self._outbox, call) if in_parts else None
         if payload and not self._hears(work, template, flags, payload, now):
             return
         self._works[call] = work

@@ -20,6 +20,7 @@ from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.engine.engine import StartProgress
 from carpool.engine.engine_host import EngineHost, hide_paths
+from carpool.engine.generation.text_model import TextModel, text_document
 from carpool.engine.models.candidate import remove_abandoned
 from carpool.engine.models.served import Served
 from carpool.engine.registry_watch import RegistryWatch
@@ -155,6 +156,8 @@ def profile_document(served: Served, now: float) -> dict[str, Any]:
     """Times in ms. `points` were measured at loading; `believed` is what batches are planned with now."""
     if served.is_ensemble:
         raise NotFound(f"{served.name} is an ensemble: its steps have profiles, each its own")
+    if isinstance(served, TextModel):
+        return text_document(served)
     profile, scheduler = served.profile, served.driver.scheduler
     policy = served.config.policy
     measured = () if profile is None else profile.points

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ModelConfig
@@ -221,6 +221,15 @@ class HostedLoading:
 
     def _instance(self, which: OpenedAs) -> HostedInstance:
         return HostedInstance(self._runner, self._asked.config.name, which.number, which.device)
+
+
+class Settles(Protocol):
+    """An instance in the runner that serves."""
+
+    number: int
+
+    def settled(self) -> None:
+        """Nothing more is written to its riders' memory."""
 
 
 class HostedInstance:

@@ -231,7 +231,7 @@ def _is_held(work: Work, target: Served, stuck: set[Caller]) -> bool:
     journey = work.route.open.get(work) if isinstance(work.route, Journeys) else None
     if journey is not None:
         return any(_is_held(step, bound.served, stuck) for step, bound in journey.under_way.items())
-    if target.is_ensemble:
+    if target.is_ensemble or target.writes:
         return False
     calling = {caller.index for caller in stuck if caller.served is target}
     instances = [one for one in target.driver.scheduler.instances if one.available]

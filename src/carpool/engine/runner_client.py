@@ -20,6 +20,7 @@ from carpool.engine.hosted_model import (
     Failure,
     HostedInstance,
     HostedLoading,
+    Settles,
     cache_folders,
     imported_names,
 )
@@ -64,7 +65,7 @@ class Runner:
         self._loadings = count(1)
         self._questions = count(1)
         self._asks: dict[int, tuple[asyncio.Future[int], ReportStep]] = {}
-        self._serving: dict[int, HostedInstance] = {}
+        self._serving: dict[int, Settles] = {}
         self._pulse_file = create_memory("carpool-runner-pulse", pulse_bytes(1))
         self._pulses = Pulses(map_memory(self._pulse_file))
         self._guard: Guard | None = None
@@ -263,18 +264,18 @@ class Runner:
 
     # ---- instances --------------------------------------------------------------------------------------
 
-    def serve(self, instance: HostedInstance, piece: int, sock: socket.socket) -> None:
+    def serve(self, instance: Settles, piece: int, sock: socket.socket) -> None:
         self._serving[instance.number] = instance
         self._say("serve", [sock.fileno()], instance=instance.number, piece=piece)
 
-    def abort(self, instance: HostedInstance) -> None:
+    def abort(self, instance: Settles) -> None:
         self._say("abort", instance=instance.number)
 
     def drop(self, instance: HostedInstance) -> None:
         """One that never served; from any thread."""
         self._loop.call_soon_threadsafe(lambda: self._say("drop", instance=instance.number))
 
-    def left(self, instance: HostedInstance) -> None:
+    def left(self, instance: Settles) -> None:
         self._serving.pop(instance.number, None)
 
     # ---- the process ------------------------------------------------------------------------------------

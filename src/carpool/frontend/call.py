@@ -168,7 +168,7 @@ class ClientCall:
         for it: the engine, which all wait for, need not hear of who is too late."""
         self.head = head
         options, sender, entry = head.options, self.sender, self.entry
-        if entry.decoupled and self.one_answer:
+        if entry.decoupled and self.one_answer and not entry.writes:
             raise Unsupported(self.one_answer)
         if options is not DEFAULT_OPTIONS or sender.latest:
             self.sender = sender = sender.with_options(options)
@@ -294,7 +294,7 @@ class ClientCall:
         infer, pictures = self.service.door.infer, self._pictures
         if pictures is not None and pictures.through is not None:
             infer = partial(pictures.through.infer, pictures)
-        if self.entry.decoupled:
+        if self.entry.in_parts(self.one_answer):
             infer = partial(infer, part=self._part)
         self._call = infer(
             self.entry,
@@ -310,7 +310,7 @@ class ClientCall:
         )
         self._slot = None
         self.state = RUNNING
-        if self.split is not None and not self.entry.decoupled:
+        if self.split is not None and not self.entry.in_parts(self.one_answer):
             self._beside = self.service.mirror.watch(self, self._beside, head, slot, tail, ready_in)
 
     # ── between two versions ──
@@ -495,7 +495,7 @@ class ClientCall:
         if self._lookup is not None:
             self._lookup.bytes_are_gone()
         pictures = self._pictures
-        if (pictures is None and self._outlets is None) or self.entry.decoupled:
+        if (pictures is None and self._outlets is None) or self.entry.in_parts(self.one_answer):
             self._finish(answer)
             return
         if pictures is None or answer.error is not None:

@@ -36,6 +36,7 @@ from carpool.link.records import (
     MAX_PRIORITY,
     OK,
     PART,
+    PARTS,
     REACHES,
     READY,
     REGIONS,
@@ -224,7 +225,7 @@ class FrontLink(asyncio.Protocol):
         at, capacity = (0, 0) if output is None else (output.offset, output.capacity)
         template = call.template
         call.expires = expiry(template.entry, arrived, deadline)
-        flags = LATEST if sender.latest else 0
+        flags = (LATEST if sender.latest else 0) | (0 if call.part is None else PARTS)
         if sender.again:
             flags |= AGAIN
         coming = 0.0

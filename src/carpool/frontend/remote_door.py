@@ -182,7 +182,9 @@ class RemoteDoor(BodySlots):
         if spare and not self._may_spare(entry, call):
             return self._fail(call, skipped(entry.name))
         try:
-            if self.known.get(entry.key) is not entry or (entry.decoupled and part is None):
+            if self.known.get(entry.key) is not entry or (
+                entry.decoupled and part is None and not entry.writes
+            ):
                 entry = self._current(entry, head, one_answer=part is None)
             template = link.templates.find(entry, head) or self._learn(link, entry, head)
             details = _details(head) if entry.signature.told else b""
@@ -193,7 +195,7 @@ class RemoteDoor(BodySlots):
             return self._fail(call, CarpoolError("the tensors do not lie in a slot of this door"))
         call.template = template
         # Without room for its outputs they come over the socket, which is slower but still an answer.
-        call.output = None if entry.decoupled else self.arena.allocate(template.capacity)
+        call.output = None if part is not None else self.arena.allocate(template.capacity)
         try:
             options = head.options
             at, regions = slot.offset + tail, head.regions
@@ -291,7 +293,7 @@ class RemoteDoor(BodySlots):
         sent_as = (head.encoded and not takes_files) or (head.regions and not now.fetches)
         if not now.signature.is_like(entry.signature) or sent_as:
             raise Unavailable(f"model '{entry.name}' was replaced; try again", reason="model-replaced")
-        if now.decoupled and one_answer:
+        if now.decoupled and one_answer and not now.writes:
             raise Unsupported(f"{now.name} may give several answers, and only one can be taken here")
         return now
 

@@ -162,6 +162,11 @@ def _the_model(q: ProfileQuestion) -> ModelSource:
         names = ", ".join(source.config.name for source in found)
         raise InvalidInput(f"{q.path} has several models: say which with --name: {names}")
     source = found[0]
+    if source.config.generate is not None:
+        raise InvalidInput(
+            f"{source.config.name} writes: its server measures encoder and steps apart when it loads it, and "
+            f"says so at /v2/models/{source.config.name}/profile"
+        )
     if q.backend is not None and q.backend != source.config.backend:
         source = replace(source, config=replace(source.config, backend=q.backend))
     return source

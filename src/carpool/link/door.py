@@ -160,6 +160,11 @@ class ModelEntry:
     cache: Mapping[str, Any] | None = None  # which answers front ends keep, as its settings say; None: none
     digest: str = ""  # of what it is made of, where answers are kept: the same one answers the same
     decoupled: bool = False  # it gives any number of answers to a request, or none, and then an end
+    writes: bool = False  # its answers are pieces of one text, which may be asked for as a whole instead
+
+    def in_parts(self, one_answer: str) -> bool:
+        """Its answers come one by one. Of text that is written, who takes one answer has all of it."""
+        return self.decoupled and not (self.writes and one_answer)
 
     @property
     def ask(self) -> str:
@@ -390,7 +395,8 @@ class Door(Protocol):
         With a `trip` it is one step of that: the pipeline's promise holds for it, counted from `arrived`,
         less what the later steps take; the first that comes with a trip is what the gate decides about.
 
-        A decoupled model needs a `part`, which is called for each of its answers, in order, never before this
+        A decoupled model needs a `part`; one that writes may be asked without, and then gives all of its text
+        at once. It is called for each of its answers, in order, never before this
         returns and never after `done` or `Call.cancel`. Its outputs are in no slot: they stay as long as
         somebody has them. `done` then comes without outputs. Other models never call it.
         """

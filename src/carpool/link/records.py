@@ -42,6 +42,7 @@ SPARE: Final = 4  # nobody waits for it: it runs if there is slack
 AGAIN: Final = 8  # another server has refused it before
 STEP: Final = 16  # it is part of a trip through a pipeline: its payload begins with which
 REGIONS: Final = 32  # its inputs are in clients' memory: its payload goes on with where
+PARTS: Final = 64  # each piece that its model writes is to be told when it is there
 
 STEP_PART = struct.Struct("<QQI")
 """The number of its trip, the pipeline's key and the number of the step."""

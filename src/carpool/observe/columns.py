@@ -96,6 +96,7 @@ CASCADE_WORDS = ("cheap", "big", "degraded")
 CASCADE_AUDIT_WORDS = ("same", "differs", "skipped")
 AUDIT_WORDS = ("same", "differs", "skipped", "exact-same", "exact-differs")
 FAN_OUT_BOUNDS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 100.0)
+SLOT_WORDS = ("used", "free")
 AGE_BOUNDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 
 _layout = _Layout()
@@ -145,6 +146,14 @@ DRIFT_ALARM: Mapping[str, Column] = _layout.by_word(DRIFT_WORDS, gauges=True)
 """Both are one more than what they say: 0 is for a model whose drift is not known."""
 UNCERTAIN_KEPT = _layout.counter()
 REGISTRY_MOVES = _layout.counter()
+
+# A model that writes.
+FIRST_TOKEN_SECONDS = _layout.histogram(SECONDS_BOUNDS)
+TOKEN_SECONDS = _layout.histogram(SECONDS_BOUNDS)
+ENCODE_SIZE = _layout.histogram(BATCH_BOUNDS)
+STEP_WIDTH = _layout.histogram(BATCH_BOUNDS)
+TOKENS = _layout.counter()
+SLOTS: Mapping[str, Column] = _layout.by_word(SLOT_WORDS, gauges=True)
 
 # A step of a pipeline, which has a row of its own. Its phases are counted as those of a model: the queue, the
 # batch, and in POST_SECONDS what its front end does between its source's end and its own beginning.

@@ -104,7 +104,13 @@ class Family:
     def of_some_models(self) -> bool:
         """It is about versions that are rolled out, cascades or pipelines: nothing is told of others."""
         return self.name.startswith(
-            ("carpool_rollout_", "carpool_feedback_", "carpool_cascade_", "carpool_pipeline_device_")
+            (
+                "carpool_rollout_",
+                "carpool_feedback_",
+                "carpool_cascade_",
+                "carpool_pipeline_device_",
+                "carpool_text_",
+            )
         )
 
 
@@ -179,6 +185,12 @@ carpool_pipeline_later_seconds           gauge     step   cell:STEP_LATER       
 carpool_pipeline_shed_total              counter   step   reason:SHED           Requests that the scheduler chose not to run in this step, by reason.
 carpool_pipeline_wasted_total            counter   step   cell:STEP_WASTED      Requests that this step ran for, and that were given up after it.
 carpool_pipeline_device_pictures_total   counter   model  crops:CROPS_FROM      Pictures of a pipeline that a device decoded, by where its later steps' crops were cut: there, or on the CPU because the device had no room to keep it.
+carpool_text_first_token_seconds         histogram model  all:FIRST_TOKEN_SECONDS From a request to the first token of its answer, of a model that writes.
+carpool_text_token_seconds               histogram model  all:TOKEN_SECONDS     From one token of an answer to the next.
+carpool_text_encode_size                 histogram model  all:ENCODE_SIZE       Pictures that were encoded together.
+carpool_text_step_width                  histogram model  all:STEP_WIDTH        Slots that a step ran, used or not.
+carpool_text_tokens_total                counter   model  cell:TOKENS           Tokens that were written, ends of texts included.
+carpool_text_slots                       gauge     model  state:SLOTS           Answers that are being written, and how many more could be.
 carpool_cascade_total                    counter   model  by:CASCADE            Answers of a cascade, by who gave them: its cheap model, its big one, or the cheap one because the big one had no time.
 carpool_cascade_agreement                gauge     model  share:CASCADE_AUDITS  Share of the cheap model's answers that the big one, asked all the same, agreed with; absent before any was.
 carpool_cascade_saved_seconds_total      counter   model  cell:CASCADE_SAVED    Time of the big model that the cascade spared, less what the cheap one took.
@@ -361,6 +373,8 @@ def _family(
                 for line in _histogram(family, one, f"{labels},{more}", ended, cells)
             ]
         elif histogram is not None:
+            if family.of_some_models and not any(cells[histogram.buckets]):
+                continue
             shown = _NONE if family.milliseconds else examples.get(labels, _NONE)
             lines = _histogram(family, histogram, labels, [*ends, ("+Inf", -1)], cells, shown)
         else:

@@ -25,7 +25,9 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 from weakref import WeakSet, WeakValueDictionary
 
 from carpool.backends.backend import Backend, SharesDevice
+from carpool.backends.stepper import Stepper
 from carpool.backends.torch.device_sharing import limit_device_memory, room_for_pictures
+from carpool.engine.generation.text_loading import TextLoading
 from carpool.engine.hosted_model import (
     ASIDE,
     Failure,
@@ -48,6 +50,7 @@ from carpool.observe.logs import configure, logger
 from carpool.process.shared_settings import apply_log_settings
 from carpool.runner.picture_slots import PictureSlots
 from carpool.runner.runner_instance import Arenas, RunnerInstance
+from carpool.runner.runner_text import RunnerText
 from carpool.vision.settings import write as write_vision
 
 _log = logger("runner")
@@ -139,9 +142,9 @@ _SERVED_S, _LOOK_S = 60.0, 0.02
 class Opened:
     """An instance that is loaded and does not serve yet."""
 
-    backend: Backend
+    backend: Backend | Stepper
     ready: Ready
-    loading: Loading  # kept for as long as an instance of it lives
+    loading: Loading | TextLoading  # kept for as long as an instance of it lives
 
 
 class RunnerProcess:
@@ -156,10 +159,12 @@ class RunnerProcess:
         self._pictures = PictureSlots(room_for_pictures)
         self._arenas = Arenas(self._pictures)
         self._numbers = count(settings["first"])
-        self._loadings: WeakValueDictionary[int, Loading] = WeakValueDictionary()
+        self._loadings: WeakValueDictionary[int, Loading | TextLoading] = WeakValueDictionary()
         self._opened: dict[int, Opened] = {}
-        self._serving: dict[int, tuple[RunnerInstance, Opened]] = {}
-        self._resumed: WeakSet[Loading] = WeakSet()  # their first instances are opened in a hurry
+        self._serving: dict[int, tuple[RunnerInstance | RunnerText, Opened]] = {}
+        self._resumed: WeakSet[Loading | TextLoading] = (
+            WeakSet()
+        )  # their first instances are opened in a hurry
         self._later = Later()
         self._words: dict[str, Callable[[Message], None]] = {
             "arena": lambda message: self._arenas.add(message.body["number"], take_memory(message.files[0])),
@@ -209,23 +214,30 @@ class RunnerProcess:
             self._control.send(word, [file], ask=ask)
 
     def _prepare(self, fields: dict[str, Any], asked: LoadOrder, tell: ReportStep) -> Prepared:
-        loading = Loading(asked.config, asked.version, self._profiles)
+        loading = self._new_loading(asked)
         ready = loading.prepare(tell)
         self._loadings[fields["loading"]] = loading
-        backends = [cast(Backend, backend) for backend in ready.backends]
+        backends = ready.backends
         ready = replace(ready, backends=())
         kept = [self._keep(backend, ready, loading) for backend in backends]
         return Prepared(ready, loading.threads, kept, imported_packages())
 
+    def _new_loading(self, asked: LoadOrder) -> Loading | TextLoading:
+        if asked.config.generate is not None:
+            return TextLoading(asked.config, asked.version)
+        return Loading(asked.config, asked.version, self._profiles)
+
     def _open(self, fields: dict[str, Any], opening: Opening, tell: ReportStep) -> OpenedAs:
-        config, version, ready = opening.asked.config, opening.asked.version, opening.ready
+        config, ready = opening.asked.config, opening.ready
         loading = self._loadings.get(fields["loading"])
         if loading is None:  # of a process before this one
-            loading = Loading(config, version, self._profiles)
+            loading = self._new_loading(opening.asked)
             loading.resume(ready.config, opening.threads)
             self._loadings[fields["loading"]] = loading
             self._resumed.add(loading)
         place = (fields["index"], fields["count"])
+        if isinstance(loading, TextLoading):
+            return self._keep(loading.backend(*place, tell), ready, loading)
         hurry = loading in self._resumed
         backend = loading.backend(*place, tell, hurry=hurry)
         kept = self._keep(backend, ready, loading)
@@ -242,12 +254,12 @@ class RunnerProcess:
         while number in self._opened and time.monotonic() < end:
             time.sleep(_LOOK_S)  # the engine has not said yet that it is to serve
         known = self._serving.get(number)
-        if known is None:
+        if known is None or isinstance(known[0], RunnerText):
             backend.close()
         else:
             known[0].swap(backend)
 
-    def _keep(self, backend: Backend, ready: Ready, loading: Loading) -> OpenedAs:
+    def _keep(self, backend: Backend | Stepper, ready: Ready, loading: Loading | TextLoading) -> OpenedAs:
         number = next(self._numbers)
         self._opened[number] = Opened(backend, ready, loading)
         return OpenedAs(number, backend.device if isinstance(backend, SharesDevice) else "")
@@ -261,15 +273,14 @@ class RunnerProcess:
         if opened is None:  # of a runner before this one
             sock.close()
             return
-        instance = RunnerInstance(
-            opened.backend,
-            _entry(opened.ready),
-            self._arenas,
-            sock,
-            message.body["piece"],
-            self._most,
-            partial(self._left, number),
-        )
+        entry, left = _entry(opened.ready), partial(self._left, number)
+        instance: RunnerInstance | RunnerText
+        if opened.ready.step is not None:
+            stepper = cast(Stepper, opened.backend)
+            instance = RunnerText(stepper, opened.ready, entry, self._arenas, sock, left)
+        else:
+            backend, piece = cast(Backend, opened.backend), message.body["piece"]
+            instance = RunnerInstance(backend, entry, self._arenas, sock, piece, self._most, left)
         self._serving[number] = (instance, opened)
 
     def _left(self, number: int) -> None:

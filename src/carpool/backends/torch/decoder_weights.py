@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from math import sqrt
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -97,17 +95,6 @@ def of_trocr(state: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> tu
         found |= _pairs(state, {f"{layer}.{ours}": here + theirs for ours, theirs in names.items()})
     found["cross.kv"], found["cross.kv_bias"] = torch.cat(keys), torch.cat(biases)
     return form, found
-
-
-def read_trocr(folder: Path) -> tuple[DecoderForm, Weights]:
-    """The decoder in config.json and model.safetensors, which hold no code to run."""
-    from safetensors.torch import load_file
-
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-        return of_trocr(load_file(str(folder / "model.safetensors")), config)
-    except KeyError as error:
-        raise ConfigError(f"{folder}: {error} is missing: this is no TrOCR model as it is known") from None
 
 
 def _pairs(state: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> Weights:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any, cast
 
 from carpool.backends.backend import Backend, Placement
-from carpool.config.model import Kind, ModelConfig, ModelSignature
+from carpool.backends.stepper import Stepper, with_tensors
+from carpool.config.model import GenerateSettings, Kind, ModelConfig, ModelSignature
 from carpool.config.repository import ModelVersion
 from carpool.config.rules import complete
 from carpool.errors import ConfigError, Unsupported
@@ -46,6 +47,20 @@ def describe(config: ModelConfig, version: ModelVersion) -> ModelConfig:
     buckets = _buckets(config, graphs)
     settled = replace(used, device=device, channels_last=last, graphs=graphs, buckets=buckets)
     return replace(config, pytorch=settled)
+
+
+def describe_text(config: ModelConfig, version: ModelVersion) -> ModelConfig:
+    """As `describe`, for a model that writes."""
+    home = _home(config, "text_network")
+    network, device = home.read_network(config, version.file), _device(config)
+    told = replace(config.generate or GenerateSettings(), max_tokens=home.longest_answer(config, network))
+    settled = replace(config.pytorch, device=device, graphs=device != "cpu", channels_last=False)
+    pictures = network.pictures
+    return with_tensors(replace(config, generate=told, pytorch=settled), pictures.dims, pictures.image)
+
+
+def load_text(config: ModelConfig, version: ModelVersion, placement: Placement) -> Stepper:
+    return cast(Stepper, _home(config, "torch_stepper").load(config, version.file, placement))
 
 
 def devices(config: ModelConfig) -> tuple[int, ...]:

@@ -59,6 +59,7 @@ class TorchDecoder:
         self._ended = device.zeros((slots,), torch.bool)
         self._seen = device.zeros((slots, memory), torch.bool)  # what of the encoder's rows is there
         self._order = torch.arange(longest, device=device.place)
+        self._columns = torch.arange(memory, device=device.place)
         self._rows = torch.arange(slots, device=device.place)
         self._heads = torch.arange(form.heads, device=device.place)[None]
         self._told = device.staging((slots,), torch.int64)
@@ -84,24 +85,32 @@ class TorchDecoder:
         first = list(prompt) or [self.form.begin]
         if len(first) + max(1, limit) - 1 > self.longest:
             raise InvalidInput(f"{len(first)} tokens to begin with and {limit} more are over {self.longest}")
-        self._device.enter()
-        for cache in (self._keys, self._values, self._cross_keys, self._cross_values):
-            cache[:, slot].zero_()
-        rows = len(encoded)
-        both = functional.linear(encoded, self._weights["cross.kv"], self._weights["cross.kv_bias"])
-        # [rows, layer, key or value, head, …] to [layer, head, row, …]
-        both = both.view(rows, self.form.layers, 2, self.form.heads, -1).permute(2, 1, 3, 0, 4)
-        self._cross_keys[:, slot, :, :rows] = both[0]
-        self._cross_values[:, slot, :, :rows] = both[1]
-        self._seen[slot] = False
-        self._seen[slot, :rows] = True
-        self._at[slot] = 0
-        self._ended[slot] = False
+        self.admit_all([slot], encoded[None])
         for token in first[:-1]:
             self._tokens[slot] = token
             self._forward(slice(slot, slot + 1))
             self._ended[slot] = False
         self._tokens[slot] = first[-1]
+
+    @torch.inference_mode()
+    def admit_all(self, slots: Sequence[int], encoded: torch.Tensor) -> None:
+        """Answers without a prompt, for pictures of the same number of rows: `encoded` [slots, rows, width].
+        These are a dozen launches, however many there are."""
+        count, rows = encoded.shape[:2]
+        self._device.enter()
+        where = torch.tensor(slots, device=self._device.place)
+        both = functional.linear(encoded, self._weights["cross.kv"], self._weights["cross.kv_bias"])
+        # [slot, row, layer, key or value, head, …] to [layer, slot, head, row, …]
+        both = both.view(count, rows, self.form.layers, 2, self.form.heads, -1).permute(3, 2, 0, 4, 1, 5)
+        for cache in (self._keys, self._values, self._cross_keys, self._cross_values):
+            if rows < self.memory or cache is self._keys or cache is self._values:
+                cache.index_fill_(1, where, 0.0)
+        for cache, made in zip((self._cross_keys, self._cross_values), both, strict=True):
+            cache[..., :rows, :].index_copy_(1, where, made)
+        self._seen[where] = self._columns < rows
+        self._at[where] = 0
+        self._ended[where] = False
+        self._tokens[where] = self.form.begin
 
     @torch.inference_mode()
     def step(self, width: int) -> Array:
@@ -113,7 +122,7 @@ class TorchDecoder:
         self._device.launch(program, run)
         told = self._told[:run]
         told.copy_(program.outputs["tokens"], non_blocking=True)
-        self._device.wait(run)
+        self._device.wait(1)  # a step is short: waking up would take a good part of its time
         return told[:width].numpy().copy()
 
     # ---- one step

@@ -168,6 +168,8 @@ class Ensemble(Served):
             )
         if found is None:
             raise Unavailable(f"{at}: {step.model} is not loaded", reason="not-ready")
+        if found[1].writes:
+            raise ConfigError(f"{at}: {step.model} writes token by token, and no step does that")
         if found[1].hosted and self._models.memory is None:
             raise ConfigError(f"{at}: {step.model} runs in a process that only a server reaches")
         if found[1].config.decoupled:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.engine.batch import Route
+from carpool.engine.generation.text_model import TextModel
 from carpool.engine.models.candidate import Upload
 from carpool.engine.models.ensemble_model import Ensemble
 from carpool.engine.models.pipeline_model import Pipeline
@@ -80,6 +81,8 @@ class Fleet:
         kind: Callable[..., Served] = Served
         if config.needs:
             kind = partial(Ensemble if config.pipeline is None else Pipeline, fleet=self)
+        elif config.generate is not None:
+            kind = TextModel
         served = kind(
             config,
             version,

@@ -102,6 +102,7 @@ class Ready:
     profile: Profile
     piece: int  # a larger batch is run in pieces of this size
     choices: tuple[str, ...]  # what was chosen and why, in words
+    step: BatchCurve | None = None  # of one that writes, whose `curve` is its encoder's
 
     def close(self) -> None:
         for backend in self.backends:
@@ -352,3 +353,12 @@ class Loading:
             log.info("choice", model=config.name, why=sentence)
         signature, labels, vision = self._signature, self._labels, self._vision
         return Ready(config, signature, curve, opened, labels, vision, profile, piece, said)
+
+
+_CLOSE_S = 10.0  # for an idle instance to give back what it has
+
+
+def join_all(executors: Sequence[Any]) -> None:
+    end = monotonic() + _CLOSE_S
+    for executor in executors:
+        executor.join(max(0.0, end - monotonic()))

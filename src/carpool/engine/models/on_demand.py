@@ -198,7 +198,7 @@ class OnDemand:
         last = {
             name: max(served.last_used for served in versions)
             for name, versions in self._loaded(on_device).items()
-            if all(served.driver.idle for served in versions)
+            if all(served.idle for served in versions)
             and (for_one or now >= self._known[name].loaded_at + self._known[name].stay)
             and name not in spared
         }

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from secrets import token_hex
 from time import monotonic, time
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from carpool.backends.backend import AnswersEach, AsksModels, Backend
 from carpool.config.backend_kinds import kind_of
@@ -28,9 +28,10 @@ from carpool.core.scheduler import Scheduler
 from carpool.core.spare import SpareTurn
 from carpool.engine.batch import BatchResult, Executes, Executor, Route
 from carpool.engine.driver import Driver, Watcher
+from carpool.engine.generation.text_loading import TextLoading
 from carpool.engine.hosted_model import HostedInstance, HostedLoading
 from carpool.engine.models.candidate import Upload
-from carpool.engine.models.loading import Loading, Ready
+from carpool.engine.models.loading import Loading, Ready, join_all
 from carpool.engine.parts import DecoupledExecutor
 from carpool.engine.profile.instance_layout import Devices
 from carpool.engine.profile.model_profile import Profile, ProfileStore
@@ -56,9 +57,9 @@ _PATIENCE_S = 10.0  # for so long requests without a promise wait for an instanc
 _TIMES_AS_LONG, _SHORTEST_TIMEOUT_S = 100.0, 10.0  # as its largest batch: then a batch is given up
 _LOOK_S = 0.25  # between two looks at processes that have nothing to do
 _ADVISE_FROM = 0.1  # of the promise spent waiting: below that no newcomer is refused, or only by the engine
-_CLOSE_S = 10.0  # for an idle instance to give back what it has
 
 T = TypeVar("T")
+
 
 Callers: TypeAlias = "Callable[[Served, int], AsksModels]"
 """Takes a version and the number of an instance, and is called in a thread of its loading."""
@@ -75,6 +76,7 @@ class Served(Watcher):
     """Watches its driver: counts what it did, and replaces the instances it lost."""
 
     is_ensemble = False  # it runs nothing itself
+    writes = False  # its answers come token by token
 
     def __init__(
         self,
@@ -120,8 +122,9 @@ class Served(Watcher):
         there = None if host is None else host.loading(config, version)
         self.hosted = there is not None  # it runs in another process
         caller = None if callers is None else partial(callers, self)
-        self._loading: Loading | HostedLoading = there or Loading(
-            config, version, profiles, turn=turn, caller=caller
+        here = TextLoading(config, version) if config.generate is not None else None
+        self._loading: Loading | TextLoading | HostedLoading = (
+            there or here or Loading(config, version, profiles, turn=turn, caller=caller)
         )
         self._devices = devices or Devices()
         self._leave_devices: Callable[[], None] = lambda: None
@@ -162,6 +165,11 @@ class Served(Watcher):
     def driver(self) -> Driver:
         assert self._driver is not None
         return self._driver
+
+    @property
+    def idle(self) -> bool:
+        """Nobody waits and nothing runs."""
+        return self._driver is None or self._driver.idle
 
     # ---- loading ----------------------------------------------------------------------------------------
 
@@ -387,7 +395,7 @@ class Served(Watcher):
     async def _load_in_place_of(self, instance: Instance) -> None:
         count = len(self.driver.scheduler.instances)
         backend: Backend | HostedInstance = await self._off_the_loop(
-            lambda: self._loading.backend(instance.index, count), lambda late: late.close()
+            lambda: cast(Any, self._loading.backend(instance.index, count)), lambda late: late.close()
         )
         owner: Backend | HostedInstance | Executes = backend  # who frees it
         try:
@@ -455,17 +463,11 @@ class Served(Watcher):
             executors = self._driver.close()
             self._leave_devices()
             if idle:  # else a thread is stuck in the model, and nobody should wait for it
-                await asyncio.to_thread(_join, executors)
+                await asyncio.to_thread(join_all, executors)
         self._loader.shutdown(wait=False)
         if self.upload is not None:
             await asyncio.to_thread(self.upload.leave)
             self.upload = None
-
-
-def _join(executors: Sequence[Executes]) -> None:
-    end = monotonic() + _CLOSE_S
-    for executor in executors:
-        executor.join(max(0.0, end - monotonic()))
 
 
 def execution_timeout(config: ModelConfig, curve: BatchCurve) -> tuple[float | None, str]:

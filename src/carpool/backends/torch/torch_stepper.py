@@ -1,0 +1,157 @@
+"""Models that write in slots, with PyTorch: an encoder of pictures before torch_decoder.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from carpool.backends.backend import Placement
+from carpool.backends.torch.device_sharing import in_words, ledger_of
+from carpool.backends.torch.text_network import TextNetwork, read_network
+from carpool.backends.torch.torch_decoder import TorchDecoder
+from carpool.backends.torch.torch_device import PRECISIONS, CudaDevice, Device, Program, is_out_of_memory
+from carpool.backends.torch.torch_files import in_one_line
+from carpool.config.model import GenerateSettings, ModelConfig
+from carpool.errors import CarpoolError, ModelError
+from carpool.types import Array
+
+_SLOTS, _SLOTS_ON_CPU = 64, 8
+_LARGEST = 32  # pictures that are encoded at once
+
+
+class TorchStepper:
+    def __init__(
+        self,
+        network: TextNetwork,
+        slots: int,
+        device: Device,
+        model: str = "the model",
+        precision: torch.dtype = torch.float32,
+    ) -> None:
+        self.slots, self.longest, self.end = slots, network.longest, network.form.end
+        self.device = device.name if device.bounded else ""
+        self.broken = False
+        self._model = model
+        self._device = device
+        self._network = network
+        self._ledger = ledger_of(device) if device.bounded else None
+        self._programs: dict[int, tuple[torch.Tensor, torch.Tensor, Program]] = {}
+        try:
+            with nullcontext() if self._ledger is None else self._ledger.loading:
+                before = device.allocated()
+                self._encode = network.encoder(device.place, precision)
+                weights = {name: tensor.to(precision) for name, tensor in network.weights.items()}
+                rows = network.pictures.rows
+                self._decoder = TorchDecoder(network.form, weights, slots, network.longest, rows, device)
+                if device.bounded:
+                    self._programs = {size: self._prepared(size) for size in _sizes(min(slots, _LARGEST))}
+                if self._ledger is not None:
+                    self._ledger.hold(self, model, max(0, device.allocated() - before))
+        except Exception as error:
+            self.close()
+            if isinstance(error, CarpoolError):
+                raise
+            reason = "device-memory" if is_out_of_memory(error) else ModelError.reason
+            raise ModelError(f"{model}: it cannot be loaded: {in_one_line(error)}", reason=reason) from None
+        self.widths: Sequence[int] = self._decoder.widths
+        self.slot_bytes = self._decoder.slot_bytes
+
+    @property
+    def notes(self) -> Sequence[str]:
+        each = in_words(self.slot_bytes)
+        return (f"{self.slots} answers may be written at once, in slots of {each} each.",)
+
+    def read(self, inputs: Mapping[str, Array]) -> Array:
+        return self._network.pictures.read(inputs)
+
+    @torch.inference_mode()
+    def encode(self, pictures: Sequence[Array]) -> Sequence[Any]:
+        """Those of the same width go together."""
+        found: list[Any] = [None] * len(pictures)
+        with self._device.turn():
+            self._device.enter()
+            for width in sorted({picture.shape[2] for picture in pictures}):
+                places = [place for place, picture in enumerate(pictures) if picture.shape[2] == width]
+                for first in range(0, len(places), _LARGEST):
+                    some = places[first : first + _LARGEST]
+                    encoded = self._encoded([pictures[place] for place in some])
+                    for place, rows in zip(some, encoded, strict=True):
+                        found[place] = rows
+        return found
+
+    def _encoded(self, pictures: Sequence[Array]) -> torch.Tensor:
+        count, shape = len(pictures), pictures[0].shape
+        size = next((size for size in self._programs if size >= count), 0)
+        if not size or shape != self._network.pictures.shape:
+            batch = torch.from_numpy(np.stack(pictures)).to(self._device.place)
+            return self._encode(batch)
+        staged, given, program = self._programs[size]
+        self._device.wait(1)  # what was staged before is on the device
+        np.stack(pictures, out=staged.numpy()[:count])
+        given[:count].copy_(staged[:count], non_blocking=True)
+        self._device.launch(program, count)
+        return program.outputs["rows"][:count].clone()  # the next batch is written to the same place
+
+    def _prepared(self, size: int) -> tuple[torch.Tensor, torch.Tensor, Program]:
+        shape = (size, *self._network.pictures.shape)
+        staged, given = (make(shape, torch.uint8) for make in (self._device.staging, self._device.zeros))
+
+        def run() -> Mapping[str, torch.Tensor]:
+            return {"rows": self._encode(given)}
+
+        with torch.inference_mode():
+            self._device.warm(run)
+            return staged, given, self._device.capture(run)
+
+    def admit(self, slots: Sequence[int], encoded: Sequence[Any]) -> None:
+        with self._device.turn():
+            for rows in sorted({len(one) for one in encoded}):
+                some = [place for place, one in enumerate(encoded) if len(one) == rows]
+                with torch.inference_mode():
+                    batch = torch.stack([encoded[place] for place in some])
+                self._decoder.admit_all([slots[place] for place in some], batch)
+
+    def step(self, width: int) -> Array:
+        with self._device.turn():
+            try:
+                return self._decoder.step(width)
+            except RuntimeError as error:
+                self.broken = "CUDA error" in str(error)
+                raise
+
+    def piece(self, token: int) -> bytes:
+        return self._network.pieces[token]
+
+    def sample(self) -> Array:
+        return np.zeros(self._network.pictures.shape, np.uint8)
+
+    def abort(self) -> None:
+        """A step that runs cannot be interrupted: it is short, or hangs for good."""
+
+    def close(self) -> None:
+        self._programs.clear()
+        if self._ledger is not None:
+            self._ledger.drop(self)
+            self._ledger = None
+        self._device.close()
+
+
+def _sizes(largest: int) -> list[int]:
+    return sorted({largest, *(1 << power for power in range(largest.bit_length()) if 1 << power <= largest)})
+
+
+def load(config: ModelConfig, file: Path, placement: Placement) -> TorchStepper:
+    """`config` is settled: see `pytorch.describe_text`."""
+    told = config.generate or GenerateSettings()
+    gpu = placement.gpu
+    if gpu is None and config.pytorch.device.startswith("cuda"):
+        gpu = int(config.pytorch.device.partition(":")[2] or 0)
+    device = Device(placement.threads) if gpu is None else CudaDevice(gpu)
+    slots = told.slots or (_SLOTS if device.bounded else _SLOTS_ON_CPU)
+    precision = PRECISIONS[config.pytorch.precision]
+    return TorchStepper(read_network(config, file), slots, device, config.name, precision)

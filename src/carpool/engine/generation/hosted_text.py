@@ -1,0 +1,100 @@
+"""An instance of a model that writes, in the runner, as the engine holds it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+from carpool.engine.batch import Work
+from carpool.engine.hosted_model import HostedInstance, Wire
+from carpool.link import records
+from carpool.link.records import ProtocolError
+from carpool.link.text_records import ASKED, LEAVE, WRITE, EventReader
+from carpool.observe.logs import logger
+
+if TYPE_CHECKING:
+    from carpool.engine.generation.text_driver import TextDriver
+    from carpool.engine.runner_client import Runner
+
+_log = logger("runner")
+_ABORT_S = 30.0
+
+
+class HostedText:
+    """Implements `Writes`. Belongs to the loop's thread, but for `join`."""
+
+    def __init__(self, runner: Runner, opened: HostedInstance, model: str, driver: TextDriver) -> None:
+        self.number, self.device = opened.number, opened.device
+        self._runner = runner
+        self._model = model
+        self._driver = driver
+        self._loop = asyncio.get_running_loop()
+        self._known: set[int] = set()
+        self._reader = EventReader(model)
+        self._freed = threading.Event()
+        self.alive = True
+        ours, theirs = socket.socketpair()
+        self._wire = Wire(ours, self._loop, self._heard, self._gone)
+        with theirs:
+            runner.serve(self, 1, theirs)
+
+    @property
+    def responsive(self) -> bool:
+        return not self._runner.stalled
+
+    def submit(self, number: int, work: Work, limit: int) -> None:
+        place = work.place
+        assert place is not None  # the engine lets nothing else in
+        said: list[bytes] = []
+        if len(self._known) >= records.MAX_RUNNER_TEMPLATES:
+            self._known.clear()
+            said.append(records.TO_RUNNER.pack(records.RESET, 0, 0))
+        template = place.template
+        if template.identity not in self._known:
+            self._known.add(template.identity)
+            size = len(template.payload)
+            said += (records.TO_RUNNER.pack(records.TEMPLATE, size, template.identity), template.payload)
+        payload = records.RUN_PLACE.pack(place.arena, template.identity, place.offset, 0, 0)
+        payload += ASKED.pack(work.arrived, work.deadline, limit)
+        said += (records.TO_RUNNER.pack(WRITE, len(payload), number), payload)
+        self._wire.send(b"".join(said))
+
+    def cancel(self, number: int) -> None:
+        self._wire.send(records.TO_RUNNER.pack(LEAVE, 0, number))
+
+    def _heard(self, data: bytes) -> None:
+        try:
+            events = self._reader.feed(data)
+        except ProtocolError as error:
+            _log.error("runner-not-understood", model=self._model, error=str(error))
+            self._runner.kill()
+            return
+        self._driver.heard(self, events)
+
+    def abort(self) -> None:
+        self.alive = False
+        self._runner.abort(self)
+        self._loop.call_later(_ABORT_S, self._insist)
+
+    def _insist(self) -> None:
+        """A step that does not end even so holds its device: only the end of its process frees that."""
+        if not self._freed.is_set():
+            _log.error("step-stuck", model=self._model, after_s=_ABORT_S)
+            self._runner.kill()
+
+    def settled(self) -> None:
+        """Nothing of a rider's is held."""
+
+    def close(self) -> None:
+        self._wire.finish()
+
+    def join(self, timeout: float) -> None:
+        self._freed.wait(timeout)
+
+    def _gone(self) -> None:
+        self.alive = False
+        self._freed.set()
+        self._runner.left(self)
+        self._driver.lost(self)

@@ -1,0 +1,54 @@
+"""A model that writes, on a GPU: captured steps and encoders write what the CPU writes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("there is no GPU", allow_module_level=True)
+
+from carpool.backends.torch.line_reader import LineReader  # noqa: E402
+from carpool.backends.torch.text_network import TextNetwork, line_network  # noqa: E402
+from carpool.backends.torch.torch_device import CudaDevice, Device  # noqa: E402
+from carpool.backends.torch.torch_stepper import TorchStepper  # noqa: E402
+
+SLOTS, STEPS = 8, 20
+
+
+def network() -> TextNetwork:
+    torch.manual_seed(1)
+    reader = LineReader().eval()
+    with torch.no_grad():
+        for parameter in reader.decoder.parameters():
+            parameter.mul_(2.0)
+        reader.characters.weight.mul_(30.0)
+        reader.places.mul_(30.0)
+    return line_network(reader)
+
+
+def written(stepper: TorchStepper, count: int) -> list[list[int]]:
+    random = np.random.default_rng(3)
+    lines = [random.integers(0, 256, (1, 32, 512), dtype=np.uint8) for _ in range(count)]
+    stepper.admit(range(count), stepper.encode(lines))
+    steps = [stepper.step(count) for _ in range(STEPS)]
+    return [[int(tokens[slot]) for tokens in steps] for slot in range(count)]
+
+
+@pytest.mark.parametrize("count", [1, 3, SLOTS])
+def test_a_gpu_writes_what_the_cpu_writes(count: int) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    on_gpu = TorchStepper(network(), SLOTS, CudaDevice(0))
+    assert on_gpu.device == "cuda:0"
+    on_cpu = TorchStepper(network(), SLOTS, Device())
+    for _ in range(2):  # the second time in slots that somebody had
+        assert written(on_gpu, count) == written(on_cpu, count)
+    on_gpu.close()
+
+
+def test_half_precision_runs_and_slots_are_bytes_of_it() -> None:
+    half = TorchStepper(network(), SLOTS, CudaDevice(0), precision=torch.float16)
+    assert half.slot_bytes == 2 * 4 * 192 * 2 * (80 + 64)
+    assert len(written(half, SLOTS)) == SLOTS
+    half.close()

@@ -1,0 +1,53 @@
+#!/usr/bin/env python3
+"""Packs the trained reader for the package: weights in 8 bits, with a scale for each row.
+
+    python tools/reader/pack_reader.py out/reader/reader.safetensors --into src/carpool/demo/reader/reader/1
+
+Matrices become int8, the largest of each row ±127; what is small (norms, biases, positions) stays fp16. Reads
+nothing but the numbers; loading multiplies them out again (backends/torch/text_network.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+SCALE = ".scale"
+_LEAST = 4096  # numbers: what is smaller stays as it is
+
+
+def packed(held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in held.items():
+        wide = tensor.float()
+        if wide.dim() < 2 or wide.numel() < _LEAST:
+            found[name] = wide.half()
+            continue
+        most = wide.flatten(1).abs().amax(1).clamp(min=1e-8)
+        scale = (most / 127.0).half().float()
+        rows = wide / scale.view(-1, *(1 for _ in wide.shape[1:]))
+        found[name] = rows.round().clamp(-127, 127).to(torch.int8)
+        found[name + SCALE] = scale.half()
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=Path, help="of train_reader.py")
+    parser.add_argument("--into", type=Path, required=True, help="folder for model.safetensors")
+    args = parser.parse_args()
+    args.into.mkdir(parents=True, exist_ok=True)
+    file = args.into / "model.safetensors"
+    save_file(packed(load_file(str(args.file))), str(file), {"model": "carpool line reader, 8 bits"})
+    print(f"{file}: {file.stat().st_size} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
