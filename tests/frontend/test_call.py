@@ -12,10 +12,11 @@ import pytest
 
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, ModelError, Refused, TooLarge
-from carpool.frontend.call import ANSWERING, OFFERED, OVER, READING, RUNNING, ClientCall, Times
+from carpool.frontend.call import ANSWERING, OFFERED, OVER, READING, RUNNING, ClientCall
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.pictures.sent_pictures import RoutePicture
 from carpool.link.door import NOBODY, Answer, ModelEntry
+from carpool.link.step_times import Times
 from carpool.observe.counters import Row
 from carpool.types import Datatype
 from carpool.vision.picture_answers import Options

@@ -21,7 +21,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from carpool.cache.answer_store import Kept
 from carpool.cache.cache_key import ANY
@@ -39,6 +39,7 @@ from carpool.frontend.pictures.workers import Job, explained, stopping
 from carpool.frontend.routing import Split
 from carpool.frontend.trace_context import Origin
 from carpool.link.door import Answer, Call, ModelEntry, Sender, Slot
+from carpool.link.step_times import Times
 from carpool.observe.columns import DECODE_SECONDS, POST_SECONDS, REQUEST_SECONDS
 from carpool.observe.counters import Row, count_failure
 from carpool.types import RequestOptions, Tensor, Timing
@@ -50,19 +51,7 @@ T = TypeVar("T")
 READING, OFFERED, RUNNING, ANSWERING, OVER = range(5)
 
 _NOT_READ = RequestHead("", (), (), RequestOptions(), True, 0)
-_LEFT = asyncio.CancelledError("the client left")
-TOO_SLOW = "the answers are not read as fast as the model gives them"
-
-
-class Times(NamedTuple):
-    """Where a request's time went, in the words and units of `Server-Timing`: milliseconds, and the number
-    of images in the batch."""
-
-    decode: float = 0.0
-    queue: float = 0.0
-    infer: float = 0.0
-    post: float = 0.0
-    batch: int = 0
+LEFT = asyncio.CancelledError("the client left")
 
 
 class ClientCall:
@@ -104,14 +93,14 @@ class ClientCall:
     # ── what a protocol does ──
 
     form = ""  # of its answers, by which those of other protocols are told apart
+    one_answer = ""  # what is said of a model that may give several, where they cannot be written
+    siblings = b""  # tells requests that came as one from all others
     looked: Looked | None = None  # what was found where its answer was looked for already
 
     def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
         """Send the outputs; those in `placed` are in the client's memory already. Or what is `kept` of them,
         as the answer to this request."""
         raise NotImplementedError
-
-    one_answer = ""  # what is said of a model that may give several, where they cannot be written
 
     def _write_part(self, answer: Answer) -> None:
         """One of the answers of a decoupled model, in their order; then `_write` for the end, without any
@@ -127,8 +116,6 @@ class ClientCall:
 
     def _current(self) -> tuple[ModelEntry, Row]:
         raise NotImplementedError
-
-    siblings = b""  # tells requests that came as one from all others
 
     def sent_field(self, name: bytes) -> bytes | None:
         """What its client sent beside it under this name: a header, or metadata."""
@@ -645,7 +632,7 @@ class ClientCall:
             if call is not None:
                 call.cancel()
         if self.row is not None:
-            count_failure(self.row, _LEFT, monotonic() - self.arrived if self.arrived else 0.0)
+            count_failure(self.row, LEFT, monotonic() - self.arrived if self.arrived else 0.0)
         if self.service.tracer.on:
             self.service.tracer.failed(self, Cancelled("the client left"), None, monotonic())
 

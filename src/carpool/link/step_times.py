@@ -1,8 +1,10 @@
-"""Where the time of a request went that went through several models: on the link, and in a header."""
+"""Where the time of a request went, also of one that went through several models: on the link, and in a
+header."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import orjson
 
@@ -11,6 +13,17 @@ from carpool.types import PartTiming, RequestedOutput, StepTiming, Tensor, Timin
 
 _MOST = 4096  # steps, of ensembles in ensembles
 _LENGTH = 4
+
+
+class Times(NamedTuple):
+    """Where a request's time went, in the words and units of `Server-Timing`: milliseconds, and the number
+    of images in the batch."""
+
+    decode: float = 0.0
+    queue: float = 0.0
+    infer: float = 0.0
+    post: float = 0.0
+    batch: int = 0
 
 
 def write_steps(timing: Timing) -> bytes:

@@ -16,7 +16,7 @@ from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, InvalidInput, TooLarge
 from carpool.frontend.access.guard import check_model
 from carpool.frontend.access.keys import Principal
-from carpool.frontend.call import ClientCall, Times
+from carpool.frontend.call import ClientCall
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import not_serving
 from carpool.frontend.grpc import infer_messages as messages
@@ -42,7 +42,7 @@ from carpool.link.door import (
     read_side,
     read_source,
 )
-from carpool.link.step_times import in_words, there
+from carpool.link.step_times import Times, in_words, there
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row
 from carpool.types import StepTiming

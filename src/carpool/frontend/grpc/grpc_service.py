@@ -11,7 +11,6 @@ from urllib.parse import quote
 from carpool import errors
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, Unavailable, retry_after, without_stack
-from carpool.frontend.call import Times
 from carpool.frontend.front_caches import CacheParts
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.grpc.infer_messages import FINAL_PARAMETER, Families
@@ -21,6 +20,7 @@ from carpool.frontend.http.infer_route import LargestBody
 from carpool.frontend.packing import AT_ONCE
 from carpool.frontend.trace_context import Origin
 from carpool.link.door import Catalog, Door
+from carpool.link.step_times import Times
 from carpool.memory.spare_memory import SpareMemory
 from carpool.observe.counters import Block
 from carpool.observe.logs import logger

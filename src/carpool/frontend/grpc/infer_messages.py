@@ -16,8 +16,8 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from carpool.errors import InvalidInput, ModelError
-from carpool.frontend.call import Times
 from carpool.link.door import Catalog, ModelEntry
+from carpool.link.step_times import Times
 from carpool.observe.counters import Row
 from carpool.types import Datatype, RequestedOutput, Scalar, Tensor
 from carpool.wire.codec import check_array, to_binary

@@ -14,7 +14,6 @@ from carpool.cache.answer_store import Kept
 from carpool.errors import CarpoolError, InvalidInput, Unavailable
 from carpool.frontend.access.guard import Guard
 from carpool.frontend.access.keys import Principal
-from carpool.frontend.call import TOO_SLOW, Times
 from carpool.frontend.grpc import infer_messages as messages
 from carpool.frontend.grpc.grpc_infer import Asked, GrpcCall, read_metadata
 from carpool.frontend.grpc.grpc_service import Failure, Service, failed_in_stream, refuse
@@ -22,11 +21,12 @@ from carpool.frontend.grpc.infer_messages import FINAL_PARAMETER, NOT_FINAL_PARA
 from carpool.frontend.grpc.rpc import Message, Rpc
 from carpool.frontend.pictures.workers import stopping
 from carpool.link.door import Answer
-from carpool.link.step_times import there
+from carpool.link.step_times import Times, there
 from carpool.observe.columns import BYTES_SENT
 from carpool.wire.v2 import Placed
 
 MOST_UNANSWERED = 256
+TOO_SLOW = "the answers are not read as fast as the model gives them"
 MOST_UNWRITTEN = 16 << 20
 """Bytes of answers that a client has not read: more of one request's cut that request off."""
 EMPTY_FINAL = "triton_enable_empty_final_response"

@@ -14,7 +14,6 @@ import orjson
 
 from carpool.cache.answer_store import Kept
 from carpool.errors import CarpoolError, InvalidInput
-from carpool.frontend.call import Times
 from carpool.frontend.http.event_stream import EventStream
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange
 from carpool.frontend.http.http_service import Service, Start, Starter
@@ -22,6 +21,7 @@ from carpool.frontend.http.infer_route import TIMING, HttpCall, InferRoute, Infe
 from carpool.frontend.http.parsing import RequestHead as HttpHead
 from carpool.frontend.packing import AT_ONCE
 from carpool.link.door import Answer, ModelEntry
+from carpool.link.step_times import Times
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.types import Datatype, Signature, Tensor
 from carpool.wire.v2 import Placed

@@ -17,11 +17,11 @@ from typing import NamedTuple, cast
 from carpool.cache.answer_store import Kept
 from carpool.errors import CarpoolError, InvalidInput, Refused, Unavailable, without_stack
 from carpool.frontend.access.guard import check_model
-from carpool.frontend.call import ClientCall, Times
+from carpool.frontend.call import LEFT, ClientCall
 from carpool.frontend.documents import task_of
 from carpool.frontend.front_caches import Looked, Told, told_of_all
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive, status_of
-from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Start, Starter
+from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Starter
 from carpool.frontend.http.image_reading import Sent, read_image_head, read_pictures
 from carpool.frontend.http.infer_route import TIMING
 from carpool.frontend.http.model_route import ModelRoute, origin_of
@@ -40,7 +40,7 @@ from carpool.frontend.pictures.sent_pictures import PictureModel, RoutePicture
 from carpool.frontend.pictures.workers import stopping
 from carpool.frontend.trace_context import Origin
 from carpool.link.door import LATEST, Answer, Catalog, ModelEntry, Slot
-from carpool.link.step_times import in_words
+from carpool.link.step_times import Times, in_words
 from carpool.memory.layout import FILE_AT, write_length
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row, count_failure
@@ -57,16 +57,11 @@ TASK_ROUTES: Mapping[str, str] = {name: kind.route for name, kind in kinds().ite
 _AT_ONCE_UNDER_WAY = 16
 """Pictures of one request: enough to fill batches, and no client takes all the slots."""
 
-_LEFT = asyncio.CancelledError("the client left")
-
 
 def start_task(task: str) -> Starter:
     """For a route that names what is wanted, and leaves it open who does it."""
 
-    def starter(service: Service, head: HttpHead, _variables: Mapping[str, str]) -> Start:
-        return ImageRoute(service, head, task).begin
-
-    return starter
+    return lambda service, head, _variables: ImageRoute(service, head, task).begin
 
 
 class ImageTarget(NamedTuple):
@@ -483,7 +478,7 @@ class ImageRequest:
             call.leave()
         self._let_go()
         if not begun:
-            count_failure(self.target.row, _LEFT, 0.0)
+            count_failure(self.target.row, LEFT, 0.0)
 
     def _let_go(self) -> None:
         slot, self.slot = self.slot, None

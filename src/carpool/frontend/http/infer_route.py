@@ -12,7 +12,7 @@ from typing import NamedTuple
 from carpool.cache.answer_store import Kept
 from carpool.cache.cache_key import Wish, read_cache_control
 from carpool.errors import CarpoolError, TooLarge
-from carpool.frontend.call import ClientCall, Times
+from carpool.frontend.call import ClientCall
 from carpool.frontend.http.body import body_encoding
 from carpool.frontend.http.exchange import (
     BodyPlan,
@@ -42,7 +42,7 @@ from carpool.link.door import (
     read_latest,
     read_source,
 )
-from carpool.link.step_times import in_words, there
+from carpool.link.step_times import Times, in_words, there
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row
 from carpool.types import InferResponse, StepTiming

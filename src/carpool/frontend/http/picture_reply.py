@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from carpool.cache.answer_store import Kept
 from carpool.cache.similar import see
 from carpool.frontend.cached_call import MOST_BYTES
-from carpool.frontend.call import Times
 from carpool.frontend.front_caches import LOOKED_AT_ONCE, Caches, Looked, ModelCache
 from carpool.frontend.http.exchange import JSON_FIELDS
 from carpool.frontend.http.infer_route import TIMING, VERSION
 from carpool.frontend.pictures.sent_pictures import ASKED_ON_A_ROUTE
+from carpool.link.step_times import Times
 from carpool.observe.columns import CACHE_AGE, REQUEST_SECONDS
 
 if TYPE_CHECKING:
