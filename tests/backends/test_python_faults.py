@@ -16,7 +16,8 @@ import pytest
 
 from backends.cases import X_TO_Y, python_file, settings
 from carpool.backends.backend import Placement
-from carpool.backends.python.python_backend import PythonBackend, WorkerProcess
+from carpool.backends.python.python_backend import PythonBackend
+from carpool.backends.python.worker_process import WorkerProcess
 from carpool.config.repository import ModelVersion
 from carpool.errors import ModelError
 

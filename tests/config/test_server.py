@@ -58,6 +58,7 @@ def test_every_variable_reaches_its_setting() -> None:
         "metrics_port": 3,
         "slot_bytes": 8192,
         "max_header_bytes": 2048,
+        "trace_sample": 0.5,
     }
     environ = {
         variable: texts.get(name, str(numbers.get(name, 7)))

@@ -108,6 +108,10 @@ USED = {
     "version_policy.all": ("", "version_policy { all { } }"),
     "version_policy.specific.versions": ("", "version_policy { specific { versions: [ 2, 5 ] } }"),
     "max_batch_size": ("", BATCHING),
+    "model_transaction_policy.decoupled": (
+        'backend: "python"',
+        'backend: "python" model_transaction_policy { decoupled: true }',
+    ),
     "response_cache.enable": ("", "response_cache { enable: true }"),
     "input.name": (INPUT + "}", INPUT.replace('"x"', '"z"') + "}"),
     "input.data_type": (INPUT + "}", INPUT.replace("FP32", "INT8") + "}"),

@@ -11,7 +11,7 @@ import pytest
 
 from carpool import Engine
 from carpool.backends.python import python_backend
-from carpool.backends.python.python_backend import WorkerProcess
+from carpool.backends.python.worker_process import WorkerProcess
 from carpool.config.model import ModelConfig
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
@@ -79,7 +79,7 @@ def test_a_model_with_a_promise_that_hangs_is_replaced_without_being_told_when(
 
 def test_a_promise_gives_up_a_batch_that_takes_far_longer_than_any() -> None:
     def chosen(told: float | None, policy: object, fixed: float = 0.001) -> tuple[float | None, str]:
-        config = cast(ModelConfig, SimpleNamespace(execution_timeout=told, policy=policy))
+        config = cast(ModelConfig, SimpleNamespace(decoupled=False, execution_timeout=told, policy=policy))
         return execution_timeout(config, BatchCurve.linear(fixed, 0.001, 8))
 
     promise = Promise(0.05, 8)

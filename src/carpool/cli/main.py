@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -38,8 +39,8 @@ from carpool.cli.watch_command import WatchVerb
 from carpool.errors import CarpoolError
 
 _PLAINER = {  # typer's words, old and new, and ours
-    "is not a valid float": "is not a number",
-    "is not a valid integer": "is not a whole number",
+    r"'[^']*' is not a valid float": "it must be a number",
+    r"'[^']*' is not a valid int(eger)?": "it must be a whole number",
     "Input should be a valid number, unable to parse string as a number": "it must be a number",
     "Input should be a valid integer, unable to parse string as an integer": "it must be a whole number",
     "Value error, ": "",
@@ -76,7 +77,7 @@ def _one_line(error: Exception) -> str | None:
         return None
     message = " ".join(str(explain()).split())
     for formal, plain in _PLAINER.items():
-        message = message.replace(formal, plain)
+        message = re.sub(formal, plain, message)
     context = getattr(error, "ctx", None)
     asking = context.command_path if context is not None else "carpool"
     return f"{message.rstrip('.')}. Try: {asking} --help"

@@ -105,8 +105,7 @@ class Calls:
         work.latest, work.again = flags & records.LATEST != 0, flags & records.AGAIN != 0
         if flags & records.COMING:
             work.ready_at = now + coming
-        in_parts = entry.decoupled and (not entry.writes or flags & records.PARTS)
-        work.parts = LinkParts(self._outbox, call) if in_parts else None
+        work.parts = self._parts(call, entry, flags) if entry.decoupled else None
         if payload and not self._hears(work, template, flags, payload, now):
             return
         self._works[call] = work
@@ -117,6 +116,9 @@ class Calls:
             self.submit()
         self._key = template.key
         self._taken.append(work)
+
+    def _parts(self, call: int, entry: ModelEntry, flags: int) -> LinkParts | None:
+        return LinkParts(self._outbox, call) if entry.in_parts(not flags & records.PARTS) else None
 
     def _hears(self, work: Work, template: ServedTemplate, flags: int, payload: bytes, now: float) -> bool:
         """What a request says of itself: of which trip it is a step, where its inputs are if that is not its
@@ -231,20 +233,9 @@ def _answer(place: RequestPlace, timing: Timing, error: CarpoolError | None) -> 
     form = place.form or 0
     if timing.__class__ is StepTiming and error is None:
         form, payload = form | records.WITH_STEPS, payload + write_steps(timing)
-    record = _pack_answer(
-        records.DONE,
-        len(payload),
-        place.call,
-        status,
-        form,
-        timing.batch,
-        timing.queue,
-        timing.input,
-        timing.infer,
-        timing.output,
-        monotonic(),
-        timing.number,
-    )
+    spent = timing.queue, timing.input, timing.infer, timing.output
+    head = records.DONE, len(payload), place.call, status, form, timing.batch
+    record = _pack_answer(*head, *spent, monotonic(), timing.number)
     return record + payload if payload else record
 
 

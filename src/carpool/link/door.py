@@ -162,7 +162,7 @@ class ModelEntry:
     decoupled: bool = False  # it gives any number of answers to a request, or none, and then an end
     writes: bool = False  # its answers are pieces of one text, which may be asked for as a whole instead
 
-    def in_parts(self, one_answer: str) -> bool:
+    def in_parts(self, one_answer: str | bool) -> bool:
         """Its answers come one by one. Of text that is written, who takes one answer has all of it."""
         return self.decoupled and not (self.writes and one_answer)
 
