@@ -173,7 +173,8 @@ class SpanMessages:
         # Batches are numbered by each engine, from a clock that begins with the machine: this is the same in
         # all front ends of a server, which have one parent, and in no other server.
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        self._server = f"{machine} {os.getppid()}".encode()
+        whole = f"{machine} {os.uname().nodename} {os.getppid()}"  # of two containers, both may be process 1
+        self._server = blake2b(whole.encode()).digest()  # no longer than a key may be
         self._resource = {
             "service.version": version,
             "service.instance.id": f"{os.uname().nodename}-{os.getpid()}",
