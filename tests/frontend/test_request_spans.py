@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -33,59 +32,9 @@ from frontend.grpc.front_end import front_end as grpc_front_end
 from frontend.grpc.front_end import image_request
 from frontend.http.front_end import IMAGE, front_end
 from frontend.http.harness import until
+from frontend.span_collector import collecting, told
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-
-
-class Collector:
-    def __init__(self, status: int = 200, answer: bytes = b"") -> None:
-        self.requests: list[Any] = []
-        collector = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                collector.requests.append(ExportTraceServiceRequest.FromString(body))
-                self.send_response(status)
-                self.send_header("content-length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1/traces"
-
-    @property
-    def spans(self) -> list[Any]:
-        return [
-            span
-            for request in list(self.requests)
-            for resource in request.resource_spans
-            for scope in resource.scope_spans
-            for span in scope.spans
-        ]
-
-    def named(self, name: str) -> list[Any]:
-        return [span for span in self.spans if span.name == name]
-
-
-@contextlib.contextmanager
-def collecting(status: int = 200, answer: bytes = b"") -> Iterator[Collector]:
-    collector = Collector(status, answer)
-    thread = threading.Thread(target=collector.server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield collector
-    finally:
-        collector.server.shutdown()
-        collector.server.server_close()
-        thread.join()
-
-
-def told(span: Any) -> dict[str, Any]:
-    return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in span.attributes}
 
 
 def spans_for(table: Table, url: str, **more: Any) -> RequestSpans:
@@ -186,8 +135,8 @@ def record(number: int, trace: bytes, **more: Any) -> _Ended:
     )
 
 
-def encoded(records: list[_Ended], secret: bytes = b"s") -> list[Any]:
-    body, count = SpanMessages(OtelSettings("http://x"), "1", secret).encode(records)
+def encoded(records: list[_Ended]) -> list[Any]:
+    body, count = SpanMessages(OtelSettings("http://x"), "1").encode(records)
     spans = list(ExportTraceServiceRequest.FromString(body).resource_spans[0].scope_spans[0].spans)
     assert len(spans) == count
     return spans
@@ -208,9 +157,9 @@ def test_a_batch_links_to_its_riders_and_they_to_it() -> None:
     assert names == ["POST /x", "decode", "queue", "batch", "infer", "post"]
 
 
-def test_two_front_ends_tell_of_one_batch_in_one_trace() -> None:
-    (one,) = [span for span in encoded([record(7, b"\x01" * 16)], b"a") if span.name == "batch m"]
-    (other,) = [span for span in encoded([record(7, b"\x02" * 16)], b"b") if span.name == "batch m"]
+def test_two_messages_tell_of_one_batch_in_one_trace() -> None:
+    (one,) = [span for span in encoded([record(7, b"\x01" * 16)]) if span.name == "batch m"]
+    (other,) = [span for span in encoded([record(7, b"\x02" * 16)]) if span.name == "batch m"]
     assert one.trace_id == other.trace_id
     assert one.span_id != other.span_id
 

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from carpool.cli.main import app
+from carpool.config import otel_settings
 from carpool.config.backend_kinds import BackendKind
 from carpool.lab import machine_check
 from carpool.lab.machine_check import Finding, State, check_machine
@@ -50,6 +51,27 @@ def test_a_package_that_does_not_import(tmp_path: Path, monkeypatch: pytest.Monk
     assert finding.state is State.WRONG
     assert "libmissing.so" in finding.says
     assert "carpool[more]" in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "missing", "state", "says"),
+    [
+        ("", False, State.FINE, "no collector is named"),
+        ("", True, State.ABSENT, "is not installed"),
+        ("http://c:4318", False, State.FINE, "0.01 of the requests go to http://c:4318/v1/traces"),
+        ("http://c:4318", True, State.NOTE, "is not installed, and a collector is named"),
+        ("c:4318", False, State.WRONG, "must be like http://localhost:4318"),
+    ],
+)
+def test_tracing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, endpoint: str, missing: bool, state: State, says: str
+) -> None:
+    for module in (machine_check, otel_settings):
+        monkeypatch.setattr(module, "package_is_missing", lambda: missing)
+    finding = one(check_machine(place(tmp_path, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint)), "OpenTelemetry")
+    assert finding.state is state
+    assert says in finding.says
+    assert ("carpool[otel]" in finding.advice) is missing
 
 
 def test_a_package_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

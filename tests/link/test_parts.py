@@ -213,7 +213,7 @@ def test_an_answer_that_is_too_long_is_the_models_mistake() -> None:
 
 def part(number: int, payload: bytes, form: int = 0, batch: int = 0, length: int | None = None) -> bytes:
     size = len(payload) if length is None else length
-    return TO_FRONTEND.pack(PART, size, number, OK, form, batch, 0.0, 0.0, 0.0, 0.0, 0.0) + payload
+    return TO_FRONTEND.pack(PART, size, number, OK, form, batch, 0.0, 0.0, 0.0, 0.0, 0.0, 0) + payload
 
 
 def inline(size: int = 16, listed: int = 16, length: int | None = None) -> bytes:

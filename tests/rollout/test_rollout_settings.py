@@ -77,6 +77,7 @@ def test_a_plan_comes_back_from_json(text: str) -> None:
         ("canari = [0.1]", 'did you mean "canary"?'),
         ('sticky = "sauce"', 'did you mean "source"?'),
         ('sticky = "header:"', "rollout.sticky cannot be"),
+        ('sticky = "header:TraceParent"', "which keeps to nothing"),
         ('promote = "proved"', 'did you mean "proven"?'),
         ('candidate = "latest"', "rollout.candidate cannot be"),
         ("candidate = 0", "rollout.candidate"),

@@ -17,8 +17,9 @@ class Doctor:
 
         carpool doctor
 
-    The packages, engines, devices, limits, folders and ports that it would use, as the environment's settings
-    name them. Nothing is changed. The exit code is 1 where something is wrong; `--json` is for a report.
+    The packages, engines, devices, limits, folders, ports and tracing that it would use, as the environment's
+    settings name them. Nothing is changed. The exit code is 1 where something is wrong; `--json` is for a
+    report.
     """
 
     as_json: o.Json = False

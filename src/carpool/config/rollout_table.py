@@ -105,6 +105,9 @@ def _steps(table: Table) -> tuple[float, ...] | None:
 
 def _sticky(table: Table) -> str | None:
     text = table.text("sticky")
+    if text is not None and text.lower() in ("header:traceparent", "header:content-length"):
+        # Front ends read the heads that differ in these alone as one.
+        raise table.error("sticky", f"cannot be {rules.shown(text)}, which keeps to nothing: write 'request'")
     if text is None or text in ("source", "request") or _HEADER.fullmatch(text):
         return text
     hint = rules.nearest(text, ("source", "request", "header:NAME"))

@@ -53,7 +53,7 @@ class LinkParts:
             outbox.failed("it does not take its answers")
             return
         ends = FINISHES.index(finish)
-        times = 0.0, 0.0, 0.0, 0.0, monotonic()
+        times = 0.0, 0.0, 0.0, 0.0, monotonic(), 0
         outbox.put(TO_FRONTEND.pack(PART, len(payload), self._call, 0, ends, LAST * last, *times) + payload)
 
 

@@ -2,8 +2,8 @@
 
 Nothing is made while a request is on its way: when it was answered, a few numbers are noted of one that was
 chosen, and the exporter's thread makes spans of many at once. A batch that several rode in has a span of
-its own, in a trace of its own, which links to them; every front end makes one for its own riders, in the same
-trace, since the batch's number gives that trace its name.
+its own, in a trace of its own, which links to them; every message of a front end has one for its own riders,
+in the same trace, since the batch's number gives that trace its name.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
+from pathlib import Path
 from random import Random
 from time import monotonic, monotonic_ns, time, time_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -78,7 +79,7 @@ class RequestSpans:
         self._random = Random().random
         self._exemplars = exemplars
         self._secret = os.urandom(16)
-        messages = SpanMessages(settings, version, self._secret)
+        messages = SpanMessages(settings, version)
         self._exporter = SpanExporter(settings, row, messages.encode, SPANS_EACH)
 
     def answered(self, call: ClientCall, timing: Timing, times: tuple[float, float, float]) -> None:
@@ -162,14 +163,18 @@ class RequestSpans:
 class SpanMessages:
     """Makes what a collector understands. Used in the exporter's thread alone."""
 
-    def __init__(self, settings: OtelSettings, version: str, secret: bytes) -> None:
+    def __init__(self, settings: OtelSettings, version: str) -> None:
         from opentelemetry.proto.collector.trace.v1 import trace_service_pb2  # of the extra `otel`
         from opentelemetry.proto.trace.v1 import trace_pb2
 
         self._request: Any = trace_service_pb2.ExportTraceServiceRequest
         self._trace: Any = trace_pb2
         self._version = version
-        self._secret = secret
+        # Batches are numbered by each engine, from a clock that begins with the machine: this is the same in
+        # all front ends of a server, which have one parent, and in no other server.
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        whole = f"{machine} {os.uname().nodename} {os.getppid()}"  # of two containers, both may be process 1
+        self._server = blake2b(whole.encode()).digest()  # no longer than a key may be
         self._resource = {
             "service.version": version,
             "service.instance.id": f"{os.uname().nodename}-{os.getpid()}",
@@ -186,7 +191,7 @@ class SpanMessages:
         _describe(resource.resource.attributes, self._resource)
         scope = resource.scope_spans.add()
         scope.scope.name, scope.scope.version = "carpool", self._version
-        writing = _Writing(scope.spans, self._trace, self._secret)
+        writing = _Writing(scope.spans, self._trace, self._server)
         for record in records:
             writing.request(record)
         writing.batches()
@@ -208,11 +213,11 @@ class _Batch(NamedTuple):
 class _Writing:
     """One message."""
 
-    def __init__(self, spans: Any, trace: Any, secret: bytes) -> None:
+    def __init__(self, spans: Any, trace: Any, server: bytes) -> None:
         self._spans = spans
         self._kinds: Any = trace.Span
         self._error: int = trace.Status.STATUS_CODE_ERROR
-        self._secret = secret
+        self._server = server
         self._offset = time_ns() - monotonic_ns()
         self._batches: dict[int, _Batch] = {}  # by number
 
@@ -303,10 +308,8 @@ class _Writing:
             return
         batch = self._batches.get(timing.number)
         if batch is None:
-            name = timing.number.to_bytes(8)
-            trace = blake2b(name, digest_size=16).digest()  # the same in every front end
-            own = blake2b(name, digest_size=8, key=self._secret).digest()
-            batch = _Batch(model, trace, own, began, over, timing.batch, [])
+            trace = blake2b(timing.number.to_bytes(8), digest_size=16, key=self._server).digest()
+            batch = _Batch(model, trace, os.urandom(8), began, over, timing.batch, [])
             self._batches[timing.number] = batch
         batch.riders.append(context)
         span.links.add(trace_id=batch.trace, span_id=batch.span, flags=1)

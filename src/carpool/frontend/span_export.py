@@ -91,7 +91,7 @@ class SpanExporter(Generic[Record]):
 
     def _export(self, records: Sequence[Record]) -> None:
         """Never raises: there are others to come."""
-        why, spans, failed_before = "", len(records) * self._spans_each, self._fails
+        why, spans = "", len(records) * self._spans_each
         try:
             body, spans = self._encode(records)
             wait = _FIRST_WAIT_S
@@ -104,11 +104,11 @@ class SpanExporter(Generic[Record]):
             why = str(error)
         except Exception as error:  # a fault of ours
             why = f"{type(error).__name__}: {error}"
-        if why and not failed_before:
-            _log.warning("spans-not-exported", error=why)
-        elif failed_before and not why:
+        if why:
+            self._failed(why)
+        elif self._fails:
+            self._fails = False
             _log.info("spans-exported-again")
-        self._fails = bool(why)
         self._row.add(SPANS["failed" if why else "exported"], spans)
 
     def _try(self, body: bytes) -> str:
@@ -116,14 +116,19 @@ class SpanExporter(Generic[Record]):
         try:
             status = self._send(body)
         except (OSError, http.client.HTTPException) as error:
-            self._fails = True  # so that nobody who stops waits for this one
-            return f"{type(error).__name__}: {error}"
+            return self._failed(f"{type(error).__name__}: {error}")
         if status in _WORTH_TRYING_AGAIN:
-            self._fails = True
-            return f"the collector answered {status}"
+            return self._failed(f"the collector answered {status}")
         if not 200 <= status < 300:
             raise _NotTaken(f"the collector answered {status}")
         return ""
+
+    def _failed(self, why: str) -> str:
+        """Told at the first try, since the last is half a minute later. Nobody who stops waits for it now."""
+        if not self._fails:
+            self._fails = True
+            _log.warning("spans-not-exported", error=why)
+        return why
 
     def _send(self, body: bytes) -> int:
         settings = self._settings

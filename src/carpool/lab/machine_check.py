@@ -19,6 +19,7 @@ from pathlib import Path
 
 from carpool import __version__
 from carpool.config.backend_kinds import BackendKind, installed, kinds
+from carpool.config.otel_settings import otel_warning, package_is_missing, read_otel
 from carpool.config.server import ServerSettings, server_settings
 from carpool.config.usable_cores import usable_cores
 from carpool.engine.hardware import gpu_count, hardware
@@ -55,7 +56,8 @@ class Finding:
 def check_machine(environ: Mapping[str, str] | None = None) -> list[Finding]:
     environ = os.environ if environ is None else environ
     settings, found = _settings(environ)
-    return [*_carpool(), *_engines(), *_devices(), *_limits(), *_folders(settings), *_ports(settings), *found]
+    seen = [*_carpool(), *_engines(), *_devices(), *_limits(), *_folders(settings), *_ports(settings)]
+    return [*seen, _tracing(settings, environ), *found]
 
 
 def _settings(environ: Mapping[str, str]) -> tuple[ServerSettings, list[Finding]]:
@@ -202,6 +204,26 @@ def _ports(settings: ServerSettings) -> Iterator[Finding]:
             "ports", option, State.NOTE if taken else State.FINE, f"{port} is {'taken' if taken else 'free'}",
             advice if taken else "",
         )  # fmt: skip
+
+
+def _tracing(settings: ServerSettings, environ: Mapping[str, str]) -> Finding:
+    missing = package_is_missing()
+    advice = "pip install 'carpool[otel]'" if missing else ""
+    try:
+        otel = read_otel(settings, environ)
+        wanted = otel_warning(settings, environ)
+    except CarpoolError as error:
+        return Finding("tracing", "OpenTelemetry", State.WRONG, error.message, advice)
+    if otel is not None:
+        says = f"spans of {otel.sample:.4g} of the requests go to {otel.url}"
+        return Finding("tracing", "OpenTelemetry", State.FINE, says)
+    if wanted:
+        return Finding(
+            "tracing", "OpenTelemetry", State.NOTE, "is not installed, and a collector is named", advice
+        )
+    if missing:
+        return Finding("tracing", "OpenTelemetry", State.ABSENT, "is not installed", advice)
+    return Finding("tracing", "OpenTelemetry", State.FINE, "is installed; no collector is named")
 
 
 def _taken(port: int) -> bool:

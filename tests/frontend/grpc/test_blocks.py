@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from carpool.frontend.grpc.grpc_infer import read_metadata
 from carpool.frontend.grpc.h2_frames import BlockReader, Breach, Code, field
 from carpool.frontend.grpc.rpc_heads import PRINTABLE, HeadReader, Status, trailers
 from later import many
@@ -31,6 +32,39 @@ def test_blocks_mean_what_they_meant(heads: list[list[tuple[str, str]]], huffman
         assert found == sent
         assert size == sum(32 + len(name) + len(value) for name, value in sent)
         assert list(known.read(block).metadata) == fields
+
+
+def parent_block(*parents: bytes, more: bytes = b"") -> bytes:
+    """As gRPC's own library writes it: never into the table."""
+    before = b"".join(field(name.encode(), value.encode()) for name, value in CALL)
+    return before + b"".join(field(b"traceparent", parent) for parent in parents) + more
+
+
+def test_every_call_has_another_parent() -> None:
+    reader, wish = HeadReader(1 << 16), field(b"x-carpool-source", b"gate")
+    first = reader.read(parent_block(b"00-%032x-%016x-01" % (1, 1), more=wish))
+    first.asked = read_metadata(first.metadata)
+    for number in range(2, 300):
+        block = parent_block(b"00-%032x-%016x-01" % (number, number), more=wish)
+        found, anew = reader.read(block), HeadReader(1 << 16).read(block)
+        assert found.asked == read_metadata(anew.metadata), "read once"
+        for name in set(type(anew).__slots__) - {"asked"}:
+            assert getattr(found, name) == getattr(anew, name)
+
+
+def test_a_parent_is_nothing_else() -> None:
+    """Neither one of several, nor the inside of another field, nor left out altogether."""
+    reader, one, two = HeadReader(1 << 16), b"00-%032x-%016x-01" % (1, 1), b"00-%032x-%016x-01" % (2, 2)
+    reader.read(parent_block(one)).asked = read_metadata(())
+    inside = b"\x00\x0btraceparent\x37"
+    blocks = [parent_block(one, two), parent_block(two, two), parent_block(), parent_block(one[:-1])]
+    blocks += [parent_block(one, more=field(b"x", inside + text)) for text in (one, two)]
+    blocks += [parent_block(more=field(b"x", inside + text)) for text in (one, two)]
+    for block in blocks * 2:
+        found, anew = reader.read(block), HeadReader(1 << 16).read(block)
+        assert (found.metadata, found.fault, found.asked) == (anew.metadata, anew.fault, None)
+    with pytest.raises(Breach):
+        reader.read(parent_block(one).removesuffix(one))
 
 
 @settings(max_examples=many(2000))

@@ -1,4 +1,4 @@
-"""Heads that differ only in their Content-Length are parsed once, and never taken for one another."""
+"""Heads that differ only in length or `traceparent` are parsed once, and never taken for one another."""
 
 import pytest
 
@@ -52,6 +52,41 @@ def test_what_differs_in_more_shares_nothing() -> None:
     empty = read(known, head(b"Content-Length: 0\r\n"))
     assert empty.derived is None  # no body is not another length
     assert not empty.has_body
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"Content-Length: %b\r\nTraceParent: %b\r\n",
+        b"traceparent:\t%b \r\ncontent-length: %b\r\nAccept: */*\r\n",
+    ],
+)
+def test_every_request_has_another_parent(lines: bytes) -> None:
+    known = KnownHeads(LIMITS)
+    parents = [b"00-%032x-%016x-01" % (number, number) for number in range(1, 1000)]
+    for length, parent in enumerate(parents, 1):
+        two = (b"%d" % length, parent) if lines.startswith(b"C") else (parent, b"%d" % length)
+        found = read(known, head(lines % two))
+        if length > 1:
+            assert found.derived == "the app's"
+        found.derived = "the app's"
+        anew = read(KnownHeads(LIMITS), head(lines % two))
+        anew.derived = "the app's"
+        assert everything(found) == everything(anew)
+    assert len(known) == 1
+
+
+def test_what_is_no_parent_is_no_others() -> None:
+    known = KnownHeads(LIMITS)
+    good = b"00-%032x-%016x-01" % (1, 1)
+    other = b"00-%032x-%016x-01" % (2, 2)
+    length, field = b"Content-Length: 5\r\n", b"traceparent: %b\r\n"
+    for first in (good, other):
+        read(known, head(length + field % first)).derived = "the app's"
+        for rest in (b"", field % b"", field % b"x" * 55, field % first[:-1], field % first + field % good):
+            found = read(known, head(length + rest))
+            assert found.derived is None
+            assert found.headers == read(KnownHeads(LIMITS), head(length + rest)).headers
 
 
 @pytest.mark.parametrize(

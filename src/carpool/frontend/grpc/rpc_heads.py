@@ -52,6 +52,7 @@ _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 _NOT_IN_A_VALUE = re.compile(rb"[\x00\r\n]")
+_PARENT = re.compile(rb"\x00\x0btraceparent\x37([0-9a-f-]{55})")  # a literal that no table keeps
 _PSEUDO = (b":method", b":scheme", b":path", b":authority")
 _OF_ONE_HOP = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
 _NOT_SHOWN = frozenset((b"te", b"content-type"))
@@ -127,6 +128,21 @@ class CallHead:
             self.length = int(length)
         return ""
 
+    def parents(self) -> list[str | bytes]:
+        return [value for name, value in self.metadata if name == "traceparent"]
+
+    def with_parent(self, parent: str) -> CallHead:
+        """The same head with another `traceparent`."""
+        head = CallHead.__new__(CallHead)
+        for name in CallHead.__slots__:
+            setattr(head, name, getattr(self, name))
+        head.metadata = tuple(
+            (name, parent if name == "traceparent" else value) for name, value in self.metadata
+        )
+        if self.asked is not None:
+            head.asked = self.asked._replace(metadata=head.metadata)
+        return head
+
 
 def wrong_field(name: bytes, value: bytes) -> str:
     """What is wrong with a header field that is not special; nothing, mostly."""
@@ -158,38 +174,58 @@ def _shown(name: bytes, value: bytes) -> str | bytes:
 
 class HeadReader:
     """One per connection. A client says the same again and again: a block is found by its bytes, while the
-    table that it may refer to stays as it is."""
+    table that it may refer to stays as it is. One that traces sends another parent each time, which is left
+    out of them."""
 
-    __slots__ = ("_blocks", "_known")
+    __slots__ = ("_blocks", "_known", "_traced")
 
     def __init__(self, limit: int) -> None:
         self._blocks = BlockReader(limit)
         self._known: dict[bytes, CallHead] = {}
+        self._traced: dict[bytes, CallHead] = {}  # by a block without the parent
 
     def read(self, block: bytes) -> CallHead:
         """Raises `Breach`."""
         known = self._known.get(block)
         if known is not None:
             return known
+        short = len(block) <= _LONGEST_KNOWN
+        found = _PARENT.search(block) if short else None
+        if found is not None:
+            others, parent = block[: found.start(1)] + block[found.end(1) :], found[1].decode()
+            known = self._traced.get(others)
+            if known is not None:
+                return known.with_parent(parent)
         before = self._blocks.changes
         head = CallHead(*self._blocks.read(block))
         if self._blocks.changes != before:
-            self._known.clear()
-        elif len(block) <= _LONGEST_KNOWN:
-            if len(self._known) >= _KNOWN_BLOCKS:
-                self._known.clear()
-            self._known[block] = head
+            self._forget()
+        elif found is not None and not head.fault and head.parents() == [parent]:
+            # Inside another field it would not be text: its first byte is none. And it is the only one.
+            _keep(self._traced, others, head)
+        elif short:
+            _keep(self._known, block, head)
         return head
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self._traced.clear()
 
     def read_trailers(self, block: bytes) -> str:
         """What is wrong with them: else they say nothing to us. Raises `Breach`."""
         before = self._blocks.changes
         fields, _ = self._blocks.read(block)
         if self._blocks.changes != before:
-            self._known.clear()
+            self._forget()
         if any(name.startswith(b":") for name, _ in fields):
             return "a pseudo-header in trailers"
         return next(filter(None, (wrong_field(*one) for one in fields)), "")
+
+
+def _keep(known: dict[bytes, CallHead], key: bytes, head: CallHead) -> None:
+    if len(known) >= _KNOWN_BLOCKS:
+        known.clear()
+    known[key] = head
 
 
 def trailers(status: Status, details: str, metadata: Metadata = ()) -> bytes:

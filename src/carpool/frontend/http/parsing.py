@@ -31,6 +31,7 @@ _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _TOO_MANY_DIGITS = 19
 _LONGEST_METHOD = 32
 _LENGTH_FIELD = re.compile(rb"\r\ncontent-length:[ \t]*([1-9][0-9]{0,17})[ \t]*\r\n", re.IGNORECASE)
+_PARENT_FIELD = re.compile(rb"\r\ntraceparent:[ \t]*([0-9a-f-]{55})[ \t]*\r\n", re.IGNORECASE)
 _MOST_HEADS = 256
 _LONGEST_HEAD = 2048
 
@@ -39,7 +40,8 @@ class RequestHead:
     """One request's head. Byte-identical requests of a connection share one: don't change it.
 
     `derived` is the app's own: what it works out from a head (the route, say) can be kept there. Requests
-    whose heads differ only in the length of their bodies share it. `who` holds the key that came with it.
+    whose heads differ only in the length of their bodies or in `traceparent` share it. `who` holds the key
+    that came with it.
     """
 
     __slots__ = (
@@ -270,8 +272,8 @@ def _what_else(text: bytes) -> str:
 
 
 class KnownHeads:
-    """Of all connections. Every picture has a length of its own: without it, the heads of a camera, and of
-    many alike, are one."""
+    """Of all connections. Every picture has a length of its own, and every request of a client that traces a
+    parent: without them, the heads of a camera, and of many alike, are one."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -287,7 +289,22 @@ class KnownHeads:
         known = self._known.get(others)
         if known is not None:
             return known.with_length(found[1])
-        head = parse_head(raw, self._limits, finder)
+        traced = _PARENT_FIELD.search(others)
+        if traced is None:
+            return self._learn(others, parse_head(raw, self._limits, finder))
+        start, end = traced.span(1)
+        # Nothing follows the end of a head, so this is the key of no head whose field is empty.
+        untraced = others[:start] + others[end:] + b"traceparent"
+        known = self._known.get(untraced)
+        if known is None:
+            head = parse_head(raw, self._limits, finder)
+            alone = head.headers[b"traceparent"] == traced[1]  # and not one of several
+            return self._learn(untraced if alone else others, head)
+        head = known.with_length(found[1])
+        head.headers[b"traceparent"] = traced[1]
+        return head
+
+    def _learn(self, others: bytes, head: RequestHead) -> RequestHead:
         if len(self._known) >= _MOST_HEADS:
             self._known.clear()
         self._known[others] = head
