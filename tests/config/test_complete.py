@@ -119,3 +119,24 @@ def test_a_file_that_says_nothing_needs_declarations() -> None:
     done = complete(config(text), ModelSignature())
     assert done.max_batch == DEFAULT_MAX_BATCH
     assert done.inputs[0].dims == (2,)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("response_cache = true", "a cache keeps the one answer"),
+        ("[cache]\nttl_s = 5", "a cache keeps the one answer"),
+        ("[rollout]\ncanary = [0.1]", "a rollout compares the one answer"),
+        (
+            "[registry]\nstable = 'models:/m@a'\ncandidate = 'models:/m@b'",
+            "a rollout compares the one answer",
+        ),
+        ("slo_ms = 50", "slo_ms promises when the one answer is there"),
+        ("[batching]\npreserve_ordering = true", "preserve_ordering needs requests with exactly one answer"),
+        ("backend = 'onnxruntime'", "it is for Python models"),
+    ],
+)
+def test_what_needs_one_answer_does_not_go_with_many(text: str, words: str) -> None:
+    backend = "" if "backend" in text else "backend = 'python'\n"
+    with pytest.raises(ConfigError, match=f"m: decoupled: {words}"):
+        complete(config(f"decoupled = true\n{backend}{text}"), DYNAMIC)

@@ -11,8 +11,10 @@ from carpool.engine.engine import Engine
 from carpool.engine.models.served import State
 from carpool.errors import CarpoolError, ConfigError, NotFound, Unavailable
 from engine import ensembles
+from engine.repositories import python
 from engine.scripted import run, until
 from engine.test_ensembles import rows
+from engine.test_text_driver import write_model
 
 
 def states(engine: Engine) -> dict[str, str]:
@@ -90,6 +92,39 @@ def test_decoupled_models_are_refused_before_any_ensemble_could_join_them(tmp_pa
     config.write_text(config.read_text() + "model_transaction_policy { decoupled: true }\n")
     one_step(tmp_path, "one", name)
     fails(tmp_path, "one: decoupled: it is for Python models|one is decoupled", name)
+
+
+KINDS = {
+    "sequences": ("sums", "sums takes sequences"),
+    "decoupled": ("counts", "counts is decoupled, and a step needs exactly one answer"),
+    "generate": ("writer", "writer writes token by token"),
+}
+
+
+def model_of_a_kind(folder: Path, kind: str) -> str:
+    name = KINDS[kind][0]
+    if kind == "sequences":
+        python(folder, "def predict(x): return x", name=name, head="[sequences]")
+    elif kind == "decoupled":
+        python(folder, "def predict(x): yield x", name=name, head="decoupled = true")
+    else:
+        write_model(folder)
+    return name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_without_one_answer_of_their_own_are_no_steps(tmp_path: Path, kind: str) -> None:
+    one_step(tmp_path, model_of_a_kind(tmp_path, kind))
+    fails(tmp_path, rf"step\[0\].model_name: {KINDS[kind][1]}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nor_are_they_of_pipelines(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "wrong").mkdir()
+    (tmp_path / "wrong" / "pipeline.toml").write_text(
+        f'[[step]]\nname = "first"\nmodel = "{model_of_a_kind(tmp_path, kind)}"\n'
+    )
+    fails(tmp_path, f"first.*{KINDS[kind][1]}")
 
 
 def test_loading_an_ensemble_loads_what_it_needs(tmp_path: Path) -> None:

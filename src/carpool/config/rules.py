@@ -170,6 +170,8 @@ def check_decoupled(config: ModelConfig) -> ModelConfig:
         refused = "reshape is not there for it; declare the tensors as the model has them"
     elif config.caching is not None:
         refused = "a cache keeps the one answer to a request; switch it off for this model"
+    elif config.rollout is not None or (config.registry is not None and config.registry.candidate):
+        refused = "a rollout compares the one answer to a request; leave it and a registry's candidate out"
     if refused:
         raise ConfigError(f"{config.name}: decoupled: {refused}", field="decoupled")
     return config

@@ -111,7 +111,7 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
 
 _NOT_WRITTEN = (
     *("batching", "max_batch", "decoupled", "response_cache", "cache", "slo_may_grow", "rollout"),
-    *("input", "output"),
+    *("input", "output", "sequences"),
 )
 """What says nothing of a model that writes: its batches are steps, and its tensors are known."""
 
@@ -125,6 +125,8 @@ def _checked_generation(top: Table, config: ModelConfig) -> ModelConfig:
     for key in _NOT_WRITTEN:
         if top.has(key):
             raise top.error(key, "does not go with [generate]")
+    if config.registry is not None and config.registry.candidate:
+        raise top.error("registry.candidate", "does not go with [generate], whose answers are not compared")
     if config.backend not in (None, "pytorch", "fake"):
         raise top.error("backend", f'cannot be "{config.backend}" with [generate]: "pytorch" has such models')
     if config.backend == "fake":

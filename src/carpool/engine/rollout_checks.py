@@ -19,6 +19,7 @@ from carpool.config.repository import version_folders
 from carpool.config.rollout_settings import RolloutSettings
 from carpool.core.curve import slo_capacity
 from carpool.core.policy import Promise
+from carpool.engine.models.control import ModelState
 from carpool.engine.models.served import Served
 from carpool.errors import ConfigError
 from carpool.link.door import Route
@@ -92,6 +93,18 @@ def digest_of(folder: Path, version: str) -> str:
     if home is None or not any(path.is_file() for path in home.rglob("*")):
         return blake2b(f"{folder.name}/{version}".encode(), digest_size=20).hexdigest()
     return content_digest(home / "model")  # a version's folder counts as a whole
+
+
+def not_for_two(model: ModelState | None) -> str:
+    """Why requests of this model cannot be divided between two versions, or sent to both. Empty: they can."""
+    for served in () if model is None else model.serving.values():
+        if served.config.sequences is not None:
+            return "it takes sequences, whose requests cannot go to two versions"
+        if served.writes:
+            return "it writes token by token, and such answers are not compared"
+        if served.config.decoupled:
+            return "it is decoupled, and any number of answers to a request is not compared"
+    return ""
 
 
 def differences(stable: Served, candidate: Served) -> list[str]:

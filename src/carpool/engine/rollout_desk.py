@@ -18,7 +18,7 @@ from carpool.config.rules import nearest, shown
 from carpool.config.server import ServerSettings
 from carpool.engine.engine_host import EngineHost, without_paths
 from carpool.engine.labelled_check import LabelledCheck
-from carpool.engine.rollout_checks import status_document
+from carpool.engine.rollout_checks import not_for_two, status_document
 from carpool.engine.rollouts import Rollouts
 from carpool.engine.watched_rollout import Watched
 from carpool.errors import ConfigError, Forbidden, InvalidInput, NotFound, WrongState
@@ -163,16 +163,17 @@ class RolloutDesk:
             return status_document(record, monotonic(), more)
         model = self._engine.control.known(name)
         serving = {} if model is None else model.serving
+        unfit = not_for_two(model)
         return {
             "model": name,
             "state": "none",
             "stable": str(max(serving)) if serving else None,
             "candidate": None,
             "share": 0.0,
-            "why": "nothing is being rolled out",
+            "why": "nothing is being rolled out" + (f": {unfit}" if unfit else ""),
             "guards": {},
             "needs": [],
-            "actions": ["start"],
+            "actions": [] if unfit else ["start"],
             "history": [],
         }
 

@@ -30,6 +30,7 @@ from carpool.engine.rollout_checks import (
     curve_document,
     differences,
     digest_of,
+    not_for_two,
     pinned,
     requests_so_far,
     resident_gb,
@@ -218,6 +219,8 @@ class Rollouts:
         """From here on its versions are what the rollout says; `bring` loads them."""
         home, before = self.home(name), self._models.get(name)
         assert home is not None  # who asks has looked
+        if unfit := not_for_two(self._control.known(name)):
+            raise WrongState(f"'{name}' cannot be rolled out: {unfit}")
         digest = await asyncio.to_thread(digest_of, home, candidate)
         if self._models.get(name) is not before:
             raise WrongState(f"another rollout of '{name}' was started at the same time")
@@ -305,6 +308,9 @@ class Rollouts:
         record = watched.record
         model, home = self._control.known(record.model), self.home(record.model)
         if model is None or home is None:
+            return
+        if unfit := not_for_two(model):  # it was begun with other settings
+            self._fail(watched, unfit)
             return
         versions = record.rollout.stable, record.rollout.candidate
         stable, candidate = (model.serving[int(version)] for version in versions)

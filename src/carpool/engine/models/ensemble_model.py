@@ -170,10 +170,12 @@ class Ensemble(Served):
             raise Unavailable(f"{at}: {step.model} is not loaded", reason="not-ready")
         if found[1].writes:
             raise ConfigError(f"{at}: {step.model} writes token by token, and no step does that")
-        if found[1].hosted and self._models.memory is None:
-            raise ConfigError(f"{at}: {step.model} runs in a process that only a server reaches")
         if found[1].config.decoupled:
             raise ConfigError(f"{at}: {step.model} is decoupled, and a step needs exactly one answer")
+        if found[1].config.sequences is not None:
+            raise ConfigError(f"{at}: {step.model} takes sequences, and requests of a step belong to none")
+        if found[1].hosted and self._models.memory is None:
+            raise ConfigError(f"{at}: {step.model} runs in a process that only a server reaches")
         return found
 
     def _labels_of(self, binding: Binding) -> Mapping[str, Sequence[str]]:
