@@ -191,26 +191,60 @@ def wrong_shape(session: Session) -> str:
     return session.refused(INVALID, "Expected [-1,3], got [1,4]", "infer", "numbers", tensors)
 
 
-@case("infer", "sequence_id 7", "refused, 501 / UNIMPLEMENTED")
+@case("infer", "two sequences in turns, their ids a number and a text", "each has its own sum")
+def sequences(session: Session) -> str:
+    name = session.flavour.value
+    said: list[float] = []
+    for number in range(4):
+        flags = {"sequence_start": number == 0, "sequence_end": number == 3}
+        for identity in (len(name), name):
+            x = np.full((1, 1), number + (identity == name), np.float32)
+            said.append(session.infer("sums", {"x": x}, sequence_id=identity, **flags).as_numpy("y").item())
+    expect(said, [0, 1, 1, 3, 3, 6, 6, 10])
+    tensors = [session.tensor("x", np.ones((1, 1), np.float32))]
+    session.refused(INVALID, "must specify the START flag", "infer", "sums", tensors, sequence_id=name)
+    return "0, 1, 3, 6 and 1, 3, 6, 10; after its end 400"
+
+
+@case("infer", "sequence_id 7, a model without sequences", "refused, 501 / UNIMPLEMENTED")
 def sequence(session: Session) -> str:
     tensors = [session.tensor("x", numbers(1, 2, 3)["x"])]
     given: dict[str, Any] = {"sequence_id": 7, "sequence_start": True}
     return session.refused(UNSUPPORTED, "sequence", "infer", "numbers", tensors, **given)
 
 
+@case("infer", "a decoupled model", "refused, 501 / UNIMPLEMENTED")
+def many_answers(session: Session) -> str:
+    tensors = [session.tensor("x", numbers(1, 2, 3)["x"])]
+    return session.refused(UNSUPPORTED, "decoupled", "infer", "counts", tensors)
+
+
 @case("POST …/generate", "the route of Triton's generate extension", "200", HTTP)
 def generate(session: Session) -> str:
+    status, said = _posted(session, "numbers/generate", b'{"x": [1, 2, 3]}')
+    expect(status, 200)
+    expect(json.loads(said)["model_name"], "numbers")
+    return "200"
+
+
+@case("POST …/generate_stream", "a decoupled model, three answers", "200, an event for each", HTTP)
+def generate_stream(session: Session) -> str:
+    status, said = _posted(session, "counts/generate_stream", b'{"x": [3, 0, 0]}')
+    expect(status, 200)
+    events = [json.loads(line[5:]) for line in said.splitlines() if line.startswith("data:")]
+    expect([event["total"] for event in events], [0, 1, 2])
+    return "200, 0, 1, 2"
+
+
+def _posted(session: Session, path: str, body: bytes) -> tuple[int, str]:
     host, _, port = session.http_url.partition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=PATIENCE_S)
     try:
-        connection.request("POST", "/v2/models/numbers/generate", b'{"x": [1, 2, 3]}')
+        connection.request("POST", f"/v2/models/{path}", body)
         response = connection.getresponse()
-        said = json.loads(response.read())
+        return response.status, response.read().decode()
     finally:
         connection.close()
-    expect(response.status, 200)
-    expect(said["model_name"], "numbers")
-    return "200"
 
 
 # ---- without waiting

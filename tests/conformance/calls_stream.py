@@ -87,6 +87,22 @@ def final_response(session: Session) -> str:
     return "triton_final_response true"
 
 
+@case("async_stream_infer", "a decoupled model, three answers", "all, and which is the last", _SYNC)
+def many_answers(session: Session) -> str:
+    with _stream(session) as answers:
+        _send(session, 3, "counts", enable_empty_final_response=True)
+        found: list[float] = []
+        while True:
+            result, error = answers.get(timeout=PATIENCE_S)
+            expect(error, None)
+            total = result.as_numpy("total")
+            found += [] if total is None else [total.item()]
+            if result.get_response().parameters["triton_final_response"].bool_param:
+                break
+    expect(found, [0, 1, 2])
+    return "0, 1, 2 and the end"
+
+
 @case("stop_stream", "with requests on their way", "it waits for their answers", _SYNC)
 def stop(session: Session) -> str:
     with _stream(session) as answers:

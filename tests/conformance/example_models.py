@@ -81,10 +81,48 @@ output [
 ]
 model_transaction_policy { decoupled: true }
 """
+_SEQUENCE = """
+name: "{name}"
+backend: "python"
+max_batch_size: 8
+input [ {{ name: "INPUT" data_type: TYPE_INT32 dims: [ 1 ] }} ]
+output [ {{ name: "OUTPUT" data_type: TYPE_INT32 dims: [ 1 ] }} ]
+sequence_batching {{
+  {strategy}
+  control_input [
+    {{ name: "START" control [ {{ kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] }} ] }},
+    {{ name: "END" control [ {{ kind: CONTROL_SEQUENCE_END int32_false_true: [ 0, 1 ] }} ] }},
+    {{ name: "READY" control [ {{ kind: CONTROL_SEQUENCE_READY int32_false_true: [ 0, 1 ] }} ] }}{corrid}
+  ]
+}}
+"""
+_CORRID = """,
+    {{ name: "CORRID" control [ {{ kind: CONTROL_SEQUENCE_CORRID data_type: {kind} }} ] }}"""
+_MARKS_STARTS = """
+def predict(INPUT, START, END, READY):
+    return {"OUTPUT": INPUT + START}
+"""
+_MARKS_BOTH_ENDS = """
+def predict(INPUT, START, END, READY, CORRID):
+    return {"OUTPUT": (INPUT + START + END * CORRID).astype("int32")}
+"""
+_SUMS_UP = """
+sums = {}
+
+
+def predict(INPUT, START, END, READY, CORRID):
+    answer = INPUT.copy()
+    for row, name in enumerate(CORRID[:, 0]):
+        answer[row] = sums[name] = INPUT[row] + (0 if START[row, 0] else sums[name])
+        if END[row, 0]:
+            answer[row] += int(name or 0)
+            del sums[name]
+    return {"OUTPUT": answer}
+"""
 
 
 def write_models(folder: Path, names: int = GRPC_NAMES) -> Path:
-    """The repository; those for sequences are ordinary models, so that requests get to say what they want."""
+    """The repository; what no example asks in it only has to be there."""
     _sums(folder / "simple")
     _python(folder / "simple_int8", _pair("simple_int8", "python", "TYPE_INT8"), _SUMS)
     _python(folder / "simple_string", _pair("simple_string", "python", "TYPE_STRING"), _SUMS_OF_TEXTS)
@@ -96,8 +134,17 @@ def write_models(folder: Path, names: int = GRPC_NAMES) -> Path:
     return folder
 
 
-def write_decoupled(folder: Path) -> Path:
+def write_stateful(folder: Path) -> Path:
+    """One whose answers are many, and those that take sequences, by number and by text."""
     _python(folder / "repeat_int32", _DECOUPLED, _REPEATS)
+    for name, kind, code in (
+        ("simple_sequence", "", _MARKS_STARTS),
+        ("simple_dyna_sequence", "TYPE_UINT64", _MARKS_BOTH_ENDS),
+        ("simple_string_dyna_sequence", "TYPE_STRING", _SUMS_UP),
+    ):
+        strategy = "oldest { max_candidate_sequences: 4 }" if kind else "direct { }"
+        corrid = _CORRID.format(kind=kind) if kind else ""
+        _python(folder / name, _SEQUENCE.format(name=name, strategy=strategy, corrid=corrid), code)
     return folder
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from carpool.demo import pictures
-from conformance.example_models import GRPC_NAMES, HTTP_NAMES, write_decoupled, write_models
+from conformance.example_models import GRPC_NAMES, HTTP_NAMES, write_models, write_stateful
 from live.server import Live, start
 
 EXAMPLE_S = 120.0
@@ -54,8 +54,6 @@ def example_cells(row: ExampleRow) -> list[str]:
 def expected_refusal(name: str) -> str:
     if "cudashm" in name:
         return "CUDA shared memory is not offered"
-    if "sequence" in name:
-        return "sequences are not offered"
     return ""
 
 
@@ -74,17 +72,23 @@ def run_examples(examples: Sequence[Path], folder: Path, give_up: float) -> Iter
                 names = GRPC_NAMES if "grpc" in example.name else HTTP_NAMES
                 with _server(folder / example.stem, names, _CONTROLLED) as own:
                     yield _run(example, own, give_up)
-            elif "repeat" in example.name:
-                with _server(folder / "decoupled", 0, _SERVES) as own:
-                    yield _run(example, own, give_up)
-            else:
+            elif not _is_stateful(example):
                 yield _run(example, server, give_up)
+    with _server(folder / "stateful", 0, _SERVES) as server:
+        for example in filter(_is_stateful, examples):
+            yield _run(example, server, give_up)
+            if "sequence" in example.name:  # its other models keep sums, and see the id
+                yield _run(example, server, give_up, "--dyna")
+
+
+def _is_stateful(example: Path) -> bool:
+    return "sequence" in example.name or "repeat" in example.name
 
 
 @contextlib.contextmanager
 def _server(folder: Path, names: int, environment: Mapping[str, str]) -> Iterator[Live]:
     folder.mkdir(parents=True)
-    models = write_models(folder / "models", names) if names else write_decoupled(folder / "models")
+    models = write_models(folder / "models", names) if names else write_stateful(folder / "models")
     server = start(models, frontends=1, grpc=1, folder=folder, environment=environment)
     try:
         server.until_ready()
@@ -93,18 +97,19 @@ def _server(folder: Path, names: int, environment: Mapping[str, str]) -> Iterato
         server.end()
 
 
-def _run(example: Path, server: Live, give_up: float) -> ExampleRow:
+def _run(example: Path, server: Live, give_up: float, *options: str) -> ExampleRow:
+    name = " ".join((example.name, *options))
     expected = expected_refusal(example.name)
     left = min(EXAMPLE_S, give_up - time.monotonic())
     port = server.grpc_port if "grpc" in example.name else server.port
-    command = [sys.executable, str(example), "-u", f"127.0.0.1:{port}"]
+    command = [sys.executable, str(example), "-u", f"127.0.0.1:{port}", *options]
     if "image_client" in example.name:
         command += ["-m", "densenet_onnx", "-c", "3", "-s", "INCEPTION", str(pictures()[0])]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=max(left, 1.0), check=False)
     except subprocess.TimeoutExpired:
-        return ExampleRow(example.name, expected, False, "it did not end in time")
-    return judged(example.name, expected, ended.returncode, ended.stdout + ended.stderr)
+        return ExampleRow(name, expected, False, "it did not end in time")
+    return judged(name, expected, ended.returncode, ended.stdout + ended.stderr)
 
 
 def judged(name: str, expected: str, code: int, output: str) -> ExampleRow:

@@ -61,6 +61,38 @@ OUTPUTS = {"mean": ("FP32", [3])}
 def predict(image):
     return image.mean(axis=(1, 2)).astype("float32")
 """
+_SUMS = """
+INPUTS = {"x": ("FP32", [1]), "start": ("INT32", [1]), "id": ("BYTES", [1])}
+OUTPUTS = {"y": ("FP32", [1])}
+sums = {}
+
+
+def predict(x, start, id):
+    answer = x.copy()
+    for row, name in enumerate(id[:, 0]):
+        answer[row] = sums[name] = x[row] + (0 if start[row, 0] else sums[name])
+    return answer
+"""
+_SUMS_SETTINGS = """
+[sequences]
+idle_ms = 60000
+[[sequences.control]]
+name = "start"
+kind = "start"
+[[sequences.control]]
+name = "id"
+kind = "corrid"
+datatype = "BYTES"
+"""
+_COUNTS = """
+INPUTS = {"x": ("FP32", [3])}
+OUTPUTS = {"total": ("FP32", [1])}
+
+
+def predict(x):
+    for number in range(int(x[0, 0])):
+        yield x[:, :1] * 0 + number
+"""
 
 
 def write_models(folder: Path) -> Path:
@@ -80,10 +112,17 @@ def write_models(folder: Path) -> Path:
     _pretend(folder / "after", "1+0.1", "slo_ms = 5000", size=2)
     (folder / "pair" / "1").mkdir(parents=True)
     (folder / "pair" / "config.pbtxt").write_text(_ENSEMBLE)
-    python = folder / "mean"
-    (python / "1").mkdir(parents=True)
-    (python / "1" / "model.py").write_text(_PYTHON)
+    _python(folder / "mean", _PYTHON)
+    _python(folder / "sums", _SUMS, _SUMS_SETTINGS)
+    _python(folder / "counts", _COUNTS, "decoupled = true\n")
     return folder
+
+
+def _python(folder: Path, code: str, settings: str = "") -> None:
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(code)
+    if settings:
+        (folder / "model.toml").write_text(settings)
 
 
 def _vision(folder: Path) -> None:

@@ -224,6 +224,7 @@ def _examples(folder: Path, form: str | None, give_up: float) -> int:
         for row in examples.run_examples(found, Path(place), give_up):
             progress.update(progress.task_ids[0], description=row.name, advance=1)
             rows.append(row)
+    rows.sort(key=lambda row: row.name)
     if form == "json":
         sys.stdout.write(json.dumps([asdict(row) for row in rows], indent=1, ensure_ascii=False) + "\n")
     elif form == "markdown":

@@ -139,11 +139,10 @@ def test_the_page_has_every_call_and_every_run() -> None:
     [
         ("simple_http_infer_client.py", 0, "PASS: infer\n", True),
         ("simple_http_infer_client.py", 1, "PASS: infer\n", False),
-        ("simple_http_sequence_sync_infer_client.py", 1, "[501] sequences are not offered: …\n", True),
-        ("simple_http_sequence_sync_infer_client.py", 0, "PASS: Sequence\n", False),
+        ("simple_http_sequence_sync_infer_client.py", 1, "[501] sequences are not offered: …\n", False),
+        ("simple_http_sequence_sync_infer_client.py", 0, "PASS: Sequence\n", True),
         ("simple_grpc_cudashm_client.py", 1, "ModuleNotFoundError: No module named 'cuda'\n", True),
         ("simple_grpc_cudashm_client.py", 1, "connection refused\n", False),
-        ("simple_grpc_custom_repeat.py", 2, "model_transaction_policy.decoupled is not supported: …\n", True),
     ],
 )
 def test_an_example_runs_to_the_end_or_gets_the_documented_refusal(
