@@ -42,7 +42,7 @@ class Play:
     def __init__(self, policy: Promise | Knobs) -> None:
         self.core = Scheduler(CURVE, policy, 3)
         pin(self.core, policy if isinstance(policy, Knobs) else None)
-        self.delay = policy.max_delay if isinstance(policy, Knobs) else 0.0
+        self.delay = policy.max_delay if isinstance(policy, Knobs) else INFINITY  # else its deadline counts
         self.now = 0.0
         self.look_again: float | None = None
         self.running: list[tuple[float, Batch]] = []
@@ -79,7 +79,7 @@ class Play:
             assert {job.payload.instance for job in batch.jobs} == {batch.instance.index}
             assert 0 < len(batch.jobs) <= MAX_BATCH
             assert all(job not in self.started for job in batch.jobs)
-            assert all(self.now <= self.bound[job] for job in batch.jobs)
+            assert all(self.now <= min(self.bound[job], job.due) for job in batch.jobs)
             self.started += batch.jobs
             self.running.append((self.now + CURVE.times[batch.images], batch))
 
