@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,10 @@ from carpool.engine.rollout_checks import differences, digest_of, first_pair, pi
 from carpool.errors import ConfigError
 from carpool.rollout.rollout_states import Rollout, State
 from carpool.types import Datatype, Signature, TensorSpec
+from engine.repositories import python
+from engine.test_text_driver import write_model
+from frontend.whole_server import whole_server
+from rollout.staged import Staged
 
 CONFIG = ModelConfig(name="m", path=Path("m"), rollout=RolloutSettings())
 FLOAT = Datatype.FP32
@@ -156,3 +161,26 @@ def test_digests_are_of_the_content(tmp_path: Path) -> None:
     (home / "3" / "weights").write_text("b")
     assert digest_of(home, "1") == digest_of(home, "2") != digest_of(home, "3")
     assert digest_of(home, "4") != digest_of(home, "5")
+
+
+def test_models_whose_answers_cannot_be_compared_are_not_rolled_out(tmp_path: Path) -> None:
+    heads = {
+        "sums": ("[sequences]", "it takes sequences"),
+        "counts": ("decoupled = true", "it is decoupled"),
+    }
+    for name, (head, _) in heads.items():
+        model = python(tmp_path, "def predict(x): return x", name=name, head=head)
+        shutil.copytree(model / "1", model / "2")
+    for version in ("1", "2"):
+        (write_model(tmp_path) if version == "1" else tmp_path / "writer").joinpath(version).mkdir()
+    words = {name: word for name, (_, word) in heads.items()} | {"writer": "it writes token by token"}
+    with whole_server(tmp_path, allow_rollouts=True, state_dir=tmp_path.parent / "state") as server:
+        one = Staged(server, tmp_path)
+        for name, word in words.items():
+            path = f"/v2/models/{name}/rollout"
+            status, found, _ = one.ask("POST", path, {"action": "start", "version": "1"})
+            assert status == 409, found
+            assert f"'{name}' cannot be rolled out: {word}" in found["error"]
+            status, found, _ = one.ask("GET", path)
+            assert (status, found["state"], found["actions"]) == (200, "none", [])
+            assert word in found["why"]

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.repositories import python
-from engine.test_text_driver import write_model
-from frontend.whole_server import whole_server
 from rollout.staged import QUICK, Staged, settings, staged
 
 HELD = "shadow = 0\ncanary = [0.5]\ncanary_h = 24\nleast = 20\n"
@@ -370,29 +366,6 @@ def test_the_index_and_metadata_follow_who_serves(held: Staged) -> None:
     assert held.ask("GET", "/v2/models/m")[1]["versions"] == ["1", "2"]
     lines = held.ask("POST", "/v2/repository/index", {})[1]
     assert {(line["version"], line["state"]) for line in lines} == {("1", "READY"), ("2", "READY")}
-
-
-def test_models_whose_answers_cannot_be_compared_are_not_rolled_out(tmp_path: Path) -> None:
-    heads = {
-        "sums": ("[sequences]", "it takes sequences"),
-        "counts": ("decoupled = true", "it is decoupled"),
-    }
-    for name, (head, _) in heads.items():
-        model = python(tmp_path, "def predict(x): return x", name=name, head=head)
-        shutil.copytree(model / "1", model / "2")
-    for version in ("1", "2"):
-        (write_model(tmp_path) if version == "1" else tmp_path / "writer").joinpath(version).mkdir()
-    words = {name: word for name, (_, word) in heads.items()} | {"writer": "it writes token by token"}
-    with whole_server(tmp_path, allow_rollouts=True, state_dir=tmp_path.parent / "state") as server:
-        one = Staged(server, tmp_path)
-        for name, word in words.items():
-            path = f"/v2/models/{name}/rollout"
-            status, found, _ = one.ask("POST", path, {"action": "start", "version": "1"})
-            assert status == 409, found
-            assert f"'{name}' cannot be rolled out: {word}" in found["error"]
-            status, found, _ = one.ask("GET", path)
-            assert (status, found["state"], found["actions"]) == (200, "none", [])
-            assert word in found["why"]
 
 
 def test_one_that_takes_sequences_after_a_restart_goes_back(tmp_path: Path) -> None:
