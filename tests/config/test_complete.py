@@ -133,6 +133,7 @@ def test_a_file_that_says_nothing_needs_declarations() -> None:
         ),
         ("slo_ms = 50", "slo_ms promises when the one answer is there"),
         ("[batching]\npreserve_ordering = true", "preserve_ordering needs requests with exactly one answer"),
+        ("[sequences]\nstrategy = 'oldest'", "the next request of a sequence waits"),
         ("backend = 'onnxruntime'", "it is for Python models"),
     ],
 )

@@ -166,6 +166,8 @@ def check_decoupled(config: ModelConfig) -> ModelConfig:
         refused = "slo_ms promises when the one answer is there; give the model no promise"
     elif config.policy.preserve_ordering:
         refused = "preserve_ordering needs requests with exactly one answer"
+    elif config.sequences is not None:
+        refused = "the next request of a sequence waits for the one answer to the last; leave [sequences] out"
     elif any(tensor.reshape is not None for tensor in config.inputs + config.outputs):
         refused = "reshape is not there for it; declare the tensors as the model has them"
     elif config.caching is not None:
