@@ -255,7 +255,7 @@ def test_tensors_through_generate(server: Live) -> None:
 @pytest.mark.parametrize(
     ("sent", "said"),
     [
-        ({"image": "no base64"}, "base64"),
+        ({"image": "not so!"}, "base64"),
         ({"image": ""}, "no picture"),
         ({"image": base64.b64encode(b"no picture").decode()}, "picture"),
         ({"image": base64.b64encode(png(1)).decode(), "max_tokens": 0}, "max_tokens"),
