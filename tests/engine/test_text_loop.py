@@ -214,14 +214,20 @@ def test_the_gate_says_no_at_arrival_and_why() -> None:
     refused = [error for error in errors if error is not None]
     assert refused
     assert errors[0] is None
-    assert {error.reason for error in refused} <= {"overload", "cannot-finish"}
-    assert all(isinstance(error, Refused) and str(error).startswith("m ") for error in refused)
+    assert {error.reason for error in refused} == {"cannot-finish"}
+    for error in refused:
+        assert isinstance(error, Refused)
+        assert str(error).endswith(" ms after it arrived, its deadline is 20 ms; 4 images wait")
+        assert str(error).startswith("m would finish ")
+        assert error.predicted_ms is not None
+        assert error.predicted_ms > 20
     stage.play()
     firsts = {e.number for e in stage.events if isinstance(e, Piece)}
     assert firsts | set(stage.failed()) == {n for n, error in enumerate(errors) if error is None}
     late = stage.submit(77, b"x", deadline=stage.clock.at + 0.001)
     assert late is not None
     assert late.reason == "cannot-finish"
+    assert "its deadline is 1 ms; 0 images wait" in str(late)
 
 
 def test_a_deadline_in_the_middle_ends_the_answer() -> None:

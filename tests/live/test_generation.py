@@ -2,26 +2,55 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import json
 import os
+import queue
 import shutil
 import signal
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import openai
 import orjson
 import pytest
+from PIL import Image
 
 pytest.importorskip("torch")
 
 from carpool.backends.fake import fake_text
 from carpool.demo import text_model
-from frontend.http.harness import post
+from carpool.wire.event_lines import EventReader
+from frontend.http.harness import Response, post
 from live.server import Live, command, descendants, is_alive, serving, wait_until
 
 TEXT = "Invoice 2041, due 17 May"
+LINE = text_model() / "line.png"
+EVENTS = b"Accept: text/event-stream\r\n"
+TELLER = """
+class Model:
+    def predict(self, image):
+        for word in ("a ", "grey ", "wall"):
+            yield {"text_output": [[word]]}
+"""
+TELLER_SETTINGS = """
+task = "caption"
+decoupled = true
+[[input]]
+name = "image"
+datatype = "UINT8"
+shape = [3, 32, 32]
+[[output]]
+name = "text_output"
+datatype = "BYTES"
+shape = [1]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +58,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     folder = tmp_path_factory.mktemp("generation")
     models = folder / "models"
     shutil.copytree(text_model(), models / "reader")
-    fake = models / "writer"
-    fake.mkdir()
-    (fake / "model.toml").write_text(
-        '[generate]\nslots = 4\n[fake]\ncurve = "1+0.1"\nstep_curve = "2+0.01"\n'
-    )
-    with serving(models, frontends=1, folder=folder) as running:
+    for name, step in (("writer", "2+0.01"), ("slow", "300+1")):
+        (models / name).mkdir()
+        (models / name / "model.toml").write_text(
+            f'[generate]\nslots = 4\n[fake]\ncurve = "1+0.1"\nstep_curve = "{step}"\n'
+        )
+    teller = models / "teller" / "1"
+    teller.mkdir(parents=True)
+    (teller / "model.py").write_text(TELLER)
+    (teller.parent / "model.toml").write_text(TELLER_SETTINGS)
+    with serving(models, frontends=1, grpc=1, folder=folder) as running:
         yield running
 
 
@@ -56,6 +89,88 @@ def text_of(answer: dict[str, Any]) -> tuple[str, str]:
 
 def random_picture(seed: int) -> Any:
     return np.random.default_rng(seed).integers(0, 256, (1, 32, 64), dtype=np.uint8)
+
+
+def png(seed: int) -> bytes:
+    """What the fake model sees of it is what it was made of."""
+    file = io.BytesIO()
+    Image.fromarray(random_picture(seed)[0]).save(file, "png")
+    return file.getvalue()
+
+
+def send(server: Live, path: str, body: bytes, extra: bytes = b"") -> Response:
+    with server.connect() as client:
+        response = client.post(path, body, extra)
+    assert response.status == 200, response
+    return response
+
+
+def events_of(response: Response) -> list[dict[str, Any]]:
+    return [orjson.loads(one) for one in EventReader().feed(response.body)]
+
+
+def written(server: Live, door: str, model: str, picture: bytes, **more: Any) -> tuple[str, str]:
+    """Text and finish_reason, through one of the doors; of streams, all pieces together."""
+    return DOORS[door](server, model, picture, more)
+
+
+def _picture_route(server: Live, model: str, picture: bytes, more: dict[str, Any]) -> tuple[str, str]:
+    query = "".join(f"&{name}={value}" for name, value in more.items())
+    answer = orjson.loads(send(server, f"/read?model={model}{query}", picture).body)
+    return answer["text"], answer["finish_reason"]
+
+
+def _picture_events(server: Live, model: str, picture: bytes, more: dict[str, Any]) -> tuple[str, str]:
+    query = "".join(f"&{name}={value}" for name, value in more.items())
+    *pieces, last = events_of(send(server, f"/read?model={model}{query}", picture, EVENTS))
+    assert [one["index"] for one in pieces] == list(range(len(pieces)))
+    assert last["text"] == "".join(one["text"] for one in pieces)
+    assert last["done"]
+    return last["text"], last["finish_reason"]
+
+
+def _generate(server: Live, model: str, picture: bytes, more: dict[str, Any]) -> tuple[str, str]:
+    body = orjson.dumps({"image": base64.b64encode(picture).decode(), **more})
+    answer = orjson.loads(send(server, f"/v2/models/{model}/generate", body).body)
+    assert answer["model_name"] == model
+    return answer["text_output"], answer["finish_reason"]
+
+
+def _generate_stream(server: Live, model: str, picture: bytes, more: dict[str, Any]) -> tuple[str, str]:
+    body = orjson.dumps({"image": base64.b64encode(picture).decode(), **more})
+    found = events_of(send(server, f"/v2/models/{model}/generate_stream", body))
+    return "".join(one["text_output"] for one in found), found[-1]["finish_reason"]
+
+
+def chat(server: Live, model: str, picture: bytes, **more: Any) -> Any:
+    url = "data:image/png;base64," + base64.b64encode(picture).decode()
+    content = [{"type": "image_url", "image_url": {"url": url}}]
+    client = openai.OpenAI(base_url=f"http://{server.url}/v1", api_key="none", max_retries=0)
+    with client:
+        said = client.chat.completions.create(
+            model=model, messages=cast("Any", [{"role": "user", "content": content}]), **more
+        )
+        return list(said) if more.get("stream") else said
+
+
+def _chat(server: Live, model: str, picture: bytes, more: dict[str, Any]) -> tuple[str, str]:
+    choice = chat(server, model, picture, **more).choices[0]
+    return choice.message.content, choice.finish_reason
+
+
+def _chat_stream(server: Live, model: str, picture: bytes, more: dict[str, Any]) -> tuple[str, str]:
+    choices = [chunk.choices[0] for chunk in chat(server, model, picture, stream=True, **more)]
+    return "".join(choice.delta.content or "" for choice in choices), choices[-1].finish_reason
+
+
+DOORS = {
+    "read": _picture_route,
+    "events": _picture_events,
+    "generate": _generate,
+    "generate_stream": _generate_stream,
+    "chat": _chat,
+    "chat stream": _chat_stream,
+}
 
 
 def runner_pids(server: Live) -> list[int]:
@@ -82,6 +197,91 @@ def test_whole_texts_over_v2_are_those_of_each_picture(server: Live) -> None:
     assert text_of(answer) == (fake_text(random_picture(1)).decode()[:3], "length")
 
 
+@pytest.mark.parametrize("door", DOORS)
+def test_every_door_gives_the_same_text(server: Live, door: str) -> None:
+    whole, reason = written(server, "read", "writer", png(7))
+    assert whole
+    assert reason == "stop"
+    assert written(server, door, "writer", png(7)) == (whole, "stop")
+    assert written(server, door, "writer", png(7), max_tokens=3) == (whole[:3], "length")
+
+
+@pytest.mark.conformance
+@pytest.mark.parametrize("door", DOORS)
+def test_the_shipped_reader_through_every_door(server: Live, door: str) -> None:
+    assert written(server, door, "reader", LINE.read_bytes()) == (TEXT, "stop")
+    assert written(server, door, "reader", LINE.read_bytes(), max_tokens=3) == (TEXT[:3], "length")
+
+
+@pytest.mark.parametrize(("most", "reason"), [(0, "stop"), (3, "length")])
+def test_triton_clients_have_streams_with_an_end_and_whole_texts(
+    server: Live, most: int, reason: str
+) -> None:
+    grpc = pytest.importorskip("tritonclient.grpc")
+    picture, parameters = random_picture(4), {"max_tokens": most} if most else None
+    text = fake_text(picture).decode()[: most or None]
+    image = grpc.InferInput("image", list(picture.shape), "UINT8")
+    image.set_data_from_numpy(picture)
+    heard: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    client = grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}")
+    client.start_stream(lambda result, error: heard.put((result, error)))
+    client.async_stream_infer("writer", [image], enable_empty_final_response=True, parameters=parameters)
+    pieces, final = [], False
+    while not final:
+        result, error = heard.get(timeout=60)
+        assert error is None, error
+        final = result.get_response().parameters["triton_final_response"].bool_param
+        pieces.append(result.as_numpy("text_output")[0].decode())
+    assert "".join(pieces) == text
+    assert len(pieces) >= len(text)
+    assert result.as_numpy("finish_reason")[0] == reason.encode()
+    client.stop_stream()
+    whole = client.infer("writer", [image], parameters=parameters)
+    assert whole.as_numpy("text_output")[0].decode() == text
+    assert whole.as_numpy("finish_reason")[0] == reason.encode()
+    client.close()
+
+
+def test_tensors_through_generate(server: Live) -> None:
+    picture = random_picture(9)
+    text = fake_text(picture).decode()
+    body = orjson.dumps({"image": picture.ravel().tolist(), "id": "7"})
+    answer = orjson.loads(send(server, "/v2/models/writer/generate", body).body)
+    assert (answer["text_output"], answer["finish_reason"], answer["id"]) == (text, "stop", "7")
+    found = events_of(send(server, "/v2/models/writer/generate_stream", body))
+    assert "".join(one["text_output"] for one in found) == text
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        ({"image": "not so!"}, "base64"),
+        ({"image": ""}, "no picture"),
+        ({"image": base64.b64encode(b"no picture").decode()}, "picture"),
+        ({"image": base64.b64encode(png(1)).decode(), "max_tokens": 0}, "max_tokens"),
+        ({"image": base64.b64encode(png(1)).decode(), "parameters": 3}, "parameters"),
+        ({"image": [1, 2, 3]}, "image"),
+        ({}, "image"),
+        ([], "object"),
+    ],
+)
+@pytest.mark.parametrize("route", ["generate", "generate_stream"])
+def test_what_generate_cannot_read(server: Live, route: str, sent: Any, said: str) -> None:
+    with server.connect() as client:
+        response = client.post(f"/v2/models/writer/{route}", orjson.dumps(sent))
+    assert response.status in (400, 415, 422), response
+    assert said in orjson.loads(response.body)["error"]
+
+
+def test_a_python_model_that_yields_text(server: Live) -> None:
+    assert orjson.loads(send(server, "/caption", png(1)).body)["text"] == "a grey wall"
+    *pieces, last = events_of(send(server, "/caption", png(1), EVENTS))
+    assert [one["text"] for one in pieces] == ["a ", "grey ", "wall"]
+    assert (last["text"], last["finish_reason"]) == ("a grey wall", "stop")
+    for door in ("chat", "chat stream", "generate", "generate_stream"):
+        assert written(server, door, "teller", png(1)) == ("a grey wall", "stop"), door
+
+
 @pytest.mark.parametrize(
     ("picture", "parameters", "said"),
     [
@@ -106,6 +306,122 @@ def test_clients_that_leave_free_their_slots(server: Live) -> None:
     status, answer = ask(server, "writer", random_picture(50))
     assert status == 200, answer
     wait_until(lambda: server.metric("carpool_text_slots", model="writer", state="used") == 0, "free slots")
+
+
+def test_who_leaves_in_mid_stream_frees_its_slot(server: Live) -> None:
+    """Each step takes so long that a text is far from its end when its first piece is there."""
+    image = base64.b64encode(png(7)).decode()
+    url = f"data:image/png;base64,{image}"
+    message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
+    asked = {
+        "/read?model=slow&stream=1": png(7),
+        "/v2/models/slow/generate_stream": orjson.dumps({"image": image}),
+        "/v1/chat/completions": orjson.dumps({"model": "slow", "messages": [message], "stream": True}),
+    }
+
+    def used() -> float:
+        return server.metric("carpool_text_slots", model="slow", state="used")
+
+    whole, _ = written(server, "read", "writer", png(7))
+    for path, body in asked.items():
+        client = server.connect()
+        client.send(post(path, body))
+        client.until(b"data: ")
+        assert used() == 1
+        client.reset()
+        wait_until(lambda: used() == 0, path)
+    assert server.metric("carpool_text_tokens_total", model="slow") < len(asked) * len(whole)
+
+
+def run_carpool(*arguments: str) -> str:
+    code = "import sys; from carpool.cli.main import main; sys.argv[0] = 'carpool'; main()"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, *arguments], capture_output=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done
+    return done.stdout.decode()
+
+
+@pytest.mark.conformance
+def test_the_commands_that_stream(server: Live) -> None:
+    said = run_carpool(
+        *("predict", str(LINE), "--task", "read", "--model", "reader"),
+        *("--stream", "--url", f"http://{server.url}"),
+    )
+    assert TEXT in said
+
+
+@pytest.mark.conformance
+@pytest.mark.parametrize(
+    "path", ["/read", "/generate_stream", "/v2/models/writer/generate_stream", "/v1/chat/completions"]
+)
+def test_load_times_the_pieces_of_every_stream(server: Live, path: str) -> None:
+    which = () if path.startswith(("/v2", "/read")) else ("--model", "writer")
+    if path == "/read":
+        path += "?model=writer"
+    said = run_carpool(
+        *("load", f"http://{server.url}{path}", *which, "--image", str(LINE), "--stream"),
+        *("--concurrency", "2", "--requests", "6", "--json"),
+    )
+    report = json.loads(said)
+    assert (report["answered"], report["failed"], report["refused"]) == (6, {}, {})
+    assert report["tokens"] >= 6, report
+    assert report["first_token_ms"]["p50"] > 0
+
+
+@pytest.mark.conformance
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_curl(server: Live) -> None:
+    command = ["curl", "-sN", "-H", "Accept: text/event-stream", "--data-binary", f"@{LINE}"]
+    said = subprocess.run(
+        [*command, f"http://{server.url}/read?model=reader"], capture_output=True, check=True, timeout=60
+    )
+    found = [orjson.loads(one) for one in EventReader().feed(said.stdout)]
+    assert "".join(one["text"] for one in found[:-1]) == found[-1]["text"] == TEXT
+
+
+@pytest.mark.conformance
+def test_the_demo_reads_its_line() -> None:
+    assert TEXT in run_carpool("demo", "reader")
+
+
+@pytest.mark.conformance
+def test_tokens_are_those_of_one_line_after_the_other(server: Live) -> None:
+    """In slots, with neighbours, and with a cache; and alone, without one, in the same precision."""
+    import torch
+
+    from carpool.backends.torch import line_reader
+    from carpool.backends.torch.text_network import read_line_reader
+
+    network = read_line_reader(text_model() / "1" / "model.safetensors").eval()
+    lines = _lines(("Total 207.15", "Gate B4", "quite a lot of words in one line", "x = 3?", "#17 & £9"))
+
+    @torch.no_grad()
+    def alone(picture: Any) -> str:
+        encoded = network.encode(torch.from_numpy(picture)[None].float() / 255)
+        tokens = [line_reader.END]
+        while len(tokens) <= line_reader.LONGEST and (len(tokens) == 1 or tokens[-1] != line_reader.END):
+            tokens.append(int(network.write(encoded, torch.tensor([tokens]))[0, -1].argmax()))
+        return line_reader.text_of(tokens[1:])
+
+    with ThreadPoolExecutor(len(lines)) as pool:
+        answers = list(pool.map(lambda picture: ask(server, "reader", picture), lines))
+    for picture, (status, answer) in zip(lines, answers, strict=True):
+        assert status == 200, answer
+        assert text_of(answer)[0] == alone(picture)
+
+
+def _lines(texts: Sequence[str]) -> list[Any]:
+    from PIL import ImageDraw, ImageFont
+
+    found = []
+    for text in texts:
+        font = ImageFont.load_default(22)
+        width = min(512, -(-int(font.getlength(text) + 8) // 8) * 8)
+        image = Image.new("L", (width, 32), 240)
+        ImageDraw.Draw(image).text((4, 3), text, 20, font)
+        found.append(np.array(image)[None])
+    return found
 
 
 @pytest.mark.conformance

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -12,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from carpool.errors import CarpoolError, InvalidInput, NotFound, without_stack
+from carpool.errors import CarpoolError, InvalidInput, NotFound
 from carpool.frontend.documents import task_of
 from carpool.frontend.http import chat_format
 from carpool.frontend.http.chat_format import Chat, Head, read_chat
@@ -23,7 +22,6 @@ from carpool.frontend.http.exchange import (
     BodyPlan,
     Collect,
     Exchange,
-    answer_error,
     hand_over,
     status_of,
 )
@@ -32,9 +30,7 @@ from carpool.frontend.http.image_reading import Layout
 from carpool.frontend.http.image_route import ImageRoute, ImageTarget
 from carpool.frontend.http.parsing import RequestHead as HttpHead
 from carpool.frontend.http.task_models import in_order
-from carpool.frontend.http.text_route import TEXT_TASKS, StreamedRequest
-from carpool.frontend.packing import AT_ONCE
-from carpool.frontend.pictures.workers import stopping
+from carpool.frontend.http.text_route import TEXT_TASKS, StreamedRequest, read_aside
 from carpool.link.door import Catalog, ModelEntry
 from carpool.observe.columns import BYTES_SENT
 from carpool.vision.picture_answers import Options
@@ -67,43 +63,10 @@ def start_chat(service: Service, head: HttpHead, _variables: Mapping[str, str]) 
 
 
 def _received(service: Service, exchange: Exchange, body: bytes | bytearray, at: float) -> None:
-    """Long ones are read in a thread."""
-
-    def go_on(work: asyncio.Future[Chat]) -> None:
-        if not exchange.pending:
-            return
-        error = stopping() if work.cancelled() else work.exception()
-        if error is None:
-            _ask(service, exchange, work.result(), at)
-        elif isinstance(error, CarpoolError):
-            service.fair.tell(exchange, error)
-        else:
-            service.log.exception("request-failed", path=exchange.head.path)
-            answer_error(exchange, CarpoolError("the server failed on this request"))
-            without_stack(error)
-
-    if len(body) > AT_ONCE:
-        exchange.on_disconnect = _nothing
-        asyncio.get_running_loop().run_in_executor(service.threads, read_chat, body).add_done_callback(go_on)
-        return
-    try:
-        chat = read_chat(body)
-    except CarpoolError as error:
-        service.fair.tell(exchange, error)
-        return
-    _ask(service, exchange, chat, at)
-
-
-def _nothing() -> None:
-    """The client left while its request was read: `pending` says so."""
-
-
-def _ask(service: Service, exchange: Exchange, chat: Chat, at: float) -> None:
-    try:
-        exchange.on_disconnect = None
+    def ask(chat: Chat) -> None:
         hand_over(ChatRoute(service, exchange.head, chat).begin(exchange), chat.picture, at)
-    except CarpoolError as error:
-        service.fair.tell(exchange, error)
+
+    read_aside(service, exchange, body, partial(read_chat, body), ask)
 
 
 class ChatRoute(ImageRoute):

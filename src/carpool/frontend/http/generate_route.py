@@ -1,5 +1,6 @@
 """Triton's generate extension: a flat JSON object in, whose fields are inputs or parameters; one answer of
-that kind out, or a server-sent event for each answer.
+that kind out, or a server-sent event for each answer. To models that make text of pictures, a picture can be
+sent as it is, in base64: it goes the way of all pictures, and the words of the answer are Triton's.
 """
 
 from __future__ import annotations
@@ -8,22 +9,29 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 import orjson
 
 from carpool.cache.answer_store import Kept
 from carpool.errors import CarpoolError, InvalidInput
+from carpool.frontend.documents import task_of
 from carpool.frontend.http.event_stream import EventStream
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange
+from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, hand_over
 from carpool.frontend.http.http_service import Service, Start, Starter
+from carpool.frontend.http.image_reading import Layout
+from carpool.frontend.http.image_route import ImageRoute, ImageTarget
 from carpool.frontend.http.infer_route import TIMING, HttpCall, InferRoute, InferTarget
 from carpool.frontend.http.parsing import RequestHead as HttpHead
+from carpool.frontend.http.text_route import TEXT_TASKS, StreamedRequest, read_aside
 from carpool.frontend.packing import AT_ONCE
+from carpool.frontend.pictures.sent_pictures import from_base64
 from carpool.link.door import Answer, ModelEntry
 from carpool.link.step_times import Times
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.types import Datatype, Signature, Tensor
+from carpool.vision.picture_answers import Options
 from carpool.wire.v2 import Placed
 
 _EXACTLY_ONE = (
@@ -45,11 +53,26 @@ class GenerateRoute(InferRoute):
     def __init__(self, service: Service, head: HttpHead, model: str, version: str, streams: bool) -> None:
         super().__init__(service, head, model, version)
         self.streams = streams
+        self._head = head
 
     def _plan(self, exchange: Exchange, target: InferTarget) -> BodyPlan:
+        if task_of(target.entry) in TEXT_TASKS:
+            return Collect(self.service.max_body_bytes, partial(self._either, exchange, target))
         most = target.largest.gathered()
         target.largest.check(exchange.head.content_length or 0, most)
         return Collect(most, GenerateCall(self, exchange, target).collected)
+
+    def _either(self, exchange: Exchange, target: InferTarget, body: bytes | bytearray, at: float) -> None:
+        """A picture, or what the model makes of one."""
+
+        def go_on(sent: SentPicture | None) -> None:
+            if sent is None:
+                target.largest.check(len(body), target.largest.gathered())
+                GenerateCall(self, exchange, target).collected(body, at)
+            else:
+                PictureRoute(self, self._head, target.entry, sent).take(exchange, at)
+
+        read_aside(self.service, exchange, body, partial(read_picture, body, target.entry), go_on)
 
 
 class GenerateCall(HttpCall):
@@ -58,13 +81,17 @@ class GenerateCall(HttpCall):
     __slots__ = ("_events", "_only")
 
     form = "generate"
-    one_answer = ""
     _route: GenerateRoute
 
     def __init__(self, route: GenerateRoute, exchange: Exchange, target: InferTarget) -> None:
         super().__init__(route, exchange, target, None)
         self._events: EventStream | None = None  # its head is sent with the first event: errors have a status
         self._only: bytes | None = None
+
+    @property
+    def one_answer(self) -> str:  # type: ignore[override]
+        """Of a text that is written, all at once."""
+        return "" if self._route.streams or not self.entry.writes else _EXACTLY_ONE
 
     def collected(self, body: bytes | bytearray, at: float) -> None:
         exchange = self._exchange
@@ -94,7 +121,7 @@ class GenerateCall(HttpCall):
             self._only = document
 
     def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
-        if not self.entry.decoupled:
+        if not self.entry.in_parts(self.one_answer):
             self._write_part(answer)
         if self._route.streams:
             self._stream().end()  # also of one without events
@@ -119,6 +146,102 @@ class GenerateCall(HttpCall):
         if self._events is None:
             self._events = EventStream(self._exchange)
         return self._events
+
+
+# ── pictures as they are ──
+
+
+class SentPicture(NamedTuple):
+    picture: bytes
+    id: str
+    told: Mapping[str, int | str]  # to the model
+
+
+def read_picture(body: bytes | bytearray, entry: ModelEntry) -> SentPicture | None:
+    """None: there is none, or it is not for us to read. What is wrong with such a body is said later."""
+    if len(entry.signature.inputs) != 1 or entry.signature.inputs[0].datatype is Datatype.BYTES:
+        return None
+    name = entry.signature.inputs[0].name
+    try:
+        fields = orjson.loads(memoryview(body))
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(fields, dict) or not isinstance(fields.get(name), str):
+        return None
+    picture = from_base64(fields.pop(name), name)
+    if not picture:
+        raise InvalidInput(f"{name} holds no picture", field=name)
+    parameters = fields.pop("parameters", {})
+    if not isinstance(parameters, dict):
+        raise InvalidInput("Expected JSON object for keyword: 'parameters'", field="parameters")
+    own = str(_parameter("id", fields.pop("id", "")))
+    return SentPicture(
+        picture, own, {key: _parameter(key, one) for key, one in (parameters | fields).items()}
+    )
+
+
+class PictureRoute(ImageRoute):
+    """For one request, which has passed the gate."""
+
+    def __init__(self, route: GenerateRoute, head: HttpHead, entry: ModelEntry, sent: SentPicture) -> None:
+        super().__init__(route.service, head, None, entry.name, route.version)
+        self.asked = self.asked._replace(layout=Layout("raw"), in_place=False, wants_drawn=False, options={})
+        self.makes = PictureRequest
+        self.streams, self.sent = route.streams, sent
+
+    def take(self, exchange: Exchange, at: float) -> None:
+        hand_over(self._plan(exchange, self.current(exchange.head_at)), self.sent.picture, at)
+
+    def _made(self, entry: ModelEntry) -> ImageTarget:
+        target, told = super()._made(entry), self.sent.told
+        if not entry.decoupled and "max_tokens" in told:
+            raise InvalidInput(f"max_tokens means nothing to {entry.name}", field="max_tokens")
+        return target._replace(options=Options(extra=told)) if entry.decoupled else target
+
+
+class PictureRequest(StreamedRequest):
+    __slots__ = ("_streams", "_words")
+
+    def __init__(self, route: ImageRoute, exchange: Exchange, target: ImageTarget) -> None:
+        super().__init__(route, exchange, target)
+        assert isinstance(route, PictureRoute)
+        entry, own = target.entry, route.sent.id
+        self._streams = route.streams
+        self._words = {
+            "model_name": entry.name,
+            "model_version": entry.version,
+            **({"id": own} if own else {}),
+        }
+
+    def part(self, text: str) -> None:
+        if self._streams:
+            super().part(text)
+
+    def _send(self, fields: bytes, body: bytes, *, compressible: bool = True) -> None:
+        if self._streams:
+            super()._send(fields, body, compressible=compressible)
+            return
+        document = orjson.loads(body)
+        answer = self._said(document["text"], document.get("finish_reason", "stop"))
+        self.service.server_row.add(BYTES_SENT, len(answer))
+        self.exchange.respond(200, fields, answer)
+
+    def _piece(self, text: str) -> Sequence[bytes]:
+        return [self._said(text)]
+
+    def _last(self, document: dict[str, Any]) -> Sequence[bytes]:
+        return [self._said("", document.get("finish_reason", "stop"))]
+
+    def _said(self, text: str, finish: str = "") -> bytes:
+        return orjson.dumps(
+            self._words | {"text_output": text} | ({"finish_reason": finish} if finish else {})
+        )
+
+    def _error(self, error: CarpoolError) -> bytes:
+        return orjson.dumps({"error": error.message})
+
+
+# ── tensors ──
 
 
 def as_infer_request(body: bytes | bytearray, signature: Signature) -> bytes:
@@ -168,8 +291,18 @@ def _input(name: str, value: Any, signature: Signature) -> dict[str, Any]:
         raise InvalidInput(
             f"Unable to parse '{name}': attempt to access JSON non-{words} as {words}", field=name
         )
-    shape = [1, len(data)] if signature.max_batch else [len(data)]
+    shape = _fitted(signature.input_named[name].shape, len(data))
+    if signature.max_batch:
+        shape = [1, *shape]
     return {"name": name, "datatype": datatype.value, "shape": shape, "data": data}
+
+
+def _fitted(dims: Sequence[int], count: int) -> list[int]:
+    """What has more dimensions than one is given as its elements in order, and at most one length is open."""
+    known = prod(length for length in dims if length >= 0)
+    if len(dims) < 2 or dims.count(-1) > 1 or not known or count % known:
+        return [count]
+    return [count // known if length < 0 else length for length in dims]
 
 
 def _parameter(name: str, value: Any) -> Any:

@@ -138,10 +138,10 @@ class InferRoute(ModelRoute[InferTarget]):
         self.asked = read_infer_head(head)
         super().__init__(service, self.asked.sender, self.asked.budget, head, named=bool(version))
         self._model = model
-        self._version = version
+        self.version = version
 
     def _find(self, catalog: Catalog) -> ModelEntry:
-        return self.service.look_up(self._model, self._version)
+        return self.service.look_up(self._model, self.version)
 
     def _made(self, entry: ModelEntry) -> InferTarget:
         largest = LargestBody(entry, self.service.max_body_bytes)

@@ -7,23 +7,27 @@ model that answers at once has one piece. An error after the first piece is an e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import orjson
 
 from carpool.config.model import Task
-from carpool.errors import Cancelled, CarpoolError, InvalidInput
+from carpool.errors import Cancelled, CarpoolError, InvalidInput, without_stack
 from carpool.frontend.http.event_stream import EventStream
-from carpool.frontend.http.exchange import BodyPlan, Exchange, status_of
+from carpool.frontend.http.exchange import BodyPlan, Exchange, answer_error, status_of
 from carpool.frontend.http.http_service import Service, Start, Starter
 from carpool.frontend.http.image_reading import Sent, read_image_head
 from carpool.frontend.http.image_route import ImageRequest, ImageRoute, ImageTarget, Outcome
 from carpool.frontend.http.parsing import RequestHead as HttpHead
+from carpool.frontend.packing import AT_ONCE
+from carpool.frontend.pictures.workers import stopping
 from carpool.observe.columns import BYTES_SENT
 from carpool.wire.v2 import encode_error
 
+Found = TypeVar("Found")
 TEXT_TASKS = (Task.READ, Task.CAPTION)
 _TIMES = ("decode_ms", "queue_ms", "infer_ms", "post_ms")
 
@@ -43,6 +47,45 @@ def start_predict(service: Service, head: HttpHead, variables: Mapping[str, str]
 
 def _kind(head: HttpHead) -> type[ImageRoute]:
     return EventRoute if read_image_head(head).events else ImageRoute
+
+
+def read_aside(
+    service: Service,
+    exchange: Exchange,
+    body: bytes | bytearray,
+    read: Callable[[], Found],
+    then: Callable[[Found], None],
+) -> None:
+    """Long bodies are read in a thread. What is wrong with them, or comes of `then`, is told."""
+
+    def go_on(work: asyncio.Future[Found]) -> None:
+        if not exchange.pending:
+            return
+        exchange.on_disconnect = None
+        error = stopping() if work.cancelled() else work.exception()
+        try:
+            if error is not None:
+                raise error
+            then(work.result())
+        except CarpoolError as wrong:
+            service.fair.tell(exchange, wrong)
+        except Exception as failed:
+            service.log.exception("request-failed", path=exchange.head.path)
+            answer_error(exchange, CarpoolError("the server failed on this request"))
+            without_stack(failed)
+
+    if len(body) > AT_ONCE:
+        exchange.on_disconnect = _nothing
+        asyncio.get_running_loop().run_in_executor(service.threads, read).add_done_callback(go_on)
+        return
+    try:
+        then(read())
+    except CarpoolError as error:
+        service.fair.tell(exchange, error)
+
+
+def _nothing() -> None:
+    """The client left while its request was read: `pending` says so."""
 
 
 class StreamedRequest(ImageRequest):
