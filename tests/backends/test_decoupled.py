@@ -78,6 +78,7 @@ def test_each_request_has_as_many_answers_as_it_has(loaded: Loaded) -> None:
     assert backend.run({"x": rows(0)}, ()) == {}
 
 
+@pytest.mark.conformance
 def test_ten_thousand_answers(loaded: Loaded) -> None:
     (values,), errors = run(loaded(COUNT), rows(10_000))
     assert errors == [None]

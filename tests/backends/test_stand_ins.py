@@ -12,6 +12,7 @@ import pytest
 from backends.cases import load, settings
 from carpool import backends
 from carpool.backends import Backend
+from carpool.backends.backend import Placement
 from carpool.config.backend_kinds import installed, kind_of
 from carpool.config.repository import ModelVersion, find_models
 from carpool.errors import ConfigError, ModelError, Unsupported
@@ -187,7 +188,7 @@ def test_a_tensorrt_engine_runs(tmp_path: Path, install: Install, opened: Opened
     assert (source.config.backend, warnings) == ("tensorrt", [])
     assert backends.devices(source.config) == (1,)
     version = ModelVersion(1, file)
-    placement = backends.Placement(threads=1, gpu=1)
+    placement = Placement(threads=1, gpu=1)
     backend = opened(backends.load(source.config, version, placement))
     assert [(t.name, t.datatype) for t in backend.signature.outputs] == [("y", "FP16")]
     y = backend.run({"x": np.ones((2, 3), np.float32)}, ["y"])["y"]

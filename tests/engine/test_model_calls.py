@@ -253,7 +253,11 @@ def test_the_deadline_of_a_request_holds_for_what_it_asks(
         scheduler = SimpleNamespace(instances=[instance])
         loop = asyncio.get_running_loop()
         return SimpleNamespace(
-            loop=loop, driver=SimpleNamespace(scheduler=scheduler), name="model", is_ensemble=False
+            loop=loop,
+            driver=SimpleNamespace(scheduler=scheduler),
+            name="model",
+            is_ensemble=False,
+            writes=False,
         )
 
     async def story() -> None:

@@ -43,21 +43,23 @@ async function sent(path, body) {
   return el("pre", {}, JSON.stringify(await response.json(), null, 2));
 }
 
-function section(path, operation) {
+function section(path, verb, operation) {
   const answers = operation.responses["200"].content;
-  const options = operation.parameters.map((one) =>
+  const parameters = operation.parameters ?? [];
+  const takesPicture = "multipart/form-data" in (operation.requestBody?.content ?? {});
+  const options = parameters.map((one) =>
     [code(one.name), one.in, words(values(one.schema)), words(one.description)]);
   const pictures = Object.keys(answers).filter((kind) => kind.startsWith("image/"));
-  const tries = path.includes("{") ? [] : [
-    ...form(path, operation.parameters.some((one) => one.name === "overlay")),
+  const tries = path.includes("{") || !takesPicture ? [] : [
+    ...form(path, parameters.some((one) => one.name === "overlay")),
     el("pre", {}, `curl -s -F file=@picture.jpg ${location.origin}${path}`),
   ];
   return el("section", {},
-    el("h2", { id: operation.operationId }, el("span", { class: "verb" }, "POST"), " ", code(path)),
+    el("h2", { id: operation.operationId }, el("span", { class: "verb" }, verb.toUpperCase()), " ", code(path)),
     el("p", {}, ...words(`${operation.summary}. ${operation.description ?? ""}`)),
-    table(["option", "where", "value", ""], options),
+    options.length ? table(["option", "where", "value", ""], options) : null,
     ...tries,
-    ...Object.entries(answers["application/json"].examples).map(([kind, example]) =>
+    ...Object.entries(answers["application/json"].examples ?? {}).map(([kind, example]) =>
       el("details", {}, el("summary", {}, `What comes back: ${kind}`),
         el("pre", {}, JSON.stringify(example.value, null, 2)))),
     pictures.length
@@ -85,7 +87,8 @@ async function show(page) {
   page.append(
     el("p", {}, ...words(described.info.description)),
     ...models(described["x-carpool-models"]),
-    ...Object.entries(described.paths).map(([path, item]) => section(path, item.post)),
+    ...Object.entries(described.paths).flatMap(([path, item]) =>
+      Object.entries(item).map(([verb, operation]) => section(path, verb, operation))),
     errors(described.components));
 }
 
