@@ -47,6 +47,7 @@ log = logger("rollout")
 _LOOK_S = 0.4  # between two looks at what the others did
 _BEAT_S = 2.0  # between two signs of life, while one is under way
 _ALIVE_S = 6.0  # without one
+_INTRODUCED_S = 3 * _LOOK_S  # after which every replica has said that it is there, too
 _CUT_OFF_S = 2.0
 _FIRST_LOOK_S = 3.0  # that a start waits for the place
 _RETRY_S = 0.05
@@ -214,6 +215,7 @@ class SharedRollouts:
         digests = dict(shared.digests)
         self._rollouts.new(Record(name, shared.plan, rollout, shared.by_hand, digests, mark=shared.mark))
         self._rollouts.bring(name)
+        self._wake.set()  # the others wait to hear that this one is there
         adopted = self._rollouts.find(name)
         assert adopted is not None  # it is watched from now on
         return adopted
@@ -257,6 +259,9 @@ class SharedRollouts:
     def propose(self, watched: Watched, after: Rollout) -> None:
         """To go on. Whoever is first does it for all."""
         record = watched.record
+        rollout = record.rollout
+        if rollout.state is State.LOADING and rollout.elapsed(monotonic()) < _INTRODUCED_S:
+            return  # the next look proposes it again
         behind = self._behind(record)
         if behind:
             record.rollout = replace(record.rollout, why=f"{behind} has not loaded it yet")

@@ -283,7 +283,8 @@ class TextDriver:
 
     def heard(self, writer: Writes, events: Sequence[Event]) -> None:
         now = monotonic()
-        self._heard_at[writer] = now
+        if writer in self._heard_at:  # else it was lost or given up meanwhile
+            self._heard_at[writer] = now
         for event in events:
             if isinstance(event, Worked):
                 index = next((index for index, one in self._writers.items() if one is writer), None)
