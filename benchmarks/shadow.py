@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -418,7 +419,7 @@ def row_of(load: float, slices: Sequence[tuple[Slice, Slice]]) -> Row:
     alone, beside = ([pair[side] for pair in slices] for side in (0, 1))
     return Row(
         load,
-        goodput_ratio=median(b.goodput / a.goodput for a, b in slices),
+        goodput_ratio=median(b.goodput / a.goodput if a.goodput else math.nan for a, b in slices),
         refused_ratio=median((b.refused + 1) / (a.refused + 1) for a, b in slices),
         p99_ms_alone=median(p99_ms(one) for one in alone),
         p99_ms_beside=median(p99_ms(one) for one in beside),
