@@ -95,7 +95,7 @@ class Driver:
         self._turn_planned = False
         self._reminder = Reminder(loop, self._turn)
         self._looked_at = -INFINITY
-        self._batches = int(monotonic() * 1e3) << 24  # their numbers: no other driver gives the same
+        self._batches = int(monotonic() * 1e3) << 24  # their numbers, apart from those of other drivers
         self._idle_waiters: list[asyncio.Future[None]] = []
         self._closed: CarpoolError | None = None
         self._down: CarpoolError | None = None
