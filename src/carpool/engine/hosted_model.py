@@ -232,8 +232,11 @@ class Settles(Protocol):
         """Nothing more is written to its riders' memory."""
 
 
-class HostedInstance:
-    """An instance in the runner. Once it serves, it implements `Executes`."""
+class InRunner:
+    """An instance there, as far as its end goes. `stuck` is what the log calls one that does not end."""
+
+    stuck = "batch-stuck"
+    _loop: asyncio.AbstractEventLoop
 
     def __init__(self, runner: Runner, model: str, number: int, device: str) -> None:
         self._runner = runner
@@ -241,17 +244,47 @@ class HostedInstance:
         self.number = number
         self.device = device  # shared with other models; empty: none
         self.alive = True
-        self._known: set[int] = set()
-        self._works: Sequence[Work] | None = None
-        self._unsettled: Sequence[Work] = ()
         self._freed = threading.Event()
-        self._reader = RecordReader(records.FROM_RUNNER, runner.max_answer_bytes + _LISTS_BYTES)
-        self._wire: Wire | None = None
-        self._spins_until = 0.0
 
     @property
     def responsive(self) -> bool:
         return not self._runner.stalled
+
+    def abort(self) -> None:
+        self.alive = False
+        self._runner.abort(self)
+        self._loop.call_later(_ABORT_S, self._insist)
+
+    def _insist(self) -> None:
+        """What does not end even so holds its device: only the end of its process frees that."""
+        if not self._freed.is_set():
+            _log.error(self.stuck, model=self._model, after_s=_ABORT_S)
+            self._runner.kill()
+
+    def settled(self) -> None:
+        """The runner writes nothing more for who rode in it."""
+
+    def join(self, timeout: float) -> None:
+        self._freed.wait(timeout)
+
+    def _gone(self) -> None:
+        """Closed as it was asked to, or its process died."""
+        self.alive = False
+        self._freed.set()
+        self._runner.left(self)
+
+
+class HostedInstance(InRunner):
+    """Once it serves, it implements `Executes`."""
+
+    def __init__(self, runner: Runner, model: str, number: int, device: str) -> None:
+        super().__init__(runner, model, number, device)
+        self._known: set[int] = set()
+        self._works: Sequence[Work] | None = None
+        self._unsettled: Sequence[Work] = ()
+        self._reader = RecordReader(records.FROM_RUNNER, runner.max_answer_bytes + _LISTS_BYTES)
+        self._wire: Wire | None = None
+        self._spins_until = 0.0
 
     def serve(self, piece: int, driver: Driver) -> HostedInstance:
         """From here on it takes batches, and runs one that is larger than `piece` in pieces."""
@@ -328,16 +361,8 @@ class HostedInstance:
 
     def abort(self) -> None:
         """Its riders' memory is held until the runner says that nothing more is written there."""
-        self.alive = False
         self._unsettled, self._works = self._works or (), None
-        self._runner.abort(self)
-        self._loop.call_later(_ABORT_S, self._insist)
-
-    def _insist(self) -> None:
-        """A batch that does not end even so holds its device: only the end of its process frees that."""
-        if not self._freed.is_set():
-            _log.error("batch-stuck", model=self._model, after_s=_ABORT_S)
-            self._runner.kill()
+        super().abort()
 
     def settled(self) -> None:
         for work in self._unsettled:
@@ -350,14 +375,8 @@ class HostedInstance:
         else:
             self._wire.finish()
 
-    def join(self, timeout: float) -> None:
-        self._freed.wait(timeout)
-
     def _gone(self) -> None:
-        """Closed as it was asked to, or its process died."""
-        self.alive = False
-        self._freed.set()
-        self._runner.left(self)
+        super()._gone()
         self.settled()
         works, self._works = self._works, None
         if works is None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
 from typing import TYPE_CHECKING
 
 from carpool.engine.batch import Work
-from carpool.engine.hosted_model import HostedInstance, Wire
+from carpool.engine.hosted_model import HostedInstance, InRunner, Wire
 from carpool.link import records
 from carpool.link.records import ProtocolError
 from carpool.link.text_records import ASKED, LEAVE, WRITE, EventReader
@@ -19,30 +18,23 @@ if TYPE_CHECKING:
     from carpool.engine.runner_client import Runner
 
 _log = logger("runner")
-_ABORT_S = 30.0
 
 
-class HostedText:
+class HostedText(InRunner):
     """Implements `Writes`. Belongs to the loop's thread, but for `join`."""
 
+    stuck = "step-stuck"
+
     def __init__(self, runner: Runner, opened: HostedInstance, model: str, driver: TextDriver) -> None:
-        self.number, self.device = opened.number, opened.device
-        self._runner = runner
-        self._model = model
+        super().__init__(runner, model, opened.number, opened.device)
         self._driver = driver
         self._loop = asyncio.get_running_loop()
         self._known: set[int] = set()
         self._reader = EventReader(model)
-        self._freed = threading.Event()
-        self.alive = True
         ours, theirs = socket.socketpair()
         self._wire = Wire(ours, self._loop, self._heard, self._gone)
         with theirs:
             runner.serve(self, 1, theirs)
-
-    @property
-    def responsive(self) -> bool:
-        return not self._runner.stalled
 
     def submit(self, number: int, work: Work, limit: int) -> None:
         place = work.place
@@ -73,28 +65,9 @@ class HostedText:
             return
         self._driver.heard(self, events)
 
-    def abort(self) -> None:
-        self.alive = False
-        self._runner.abort(self)
-        self._loop.call_later(_ABORT_S, self._insist)
-
-    def _insist(self) -> None:
-        """A step that does not end even so holds its device: only the end of its process frees that."""
-        if not self._freed.is_set():
-            _log.error("step-stuck", model=self._model, after_s=_ABORT_S)
-            self._runner.kill()
-
-    def settled(self) -> None:
-        """Nothing of a rider's is held."""
-
     def close(self) -> None:
         self._wire.finish()
 
-    def join(self, timeout: float) -> None:
-        self._freed.wait(timeout)
-
     def _gone(self) -> None:
-        self.alive = False
-        self._freed.set()
-        self._runner.left(self)
+        super()._gone()
         self._driver.lost(self)
