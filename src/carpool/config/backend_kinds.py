@@ -44,6 +44,7 @@ class BackendKind:
     """Where its instances run: in the engine, each in a worker process, or all in the runner of the GPUs."""
     on_gpus: bool = False  # runs on nothing else
     threaded: bool = False  # runs on as many threads as it is given
+    in_pieces: bool = True  # False: is called with every batch as it was formed, also where less is faster
     reshapes: bool = True  # False: it looks at no shapes, or takes no `reshape`
     gives_defaults: bool = False  # an optional input needs a default in the model file
     values_on_device: bool = (
@@ -184,11 +185,13 @@ _BUILT_IN = (
         suffixes=(".py",),
         at_home=(".py",),
         process="worker",
+        in_pieces=False,  # its author counts on the batch
     ),
     BackendKind(
         name="fake",
         home="carpool.backends.fake",
         needs_file=False,
+        in_pieces=False,
         reshapes=False,
         pictures_on_device=True,
         table=True,

@@ -12,6 +12,7 @@ from typing import Any
 from carpool import backends
 from carpool.backends.backend import AsksModels, Backend, Finish, OnDevice, Placement
 from carpool.clock import now as monotonic
+from carpool.config.backend_kinds import kind_of
 from carpool.config.model import DYNAMIC, ModelConfig, Task
 from carpool.config.repository import ModelVersion
 from carpool.config.usable_cores import usable_cores
@@ -343,7 +344,7 @@ class Loading:
             group = replace(config.instances[0], count=profile.layout.instances)
             config = replace(config, instances=(group,))
         config = self._config = replace(config, parameters={**config.parameters, **self._told})
-        piece = curve.max_batch if config.fake is not None else best_piece(curve)
+        piece = best_piece(curve, kind_of(config.backend))
         told = SAMPLE_TOLD if self._vision is not None and self._vision.encoded else ""
         slo = None if isinf(self._slo) else self._slo
         said = choices(profile, curve, piece, slo, told) + ((grown,) if grown else ())

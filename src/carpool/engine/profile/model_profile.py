@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from carpool.backends import device_names
-from carpool.config.backend_kinds import kind_of
+from carpool.config.backend_kinds import BackendKind, kind_of
 from carpool.config.fingerprint import content_digest
 from carpool.config.model import ModelConfig, values_on_device
 from carpool.config.repository import ModelVersion
@@ -100,9 +100,11 @@ def read_profile(document: object) -> Profile:
     return profile
 
 
-def best_piece(curve: BatchCurve) -> int:
+def best_piece(curve: BatchCurve, kind: BackendKind) -> int:
     """The size in which a large batch is run: the whole, unless pieces are clearly cheaper per image."""
     whole = curve.max_batch
+    if not kind.in_pieces:
+        return whole
     piece = min((size for size, _ in curve.points), key=lambda size: curve.times[size] / size)
     cheaper = curve.times[piece] / piece < _WORTH_IT * curve.times[whole] / whole
     return piece if cheaper else whole
