@@ -451,8 +451,7 @@ def test_names_headings_contrast_and_themes(browser: Browser, staged: Stage, sch
     page.reload()
     expect(page.get_by_role("button", name=f"Switch to the {scheme} theme")).to_be_visible()
     assert page.evaluate(ground) != before, "the choice is kept"
-    page.context.close()
-    assert not console.unexpected()
+    console.close()
 
 
 # What has moved is told of after the frame that moved it.
@@ -492,8 +491,7 @@ def test_a_phone_scrolls_only_downwards_and_nothing_jumps(
     expect(page.locator("#model-trouble")).to_contain_text("It refuses")
     page.evaluate(SETTLED)
     assert page.evaluate("() => globalThis.shift") - before < 0.02
-    page.context.close()
-    assert not console.unexpected()
+    console.close()
 
 
 # ---- drift
@@ -541,4 +539,3 @@ def test_what_changed_and_which_camera(console: Watched) -> None:
     expect(page).to_have_title("Carpool")
     console.choose("classifier")
     expect(panel).to_be_hidden()
-    page.unroute_all(behavior="ignoreErrors")  # one may be under way
