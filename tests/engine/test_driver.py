@@ -15,8 +15,9 @@ from carpool.core.job import Job, Refusal
 from carpool.core.policy import Promise
 from carpool.core.scheduler import Scheduler
 from carpool.engine import driver as driver_module
-from carpool.engine.batch import BatchResult, Executor, Outcome, Work
+from carpool.engine.batch import BatchResult, Outcome, Work
 from carpool.engine.driver import Driver
+from carpool.engine.executor import Executor
 from carpool.errors import Refused, Unavailable
 from carpool.types import Timing
 

@@ -216,6 +216,13 @@ class Placement:
 
 
 @runtime_checkable
+class RunsAnywhere(Protocol):
+    """A backend that computes, and waits for nothing else, in whichever thread calls `run`."""
+
+    in_any_thread: bool  # False: not this instance
+
+
+@runtime_checkable
 class SharesDevice(Protocol):
     device: str  # its name; empty: it shares none
 

@@ -104,6 +104,7 @@ class OnnxBackend:
             raise Unsupported(f"{model}: onnxruntime cannot take BYTES and answer BF16 in one model")
         datatypes = {*self._inputs.values(), *self._outputs.values()}
         self._plain = not datatypes & {Datatype.BF16, Datatype.BYTES}
+        self.in_any_thread = session.get_providers() == [CPU]
         # One for the life of the instance: once it says terminate, so does every run to come.
         self._options = onnxruntime.RunOptions()
         self._options.log_severity_level = _QUIET

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
@@ -17,7 +14,6 @@ from carpool.core.job import INFINITY, Job
 from carpool.errors import CarpoolError, ModelError, without_stack
 from carpool.link.request_place import RequestPlace
 from carpool.memory.client_files import RegionReads
-from carpool.observe.logs import logger
 from carpool.types import Array, Datatype, Signature, TensorSpec, Timing
 
 if TYPE_CHECKING:
@@ -417,81 +413,3 @@ class BatchRun(Generic[RequestT]):
                 return self._every_output
         names = {name for work in works for name in work.wanted}
         return tuple(name for name in self._every_output if name in names)
-
-
-_log = logger("engine")
-Report = Callable[["Executes", BatchResult], None]
-
-
-class Executes(Protocol):
-    """What runs the batches of one instance. Called on the loop's thread; how batches end is reported."""
-
-    @property
-    def alive(self) -> bool:
-        """False once it can answer no more: replace it."""
-
-    @property
-    def responsive(self) -> bool:
-        """False while the process that runs it does not move."""
-
-    def run(self, works: Sequence[Work]) -> None: ...
-
-    def abort(self) -> None:
-        """The batch that runs is of no use any more, and no other will start."""
-
-    def close(self) -> None:
-        """Finish what it was given, then free the model."""
-
-    def join(self, timeout: float) -> None:
-        """From another thread: wait until the model is freed."""
-
-
-class Executor:
-    """Runs batches in its own thread and reports from there."""
-
-    def __init__(
-        self, backend: Backend, signature: Signature, largest: int, chunk: int, report: Report
-    ) -> None:
-        self._backend = backend
-        self._model = signature.model
-        self._run = BatchRun(backend, signature, largest, chunk, answer_each).run
-        self._report = report
-        self._queue: SimpleQueue[Sequence[Work] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name=f"{signature.model}-instance", daemon=True)
-        self._thread.start()
-
-    @property
-    def alive(self) -> bool:
-        return self._backend.alive
-
-    @property
-    def responsive(self) -> bool:
-        return True  # it shares the engine's process, which others watch
-
-    def run(self, works: Sequence[Work]) -> None:
-        self._queue.put(works)
-
-    def abort(self) -> None:
-        self._backend.abort()
-
-    def close(self) -> None:
-        self._queue.put(None)
-
-    def join(self, timeout: float) -> None:
-        self._thread.join(timeout)
-
-    def _serve(self) -> None:
-        while (works := self._queue.get()) is not None:
-            try:
-                result = self._run(works)
-            except Exception as error:  # a fault of ours must take neither the thread nor its riders down
-                _log.exception("batch-failed", model=self._model)
-                failure = ModelError(f"{self._model}: {type(error).__name__}: {error}")
-                result = BatchResult([Outcome(error=failure) for _ in works], 0.0, clean=False)
-            with suppress(RuntimeError):  # one that was given up may end after the loop that it reports to
-                self._report(self, result)
-            del works, result  # while it waits for the next, the memory of a dead front end must go
-        try:
-            self._backend.close()
-        except Exception:
-            _log.exception("close-failed", model=self._model)

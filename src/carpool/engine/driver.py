@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from math import ceil
+from collections.abc import Sequence
 from time import monotonic
 from typing import cast
 
@@ -13,40 +12,12 @@ from carpool.core.job import DONE, GONE, INFINITY, GivenUp, Job, Reason
 from carpool.core.refusal_words import dropped, skipped, turned_away
 from carpool.core.scheduler import Scheduler
 from carpool.core.spare import SpareTurn
-from carpool.engine.batch import BatchResult, Executes, Outcome, Work
+from carpool.engine.batch import BatchResult, Outcome, Work
+from carpool.engine.executor import BRIEF_S, Brief, Executes, Executor
+from carpool.engine.reminder import Reminder
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, Unavailable
 from carpool.observe.logs import logger
 from carpool.types import Timing
-
-
-class Reminder:
-    """Calls at the earliest time that it was set to, once."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-        self._loop = loop
-        self._call = call
-        self._timer: asyncio.TimerHandle | None = None
-        self.at = INFINITY
-
-    def set(self, at: float | None, now: float) -> None:
-        """One that rings before that is left alone: who it calls finds nothing to do and sets the next."""
-        if at is not None and at < self.at:
-            self.stop()
-            self.at = at
-            # Timers tick in milliseconds: round up, or the call would come early and spin.
-            delay = ceil(max(0.0, at - now) * 1e3) / 1e3
-            self._timer = self._loop.call_later(delay, self._ring)
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-            self.at = INFINITY
-
-    def _ring(self) -> None:
-        self.stop()
-        self._call()
-
 
 log = logger("engine")
 
@@ -249,7 +220,12 @@ class Driver:
                 if decision.batch is None:
                     look_again = decision.look_again
                     break
-                self._start(decision.batch)
+                executor = self._executors[decision.batch.instance.index]
+                if isinstance(executor, Executor) and self._may_run_here(decision.batch, executor.brief):
+                    self._run_here(decision.batch, executor)
+                    now = monotonic()
+                else:
+                    self._start(decision.batch, executor)
         except Exception as error:
             log.exception("scheduler-failed", model=self._model)
             self._give_up_waiting(_failed(error))
@@ -318,8 +294,24 @@ class Driver:
             told[alike] = _SOON_S if refusal is None else max(_SOON_S, refusal.retry_after)
         return told[alike]
 
-    def _start(self, batch: Batch) -> None:
-        executor = self._executors[batch.instance.index]
+    def _may_run_here(self, batch: Batch, brief: Brief | None) -> bool:
+        """A lone request for a model that answers at once need not be passed to a thread, nor its answer be
+        passed back: it would wait longer for the two threads to wake up. Nobody else of this model waits, or
+        they would be a batch, which is to run while the loop hears who comes."""
+        return (
+            brief is not None
+            and len(batch.jobs) == 1
+            and batch.instance.free_at - batch.started <= BRIEF_S
+            and not (self._running or self.scheduler.lanes.requests)
+            and batch.turn is None  # nobody shares the device, and nobody's spare work is run
+            and brief.may_run(batch.started)
+        )
+
+    def _run_here(self, batch: Batch, executor: Executor) -> None:
+        result = executor.run_here(cast(Sequence[Work], batch.jobs))
+        self._answer(batch, result, *self._free(batch, executor, result))
+
+    def _start(self, batch: Batch, executor: Executes) -> None:
         self._running[executor] = batch
         if self._execution_timeout is not None:
             alarm = self._loop.call_later(self._execution_timeout, self._overran, executor)
@@ -363,18 +355,17 @@ class Driver:
         alarm = self._alarms.pop(executor, None)
         if alarm is not None:
             alarm.cancel()
-        in_order, released = self._finish(batch, result.seconds if result.clean else None)
-        if not executor.alive:
-            self._lose(batch.instance, "its backend died")
+        in_order, released = self._free(batch, executor, result)
         # The next batch is on its way before the answers of this one are written.
         self._turn()
-        self._answer(batch, result, in_order)
-        if released:
-            self._release(released)
-        try:
-            self._watcher.batch_ended(result, batch)
-        except Exception:
-            log.exception("counters-failed", model=self._model)
+        self._answer(batch, result, in_order, released)
+
+    def _free(self, batch: Batch, executor: Executes, result: BatchResult) -> tuple[bool, Sequence[Job]]:
+        """The instance, as `_finish` does; one that is dead is replaced."""
+        freed = self._finish(batch, result.seconds if result.clean else None)
+        if not executor.alive:
+            self._lose(batch.instance, "its backend died")
+        return freed
 
     def _finish(self, batch: Batch, seconds: float | None) -> tuple[bool, Sequence[Job]]:
         """Whether answers wait for their turn, and whose turn it is now. Without a scheduler that can say so
@@ -388,8 +379,8 @@ class Driver:
             return False, ()
         return in_order, released if in_order else ()
 
-    def _answer(self, batch: Batch, result: BatchResult, in_order: bool) -> None:
-        """Tell the riders, or keep their answers until it is their turn."""
+    def _answer(self, batch: Batch, result: BatchResult, in_order: bool, released: Sequence[Job]) -> None:
+        """Tell the riders, or keep their answers until it is their turn, and tell whose turn it is."""
         started, timing = batch.started, result.timing
         gathered, ran, split, images = timing.input, timing.infer, timing.output, timing.batch
         self._batches = number = self._batches + 1
@@ -402,6 +393,12 @@ class Driver:
                 work.held = outcome
             else:
                 tell(work, outcome)  # who was cancelled while it ran gives back what it held
+        if released:
+            self._release(released)
+        try:
+            self._watcher.batch_ended(result, batch)
+        except Exception:
+            log.exception("counters-failed", model=self._model)
 
     def _release(self, jobs: Sequence[Job]) -> None:
         """It is their turn to be answered."""

@@ -26,8 +26,9 @@ from carpool.core.pinned import pin
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.core.spare import SpareTurn
-from carpool.engine.batch import BatchResult, Executes, Executor, Route
+from carpool.engine.batch import BatchResult, Route
 from carpool.engine.driver import Driver, Watcher
+from carpool.engine.executor import Brief, Executes, Executor
 from carpool.engine.generation.text_loading import TextLoading
 from carpool.engine.hosted_model import HostedInstance, HostedLoading
 from carpool.engine.models.candidate import Upload
@@ -127,6 +128,7 @@ class Served(Watcher):
             there or here or Loading(config, version, profiles, turn=turn, caller=caller)
         )
         self._devices = devices or Devices()
+        self._brief = Brief(self._devices.loop_time)  # also of instances that replace others
         self._leave_devices: Callable[[], None] = lambda: None
         self._spare: Spare | None = None
         self._sequences: SequenceRoute | None = None  # of a model that has them
@@ -247,7 +249,7 @@ class Served(Watcher):
         largest = max(1, self.signature.max_batch)
         if self.config.decoupled:
             return DecoupledExecutor(backend, self.signature, self.driver.report, asyncio.get_running_loop())
-        return Executor(backend, self.signature, largest, self._piece, self.driver.report)
+        return Executor(backend, self.signature, largest, self._piece, self.driver.report, self._brief)
 
     def spare_route(self) -> Spare:
         """For work that nobody waits for. From the first on, whoever shares its device must be asked."""

@@ -29,6 +29,7 @@ from carpool.core.policy import Promise
 from carpool.core.scheduler import Scheduler
 from carpool.core.shares import Intake
 from carpool.core.spare import SpareTurn
+from carpool.engine.executor import LoopTime
 from carpool.engine.profile.measuring import Effort, Measuring
 from carpool.errors import CarpoolError, ConfigError, ModelError
 from carpool.observe.logs import logger
@@ -382,6 +383,7 @@ class Devices:
         self._users: dict[str, int] = {}
         self._members: dict[Scheduler, _Member] = {}
         self._intake = Intake()
+        self.loop_time = LoopTime()
 
     def join(
         self,
