@@ -3,26 +3,56 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import ceil
 from time import monotonic
 from typing import cast
 
+from carpool.core.admission import until_welcome
 from carpool.core.instance import Batch, Instance
-from carpool.core.job import DONE, GONE, INFINITY, GivenUp, Job, Reason
+from carpool.core.job import DONE, GONE, INFINITY, GivenUp, Job
 from carpool.core.refusal_words import dropped, skipped, turned_away
 from carpool.core.scheduler import Scheduler
 from carpool.core.spare import SpareTurn
 from carpool.engine.batch import BatchResult, Outcome, Work
 from carpool.engine.executor import BRIEF_S, Brief, Executes, Executor
-from carpool.engine.reminder import Reminder
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, Unavailable
 from carpool.observe.logs import logger
 from carpool.types import Timing
 
+
+class Reminder:
+    """Calls at the earliest time that it was set to, once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+        self._loop = loop
+        self._call = call
+        self._timer: asyncio.TimerHandle | None = None
+        self.at = INFINITY
+
+    def set(self, at: float | None, now: float) -> None:
+        """One that rings before that is left alone: who it calls finds nothing to do and sets the next."""
+        if at is not None and at < self.at:
+            self.stop()
+            self.at = at
+            # Timers tick in milliseconds: round up, or the call would come early and spin.
+            delay = ceil(max(0.0, at - now) * 1e3) / 1e3
+            self._timer = self._loop.call_later(delay, self._ring)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self.at = INFINITY
+
+    def _ring(self) -> None:
+        self.stop()
+        self._call()
+
+
 log = logger("engine")
 
 _CATCH_UP_S = 0.02
-_SOON_S = 0.001  # a new request has its whole promise ahead: asking again helps, even at once
 _LOOK_S = 0.001  # while every instance is busy, looking more often than this finds nothing to do
 
 
@@ -220,12 +250,8 @@ class Driver:
                 if decision.batch is None:
                     look_again = decision.look_again
                     break
-                executor = self._executors[decision.batch.instance.index]
-                if isinstance(executor, Executor) and self._may_run_here(decision.batch, executor.brief):
-                    self._run_here(decision.batch, executor)
-                    now = monotonic()
-                else:
-                    self._start(decision.batch, executor)
+                self._start(decision.batch)
+                now = monotonic()  # it may have been run by now
         except Exception as error:
             log.exception("scheduler-failed", model=self._model)
             self._give_up_waiting(_failed(error))
@@ -250,7 +276,7 @@ class Driver:
     def _drop(self, gone: GivenUp, now: float, welcome: dict[object, float]) -> None:
         work = cast(Work, gone.job)
         try:
-            wait = self._until_welcome(gone, now, welcome)
+            wait = until_welcome(self.scheduler, gone, now, welcome)
         except Exception:  # what it should do next is a courtesy; that it will not run is not
             log.exception("gate-failed", model=self._model)
             wait = 0.0
@@ -269,30 +295,8 @@ class Driver:
         running = self._running.values()
         lost = [instance.batch for instance in self.scheduler.instances if instance.batch not in running]
         for batch in filter(None, lost):
-            self._release(self._finish(batch, None)[1])
+            self._release(self._finish(batch)[1])
         self.plan_turn()
-
-    def _until_welcome(self, gone: GivenUp, now: float, told: dict[object, float]) -> float:
-        """When the same request would be let in again. `told` keeps the answers of one turn.
-
-        Hundreds may be given up at once, and those who look alike are told the same.
-        """
-        if gone.reason is not Reason.GIVEN_UP:
-            return 0.0
-        job = gone.job
-        alike = job.images, job.shape, job.priority, job.source
-        if alike not in told:
-            again = Job(
-                now,
-                images=job.images,
-                shape=job.shape,
-                priority=job.priority,
-                source=job.source,
-                outside=job.outside,
-            )
-            refusal = self.scheduler.refuses(again, now)
-            told[alike] = _SOON_S if refusal is None else max(_SOON_S, refusal.retry_after)
-        return told[alike]
 
     def _may_run_here(self, batch: Batch, brief: Brief | None) -> bool:
         """A lone request for a model that answers at once need not be passed to a thread, nor its answer be
@@ -307,11 +311,12 @@ class Driver:
             and brief.may_run(batch.started)
         )
 
-    def _run_here(self, batch: Batch, executor: Executor) -> None:
-        result = executor.run_here(cast(Sequence[Work], batch.jobs))
-        self._answer(batch, result, *self._free(batch, executor, result))
-
-    def _start(self, batch: Batch, executor: Executes) -> None:
+    def _start(self, batch: Batch) -> None:
+        executor = self._executors[batch.instance.index]
+        if isinstance(executor, Executor) and self._may_run_here(batch, executor.brief):
+            result = executor.run_here(_works(batch.jobs))
+            self._answer(batch, result, *self._finish(batch, result, executor))
+            return
         self._running[executor] = batch
         if self._execution_timeout is not None:
             alarm = self._loop.call_later(self._execution_timeout, self._overran, executor)
@@ -355,28 +360,26 @@ class Driver:
         alarm = self._alarms.pop(executor, None)
         if alarm is not None:
             alarm.cancel()
-        in_order, released = self._free(batch, executor, result)
+        in_order, released = self._finish(batch, result, executor)
         # The next batch is on its way before the answers of this one are written.
         self._turn()
         self._answer(batch, result, in_order, released)
 
-    def _free(self, batch: Batch, executor: Executes, result: BatchResult) -> tuple[bool, Sequence[Job]]:
-        """The instance, as `_finish` does; one that is dead is replaced."""
-        freed = self._finish(batch, result.seconds if result.clean else None)
-        if not executor.alive:
-            self._lose(batch.instance, "its backend died")
-        return freed
-
-    def _finish(self, batch: Batch, seconds: float | None) -> tuple[bool, Sequence[Job]]:
+    def _finish(
+        self, batch: Batch, result: BatchResult | None = None, executor: Executes | None = None
+    ) -> tuple[bool, Sequence[Job]]:
         """Whether answers wait for their turn, and whose turn it is now. Without a scheduler that can say so
-        nobody waits for it."""
+        nobody waits for it. An executor that has died of it is replaced."""
+        seconds = result.seconds if result is not None and result.clean else None
         in_order = self.scheduler.policy.preserve_ordering and not isinstance(batch.turn, SpareTurn)
         try:
             released = self.scheduler.finished(batch, monotonic(), seconds)
         except Exception:
             log.exception("scheduler-failed", model=self._model)
             self._loop.call_later(_CATCH_UP_S, self._free_lost_batches)
-            return False, ()
+            in_order, released = False, []
+        if executor is not None and not executor.alive:
+            self._lose(batch.instance, "its backend died")
         return in_order, released if in_order else ()
 
     def _answer(self, batch: Batch, result: BatchResult, in_order: bool, released: Sequence[Job]) -> None:
@@ -417,7 +420,7 @@ class Driver:
             f"{self._model} did not finish a batch of {batch.images} within {seconds * 1e3:.0f} ms",
             reason="execution-timeout",
         )
-        in_order, released = self._finish(batch, None)
+        in_order, released = self._finish(batch)
         try:
             executor.abort()
         except Exception:

@@ -179,7 +179,18 @@ class Executor:
             return _failed(works, ModelError(f"{self._model}: {type(error).__name__}: {error}"))
 
     def _serve(self) -> None:
-        while (works := self._next()) is not None:
+        while True:
+            before = self._runs
+            try:
+                works = self._queue.get(timeout=_LOOK_S if self._watching else None)
+            except Empty:
+                self._look(before)
+                continue
+            if works is None:
+                break
+            if works is _WATCH:
+                self._watching = True
+                continue
             result = self._result(works)
             with suppress(RuntimeError):  # one that was given up may end after the loop that it reports to
                 self._report(self, result)
@@ -188,19 +199,6 @@ class Executor:
             self._backend.close()
         except Exception:
             _log.exception("close-failed", model=self._model)
-
-    def _next(self) -> Sequence[Work] | None:
-        """The next batch for its own thread, which meanwhile watches those in the loop's."""
-        while True:
-            before = self._runs
-            try:
-                works = self._queue.get(timeout=_LOOK_S if self._watching else None)
-            except Empty:
-                self._look(before)
-                continue
-            if works is None or len(works):
-                return works
-            self._watching = True
 
     def _look(self, before: int) -> None:
         """So long after `before`. One that is the same is stopped; if there was none, nobody need look."""

@@ -14,8 +14,7 @@ from carpool.config.sequence_settings import SequenceSettings
 from carpool.core.job import DONE, INFINITY, RUNNING, Job
 from carpool.core.sequences import SequenceId, Sequences, Step, Why
 from carpool.engine.batch import Outcome, Work
-from carpool.engine.driver import Driver
-from carpool.engine.reminder import Reminder
+from carpool.engine.driver import Driver, Reminder
 from carpool.errors import (
     Cancelled,
     CarpoolError,
