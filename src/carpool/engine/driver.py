@@ -295,7 +295,7 @@ class Driver:
         running = self._running.values()
         lost = [instance.batch for instance in self.scheduler.instances if instance.batch not in running]
         for batch in filter(None, lost):
-            self._release(self._finish(batch)[1])
+            self._release(self._finish(batch, monotonic())[1])
         self.plan_turn()
 
     def _may_run_here(self, batch: Batch, brief: Brief | None) -> bool:
@@ -305,17 +305,18 @@ class Driver:
         return (
             brief is not None
             and len(batch.jobs) == 1
-            and batch.instance.free_at - batch.started <= BRIEF_S
+            and batch.belief.curve.times[batch.images] <= BRIEF_S
             and not (self._running or self.scheduler.lanes.requests)
-            and batch.turn is None  # nobody shares the device, and nobody's spare work is run
+            and not (batch.turn or self.scheduler.policy.preserve_ordering)  # nobody has a say in it
             and brief.may_run(batch.started)
         )
 
     def _start(self, batch: Batch) -> None:
         executor = self._executors[batch.instance.index]
         if isinstance(executor, Executor) and self._may_run_here(batch, executor.brief):
-            result = executor.run_here(_works(batch.jobs))
-            self._answer(batch, result, *self._finish(batch, result, executor))
+            result, now = executor.run_here(_works(batch.jobs)), monotonic()
+            self._answer(batch, result, False, ())  # before it is learned from: somebody waits for it
+            self._finish(batch, now, result, executor)
             return
         self._running[executor] = batch
         if self._execution_timeout is not None:
@@ -325,8 +326,7 @@ class Driver:
             executor.run(batch.jobs)  # type: ignore[arg-type]  # nothing but works is ever offered
         except Exception as error:  # it has not begun: its riders hear why, and a dead instance is replaced
             log.exception("batch-not-started", model=self._model)
-            outcomes = [Outcome(error=_failed(error)) for _ in batch.jobs]
-            failed = BatchResult(outcomes, 0.0, clean=False)
+            failed = BatchResult([Outcome(error=_failed(error)) for _ in batch.jobs], 0.0, clean=False)
             self._loop.call_soon(lambda: self.ended(executor, failed))
 
     # ---- who is told ------------------------------------------------------------------------------------
@@ -360,20 +360,20 @@ class Driver:
         alarm = self._alarms.pop(executor, None)
         if alarm is not None:
             alarm.cancel()
-        in_order, released = self._finish(batch, result, executor)
+        in_order, released = self._finish(batch, monotonic(), result, executor)
         # The next batch is on its way before the answers of this one are written.
         self._turn()
         self._answer(batch, result, in_order, released)
 
     def _finish(
-        self, batch: Batch, result: BatchResult | None = None, executor: Executes | None = None
+        self, batch: Batch, now: float, result: BatchResult | None = None, executor: Executes | None = None
     ) -> tuple[bool, Sequence[Job]]:
         """Whether answers wait for their turn, and whose turn it is now. Without a scheduler that can say so
         nobody waits for it. An executor that has died of it is replaced."""
         seconds = result.seconds if result is not None and result.clean else None
         in_order = self.scheduler.policy.preserve_ordering and not isinstance(batch.turn, SpareTurn)
         try:
-            released = self.scheduler.finished(batch, monotonic(), seconds)
+            released = self.scheduler.finished(batch, now, seconds)
         except Exception:
             log.exception("scheduler-failed", model=self._model)
             self._loop.call_later(_CATCH_UP_S, self._free_lost_batches)
@@ -420,7 +420,7 @@ class Driver:
             f"{self._model} did not finish a batch of {batch.images} within {seconds * 1e3:.0f} ms",
             reason="execution-timeout",
         )
-        in_order, released = self._finish(batch)
+        in_order, released = self._finish(batch, monotonic())
         try:
             executor.abort()
         except Exception:

@@ -199,6 +199,8 @@ class Calls:
                 self._outbox.put(to_frontend(records.DONE, call, records.GONE))
             else:
                 self._outbox.put(_answer(place, outcome.timing, error))
+                if outcome.timing.batch == 1:  # nobody else is answered with it
+                    self._outbox.send()
         except Exception as error:
             _log.exception("answer-failed", frontend=self._frontend)
             self._works.pop(call, None)

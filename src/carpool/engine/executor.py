@@ -48,7 +48,7 @@ class Brief:
     """Of one model version whose batches the loop may run: whether they are as short as they were measured.
 
     Only computing counts. Whoever takes the processor away from the loop's thread takes it from the loop in
-    any case; that a model is slower than it was, its scheduler learns, and expects it to take longer.
+    any case, and then the way through another thread is longest. A model that stays slow gets another curve.
     """
 
     __slots__ = ("_credit", "loop_time")

@@ -261,9 +261,10 @@ class FrontLink(asyncio.Protocol):
             flags,
         )
         self._outbox.put(record + details if details else record)
-        call.number = number
-        call.link = self
+        call.number, call.link = number, self
         self._calls[number] = call
+        if len(self._calls) == 1:  # nobody else is asked for with it
+            self._outbox.send()
 
     def begin_trip(self, entry: ModelEntry) -> RemoteTrip:
         self._number += 1

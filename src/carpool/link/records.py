@@ -7,6 +7,7 @@ first. Records are read in the order in which they were sent, so a number means 
 from __future__ import annotations
 
 import asyncio
+import os
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -170,10 +171,12 @@ class Outbox:
         self._loop = loop
         self.failed = failed
         self._transport: asyncio.Transport | None = None
+        self._file = -1  # of the transport's socket
         self._pieces: list[bytes] = []
 
     def open(self, transport: asyncio.Transport) -> None:
         self._transport = transport
+        self._file = transport.get_extra_info("socket").fileno()
 
     def close(self) -> None:
         """From here on everything is dropped; writing to a closed transport would raise."""
@@ -185,6 +188,22 @@ class Outbox:
         if not pieces:
             self._loop.call_soon(self._flush)
         pieces.append(piece)
+
+    def send(self) -> None:
+        """What was put, at once: for a record that is alone, whose reader can begin while this loop goes on
+        with its turn. What does not fit the socket, and whatever is wrong with it, is left to the transport;
+        while that has bytes of its own, they come first."""
+        pieces, transport = self._pieces, self._transport
+        if transport is None or transport.is_closing() or transport.get_write_buffer_size():
+            return
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        try:
+            sent = os.write(self._file, data)
+        except OSError:
+            return
+        pieces.clear()
+        if sent < len(data):
+            transport.write(data[sent:])
 
     @property
     def unsent(self) -> int:
