@@ -6,15 +6,13 @@ from bisect import bisect_left
 from math import ceil, floor
 from typing import TYPE_CHECKING
 
-from carpool.core.job import INFINITY, READY, GivenUp, Job, Reason, Refusal
+from carpool.core.job import INFINITY, READY, Job, Reason, Refusal
 from carpool.core.queue import Lane
 
 if TYPE_CHECKING:
     from carpool.core.instance import Instance
     from carpool.core.scheduler import Scheduler
     from carpool.core.shares import Shares
-
-_SOON_S = 0.001  # a new request has its whole promise ahead: asking again helps, even at once
 
 
 def gate(core: Scheduler, shares: Shares, slo: float, job: Job, lane: Lane, now: float) -> Refusal | None:
@@ -156,26 +154,3 @@ def _refusal(
         asked=asked,
         answerable=answerable,
     )
-
-
-def until_welcome(core: Scheduler, gone: GivenUp, now: float, told: dict[object, float]) -> float:
-    """When the same request would be let in again. `told` keeps the answers of one turn.
-
-    Hundreds may be given up at once, and those who look alike are told the same.
-    """
-    if gone.reason is not Reason.GIVEN_UP:
-        return 0.0
-    job = gone.job
-    alike = job.images, job.shape, job.priority, job.source
-    if alike not in told:
-        again = Job(
-            now,
-            images=job.images,
-            shape=job.shape,
-            priority=job.priority,
-            source=job.source,
-            outside=job.outside,
-        )
-        refusal = core.refuses(again, now)
-        told[alike] = _SOON_S if refusal is None else max(_SOON_S, refusal.retry_after)
-    return told[alike]

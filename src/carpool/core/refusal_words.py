@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from carpool.core.job import INFINITY, Job, Reason, Refusal
+from typing import TYPE_CHECKING
+
+from carpool.core.job import INFINITY, GivenUp, Job, Reason, Refusal
 from carpool.core.numerals import numeral
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput, Refused, Replaced, Unavailable
+
+if TYPE_CHECKING:
+    from carpool.core.scheduler import Scheduler
 
 SPARE = "spare"
 """The reason of work that nobody waits for and that was skipped: no client ever reads it."""
@@ -28,6 +33,7 @@ _WHY = {
     ),
 }
 _LONGEST_NAME = 80
+_SOON_S = 0.001  # a new request has its whole promise ahead: asking again helps, even at once
 
 
 class RefusalInNumbers(Refused):
@@ -173,3 +179,26 @@ def _sentence(model: str, reason: Reason, numbers: dict[str, float]) -> str:
     )
     shown = {name: numeral(value, 4) for name, value in numbers.items()}
     return f"{model} " + _WHY[reason].format_map(known | shown)
+
+
+def until_welcome(core: Scheduler, gone: GivenUp, now: float, told: dict[object, float]) -> float:
+    """When the same request would be let in again. `told` keeps the answers of one turn.
+
+    Hundreds may be given up at once, and those who look alike are told the same.
+    """
+    if gone.reason is not Reason.GIVEN_UP:
+        return 0.0
+    job = gone.job
+    alike = job.images, job.shape, job.priority, job.source
+    if alike not in told:
+        again = Job(
+            now,
+            images=job.images,
+            shape=job.shape,
+            priority=job.priority,
+            source=job.source,
+            outside=job.outside,
+        )
+        refusal = core.refuses(again, now)
+        told[alike] = _SOON_S if refusal is None else max(_SOON_S, refusal.retry_after)
+    return told[alike]

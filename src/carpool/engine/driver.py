@@ -8,10 +8,9 @@ from math import ceil
 from time import monotonic
 from typing import cast
 
-from carpool.core.admission import until_welcome
 from carpool.core.instance import Batch, Instance
 from carpool.core.job import DONE, GONE, INFINITY, GivenUp, Job
-from carpool.core.refusal_words import dropped, skipped, turned_away
+from carpool.core.refusal_words import dropped, skipped, turned_away, until_welcome
 from carpool.core.scheduler import Scheduler
 from carpool.core.spare import SpareTurn
 from carpool.engine.batch import BatchResult, Outcome, Work

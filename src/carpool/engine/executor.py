@@ -23,7 +23,9 @@ of that, and so long a newcomer may well wait."""
 _HELD_S = 3 * BRIEF_S  # of computing: what takes longer was not what it was taken for
 _FORGIVEN_AFTER = 1000  # batches in time for one that was not: a collection of garbage, a page on disk
 _CHANCES = 3
-_LOOK_S = 0.25  # twice that, and the engine does not count as standing still yet
+_LOOK_S = 0.25
+STOPPED_S = 2 * _LOOK_S
+"""By then one that hangs is stopped, before the engine counts as standing still."""
 
 
 class LoopTime:

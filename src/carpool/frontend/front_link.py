@@ -226,8 +226,7 @@ class FrontLink(asyncio.Protocol):
         template = call.template
         call.expires = expiry(template.entry, arrived, deadline)
         flags = (LATEST if sender.latest else 0) | (0 if call.part is None else PARTS)
-        if sender.again:
-            flags |= AGAIN
+        flags |= AGAIN if sender.again else 0
         coming = 0.0
         if ready_in is not None:
             flags |= COMING

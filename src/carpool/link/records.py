@@ -192,18 +192,18 @@ class Outbox:
     def send(self) -> None:
         """What was put, at once: for a record that is alone, whose reader can begin while this loop goes on
         with its turn. What does not fit the socket, and whatever is wrong with it, is left to the transport;
-        while that has bytes of its own, they come first."""
+        while that has bytes of its own, they come first. Never raises."""
         pieces, transport = self._pieces, self._transport
         if transport is None or transport.is_closing() or transport.get_write_buffer_size():
             return
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        data = b"".join(pieces)
         try:
             sent = os.write(self._file, data)
         except OSError:
             return
         pieces.clear()
         if sent < len(data):
-            transport.write(data[sent:])
+            pieces.append(data[sent:])  # `_flush`, which is on its way, has the rest
 
     @property
     def unsent(self) -> int:

@@ -73,7 +73,7 @@ class RequestPlace:
         self.payload = b""
         self.error: CarpoolError | None = None
         self.held = False  # the runner may still write there; of the loop's thread
-        self._busy = False  # written by the model's thread only
+        self._busy = False  # written by the thread that runs the batch only
         self._closed = False  # written by the loop's thread only
 
     def close(self) -> bool:

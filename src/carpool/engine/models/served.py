@@ -28,7 +28,7 @@ from carpool.core.scheduler import Scheduler
 from carpool.core.spare import SpareTurn
 from carpool.engine.batch import BatchResult, Route
 from carpool.engine.driver import Driver, Watcher
-from carpool.engine.executor import Brief, Executes, Executor
+from carpool.engine.executor import STOPPED_S, Brief, Executes, Executor
 from carpool.engine.generation.text_loading import TextLoading
 from carpool.engine.hosted_model import HostedInstance, HostedLoading
 from carpool.engine.models.candidate import Upload
@@ -78,6 +78,7 @@ class Served(Watcher):
 
     is_ensemble = False  # it runs nothing itself
     writes = False  # its answers come token by token
+    _brief: Brief | None = None  # also of instances that replace others
 
     def __init__(
         self,
@@ -128,7 +129,6 @@ class Served(Watcher):
             there or here or Loading(config, version, profiles, turn=turn, caller=caller)
         )
         self._devices = devices or Devices()
-        self._brief = Brief(self._devices.loop_time)  # also of instances that replace others
         self._leave_devices: Callable[[], None] = lambda: None
         self._spare: Spare | None = None
         self._sequences: SequenceRoute | None = None  # of a model that has them
@@ -232,6 +232,8 @@ class Served(Watcher):
             log.info("choice", model=self.name, why=chosen)
             self.choices = (*self.choices, chosen)
         self._driver = driver = Driver(self.name, scheduler, knobs, self, self._loop, timeout)
+        if timeout is None or timeout >= STOPPED_S:
+            self._brief = Brief(self._devices.loop_time)
         weight = ready.config.device_weight
         self._leave_devices = self._devices.join(
             scheduler, ready.backends, weight, driver.plan_turn, self.name

@@ -1,0 +1,105 @@
+"""Records that are sent at once, and those that leave at the end of the loop's turn: in order, and whole."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Coroutine
+from typing import Any, cast
+
+import pytest
+
+from carpool.link.records import Outbox
+
+LARGE = 8 << 20  # more than a socket takes at once
+
+
+class Joined:
+    """An outbox on one end of a socket pair, and the other end."""
+
+    def __init__(self) -> None:
+        self.failures: list[str] = []
+
+    async def __aenter__(self) -> Joined:
+        ours, self.theirs = socket.socketpair()
+        self.theirs.setblocking(False)
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.create_unix_connection(asyncio.Protocol, sock=ours)
+        self.transport = cast(asyncio.Transport, transport)
+        self.outbox = Outbox(loop, self.failures.append)
+        self.outbox.open(self.transport)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.transport.abort()
+        self.theirs.close()
+        await asyncio.sleep(0)
+
+    def there(self) -> bytes:
+        """What has arrived, without a turn of the loop."""
+        try:
+            return self.theirs.recv(1 << 20)
+        except BlockingIOError:
+            return b""
+
+    async def read(self, size: int) -> bytes:
+        loop, data = asyncio.get_running_loop(), bytearray()
+        while len(data) < size:
+            data += await loop.sock_recv(self.theirs, 1 << 20)
+        return bytes(data)
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(main, 60)
+
+    asyncio.run(bounded())
+
+
+def test_what_is_sent_at_once_is_there_before_the_loop_turns() -> None:
+    async def main() -> None:
+        async with Joined() as link:
+            link.outbox.put(b"one")
+            assert link.there() == b""
+            link.outbox.put(b"two")
+            link.outbox.send()
+            assert link.there() == b"onetwo"
+            link.outbox.put(b"three")
+            assert await link.read(5) == b"three"  # nothing twice
+
+    run(main())
+
+
+def test_what_the_transport_still_has_comes_first() -> None:
+    async def main() -> None:
+        async with Joined() as link:
+            link.outbox.put(bytes(LARGE))
+            link.outbox.send()  # only a part of it fits
+            link.outbox.put(b"next")
+            await asyncio.sleep(0)
+            assert link.transport.get_write_buffer_size()
+            link.outbox.put(b"last")
+            link.outbox.send()
+            data = await link.read(LARGE + 8)
+            assert len(data) == LARGE + 8
+            assert data.endswith(b"\0nextlast")
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["closed", "aborted", "gone"])
+def test_to_nobody_nothing_is_sent(how: str) -> None:
+    async def main() -> None:
+        async with Joined() as link:
+            link.outbox.put(b"one")
+            if how == "closed":
+                link.outbox.close()
+            elif how == "aborted":
+                link.transport.abort()
+            else:
+                link.theirs.close()
+            link.outbox.send()
+            await asyncio.sleep(0)
+            assert not link.failures  # reading tells
+
+    run(main())
