@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Coroutine
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -25,7 +25,7 @@ class Joined:
         self.theirs.setblocking(False)
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_unix_connection(asyncio.Protocol, sock=ours)
-        self.transport = cast(asyncio.Transport, transport)
+        self.transport = transport
         self.outbox = Outbox(loop, self.failures.append)
         self.outbox.open(self.transport)
         return self

@@ -377,7 +377,7 @@ class Driver:
             log.exception("scheduler-failed", model=self._model)
             self._loop.call_later(_CATCH_UP_S, self._free_lost_batches)
             in_order, released = False, []
-        if executor is not None and not executor.alive:
+        if executor is not None and not executor.alive and executor in self._executors.values():
             self._lose(batch.instance, "its backend died")
         return in_order, released if in_order else ()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from math import inf
 from queue import Empty, SimpleQueue
 from time import monotonic, thread_time
 from typing import Protocol
@@ -21,7 +22,8 @@ BRIEF_S = 0.0005
 """The loop runs what is expected to take no longer: passing it to another thread and back takes about half
 of that, and so long a newcomer may well wait."""
 _HELD_S = 3 * BRIEF_S  # of computing: what takes longer was not what it was taken for
-_FORGIVEN_AFTER = 1000  # batches in time for one that was not: a collection of garbage, a page on disk
+_FAR_TOO_LONG_S = 0.03  # no collection of garbage takes so long
+_FORGIVEN_AFTER = 1000  # batches in time for one that was not
 _CHANCES = 3
 _LOOK_S = 0.25
 STOPPED_S = 2 * _LOOK_S
@@ -64,13 +66,12 @@ class Brief:
 
     def ran(self, computed: float) -> None:
         """For so many seconds. Once its chances are used up, it never comes back."""
-        if computed > _HELD_S:
+        if computed > _FAR_TOO_LONG_S:
+            self._credit = 0
+        elif computed > _HELD_S:
             self._credit -= _FORGIVEN_AFTER
         elif 0 < self._credit < _CHANCES * _FORGIVEN_AFTER:
             self._credit += 1
-
-    def hung(self) -> None:
-        self._credit = 0
 
 
 class Executes(Protocol):
@@ -156,10 +157,9 @@ class Executor:
         result = self._result(works)
         computed = thread_time() - computing
         self._runs += 1
-        brief.ran(computed)
+        brief.ran(computed if not self._stopped else inf)
         brief.loop_time.spent(began, monotonic())
         if self._stopped:
-            brief.hung()
             late = f"{self._model} did not finish a batch that should take {BRIEF_S * 1e3:g} ms at most"
             result = _failed(works, DeadlineExceeded(late, reason="execution-timeout"))
         return result
