@@ -50,6 +50,7 @@ POINTS = [
     Point(Collator, "gather", no_memory),
     # sending
     Point(Outbox, "put"),
+    Point(Outbox, "send"),
     Point(injection.Transport, "write", no_file),
     Point(FrontLink, "submit"),
     Point(Templates, "match"),

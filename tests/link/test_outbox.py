@@ -59,13 +59,12 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 def test_what_is_sent_at_once_is_there_before_the_loop_turns() -> None:
     async def main() -> None:
         async with Joined() as link:
-            link.outbox.put(b"one")
-            assert link.there() == b""
+            link.outbox.send(b"one")
+            assert link.there() == b"one"
             link.outbox.put(b"two")
-            link.outbox.send()
-            assert link.there() == b"onetwo"
-            link.outbox.put(b"three")
-            assert await link.read(5) == b"three"  # nothing twice
+            link.outbox.send(b"three")
+            assert link.there() == b""  # it does not overtake
+            assert await link.read(8) == b"twothree"
 
     run(main())
 
@@ -73,13 +72,11 @@ def test_what_is_sent_at_once_is_there_before_the_loop_turns() -> None:
 def test_what_the_transport_still_has_comes_first() -> None:
     async def main() -> None:
         async with Joined() as link:
-            link.outbox.put(bytes(LARGE))
-            link.outbox.send()  # only a part of it fits
-            link.outbox.put(b"next")
+            link.outbox.send(bytes(LARGE))  # only a part of it fits
+            link.outbox.send(b"next")
             await asyncio.sleep(0)
             assert link.transport.get_write_buffer_size()
-            link.outbox.put(b"last")
-            link.outbox.send()
+            link.outbox.send(b"last")
             data = await link.read(LARGE + 8)
             assert len(data) == LARGE + 8
             assert data.endswith(b"\0nextlast")
@@ -91,14 +88,13 @@ def test_what_the_transport_still_has_comes_first() -> None:
 def test_to_nobody_nothing_is_sent(how: str) -> None:
     async def main() -> None:
         async with Joined() as link:
-            link.outbox.put(b"one")
             if how == "closed":
                 link.outbox.close()
             elif how == "aborted":
                 link.transport.abort()
             else:
                 link.theirs.close()
-            link.outbox.send()
+            link.outbox.send(b"one")
             await asyncio.sleep(0)
             assert not link.failures  # reading tells
 

@@ -198,9 +198,9 @@ class Calls:
                 self._cancelled.discard(call)
                 self._outbox.put(to_frontend(records.DONE, call, records.GONE))
             else:
-                self._outbox.put(_answer(place, outcome.timing, error))
-                if outcome.timing.batch == 1:  # nobody else is answered with it
-                    self._outbox.send()
+                alone = outcome.timing.batch == 1  # nobody else is answered with it
+                say = self._outbox.send if alone else self._outbox.put
+                say(_answer(place, outcome.timing, error))
         except Exception as error:
             _log.exception("answer-failed", frontend=self._frontend)
             self._works.pop(call, None)

@@ -259,11 +259,10 @@ class FrontLink(asyncio.Protocol):
             self._sources.number(sender.source, sender.holder, sender.weight) if sender.source else 0,
             flags,
         )
-        self._outbox.put(record + details if details else record)
+        say = self._outbox.put if self._calls else self._outbox.send  # nobody else is asked for with it
+        say(record + details if details else record)
         call.number, call.link = number, self
         self._calls[number] = call
-        if len(self._calls) == 1:  # nobody else is asked for with it
-            self._outbox.send()
 
     def begin_trip(self, entry: ModelEntry) -> RemoteTrip:
         self._number += 1

@@ -189,21 +189,19 @@ class Outbox:
             self._loop.call_soon(self._flush)
         pieces.append(piece)
 
-    def send(self) -> None:
-        """What was put, at once: for a record that is alone, whose reader can begin while this loop goes on
-        with its turn. What does not fit the socket, and whatever is wrong with it, is left to the transport;
-        while that has bytes of its own, they come first. Never raises."""
-        pieces, transport = self._pieces, self._transport
-        if transport is None or transport.is_closing() or transport.get_write_buffer_size():
+    def send(self, piece: bytes) -> None:
+        """As `put`, but at once: for a record that is alone, whose reader can begin while this loop goes on
+        with its turn. Nothing overtakes what was put before, and what does not fit the socket is put."""
+        transport = self._transport
+        if self._pieces or transport is None or transport.is_closing() or transport.get_write_buffer_size():
+            self.put(piece)
             return
-        data = b"".join(pieces)
         try:
-            sent = os.write(self._file, data)
-        except OSError:
-            return
-        pieces.clear()
-        if sent < len(data):
-            pieces.append(data[sent:])  # `_flush`, which is on its way, has the rest
+            sent = os.write(self._file, piece)
+        except OSError:  # it is full, or gone, which reading tells
+            sent = 0
+        if sent < len(piece):
+            self.put(piece[sent:])
 
     @property
     def unsent(self) -> int:
