@@ -5,7 +5,8 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 SERVING := $(VENV)/.serving
 CORES  := $(shell nproc 2>/dev/null || echo 2)
-# Of the processes that run tests, two wait for a server or a browser at any time.
+# Of the processes that run tests, two wait for a server or a browser at any time. A file's tests run in one of them, so
+# that what they share is started once; in the order of their names the last files are short, and nobody waits for them.
 JOBS   ?= $(shell expr $(CORES) + 2)
 
 .DEFAULT_GOAL := help
@@ -36,7 +37,7 @@ serve: $(SERVING) ## serve the demo models
 	$(BIN)/carpool serve
 
 test: setup browser redis ## run the tests, but for the long ones of make conformance
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # The console is tested in a real Chromium. Without one its tests fail, unless CARPOOL_NO_BROWSER=1 says to go without.
 browser:

@@ -228,7 +228,7 @@ def test_importing_carpool_stays_light() -> None:
             "carpool.process.supervisor",
             "carpool.engine.models.served carpool.frontend.http.app cv2 grpc torch",
         ),
-        ("carpool.cli.main", "numpy rich orjson uvloop asyncio http.client carpool.core.scheduler"),
+        ("carpool.cli.main", "numpy rich orjson uvloop asyncio http.client carpool.config carpool.lab"),
     ],
 )
 def test_a_process_loads_only_what_it_needs(process: str, spared: str) -> None:

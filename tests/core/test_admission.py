@@ -30,6 +30,19 @@ def test_a_deadline_shorter_than_the_model_is_refused_with_the_predicted_finish(
     assert refusal.retry_after == 0.0
 
 
+def test_who_lost_its_time_on_the_way_may_come_back_at_once() -> None:
+    refusal = scheduler().offer(Job(0.0, deadline=0.04), 0.036)
+    assert refusal is not None
+    assert refusal.reason is Reason.CANNOT_FINISH
+    assert 0.0 < refusal.retry_after < 0.01
+    core = scheduler()
+    core.offer(Job(0.0, images=40), 0.0)
+    core.decide(0.0)
+    behind = core.offer(Job(0.0, deadline=0.04), 0.036)
+    assert behind is not None
+    assert behind.retry_after > 0.0
+
+
 def test_who_would_wait_too_long_is_refused() -> None:
     core = scheduler()
     core.offer(Job(0.0, images=40), 0.0)

@@ -76,7 +76,7 @@ def test_without_a_promise(tmp_path: Path) -> None:
 
 
 def test_what_ran_and_what_was_learned_is_told(tmp_path: Path) -> None:
-    repositories.fake(tmp_path, curve="1+1", head="slo_ms = 100")
+    repositories.fake(tmp_path, curve="1+1", head="slo_ms = 60000")
 
     async def run() -> tuple[dict[str, Any], dict[str, Any]]:
         async with Engine(tmp_path) as engine:

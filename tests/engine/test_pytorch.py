@@ -19,7 +19,7 @@ from carpool.vision.settings import describe
 
 
 def model(tmp_path: Path, extra: str = "") -> Path:
-    text = f'task = "raw"\nslo_ms = 1000\nmax_batch = 6\ninstances = 1\n[image]\nsize = {tm.SIDE}\n'
+    text = f'task = "raw"\nslo_ms = 30000\nmax_batch = 6\ninstances = 1\n[image]\nsize = {tm.SIDE}\n'
     text += f"[pytorch]\nbuckets = [1, 4]\n{extra}"
     return tm.folder(tmp_path, text, {"model.pt": tm.write_script})
 

@@ -60,7 +60,7 @@ def test_a_replacement_that_cannot_be_started_is_tried_again(
 def test_a_model_with_a_promise_that_hangs_is_replaced_without_being_told_when(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served_module, "_SHORTEST_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(served_module, "_SHORTEST_TIMEOUT_S", 3.0)
     code = "import time\ndef predict(x):\n    if x[0, 0] == 13: time.sleep(600)\n    return x"
     repositories.python(tmp_path, code, head="slo_ms = 60000", max_batch=1)
 

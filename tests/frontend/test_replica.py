@@ -24,7 +24,7 @@ from frontend.http.harness import Client, Response, until
 from frontend.whole_server import WholeServer, whole_server
 
 PATH = "/v2/models/fake/infer"
-HOPELESS = b"X-Carpool-Deadline-Ms: 1\r\n"
+HOPELESS = b"X-Carpool-Deadline-Ms: 150\r\n"  # of 210; on its way it may stand still for as long
 AGAIN = b"X-Envoy-Attempt-Count: 2\r\n"
 
 
@@ -43,8 +43,8 @@ def metric(client: Client, name: str) -> float | None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeServer]:
-    """21 ms for one image; 8 in 28 ms, twice that within the promise: 286/s."""
-    model = repositories.fake(tmp_path_factory.mktemp("models"), curve="20+1")
+    """210 ms for one image; 8 in 280 ms, twice that within the promise: 28.6/s."""
+    model = repositories.fake(tmp_path_factory.mktemp("models"), curve="200+10", head="slo_ms = 30000")
     with whole_server(model, gate_status="503", load_report="asked") as running:
         yield running
 
@@ -55,7 +55,7 @@ def test_offered_capacity_and_load(server: WholeServer) -> None:
         assert infer(client, 3).status == 200
         assert infer(client, 2, HOPELESS).status == 503, "refused, and asked for all the same"
         until(lambda: metric(client, "carpool_offered_images_total") == before + 5)
-        assert metric(client, "carpool_capacity_images_per_second") == pytest.approx(8 / 0.028, rel=0.2)
+        assert metric(client, "carpool_capacity_images_per_second") == pytest.approx(8 / 0.28, rel=0.2)
         until(lambda: (metric(client, "carpool_load") or 0.0) > 0.0)
 
 
@@ -139,7 +139,7 @@ def _fields(answer: Response) -> bytes:
 
 def test_a_lame_duck_is_not_ready_and_serves(tmp_path: Path) -> None:
     """Until its time is over, which the test decides: it takes the sleep's place."""
-    model = repositories.fake(tmp_path)
+    model = repositories.fake(tmp_path, head="slo_ms = 60000")
     leaving, gone = threading.Event(), threading.Event()
 
     async def sleep(_seconds: float) -> None:

@@ -91,9 +91,11 @@ def _commands() -> dict[str, dict[str, Any]]:
     return {
         verb: {
             " ".join(parameter.opts): "required" if parameter.required else _default(parameter)
-            for parameter in sorted(command.params, key=lambda parameter: parameter.opts[0])
+            for parameter in sorted(
+                group.get_command(None, verb).params, key=lambda parameter: parameter.opts[0]
+            )
         }
-        for verb, command in sorted(group.commands.items())
+        for verb in sorted(group.list_commands(None))
     }
 
 

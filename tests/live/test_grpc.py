@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from backends import onnx_models
 from engine import repositories
-from live.server import ONE_PROCESS, PATIENCE_S, READY_S, Live, is_alive, wait_until
+from live.server import LAYOUTS, PATIENCE_S, READY_S, Live, is_alive, wait_until
 from live.server import serving as serving_http
 
 # Holds every batch that carries a positive number until the file `go` is there; then answers twice the input.
@@ -32,7 +32,6 @@ def predict(x):
     return 2 * x
 """
 DOUBLE = "def predict(x):\n    return 2 * x\n"
-FRONTENDS = pytest.mark.parametrize("frontends", [1, ONE_PROCESS])
 
 
 @contextmanager
@@ -91,21 +90,33 @@ def until_served(server: Live) -> None:
     wait_until(served, "gRPC answers again", READY_S)
 
 
-@FRONTENDS
-def test_it_serves_the_same_models_as_http(tmp_path: Path, frontends: int) -> None:
-    models = tmp_path / "models"
+@pytest.fixture(scope="module", params=LAYOUTS)
+def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """A server that nobody harms."""
+    folder = tmp_path_factory.mktemp("calm")
+    models = folder / "models"
     onnx_models.arithmetic(models / "numbers" / "1" / "model.onnx")
     onnx_models.identity(models / "same" / "1" / "model.onnx", "FP32", ("n", 2))
-    with serving(models, frontends=frontends, folder=tmp_path) as server, client(server) as connected:
+    repositories.python(models, DOUBLE)
+    with serving(models, frontends=request.param, folder=folder) as server:
+        yield server
+
+
+def test_it_serves_the_same_models_as_http(calm: Live) -> None:
+    with client(calm) as connected:
         assert connected.is_server_ready()
         assert connected.get_model_metadata("same", as_json=True)["name"] == "same"
-        over_http = server.get_json("/v2/models/numbers/config")
+        over_http = calm.get_json("/v2/models/numbers/config")
         config = connected.get_model_config("numbers").config
         assert config.name == over_http["name"]
         assert config.max_batch_size == over_http["max_batch_size"]
         assert [tensor.name for tensor in config.input] == [tensor["name"] for tensor in over_http["input"]]
         index = connected.get_model_repository_index().models
-        assert {(model.name, model.state) for model in index} == {("numbers", "READY"), ("same", "READY")}
+        assert {(model.name, model.state) for model in index} == {
+            ("numbers", "READY"),
+            ("same", "READY"),
+            ("model", "READY"),
+        }
         for number in range(20):
             tensor = InferInput("x", [1, 2], "FP32").set_data_from_numpy(np.array([[number, 1]], np.float32))
             result = connected.infer("same", [tensor], request_id=str(number))
@@ -114,13 +125,11 @@ def test_it_serves_the_same_models_as_http(tmp_path: Path, frontends: int) -> No
             assert result.get_response().parameters["carpool_batch"].int64_param >= 1
         statistics = connected.get_inference_statistics("same").model_stats[0]
         assert statistics.inference_stats.success.count == 20
-        assert server.metric("nv_inference_request_success", model="same") == 20
+        assert calm.metric("nv_inference_request_success", model="same") == 20
 
 
-@FRONTENDS
-def test_a_stream_answers_everything(tmp_path: Path, frontends: int) -> None:
-    model = repositories.python(tmp_path / "models", DOUBLE)
-    with serving(model, frontends=frontends, folder=tmp_path) as server, client(server) as connected:
+def test_a_stream_answers_everything(calm: Live) -> None:
+    with client(calm) as connected:
         answers: list[tuple[Any, Any]] = []
         connected.start_stream(callback=lambda result, error: answers.append((result, error)))
         for number in range(600):  # more than are read unanswered
@@ -190,7 +199,7 @@ def test_an_engine_that_dies_is_unavailable_once(tmp_path: Path) -> None:
         assert server.grpc_pids == [frontend]
 
 
-@FRONTENDS
+@pytest.mark.parametrize("frontends", LAYOUTS)
 def test_the_end_finishes_what_was_accepted(tmp_path: Path, frontends: int) -> None:
     go = tmp_path / "go"
     model = repositories.python(tmp_path / "models", HELD.format(go=str(go)), max_batch=1)

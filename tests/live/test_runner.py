@@ -129,7 +129,7 @@ def go(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, go: Path) -> Iterator[Live]:
     folder = tmp_path_factory.mktemp("runner")
-    write_model(folder / "models" / "moody", go, timeout_ms=2000, delay_ms=400)
+    write_model(folder / "models" / "moody", go, timeout_ms=4000, delay_ms=400)
     write_model(folder / "models" / "calm", go)
     with serving(folder / "models", frontends=2, folder=folder) as running:
         yield running
@@ -171,7 +171,7 @@ def test_a_model_that_hangs_is_given_up_and_its_memory_is_left_alone(server: Liv
     """The batch goes on in its thread; when it ends at last, nothing of it reaches later requests."""
     (runner,) = runner_pids(server)
     replaced = len(server.events("instance-replaced"))
-    assert "2000 ms" in error_of(ask(server, "moody", 15, 0), 504, "execution-timeout")["error"]
+    assert "4000 ms" in error_of(ask(server, "moody", 15, 0), 504, "execution-timeout")["error"]
     until_answered(server)
     with Load(server, "moody") as load:
         load.until_more()

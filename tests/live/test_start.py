@@ -34,7 +34,7 @@ def predict(x):
 def test_of_seven_models_one_broken_and_one_slow_the_others_answer(tmp_path: Path, frontends: int) -> None:
     go, models = tmp_path / "go", tmp_path / "models"
     for number in range(5):
-        repositories.fake(models, name=f"good{number}")
+        repositories.fake(models, name=f"good{number}", head="slo_ms = 60000")
     slow = repositories.python(models, SLOW.format(go=str(go)), name="slow")
     broken = models / "broken" / "1"
     broken.mkdir(parents=True)

@@ -22,6 +22,7 @@ from engine.scripted import weights
 from frontend.whole_server import WholeServer, whole_server
 
 PATIENCE_S = 30.0
+PROMISE = "slo_ms = 60000"  # which a machine that stands still for seconds keeps
 TENSORS = (
     '[[input]]\nname = "x"\ndatatype = "FP32"\nshape = [1]\n'
     '[[output]]\nname = "y"\ndatatype = "FP32"\nshape = [1]\n'
@@ -64,7 +65,7 @@ def load(config: ModelConfig, version: ModelVersion, *_: object) -> Behaving:
     return Behaving(text)
 
 
-def settings(home: Path, rollout: str | None, head: str = "slo_ms = 1000", tensors: str = TENSORS) -> None:
+def settings(home: Path, rollout: str | None, head: str = PROMISE, tensors: str = TENSORS) -> None:
     folder = home / "m"
     folder.mkdir(parents=True, exist_ok=True)
     table = "" if rollout is None else f"[rollout]\n{rollout}\n"
@@ -135,7 +136,7 @@ def staged(
     home = folder / "models"
     given.setdefault("allow_rollouts", True)
     if not home.exists():
-        settings(home, rollout, given.pop("head", "slo_ms = 1000"))
+        settings(home, rollout, given.pop("head", PROMISE))
         for version, value in (versions or {1: "1", 2: "1"}).items():
             weights(home, "m", version, value)
     with pytest.MonkeyPatch.context() as patch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import sys
@@ -13,29 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from carpool import __version__
-from carpool.cli.cache_command import CacheVerb
-from carpool.cli.cascade_command import CascadeVerb
-from carpool.cli.demo_command import Demo
-from carpool.cli.deploy_command import DeployVerb
-from carpool.cli.doctor_command import Doctor
-from carpool.cli.drift_command import DriftVerb
-from carpool.cli.evaluate_command import Evaluate
-from carpool.cli.init_command import Init
-from carpool.cli.inspect_command import Inspect
-from carpool.cli.label_command import LabelVerb
-from carpool.cli.load_command import Load
-from carpool.cli.models_command import ModelsVerb
-from carpool.cli.pipeline_command import PipelineVerb
-from carpool.cli.plan_command import PlanVerb
-from carpool.cli.predict_command import Predict
-from carpool.cli.profile_command import ProfileVerb
-from carpool.cli.registry_command import RegistryVerb
-from carpool.cli.rollout_command import RolloutVerb
-from carpool.cli.serve_command import Serve, plain_flags
-from carpool.cli.simulate_command import Simulate
-from carpool.cli.sweep_command import Sweep
 from carpool.cli.verb_options import LISTED_LAST
-from carpool.cli.watch_command import WatchVerb
 from carpool.errors import CarpoolError
 
 _PLAINER = {  # typer's words, old and new, and ours
@@ -47,13 +26,58 @@ _PLAINER = {  # typer's words, old and new, and ours
 }
 
 
-class OneLineErrors(TyperGroup):
-    """Whatever was wrong: one line on stderr, no traceback; exit code 2 if it was the command, else 1."""
+_VERBS = {  # each in a file of its own, which is read when somebody asks for it
+    "serve": "Serve",
+    "inspect": "Inspect",
+    "init": "Init",
+    "predict": "Predict",
+    "watch": "WatchVerb",
+    "evaluate": "Evaluate",
+    "models": "ModelsVerb",
+    "pipeline": "PipelineVerb",
+    "registry": "RegistryVerb",
+    "drift": "DriftVerb",
+    "label": "LabelVerb",
+    "cache": "CacheVerb",
+    "cascade": "CascadeVerb",
+    "rollout": "RolloutVerb",
+    "demo": "Demo",
+    "load": "Load",
+    "profile": "ProfileVerb",
+    "sweep": "Sweep",
+    "simulate": "Simulate",
+    "plan": "PlanVerb",
+    "deploy": "DeployVerb",
+    "doctor": "Doctor",
+}
+
+
+class Verbs(TyperGroup):
+    """Whatever was wrong: one line on stderr, no traceback; exit code 2 if it was the command, else 1.
+
+    A verb becomes a command when it is asked for: to make all of them takes longer than most of them run.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        return list(_VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in _VERBS:  # one of them may have been meant
+            self.commands.update({name: self.get_command(ctx, name) for name in _VERBS})
+        elif cmd_name not in self.commands:
+            module = importlib.import_module(f"carpool.cli.{cmd_name}_command")
+            alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+            alone.command(cmd_name)(_as_command(getattr(module, _VERBS[cmd_name])))
+            self.commands[cmd_name] = typer.main.get_command(alone)
+        return self.commands.get(cmd_name)
 
     def main(self, args: Any = None, *, standalone_mode: bool = True, **extra: Any) -> Any:  # type: ignore[override]
         try:
             words = list(sys.argv[1:] if args is None else args)
-            words = plain_flags(words) if words[:1] == ["serve"] else words
+            if words[:1] == ["serve"]:
+                from carpool.cli.serve_command import plain_flags
+
+                words = plain_flags(words)
             result = super().main(words, standalone_mode=False, **extra)
         except Exception as error:
             if not standalone_mode or (message := _one_line(error)) is None:
@@ -106,30 +130,8 @@ def _as_command(verb: type[Any]) -> Callable[..., None]:
 
 
 app = typer.Typer(
-    cls=OneLineErrors, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
+    cls=Verbs, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
 )
-app.command("serve")(_as_command(Serve))
-app.command("inspect")(_as_command(Inspect))
-app.command("init")(_as_command(Init))
-app.command("predict")(_as_command(Predict))
-app.command("watch")(_as_command(WatchVerb))
-app.command("evaluate")(_as_command(Evaluate))
-app.command("models")(_as_command(ModelsVerb))
-app.command("pipeline")(_as_command(PipelineVerb))
-app.command("registry")(_as_command(RegistryVerb))
-app.command("drift")(_as_command(DriftVerb))
-app.command("label")(_as_command(LabelVerb))
-app.command("cache")(_as_command(CacheVerb))
-app.command("cascade")(_as_command(CascadeVerb))
-app.command("rollout")(_as_command(RolloutVerb))
-app.command("demo")(_as_command(Demo))
-app.command("load")(_as_command(Load))
-app.command("profile")(_as_command(ProfileVerb))
-app.command("sweep")(_as_command(Sweep))
-app.command("simulate")(_as_command(Simulate))
-app.command("plan")(_as_command(PlanVerb))
-app.command("deploy")(_as_command(DeployVerb))
-app.command("doctor")(_as_command(Doctor))
 
 
 def _show_version(asked: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -51,9 +52,10 @@ class Task(enum.StrEnum):
     RAW = "raw"
 
 
-def task_names() -> list[str]:
+@cache
+def task_names() -> tuple[str, ...]:
     """Of all that there are; nothing of another package is imported to know them."""
-    return [*Task, *(point.name for point in entry_points(group=TASK_GROUP))]
+    return (*Task, *(point.name for point in entry_points(group=TASK_GROUP)))
 
 
 class Kind(enum.StrEnum):

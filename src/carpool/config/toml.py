@@ -67,15 +67,14 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
     mode, policy = _policy(top)
     timeout_ms = top.number("execution_timeout_ms", 0)
     ttft_ms, per_token_ms = (top.number(key, 0, above=True) for key in ("ttft_ms", "per_token_ms"))
-    tasks = task_names()  # which looks through all packages
-    task = top.text("task", tasks)
+    task = top.text("task", task_names())
     inputs, outputs = _tensors(top, "input", max_batch), _tensors(top, "output", max_batch)
     sequences = top.table("sequences")
     config = ModelConfig(
         name=rules.check_name(top.text("name") or name, top.where("name")),
         path=path.parent,
         backend=_backend(top),
-        task=next((known for known in tasks if known == task), None),
+        task=next((known for known in task_names() if known == task), None),
         inputs=inputs,
         outputs=outputs,
         mode=mode,

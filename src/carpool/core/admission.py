@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from carpool.core.scheduler import Scheduler
     from carpool.core.shares import Shares
 
+_SOON = 0.001  # nothing is ahead, and the next one has its whole time
+
 
 def gate(core: Scheduler, shares: Shares, slo: float, job: Job, lane: Lane, now: float) -> Refusal | None:
     """Nothing, or why not. Two questions: can it finish in time, and would it drag the others down?
@@ -143,13 +145,14 @@ def _refusal(
     asked: float = 0.0,
     answerable: float = 0.0,
 ) -> Refusal:
-    """With when to come back: after the wait, when those ahead are served. Who has too little time even for
-    an idle instance would be refused then as well. What is outside may be less by then."""
+    """With when to come back: after the wait, when those ahead are served. Who brings too little time even
+    for an idle instance would be refused then as well; who lost it on the way has all of it again. What is
+    outside may be less by then."""
     takes = instance.speed.cautious * core.curve.times[job.images]
     return Refusal(
         reason,
         predicted_finish=now + wait + takes + job.outside + job.later,
-        retry_after=(wait or job.outside) if takes <= job.deadline - now else 0.0,
+        retry_after=(wait or job.outside or _SOON) if takes <= job.deadline - job.arrived else 0.0,
         waiting=core.lanes.waiting,
         asked=asked,
         answerable=answerable,

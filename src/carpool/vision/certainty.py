@@ -9,7 +9,7 @@ missed; and where no score comes near it, there is surely nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isfinite, log
+from math import inf, isfinite, log
 from typing import Any
 
 MEASURES = ("margin", "confidence", "entropy")
@@ -35,13 +35,13 @@ def of_classes(scores: Sequence[float], by: str) -> float:
 
 def _evenness(scores: Sequence[float]) -> float:
     """1 where all is in one class, 0 where all are alike."""
-    positive = [score for score in scores if score > 0.0]
-    total = sum(positive)
-    if total <= 0.0:
+    total = sum(score for score in scores if score > 0.0)
+    if not 0.0 < total < inf:
         return 0.0
     if len(scores) == 1:
         return 1.0
-    entropy = -sum(score / total * log(score / total) for score in positive)
+    shares = [score / total for score in scores]
+    entropy = -sum(share * log(share) for share in shares if share > 0.0)  # the smallest scores have none
     return _clipped(1.0 - entropy / log(len(scores)))
 
 

@@ -179,7 +179,7 @@ def test_pictures_teach_and_drawings_do_not() -> None:
 
 def test_what_was_learned_reaches_the_scheduler(tmp_path: Path) -> None:
     """The whole server: a request carries what the answers before it took on their way."""
-    repositories.fake(tmp_path, name="m")
+    repositories.fake(tmp_path, name="m", head="slo_ms = 60000")
     works: list[Work] = []
     with whole_server(tmp_path) as server, server.connect() as client:
         submit = server.host.submit

@@ -204,6 +204,11 @@ def test_all_in_one_class_is_certain_and_all_alike_is_not(by: str) -> None:
     assert of_classes([float("nan"), 0.1], by) == of_classes([], by) == 0.0
 
 
+def test_scores_at_the_ends_of_what_numbers_can_be() -> None:
+    assert of_classes([1.0, 1.0, 5e-324], "entropy") == of_classes([1.0, 1.0, 0.0], "entropy")
+    assert of_classes([1e308, 1e308, 1.0], "entropy") == 0.0
+
+
 @given(st.lists(st.floats(0.01, 1), max_size=5), st.floats(0.05, 0.95))
 def test_a_detector_is_sure_far_from_the_score_that_counts(found: list[float], counts: float) -> None:
     sure = of_boxes(found, counts)
