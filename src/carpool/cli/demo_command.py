@@ -100,7 +100,9 @@ class Demo:
         o.whole("--port", self.port, least=0, most=65535)
         needed = {What.rollout: candidate_file(), What.reader: text_model()}.get(self.what)
         if needed is not None and not needed.exists():
-            raise CarpoolError("the models of this demo are not here: pip install 'carpool[demos]'")
+            raise CarpoolError(
+                "its models are not here: pip install 'carpool[demos]' (from a clone: ./tools/demos)"
+            )
         if self.what != What.rollout:
             return self._read_page()
         hours = o.number("--seconds", self.seconds, least=1, most=86400) / 3600
