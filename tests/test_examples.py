@@ -252,20 +252,18 @@ def test_the_readme_shows_what_the_simulator_says() -> None:
     assert promise["mean batch"] == f"{said['mean_batch']:.1f}"
 
 
-def virtual(page: Path) -> list[Step]:
-    """What is asked of the simulator and the planner. No recording of traffic is kept beside the page."""
-    asked = [step for step in steps(page) if step.command.startswith(("carpool simulate", "carpool plan"))]
-    return [step for step in asked if "trace:" not in step.command]
-
-
 @pytest.mark.conformance
-@pytest.mark.parametrize("page", [page.name for page in sorted(DOCS.glob("*.md")) if virtual(page)])
+@pytest.mark.parametrize("page", ["scheduling.md", "planning.md"])
 def test_pages_show_what_the_simulator_and_the_planner_say(page: str) -> None:
-    """In virtual time, so to the digit. Where a page shows no answer, there is one."""
-    for step in virtual(DOCS / page):
+    """In virtual time, so to the digit. A recording of traffic is not kept beside the page."""
+    shown = [step for step in steps(DOCS / page) if step.output and "trace:" not in step.command]
+    made = [step for step in shown if step.command.startswith(("carpool simulate", "carpool plan"))]
+    assert made
+    for step in made:
         said, expected = run(step.command).split(), step.output.split()
-        if not expected or expected[-1] == "…":  # the page goes no further
-            said, expected = said[: len(expected[:-1])], expected[:-1]
+        if expected[-1] == "…":  # the page goes no further
+            expected.pop()
+            said = said[: len(expected)]
         assert said == expected
 
 
