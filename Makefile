@@ -19,16 +19,17 @@ setup: $(STAMP) ## create .venv with everything the project needs
 
 # Serving needs less than testing, so a newcomer's first command waits for less.
 $(SERVING): pyproject.toml constraints.txt
-	$(call install,.)
+	$(call install,.,380 MB)
 	@touch $(SERVING)
 
 $(STAMP): pyproject.toml constraints.txt
-	$(call install,.[dev])
+	$(call install,.[dev],3 GB)
 	@touch $(SERVING) $(STAMP)
 
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "carpool needs Python 3.11 or newer: try  make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@echo "once: a virtual environment in $(VENV) of $(2), which takes a minute or more"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '$(1)'
 endef

@@ -8,9 +8,6 @@ engine's; figures are medians over the rounds.
     python benchmarks/front_cost.py                                   # this environment, about a minute
     python benchmarks/front_cost.py --beside /elsewhere/bin/carpool   # and another, in turn
     python benchmarks/front_cost.py --ways http+shm,grpc+shm --quick
-    python benchmarks/front_cost.py --tracing --ways http,grpc        # with spans of no, few and all requests
-
-The collector of spans is a thread of this program, which reads what it gets and throws it away.
 """
 
 from __future__ import annotations
@@ -21,11 +18,9 @@ import json
 import os
 import statistics
 import tempfile
-import threading
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import grpc
@@ -68,8 +63,6 @@ class Measured:
     engine_us: dict[str, list[float]] = field(default_factory=lambda: {way: [] for way in WAYS})
     all_us: dict[str, list[float]] = field(default_factory=lambda: {way: [] for way in WAYS})
     rates: dict[str, list[float]] = field(default_factory=lambda: {way: [] for way in WAYS})
-    sent: float = 0.0  # spans, and those that did not fit the queue
-    dropped: float = 0.0
 
     def measure(self, way: str, concurrency: int, seconds: float) -> None:
         before = tree_cpu(self.server.process.pid)
@@ -123,33 +116,6 @@ def loads(one: Measured, region: Path, size: int, folder: Path) -> dict[str, Fir
     return found
 
 
-class _Collector(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        self.send_response(200)
-        self.send_header("content-length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@contextlib.contextmanager
-def collector() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Collector) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-
-
-def spans(server: CarpoolServer, result: str) -> float:
-    """How many had this result, in all of its processes."""
-    with urllib.request.urlopen(f"{server.url}/metrics", timeout=10) as page:
-        lines = page.read().decode().splitlines()
-    wanted = f'carpool_spans_total{{result="{result}"}} '
-    return sum(float(line.removeprefix(wanted)) for line in lines if line.startswith(wanted))
-
-
 @contextlib.contextmanager
 def shared_picture(size: int) -> Iterator[Path]:
     path = Path(f"/dev/shm/carpool-front-cost-{os.getpid()}")
@@ -160,21 +126,6 @@ def shared_picture(size: int) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-def variants(
-    args: argparse.Namespace, stack: contextlib.ExitStack
-) -> list[tuple[str, Path | None, list[str]]]:
-    """What is compared: a name, the program and its options."""
-    if not args.tracing:
-        beside: list[Path] = [] if args.beside is None else [args.beside]
-        return [("this", None, []), *((str(program), program, []) for program in beside)]
-    url = stack.enter_context(collector())
-    traced = [
-        (f"spans of {share:.0%}", None, ["--otlp-endpoint", url, "--trace-sample", f"{share:g}"])
-        for share in (0.01, 1.0)
-    ]
-    return [("no spans", None, []), *traced]
-
-
 def run(ways: Sequence[str], args: argparse.Namespace) -> list[Measured]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="carpool-front-")))
@@ -182,12 +133,12 @@ def run(ways: Sequence[str], args: argparse.Namespace) -> list[Measured]:
         (folder / "models" / "tensor").mkdir(parents=True)
         (folder / "models" / "tensor" / "model.toml").write_text(MODEL.format(size=args.size))
         found = []
-        for name, program, more in variants(args, stack):
+        for program in (None, args.beside) if args.beside else (None,):
             port = free_port()
             options = ["--frontends", "1", "--grpc-frontends", "1", "--grpc-port", str(port)]
-            options += ["--allow-client-shm", *more]
+            options += ["--allow-client-shm"]
             server = stack.enter_context(starting(folder / "models", options=options, program=program))
-            found.append(Measured(name, server, port))
+            found.append(Measured("this" if program is None else str(program), server, port))
         for one in found:
             wait_ready(one.server)
             one.loads = loads(one, region, args.size, folder)
@@ -197,8 +148,6 @@ def run(ways: Sequence[str], args: argparse.Namespace) -> list[Measured]:
             for way in ways:
                 for one in found:
                     one.measure(way, args.concurrency, args.seconds)
-        for one in found if args.tracing else ():
-            one.sent, one.dropped = spans(one.server, "exported"), spans(one.server, "dropped")
         return found
 
 
@@ -223,7 +172,6 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--beside", type=Path, help="the `carpool` of another version")
-    parser.add_argument("--tracing", action="store_true", help="compare no spans with those of 1 % and 100 %")
     parser.add_argument("--ways", default=",".join(WAYS), help="how to ask (%(default)s)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--concurrency", type=int, default=32)
@@ -248,9 +196,6 @@ def main() -> int:
             f"{str(row['server'])[-32:]:>32}  {row['way']:>9}  {row['front_us']:9.0f}"
             f"  {row['engine_us']:6.0f}  {row['all_us']:13.0f}  {row['requests_per_s']:10.0f}"
         )
-    for one in found:
-        if one.sent:
-            print(f"{one.name}: {one.sent:.0f} spans sent, {one.dropped:.0f} dropped")
     return 0
 
 

@@ -9,26 +9,29 @@ CPU is the user and system time of all processes of a server, per request.
     python benchmarks/overhead.py                     # the whole comparison, about eleven minutes
     python benchmarks/overhead.py --protocols http    # HTTP only, about four
     python benchmarks/overhead.py --quick             # concurrency 32, within a minute
+    python benchmarks/overhead.py --tracing 12        # what spans cost, in twelve starts, about seven minutes
 """
 
 import argparse
 import contextlib
+import json
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from load import h2load, report, slices, wrk
 from load.burst import LoadError
 from load.program import run_program
-from peers import recipes, region, setup, tiny
+from peers import recipes, region, setup, spans, tiny
 from peers.server import Lane, Recipe, Server, ServerError
 from peers.ways import GRPC, HTTP, WAYS_OF
 
 FULL = slices.Plan((1, 8, 32, 64), rounds=5, max_rounds=15, seconds=2, repeats=2, patience_s=60, limit_s=1800)
 QUICK = slices.Plan((32,), rounds=2, max_rounds=3, seconds=1, repeats=0, patience_s=1, limit_s=58)
+TRACING = slices.Plan((32,), rounds=4, max_rounds=4, seconds=1, repeats=0, patience_s=0.6, limit_s=1800)
 WARM_UP_S = 1.0
 WARM_UP = (HTTP, GRPC)  # what lies in shared memory takes the same doors
 STOPPING_S = 6.0
@@ -49,16 +52,41 @@ def main() -> int:
         if job.over_grpc:
             h2load.find()
         tiny.write_model(job.model)
+        end = began + plan.limit_s - STOPPING_S
+        if args.tracing:
+            found = spans.differences(trace(args, plan, job, end))
+            print(json.dumps([asdict(one) for one in found]) if args.json else spans.as_text(found))
+            return 0
         with running(choose(args, job), job) as lanes:
-            for lane in lanes:
-                if lane.group in WARM_UP or lane.group == groups[0]:
-                    slices.run_slice(lane, max(plan.concurrencies), WARM_UP_S)
-            turns = slices.measure(lanes, plan, began + plan.limit_s - STOPPING_S, tell)
+            warm_up(lanes, plan)
+            turns = slices.measure(lanes, plan, end, tell)
     rows = report.summarise(turns, lanes, recipes.CARPOOL)
     print(report.as_json(rows) if args.json else report.as_text(rows))
     if short := report.short_of_quiet(turns, plan):
         tell(short)
     return 0
+
+
+def warm_up(lanes: list[Lane], plan: slices.Plan) -> None:
+    for lane in lanes:
+        if lane.group in WARM_UP or lane.group == lanes[0].group:
+            slices.run_slice(lane, max(plan.concurrencies), WARM_UP_S)
+
+
+def trace(
+    args: argparse.Namespace, plan: slices.Plan, job: recipes.Job, end: float
+) -> list[list[slices.Turn]]:
+    """With spans and without, all started again each time."""
+    starts = []
+    with spans.collector() as url:
+        for number in range(args.tracing):
+            folder = job.folder / f"start-{number}"
+            folder.mkdir()
+            again = replace(job, folder=folder)
+            with running(spans.servers(again, args.frontends, url), again) as lanes:
+                warm_up(lanes, plan)
+                starts.append(slices.measure(lanes, plan, end, tell))
+    return starts
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -77,6 +105,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--servers", default="carpool,fastapi,triton", help="which to compare (%(default)s); also empty"
     )
+    parser.add_argument("--tracing", type=int, default=0, metavar="STARTS", help="instead: what spans cost")
     parser.add_argument("--setup", action="store_true", help="make the peers' environments and stop")
     parser.add_argument("--peers-dir", type=Path, default=setup.default_dir(), help="default: %(default)s")
     parser.add_argument("--peer-python", type=Path, help="the interpreter for Triton's environment")
@@ -84,11 +113,11 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def plan_of(args: argparse.Namespace) -> slices.Plan:
-    plan = QUICK if args.quick else FULL
+    plan = TRACING if args.tracing else QUICK if args.quick else FULL
     if args.concurrency:
         plan = replace(plan, concurrencies=tuple(int(one) for one in args.concurrency.split(",")))
     if args.rounds:
-        plan = replace(plan, rounds=args.rounds, max_rounds=3 * args.rounds)
+        plan = replace(plan, rounds=args.rounds, max_rounds=(1 if args.tracing else 3) * args.rounds)
     return plan
 
 

@@ -3,7 +3,7 @@
     carpool serve                                       # in another terminal
     python examples/ask_with_tritonclient.py street.jpg
 
-Without a picture it takes a photograph that comes with matplotlib. Needs tritonclient[http] and pillow.
+Without a picture it takes the photograph of an astronaut that comes with Carpool. Needs tritonclient[http].
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 from tritonclient.http import InferenceServerClient, InferInput
+
+from carpool.demo import bundled_models, pictures
 
 SIDE = 416
 MEAN, STD = (103.53, 116.28, 123.675), (57.375, 57.12, 58.395)  # of blue, green, red
@@ -52,35 +54,23 @@ def overlap(a: Floats, b: Floats) -> float:
     return float(both / (np.prod(a[2:] - a[:2]) + np.prod(b[2:] - b[:2]) - both))
 
 
-def sample_picture() -> Path:
-    import matplotlib
-
-    return Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Ask the demo detector about a picture.")
     parser.add_argument("picture", nargs="?", type=Path, default=None)
     parser.add_argument("--url", default="localhost:8000")
     parser.add_argument("--labels", type=Path, default=None, help="a file with one class name per line")
     given = parser.parse_args()
-    tensor, scale = to_tensor(Image.open(given.picture or sample_picture()))
+    tensor, scale = to_tensor(Image.open(given.picture or pictures()[0]))
 
     with InferenceServerClient(given.url) as client:
         images = InferInput("images", tensor.shape, "FP32")
         images.set_data_from_numpy(tensor)
         answer: Any = client.infer("nanodet", [images])
 
-    labels = (given.labels or coco_labels()).read_text().splitlines()
+    labels = (given.labels or bundled_models() / "nanodet" / "coco_labels.txt").read_text().splitlines()
     for kind, score, box in best_boxes(answer.as_numpy("boxes")[0], answer.as_numpy("scores")[0]):
         x1, y1, x2, y2 = (round(float(edge) / scale) for edge in box)
         print(f"{labels[kind]:<12} {score:.2f}   x {x1}–{x2}, y {y1}–{y2}")
-
-
-def coco_labels() -> Path:
-    from carpool.demo import bundled_models
-
-    return bundled_models() / "nanodet" / "coco_labels.txt"
 
 
 if __name__ == "__main__":

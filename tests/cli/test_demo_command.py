@@ -28,11 +28,13 @@ def line(to: str, step: int = 0) -> dict[str, Any]:
     return {"to": to, "step": step, "why": f"because of {to}"}
 
 
+@pytest.mark.parametrize("what", ["rollout", "reader"])
 def test_a_wheel_without_its_models_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("carpool.demo.labelled.candidate_file", lambda: tmp_path / "model.onnx")
-    result = CliRunner().invoke(app, ["demo", "rollout"])
+    monkeypatch.setattr("carpool.demo.text_model", lambda: tmp_path / "reader")
+    result = CliRunner().invoke(app, ["demo", what])
     assert "pip install 'carpool[demos]'" in result.stderr
 
 

@@ -92,15 +92,19 @@ class Demo:
         import asyncio
         import signal
 
+        from carpool.demo import text_model
         from carpool.demo.labelled import candidate_file, write_classifier
         from carpool.lab.load.facts import TRUSTING, RunningServer
         from carpool.lab.sweep.conduct import OwnServer
 
         o.whole("--port", self.port, least=0, most=65535)
+        needed = {What.rollout: candidate_file(), What.reader: text_model()}.get(self.what)
+        if needed is not None and not needed.exists():
+            raise CarpoolError(
+                "its models are not here: pip install 'carpool[demos]' (from a clone: ./tools/demos)"
+            )
         if self.what != What.rollout:
             return self._read_page()
-        if not candidate_file().is_file():
-            raise CarpoolError("the classifiers of this demo are not here: pip install 'carpool[demos]'")
         hours = o.number("--seconds", self.seconds, least=1, most=86400) / 3600
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # its server is not left behind
         with TemporaryDirectory(prefix="carpool-demo-") as scratch:

@@ -33,7 +33,11 @@ _LOGGED_S = 10.0
 
 
 class _Serve:
-    """Serve models over the Triton / KServe v2 protocol.
+    """Serve models: pictures in and answers out, and the Triton / KServe v2 protocol.
+
+    The models that come along, to try it:
+
+        carpool serve
 
     A Triton repository, as it is:
 
@@ -78,7 +82,7 @@ def plain_flags(words: Sequence[str]) -> list[str]:
 _KINDS = get_type_hints(ServerSettings)
 _PATHS = typer.Argument(
     help="Model files, model folders or Triton repositories; s3://BUCKET/PATH and its like; or "
-    "models:/NAME@ALIAS of a registry. Without any, those of CARPOOL_MODELS.",
+    "models:/NAME@ALIAS of a registry. Without any, those of CARPOOL_MODELS, or the demo's.",
     show_default=False,
 )
 Serve = make_dataclass(

@@ -7,6 +7,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from errno import EADDRINUSE
 
 from carpool.config.server import LOCALHOST
 from carpool.errors import ConfigError
@@ -53,7 +54,8 @@ def check_free(host: str, port: int) -> None:
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
-    return ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}")
+    taken = "; --http-port, --grpc-port and --metrics-port name others" if error.errno == EADDRINUSE else ""
+    return ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}{taken}")
 
 
 def _addresses(host: str, port: int) -> list[tuple[int, tuple[object, ...]]]:
