@@ -43,6 +43,7 @@ from carpool.link.door import (
     read_source,
 )
 from carpool.link.step_times import Times, in_words, there
+from carpool.link.templates import DeclaredOutputs
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row
 from carpool.types import StepTiming
@@ -277,10 +278,18 @@ class GrpcCall(ClientCall):
         return Kept(messages.encode_outputs(self._listed(answer, placed)))
 
     def _listed(self, answer: Answer, placed: Mapping[str, Placed]) -> Sequence[tuple[bytes, Buffer]]:
-        asked = self.head.outputs
+        asked, outputs = self.head.outputs, answer.outputs
         if answer.timing.__class__ is StepTiming:
-            asked = there(asked, answer.outputs)
-        return messages.list_outputs(self.entry, asked, answer.outputs, placed)
+            return messages.list_outputs(self.entry, there(asked, outputs), outputs, placed)
+        if not isinstance(outputs, DeclaredOutputs):
+            return messages.list_outputs(self.entry, asked, outputs, placed)
+        known = outputs.known(self.head)
+        if known is not None:
+            return list(zip(known, outputs.pieces(), strict=True))
+        listed = messages.list_outputs(self.entry, asked, outputs, placed)
+        if all(one.shared_memory is None and not one.classification for one in asked):
+            outputs.template.said = self.head, [head for head, _ in listed]
+        return listed
 
     def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
         entry, more = self.entry, self._more

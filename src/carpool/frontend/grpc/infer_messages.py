@@ -345,7 +345,7 @@ def encode_answer(
     pieces += (_TIMES.pack(_C0, decode, _C1, queue, _C2, infer, _C3, post), _batch(batch))
     pieces += (head for head, _ in listed)
     for _, data in listed:
-        pieces += (framing(_ANSWER_RAW, len(data)), data)
+        pieces += (_before_raw(len(data)), data)
     pieces.append(more)
     return b"".join(pieces)
 
@@ -399,6 +399,11 @@ def list_outputs(
 def _listed(tensor: Tensor) -> tuple[bytes, Buffer]:
     check_array(tensor, "output")
     return _output_head(tensor.name, tensor.datatype.value, tensor.shape), to_binary(tensor)
+
+
+@lru_cache(maxsize=256)
+def _before_raw(size: int) -> bytes:
+    return framing(_ANSWER_RAW, size)
 
 
 @lru_cache(maxsize=256)
