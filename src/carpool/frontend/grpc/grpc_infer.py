@@ -150,7 +150,7 @@ class GrpcCall(ClientCall):
         try:
             if not service.door.serving:
                 raise not_serving()
-            parts = messages.take_apart(message)
+            parts = service.families.recognise(message) or messages.take_apart(message)
             if parts is None:
                 message = bytes(message)
                 self._let_go()
@@ -163,6 +163,9 @@ class GrpcCall(ClientCall):
                 await service.demands.loaded(missing.model, self.deadline, len(message))
                 self.arrived = self._offered_at = monotonic()  # the promise begins now
                 family = await self._understood(parts)
+            else:
+                if parts.family is None:
+                    service.families.remember(message, parts, family)
             self._family = family
             check_model(self._who, family.model)
             await self._offer_message(family, message, parts)
@@ -206,7 +209,7 @@ class GrpcCall(ClientCall):
         """What it asks for, of which model. From here on this is its model, whatever is loaded meanwhile."""
         service = self.service
         self.id = parts.id
-        family = service.families.find(parts)
+        family = parts.family or service.families.find(parts)
         if not self.id.isascii():
             messages.check_text(self.id)
         if family is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from carpool.cache.answer_store import Kept
 from carpool.cache.cache_key import Wish, read_cache_control
@@ -317,14 +317,13 @@ class HttpCall(ClientCall):
     def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
         entry, head, asked = self.entry, self.head, self._route.asked
         of_steps = answer.timing.__class__ is StepTiming
-        outputs, known = answer.outputs, None
-        if kept is None and outputs.__class__ is DeclaredOutputs and not of_steps:
-            known = cast(DeclaredOutputs, outputs).known(head)
+        outputs = answer.outputs
+        declared = outputs if isinstance(outputs, DeclaredOutputs) and not of_steps else None
+        known = None if declared is None else declared.known(head)
         if kept is not None:
             buffers, size, length = with_id(kept.body, kept.header_length, head.id)
-        elif known is not None:
-            length = len(known[0])
-            buffers = [known[0], *cast(DeclaredOutputs, outputs).pieces()]
+        elif declared is not None and known is not None:
+            buffers, length = [known[0], *declared.pieces()], len(known[0])
             size = sum(map(len, buffers))
         else:
             buffers, size, length = self._encoded(answer, placed, head.id)
