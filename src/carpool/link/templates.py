@@ -199,30 +199,31 @@ class DeclaredOutputs(Sequence[Tensor]):
 
     def pieces(self) -> list[memoryview]:
         """The bytes of each."""
-        memory, start, places = self._memory, self._start, self.template.places or ()
-        return [memory[start + at : start + at + size] for _, _, _, at, size in places]
-
-    def _made(self) -> list[Tensor]:
-        if self._tensors is None:
-            memory, start = self._memory, self._start
-            self._tensors = [
-                Tensor(name, datatype, shape, np.ndarray(shape, datatype.dtype, memory, start + at))
-                for name, datatype, shape, at, _ in self.template.places or ()
-            ]
-        return self._tensors
+        memory, start, found = self._memory, self._start, []
+        for _, _, _, at, size in self.template.places or ():
+            found.append(memory[start + at : start + at + size])
+        return found
 
     def __len__(self) -> int:
         return len(self.template.places or ())
 
     def __iter__(self) -> Iterator[Tensor]:
-        return iter(self._made())
+        tensors = self._tensors
+        if tensors is None:
+            tensors = []
+            memory, start = self._memory, self._start
+            for name, datatype, shape, at, _ in self.template.places or ():
+                data = np.ndarray(shape, datatype.dtype, memory, start + at)
+                tensors.append(Tensor(name, datatype, shape, data))
+            self._tensors = tensors  # when it is whole: threads look at outputs, too
+        return iter(tensors)
 
     @overload
     def __getitem__(self, index: int) -> Tensor: ...
     @overload
     def __getitem__(self, index: slice) -> list[Tensor]: ...
     def __getitem__(self, index: int | slice) -> Tensor | list[Tensor]:
-        return self._made()[index]
+        return [*self][index]
 
 
 class Templates:
