@@ -27,6 +27,7 @@ from carpool.errors import (
 from carpool.frontend.front_link import RemoteCall, expiry
 from carpool.link.door import Answer, ModelEntry, Sender
 from carpool.link.records import MAX_SOURCES, MAX_TEMPLATES, to_frontend
+from carpool.link.templates import DeclaredOutputs
 from carpool.memory.arena import ArenaSlot
 from carpool.memory.layout import ENCODED, FILE_AT, write_file
 from carpool.memory.pulse import HOPELESS_S, STALE_S
@@ -68,6 +69,27 @@ def test_every_kind_of_tensor_goes_there_and_back(model: str, x: np.ndarray) -> 
                 assert tensor.data.tolist() == x.tolist()
                 asked.call.release()
             assert client.door.arena.slots_used == 0
+
+    run(main())
+
+
+def test_outputs_that_lie_as_declared_are_bytes_until_somebody_looks_at_one() -> None:
+    async def main() -> None:
+        async with joined() as link:
+            client = await link.door()
+            asked = client.infer("fixed", FOUR)
+            answer = await asked.answer()
+            outputs = answer.outputs
+            assert isinstance(outputs, DeclaredOutputs)
+            assert b"".join(outputs.pieces()) == FOUR.tobytes()
+            assert len(outputs) == 1
+            assert outputs[0] is outputs[:][0] is next(iter(outputs))
+            assert outputs[0].data.tolist() == FOUR.tolist()
+            _, head, _ = packed(client.model("fixed"), FOUR)
+            outputs.template.said = head, [b"y"]
+            assert outputs.known(head) == [b"y"]
+            assert outputs.known(replace(head)) is None
+            asked.call.release()
 
     run(main())
 

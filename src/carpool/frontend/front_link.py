@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import orjson
 
 from carpool.core.job import INFINITY
@@ -58,7 +57,7 @@ from carpool.link.records import (
     to_engine,
 )
 from carpool.link.step_times import read_steps
-from carpool.link.templates import Template, Templates
+from carpool.link.templates import DeclaredOutputs, Template, Templates
 from carpool.memory.arena import ArenaSlot
 from carpool.memory.layout import TensorPlace, end_of, read_places
 from carpool.observe.logs import logger
@@ -75,7 +74,6 @@ _DEADLINE_GRACE_S, _PROMISE_GRACE_S = 0.25, 1.0
 _LONGEST_S = 1e9
 _LOST = "the engine stopped before it answered; try again"
 _pack = TO_ENGINE.pack
-_ndarray = np.ndarray
 
 
 class RemoteCall:
@@ -190,7 +188,7 @@ class FrontLink(asyncio.Protocol):
     def __init__(self, door: RemoteDoor, loop: asyncio.AbstractEventLoop, max_answer_bytes: int) -> None:
         self._door = door
         self._loop = loop
-        self._memory = door.arena.memory
+        self._memory = memoryview(door.arena.memory)
         self._transport: asyncio.Transport | None = None
         self._reader = RecordReader(TO_FRONTEND, max_answer_bytes + _LIST_BYTES)
         self._outbox = Outbox(loop, self._fail)
@@ -423,15 +421,10 @@ class FrontLink(asyncio.Protocol):
             admitted()
 
     def _declared(self, call: RemoteCall) -> Sequence[Tensor]:
-        places, output = call.template.places, call.output
-        if places is None or output is None:
+        template, output = call.template, call.output
+        if template.places is None or output is None:
             raise ProtocolError(f"outputs of call {call.number} where there are none")
-        memory, start = self._memory, output.offset
-        outputs: list[Tensor] = []
-        for name, datatype, shape, offset, _ in places:
-            data = _ndarray(shape, datatype.dtype, memory, start + offset)
-            outputs.append(Tensor(name, datatype, shape, data))
-        return outputs
+        return DeclaredOutputs(template, self._memory, output.offset)
 
     def _listed(self, call: RemoteCall, form: int, payload: bytes) -> Sequence[Tensor]:
         if form == INLINE:
@@ -442,7 +435,7 @@ class FrontLink(asyncio.Protocol):
         places = read_places(payload)
         room = 0 if call.output is None else call.output.capacity
         start = 0 if call.output is None else call.output.offset
-        return _bound(call, places, memoryview(self._memory)[start : start + room])
+        return _bound(call, places, self._memory[start : start + room])
 
     def _obey(self, fields: Fields, payload: bytes) -> None:
         kind, number, status = fields[0], fields[2], fields[3]

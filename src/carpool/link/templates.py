@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import count
 from mmap import mmap
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 import orjson
@@ -19,7 +19,7 @@ from carpool.link.records import MAX_TEMPLATE_BYTES, MAX_TEMPLATES, RESET, TEMPL
 from carpool.memory.client_files import PLACE, OpenRegion, RegionReads, find_regions
 from carpool.memory.layout import CUTS, ENCODED, FILE_AT, TensorPlace, bind_file, declared_places, end_of
 from carpool.memory.picture_leases import KEPT_FILE, crops_in
-from carpool.types import DATATYPES, Array, Datatype, RequestedOutput, RequestOptions, Signature
+from carpool.types import DATATYPES, Array, Datatype, RequestedOutput, RequestOptions, Signature, Tensor
 from carpool.wire.v2 import RequestHead, TensorHead, bind, check_head
 
 _CHECKED = (Datatype.BYTES, Datatype.BOOL)  # not every sequence of bytes is one of these
@@ -159,7 +159,7 @@ KnownTemplate: TypeAlias = tuple["Template", object, object]
 class Template:
     """One family of requests: how many input bytes they have, and where their outputs will lie."""
 
-    __slots__ = ("capacity", "entry", "extent", "number", "outside", "places")
+    __slots__ = ("capacity", "entry", "extent", "number", "outside", "places", "said")
 
     def __init__(
         self,
@@ -176,6 +176,54 @@ class Template:
         wanted = [output.name for output in head.outputs]
         self.places: list[TensorPlace] | None = declared_places(entry.signature, wanted, head.batch)
         self.capacity = _UNKNOWN_OUTPUT_BYTES if self.places is None else end_of(self.places)
+        self.said: tuple[RequestHead, Sequence[bytes]] | None = None  # see `DeclaredOutputs`
+
+
+class DeclaredOutputs(Sequence[Tensor]):
+    """Outputs that lie in a slot as their template says. Most answers are their bytes, with the same words
+    before them each time: tensors are made of them only for who looks at one, before the slot is released.
+    """
+
+    __slots__ = ("_memory", "_start", "_tensors", "template")
+
+    def __init__(self, template: Template, memory: memoryview, start: int) -> None:
+        self.template = template
+        self._memory = memory
+        self._start = start
+        self._tensors: list[Tensor] | None = None
+
+    def known(self, head: RequestHead) -> Sequence[bytes] | None:
+        """What was said to `head`, this very one, by an answer that else was only the outputs' bytes."""
+        said = self.template.said
+        return said[1] if said is not None and said[0] is head else None
+
+    def pieces(self) -> list[memoryview]:
+        """The bytes of each."""
+        memory, start, found = self._memory, self._start, []
+        for _, _, _, at, size in self.template.places or ():
+            found.append(memory[start + at : start + at + size])
+        return found
+
+    def __len__(self) -> int:
+        return len(self.template.places or ())
+
+    def __iter__(self) -> Iterator[Tensor]:
+        tensors = self._tensors
+        if tensors is None:
+            tensors = []
+            memory, start = self._memory, self._start
+            for name, datatype, shape, at, _ in self.template.places or ():
+                data = np.ndarray(shape, datatype.dtype, memory, start + at)
+                tensors.append(Tensor(name, datatype, shape, data))
+            self._tensors = tensors  # when it is whole: threads look at outputs, too
+        return iter(tensors)
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Tensor]: ...
+    def __getitem__(self, index: int | slice) -> Tensor | list[Tensor]:
+        return [*self][index]
 
 
 class Templates:

@@ -52,7 +52,7 @@ def encode_response(
 
     Outputs that are wanted in shared memory must be there already, and in `placed`.
     """
-    if _is_all_binary(response, outputs, binary_output):
+    if is_all_binary(response, outputs, binary_output):
         return _encode_binary(response)
     return _encode_listed(response, outputs, binary_output, labels, batched, placed)
 
@@ -93,7 +93,7 @@ def _encode_listed(
     return _join(document, tail)
 
 
-def _is_all_binary(response: InferResponse, outputs: Sequence[RequestedOutput], binary_output: bool) -> bool:
+def is_all_binary(response: InferResponse, outputs: Sequence[RequestedOutput], binary_output: bool) -> bool:
     """Whether the outputs are all that there is, and wanted as they are, as most clients want them."""
     if response.id or response.parameters:
         return False

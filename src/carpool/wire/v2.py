@@ -23,6 +23,7 @@ from carpool.wire.codec import (
     encode_error,
     encode_request,
     encode_response,
+    is_all_binary,
     with_id,
 )
 from carpool.wire.head import (
@@ -40,8 +41,8 @@ from carpool.wire.head import (
 
 __all__ = ["HEADER_LENGTH", "Buffer", "Encoded", "Placed", "RequestHead", "TensorHead", "as_requested"]
 __all__ += ["bind", "check_head", "check_tail", "decode_error", "decode_response"]
-__all__ += ["encode_error", "encode_request", "encode_response", "parse_head", "raw_head", "read_head"]
-__all__ += ["read_header_length", "with_id"]
+__all__ += ["encode_error", "encode_request", "encode_response", "is_all_binary", "parse_head"]
+__all__ += ["raw_head", "read_head", "read_header_length", "with_id"]
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 _CACHED_HEAD_BYTES = 1024

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from carpool.errors import InvalidInput
-from carpool.frontend.grpc.infer_messages import Parts, parse_whole, take_apart
+from carpool.frontend.grpc.infer_messages import Families, Family, Parts, parse_whole, take_apart
+from carpool.types import RequestOptions
+from carpool.wire.v2 import RequestHead
 
 texts = st.text(max_size=20)
 
@@ -94,3 +96,53 @@ def test_unknown_fields_are_dropped_by_the_parser() -> None:
     request = pb.ModelInferRequest(model_name="m", id="i")
     parts = parse_whole(request.SerializeToString() + b"\xa2\x06\x03abc")
     assert parts == Parts(b"\x0a\x01m", b"i", [])
+
+
+def _family(contents: list[bytes] | None = None) -> Family:
+    return Family("m", "", RequestHead("", (), (), RequestOptions(), True, 0), contents)
+
+
+@given(requests(), requests())
+def test_what_is_recognised_is_what_would_be_read(first: bytes, second: bytes) -> None:
+    families, family = Families(), _family()
+    parts = take_apart(first)
+    assert parts is not None
+    families.remember(first, parts, family)
+    for message in (first, memoryview(first), second, bytes(len(first))):
+        known = families.recognise(message)
+        if known is not None:
+            read = take_apart(message)
+            assert read is not None
+            assert known.family is family
+            assert (known.rest, known.id, known.tail) == (read.rest, read.id, read.tail)
+            assert [bytes(piece) for piece in known.contents] == [bytes(piece) for piece in read.contents]
+
+
+def test_a_message_with_other_contents_is_recognised_and_one_for_another_model_is_not() -> None:
+    families, family = Families(), _family()
+    message = pb.ModelInferRequest(model_name="m", raw_input_contents=[b"abc"]).SerializeToString()
+    parts = take_apart(message)
+    assert parts is not None
+    families.remember(message, parts, family)
+    known = families.recognise(message[:-3] + b"xyz")
+    assert known is not None
+    assert known.contents == (b"xyz",)
+    assert families.recognise(message.replace(b"m", b"n", 1)) is None
+    assert families.recognise(message + b"x") is None
+
+
+@pytest.mark.parametrize(
+    ("request_id", "raw", "typed"),
+    [("i", [b"abc"], None), ("", [b"abc", b"d"], None), ("", [], None), ("", [b"abc"], [b"a"])],
+    ids=["its-own-id", "two", "none", "typed"],
+)
+def test_only_messages_that_differ_in_their_one_tensor_alone_are_recognised(
+    request_id: str, raw: list[bytes], typed: list[bytes] | None
+) -> None:
+    families = Families()
+    request = pb.ModelInferRequest(model_name="m", id=request_id, raw_input_contents=raw)
+    message = request.SerializeToString()
+    parts = take_apart(message)
+    assert parts is not None
+    families.remember(message, parts, _family(typed))
+    assert families.recognise(message) is None

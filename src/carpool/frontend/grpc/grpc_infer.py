@@ -43,6 +43,7 @@ from carpool.link.door import (
     read_source,
 )
 from carpool.link.step_times import Times, in_words, there
+from carpool.link.templates import DeclaredOutputs
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row
 from carpool.types import StepTiming
@@ -149,7 +150,7 @@ class GrpcCall(ClientCall):
         try:
             if not service.door.serving:
                 raise not_serving()
-            parts = messages.take_apart(message)
+            parts = service.families.recognise(message) or messages.take_apart(message)
             if parts is None:
                 message = bytes(message)
                 self._let_go()
@@ -162,6 +163,9 @@ class GrpcCall(ClientCall):
                 await service.demands.loaded(missing.model, self.deadline, len(message))
                 self.arrived = self._offered_at = monotonic()  # the promise begins now
                 family = await self._understood(parts)
+            else:
+                if parts.family is None:
+                    service.families.remember(message, parts, family)
             self._family = family
             check_model(self._who, family.model)
             await self._offer_message(family, message, parts)
@@ -205,7 +209,7 @@ class GrpcCall(ClientCall):
         """What it asks for, of which model. From here on this is its model, whatever is loaded meanwhile."""
         service = self.service
         self.id = parts.id
-        family = service.families.find(parts)
+        family = parts.family or service.families.find(parts)
         if not self.id.isascii():
             messages.check_text(self.id)
         if family is None:
@@ -277,10 +281,18 @@ class GrpcCall(ClientCall):
         return Kept(messages.encode_outputs(self._listed(answer, placed)))
 
     def _listed(self, answer: Answer, placed: Mapping[str, Placed]) -> Sequence[tuple[bytes, Buffer]]:
-        asked = self.head.outputs
+        asked, outputs = self.head.outputs, answer.outputs
         if answer.timing.__class__ is StepTiming:
-            asked = there(asked, answer.outputs)
-        return messages.list_outputs(self.entry, asked, answer.outputs, placed)
+            return messages.list_outputs(self.entry, there(asked, outputs), outputs, placed)
+        if not isinstance(outputs, DeclaredOutputs):
+            return messages.list_outputs(self.entry, asked, outputs, placed)
+        known = outputs.known(self.head)
+        if known is not None:
+            return list(zip(known, outputs.pieces(), strict=True))
+        listed = messages.list_outputs(self.entry, asked, outputs, placed)
+        if all(one.shared_memory is None and not one.classification for one in asked):
+            outputs.template.said = self.head, [head for head, _ in listed]
+        return listed
 
     def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
         entry, more = self.entry, self._more

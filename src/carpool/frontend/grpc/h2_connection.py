@@ -25,12 +25,12 @@ PREFACE, OPEN, LEAVING, CLOSED = range(4)
 
 _MUCH = 16 * 1024  # what is read at once beyond this counts as work of the turn
 _DIRECT = 32 * 1024  # bytes of a message that are worth a read of their own
+_FEW = 8  # connections that wait for their turn, with all that was read of them
 _UNSENT = 256 * 1024  # what may wait in the transport before calls wait, too
 _SECONDS_PER_TURN = 0.001
 _MOST_CREDIT = 1000
 _CREDIT_PER_S = 100
 _MOST_EARLY = 1024
-_MOST_SETTINGS = 64
 _KEEPALIVE_S = 60.0  # a client that is gone is noticed within this and the next
 _KEEPALIVE_WAIT_S = 20.0
 _WINDOW_WAIT_S = 60.0  # for a client to take an answer that it asked for
@@ -41,7 +41,7 @@ class H2Connection(asyncio.BufferedProtocol):
     """The hot path: `get_buffer`, `buffer_updated`, `_parse`, `_head_complete` and `send_whole`."""
 
     __slots__ = (
-        *("_ahead", "_ahead_since", "_block", "_block_ends", "_block_number", "_busy", "_credit"),
+        *("_ahead", "_ahead_since", "_block", "_block_ends", "_block_number", "_busy", "_credit", "_cuts"),
         *("_data_bytes", "_direct", "_early", "_ends", "_final", "_heads", "_heard", "_last", "_left"),
         *("_mark", "_mark_at", "_owed", "_pad", "_phase", "_pinged_at", "_quiet_since"),
         *("_receiver", "_rpcs", "_settled", "_shared", "_since", "_swept_at", "_transport"),
@@ -74,6 +74,7 @@ class H2Connection(asyncio.BufferedProtocol):
         self._pad = 0  # behind that
         self._ends = False
         self._direct = False  # the loop reads straight into a message
+        self._cuts = False  # its client cuts messages into frames, which cannot be read like that
         self._window = CONNECTION_WINDOW
         self._owed = 0  # of the window, used and not given back yet
         self._data_bytes = 0
@@ -105,7 +106,8 @@ class H2Connection(asyncio.BufferedProtocol):
                 self._direct = True
                 return room[: self._left]
         self._direct = False
-        return self._shared.buffer
+        shared = self._shared
+        return shared.buffer if self._cuts and shared.turns.waiting < _FEW else shared.less
 
     def buffer_updated(self, nbytes: int) -> None:
         self._heard = True
@@ -169,9 +171,7 @@ class H2Connection(asyncio.BufferedProtocol):
 
     def _check_alive(self, now: float) -> None:
         if self._heard:
-            self._heard = False
-            self._quiet_since = now
-            self._pinged_at = 0.0
+            self._heard, self._quiet_since, self._pinged_at = False, now, 0.0
         elif self._pinged_at:
             if now - self._pinged_at > _KEEPALIVE_WAIT_S:
                 self._transport.abort()
@@ -208,9 +208,8 @@ class H2Connection(asyncio.BufferedProtocol):
     # ── reading ──
 
     def _work(self, data: bytes | bytearray, end: int) -> None:
-        position = 0
+        position, over = 0, False
         self._busy = True
-        over = False
         try:
             if self._phase == PREFACE:
                 position = self._take_preface(data, end)
@@ -274,7 +273,7 @@ class H2Connection(asyncio.BufferedProtocol):
             number &= h2.LARGEST_WINDOW
             self._check_frame(kind, length)
             if kind == h2.DATA:
-                after = self._take_frames(data, position, end, number)
+                after = self._take_frames(view, position, end, flags, number, length)
                 if after > position:
                     position = after
                     continue
@@ -312,21 +311,39 @@ class H2Connection(asyncio.BufferedProtocol):
 
     # ── data ──
 
-    def _take_frames(self, data: bytes | bytearray, position: int, end: int, number: int) -> int:
-        """The next of a message, in whole frames: as much of it as is here. Returns where the rest begins."""
+    def _take_frames(
+        self, view: memoryview, position: int, end: int, flags: int, number: int, length: int
+    ) -> int:
+        """Whole frames of one call: as much of its message as is here, or the one frame in which it begins
+        or ends. Returns where the rest begins."""
         rpc = self._rpcs.get(number)
-        room = None if rpc is None or rpc.ended else rpc.room()
-        if rpc is None or room is None:
+        if rpc is None or rpc.ended or rpc.over or flags & h2.PADDED:
             return position
-        most = min(rpc.window, self._window)
-        position, count = h2.copy_data(data, position, end, number, room[:most] if most < len(room) else room)
-        if count:
-            self._used(count)
-            self._data_bytes += count
-            rpc.window -= count
-            rpc.received += count
-            rpc.filled(count)
-        return position
+        room = rpc.room()
+        if room is not None:
+            most = min(rpc.window, self._window)
+            into = room[:most] if most < len(room) else room
+            after, count = h2.copy_data(view, position, end, number, into)
+            if count:
+                self._cuts = True
+                self._take_in(rpc, count)
+                rpc.filled(count)
+                return after
+        stop = position + FRAME_BYTES + length
+        if stop > end or length > rpc.window or length < h2.SMALL:
+            return position
+        self._take_in(rpc, length)
+        rpc.ended = self._ends = bool(flags & h2.END_STREAM)  # before it is answered
+        rpc.take(view[stop - length : stop])
+        self._receiver = rpc
+        self._data_done()
+        return stop
+
+    def _take_in(self, rpc: Rpc, count: int) -> None:
+        self._used(count)
+        self._data_bytes += count
+        rpc.window -= count
+        rpc.received += count
 
     def _used(self, length: int) -> None:
         """So much of the connection's window."""
@@ -403,7 +420,7 @@ class H2Connection(asyncio.BufferedProtocol):
 
     def _data_done(self) -> None:
         rpc, self._receiver = self._receiver, None
-        if not self._ends or rpc is None:
+        if not self._ends or rpc is None or rpc.number not in self._rpcs:
             return
         if rpc.head.length not in (None, rpc.received):
             self._reset(rpc, Code.PROTOCOL_ERROR)
@@ -413,20 +430,7 @@ class H2Connection(asyncio.BufferedProtocol):
     # ── heads ──
 
     def _on_headers(self, flags: int, number: int, payload: memoryview) -> None:
-        start, end = 0, len(payload)
-        if flags & h2.PADDED:
-            if not end or payload[0] >= end:
-                raise Breach(Code.PROTOCOL_ERROR, "a frame has more padding than bytes")
-            start, end = 1, end - payload[0]
-        if flags & h2.HAS_PRIORITY:
-            if end - start < 5:
-                raise Breach(Code.FRAME_SIZE_ERROR, "a priority is cut off")
-            if h2.read_number(payload[start : start + 4]) == number:
-                raise Breach(Code.PROTOCOL_ERROR, "a stream depends on itself")
-            start += 5
-        if not number & 1:
-            raise Breach(Code.PROTOCOL_ERROR, "clients open streams of odd numbers")
-        block = bytes(payload[start:end])
+        block = h2.head_block(flags, number, payload)
         ends = bool(flags & h2.END_STREAM)
         if flags & h2.END_HEADERS:
             self._head_complete(number, block, ends)
@@ -459,8 +463,7 @@ class H2Connection(asyncio.BufferedProtocol):
             self._refuse_stream(number, Code.REFUSED_STREAM, ends)
         elif head.http_status != 200:
             self._spend(5)
-            last = refused_head(head.http_status)
-            self.outgoing.send_block(number, h2.END_HEADERS | h2.END_STREAM, last)
+            self.outgoing.send_block(number, h2.END_HEADERS | h2.END_STREAM, refused_head(head.http_status))
             self._over_early(number, ends)
         else:
             self._open(number, head, ends)
@@ -518,16 +521,13 @@ class H2Connection(asyncio.BufferedProtocol):
     def _on_settings(self, flags: int, number: int, payload: memoryview) -> None:
         if number:
             raise Breach(Code.PROTOCOL_ERROR, "settings of a stream")
-        if len(payload) % h2.SETTING.size or (flags & h2.ACK and len(payload)):
-            raise Breach(Code.FRAME_SIZE_ERROR, "settings have six bytes each")
+        pairs = h2.read_settings(flags, payload)
         if flags & h2.ACK:
             self._spend(1)
             return
-        if len(payload) > _MOST_SETTINGS * h2.SETTING.size:
-            raise Breach(Code.ENHANCE_YOUR_CALM, "too many settings")
         self._spend(4 if self._settled else 0)
         self._settled = True
-        for name, value in h2.SETTING.iter_unpack(payload):
+        for name, value in pairs:
             self.outgoing.set(name, value, self._rpcs.values())
         self.outgoing.send(h2.SETTINGS_SEEN)
         self.outgoing.pump_all()
@@ -551,8 +551,7 @@ class H2Connection(asyncio.BufferedProtocol):
         if len(payload) < 8:
             raise Breach(Code.FRAME_SIZE_ERROR, "GOAWAY has eight bytes or more")
         self._spend(1)
-        self._phase = LEAVING
-        self._final = True
+        self._phase, self._final = LEAVING, True
 
     def _on_window(self, _flags: int, number: int, payload: memoryview) -> None:
         more = h2.read_number(payload)

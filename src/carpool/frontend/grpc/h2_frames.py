@@ -51,6 +51,7 @@ _MANY = 1024  # bytes of a frame that is taken with others: so many frames take 
 _TABLE_BYTES = HeaderTable.DEFAULT_SIZE
 _FIELD_BYTES = 32  # what a field counts beside its name and value
 _MOST_FIELDS = 512
+_MOST_SETTINGS = 64
 _LONGEST_SHIFT = 28
 _CANNOT_BE_KEPT = 4 * _TABLE_BYTES  # a code in Huffman's table has up to 30 bits
 
@@ -104,18 +105,43 @@ def read_number(payload: memoryview) -> int:
     return int(NUMBER.unpack(payload)[0]) & LARGEST_WINDOW
 
 
-def copy_data(
-    data: bytes | bytearray, position: int, end: int, stream: int, into: memoryview
-) -> tuple[int, int]:
+def head_block(flags: int, stream: int, payload: memoryview) -> bytes:
+    """The header block of HEADERS, without padding and priority."""
+    start, end = 0, len(payload)
+    if flags & PADDED:
+        if not end or payload[0] >= end:
+            raise Breach(Code.PROTOCOL_ERROR, "a frame has more padding than bytes")
+        start, end = 1, end - payload[0]
+    if flags & HAS_PRIORITY:
+        if end - start < 5:
+            raise Breach(Code.FRAME_SIZE_ERROR, "a priority is cut off")
+        if read_number(payload[start : start + 4]) == stream:
+            raise Breach(Code.PROTOCOL_ERROR, "a stream depends on itself")
+        start += 5
+    if not stream & 1:
+        raise Breach(Code.PROTOCOL_ERROR, "clients open streams of odd numbers")
+    return bytes(payload[start:end])
+
+
+def read_settings(flags: int, payload: memoryview) -> list[tuple[int, int]]:
+    """What SETTINGS says; nothing where it only acknowledges ours."""
+    if len(payload) % SETTING.size or (flags & ACK and len(payload)):
+        raise Breach(Code.FRAME_SIZE_ERROR, "settings have six bytes each")
+    if len(payload) > _MOST_SETTINGS * SETTING.size:
+        raise Breach(Code.ENHANCE_YOUR_CALM, "too many settings")
+    return list(SETTING.iter_unpack(payload))
+
+
+def copy_data(view: memoryview, position: int, end: int, stream: int, into: memoryview) -> tuple[int, int]:
     """Frames of data of one stream that are here whole, one behind the other, as far as there is room for
     what they bring: copied, without what stands before each. Those that end the stream, are padded or hardly
     worth their heads are for others to take. Returns where the rest begins, and how much was copied.
 
     Many clients cut messages into frames of 16 KiB, and what is done for each costs more than to copy it.
     """
-    view, room, copied = memoryview(data), len(into), 0
+    room, copied = len(into), 0
     while position + FRAME_BYTES <= end:
-        high, low, kind, flags, number = FRAME.unpack_from(data, position)
+        high, low, kind, flags, number = FRAME.unpack_from(view, position)
         start, length = position + FRAME_BYTES, high << 8 | low
         stop, filled = start + length, copied + length
         if kind or flags or number != stream or stop > end or filled > room or length < _MANY:

@@ -37,7 +37,8 @@ class H2Shared:
         self.limits = limits
         self.loop = loop = asyncio.get_running_loop()
         self.turns = Turns(loop)
-        self.buffer = bytearray(64 * KIB)  # each connection may keep so much that waits for its turn
+        self.buffer = bytearray(256 * KIB)  # most messages in one read
+        self.less = memoryview(self.buffer)[: 64 * KIB]  # each connection may keep so much that waits
         self.connections: set[H2Connection] = set()
         self.stalled: set[Outgoing] = set()
         self.calls = 0  # under way, on all connections

@@ -43,15 +43,18 @@ from carpool.link.door import (
     read_source,
 )
 from carpool.link.step_times import Times, in_words, there
+from carpool.link.templates import DeclaredOutputs
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row
 from carpool.types import InferResponse, StepTiming
 from carpool.wire.v2 import (
     HEADER_LENGTH,
+    Encoded,
     Placed,
     RequestHead,
     check_tail,
     encode_response,
+    is_all_binary,
     raw_head,
     read_head,
     read_header_length,
@@ -290,32 +293,40 @@ class HttpCall(ClientCall):
         self._exchange.on_disconnect = None  # the model's work is done: there is nothing left to save
 
     def _encode(self, answer: Answer, placed: Mapping[str, Placed]) -> Kept:
-        entry, head = self.entry, self.head
+        buffers, _, length = self._encoded(answer, placed)
+        return Kept(b"".join(buffers), length)
+
+    def _encoded(self, answer: Answer, placed: Mapping[str, Placed], request_id: str = "") -> Encoded:
+        entry, head, outputs = self.entry, self.head, answer.outputs
         of_steps = answer.timing.__class__ is StepTiming
-        buffers, _, length = encode_response(
-            InferResponse(entry.name, list(answer.outputs), entry.version),
-            there(head.outputs, answer.outputs) if of_steps else head.outputs,
+        response = InferResponse(entry.name, list(outputs), entry.version, request_id)
+        asked = there(head.outputs, outputs) if of_steps else head.outputs
+        encoded = encode_response(
+            response,
+            asked,
             binary_output=head.binary_output,
             labels=entry.labels,
             batched=entry.signature.max_batch > 0,
             placed=placed,
         )
-        return Kept(b"".join(buffers), length)
+        bare = not of_steps and not head.id and is_all_binary(response, asked, head.binary_output)
+        if bare and isinstance(outputs, DeclaredOutputs) and encoded.header_length is not None:
+            outputs.template.said = head, [bytes(encoded.buffers[0])]
+        return encoded
 
     def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
         entry, head, asked = self.entry, self.head, self._route.asked
         of_steps = answer.timing.__class__ is StepTiming
-        if kept is None:
-            buffers, size, length = encode_response(
-                InferResponse(entry.name, list(answer.outputs), entry.version, head.id),
-                there(head.outputs, answer.outputs) if of_steps else head.outputs,
-                binary_output=head.binary_output,
-                labels=entry.labels,
-                batched=entry.signature.max_batch > 0,
-                placed=placed,
-            )
-        else:
+        outputs = answer.outputs
+        declared = outputs if isinstance(outputs, DeclaredOutputs) and not of_steps else None
+        known = None if declared is None else declared.known(head)
+        if kept is not None:
             buffers, size, length = with_id(kept.body, kept.header_length, head.id)
+        elif declared is not None and known is not None:
+            buffers, length = [known[0], *declared.pieces()], len(known[0])
+            size = sum(map(len, buffers))
+        else:
+            buffers, size, length = self._encoded(answer, placed, head.id)
         times = self._times(answer.timing)
         if length is None:
             fields, encoding = _JSON_ANSWER % times, asked.json_encoding

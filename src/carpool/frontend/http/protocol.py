@@ -136,14 +136,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         intake = self._intake
-        into = intake.into
-        if into is not None:
+        if intake.into is not None:
             intake.got += nbytes
+            turns = self._shared.turns
             if nbytes >= _MUCH:
-                self._shared.turns.spend(nbytes)
+                turns.spend(nbytes)
             if intake.got >= intake.room:
                 self._room_used()
-            if nbytes == BODY_READ or (nbytes >= _MUCH and self._shared.turns.left <= 0):
+            # A client whose request is all here waits, too: there is nothing to keep from being read.
+            if nbytes >= _MUCH and self._phase != WAITING and (nbytes == BODY_READ or turns.left <= 0):
                 self._let_others_run()
         elif self._phase == LINGER:
             limit = self._shared.limits.drain_bytes

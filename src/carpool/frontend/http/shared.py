@@ -19,11 +19,11 @@ from carpool.frontend.http.parsing import KnownHeads
 if TYPE_CHECKING:
     from carpool.frontend.http.protocol import Connection
 
-_TURN_BYTES = 512 * 1024
+_TURN_BYTES = 1536 * 1024
 _TURN_S = 0.0005
 _REST_S = 0.002
 _CONNECTION_S = 0.0001  # to take it, and to let it go
-_MOST_GO_ON = 4  # go on in one turn, if none of them takes long: each may bring a whole read
+_MOST_GO_ON = 8  # go on in one turn, if none of them takes long: each may bring a whole read
 BODY_READ = 256 * KIB
 """Of one body at a time: some tenths of a millisecond. Then others have their turn."""
 
