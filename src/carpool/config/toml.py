@@ -121,7 +121,12 @@ def _checked_generation(top: Table, config: ModelConfig) -> ModelConfig:
         for key in ("ttft_ms", "per_token_ms"):
             if top.has(key):
                 raise top.error(key, "is for models that write token by token: add [generate], or use slo_ms")
+        for key in ("encoder", "decoder"):
+            if top.has(key):
+                raise top.error(key, "is for models that write token by token: add [generate]")
         return config
+    if top.has("instances") and (top.has("encoder") or top.has("decoder")):
+        raise top.error("instances", "does not go with [encoder] and [decoder], which have their own")
     for key in _NOT_WRITTEN:
         if top.has(key):
             raise top.error(key, "does not go with [generate]")
