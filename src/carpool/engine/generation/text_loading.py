@@ -41,7 +41,7 @@ class TextLoading:
     """As `Loading`, for a model that writes. Not for the loop."""
 
     def __init__(self, config: ModelConfig, version: ModelVersion) -> None:
-        self._config = config
+        self.config = config
         self._version = version
         self._signature = Signature(config.name, (), ())
         self._vision: VisionSettings | None = None
@@ -54,21 +54,21 @@ class TextLoading:
     def resume(self, config: ModelConfig, threads: int | None) -> None:
         """Be ready for more instances of what was prepared in another process, which is gone."""
         self._settle()
-        self._config, self.threads = config, threads
+        self.config, self.threads = config, threads
 
     def _settle(self) -> None:
-        kind = kind_of(self._config.backend)
+        kind = kind_of(self.config.backend)
         if missing := kind.missing():
-            raise Unsupported(f"{self._config.name}: {missing}")
-        config = cast(TextHome, kind.module()).describe_text(self._config, self._version)
-        self._config, self._signature, self._vision, _ = settle(config, signature_of(config), {})
-        devices = backends.devices(self._config)
-        self._gpus = places(self._config, devices) if devices else ()
+            raise Unsupported(f"{self.config.name}: {missing}")
+        config = cast(TextHome, kind.module()).describe_text(self.config, self._version)
+        self.config, self._signature, self._vision, _ = settle(config, signature_of(config), {})
+        devices = backends.devices(self.config)
+        self._gpus = places(self.config, devices) if devices else ()
 
     def backend(self, index: int, count: int, tell: ReportStep = lambda _: None) -> TextInstance:
-        if self._config.encoder is None and self._config.decoder is None:
-            return TextInstance.whole(self._load(self._config, index, self._gpus, count, tell))
-        counts = [pool.instances for pool in pools_of(self._config)]
+        if self.config.encoder is None and self.config.decoder is None:
+            return TextInstance.whole(self._load(self.config, index, self._gpus, count, tell))
+        counts = [pool.instances for pool in pools_of(self.config)]
         loaded: list[list[Stepper]] = [[], []]
         try:
             for part, instances, found in zip((Part.ENCODER, Part.DECODER), counts, loaded, strict=True):
@@ -82,9 +82,9 @@ class TextLoading:
         return TextInstance(*loaded, reload=partial(self._part, Part.DECODER))
 
     def _part(self, part: Part, number: int, tell: ReportStep = lambda _: None) -> Stepper:
-        encoder, decoder = pools_of(self._config)
+        encoder, decoder = pools_of(self.config)
         pool = encoder if part is Part.ENCODER else decoder
-        config = replace(self._config, pytorch=replace(self._config.pytorch, device=pool.device))
+        config = replace(self.config, pytorch=replace(self.config.pytorch, device=pool.device))
         gpus = backends.devices(config) if pool.device != "auto" else ()
         return self._load(config, number, gpus, encoder.instances + decoder.instances, tell, part)
 
@@ -105,39 +105,40 @@ class TextLoading:
     def prepare(self, tell: ReportStep) -> Ready:
         if not self._signature.inputs:
             self._settle()
-        apart = promise_of(self._config, 1).apart
-        count = 1 if apart else len(self._gpus) or instance_count(self._config)
-        sharing = sum(pool.instances for pool in pools_of(self._config)) if apart else count
+        apart = promise_of(self.config, 1).apart
+        count = 1 if apart else len(self._gpus) or instance_count(self.config)
+        sharing = sum(pool.instances for pool in pools_of(self.config)) if apart else count
         self.threads = backends.default_threads(sharing, usable_cores())
         opened: list[TextInstance] = []
         try:
             for index in range(count):
                 tell(f"loading instance {index + 1} of {count}")
                 opened.append(self.backend(index, count, tell))
-            encoder, step = self._measured(opened[0], tell)
+            encoder, step = self.measured(opened[0], tell)
         except BaseException as error:
             for instance in opened:
                 instance.close()
             if isinstance(error, CarpoolError):
                 raise
-            raise ModelError(f"{self._config.name}: {type(error).__name__}: {error}") from error
+            raise ModelError(f"{self.config.name}: {type(error).__name__}: {error}") from error
         at = datetime.now(UTC).isoformat(timespec="seconds")
         slots = opened[0].slots
         profile = Profile(Layout(count, self.threads), "as the settings say", encoder, at)
         curve = encoder.curve(_most_encoded(opened[0]))
         steps = BatchCurve.measured([(p.size, p.seconds) for p in step.points], slots, opened[0].widths)
-        said = (*opened[0].notes, *_in_words(self._config, curve, steps))
+        said = (*opened[0].notes, *_in_words(self.config, curve, steps))
         for sentence in said:
-            _log.info("choice", model=self._config.name, why=sentence)
-        config, signature = self._config, self._signature
+            _log.info("choice", model=self.config.name, why=sentence)
+        config, signature = self.config, self._signature
         return Ready(config, signature, curve, opened, {}, self._vision, profile, 1, said, steps)
 
-    def _measured(self, instance: TextInstance, tell: ReportStep) -> tuple[Measured, Measured]:
+    def measured(self, instance: TextInstance, tell: ReportStep) -> tuple[Measured, Measured]:
+        """Its encoder, and its steps."""
         encoder, decoder = instance.encoders[0], instance.decoders[0]
-        if self._config.fake is not None:
+        if self.config.fake is not None:
             curves = [
                 BatchCurve.parse(text, decoder.slots)
-                for text in (self._config.fake.curve, self._config.fake.step_curve)
+                for text in (self.config.fake.curve, self.config.fake.step_curve)
             ]
             told = [Measured(tuple(Point(*point) for point in curve.points)) for curve in curves]
             return told[0], told[1]
