@@ -31,9 +31,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from carpool.backends.stepper import TextInstance
 from carpool.backends.torch import line_reader
 from carpool.backends.torch.decoder_weights import of_transformer_decoder
-from carpool.backends.stepper import TextInstance
 from carpool.backends.torch.line_reader import LineReader
 from carpool.backends.torch.text_network import TextNetwork, line_network
 from carpool.backends.torch.torch_decoder import DecoderForm
@@ -94,7 +94,9 @@ class Run:
         self.ended = 0
         self._arrived: dict[int, float] = {}
         self._changed = threading.Condition()
-        self._loop = TextLoop("generate", TextInstance.whole(stepper), StepScheduler(*curves, promise), self._tell)
+        self._loop = TextLoop(
+            "generate", TextInstance.whole(stepper), StepScheduler(*curves, promise), self._tell
+        )
 
     def play(self, lengths: Sequence[int], rate: float | None = None) -> float:
         """At this rate, or all at once; answers per second."""

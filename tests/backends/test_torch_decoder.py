@@ -385,7 +385,9 @@ def test_an_encoder_and_two_decoders_apart_write_what_one_line_after_the_other_w
             pictures = [encoder.read({"image": line[None]}) for line in each[first : first + 4]]
             rows = list(encoder.encode(pictures))
             halves = threads.map(write, decoders, (rows[:2], rows[2:]))
-            for wanted, written in zip(answers[first:], (one for half in halves for one in half), strict=False):
+            for wanted, written in zip(
+                answers[first:], (one for half in halves for one in half), strict=False
+            ):
                 assert written[: len(wanted)] == wanted
     assert [bool(part.slot_bytes) for part in (encoder, *decoders)] == [False, True, True]
     assert not encoder.notes

@@ -64,10 +64,13 @@ def test_slots_tokens_and_the_first_token(console: Watched) -> None:
     expect(panel).to_contain_text(re.compile(r"First token, p99[0-9.]+ ms in 10 s, promise 60 ms"))
     expect(panel).to_contain_text(re.compile(r"Tokens[1-9][0-9.]* /s"))
     strip = panel.locator("svg.strip")
-    expect(strip).to_have_attribute("aria-label", re.compile(r"^Slots: 8 of 8 in use\. Tokens: .*; First token, p99: "))
+    expect(strip).to_have_attribute(
+        "aria-label", re.compile(r"^Slots: 8 of 8 in use\. Tokens: .*; First token, p99: ")
+    )
     whole = strip.evaluate("node => node.viewBox.baseVal.height")
     page.wait_for_function(
-        """([strip, whole]) => [...strip.querySelectorAll("rect")].some((one) => one.getAttribute("height") == whole)""",
+        """([strip, whole]) =>
+            [...strip.querySelectorAll("rect")].some((one) => one.getAttribute("height") == whole)""",
         arg=[strip.element_handle(), whole],
     )
     write(stage, "embedder", 0)

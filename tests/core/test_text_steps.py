@@ -260,7 +260,12 @@ def test_whoever_has_a_free_slot_takes_the_next_and_decoders_are_filled_alike() 
     last, waits = offered(core, 2)
     work = core.decide(0.0).work
     assert isinstance(work, Encode)
-    assert (work.jobs, last.decoder, last.slot, waits.state) == ((last,), 1, 1, READY)  # three of four were taken
+    assert (work.jobs, last.decoder, last.slot, waits.state) == (
+        (last,),
+        1,
+        1,
+        READY,
+    )  # three of four were taken
     core.encoded(work, 0.001)
     core.stepped(steps[0], 0.001, {jobs[0]})
     work = core.decide(0.001).work
@@ -403,7 +408,9 @@ class Player:
         elif decoders > 1:
             gone = pick % decoders
             self.ended.update(self.core.down(gone, self.now))
-            self.works = [work for work in self.works if not (isinstance(work, Step) and work.decoder == gone)]
+            self.works = [
+                work for work in self.works if not (isinstance(work, Step) and work.decoder == gone)
+            ]
 
     def wait(self, pick: int) -> None:
         pass
@@ -420,7 +427,9 @@ class Player:
         core = self.core
         promise = core.settings
         assert len(self.works) <= (promise.encoders + promise.decoders if promise.apart else 1)
-        places = [(type(work), work.encoder if isinstance(work, Encode) else work.decoder) for work in self.works]
+        places = [
+            (type(work), work.encoder if isinstance(work, Encode) else work.decoder) for work in self.works
+        ]
         assert len(set(places)) == len(places)
         assert max(self.ended.values(), default=1) == 1
         held = [job for job in core.slots if job is not None]

@@ -80,7 +80,9 @@ class Stage:
         self.stepper = Scripted(self.clock)
         self.events: list[Event] = []
         self.scheduler = StepScheduler(ENCODE, STEP, TextPromise(4, 64, **promise))
-        self.loop = TextLoop("m", TextInstance.whole(self.stepper), self.scheduler, self.events.extend, now=self.clock)
+        self.loop = TextLoop(
+            "m", TextInstance.whole(self.stepper), self.scheduler, self.events.extend, now=self.clock
+        )
 
     def submit(self, number: int, text: bytes, **more: Any) -> CarpoolError | None:
         return self.loop.submit(number, text, self.clock.at, **more)

@@ -1,4 +1,4 @@
-"""A model that writes, with encoders and decoders apart: right texts, and what dies takes only its own along."""
+"""A model that writes, with encoders and decoders apart: right texts, and who dies takes only his along."""
 
 from __future__ import annotations
 
@@ -270,7 +270,9 @@ def picture(seed: int) -> Any:
 
 def test_an_engine_answers_and_drains_and_unloads(tmp_path: Path) -> None:
     async def play() -> None:
-        async with Engine(write_model(tmp_path, "[encoder]\ninstances = 2\n[decoder]\ninstances = 3")) as engine:
+        async with Engine(
+            write_model(tmp_path, "[encoder]\ninstances = 2\n[decoder]\ninstances = 3")
+        ) as engine:
             served = engine.find("writer")
             assert isinstance(served, TextModel)
             found = text_document(served)

@@ -55,8 +55,8 @@ class Encoder(_OnDevice, Protocol):
 
 
 class Decoder(_OnDevice, Protocol):
-    """A slot belongs to one answer from `admit` until the next `admit` into it; there is nothing to do when an
-    answer ends. Slots are independent: what is in one changes no token of another."""
+    """A slot belongs to one answer from `admit` until the next `admit` into it; there is nothing to do when
+    an answer ends. Slots are independent: what is in one changes no token of another."""
 
     slots: int  # shapes never change
     longest: int  # tokens of an answer, and of what it begins with

@@ -42,6 +42,10 @@ class ProfileVerb(o.AsksServer):
         carpool profile resnet50.onnx --instances 2 --threads 1
         carpool profile resnet50.onnx --instances 1 --threads 2
 
+    What can a model that writes promise for the first token, and from token to token?
+
+        carpool profile models/reader
+
     What does a running server believe of a model, and where does it work?
 
         carpool profile http://localhost:8000 --name detector
@@ -130,9 +134,7 @@ class ProfileVerb(o.AsksServer):
         """Nothing is measured: a running server is asked what it measured and believes now."""
         from carpool.lab.load.facts import Failed, RunningServer
 
-        self._check_given(
-            _GOES_WITH_A_URL, "is for measuring; a running server is only asked what it knows"
-        )
+        self._check_given(_GOES_WITH_A_URL, "is for measuring; a running server is only asked what it knows")
         server = RunningServer(self.model, self.trust())
         name = self.name
         if not name:

@@ -392,6 +392,11 @@ class ModelConfig:
         return () if steps is None else tuple(step.model for step in steps.steps)
 
     @property
+    def apart(self) -> bool:
+        """Its encoders and decoders are."""
+        return not (self.encoder is None and self.decoder is None)
+
+    @property
     def caching(self) -> CacheSettings | None:
         """Which answers are kept; None: none."""
         kept = self.cache or (CacheSettings() if self.response_cache else None)

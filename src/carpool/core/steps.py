@@ -382,9 +382,7 @@ class StepScheduler:
     def _steppable(self, decoder: int) -> tuple[TextJob, ...]:
         held = {job for work in self.encoding.values() for job in work.jobs}
         return tuple(
-            job
-            for job in self._of(decoder)
-            if job is not None and job.state is RUNNING and job not in held
+            job for job in self._of(decoder) if job is not None and job.state is RUNNING and job not in held
         )
 
     def _free_slots(self) -> int:

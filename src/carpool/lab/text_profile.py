@@ -119,13 +119,12 @@ def _points(curve: BatchCurve) -> str:
 
 def _budget(slots: int, encoder: BatchCurve, step: BatchCurve, apart: bool) -> TextBudget:
     """Between two tokens there is a step, and an encoding where it is not done elsewhere. Who arrives just
-    after an encoding began waits for it and a step, is encoded, and steps. All with a tenth to spare."""
+    after an encoding began waits for it and for a step, is encoded, and gets his own. With a tenth to
+    spare."""
     batch = encoder.efficient[min(slots, encoder.max_batch)]
     encodes, steps = CAUTION * encoder.times[batch], CAUTION * step.times[slots]
     per_token = steps if apart else encodes + steps
-    return TextBudget(
-        slots, batch, per_token * 1e3, 2e3 * (encodes + steps), slots / step.times[slots]
-    )
+    return TextBudget(slots, batch, per_token * 1e3, 2e3 * (encodes + steps), slots / step.times[slots])
 
 
 def _verdict(budgets: tuple[TextBudget, ...], ttft: float | None, per_token: float | None) -> list[str]:

@@ -259,7 +259,9 @@ class RunnerProcess:
         else:
             known[0].swap(backend)
 
-    def _keep(self, backend: Backend | TextInstance, ready: Ready, loading: Loading | TextLoading) -> OpenedAs:
+    def _keep(
+        self, backend: Backend | TextInstance, ready: Ready, loading: Loading | TextLoading
+    ) -> OpenedAs:
         number = next(self._numbers)
         self._opened[number] = Opened(backend, ready, loading)
         return OpenedAs(number, backend.device if isinstance(backend, SharesDevice) else "")

@@ -134,7 +134,7 @@ class TextScenario:
 
 
 class GenerationSimulation:
-    """Feeds requests to a step scheduler and plays encoders and decoders, on one device or each on its own."""
+    """Feeds requests to a step scheduler and plays encoders and decoders, on one device or on their own."""
 
     def __init__(self, scenario: TextScenario, seed: int) -> None:
         self.scheduler = StepScheduler(scenario.encoder, scenario.step, scenario.promise)

@@ -98,9 +98,7 @@ def _device(config: ModelConfig, asked: str, key: str = "pytorch.device") -> str
         return "cpu"
     number = asked.partition(":")[2]
     if number and int(number) >= gpus:
-        raise ConfigError(
-            f"{config.name}: {key} is {asked}, but there are {gpus} GPUs, numbered from 0"
-        )
+        raise ConfigError(f"{config.name}: {key} is {asked}, but there are {gpus} GPUs, numbered from 0")
     return "cuda" if asked == "auto" else asked
 
 

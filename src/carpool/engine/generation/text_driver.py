@@ -218,7 +218,9 @@ class TextDriver:
         now = monotonic()
         busy = {ride.writer for ride in self._rides.values()}
         # Of several decoders one may hang while the others go on: nobody has heard from it who has begun.
-        waits = {ride.writer for ride in self._rides.values() if ride.tokens and ride.last < now - self._timeout}
+        waits = {
+            ride.writer for ride in self._rides.values() if ride.tokens and ride.last < now - self._timeout
+        }
         for index, writer in list(self._writers.items()):
             if writer not in busy:
                 self._heard_at[writer] = now

@@ -66,7 +66,7 @@ class TextLoading:
         self._gpus = places(self.config, devices) if devices else ()
 
     def backend(self, index: int, count: int, tell: ReportStep = lambda _: None) -> TextInstance:
-        if self.config.encoder is None and self.config.decoder is None:
+        if not self.config.apart:
             return TextInstance.whole(self._load(self.config, index, self._gpus, count, tell))
         counts = [pool.instances for pool in pools_of(self.config)]
         loaded: list[list[Stepper]] = [[], []]
@@ -105,7 +105,7 @@ class TextLoading:
     def prepare(self, tell: ReportStep) -> Ready:
         if not self._signature.inputs:
             self._settle()
-        apart = promise_of(self.config, 1).apart
+        apart = self.config.apart
         count = 1 if apart else len(self._gpus) or instance_count(self.config)
         sharing = sum(pool.instances for pool in pools_of(self.config)) if apart else count
         self.threads = backends.default_threads(sharing, usable_cores())
@@ -194,7 +194,7 @@ def promise_of(config: ModelConfig, slots: int) -> TextPromise:
         ttft=INFINITY if config.ttft is None else config.ttft,
         per_token=INFINITY if config.per_token is None else config.per_token,
         slo=slo,
-        encoders=0 if config.encoder is None and config.decoder is None else encoder.instances,
+        encoders=encoder.instances if config.apart else 0,
         decoders=decoder.instances,
     )
 

@@ -4,8 +4,8 @@ encoders and decoders are apart, one thread for each of them.
 The scheduler is shared between these threads and whoever submits and cancels, under one lock, which is never
 held while a device works: an arrival is let in or refused at once, whatever the devices are at. Whoever has
 the lock asks the scheduler, for all threads: what it says is put where each finds its own. What a thread does
-with its device it does alone. Pictures were copied when they came (`Encoder.read`), so that nobody's memory is
-read later, and a rider who leaves is gone at once; only his slot is freed at the next boundary.
+with its device it does alone. Pictures were copied when they came (`Encoder.read`), so that nobody's memory
+is read later, and a rider who leaves is gone at once; only his slot is freed at the next boundary.
 
 What an encoder apart makes of a picture is left with its rider, before the scheduler is told that it is
 encoded; only then is it in a step of its decoder, whose thread takes it from there. The lock is between the
@@ -70,7 +70,9 @@ class TextLoop:
         self._tell = tell
         self._ended = ended
         self._now = now
-        self._changed = threading.Condition()  # with a lock that may be taken again; guards the scheduler and all that follows
+        self._changed = (
+            threading.Condition()
+        )  # with a lock that may be taken again; guards the scheduler and all that follows
         self._open: dict[int, TextJob] = {}
         self._closed = False
         self._dead: CarpoolError | None = None
