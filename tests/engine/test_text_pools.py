@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from threading import Event as Flag
@@ -13,13 +15,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from carpool import backends
+from carpool.backends import fake
+from carpool.backends.backend import Placement
 from carpool.backends.fake import fake_text
-from carpool.backends.stepper import TextInstance
+from carpool.backends.stepper import Part, TextInstance
+from carpool.config.model import ModelConfig
+from carpool.config.repository import find_models
 from carpool.core.curve import BatchCurve
 from carpool.core.steps import StepScheduler
 from carpool.core.text_job import TextPromise
 from carpool.demo import text_model
 from carpool.engine.engine import Engine
+from carpool.engine.generation.text_loading import TextLoading
 from carpool.engine.generation.text_loop import TextLoop
 from carpool.engine.generation.text_model import TextModel, text_document
 from carpool.errors import CarpoolError, ConfigError, ModelError, Unavailable
@@ -292,6 +300,48 @@ def test_an_engine_answers_and_drains_and_unloads(tmp_path: Path) -> None:
                 await engine.infer("writer", {"image": asked[0]})
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("pools", "placed"),
+    [
+        (
+            "[decoder]\ninstances = 2",
+            [(Part.ENCODER, "cuda", 0), (Part.DECODER, "cuda", 0), (Part.DECODER, "cuda", 1)],
+        ),
+        ("[encoder]\ndevice = 'cuda:1'", [(Part.ENCODER, "cuda:1", 1), (Part.DECODER, "cuda", 0)]),
+        ("[encoder]\ndevice = 'cpu'", [(Part.ENCODER, "cpu", None), (Part.DECODER, "cuda", 0)]),
+        (
+            "[encoder]\ndevice = 'cuda:0'\n[decoder]\ndevice = 'cuda:1'\ninstances = 2",
+            [(Part.ENCODER, "cuda:0", 0), (Part.DECODER, "cuda:1", 1), (Part.DECODER, "cuda:1", 1)],
+        ),
+    ],
+)
+def test_parts_go_where_the_settings_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pools: str, placed: list[tuple[Part, str, int | None]]
+) -> None:
+    """On a machine with two GPUs, as far as the settings can tell."""
+    found: list[tuple[Part, str, int | None]] = []
+
+    def devices(config: ModelConfig) -> tuple[int, ...]:
+        return {"cpu": (), "cuda": (0, 1), "cuda:0": (0,), "cuda:1": (1,)}[config.pytorch.device]
+
+    def load_text(config: ModelConfig, version: Any, placement: Placement, part: Part) -> Any:
+        found.append((part, config.pytorch.device, placement.gpu))
+        return fake.FakeStepper(config)
+
+    monkeypatch.setattr(backends, "devices", devices)
+    monkeypatch.setattr(fake, "load_text", load_text)
+    (source,), _ = find_models([write_model(tmp_path, pools)], gpus=2)
+    config = replace(source.config, pytorch=replace(source.config.pytorch, device="cuda"))
+    loading = TextLoading(config, source.versions[-1])
+    loading.check()
+    with closing(loading.backend(0, 1)) as instance:
+        assert found == placed
+        assert instance.reload is not None
+        last = len(instance.decoders) - 1
+        instance.reload(last).close()
+    assert found[-1] == placed[-1]
 
 
 @pytest.mark.parametrize(

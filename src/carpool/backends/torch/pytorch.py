@@ -59,7 +59,7 @@ def describe_text(config: ModelConfig, version: ModelVersion) -> ModelConfig:
 
     def placed(pool: PoolSettings | None, key: str) -> PoolSettings | None:
         if pool is None or pool.device == "auto":
-            return pool and replace(pool, device=device)
+            return pool
         return replace(pool, device=_device(config, pool.device, key))
 
     encoder, decoder = placed(config.encoder, "encoder.device"), placed(config.decoder, "decoder.device")

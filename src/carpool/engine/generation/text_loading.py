@@ -69,24 +69,29 @@ class TextLoading:
         if not self.config.apart:
             return TextInstance.whole(self._load(self.config, index, self._gpus, count, tell))
         counts = [pool.instances for pool in pools_of(self.config)]
-        loaded: list[list[Stepper]] = [[], []]
+        encoders: list[Stepper] = []
+        decoders: list[Stepper] = []
         try:
-            for part, instances, found in zip((Part.ENCODER, Part.DECODER), counts, loaded, strict=True):
+            for part, instances, found in zip(
+                (Part.ENCODER, Part.DECODER), counts, (encoders, decoders), strict=True
+            ):
                 for number in range(instances):
                     tell(f"loading {part.value} {number + 1} of {instances}")
                     found.append(self._part(part, number, tell))
         except BaseException:
-            for opened in (*loaded[0], *loaded[1]):
+            for opened in (*encoders, *decoders):
                 opened.close()
             raise
-        return TextInstance(*loaded, reload=partial(self._part, Part.DECODER))
+        return TextInstance(encoders, decoders, partial(self._part, Part.DECODER))
 
     def _part(self, part: Part, number: int, tell: ReportStep = lambda _: None) -> Stepper:
         encoder, decoder = pools_of(self.config)
         pool = encoder if part is Part.ENCODER else decoder
-        config = replace(self.config, pytorch=replace(self.config.pytorch, device=pool.device))
-        gpus = backends.devices(config) if pool.device != "auto" else ()
-        return self._load(config, number, gpus, encoder.instances + decoder.instances, tell, part)
+        config = self.config
+        if pool.device != "auto":
+            config = replace(config, pytorch=replace(config.pytorch, device=pool.device))
+        both = encoder.instances + decoder.instances
+        return self._load(config, number, backends.devices(config), both, tell, part)
 
     def _load(
         self,
