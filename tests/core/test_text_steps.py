@@ -305,7 +305,7 @@ def test_a_decoder_that_is_down_loses_its_own_and_takes_nobody() -> None:
     jobs = running(core, 4)
     steps = [step(core, 0.0), step(core, 0.0)]
     assert not core.is_last(1)
-    assert core.down(1, 0.0005) == [jobs[1], jobs[3]]
+    assert core.down(0.0005, 1) == [jobs[1], jobs[3]]
     assert core.is_last(0)
     assert core.stepped(steps[0], 0.001, {jobs[0]}).done == [jobs[0]]
     assert jobs[2].state is RUNNING
@@ -398,19 +398,14 @@ class Player:
         self.ended.update(gone.job for gone in boundary.given_up)
 
     def lose(self, pick: int) -> None:
-        """All of it, or one decoder, which comes back with the next that is lost."""
+        """One decoder's caches; or the decoder, which comes back with the next that is lost."""
         decoders = self.core.settings.decoders
         for decoder in range(decoders):
             self.core.up(decoder)
-        if pick % 4 == 0:
-            self.ended.update(self.core.lost(self.now))
-            self.works.clear()
-        elif decoders > 1:
-            gone = pick % decoders
-            self.ended.update(self.core.down(gone, self.now))
-            self.works = [
-                work for work in self.works if not (isinstance(work, Step) and work.decoder == gone)
-            ]
+        gone = pick % decoders
+        lose = self.core.down if pick % 4 and decoders > 1 else self.core.lost
+        self.ended.update(lose(self.now, gone))
+        self.works = [work for work in self.works if isinstance(work, Encode) or work.decoder != gone]
 
     def wait(self, pick: int) -> None:
         pass

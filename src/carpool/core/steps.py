@@ -161,25 +161,20 @@ class StepScheduler:
             _learn(self.step, work.decoder, work.width, seconds, now)
         return Boundary(done, given_up)
 
-    def lost(self, now: float, decoder: int | None = None) -> list[TextJob]:
-        """All caches are gone, or those of one decoder. Returns whose answers will not be finished; who waits
-        goes on waiting."""
-        which = range(self.settings.decoders) if decoder is None else (decoder,)
-        held = [job for one in which for job in self._of(one) if job is not None]
+    def lost(self, now: float, decoder: int = 0) -> list[TextJob]:
+        """Its caches are gone. Returns whose answers will not be finished; who waits goes on waiting."""
+        held = [job for job in self._of(decoder) if job is not None]
         lost = [job for job in held if job.state is RUNNING]
         for job in lost:
             self._leave(job, GONE)
             self.ledger.given_up[Reason.RESTARTING] += 1
         for job in held:
             self._free(job)
-        for one in which:
-            self.stepping.pop(one, None)
-        if decoder is None:
-            self.encoding.clear()
+        self.stepping.pop(decoder, None)
         self._fresh = [job for job in self._fresh if job.state is RUNNING]
         return lost
 
-    def down(self, decoder: int, now: float) -> list[TextJob]:
+    def down(self, now: float, decoder: int) -> list[TextJob]:
         """It takes nobody until it is `up` again. As `lost`. There must be others."""
         self._down.add(decoder)
         return self.lost(now, decoder)

@@ -297,7 +297,7 @@ class TextLoop:
                 self._die(error)
                 return
             now = self._now()
-            lost = self._scheduler.down(decoder, now) if spent else self._scheduler.lost(now, decoder)
+            lost = self._scheduler.down(now, decoder) if spent else self._scheduler.lost(now, decoder)
             events = [
                 Failed(job.payload.number, error)
                 for job in lost
