@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from carpool.backends.stepper import TextInstance
 from carpool.backends.torch import line_reader
 from carpool.backends.torch.decoder_weights import of_transformer_decoder
 from carpool.backends.torch.line_reader import LineReader
@@ -39,7 +40,8 @@ from carpool.backends.torch.torch_decoder import DecoderForm
 from carpool.backends.torch.torch_device import PRECISIONS, CudaDevice, Device
 from carpool.backends.torch.torch_stepper import TorchStepper
 from carpool.core.curve import BatchCurve
-from carpool.core.steps import StepScheduler, TextPromise
+from carpool.core.steps import StepScheduler
+from carpool.core.text_job import TextPromise
 from carpool.engine.generation.text_loading import measure
 from carpool.engine.generation.text_loop import TextLoop
 from carpool.link.text_records import Event, Failed, Piece
@@ -92,7 +94,9 @@ class Run:
         self.ended = 0
         self._arrived: dict[int, float] = {}
         self._changed = threading.Condition()
-        self._loop = TextLoop("generate", stepper, StepScheduler(*curves, promise), self._tell)
+        self._loop = TextLoop(
+            "generate", TextInstance.whole(stepper), StepScheduler(*curves, promise), self._tell
+        )
 
     def play(self, lengths: Sequence[int], rate: float | None = None) -> float:
         """At this rate, or all at once; answers per second."""

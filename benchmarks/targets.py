@@ -117,6 +117,7 @@ def of_texts() -> Iterator[Target]:
             ("× static batches", "≥", case.gain),
             ("first token, of theirs", "≤", case.first),
             ("in time at 1.5×", "≥", 0.9),
+            ("first token, encoder apart", "≤", 2 / 3),
         )
         yield Target(f"{name}, {SLOTS} slots", bounds, partial(written, name))
 
@@ -200,6 +201,7 @@ def written(name: str, effort: Effort, seed: int) -> Values:
         case.gained(SLOTS, seed),
         case.first_token(SLOTS, seed, requests),
         case.overloaded(SLOTS, seed, requests),
+        case.apart(SLOTS, seed, requests),
     ]
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 import torch
 from torch import nn
 
+from carpool.backends.stepper import Part
 from carpool.backends.torch import line_reader
 from carpool.backends.torch.decoder_weights import of_transformer_decoder, of_trocr
 from carpool.backends.torch.line_reader import LineReader
@@ -359,6 +361,36 @@ def test_the_reader_has_3_9_million_parameters_and_reads_in_slots(reader: LineRe
     for slot, wanted in enumerate(answers):
         assert [int(tokens[slot]) for tokens in steps[: len(wanted)]] == wanted
     assert stepper.slot_bytes == 4 * 4 * 192 * 2 * (80 + 64)
+
+
+def test_an_encoder_and_two_decoders_apart_write_what_one_line_after_the_other_would(
+    reader: LineReader,
+) -> None:
+    """Slots are taken again, and rows are handed over in threads: the decoders' are not the encoder's."""
+    encoder, *decoders = (
+        TorchStepper(line_network(reader), 2, Device(1), part=part)
+        for part in (Part.ENCODER, Part.DECODER, Part.DECODER)
+    )
+    each = [*lines(4, 64, 3), *lines(4, 128, 4)]
+    answers = [read_alone(reader, line, 6) for line in each]
+    assert len({tuple(answer) for answer in answers}) > 1
+
+    def write(decoder: TorchStepper, encoded: list[Any]) -> list[list[int]]:
+        decoder.admit(range(2), encoded)
+        steps = [decoder.step(2) for _ in range(6)]
+        return [[int(tokens[slot]) for tokens in steps] for slot in range(2)]
+
+    with ThreadPoolExecutor(2) as threads:
+        for first in range(0, len(each), 4):
+            pictures = [encoder.read({"image": line[None]}) for line in each[first : first + 4]]
+            rows = list(encoder.encode(pictures))
+            halves = threads.map(write, decoders, (rows[:2], rows[2:]))
+            for wanted, written in zip(
+                answers[first:], (one for half in halves for one in half), strict=False
+            ):
+                assert written[: len(wanted)] == wanted
+    assert [bool(part.slot_bytes) for part in (encoder, *decoders)] == [False, True, True]
+    assert not encoder.notes
 
 
 def test_lines_of_another_shape_are_refused(reader: LineReader) -> None:

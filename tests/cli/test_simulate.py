@@ -251,7 +251,8 @@ def test_text_that_is_written_token_by_token() -> None:
     assert found["gain"] == pytest.approx(found["capacity_rps"] / found["static_capacity_rps"], rel=1e-4)
     assert found["slots"]["first_p99_ms"] < 20 < found["static"]["first_p99_ms"]
     assert found["settings"]["load"] == pytest.approx(1.5)
-    text = run(*options, "--rate", "500", "--encoder-apart")
+    text = run(*options, "--rate", "500", "--decoder-instances", "2")
+    assert "encoders apart: 1, decoders: 2 of 8 slots" in " ".join(text.split())
     assert "first token, p99" in text
     assert "static batches" in text
 

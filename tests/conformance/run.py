@@ -34,7 +34,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tritonclient.utils import InferenceServerException
 
 from carpool import __version__
-from conformance import examples, fleet_engines, mlflow_venv, perf_analyzer, ray_venv, s3_servers
+from conformance import (
+    examples,
+    fleet_engines,
+    mlflow_venv,
+    perf_analyzer,
+    ray_venv,
+    s3_servers,
+    trocr_models,
+)
 from conformance.flavours import Flavour
 from conformance.runs import Run, every_run
 from conformance.servers import outcome, running
@@ -114,12 +122,14 @@ def _long_tests(*, fetch: bool) -> int:
     given = os.environ | {THOROUGH: "1"}
     if fetch:
         _TELL.print(
-            "MLflow, Ray, balancers, kubectl, promtool, S3 servers: looking for them, or fetching them …"
+            "MLflow, Ray, transformers, balancers, kubectl, promtool, S3 servers: looking for them, or "
+            "fetching them …"
         )
         given[mlflow_venv.VARIABLE] = str(mlflow_venv.install())
         given[fleet_engines.VARIABLE] = str(fleet_engines.install())
         given[ray_venv.VARIABLE] = str(ray_venv.install())
         given[s3_servers.VARIABLE] = str(s3_servers.install())
+        given[trocr_models.VARIABLE] = str(trocr_models.install())
     else:
         _TELL.print(
             "--ci: without the tests that need an MLflow server, Ray or balancers: make conformance runs them"

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from carpool.core.curve import BatchCurve
 from carpool.core.job import DONE, GONE, READY, RUNNING, Reason
 from carpool.core.lengths import Lengths
-from carpool.core.steps import Encode, Step, StepScheduler, TextJob, TextPromise
+from carpool.core.steps import StepScheduler
+from carpool.core.text_job import Encode, Step, TextJob, TextPromise
 from carpool.errors import InvalidInput
 from carpool.sim.generation_simulation import (
     GenerationSimulation,
@@ -24,6 +25,7 @@ from carpool.sim.generation_simulation import (
     TokenLengths,
     most_carried,
     play_static,
+    saturated,
 )
 from core.text_cases import SLOTS, TEXTS
 from later import later, many
@@ -174,7 +176,7 @@ def test_encoding_waits_for_an_efficient_batch_unless_the_first_token_is_due() -
     (job,) = offered(core, 1)
     assert core._batch(0.0) > 1
     assert isinstance(core.decide(0.0).work, Step)
-    core.stepped(core.stepping, 0.0184)  # type: ignore[arg-type]
+    core.stepped(core.stepping[0], 0.0184)
     work = core.decide(0.0184).work
     assert isinstance(work, Encode)
     assert work.jobs == (job,)
@@ -233,20 +235,90 @@ def test_a_model_that_was_slow_is_tried_again() -> None:
 
 
 def test_an_encoder_of_its_own_works_beside_the_steps() -> None:
-    core = scheduler(apart=True)
+    core = scheduler(encoders=1)
     (first,) = running(core, 1)
     (second,) = offered(core, 1)
     kinds = [type(core.decide(0.0).work) for _ in range(3)]
     assert kinds == [Encode, Step, type(None)]
-    assert core.stepping is not None
-    assert core.stepping.jobs == (first,)
-    core.stepped(core.stepping, 0.001)
+    assert core.stepping[0].jobs == (first,)
+    core.stepped(core.stepping[0], 0.001)
     assert step(core, 0.001).jobs == (first,)  # the other is not there yet
-    assert core.encoding is not None
-    core.encoded(core.encoding, 0.0015)
-    assert core.stepping is not None
-    core.stepped(core.stepping, 0.002)
+    core.encoded(core.encoding[0], 0.0015)
+    core.stepped(core.stepping[0], 0.002)
     assert step(core, 0.002).jobs == (first, second)
+
+
+def test_whoever_has_a_free_slot_takes_the_next_and_decoders_are_filled_alike() -> None:
+    core = scheduler(encoders=1, decoders=2, slots=2)
+    jobs = running(core, 3)
+    assert [(job.decoder, job.slot) for job in jobs] == [(0, 0), (1, 0), (0, 1)]
+    steps = [step(core, 0.0), step(core, 0.0)]
+    assert [(one.decoder, one.width, one.jobs) for one in steps] == [
+        (0, 2, (jobs[0], jobs[2])),
+        (1, 1, (jobs[1],)),
+    ]
+    last, waits = offered(core, 2)
+    work = core.decide(0.0).work
+    assert isinstance(work, Encode)
+    assert (work.jobs, last.decoder, last.slot, waits.state) == (
+        (last,),
+        1,
+        1,
+        READY,
+    )  # three of four were taken
+    core.encoded(work, 0.001)
+    core.stepped(steps[0], 0.001, {jobs[0]})
+    work = core.decide(0.001).work
+    assert isinstance(work, Encode)
+    assert (work.jobs, waits.decoder, waits.slot) == ((waits,), 0, 0)
+
+
+def test_several_encoders_work_side_by_side() -> None:
+    core = scheduler(encoders=2, decoders=2)
+    works = []
+    for _ in range(3):
+        offered(core, 1)
+        works.append(core.decide(0.0).work)
+    first, second, third = works
+    assert isinstance(first, Encode)
+    assert isinstance(second, Encode)
+    assert (first.encoder, second.encoder, third) == (0, 1, None)
+    core.encoded(first, 0.001)
+    again = core.decide(0.001).work
+    assert isinstance(again, Encode)
+    assert again.encoder == 0
+
+
+def test_the_gate_counts_the_slots_of_all_decoders() -> None:
+    def taken(**pools: float) -> int:
+        core = scheduler(slots=4, max_tokens=500, ttft=0.02, **pools)
+        jobs = [TextJob(0.0) for _ in range(40)]
+        return [core.offer(job, 0.0) for job in jobs].count(None)
+
+    one, two = taken(encoders=1), taken(encoders=1, decoders=2)
+    assert one >= 4
+    assert two == 2 * one
+
+
+def test_a_decoder_that_is_down_loses_its_own_and_takes_nobody() -> None:
+    core = scheduler(encoders=1, decoders=2, slots=4)
+    jobs = running(core, 4)
+    steps = [step(core, 0.0), step(core, 0.0)]
+    assert not core.is_last(1)
+    assert core.down(0.0005, 1) == [jobs[1], jobs[3]]
+    assert core.is_last(0)
+    assert core.stepped(steps[0], 0.001, {jobs[0]}).done == [jobs[0]]
+    assert jobs[2].state is RUNNING
+    offered(core, 8, 0.001)
+    work = core.decide(0.001).work
+    assert isinstance(work, Encode)
+    assert {job.decoder for job in work.jobs} == {0}
+    assert len(work.jobs) == 3
+    core.encoded(work, 0.002)
+    core.up(1)
+    work = core.decide(0.002).work
+    assert isinstance(work, Encode)
+    assert {job.decoder for job in work.jobs} == {1}
 
 
 def test_an_instance_that_dies_takes_its_answers_along() -> None:
@@ -255,7 +327,7 @@ def test_an_instance_that_dies_takes_its_answers_along() -> None:
     (waits,) = offered(core, 1)
     step(core, 0.0)
     assert core.lost(0.001) == jobs
-    assert (core.used, core.stepping, waits.state) == (0, None, READY)
+    assert (core.used, core.stepping, waits.state) == (0, {}, READY)
     assert isinstance(core.decide(0.002).work, Encode)
 
 
@@ -278,8 +350,8 @@ promises = st.builds(
     per_token=st.sampled_from([0.0004, 0.002, inf]),
     slo=st.sampled_from([0.01, inf]),
     max_queue=st.sampled_from([4, 100]),
-    apart=st.booleans(),
 )
+pools = st.sampled_from([(0, 1), (1, 1), (1, 2), (2, 3)])
 
 
 class Player:
@@ -326,9 +398,14 @@ class Player:
         self.ended.update(gone.job for gone in boundary.given_up)
 
     def lose(self, pick: int) -> None:
-        if pick % 4 == 0:
-            self.ended.update(self.core.lost(self.now))
-            self.works.clear()
+        """One decoder's caches; or the decoder, which comes back with the next that is lost."""
+        decoders = self.core.settings.decoders
+        for decoder in range(decoders):
+            self.core.up(decoder)
+        gone = pick % decoders
+        lose = self.core.down if pick % 4 and decoders > 1 else self.core.lost
+        self.ended.update(lose(self.now, gone))
+        self.works = [work for work in self.works if isinstance(work, Encode) or work.decoder != gone]
 
     def wait(self, pick: int) -> None:
         pass
@@ -343,11 +420,16 @@ class Player:
 
     def check(self) -> None:
         core = self.core
-        assert len(self.works) <= (2 if core.settings.apart else 1)
+        promise = core.settings
+        assert len(self.works) <= (promise.encoders + promise.decoders if promise.apart else 1)
+        places = [
+            (type(work), work.encoder if isinstance(work, Encode) else work.decoder) for work in self.works
+        ]
+        assert len(set(places)) == len(places)
         assert max(self.ended.values(), default=1) == 1
         held = [job for job in core.slots if job is not None]
         assert len(set(held)) == len(held) == core.used
-        assert all(core.slots[job.slot] is job for job in held)
+        assert all(core.slots[job.decoder * core.each + job.slot] is job for job in held)
         assert core.used <= len(core.slots)
         states = Counter(job.state for job in self.jobs)
         assert states[READY] == core.waiting
@@ -358,13 +440,15 @@ class Player:
         assert ledger.offered == gone + ledger.answered + core.waiting + ledger.running
         for work in self.works:
             if isinstance(work, Step):
-                assert all(job.slot < work.width for job in work.jobs)
+                assert all(job.slot < work.width and job.decoder == work.decoder for job in work.jobs)
 
 
 @settings(max_examples=many(400), deadline=None)
-@given(promises, moves)
-def test_any_sequence_of_events(promise: TextPromise, done: list[tuple[str, int, float]]) -> None:
-    player = Player(promise)
+@given(promises, pools, moves)
+def test_any_sequence_of_events(
+    promise: TextPromise, pool: tuple[int, int], done: list[tuple[str, int, float]]
+) -> None:
+    player = Player(replace(promise, encoders=pool[0], decoders=pool[1]))
     for move in done:
         player.move(*move)
     for _ in range(10_000):
@@ -509,6 +593,20 @@ def test_slots_carry_more_than_static_batches(name: str) -> None:
 @pytest.mark.parametrize("name", ["captions", "lines", later("pages", name="pages")])
 def test_first_tokens_come_sooner(name: str) -> None:
     assert TEXTS[name].first_token(SLOTS, 1, 10_000) <= TEXTS[name].first
+
+
+@pytest.mark.parametrize("name", ["captions", "lines", later("pages", name="pages")])
+def test_an_encoder_apart_brings_the_first_token_a_third_sooner(name: str) -> None:
+    assert TEXTS[name].apart(SLOTS, 1, 6000) <= 2 / 3
+
+
+def test_two_decoders_carry_nearly_twice_as_much() -> None:
+    scenario = TEXTS["lines"].scenario(16, 1)
+    one, two = (
+        saturated(replace(scenario, promise=replace(scenario.promise, encoders=1, decoders=decoders)))
+        for decoders in (1, 2)
+    )
+    assert 1.6 <= two / one <= 2.05
 
 
 @pytest.mark.parametrize("name", ["captions", "lines", later("pages", name="pages")])

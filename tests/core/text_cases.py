@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from carpool.core.curve import BatchCurve
-from carpool.core.steps import TextPromise
+from carpool.core.text_job import TextPromise
 from carpool.sim.generation_simulation import TextScenario, TokenLengths, measure_text, saturated
 
 
@@ -40,6 +40,15 @@ class TextCase:
         rate = 0.9 * saturated(scenario, static=True)
         scenario = replace(scenario, rate=rate, seconds=requests / rate)
         return measure_text(scenario).first_p99_ms / measure_text(scenario, static=True).first_p99_ms
+
+    def apart(self, slots: int, seed: int, requests: int) -> float:
+        """First token's p99 with an encoder apart, of that with one device for both, at 0.9 of what this
+        carries."""
+        scenario = self.scenario(slots, seed)
+        rate = 0.9 * saturated(scenario)
+        scenario = replace(scenario, rate=rate, seconds=requests / rate)
+        apart = replace(scenario, promise=replace(scenario.promise, encoders=1))
+        return measure_text(apart).first_p99_ms / measure_text(scenario).first_p99_ms
 
     def overloaded(self, slots: int, seed: int, requests: int) -> float:
         """Within the promise at 1.5 times the load, of what can be carried when nothing is promised."""

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from carpool.backends.stepper import TextInstance
 from carpool.core.curve import BatchCurve
-from carpool.core.steps import StepScheduler, TextPromise
+from carpool.core.steps import StepScheduler
+from carpool.core.text_job import TextPromise
 from carpool.engine.generation.text_loop import TextLoop
 from carpool.errors import CarpoolError, InvalidInput, ModelError, Refused, Unavailable
 from carpool.link.text_records import Event, EventReader, Failed, Piece, Worked, write_events
@@ -78,7 +80,9 @@ class Stage:
         self.stepper = Scripted(self.clock)
         self.events: list[Event] = []
         self.scheduler = StepScheduler(ENCODE, STEP, TextPromise(4, 64, **promise))
-        self.loop = TextLoop("m", self.stepper, self.scheduler, self.events.extend, now=self.clock)
+        self.loop = TextLoop(
+            "m", TextInstance.whole(self.stepper), self.scheduler, self.events.extend, now=self.clock
+        )
 
     def submit(self, number: int, text: bytes, **more: Any) -> CarpoolError | None:
         return self.loop.submit(number, text, self.clock.at, **more)

@@ -92,11 +92,11 @@ def points(spread: float = 0.01) -> list[Point]:
 
 def test_it_says_when_the_machine_is_too_noisy_to_tell() -> None:
     quiet, first = points(), points()[0]
-    assert lab._doubts(quiet, first, 0.0) == []
-    assert "50% apart" in lab._doubts(points(0.5), first, 0.0)[0]
-    assert "20% of the processor" in lab._doubts(quiet, first, 0.2)[0]
+    assert lab.doubts(quiet, first, 0.0) == []
+    assert "50% apart" in lab.doubts(points(0.5), first, 0.0)[0]
+    assert "20% of the processor" in lab.doubts(quiet, first, 0.2)[0]
     slower = Point(1, 0.009, 0.0, 10)
-    assert "took 5 ms at first, 9 ms at the end" in lab._doubts(quiet, slower, 0.0)[0]
+    assert "took 5 ms at first, 9 ms at the end" in lab.doubts(quiet, slower, 0.0)[0]
 
 
 def test_what_was_too_slow_to_measure_is_said(tmp_path: Path, timed: Timed) -> None:

@@ -437,3 +437,40 @@ def test_a_runner_that_is_killed_costs_its_riders_one_error_and_comes_back(serve
     with server.connect() as client:
         response = client.post("/read?model=reader", Path(text_model() / "line.png").read_bytes())
     assert orjson.loads(response.body)["text"] == TEXT
+
+
+@pytest.mark.conformance
+def test_pools_in_the_runner(tmp_path: Path) -> None:
+    """One encoder and two decoders: texts, clients that leave, and a process that is killed."""
+    models = tmp_path / "models"
+    shutil.copytree(text_model(), models / "reader")
+    with (models / "reader" / "model.toml").open("a") as file:
+        file.write("slots = 2\n[encoder]\n[decoder]\ninstances = 2\n")
+    line = LINE.read_bytes()
+    with serving(models, frontends=1, folder=tmp_path) as server:
+
+        def read(_: int = 0) -> tuple[int, str]:
+            with server.connect() as client:
+                response = client.post("/read", line)
+            return response.status, orjson.loads(response.body).get("text", "")
+
+        def slots(state: str) -> float:
+            return server.metric("carpool_text_slots", model="reader", state=state)
+
+        with server.connect() as client:
+            profile = orjson.loads(client.get("/v2/models/reader/profile").body)
+        assert (profile["encoders"], profile["decoders"], slots("free")) == (1, 2, 4)
+        with ThreadPoolExecutor(8) as pool:
+            assert set(pool.map(read, range(24))) == {(200, TEXT)}
+            for _ in range(6):
+                client = server.connect()
+                client.send(post("/read?stream=1", line))
+                client.until(b"data: ")
+                client.reset()
+            wait_until(lambda: slots("used") == 0, "free slots")
+            asked = [pool.submit(read) for _ in range(8)]
+            for pid in runner_pids(server):
+                os.kill(pid, signal.SIGKILL)
+            assert {answer.result()[0] for answer in asked} <= {200, 500, 503}
+        wait_until(lambda: read() == (200, TEXT), "a new runner")
+        assert slots("free") == 4

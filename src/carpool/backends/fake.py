@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from carpool.backends.backend import Backend, Placement, Seen, aborted, check_wanted
-from carpool.backends.stepper import PICTURE, Stepper, with_tensors
+from carpool.backends.stepper import PICTURE, Part, Stepper, with_tensors
 from carpool.config.model import (
     DYNAMIC,
     FakeSettings,
@@ -44,8 +44,8 @@ def describe_text(config: ModelConfig, version: ModelVersion) -> ModelConfig:
     return with_tensors(config, (1, 32, DYNAMIC), ImageSettings(size=(32, 512), resize="line", pad=255))
 
 
-def load_text(config: ModelConfig, version: ModelVersion, placement: Placement) -> Stepper:
-    del version, placement
+def load_text(config: ModelConfig, version: ModelVersion, placement: Placement, part: Part) -> Stepper:
+    del version, placement, part
     return FakeStepper(config)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import enum
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -15,43 +16,24 @@ PICTURE, TEXT, FINISH = "image", "text_output", "finish_reason"
 """The tensors of every model that writes: a picture, the text, and why it ends there."""
 
 
-class Stepper(Protocol):
-    """One instance. Everything is called from one thread at a time, but `read` and `abort`, which may be
-    called beside the others.
+class Part(enum.Enum):
+    """How much of a model is loaded."""
 
-    A slot belongs to one answer from `admit` until the next `admit` into it; there is nothing to do when an
-    answer ends. Slots are independent: what is in one changes no token of another.
-    """
+    WHOLE = "whole"
+    ENCODER = "encoder"
+    DECODER = "decoder"
 
-    slots: int  # shapes never change
-    longest: int  # tokens of an answer, and of what it begins with
-    widths: Sequence[int]  # of steps: one of any other width runs as the next of these
-    end: int  # the token after which nothing comes
+
+class _OnDevice(Protocol):
+    """Everything is called from one thread at a time, but `read` and `abort`, which may be called beside the
+    others."""
+
     device: str  # its name, if it is shared with other models; else empty
     broken: bool  # no instance in this process works any more
 
     @property
     def notes(self) -> Sequence[str]:
         """What was found and chosen when it was loaded, a sentence each."""
-
-    def read(self, inputs: Mapping[str, Array]) -> Any:
-        """A copy of one request's picture, checked: InvalidInput for what can never be read."""
-
-    def encode(self, pictures: Sequence[Any]) -> Sequence[Any]:
-        """Each of what `read` returned, as something that stays where it is until `admit`. Takes e(B)."""
-
-    def admit(self, slots: Sequence[int], encoded: Sequence[Any]) -> None:
-        """A new answer begins in each of these slots. Whoever had the slot is gone without a trace."""
-
-    def step(self, width: int) -> Array:
-        """One token for each of slots 0 to `width` - 1, int64 [width]; those of slots that nobody has mean
-        nothing. Takes s(width)."""
-
-    def piece(self, token: int) -> bytes:
-        """What it adds to the text, in UTF-8: perhaps a part of a character."""
-
-    def sample(self) -> Any:
-        """As `read` returns it, for measuring."""
 
     def abort(self) -> None:
         """From another thread: what runs may end with an error."""
@@ -60,13 +42,92 @@ class Stepper(Protocol):
         """Give back memory and threads; more than once does no harm."""
 
 
+class Encoder(_OnDevice, Protocol):
+    def read(self, inputs: Mapping[str, Array]) -> Any:
+        """A copy of one request's picture, checked: InvalidInput for what can never be read."""
+
+    def encode(self, pictures: Sequence[Any]) -> Sequence[Any]:
+        """Each of what `read` returned, as something that stays where it is until `admit`. Takes e(B). One
+        that is apart from its decoder returns when the device is done."""
+
+    def sample(self) -> Any:
+        """As `read` returns it, for measuring."""
+
+
+class Decoder(_OnDevice, Protocol):
+    """A slot belongs to one answer from `admit` until the next `admit` into it; there is nothing to do when
+    an answer ends. Slots are independent: what is in one changes no token of another."""
+
+    slots: int  # shapes never change
+    longest: int  # tokens of an answer, and of what it begins with
+    widths: Sequence[int]  # of steps: one of any other width runs as the next of these
+    end: int  # the token after which nothing comes
+
+    def admit(self, slots: Sequence[int], encoded: Sequence[Any]) -> None:
+        """A new answer begins in each of these slots. Whoever had the slot is gone without a trace. What was
+        encoded on another device is copied here."""
+
+    def step(self, width: int) -> Array:
+        """One token for each of slots 0 to `width` - 1, int64 [width]; those of slots that nobody has mean
+        nothing. Takes s(width)."""
+
+    def piece(self, token: int) -> bytes:
+        """What it adds to the text, in UTF-8: perhaps a part of a character."""
+
+
+class Stepper(Encoder, Decoder, Protocol):
+    """Both, on one device."""
+
+
+class TextInstance:
+    """One instance of a model that writes: a stepper, or a pool of encoders and one of decoders, each of them
+    with a thread of its own."""
+
+    def __init__(
+        self,
+        encoders: Sequence[Encoder],
+        decoders: Sequence[Decoder],
+        reload: Callable[[int], Decoder] | None = None,
+    ) -> None:
+        """`reload` loads the decoder of that number anew. None: encoder and decoder are the same."""
+        self.encoders, self.decoders = encoders, list(decoders)
+        self.reload = reload
+        self.read, self.sample = encoders[0].read, encoders[0].sample
+        self.slots, self.end = decoders[0].slots, decoders[0].end
+        self.widths, self.device = decoders[0].widths, decoders[0].device
+        self.notes = tuple(dict.fromkeys(note for part in (*encoders, *decoders) for note in part.notes))
+
+    @classmethod
+    def whole(cls, stepper: Stepper) -> TextInstance:
+        return cls((stepper,), (stepper,))
+
+    @property
+    def parts(self) -> Sequence[_OnDevice]:
+        return self.decoders if self.reload is None else (*self.encoders, *self.decoders)
+
+    @property
+    def broken(self) -> bool:
+        return any(part.broken for part in self.parts)
+
+    def abort(self) -> None:
+        for part in self.parts:
+            part.abort()
+
+    def close(self) -> None:
+        for part in self.parts:
+            part.close()
+
+
 class TextHome(Protocol):
     """What the module of a backend with such models offers beside `load` and `read_signature`."""
 
     def describe_text(self, config: ModelConfig, version: ModelVersion) -> ModelConfig:
         """With nothing left open. Raises what is wrong with settings and files."""
 
-    def load_text(self, config: ModelConfig, version: ModelVersion, placement: Placement) -> Stepper: ...
+    def load_text(
+        self, config: ModelConfig, version: ModelVersion, placement: Placement, part: Part
+    ) -> Stepper:
+        """A part of it is asked only for what is its own."""
 
 
 def with_tensors(config: ModelConfig, dims: tuple[int, ...], image: ImageSettings) -> ModelConfig:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
+from carpool.config.model import MAX_POOL
 from carpool.core.curve import BatchCurve, CurveError
 from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from carpool.core.text_job import TextPromise
     from carpool.sim.arrivals import Traffic
     from carpool.sim.generation_simulation import TextReport, TextScenario
 
@@ -41,8 +43,11 @@ class HasGeneration:
     max_tokens: int | None = o.option(None, "No answer is longer. Default: eight times the mean.", _WRITES)
     ttft_ms: float | None = o.option(None, "The promise: the first token within so many ms.", _WRITES)
     per_token_ms: float | None = o.option(None, "The promise: so many ms from token to token.", _WRITES)
-    encoder_apart: bool = o.option(
-        False, "The encoder has a device of its own.", _WRITES, name="--encoder-apart"
+    encoder_instances: int | None = o.option(
+        None, "Encoders on devices of their own. Default: one device does both.", _WRITES
+    )
+    decoder_instances: int | None = o.option(
+        None, "Decoders, each with as many slots, apart from the encoders.", _WRITES
     )
 
     @property
@@ -68,7 +73,7 @@ class HasGeneration:
 
     def text_scenario(self, slo_ms: float, traffic: Traffic, **run: float) -> TextScenario:
         """At a rate of 1; in seconds."""
-        from carpool.core.steps import TextPromise
+        from carpool.core.text_job import TextPromise
         from carpool.sim.generation_simulation import TextScenario, TokenLengths
 
         slots = o.whole("--slots", self.slots, least=1, most=o.MOST_IN_A_BATCH)
@@ -83,7 +88,8 @@ class HasGeneration:
             ttft=_seconds("--ttft-ms", self.ttft_ms),
             per_token=_seconds("--per-token-ms", self.per_token_ms),
             slo=_seconds("--slo-ms", None if slo_ms == inf else slo_ms),
-            apart=self.encoder_apart,
+            encoders=self._instances("--encoder-instances", self.encoder_instances) if self._apart else 0,
+            decoders=self._instances("--decoder-instances", self.decoder_instances),
         )
         alone = encoder.times[1] + step.times[1]
         if promise.ttft < alone:
@@ -97,11 +103,25 @@ class HasGeneration:
             )
         return TextScenario(encoder, step, lengths, promise, traffic=traffic, **run)  # type: ignore[arg-type]
 
+    @property
+    def _apart(self) -> bool:
+        return not (self.encoder_instances is None and self.decoder_instances is None)
+
+    def _instances(self, option: str, given: int | None) -> int:
+        return o.whole(option, 1 if given is None else given, least=1, most=MAX_POOL)
+
     def _curve(self, option: str, text: str, largest: int | None) -> BatchCurve:
         try:
             return BatchCurve.parse(text, largest)
         except CurveError as error:
             raise InvalidInput(f"{option}: {error}") from None
+
+
+def _slots(promise: TextPromise) -> str:
+    if not promise.apart:
+        return f"{promise.slots} slots"
+    decoders = f"{promise.decoders} of {promise.slots} slots"
+    return f"encoders apart: {promise.encoders}, decoders: {decoders}"
 
 
 def _seconds(option: str, ms: float | None) -> float:
@@ -171,12 +191,13 @@ def simulate_generation(
         return
     show.paragraph(
         f"Encoder {options.encoder} ms, step {options.step_curve} ms, {options.tokens} tokens, "
-        f"{scenario.promise.slots} slots: {capacity:,.0f} answers/s, in static batches {static:,.0f}/s "
+        f"{_slots(scenario.promise)}: {capacity:,.0f} answers/s, in static batches {static:,.0f}/s "
         f"({capacity / static:.2f}×)."
     )
     show.paragraph(
         f"Arrivals: {scenario.traffic.name}, {rate:,.6g}/s ({rate / capacity:.3g}×), "
-        f"{scenario.seconds:.4g} s. Static batches refuse nobody, and wait for their slowest."
+        f"{scenario.seconds:.4g} s. Static batches refuse nobody, and wait for their slowest"
+        f"{', all on one device' if scenario.promise.apart else ''}."
     )
     rows = [(label, *map(of, results.values())) for label, of in _ROWS]
     show.table(("", *results), rows, left=("",))

@@ -17,11 +17,15 @@ from carpool.core.numerals import numeral
 from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from carpool.config.repository import ModelSource
     from carpool.lab.batch_profile import ProfileReport
+    from carpool.lab.text_profile import PartRow, TextProfileReport
 
 _SOME_CORES = 0.1  # less is not worth a word
 _GOES_WITH_A_URL = ("model", "name", "as_json", "api_key_file", "ca", "insecure")
+_GOES_WITH_TEXT = ("model", "name", "repeats", "as_json")
 _MOST_NAMED = 8
+_DOUBTFUL = "carpool: these numbers are doubtful: the machine was not quiet"
 _FOR_SIMULATE = "For simulate and plan: --curve "  # and then all of it on one line, to be copied
 
 
@@ -37,6 +41,10 @@ class ProfileVerb(o.AsksServer):
 
         carpool profile resnet50.onnx --instances 2 --threads 1
         carpool profile resnet50.onnx --instances 1 --threads 2
+
+    What can a model that writes promise for the first token, and from token to token?
+
+        carpool profile models/reader
 
     What does a running server believe of a model, and where does it work?
 
@@ -70,7 +78,7 @@ class ProfileVerb(o.AsksServer):
             self._measure()
 
     def _measure(self) -> None:
-        from carpool.lab.batch_profile import ProfileQuestion, profile
+        from carpool.lab.batch_profile import ProfileQuestion, profile, the_model
         from carpool.lab.plots import batch_profile
 
         o.drawing(self.plot)
@@ -86,6 +94,10 @@ class ProfileVerb(o.AsksServer):
             None if self.threads is None else o.whole("--threads", self.threads, least=1, most=1024),
             self.backend,
         )
+        source = the_model(question)
+        if source.config.generate is not None:
+            self._measure_text(source, question.repeats)
+            return
         with show.status("reading the model") as tell:
             report = profile(question, tell)
         if self.plot is not None:
@@ -96,16 +108,33 @@ class ProfileVerb(o.AsksServer):
         else:
             _print(report)
         if report.noisy:
-            print("carpool: these numbers are doubtful: the machine was not quiet", file=sys.stderr)
+            print(_DOUBTFUL, file=sys.stderr)
+
+    def _measure_text(self, source: ModelSource, repeats: int) -> None:
+        """Its encoder and its steps, apart."""
+        from carpool.lab.text_profile import profile_text
+
+        name = source.config.name
+        self._check_given(_GOES_WITH_TEXT, f"is for models that answer at once, and {name} writes")
+        with show.status("reading the model") as tell:
+            report = profile_text(source, repeats, tell)
+        if self.as_json:
+            print(json.dumps(asdict(report), indent=2))
+        else:
+            _print_text(report)
+        if report.noisy:
+            print(_DOUBTFUL, file=sys.stderr)
+
+    def _check_given(self, known: tuple[str, ...], why: str) -> None:
+        for field in fields(self):
+            if field.name not in known and getattr(self, field.name) != field.default:
+                raise InvalidInput(f"--{field.name.replace('_', '-')} {why}")
 
     def _ask_server(self) -> None:
         """Nothing is measured: a running server is asked what it measured and believes now."""
         from carpool.lab.load.facts import Failed, RunningServer
 
-        for field in fields(self):
-            if field.name not in _GOES_WITH_A_URL and getattr(self, field.name) != field.default:
-                option = f"--{field.name.replace('_', '-')}"
-                raise InvalidInput(f"{option} is for measuring; a running server is only asked what it knows")
+        self._check_given(_GOES_WITH_A_URL, "is for measuring; a running server is only asked what it knows")
         server = RunningServer(self.model, self.trust())
         name = self.name
         if not name:
@@ -120,6 +149,8 @@ class ProfileVerb(o.AsksServer):
         document = server.get(f"/v2/models/{quote(name, safe='')}/profile")
         if self.as_json:
             print(json.dumps(document, indent=2))
+        elif "step" in document:
+            _print_text_document(document)
         else:
             _print_document(document)
 
@@ -210,6 +241,60 @@ def _print_document(document: dict[str, Any]) -> None:
     for note in (*notes, *map(str, document["choices"])):
         show.paragraph(note, "· ")
     print(f"· {_FOR_SIMULATE}{','.join(f'{size}:{ms:.4g}' for size, ms in document['curve'])}")
+
+
+_PARTS = (("pictures", "encoder", "pictures/s"), ("slots", "step", "tokens/s"))
+
+
+def _print_text(report: TextProfileReport) -> None:
+    apart = f"encoders apart: {report.encoders}, decoders: {report.decoders}, " if report.encoders else ""
+    show.paragraph(
+        f"{report.model} on {report.backend}, {apart}{report.slots} slots; {report.hardware}. Writes up to "
+        f"{report.max_tokens} tokens."
+    )
+
+    def rows(found: tuple[PartRow, ...]) -> list[tuple[str, ...]]:
+        return [
+            (f"{row.size}", _ms(row.ms), show.percent(row.spread), f"{row.runs}", numeral(row.per_s))
+            for row in found
+        ]
+
+    for (what, name, rate), found in zip(_PARTS, (report.encoder, report.step), strict=True):
+        show.table((what, name, "spread", "runs", rate), rows(found))
+        show.paragraph("")
+    show.table(
+        ("answers at once", "encoded together", "per_token_ms", "ttft_ms", "tokens/s"),
+        [
+            (
+                f"{budget.slots}",
+                f"{budget.encoded}",
+                numeral(budget.per_token_ms),
+                numeral(budget.ttft_ms),
+                numeral(budget.tokens_per_s),
+            )
+            for budget in report.budgets
+        ],
+    )
+    show.paragraph("")
+    for note in report.notes:
+        show.paragraph(note, "· ")
+    print(f"· For simulate: --encoder {report.encoder_curve} --step-curve {report.step_curve}")
+
+
+def _print_text_document(document: dict[str, Any]) -> None:
+    promised = [f"{key} = {document[key]:g}" for key in ("ttft_ms", "per_token_ms") if document[key]]
+    show.paragraph(
+        f"{document['name']} version {document['version']}: {', '.join(promised) or 'no promise'}, "
+        f"{document['slots']} slots, up to {document['max_tokens']} tokens."
+    )
+    for (what, name, rate), curve in zip(_PARTS, (document["encoder"], document["step"]), strict=True):
+        rows = [(f"{size}", _ms(ms), numeral(1e3 * size / ms)) for size, ms in curve]
+        show.table((what, name, rate), rows)
+        show.paragraph("")
+    for note in map(str, document["choices"]):
+        show.paragraph(note, "· ")
+    curves = (",".join(f"{size}:{ms:.4g}" for size, ms in document[part]) for part in ("encoder", "step"))
+    print(f"· For simulate: --encoder {next(curves)} --step-curve {next(curves)}")
 
 
 def _ms(value: float | None) -> str:

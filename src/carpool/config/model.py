@@ -276,6 +276,19 @@ class GenerateSettings:
     slots: int | None = _key(None, within=(1, MAX_SLOTS))  # answers at once; None: what the promise allows
 
 
+MAX_POOL = 64
+_DEVICE = r"auto|cpu|cuda(:\d{1,4})?"
+_DEVICE_FORM = '"auto", "cpu", "cuda" or like "cuda:1"'
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """The encoders of a model that writes, or its decoders, apart from the others."""
+
+    instances: int = _key(1, within=(1, MAX_POOL))
+    device: str = _key("auto", pattern=_DEVICE, form=_DEVICE_FORM)  # "auto": the model's
+
+
 @dataclass(frozen=True, slots=True)
 class OnnxruntimeSettings:
     providers: tuple[str, ...] = ()  # none: the backend chooses for the device
@@ -288,9 +301,7 @@ class PytorchSettings:
     """How a PyTorch model runs. After `backends.describe` nothing is left to "auto" or None."""
 
     # "cuda" is every GPU, "cuda:1" one
-    device: str = _key(
-        "auto", pattern=r"auto|cpu|cuda(:\d{1,4})?", form='"auto", "cpu", "cuda" or like "cuda:1"'
-    )
+    device: str = _key("auto", pattern=_DEVICE, form=_DEVICE_FORM)
     precision: str = _key("fp32", "fp32", "tf32", "fp16", "bf16")
     channels_last: bool | None = None  # None: on a GPU in half precision
     compile: str = "off"  # or "default", "max-autotune"
@@ -364,6 +375,8 @@ class ModelConfig:
     text_regions: TextRegionsSettings | None = None
     read: ReadSettings | None = None
     generate: GenerateSettings | None = None  # it writes its answers token by token
+    encoder: PoolSettings | None = None  # of a model that writes: absent, both: one instance does both
+    decoder: PoolSettings | None = None
     ttft: float | None = None  # seconds: the first token is promised within these
     per_token: float | None = None  # and each further one
     fake: FakeSettings | None = None
@@ -379,6 +392,11 @@ class ModelConfig:
         """The models that are its steps, in their order."""
         steps = self.ensemble or self.pipeline
         return () if steps is None else tuple(step.model for step in steps.steps)
+
+    @property
+    def apart(self) -> bool:
+        """Its encoders and decoders are."""
+        return not (self.encoder is None and self.decoder is None)
 
     @property
     def caching(self) -> CacheSettings | None:

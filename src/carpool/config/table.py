@@ -22,6 +22,8 @@ SECTIONS: Mapping[str, type[Any]] = {
     "text_regions": model.TextRegionsSettings,
     "read": model.ReadSettings,
     "generate": model.GenerateSettings,
+    "encoder": model.PoolSettings,
+    "decoder": model.PoolSettings,
     "fake": model.FakeSettings,
     "onnxruntime": model.OnnxruntimeSettings,
     "pytorch": model.PytorchSettings,
@@ -37,8 +39,8 @@ KEYS: Mapping[str, tuple[str, ...]] = {
         "": (
             "name backend file task slo_ms slo_may_grow ttft_ms per_token_ms max_batch instances versions "
             "labels execution_timeout_ms decoupled response_cache device_weight batching image detect "
-            "classify segment pose obb depth embed text_regions read generate fake onnxruntime pytorch cache "
-            "drift registry rollout parameters input output sequences"
+            "classify segment pose obb depth embed text_regions read generate encoder decoder fake "
+            "onnxruntime pytorch cache drift registry rollout parameters input output sequences"
         ),
         "instances": "count kind gpus",
         "versions": "latest",

@@ -117,13 +117,15 @@ _NOT_WRITTEN = (
 
 def _checked_generation(top: Table, config: ModelConfig) -> ModelConfig:
     if config.generate is None:
-        for key in ("ttft_ms", "per_token_ms"):
+        for key in ("ttft_ms", "per_token_ms", "encoder", "decoder"):
             if top.has(key):
-                raise top.error(key, "is for models that write token by token: add [generate], or use slo_ms")
+                other = ", or use slo_ms" if key.endswith("_ms") else ""
+                raise top.error(key, f"is for models that write token by token: add [generate]{other}")
         return config
-    for key in _NOT_WRITTEN:
+    apart = {"instances": "[encoder] and [decoder], which have their own"} if config.apart else {}
+    for key, what in (dict.fromkeys(_NOT_WRITTEN, "[generate]") | apart).items():
         if top.has(key):
-            raise top.error(key, "does not go with [generate]")
+            raise top.error(key, f"does not go with {what}")
     if config.registry is not None and config.registry.candidate:
         raise top.error("registry.candidate", "does not go with [generate], whose answers are not compared")
     if config.backend not in (None, "pytorch", "fake"):

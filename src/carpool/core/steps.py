@@ -1,8 +1,12 @@
 """The second kind of scheduler: for models that write an answer token by token.
 
 An encoder turns pictures into rows, and a decoder gives each answer that is being written one token per step.
-An answer has a slot of the decoder's caches from its encoding to its last token; who ends leaves his slot to
+An answer has a slot of a decoder's caches from its encoding to its last token; who ends leaves his slot to
 the next in line at the next boundary between two steps, and nobody waits for the slowest of a batch.
+
+One device does both, and then each encoding interrupts the steps: when it pays is the question here. Or there
+are pools, encoders and decoders apart: encoders take whoever waits as soon as there are slots, and a slot of
+any decoder will do.
 
 Nobody is preempted, and caches are not paged. A slot holds the longest answer that is allowed, so memory
 cannot run out midway and there is nothing to take back; what paging would save is small where an answer is a
@@ -14,94 +18,26 @@ As in scheduler.py: it is told what happened and when, and answers with values.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection
 from heapq import heappop, heappush
-from typing import Any, NamedTuple
 
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
-from carpool.core.job import DONE, GONE, INFINITY, NEW, READY, RUNNING, JobState, Reason, Refusal
+from carpool.core.job import DONE, GONE, INFINITY, READY, RUNNING, JobState, Reason, Refusal
 from carpool.core.learning import Belief, Rate
 from carpool.core.lengths import Lengths
 from carpool.core.scheduler import Ledger
+from carpool.core.text_job import (
+    Boundary,
+    Encode,
+    Step,
+    StepDecision,
+    TextGivenUp,
+    TextJob,
+    TextPromise,
+)
 
 _FORECAST_STEPS = 4  # a forecast of who leaves holds for so many steps
-
-
-@dataclass(frozen=True, slots=True)
-class TextPromise:
-    """The first token within `ttft` seconds, each further one within `per_token`, all within `slo`."""
-
-    slots: int
-    max_tokens: int
-    ttft: float = INFINITY
-    per_token: float = INFINITY
-    slo: float = INFINITY
-    max_queue: int = 4096  # a bound on memory, far above what the gate lets wait
-    apart: bool = False  # the encoder runs on a device of its own
-
-
-class TextJob:
-    """One answer to be written. Whoever offers it may leave something in `payload`."""
-
-    __slots__ = (
-        *("arrived", "deadline", "first_at", "first_due", "limit", "payload", "slot", "state", "tokens"),
-    )
-
-    def __init__(
-        self, arrived: float, limit: int = 0, deadline: float = INFINITY, payload: Any = None
-    ) -> None:
-        self.arrived = arrived
-        self.limit = limit  # tokens; 0: as many as the model may
-        self.deadline = deadline  # of the whole answer
-        self.first_due = INFINITY
-        self.first_at: float | None = None
-        self.slot = -1
-        self.tokens = 0
-        self.state: JobState = NEW
-        self.payload = payload
-
-    def __repr__(self) -> str:
-        return f"TextJob(arrived={self.arrived:g}, slot={self.slot}, tokens={self.tokens}, {self.state.name})"
-
-
-class Encode(NamedTuple):
-    """Encode these together; each has a slot, into which the decoder takes what comes out."""
-
-    jobs: tuple[TextJob, ...]
-    started: float
-
-
-class Step(NamedTuple):
-    """One token for each of these: slots 0 to `width` - 1 are run, whether somebody has them or not."""
-
-    jobs: tuple[TextJob, ...]
-    width: int
-    started: float
-
-
-class TextGivenUp(NamedTuple):
-    """One that was accepted and will not be answered, or not to its end."""
-
-    job: TextJob
-    reason: Reason
-
-
-@dataclass(slots=True)
-class StepDecision:
-    """Do this, or look again at that time, or (neither) idle until something happens."""
-
-    work: Encode | Step | None = None
-    look_again: float | None = None
-    given_up: list[TextGivenUp] = field(default_factory=list)
-
-
-class Boundary(NamedTuple):
-    """After a step: whose answers are whole, and who was cut off because his time was up."""
-
-    done: Sequence[TextJob]
-    given_up: Sequence[TextGivenUp]
 
 
 class StepScheduler:
@@ -112,15 +48,17 @@ class StepScheduler:
     ) -> None:
         self.settings = settings
         self.constants = constants
-        self.encoder = Belief(encoder, 1, 0.0, constants)
-        self.step = Belief(step, 1, 0.0, constants)
+        self.encoder = Belief(encoder, max(1, settings.encoders), 0.0, constants)
+        self.step = Belief(step, settings.decoders, 0.0, constants)
         self.lengths = Lengths(settings.max_tokens, constants=constants)
         self.ledger = Ledger()
-        self.slots: list[TextJob | None] = [None] * min(settings.slots, step.max_batch)
-        self.used = 0  # slots
+        self.each = min(settings.slots, step.max_batch)  # slots of a decoder
+        self.slots: list[TextJob | None] = [None] * (self.each * settings.decoders)  # decoder by decoder
         self.waiting = 0
-        self.encoding: Encode | None = None
-        self.stepping: Step | None = None
+        self.encoding: dict[int, Encode] = {}  # by encoder
+        self.stepping: dict[int, Step] = {}  # by decoder
+        self._taken = [0] * settings.decoders  # slots
+        self._down: set[int] = set()  # decoders
         memory = max(constants.rate_memory_s, constants.rate_memory_promises * min(settings.ttft, 1.0))
         self._rate = Rate(memory)
         self._queue: list[tuple[float, int, TextJob]] = []
@@ -180,7 +118,7 @@ class StepScheduler:
 
     def encoded(self, work: Encode, now: float, seconds: float | None = None) -> None:
         """They are in their slots. `seconds` is what it took, if that is worth learning from."""
-        self.encoding = None
+        self.encoding.pop(work.encoder, None)
         self._has_encoded = True
         for job in work.jobs:
             if job.state is RUNNING:
@@ -189,13 +127,13 @@ class StepScheduler:
                 self._free(job)
         self._last_ran = now
         if seconds is not None:
-            _learn(self.encoder, len(work.jobs), seconds, now)
+            _learn(self.encoder, work.encoder, len(work.jobs), seconds, now)
 
     def stepped(
         self, work: Step, now: float, ended: Collection[TextJob] = (), seconds: float | None = None
     ) -> Boundary:
         """Each got a token, which for those who `ended` was the end of the text."""
-        self.stepping = None
+        self.stepping.pop(work.decoder, None)
         self._steps += 1
         self._was_late = now - self._last_step > self.settings.per_token and self._was_running(work)
         self._last_step = self._last_ran = now
@@ -220,39 +158,53 @@ class StepScheduler:
                 given_up.append(TextGivenUp(job, Reason.DEADLINE))
         self._fresh = [job for job in self._fresh if job.first_at is None and job.state is RUNNING]
         if seconds is not None:
-            _learn(self.step, work.width, seconds, now)
+            _learn(self.step, work.decoder, work.width, seconds, now)
         return Boundary(done, given_up)
 
-    def lost(self, now: float) -> list[TextJob]:
-        """The instance has died, and all caches with it. Returns whose answers will not be finished; who
-        waits goes on waiting."""
-        lost = [job for job in self.slots if job is not None and job.state is RUNNING]
+    def lost(self, now: float, decoder: int = 0) -> list[TextJob]:
+        """Its caches are gone. Returns whose answers will not be finished; who waits goes on waiting."""
+        held = [job for job in self._of(decoder) if job is not None]
+        lost = [job for job in held if job.state is RUNNING]
         for job in lost:
             self._leave(job, GONE)
             self.ledger.given_up[Reason.RESTARTING] += 1
-        self.slots, self.used = [None] * len(self.slots), 0
-        self.encoding = self.stepping = None
-        self._fresh.clear()
+        for job in held:
+            self._free(job)
+        self.stepping.pop(decoder, None)
+        self._fresh = [job for job in self._fresh if job.state is RUNNING]
         return lost
+
+    def down(self, now: float, decoder: int) -> list[TextJob]:
+        """It takes nobody until it is `up` again. As `lost`. There must be others."""
+        self._down.add(decoder)
+        return self.lost(now, decoder)
+
+    def is_last(self, decoder: int) -> bool:
+        return len(self._down | {decoder}) == self.settings.decoders
+
+    def up(self, decoder: int) -> None:
+        self._down.discard(decoder)
 
     # ---- what to do ---------------------------------------------------------------------------------------
 
     def decide(self, now: float) -> StepDecision:
-        """The next thing to do. Ask again after work was returned: an encoder of its own may be free, too."""
+        """The next thing to do. Ask again after work was returned: others may be free, too."""
         decision = StepDecision()
         self._expire(now, decision.given_up)
-        if self.encoding is not None and not self.settings.apart:
+        apart = self.settings.apart
+        if self.encoding and not apart:
             return decision
-        if self.encoding is None and (self.stepping is None or self.settings.apart):
+        encoder = next((one for one in range(len(self.encoder.speeds)) if one not in self.encoding), None)
+        if encoder is not None and (apart or not self.stepping):
             size = self._to_encode(now)
             if size:
-                decision.work = self.encoding = self._take(size, now)
+                decision.work = self.encoding[encoder] = self._take(size, now, encoder)
                 return decision
-        if self.stepping is None:
-            jobs = self._steppable()
+        for decoder in range(self.settings.decoders):
+            jobs = () if decoder in self.stepping else self._steppable(decoder)
             if jobs:
                 width = self.step.curve.padded(max(job.slot for job in jobs) + 1)
-                decision.work = self.stepping = Step(jobs, width, now)
+                decision.work = self.stepping[decoder] = Step(jobs, width, now, decoder)
                 return decision
         if self.waiting and self._queue[0][0] < INFINITY:
             decision.look_again = self._queue[0][0]
@@ -264,9 +216,10 @@ class StepScheduler:
         if self.waiting >= self.settings.max_queue:
             return Refusal(Reason.QUEUE_FULL, waiting=self.waiting, most=self.settings.max_queue)
         batch = self._batch(now)
-        takes = self._encodes(min(batch, self.waiting + 1), cautious=True) + self._steps_for(cautious=True)
+        takes = self._until_first(min(batch, self.waiting + 1))
         ahead = self.waiting // batch
-        wait = self._until_left((ahead + 1) * batch) + ahead * self._encodes(batch)
+        wait = self._until_left((ahead + 1) * batch)
+        wait += ahead * self._encodes(batch) / len(self.encoder.speeds)
         wait += self._under_way(now)
         first = now + wait + takes
         whole = first + (min(self.lengths.mean, job.limit) - 1) * self._pace()
@@ -285,10 +238,24 @@ class StepScheduler:
 
     def most_slots(self) -> int:
         """So many may be written at once that each token keeps its promise."""
-        seconds = self.settings.per_token / self.step.speeds[0].cautious
-        return max(1, min(len(self.slots), self.step.curve.fits(seconds)))
+        return sum(map(self._room, range(self.settings.decoders)))
+
+    @property
+    def used(self) -> int:
+        """Slots."""
+        return sum(self._taken)
 
     # ---- inside -----------------------------------------------------------------------------------------
+
+    def _of(self, decoder: int) -> list[TextJob | None]:
+        return self.slots[decoder * self.each : (decoder + 1) * self.each]
+
+    def _room(self, decoder: int) -> int:
+        """How many of its slots each token's promise allows."""
+        if decoder in self._down:
+            return 0
+        fits = self.step.curve.fits(self.settings.per_token / self.step.speeds[decoder].cautious)
+        return max(1, min(self.each, fits))
 
     @property
     def _is_idle(self) -> bool:
@@ -304,7 +271,7 @@ class StepScheduler:
     def _expire(self, now: float, given_up: list[TextGivenUp]) -> None:
         """Whose first token would be late even if the batch that may leave now took him along."""
         size = min(self._free_slots(), self.waiting, self._batch(now))
-        takes = self._encodes(max(1, size), cautious=True) + self._steps_for(cautious=True)
+        takes = self._until_first(max(1, size))
         queue = self._queue
         while queue and (queue[0][2].state is not READY or queue[0][0] < now + takes):
             if queue[0][2] is self._probe and queue[0][0] > now:
@@ -373,42 +340,54 @@ class StepScheduler:
         """Seconds of the device for one answer, by the size of the batches in which they are encoded."""
         step = self._steps_for(slots, cautious=True)
         fits = self.encoder.curve.fits((self.settings.per_token - step) / self.encoder.speeds[0].cautious)
-        sizes = range(1, max(1, min(slots, fits)) + 1)
+        most = self.encoder.curve.max_batch if self.settings.apart else fits
+        sizes = range(1, max(1, min(slots, most)) + 1)
         written = self.lengths.mean * self._steps_for(slots)
         if self.settings.apart:
-            self._costs = [max(self._encodes(size) / size, written / slots) for size in sizes]
+            encoders = len(self.encoder.speeds)
+            self._costs = [max(self._encodes(size) / size / encoders, written / slots) for size in sizes]
         else:
             self._costs = [self._encodes(size) / size + written / (slots - (size - 1) / 2) for size in sizes]
         self._best = min(sizes, key=lambda size: self._costs[size - 1])
 
-    def _take(self, size: int, now: float) -> Encode:
-        """The first in line, each into the lowest slot that is free: so few slots have to be stepped."""
+    def _take(self, size: int, now: float, encoder: int) -> Encode:
+        """The first in line, each into the lowest free slot of the decoder that has least to do: so few slots
+        have to be stepped."""
         jobs: list[TextJob] = []
-        free = (slot for slot, job in enumerate(self.slots) if job is None)
         while len(jobs) < size:
             job = heappop(self._queue)[2]
             if job.state is READY:
-                job.state, job.slot = RUNNING, next(free)
-                self.slots[job.slot] = job
+                job.state, job.decoder = RUNNING, self._next_decoder()
+                job.slot = self._of(job.decoder).index(None)
+                self.slots[self._place(job)] = job
+                self._taken[job.decoder] += 1
                 jobs.append(job)
-        self.used += size
         self.waiting -= size
         self.ledger.running += size
-        return Encode(tuple(jobs), now)
+        return Encode(tuple(jobs), now, encoder)
 
-    def _steppable(self) -> tuple[TextJob, ...]:
-        held = () if self.encoding is None else self.encoding.jobs
+    def _next_decoder(self) -> int:
+        taken = self._taken
+        free = (one for one in range(len(taken)) if taken[one] < self._room(one))
+        return min(free, key=taken.__getitem__)
+
+    def _place(self, job: TextJob) -> int:
+        return job.decoder * self.each + job.slot
+
+    def _steppable(self, decoder: int) -> tuple[TextJob, ...]:
+        held = {job for work in self.encoding.values() for job in work.jobs}
         return tuple(
-            job for job in self.slots if job is not None and job.state is RUNNING and job not in held
+            job for job in self._of(decoder) if job is not None and job.state is RUNNING and job not in held
         )
 
     def _free_slots(self) -> int:
-        return max(0, self.most_slots() - self.used)
+        return sum(max(0, self._room(decoder) - taken) for decoder, taken in enumerate(self._taken))
 
     def _is_used(self, job: TextJob) -> bool:
         """Work that is under way may still write to its slot."""
-        return (self.stepping is not None and job in self.stepping.jobs) or (
-            self.encoding is not None and job in self.encoding.jobs
+        stepped = self.stepping.get(job.decoder)
+        return (stepped is not None and job in stepped.jobs) or any(
+            job in work.jobs for work in self.encoding.values()
         )
 
     def _was_running(self, work: Step) -> bool:
@@ -420,19 +399,25 @@ class StepScheduler:
         self._free(job)
 
     def _free(self, job: TextJob) -> None:
-        if self.slots[job.slot] is job:
-            self.slots[job.slot] = None
-            self.used -= 1
+        if self.slots[self._place(job)] is job:
+            self.slots[self._place(job)] = None
+            self._taken[job.decoder] -= 1
 
     def _encodes(self, size: int, *, cautious: bool = False) -> float:
-        speed = self.encoder.speeds[0]
-        return (speed.cautious if cautious else speed.mean) * self.encoder.curve.times[size]
+        return _speed(self.encoder, cautious) * self.encoder.curve.times[size]
 
     def _steps_for(self, slots: int = 0, *, cautious: bool = False) -> float:
-        """Seconds of a step with so many slots, or with those that are used, and one more."""
-        speed = self.step.speeds[0]
-        width = slots or min(len(self.slots), 1 + self.used)
-        return (speed.cautious if cautious else speed.mean) * self.step.curve.times[width]
+        """Seconds of a step with so many slots over all decoders, or with those that are used, and one
+        more."""
+        decoders = self.settings.decoders - len(self._down)
+        width = min(self.each, -(-(slots or 1 + self.used) // decoders))
+        return _speed(self.step, cautious) * self.step.curve.times[width]
+
+    def _until_first(self, size: int) -> float:
+        """From the beginning of an encoding to the first token, at the worst. A decoder that does not encode
+        may be at a step then."""
+        steps = 2 if self.settings.apart else 1
+        return self._encodes(size, cautious=True) + steps * self._steps_for(cautious=True)
 
     def _pace(self) -> float:
         """Seconds from token to token of one that is being written while slots are full."""
@@ -440,11 +425,12 @@ class StepScheduler:
         return slots * self._costs[self._best - 1] / self.lengths.mean
 
     def _under_way(self, now: float) -> float:
-        ends = 0.0
-        if self.encoding is not None:
-            ends = self.encoding.started + self._encodes(len(self.encoding.jobs))
-        if self.stepping is not None:
-            ends = max(ends, self.stepping.started + self._steps_for(self.stepping.width))
+        """Until there is a device that encodes."""
+        encodes = [work.started + self._encodes(len(work.jobs)) for work in self.encoding.values()]
+        ends = min(encodes) if len(encodes) == len(self.encoder.speeds) else 0.0
+        if not self.settings.apart:
+            for work in self.stepping.values():
+                ends = max(ends, work.started + self._steps_for(work.width))
         return max(0.0, ends - now)
 
     def _until_left(self, places: int) -> float:
@@ -477,8 +463,13 @@ class StepScheduler:
         return found
 
 
-def _learn(belief: Belief, size: int, seconds: float, now: float) -> None:
-    belief.learn(0, size, seconds)
+def _speed(belief: Belief, cautious: bool) -> float:
+    """Of the slowest: nobody knows on which he will be."""
+    return max(speed.cautious if cautious else speed.mean for speed in belief.speeds)
+
+
+def _learn(belief: Belief, index: int, size: int, seconds: float, now: float) -> None:
+    belief.learn(index, size, seconds)
     belief.laid_aside(now)  # from now on it rests
     if belief.drift.ran(size, seconds, belief.curve, now):
         learned = belief.drift.relearned(belief.curve, now)

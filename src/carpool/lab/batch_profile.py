@@ -99,7 +99,9 @@ class ProfileQuestion:
 
 def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileReport:
     q = question
-    source = _the_model(q)
+    source = the_model(q)
+    if source.config.generate is not None:
+        raise InvalidInput(f"{source.config.name} writes: it has no batches, but an encoder and steps")
     version = source.versions[-1]
     config = backends.describe(source.config, version)
     signature = signature_of(config)
@@ -129,8 +131,8 @@ def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileRe
     notes = [_line(shape), _gain(shape, curve, layout.instances)]
     if chosen.reason:
         notes.append(f"{layout}: {chosen.reason}.")
-    doubts = _doubts(measured.points, again, stolen)
-    notes += doubts
+    doubted = doubts(measured.points, again, stolen)
+    notes += doubted
     if measured.ended:
         notes.append(
             f"Batches of {measured.points[-1].size + 1} and more were not measured: {measured.ended}."
@@ -150,23 +152,18 @@ def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileRe
         knee=shape.knee,
         curve=",".join(f"{size}:{seconds * 1e3:.4g}" for size, seconds in curve.points),
         budgets=tuple(_budget(slo, curve, layout.instances) for slo in q.slos),
-        noisy=bool(doubts),
+        noisy=bool(doubted),
         steal=round(stolen, 4),
         notes=tuple(notes),
     )
 
 
-def _the_model(q: ProfileQuestion) -> ModelSource:
+def the_model(q: ProfileQuestion) -> ModelSource:
     found, _ = find_models([q.path], gpus=gpu_count(), only=None if q.name is None else [q.name])
     if len(found) > 1:
         names = ", ".join(source.config.name for source in found)
         raise InvalidInput(f"{q.path} has several models: say which with --name: {names}")
     source = found[0]
-    if source.config.generate is not None:
-        raise InvalidInput(
-            f"{source.config.name} writes: its server measures encoder and steps apart when it loads it, and "
-            f"says so at /v2/models/{source.config.name}/profile"
-        )
     if q.backend is not None and q.backend != source.config.backend:
         source = replace(source, config=replace(source.config, backend=q.backend))
     return source
@@ -237,7 +234,7 @@ def _gain(shape: Shape, curve: BatchCurve, instances: int) -> str:
     )
 
 
-def _doubts(points: Sequence[Point], again: Point, stolen: float) -> list[str]:
+def doubts(points: Sequence[Point], again: Point, stolen: float) -> list[str]:
     said = []
     usual = median(point.spread for point in points)
     if usual > _SPREAD:

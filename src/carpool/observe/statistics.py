@@ -118,7 +118,17 @@ def model_counts(cells: Cells) -> Document:
         "saturation": round(cells[columns.SATURATION], 4),
         "speed_ratio": round(cells[columns.SPEED_RATIO], 4),  # 0 without a promise
         "cache": cache_counts(cells),
+        "text": _text_counts(cells),
     }
+
+
+def _text_counts(cells: Cells) -> Document | None:
+    """Of a model that writes; None of others, which have no slots."""
+    used, free = (int(cells[columns.SLOTS[word]]) for word in ("used", "free"))
+    if not used + free:
+        return None
+    first = _histogram(cells, columns.FIRST_TOKEN_SECONDS)
+    return {"used": used, "free": free, "tokens": int(cells[columns.TOKENS]), "first": first}
 
 
 def step_counts(step: str, cells: Cells) -> Document:

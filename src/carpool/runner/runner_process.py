@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 from weakref import WeakSet, WeakValueDictionary
 
 from carpool.backends.backend import Backend, SharesDevice
-from carpool.backends.stepper import Stepper
+from carpool.backends.stepper import TextInstance
 from carpool.backends.torch.device_sharing import limit_device_memory, room_for_pictures
 from carpool.engine.generation.text_loading import TextLoading
 from carpool.engine.hosted_model import (
@@ -142,7 +142,7 @@ _SERVED_S, _LOOK_S = 60.0, 0.02
 class Opened:
     """An instance that is loaded and does not serve yet."""
 
-    backend: Backend | Stepper
+    backend: Backend | TextInstance
     ready: Ready
     loading: Loading | TextLoading  # kept for as long as an instance of it lives
 
@@ -259,7 +259,9 @@ class RunnerProcess:
         else:
             known[0].swap(backend)
 
-    def _keep(self, backend: Backend | Stepper, ready: Ready, loading: Loading | TextLoading) -> OpenedAs:
+    def _keep(
+        self, backend: Backend | TextInstance, ready: Ready, loading: Loading | TextLoading
+    ) -> OpenedAs:
         number = next(self._numbers)
         self._opened[number] = Opened(backend, ready, loading)
         return OpenedAs(number, backend.device if isinstance(backend, SharesDevice) else "")
@@ -276,8 +278,8 @@ class RunnerProcess:
         entry, left = _entry(opened.ready), partial(self._left, number)
         instance: RunnerInstance | RunnerText
         if opened.ready.step is not None:
-            stepper = cast(Stepper, opened.backend)
-            instance = RunnerText(stepper, opened.ready, entry, self._arenas, sock, left)
+            writes = cast(TextInstance, opened.backend)
+            instance = RunnerText(writes, opened.ready, entry, self._arenas, sock, left)
         else:
             backend, piece = cast(Backend, opened.backend), message.body["piece"]
             instance = RunnerInstance(backend, entry, self._arenas, sock, piece, self._most, left)

@@ -1,4 +1,4 @@
-"""One instance in the runner of a model that writes: a thread reads what the engine says, another writes."""
+"""One instance in the runner of a model that writes: a thread reads what the engine says, others write."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from carpool.backends.stepper import Stepper
+from carpool.backends.stepper import TextInstance
 from carpool.core.curve import BatchCurve
 from carpool.core.steps import StepScheduler
 from carpool.engine.generation.text_loading import promise_of
@@ -30,12 +30,13 @@ _READ_BYTES = 1 << 18
 class RunnerText:
     """Serves until the engine closes its end of the socket, or the device fails; then it closes ours.
 
-    Two threads send: the writer's, and the reader's for what it refuses. A lock keeps their records whole.
+    Several threads send: those that write, and the reader's for what it refuses. A lock keeps their records
+    whole.
     """
 
     def __init__(
         self,
-        stepper: Stepper,
+        instance: TextInstance,
         ready: Ready,
         entry: ModelEntry,
         arenas: Arenas,
@@ -43,21 +44,21 @@ class RunnerText:
         ended: Callable[[], None],
     ) -> None:
         assert isinstance(ready.step, BatchCurve)
-        self._stepper = stepper
+        self._instance = instance
         self._entry = entry
         self._arenas = arenas
         self._socket = sock
         self._sending = threading.Lock()
         self._gone = ended
         self._templates: dict[int, ServedTemplate] = {}
-        scheduler = StepScheduler(ready.curve, ready.step, promise_of(ready.config, stepper.slots))
-        self._loop = TextLoop(entry.name, stepper, scheduler, self._send, self._over)
+        scheduler = StepScheduler(ready.curve, ready.step, promise_of(ready.config, instance.slots))
+        self._loop = TextLoop(entry.name, instance, scheduler, self._send, self._over)
         self._loop.start()
         threading.Thread(target=self._serve, name=f"{entry.name}-instance", daemon=True).start()
 
     def abort(self) -> None:
         """From another thread. Nothing is written to anybody's memory: there is nothing to wait for."""
-        self._stepper.abort()
+        self._instance.abort()
         self._loop.close()
 
     def _send(self, events: Sequence[Event]) -> None:
@@ -68,8 +69,8 @@ class RunnerText:
             self._loop.close()  # the engine is gone
 
     def _over(self) -> None:
-        """In the writer's thread, after its last word: the engine hears of the end by the socket."""
-        if self._stepper.broken:
+        """In a writer's thread, after its last word: the engine hears of the end by the socket."""
+        if self._instance.broken:
             _log.error("device-broken", model=self._entry.name)
             os._exit(EXIT_BROKEN)
         try:
@@ -111,7 +112,7 @@ class RunnerText:
         try:
             known = self._templates[template]
             found = self._arenas.find(arena).find(template, known, offset, _as_it_is)
-            picture = self._stepper.read(found.inputs)
+            picture = self._instance.read(found.inputs)
             error = self._loop.submit(number, picture, arrived, deadline, limit)
         except CarpoolError as refused:
             error = refused

@@ -14,7 +14,8 @@ from statistics import fmean
 from typing import Any
 
 from carpool.core.curve import BatchCurve
-from carpool.core.steps import Encode, Step, StepScheduler, TextJob, TextPromise
+from carpool.core.steps import StepScheduler
+from carpool.core.text_job import Encode, Step, TextJob, TextPromise
 from carpool.errors import InvalidInput
 from carpool.sim.arrivals import Arrival, Poisson, Traffic
 from carpool.sim.simulation import Device, percentile
@@ -133,7 +134,7 @@ class TextScenario:
 
 
 class GenerationSimulation:
-    """Feeds requests to a step scheduler and plays encoder and decoder, on one device or on two."""
+    """Feeds requests to a step scheduler and plays encoders and decoders, on one device or on their own."""
 
     def __init__(self, scenario: TextScenario, seed: int) -> None:
         self.scheduler = StepScheduler(scenario.encoder, scenario.step, scenario.promise)
@@ -184,10 +185,10 @@ class GenerationSimulation:
                 return None if again is None or again <= now else again
             if isinstance(work, Encode):
                 self.run.encodes.append(len(work.jobs))
-                takes = self._encoder.seconds(len(work.jobs), 0, now, self._random)
+                takes = self._encoder.seconds(len(work.jobs), work.encoder, now, self._random)
             else:
                 self.run.steps.append((work.width, len(work.jobs)))
-                takes = self._decoder.seconds(work.width, 0, now, self._random)
+                takes = self._decoder.seconds(work.width, work.decoder, now, self._random)
             self._running.append((now + takes, work))
 
     def _ended(self, work: Encode | Step, now: float) -> None:
@@ -294,20 +295,27 @@ def text_report(run: TextRun, promise: TextPromise) -> TextReport:
 
 def most_carried(scenario: TextScenario) -> float:
     """Answers per second if all slots were always in use, and encoding took no more than it has to."""
-    slots = min(scenario.promise.slots, scenario.step.max_batch)
+    promise = scenario.promise
+    slots = min(promise.slots, scenario.step.max_batch)
     best = scenario.encoder.efficient[min(slots, scenario.encoder.max_batch)]
     encode = scenario.encoder.times[best] / best
     steps = scenario.lengths.mean * scenario.step.times[slots] / slots
-    return 1.0 / (max(encode, steps) if scenario.promise.apart else encode + steps)
+    if not promise.apart:
+        return 1.0 / (encode + steps)
+    return min(promise.encoders / encode, promise.decoders / steps)
 
 
 def saturated(scenario: TextScenario, *, static: bool = False) -> float:
     """Answers per second when more is asked than can be answered, and nothing is promised."""
     promise = replace(
-        scenario.promise, ttft=inf, per_token=inf, slo=inf, max_queue=4 * scenario.promise.slots
+        scenario.promise,
+        ttft=inf,
+        per_token=inf,
+        slo=inf,
+        max_queue=4 * scenario.promise.slots * scenario.promise.decoders,
     )
     rate = _SATURATED * most_carried(scenario)
-    answers = _SATURATED_ANSWERS * scenario.promise.slots * _SATURATED
+    answers = _SATURATED_ANSWERS * scenario.promise.slots * scenario.promise.decoders * _SATURATED
     flood = replace(scenario, promise=promise, rate=rate, seconds=answers / rate)
     carried = []
     for seed in range(scenario.seed, scenario.seed + scenario.seeds):

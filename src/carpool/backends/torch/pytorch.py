@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any, cast
 
 from carpool.backends.backend import Backend, Placement
-from carpool.backends.stepper import Stepper, with_tensors
-from carpool.config.model import GenerateSettings, Kind, ModelConfig, ModelSignature
+from carpool.backends.stepper import Part, Stepper, with_tensors
+from carpool.config.model import GenerateSettings, Kind, ModelConfig, ModelSignature, PoolSettings
 from carpool.config.repository import ModelVersion
 from carpool.config.rules import complete
 from carpool.errors import ConfigError, Unsupported
@@ -40,7 +40,7 @@ def describe(config: ModelConfig, version: ModelVersion) -> ModelConfig:
                 f'{config.name}: "{tensor.name}" has a reshape, which PyTorch models do not take: give the'
                 " shape that the network has, or reshape in the network itself"
             )
-    used, device = config.pytorch, _device(config)
+    used, device = config.pytorch, _device(config, config.pytorch.device)
     on_gpu = device != "cpu"
     graphs = on_gpu if used.graphs is None else used.graphs
     last = on_gpu and used.precision in ("fp16", "bf16") if used.channels_last is None else used.channels_last
@@ -52,15 +52,23 @@ def describe(config: ModelConfig, version: ModelVersion) -> ModelConfig:
 def describe_text(config: ModelConfig, version: ModelVersion) -> ModelConfig:
     """As `describe`, for a model that writes."""
     home = _home(config, "text_network")
-    network, device = home.read_network(config, version.file), _device(config)
+    network, device = home.read_network(config, version.file), _device(config, config.pytorch.device)
     told = replace(config.generate or GenerateSettings(), max_tokens=home.longest_answer(config, network))
     settled = replace(config.pytorch, device=device, graphs=device != "cpu", channels_last=False)
     pictures = network.pictures
-    return with_tensors(replace(config, generate=told, pytorch=settled), pictures.dims, pictures.image)
+
+    def placed(pool: PoolSettings | None, key: str) -> PoolSettings | None:
+        if pool is None or pool.device == "auto":
+            return pool
+        return replace(pool, device=_device(config, pool.device, key))
+
+    encoder, decoder = placed(config.encoder, "encoder.device"), placed(config.decoder, "decoder.device")
+    config = replace(config, generate=told, pytorch=settled, encoder=encoder, decoder=decoder)
+    return with_tensors(config, pictures.dims, pictures.image)
 
 
-def load_text(config: ModelConfig, version: ModelVersion, placement: Placement) -> Stepper:
-    return cast(Stepper, _home(config, "torch_stepper").load(config, version.file, placement))
+def load_text(config: ModelConfig, version: ModelVersion, placement: Placement, part: Part) -> Stepper:
+    return cast(Stepper, _home(config, "torch_stepper").load(config, version.file, placement, part))
 
 
 def devices(config: ModelConfig) -> tuple[int, ...]:
@@ -78,8 +86,7 @@ def device_names(config: ModelConfig) -> tuple[str, ...]:
     return tuple(torch.cuda.get_device_name(index) for index in devices(config))
 
 
-def _device(config: ModelConfig) -> str:
-    asked = config.pytorch.device
+def _device(config: ModelConfig, asked: str, key: str = "pytorch.device") -> str:
     if asked == "cpu" or all(group.kind is Kind.CPU for group in config.instances):
         return "cpu"
     gpus = _gpus(config)
@@ -91,9 +98,7 @@ def _device(config: ModelConfig) -> str:
         return "cpu"
     number = asked.partition(":")[2]
     if number and int(number) >= gpus:
-        raise ConfigError(
-            f"{config.name}: pytorch.device is {asked}, but there are {gpus} GPUs, numbered from 0"
-        )
+        raise ConfigError(f"{config.name}: {key} is {asked}, but there are {gpus} GPUs, numbered from 0")
     return "cuda" if asked == "auto" else asked
 
 

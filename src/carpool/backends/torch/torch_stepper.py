@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from carpool.backends.backend import Placement
+from carpool.backends.stepper import Part
 from carpool.backends.torch.device_sharing import in_words, ledger_of
 from carpool.backends.torch.text_network import TextNetwork, read_network
 from carpool.backends.torch.torch_decoder import TorchDecoder
@@ -25,6 +26,13 @@ _LARGEST = 32  # pictures that are encoded at once
 
 
 class TorchStepper:
+    """The whole of a model, or its encoder, or its decoder: then nothing of the other is loaded.
+
+    What an encoder apart hands over is read by another thread, on another stream. It is done by then
+    (`encode` waits), and is kept until the step behind its copy has ended: memory that nobody holds goes to
+    the next batch, whatever another stream still reads there.
+    """
+
     def __init__(
         self,
         network: TextNetwork,
@@ -32,6 +40,7 @@ class TorchStepper:
         device: Device,
         model: str = "the model",
         precision: torch.dtype = torch.float32,
+        part: Part = Part.WHOLE,
     ) -> None:
         self.slots, self.longest, self.end = slots, network.longest, network.form.end
         self.device = device.name if device.bounded else ""
@@ -41,15 +50,20 @@ class TorchStepper:
         self._network = network
         self._ledger = ledger_of(device) if device.bounded else None
         self._programs: dict[int, tuple[torch.Tensor, torch.Tensor, Program]] = {}
+        self._part = part
+        self._taken: list[torch.Tensor] = []
+        self.widths: Sequence[int] = ()
+        self.slot_bytes = 0
         try:
             with nullcontext() if self._ledger is None else self._ledger.loading:
                 before = device.allocated()
-                self._encode = network.encoder(device.place, precision)
-                weights = {name: tensor.to(precision) for name, tensor in network.weights.items()}
-                rows = network.pictures.rows
-                self._decoder = TorchDecoder(network.form, weights, slots, network.longest, rows, device)
-                if device.bounded:
-                    self._programs = {size: self._prepared(size) for size in _sizes(min(slots, _LARGEST))}
+                if part is not Part.DECODER:
+                    self._encode = network.encoder(device.place, precision)
+                if part is not Part.ENCODER:
+                    self._load_decoder(network, precision)
+                if device.bounded and part is not Part.DECODER:
+                    most = _LARGEST if part is Part.ENCODER else min(slots, _LARGEST)
+                    self._programs = {size: self._prepared(size) for size in _sizes(most)}
                 if self._ledger is not None:
                     self._ledger.hold(self, model, max(0, device.allocated() - before))
         except Exception as error:
@@ -58,11 +72,17 @@ class TorchStepper:
                 raise
             reason = "device-memory" if is_out_of_memory(error) else ModelError.reason
             raise ModelError(f"{model}: it cannot be loaded: {in_one_line(error)}", reason=reason) from None
-        self.widths: Sequence[int] = self._decoder.widths
-        self.slot_bytes = self._decoder.slot_bytes
+
+    def _load_decoder(self, network: TextNetwork, precision: torch.dtype) -> None:
+        weights = {name: tensor.to(precision) for name, tensor in network.weights.items()}
+        form, longest, rows = network.form, network.longest, network.pictures.rows
+        self._decoder = TorchDecoder(form, weights, self.slots, longest, rows, self._device)
+        self.widths, self.slot_bytes = self._decoder.widths, self._decoder.slot_bytes
 
     @property
     def notes(self) -> Sequence[str]:
+        if self._part is Part.ENCODER:
+            return ()
         each = in_words(self.slot_bytes)
         return (f"{self.slots} answers may be written at once, in slots of {each} each.",)
 
@@ -73,7 +93,7 @@ class TorchStepper:
     def encode(self, pictures: Sequence[Array]) -> Sequence[Any]:
         """Those of the same width go together."""
         found: list[Any] = [None] * len(pictures)
-        with self._device.turn():
+        with self._device.turn(), self._noticing():
             self._device.enter()
             for width in sorted({picture.shape[2] for picture in pictures}):
                 places = [place for place, picture in enumerate(pictures) if picture.shape[2] == width]
@@ -82,6 +102,8 @@ class TorchStepper:
                     encoded = self._encoded([pictures[place] for place in some])
                     for place, rows in zip(some, encoded, strict=True):
                         found[place] = rows
+            if self._part is Part.ENCODER:
+                self._device.wait(len(pictures))
         return found
 
     def _encoded(self, pictures: Sequence[Array]) -> torch.Tensor:
@@ -109,20 +131,28 @@ class TorchStepper:
             return staged, given, self._device.capture(run)
 
     def admit(self, slots: Sequence[int], encoded: Sequence[Any]) -> None:
-        with self._device.turn():
+        with self._device.turn(), self._noticing():
             for rows in sorted({len(one) for one in encoded}):
                 some = [place for place, one in enumerate(encoded) if len(one) == rows]
                 with torch.inference_mode():
-                    batch = torch.stack([encoded[place] for place in some])
+                    self._device.enter()
+                    batch = torch.stack([encoded[place].to(self._device.place) for place in some])
                 self._decoder.admit_all([slots[place] for place in some], batch)
+            self._taken += encoded
 
     def step(self, width: int) -> Array:
-        with self._device.turn():
-            try:
-                return self._decoder.step(width)
-            except RuntimeError as error:
-                self.broken = "CUDA error" in str(error)
-                raise
+        with self._device.turn(), self._noticing():
+            tokens = self._decoder.step(width)
+            self._taken.clear()  # the step came behind it, and has ended
+            return tokens
+
+    @contextmanager
+    def _noticing(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            self.broken = "CUDA error" in str(error)
+            raise
 
     def piece(self, token: int) -> bytes:
         return self._network.pieces[token]
@@ -145,7 +175,7 @@ def _sizes(largest: int) -> list[int]:
     return sorted({largest, *(1 << power for power in range(largest.bit_length()) if 1 << power <= largest)})
 
 
-def load(config: ModelConfig, file: Path, placement: Placement) -> TorchStepper:
+def load(config: ModelConfig, file: Path, placement: Placement, part: Part) -> TorchStepper:
     """`config` is settled: see `pytorch.describe_text`."""
     told = config.generate or GenerateSettings()
     gpu = placement.gpu
@@ -154,4 +184,4 @@ def load(config: ModelConfig, file: Path, placement: Placement) -> TorchStepper:
     device = Device(placement.threads) if gpu is None else CudaDevice(gpu)
     slots = told.slots or (_SLOTS if device.bounded else _SLOTS_ON_CPU)
     precision = PRECISIONS[config.pytorch.precision]
-    return TorchStepper(read_network(config, file), slots, device, config.name, precision)
+    return TorchStepper(read_network(config, file), slots, device, config.name, precision, part)

@@ -16,6 +16,7 @@ import { RolloutPanel } from "./rollout.js";
 import { Tiles } from "./tiles.js";
 import { offerThemes } from "./themes.js";
 import { TryPanel } from "./try.js";
+import { WritingPanel } from "./writing.js";
 
 const SHORT_S = 3;
 const RECENT_S = 10;
@@ -35,6 +36,7 @@ class Console {
   #curve = new CurvePanel();
   #drift = new DriftPanel();
   #live = new LivePanel();
+  #writing = new WritingPanel();
   #cache = new CachePanel();
   #pipeline = new PipelinePanel();
   #try = new TryPanel();
@@ -162,6 +164,7 @@ class Console {
     this.#curve.show(view);
     this.#drift.show(view);
     this.#live.show(view);
+    this.#writing.show(view);
     this.#cache.show(view);
     this.#pipeline.show(view);
     this.#try.use(model);

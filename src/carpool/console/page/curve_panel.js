@@ -28,8 +28,11 @@ export class CurvePanel {
     );
   }
 
-  /** `profile` is what the engine last said of this model, or null. */
-  show({ model, slo, profile }) {
+  /** `profile` is what the engine last said of this model, or null. One that writes has no batches. */
+  show({ model, slo, profile, latest }) {
+    const writes = Boolean(latest?.text) || Boolean(profile?.step);
+    this.#drift.closest("section").hidden = writes;
+    if (writes) return;
     const why = absence(model) || WAITING;
     this.#chart.show(profile, slo, why);
     const point = profile && operatingPoint(profile);

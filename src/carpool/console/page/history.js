@@ -63,7 +63,13 @@ export function between(earlier, later) {
     result[name] = { buckets: difference(b[name].buckets, a[name].buckets), sum: b[name].sum - a[name].sum };
   }
   for (const name of WORDS) result[name] = wordDifference(b[name], a[name]);
+  result.text = a.text && b.text ? written(a.text, b.text) : null;
   return result;
+}
+
+/** Of a model that writes. */
+function written(a, b) {
+  return { used: b.used, tokens: b.tokens - a.tokens, first: { buckets: difference(b.first.buckets, a.first.buckets) } };
 }
 
 export const sumOf = (words) => Object.values(words).reduce((sum, count) => sum + count, 0);
@@ -78,5 +84,6 @@ function wordDifference(later, earlier) {
 }
 
 function hasFallen(before, after) {
-  return after.ok < before.ok || after.batch.sum < before.batch.sum || sumOf(after.sheds) < sumOf(before.sheds);
+  const words = (after.text?.tokens ?? 0) < (before.text?.tokens ?? 0);
+  return words || after.ok < before.ok || after.batch.sum < before.batch.sum || sumOf(after.sheds) < sumOf(before.sheds);
 }

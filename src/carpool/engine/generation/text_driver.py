@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import orjson
 
-from carpool.backends.stepper import FINISH, TEXT, Stepper
+from carpool.backends.stepper import FINISH, TEXT, TextInstance
 from carpool.core.job import DONE, GONE, INFINITY, OFFERED, READY, RUNNING
 from carpool.core.steps import StepScheduler
 from carpool.engine.batch import Outcome, Work
@@ -58,18 +58,20 @@ class LocalText:
 
     responsive = True
 
-    def __init__(self, model: str, stepper: Stepper, scheduler: StepScheduler, driver: TextDriver) -> None:
-        self._stepper = stepper
+    def __init__(
+        self, model: str, instance: TextInstance, scheduler: StepScheduler, driver: TextDriver
+    ) -> None:
+        self._instance = instance
         self._driver = driver
         self._on_loop = asyncio.get_running_loop().call_soon_threadsafe
-        self._text = TextLoop(model, stepper, scheduler, self._tell, self._ended)
+        self._text = TextLoop(model, instance, scheduler, self._tell, self._ended)
         self.alive = True
         self._text.start()
 
     def submit(self, number: int, work: Work, limit: int) -> None:
         error: CarpoolError | None
         try:
-            picture = self._stepper.read(work.inputs)
+            picture = self._instance.read(work.inputs)
             error = self._text.submit(number, picture, work.arrived, work.deadline, limit)
         except CarpoolError as wrong:
             error = wrong
@@ -81,7 +83,7 @@ class LocalText:
 
     def abort(self) -> None:
         self.alive = False
-        self._stepper.abort()
+        self._instance.abort()
         self._text.close()
 
     def close(self) -> None:
@@ -215,10 +217,14 @@ class TextDriver:
         self._looking = self._loop.call_later(_LOOK_S, self._look)
         now = monotonic()
         busy = {ride.writer for ride in self._rides.values()}
+        # Of several decoders one may hang while the others go on: nobody has heard from it who has begun.
+        waits = {
+            ride.writer for ride in self._rides.values() if ride.tokens and ride.last < now - self._timeout
+        }
         for index, writer in list(self._writers.items()):
             if writer not in busy:
                 self._heard_at[writer] = now
-            elif now - self._heard_at[writer] > self._timeout:
+            elif writer in waits or now - self._heard_at[writer] > self._timeout:
                 _log.error("step-hangs", model=self._model, instance=index, seconds=self._timeout)
                 why = f"{self._model} has not written a token for {self._timeout:.0f} s"
                 self._drop(writer, DeadlineExceeded(why, reason="execution-timeout"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from statistics import median
@@ -10,16 +11,16 @@ from typing import cast
 
 from carpool import backends
 from carpool.backends.backend import Placement
-from carpool.backends.stepper import Stepper, TextHome
+from carpool.backends.stepper import Part, Stepper, TextHome, TextInstance
 from carpool.clock import now as monotonic
 from carpool.config.backend_kinds import kind_of
-from carpool.config.model import GenerateSettings, ModelConfig
+from carpool.config.model import GenerateSettings, ModelConfig, PoolSettings
 from carpool.config.repository import ModelVersion
 from carpool.config.usable_cores import usable_cores
 from carpool.core.curve import BatchCurve
 from carpool.core.job import INFINITY
 from carpool.core.policy import Promise
-from carpool.core.steps import TextPromise
+from carpool.core.text_job import TextPromise
 from carpool.engine.model_inputs import signature_of
 from carpool.engine.models.loading import Ready, ReportStep, settle
 from carpool.engine.profile.instance_layout import Layout, instance_count, places
@@ -40,7 +41,7 @@ class TextLoading:
     """As `Loading`, for a model that writes. Not for the loop."""
 
     def __init__(self, config: ModelConfig, version: ModelVersion) -> None:
-        self._config = config
+        self.config = config
         self._version = version
         self._signature = Signature(config.name, (), ())
         self._vision: VisionSettings | None = None
@@ -53,71 +54,113 @@ class TextLoading:
     def resume(self, config: ModelConfig, threads: int | None) -> None:
         """Be ready for more instances of what was prepared in another process, which is gone."""
         self._settle()
-        self._config, self.threads = config, threads
+        self.config, self.threads = config, threads
 
     def _settle(self) -> None:
-        kind = kind_of(self._config.backend)
+        kind = kind_of(self.config.backend)
         if missing := kind.missing():
-            raise Unsupported(f"{self._config.name}: {missing}")
-        config = cast(TextHome, kind.module()).describe_text(self._config, self._version)
-        self._config, self._signature, self._vision, _ = settle(config, signature_of(config), {})
-        devices = backends.devices(self._config)
-        self._gpus = places(self._config, devices) if devices else ()
+            raise Unsupported(f"{self.config.name}: {missing}")
+        config = cast(TextHome, kind.module()).describe_text(self.config, self._version)
+        self.config, self._signature, self._vision, _ = settle(config, signature_of(config), {})
+        devices = backends.devices(self.config)
+        self._gpus = places(self.config, devices) if devices else ()
 
-    def backend(self, index: int, count: int, tell: ReportStep = lambda _: None) -> Stepper:
+    def backend(self, index: int, count: int, tell: ReportStep = lambda _: None) -> TextInstance:
+        if not self.config.apart:
+            return TextInstance.whole(self._load(self.config, index, self._gpus, count, tell))
+        counts = [pool.instances for pool in pools_of(self.config)]
+        encoders: list[Stepper] = []
+        decoders: list[Stepper] = []
+        try:
+            for part, instances, found in zip(
+                (Part.ENCODER, Part.DECODER), counts, (encoders, decoders), strict=True
+            ):
+                for number in range(instances):
+                    tell(f"loading {part.value} {number + 1} of {instances}")
+                    found.append(self._part(part, number, tell))
+        except BaseException:
+            for opened in (*encoders, *decoders):
+                opened.close()
+            raise
+        return TextInstance(encoders, decoders, partial(self._part, Part.DECODER))
+
+    def _part(self, part: Part, number: int, tell: ReportStep = lambda _: None) -> Stepper:
+        encoder, decoder = pools_of(self.config)
+        pool = encoder if part is Part.ENCODER else decoder
+        config = self.config
+        if pool.device != "auto":
+            config = replace(config, pytorch=replace(config.pytorch, device=pool.device))
+        both = encoder.instances + decoder.instances
+        return self._load(config, number, backends.devices(config), both, tell, part)
+
+    def _load(
+        self,
+        config: ModelConfig,
+        index: int,
+        gpus: Sequence[int],
+        count: int,
+        tell: ReportStep,
+        part: Part = Part.WHOLE,
+    ) -> Stepper:
         threads = self.threads or backends.default_threads(count, usable_cores())
-        gpu = self._gpus[index % len(self._gpus)] if self._gpus else None
-        home = cast(TextHome, kind_of(self._config.backend).module())
-        return home.load_text(self._config, self._version, Placement(index, threads, gpu, tell=tell))
+        gpu = gpus[index % len(gpus)] if gpus else None
+        home = cast(TextHome, kind_of(config.backend).module())
+        return home.load_text(config, self._version, Placement(index, threads, gpu, tell=tell), part)
 
     def prepare(self, tell: ReportStep) -> Ready:
         if not self._signature.inputs:
             self._settle()
-        count = len(self._gpus) or instance_count(self._config)
-        self.threads = backends.default_threads(count, usable_cores())
-        opened: list[Stepper] = []
+        apart = self.config.apart
+        count = 1 if apart else len(self._gpus) or instance_count(self.config)
+        sharing = sum(pool.instances for pool in pools_of(self.config)) if apart else count
+        self.threads = backends.default_threads(sharing, usable_cores())
+        opened: list[TextInstance] = []
         try:
             for index in range(count):
                 tell(f"loading instance {index + 1} of {count}")
                 opened.append(self.backend(index, count, tell))
-            encoder, step = self._measured(opened[0], tell)
+            encoder, step = self.measured(opened[0], tell)
         except BaseException as error:
-            for stepper in opened:
-                stepper.close()
+            for instance in opened:
+                instance.close()
             if isinstance(error, CarpoolError):
                 raise
-            raise ModelError(f"{self._config.name}: {type(error).__name__}: {error}") from error
+            raise ModelError(f"{self.config.name}: {type(error).__name__}: {error}") from error
         at = datetime.now(UTC).isoformat(timespec="seconds")
         slots = opened[0].slots
         profile = Profile(Layout(count, self.threads), "as the settings say", encoder, at)
-        curve = encoder.curve(min(slots, _ENCODED_AT_ONCE))
+        curve = encoder.curve(_most_encoded(opened[0]))
         steps = BatchCurve.measured([(p.size, p.seconds) for p in step.points], slots, opened[0].widths)
-        said = (*opened[0].notes, *_in_words(self._config, curve, steps))
+        said = (*opened[0].notes, *_in_words(self.config, curve, steps))
         for sentence in said:
-            _log.info("choice", model=self._config.name, why=sentence)
-        config, signature = self._config, self._signature
+            _log.info("choice", model=self.config.name, why=sentence)
+        config, signature = self.config, self._signature
         return Ready(config, signature, curve, opened, {}, self._vision, profile, 1, said, steps)
 
-    def _measured(self, stepper: Stepper, tell: ReportStep) -> tuple[Measured, Measured]:
-        if self._config.fake is not None:
+    def measured(self, instance: TextInstance, tell: ReportStep) -> tuple[Measured, Measured]:
+        """Its encoder, and its steps."""
+        encoder, decoder = instance.encoders[0], instance.decoders[0]
+        if self.config.fake is not None:
             curves = [
-                BatchCurve.parse(text, stepper.slots)
-                for text in (self._config.fake.curve, self._config.fake.step_curve)
+                BatchCurve.parse(text, decoder.slots)
+                for text in (self.config.fake.curve, self.config.fake.step_curve)
             ]
-            encoder, step = (Measured(tuple(Point(*point) for point in curve.points)) for curve in curves)
-            return encoder, step
-        picture = stepper.sample()
-        pictures = sizes(min(stepper.slots, _ENCODED_AT_ONCE))
+            told = [Measured(tuple(Point(*point) for point in curve.points)) for curve in curves]
+            return told[0], told[1]
+        picture = encoder.sample()
+        apart = instance.reload is not None
 
         def encode(size: int) -> None:
-            stepper.admit(range(size), stepper.encode([picture] * size))
-            stepper.step(1)  # else a device may still be at it
+            rows = encoder.encode([picture] * size)
+            if not apart:  # else it waits for its device itself, and its decoders take the rows
+                decoder.admit(range(size), rows)
+                decoder.step(1)
 
         tell("measuring its encoder")
-        encoded = [measure(partial(encode, size), size) for size in pictures]
+        encoded = [measure(partial(encode, size), size) for size in sizes(_most_encoded(instance))]
         tell("measuring its steps")
-        stepped = [measure(partial(stepper.step, width), width) for width in stepper.widths]
-        one = stepped[0].seconds
+        stepped = [measure(partial(decoder.step, width), width) for width in decoder.widths]
+        one = 0.0 if apart else stepped[0].seconds
         alone = [Point(p.size, max(1e-6, p.seconds - one), p.spread, p.runs) for p in encoded]
         return Measured(tuple(alone)), Measured(tuple(stepped))
 
@@ -137,8 +180,18 @@ def measure(run: Callable[[], object], size: int, now: Callable[[], float] = mon
     return Point(size, middle, max(0.0, spread), len(times))
 
 
+def _most_encoded(instance: TextInstance) -> int:
+    return min(instance.slots * len(instance.decoders), _ENCODED_AT_ONCE)
+
+
+def pools_of(config: ModelConfig) -> tuple[PoolSettings, PoolSettings]:
+    """Of encoders and of decoders."""
+    return config.encoder or PoolSettings(), config.decoder or PoolSettings()
+
+
 def promise_of(config: ModelConfig, slots: int) -> TextPromise:
     told = config.generate or GenerateSettings()
+    encoder, decoder = pools_of(config)
     slo = config.policy.slo if isinstance(config.policy, Promise) else INFINITY
     return TextPromise(
         slots=slots,
@@ -146,6 +199,8 @@ def promise_of(config: ModelConfig, slots: int) -> TextPromise:
         ttft=INFINITY if config.ttft is None else config.ttft,
         per_token=INFINITY if config.per_token is None else config.per_token,
         slo=slo,
+        encoders=encoder.instances if config.apart else 0,
+        decoders=decoder.instances,
     )
 
 

@@ -1,9 +1,15 @@
-"""One instance of a model that writes: a thread that encodes and steps as core/steps.py says.
+"""One instance of a model that writes: a thread that encodes and steps as core/steps.py says, or, where its
+encoders and decoders are apart, one thread for each of them.
 
-The scheduler is shared between that thread and whoever submits and cancels, under one lock, which is never
-held while the device works: an arrival is let in or refused at once, whatever the device is at. What a thread
-does with the device it does alone. Pictures were copied when they came (`Stepper.read`), so that nobody's
-memory is read later, and a rider who leaves is gone at once; only his slot is freed at the next boundary.
+The scheduler is shared between these threads and whoever submits and cancels, under one lock, which is never
+held while a device works: an arrival is let in or refused at once, whatever the devices are at. Whoever has
+the lock asks the scheduler, for all threads: what it says is put where each finds its own. What a thread does
+with its device it does alone. Pictures were copied when they came (`Encoder.read`), so that nobody's memory
+is read later, and a rider who leaves is gone at once; only his slot is freed at the next boundary.
+
+What an encoder apart makes of a picture is left with its rider, before the scheduler is told that it is
+encoded; only then is it in a step of its decoder, whose thread takes it from there. The lock is between the
+two, so that neither ever sees half of it.
 """
 
 from __future__ import annotations
@@ -14,28 +20,31 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
-from carpool.backends.stepper import Stepper
+from carpool.backends.stepper import TextInstance
 from carpool.core.job import INFINITY, RUNNING, Job
 from carpool.core.refusal_words import dropped, turned_away
-from carpool.core.steps import Encode, Step, StepScheduler, TextGivenUp, TextJob
+from carpool.core.steps import StepScheduler
+from carpool.core.text_job import Encode, Step, TextGivenUp, TextJob
 from carpool.errors import CarpoolError, ModelError, Unavailable
 from carpool.link.text_records import LENGTH, STOP, Event, Failed, Piece, Worked
 from carpool.observe.logs import logger
 
 _log = logger("engine")
-_MOST_FAILURES = 3  # steps in a row: then the instance is of no use
+_MOST_FAILURES = 3  # steps in a row: then a decoder is of no use
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # before another try to load it again
 Tell = Callable[[Sequence[Event]], None]
-"""Called from the loop's thread, in order."""
+"""Called from the loop's threads; what is said of one answer comes in order."""
 
 
 class _Rider:
     """One answer under way."""
 
-    __slots__ = ("begun", "decoder", "encoded", "number", "picture")
+    __slots__ = ("begun", "decoder", "encoded", "number", "picture", "rows")
 
     def __init__(self, number: int, picture: Any) -> None:
         self.number = number
         self.picture = picture
+        self.rows: Any = None  # what an encoder apart made of it, until its decoder has it
         self.begun = 0.0  # when its encoding began
         self.encoded = 0.0
         # A character may come in several tokens: what is not whole yet is held back.
@@ -46,38 +55,48 @@ class TextLoop:
     def __init__(
         self,
         model: str,
-        stepper: Stepper,
+        instance: TextInstance,
         scheduler: StepScheduler,
         tell: Tell,
         ended: Callable[[], None] = lambda: None,
         now: Callable[[], float] = monotonic,
     ) -> None:
-        """`ended` is called in the thread when it is over: asked to, or because nothing works any more."""
+        """`ended` is called in the last thread when it is over: asked to, or because nothing works any
+        more."""
         self._model = model
-        self._stepper = stepper
+        self._instance = instance
+        self._apart = scheduler.settings.apart
         self._scheduler = scheduler
         self._tell = tell
         self._ended = ended
         self._now = now
-        self._changed = threading.Condition()  # guards the scheduler and the next three
+        self._changed = (
+            threading.Condition()
+        )  # with a lock that may be taken again; guards the scheduler and all that follows
         self._open: dict[int, TextJob] = {}
         self._closed = False
         self._dead: CarpoolError | None = None
-        self._failures = 0
+        # One thread for each, encoders first; where they are not apart, one that does both.
+        self.threads = len(instance.parts)
+        self._todo: list[Encode | Step | None] = [None] * self.threads
+        self._left = self.threads  # threads that have not ended
+        self._failures = [0] * len(instance.decoders)  # each is its thread's
 
     @property
     def alive(self) -> bool:
         return not self._closed and self._dead is None
 
     def start(self) -> None:
-        threading.Thread(target=self._work, name=f"{self._model}-writer", daemon=True).start()
+        for thread in range(self.threads):
+            name = f"{self._model}-writer-{thread}" if self._apart else f"{self._model}-writer"
+            threading.Thread(target=self._work, args=(thread,), name=name, daemon=True).start()
 
     # ---- from any thread --------------------------------------------------------------------------------
 
     def submit(
         self, number: int, picture: Any, arrived: float, deadline: float = INFINITY, limit: int = 0
     ) -> CarpoolError | None:
-        """None: it is in the queue. `picture` is what `Stepper.read` returned."""
+        """None: it is in the queue. `picture` is what `Encoder.read` returned."""
         job = TextJob(arrived, limit, deadline, _Rider(number, picture))
         with self._changed:
             if not self.alive:
@@ -85,7 +104,7 @@ class TextLoop:
             refusal = self._scheduler.offer(job, self._now())
             if refusal is None:
                 self._open[number] = job
-                self._changed.notify()
+                self._changed.notify()  # whoever it is asks for all
                 return None
         return turned_away(self._model, Job(job.arrived, job.first_due), refusal, knobs=False)
 
@@ -101,18 +120,21 @@ class TextLoop:
         """It ends after what it is at. Who is left is told so."""
         with self._changed:
             self._closed = True
-            self._changed.notify()
+            self._changed.notify_all()
 
-    # ---- its thread -------------------------------------------------------------------------------------
+    # ---- its threads ------------------------------------------------------------------------------------
 
-    def _work(self) -> None:
+    def _work(self, thread: int = 0) -> None:
         try:
-            while self.turn(wait=True):
+            while self.turn(thread, wait=True):
                 """Until it is closed or broken."""
         except Exception as error:
             _log.exception("writer-failed", model=self._model)
             self._die(ModelError(f"{self._model}: {type(error).__name__}: {error}"))
         with self._changed:
+            self._left -= 1
+            if self._left:
+                return
             left = self._dead or Unavailable(
                 f"{self._model} was unloaded before it answered", reason="unloading"
             )
@@ -121,33 +143,50 @@ class TextLoop:
             self._open.clear()
         if failed:
             self._tell(failed)
-        self._stepper.close()
+        self._instance.close()
         self._ended()
 
-    def turn(self, *, wait: bool = False) -> bool:
-        """Decide once, and do it; False when it is over. With `wait`, wait for something to do."""
+    def turn(self, thread: int = 0, *, wait: bool = False) -> bool:
+        """Decide, and do what is this thread's; False when it is over. With `wait`, wait for something to
+        do."""
         with self._changed:
             if not self.alive:
                 return False
             now = self._now()
-            decision = self._scheduler.decide(now)
-            events: list[Event] = [self._dropped(gone, now) for gone in decision.given_up]
-            if decision.work is None and wait and not events:
-                again = decision.look_again
+            events, again = self._share_out(thread, now)
+            work, self._todo[thread] = self._todo[thread], None
+            if work is None and wait and not events:
                 self._changed.wait(None if again is None else max(0.0, again - now))
                 return True
         if events:
             self._tell(events)
-        if isinstance(decision.work, Encode):
-            self._encode(decision.work)
-        elif decision.work is not None:
-            self._step(decision.work)
+        if isinstance(work, Encode):
+            self._encode(work)
+        elif work is not None:
+            self._step(work)
         return True
+
+    def _share_out(self, thread: int, now: float) -> tuple[list[Event], float | None]:
+        """Holding the lock: what the scheduler wants done, to whom it is for."""
+        events: list[Event] = []
+        while True:
+            decision = self._scheduler.decide(now)
+            events += [self._dropped(gone, now) for gone in decision.given_up]
+            work = decision.work
+            if work is None:
+                return events, decision.look_again
+            if not self._apart:
+                self._todo[0] = work
+                return events, None
+            place = work.encoder if isinstance(work, Encode) else len(self._instance.encoders) + work.decoder
+            self._todo[place] = work
+            if place != thread:
+                self._changed.notify_all()
 
     def _encode(self, work: Encode) -> None:
         began = self._now()
         riding = [job for job in work.jobs if job.state is RUNNING]
-        wrong = self._admitted(riding) if riding else {}
+        wrong = self._admitted(riding, work.encoder) if riding else {}
         ended = self._now()
         events: list[Event] = []
         with self._changed:
@@ -161,55 +200,66 @@ class TextLoop:
             events.append(self._worked(len(riding), 0, ended - began))
         self._tell(events)
 
-    def _admitted(self, jobs: Sequence[TextJob]) -> dict[TextJob, CarpoolError]:
+    def _admitted(self, jobs: Sequence[TextJob], encoder: int) -> dict[TextJob, CarpoolError]:
         """All at once; where that fails one by one, so that only those who are to blame go without."""
         try:
-            self._admit(jobs)
+            self._admit(jobs, encoder)
             return {}
         except Exception as error:
-            if self._stepper.broken:
+            if self._instance.encoders[encoder].broken:
                 self._die(self._trouble(error))
                 return {}
             if len(jobs) == 1:
                 return {jobs[0]: self._trouble(error)}
         wrong: dict[TextJob, CarpoolError] = {}
         for job in jobs:
-            wrong |= self._admitted([job])
+            wrong |= self._admitted([job], encoder)
         return wrong
 
-    def _admit(self, jobs: Sequence[TextJob]) -> None:
-        encoded = self._stepper.encode([job.payload.picture for job in jobs])
-        self._stepper.admit([job.slot for job in jobs], encoded)
+    def _admit(self, jobs: Sequence[TextJob], encoder: int) -> None:
+        encoded = self._instance.encoders[encoder].encode([job.payload.picture for job in jobs])
+        if self._apart:
+            for job, rows in zip(jobs, encoded, strict=True):
+                job.payload.rows = rows
+        else:
+            self._instance.decoders[0].admit([job.slot for job in jobs], encoded)
 
     def _step(self, work: Step) -> None:
+        decoder = self._instance.decoders[work.decoder]
         began = self._now()
+        new = [job for job in work.jobs if job.payload.rows is not None]
         try:
-            tokens = self._stepper.step(work.width)
+            if new:
+                decoder.admit([job.slot for job in new], [job.payload.rows for job in new])
+            tokens = decoder.step(work.width)
         except Exception as error:
-            self._failed(self._trouble(error))
+            self._failed(self._trouble(error), work.decoder)
             return
-        self._failures = 0
+        for job in new:
+            job.payload.rows = None
+        self._failures[work.decoder] = 0
         now = self._now()
         said = {job: int(tokens[job.slot]) for job in work.jobs}
         events: list[Event] = []
         with self._changed:
             fresh = {job for job in work.jobs if job.first_at is None}
-            ended = {job for job, token in said.items() if token == self._stepper.end}
+            ended = {job for job, token in said.items() if token == decoder.end}
             riding = [job for job in work.jobs if job.state is RUNNING]
             boundary = self._scheduler.stepped(work, now, ended, now - began)
             done = set(boundary.done)
             for job in riding:
-                events += self._pieces(job, said[job], job in ended, job in done, job in fresh)
+                piece = b"" if job in ended else decoder.piece(said[job])
+                events += self._pieces(job, piece, job in ended, job in done, job in fresh)
             for gone in boundary.given_up:
                 events.append(self._dropped(gone, now))
             events.append(self._worked(0, work.width, now - began))
         self._tell(events)
 
-    def _pieces(self, job: TextJob, token: int, ended: bool, done: bool, fresh: bool) -> Sequence[Event]:
+    def _pieces(self, job: TextJob, piece: bytes, ended: bool, done: bool, fresh: bool) -> Sequence[Event]:
         rider: _Rider = job.payload
         if rider.number not in self._open:
             return ()
-        text = rider.decoder.decode(b"" if ended else self._stepper.piece(token), done)
+        text = rider.decoder.decode(piece, done)
         finish = "" if not done else STOP if ended else LENGTH
         if done:
             del self._open[rider.number]
@@ -235,23 +285,51 @@ class TextLoop:
             return error
         return ModelError(f"{self._model}: {type(error).__name__}: {' '.join(str(error).split())[:500]}")
 
-    def _failed(self, error: CarpoolError) -> None:
-        """A step belongs to everybody in a slot: nobody can tell what is in the caches now. Who waits goes on
-        waiting, unless it happens again and again."""
-        self._failures += 1
-        _log.error("step-failed", model=self._model, error=error.message, in_a_row=self._failures)
-        if self._stepper.broken or self._failures >= _MOST_FAILURES:
-            self._die(error)
-            return
+    def _failed(self, error: CarpoolError, decoder: int) -> None:
+        """A step belongs to everybody in a slot of this decoder: nobody can tell what is in its caches now.
+        Who waits goes on waiting, unless it happens again and again."""
+        self._failures[decoder] += 1
+        failures = self._failures[decoder]
+        _log.error("step-failed", model=self._model, error=error.message, decoder=decoder, in_a_row=failures)
         with self._changed:
-            lost = self._scheduler.lost(self._now())
+            spent = failures >= _MOST_FAILURES
+            if self._instance.broken or (spent and self._scheduler.is_last(decoder)):
+                self._die(error)
+                return
+            now = self._now()
+            lost = self._scheduler.down(now, decoder) if spent else self._scheduler.lost(now, decoder)
             events = [
                 Failed(job.payload.number, error)
                 for job in lost
                 if self._open.pop(job.payload.number, None) is not None
             ]
         self._tell(events)
+        if spent:
+            self._reload(decoder)
+
+    def _reload(self, decoder: int) -> None:
+        """In its own thread, while the others go on."""
+        reload, pause = self._instance.reload, _FIRST_PAUSE_S
+        assert reload is not None  # else it was the last
+        self._instance.decoders[decoder].close()
+        while self.alive:
+            try:
+                fresh = reload(decoder)
+            except Exception as error:
+                _log.error("decoder-not-reloaded", model=self._model, decoder=decoder, error=str(error))
+                with self._changed:
+                    self._changed.wait_for(lambda: not self.alive, pause)
+                pause = min(_LONGEST_PAUSE_S, 2 * pause)
+                continue
+            with self._changed:
+                self._instance.decoders[decoder] = fresh  # if it is over, it is closed with the others
+                self._failures[decoder] = 0
+                self._scheduler.up(decoder)
+                self._changed.notify_all()
+            _log.info("decoder-reloaded", model=self._model, decoder=decoder)
+            return
 
     def _die(self, error: CarpoolError) -> None:
         with self._changed:
             self._dead = error
+            self._changed.notify_all()

@@ -15,7 +15,7 @@ from carpool.core.steps import StepScheduler
 from carpool.engine.batch import Route
 from carpool.engine.generation.hosted_text import HostedText
 from carpool.engine.generation.text_driver import LocalText, TextDriver, Writes
-from carpool.engine.generation.text_loading import promise_of
+from carpool.engine.generation.text_loading import pools_of, promise_of
 from carpool.engine.hosted_model import HostedInstance
 from carpool.engine.models.loading import Ready, join_all
 from carpool.engine.models.served import Served, State
@@ -115,6 +115,7 @@ class TextModel(Served):
     def _show(self) -> None:
         used = sum(one.used for one in self._full.values())
         slots = self.instances * (1 if self.curves is None else self.curves[1].max_batch)
+        slots *= pools_of(self.config)[1].instances
         self.row.set(columns.SLOTS["used"], used)
         self.row.set(columns.SLOTS["free"], slots - used)
         self.row.set(columns.PENDING, sum(one.waiting for one in self._full.values()))
@@ -206,6 +207,8 @@ def text_document(served: TextModel) -> dict[str, Any]:
         "max_batch": 1,
         "measured_at": None if profile is None else profile.measured_at or None,
         "instances": served.instances,
+        "encoders": promise.encoders or None,
+        "decoders": promise.decoders if promise.apart else None,
         "threads": None if profile is None else profile.layout.threads,
         "encoder": [[size, seconds * 1e3] for size, seconds in encoder.points],
         "step": [[size, seconds * 1e3] for size, seconds in step.points],
