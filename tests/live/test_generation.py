@@ -186,6 +186,15 @@ def test_a_picture_of_a_line_is_read(server: Live) -> None:
     assert server.metric("carpool_text_tokens_total", model="reader") >= len(TEXT) + 1
 
 
+def test_usage_counts_tokens(server: Live) -> None:
+    """Each letter of this model is one, and so is the end; a piece may have several."""
+    line = LINE.read_bytes()
+    assert chat(server, "reader", line).usage.completion_tokens == len(TEXT) + 1
+    assert chat(server, "reader", line, max_tokens=3).usage.completion_tokens == 3
+    *_, last = chat(server, "reader", line, stream=True, stream_options={"include_usage": True})
+    assert last.usage.total_tokens == len(TEXT) + 1
+
+
 def test_whole_texts_over_v2_are_those_of_each_picture(server: Live) -> None:
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda seed: ask(server, "writer", random_picture(seed)), range(32)))
