@@ -28,7 +28,7 @@ from carpool.backends.fake import fake_text
 from carpool.demo import text_model
 from carpool.wire.event_lines import EventReader
 from frontend.http.harness import Response, post
-from live.server import Live, command, descendants, is_alive, serving, wait_until
+from live.server import NEEDS_CURL, Live, command, descendants, is_alive, serving, wait_until
 
 TEXT = "Invoice 2041, due 17 May"
 LINE = text_model() / "line.png"
@@ -379,7 +379,7 @@ def test_load_times_the_pieces_of_every_stream(server: Live, path: str) -> None:
 
 
 @pytest.mark.conformance
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@NEEDS_CURL
 def test_curl(server: Live) -> None:
     command = ["curl", "-sN", "-H", "Accept: text/event-stream", "--data-binary", f"@{LINE}"]
     said = subprocess.run(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import pytest
 from frontend.http.harness import until
 from frontend.http.test_generate import read_events
 from frontend.whole_server import PATIENCE_S, WholeServer, whole_server
+from live.server import NEEDS_CURL
 
 COUNT = """
 import os
@@ -105,7 +105,7 @@ def test_settings_say_that_it_is_decoupled(server: WholeServer) -> None:
         assert config["model_transaction_policy"] == {"decoupled": True}
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@NEEDS_CURL
 def test_curl(server: WholeServer, tmp_path: Path) -> None:
     command = ["curl", "-sN", "-d", '{"n": 3}', f"http://{server.url}/v2/models/count/generate_stream"]
     said = subprocess.run(command, capture_output=True, check=True, timeout=PATIENCE_S).stdout
