@@ -180,6 +180,44 @@ def test_a_model_that_yields_without_saying_so_in_its_settings(loaded: Loaded) -
         loaded(COUNT, decoupled=False).run({"x": rows(1)}, ())
 
 
+def test_a_generator_that_will_not_be_closed(loaded: Loaded) -> None:
+    source = """
+        def predict(x):
+            while True:
+                try:
+                    yield x
+                except GeneratorExit:
+                    if x[0, 0] == 2:
+                        raise KeyError("in the end") from None
+    """
+    backend = loaded(source)
+    values, errors = run(
+        backend, rows(1), rows(2), rows(3), heard=[Heard(most=2), Heard(most=3), Heard(most=5)]
+    )
+    assert values == [[1] * 2, [2] * 3, [3] * 5]
+    assert len(errors) == 3  # nobody hears them
+    assert run(backend, rows(1), heard=[Heard(most=1)])[0] == [[1]]
+
+
+def test_odd_answers_end_their_request_and_no_other(loaded: Loaded) -> None:
+    source = """
+        import numpy as np
+
+        def predict(x):
+            odd = [{"y": np.array([object()])}, {"y": [[1, 2], [3]]}]
+            yield x
+            if x[0, 0] >= 10:
+                yield odd[int(x[0, 0]) - 10]
+            yield x
+    """
+    backend = loaded(source)
+    for kind in (10, 11):
+        values, (odd, fine) = run(backend, rows(kind), rows(1))
+        assert (values, fine) == ([[kind], [1, 1]], None)
+        assert isinstance(odd, CarpoolError)
+    assert backend.alive
+
+
 # ── Triton's way: a sender for each request ──
 
 SENDING = """

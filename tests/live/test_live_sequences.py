@@ -11,11 +11,13 @@ from queue import Queue
 from typing import Any
 from urllib.request import urlopen
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
 import tritonclient.grpc.aio as aio_client
 import tritonclient.http as http_client
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from engine.test_sequences import stateful
@@ -148,6 +150,32 @@ def test_sequences_of_numbers_and_of_texts(door: tuple[Any, Any]) -> None:
 def test_what_is_refused(door: tuple[Any, Any], name: int | str, flags: str, words: str) -> None:
     with pytest.raises(InferenceServerException, match=words):
         ask(door, name, 1, flags)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"int64_param": -1},
+        {"int64_param": -(2**63)},
+        {"uint64_param": 0},
+        {"bool_param": True},
+        {"double_param": 1.5},
+        {"string_param": ""},
+        {"string_param": "x" * (1 << 16)},
+        {},
+    ],
+)
+def test_ids_that_are_none(server: Live, given: dict[str, Any]) -> None:
+    request = service_pb2.ModelInferRequest(model_name="sums")
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 2])
+    request.raw_input_contents.append(bytes(8))
+    request.parameters["sequence_id"].CopyFrom(service_pb2.InferParameter(**given))
+    request.parameters["sequence_start"].bool_param = True
+    with grpc.insecure_channel(grpc_url(server)) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.ModelInfer(request, timeout=20)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_more_clients_than_places_take_turns(server: Live) -> None:
