@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from frontend.http.harness import until
+from frontend.http.harness import post, until
 from frontend.http.test_generate import read_events
 from frontend.whole_server import PATIENCE_S, WholeServer, whole_server
-from live.server import NEEDS_CURL
+from live.server import NEEDS_CURL, resident_bytes
 
 COUNT = """
 import os
@@ -79,6 +80,18 @@ def test_a_client_that_leaves_frees_its_place(server: WholeServer) -> None:
     assert connection.getresponse().read(64)
     connection.close()
     assert len(ask(server, 3)) == 3  # there is one instance, which has it now
+
+
+@pytest.mark.conformance
+def test_a_client_that_does_not_read_is_cut_off_and_fills_no_memory(server: WholeServer) -> None:
+    """There is one instance, which the next has when that is done: what was sent is in sockets by then."""
+    before = resident_bytes(os.getpid())
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(("127.0.0.1", server.port))
+        sock.sendall(post("/v2/models/count/generate_stream", b'{"n": 2000000000}'))
+        assert len(ask(server, 3)) == 3
+    assert resident_bytes(os.getpid()) - before < 64 << 20
 
 
 def test_a_process_that_is_killed_between_answers_is_one_error(server: WholeServer) -> None:

@@ -120,8 +120,7 @@ def check_sequences(settings: SequenceSettings, where: str, inputs: Sequence[str
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f'{where}: "{name}" is named twice among controls and states')
-    for name in settings.own_inputs:
-        if name in inputs:
+        if name in inputs and name in settings.own_inputs:
             raise ConfigError(
                 f'{where}: "{name}" is a control or a state, which clients do not send; '
                 "do not declare it among the inputs"
