@@ -180,6 +180,44 @@ def test_a_model_that_yields_without_saying_so_in_its_settings(loaded: Loaded) -
         loaded(COUNT, decoupled=False).run({"x": rows(1)}, ())
 
 
+def test_a_generator_that_will_not_be_closed(loaded: Loaded) -> None:
+    source = """
+        def predict(x):
+            while True:
+                try:
+                    yield x
+                except GeneratorExit:
+                    if x[0, 0] == 2:
+                        raise KeyError("in the end") from None
+    """
+    backend = loaded(source)
+    values, errors = run(
+        backend, rows(1), rows(2), rows(3), heard=[Heard(most=2), Heard(most=3), Heard(most=5)]
+    )
+    assert values == [[1] * 2, [2] * 3, [3] * 5]
+    assert len(errors) == 3  # nobody hears them
+    assert run(backend, rows(1), heard=[Heard(most=1)])[0] == [[1]]
+
+
+def test_odd_answers_end_their_request_and_no_other(loaded: Loaded) -> None:
+    source = """
+        import numpy as np
+
+        def predict(x):
+            odd = [{"y": np.array([object()])}, {"y": [[1, 2], [3]]}]
+            yield x
+            if x[0, 0] >= 10:
+                yield odd[int(x[0, 0]) - 10]
+            yield x
+    """
+    backend = loaded(source)
+    for kind in (10, 11):
+        values, (odd, fine) = run(backend, rows(kind), rows(1))
+        assert (values, fine) == ([[kind], [1, 1]], None)
+        assert isinstance(odd, CarpoolError)
+    assert backend.alive
+
+
 # ── Triton's way: a sender for each request ──
 
 SENDING = """
@@ -297,3 +335,66 @@ def test_a_sender_knows_that_its_client_has_gone(loaded: Loaded) -> None:
         """)
     )
     assert run(backend, rows(1), heard=[Heard(most=4)]) == ([[1] * 4], [None])
+
+
+POLLS = """
+    sender = requests[0].get_response_sender()
+    while not (requests[0].is_cancelled() and sender.is_cancelled()):
+        pass
+    sender.send(answer(1))
+    sender.send(flags=FINAL)
+"""
+
+
+def test_a_model_that_only_asks_hears_that_its_client_has_gone(loaded: Loaded) -> None:
+    assert run(loaded(triton(POLLS)), rows(1), heard=[Heard(most=0)]) == ([[]], [None])
+
+
+def test_to_ask_is_no_answer(loaded: Loaded) -> None:
+    with pytest.raises(DeadlineExceeded, match="no answer within 500 ms"):
+        run(loaded(triton(POLLS), timeout=0.5), rows(1))
+
+
+def test_a_thread_that_asks_after_the_end_disturbs_nobody(loaded: Loaded) -> None:
+    backend = loaded(
+        triton("""
+            sender = requests[0].get_response_sender()
+            def ask():
+                for _ in range(20_000):
+                    sender.is_cancelled()
+            threading.Thread(target=ask).start()
+            sender.send(answer(value(requests[0])), FINAL)
+        """)
+    )
+    for number in range(50):
+        assert run(backend, rows(number)) == ([[number]], [None])
+
+
+def test_answers_come_in_the_order_in_which_they_are_sent(loaded: Loaded) -> None:
+    """Of several requests, whichever threads send them."""
+    orders = ("01010101", "11110000", "01111000", "00001111")
+    backend = loaded(
+        triton(f"""
+            senders = [request.get_response_sender() for request in requests]
+            order = {orders}[value(requests[0])]
+            def work():
+                for number in order:
+                    senders[int(number)].send(answer(int(number)))
+                for sender in senders:
+                    sender.send(flags=FINAL)
+            threading.Thread(target=work).start()
+        """)
+    )
+    for number, order in enumerate(orders):
+        said: list[str] = []
+        heard = [Heard(each=lambda _, to=said: to.append("0")), Heard(each=lambda _, to=said: to.append("1"))]  # type: ignore[misc]
+        assert run(backend, rows(number), rows(0), heard=heard)[1] == [None, None]
+        assert "".join(said) == order
+
+
+def test_an_execute_that_raises_each_time_keeps_its_process(loaded: Loaded) -> None:
+    backend = loaded(triton("raise ValueError('on purpose')"))
+    for _ in range(10):
+        (error,) = run(backend, rows(1))[1]
+        assert "on purpose" in error.message
+    assert backend.alive

@@ -42,6 +42,7 @@ _GRPC: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("--streaming, --shared-memory system", (*_EIGHT, "--streaming", "--shared-memory", "system")),
     ("gzip", (*_EIGHT, "--grpc-compression-algorithm", "gzip")),
 )
+_SEQUENCES = (*_EIGHT, "--sequence-length", "10", "--sequence-id-range", "1:100000")
 _JSON = ("--input-tensor-format", "json", "--output-tensor-format", "json")
 
 
@@ -54,4 +55,8 @@ def every_run() -> list[Run]:
         found += [Run(protocol, "pair", "an ensemble, closed loop, 1 and 8", _ONE_AND_EIGHT)]
         found += [Run(protocol, "pair", "an ensemble, -b 4", (*_EIGHT, "-b", "4"))]
     found.append(Run("http", "pretend", "tensors as JSON", (*_EIGHT, *_JSON)))
+    found += [Run(protocol, "sums", "sequences, 8 at a time", _SEQUENCES) for protocol in ("http", "grpc")]
+    found.append(Run("grpc", "sums", "sequences, --streaming", (*_SEQUENCES, "--streaming")))
+    by_rate = ("--request-rate-range", "100", "--num-of-sequences", "4")
+    found.append(Run("grpc", "sums", "sequences at a rate", (*by_rate, "--sequence-length", "10")))
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 from pathlib import Path
 
@@ -154,3 +155,16 @@ def test_an_example_runs_to_the_end_or_gets_the_documented_refusal(
 def test_a_folder_without_examples_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"no examples like simple_\*\.py"):
         examples.find(tmp_path)
+
+
+def test_tests_that_the_page_names_are_there() -> None:
+    """Of Triton's own cases, each of which says what does the same here."""
+    page = (run.ROOT / "docs" / "conformance.md").read_text()
+    named = set(re.findall(r"`(test_\w+)`", page))
+    there = {
+        name
+        for file in (run.ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)
+    }
+    assert len(named) > 40
+    assert not named - there

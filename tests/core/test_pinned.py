@@ -50,7 +50,7 @@ class Play:
         self.started: list[Job] = []
         self.outcomes: Counter[str] = Counter()
 
-    def offer(self, instance: int, shape: str) -> Job:
+    def offer(self, instance: int, shape: str | None) -> Job:
         sequence = LiveSequence(len(self.bound) + 1)
         sequence.instance = instance
         job = Job(self.now, INFINITY, 1, shape)
@@ -143,3 +143,30 @@ def test_an_idle_instance_takes_nothing_of_one_that_is_busy() -> None:
         play.offer(instance, "")
     assert [job.payload.instance for job in play.started] == [0, 2]
     play.everything([])
+
+
+def test_what_waits_for_one_instance_is_not_shared_out_among_the_others() -> None:
+    play = Play(Promise(slo=0.5, max_batch=MAX_BATCH))
+    for _ in range(4):
+        play.offer(0, "")
+    (first,) = play.started
+    assert play.until(LONGEST)
+    assert [len(batch.jobs) for _, batch in play.running] == [3]
+    assert first not in play.running[0][1].jobs
+    play.everything([])
+
+
+def test_nobody_waits_for_a_faster_instance_that_is_not_theirs() -> None:
+    """Only the other one could be in time: it is told now, and not when its time has passed."""
+    play = Play(Promise(slo=0.02, max_batch=MAX_BATCH))
+    for instance in play.core.instances:
+        instance.idle_since = instance.free_at = 0.0
+    slow = play.core.instances[0]
+    slow.speed.mean = slow.speed.cautious = 5.0
+    play.core.instances.refresh()
+    assert play.core.instances.uneven
+    play.offer(0, None)
+    assert play.outcomes["given up"] == 1
+    assert not play.core.lanes.everybody()
+    play.offer(1, None)
+    assert len(play.started) == 1

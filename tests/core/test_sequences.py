@@ -236,6 +236,37 @@ def test_all_who_wait_can_be_told() -> None:
     assert law.live == law.backlog == law.waiting == 0
 
 
+def test_starts_without_an_end_fill_no_memory() -> None:
+    """Whether they run and idle, wait without a place, or are late."""
+    law = _law(instances=2, places=3, idle=1.0, most=50)
+    refused, now = 0, 0.0
+    for name in range(1, 30_001):
+        now += 0.05
+        job = _job(now, now + 2.0 if name % 2 else INFINITY)
+        refused += law.offer(job, name if name % 3 else f"{name}", now, start=True, end=False) is Why.FULL
+        for passed in law.turn(now).passed:
+            law.finished(passed, now, ran=True)
+        assert len(law._known) <= 56
+        assert max(map(len, (law._backlog, law._quiet, law._deadlines))) <= 64 + 2 * 57
+    assert refused > 1000
+    assert len(law._ended) == 1024
+    law.turn(now + 100.0)
+    assert law.live <= 6
+
+
+def test_ten_thousand_sequences_at_once() -> None:
+    law = _law(places=10_000, most=100_000)
+    first = [_offer(law, name, flags="s") for name in range(1, 10_001)]
+    second = [_offer(law, name, flags="e") for name in range(1, 10_001)]
+    assert law.turn(0.0).passed == first
+    for job in first:
+        law.finished(job, 0.0, ran=True)
+    assert law.turn(0.0).passed == second
+    for job in second:
+        law.finished(job, 0.0, ran=True)
+    assert (law.live, law.waiting, law._known) == (0, 0, {})
+
+
 class _Adversary:
     """Random clients, and what must hold after each of their moves."""
 

@@ -330,6 +330,48 @@ def test_states_are_kept_from_one_request_to_the_next(
     run(stateful(tmp_path, f"{strategy} {STATE % initial}", max_batch=max_batch), story)
 
 
+@pytest.mark.parametrize("strategy", ["direct { }", "oldest { max_candidate_sequences: 3 }"])
+def test_a_state_that_is_declared_as_an_output_is_one(tmp_path: Path, strategy: str) -> None:
+    model = stateful(tmp_path, f"{strategy} {STATE % TEN}")
+    settings = model / "config.pbtxt"
+    one = np.ones((1, 2), np.float32)
+
+    async def hidden(engine: Engine) -> None:
+        with pytest.raises(InvalidInput, match="sums has no output 'h_next'"):
+            await engine.infer("sums", {"x": one}, outputs=["h_next"], sequence_id=1, sequence_start=True)
+
+    async def shown(engine: Engine) -> None:
+        for number, (outputs, names) in enumerate(
+            ((["h_next"], {"h_next"}), (["y"], {"y"}), ((), {"y", "h_next"}))
+        ):
+            answer = await engine.infer(
+                "sums", {"x": one}, outputs=outputs, sequence_id=1, sequence_start=not number
+            )
+            assert set(answer) == names
+            assert all(array.tolist() == [[11 + number, 21 + number]] for array in answer.values())
+
+    run(model, hidden)
+    declared = 'output { name: "h_next" data_type: TYPE_FP32 dims: 2 }\nsequence_batching'
+    settings.write_text(settings.read_text().replace("sequence_batching", declared))
+    run(model, shown)
+
+
+def test_nothing_is_left_of_a_sequence_whose_client_went(tmp_path: Path) -> None:
+    """Its place is another's when it has idled, and that one starts with the initial state."""
+
+    async def story(engine: Engine) -> None:
+        assert await ask(engine, 1, 5, "s") == 15
+        going = [asyncio.ensure_future(ask(engine, 1, 7)) for _ in range(10)]
+        await asyncio.sleep(0)
+        for one in going:
+            one.cancel()
+        await asyncio.gather(*going, return_exceptions=True)
+        assert await asyncio.gather(*(ask(engine, name, 1, "se") for name in (2, 3))) == [11, 11]
+
+    idle = "max_sequence_idle_microseconds: 200000"
+    run(stateful(tmp_path, f"{idle} {STATE % TEN}", max_batch=1), story)
+
+
 @pytest.mark.parametrize(
     ("sequences", "words"),
     [
@@ -342,7 +384,7 @@ def test_states_are_kept_from_one_request_to_the_next(
         (STATE % "" + READY_INPUT.replace("[0, 1]", "[0]"), "needs the two values"),
         (STATE % "" + READY_INPUT.replace("[0, 1]", "[1, 1]"), "the same for no and for yes"),
         (STATE % "" + READY_INPUT + READY_INPUT, "more than one control input says ready"),
-        (STATE % "" + READY_INPUT.replace('"ready"', '"x"'), "clients neither send nor get"),
+        (STATE % "" + READY_INPUT.replace('"ready"', '"x"'), "clients do not send"),
         (STATE % "" + 'control_input { name: "ready" }', "needs a name and a control"),
         (STATE % "" + "direct { minimum_slot_utilization: 2 }", "must be 0 to 1"),
         (STATE % "" + "oldest { max_candidate_sequences: -1 }", "must be 0 to"),

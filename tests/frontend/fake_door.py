@@ -56,6 +56,7 @@ class FakeModel:
     hosted: bool = False
     decoupled: bool = False
     """`function` then returns all of the answers, one after the other; an error among them is the end."""
+    writes: bool = False
 
     def entry(self, key: int, row: tuple[int, int] = (0, 0)) -> ModelEntry:
         signature = Signature(self.name, tuple(self.inputs), tuple(self.outputs), self.max_batch)
@@ -85,6 +86,7 @@ class FakeModel:
             digest=self.digest,
             hosted=self.hosted,
             decoupled=self.decoupled,
+            writes=self.writes,
         )
 
 

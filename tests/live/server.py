@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,6 +27,9 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _LOG_SHOWN = 12_000
 ONE_PROCESS = pytest.param(0, id="one process", marks=pytest.mark.conformance)
 LAYOUTS = [ONE_PROCESS, pytest.param(1, id="one front end")]  # what is asked of one is asked of the other
+NEEDS_CURL = pytest.mark.skipif(
+    shutil.which("curl") is None and not os.environ.get("CI"), reason="curl is not installed"
+)  # where it belongs to what is tested, a test without it fails
 _PORTS = random.Random(os.getpid())
 _TAKEN: list[socket.socket] = []  # one for each port that this process has chosen
 

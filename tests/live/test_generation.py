@@ -28,7 +28,7 @@ from carpool.backends.fake import fake_text
 from carpool.demo import text_model
 from carpool.wire.event_lines import EventReader
 from frontend.http.harness import Response, post
-from live.server import Live, command, descendants, is_alive, serving, wait_until
+from live.server import NEEDS_CURL, Live, command, descendants, is_alive, serving, wait_until
 
 TEXT = "Invoice 2041, due 17 May"
 LINE = text_model() / "line.png"
@@ -184,6 +184,15 @@ def test_a_picture_of_a_line_is_read(server: Live) -> None:
     assert response.status == 200, response
     assert orjson.loads(response.body)["text"] == TEXT
     assert server.metric("carpool_text_tokens_total", model="reader") >= len(TEXT) + 1
+
+
+def test_usage_counts_tokens(server: Live) -> None:
+    """Each letter of this model is one, and so is the end; a piece may have several."""
+    line = LINE.read_bytes()
+    assert chat(server, "reader", line).usage.completion_tokens == len(TEXT) + 1
+    assert chat(server, "reader", line, max_tokens=3).usage.completion_tokens == 3
+    *_, last = chat(server, "reader", line, stream=True, stream_options={"include_usage": True})
+    assert last.usage.total_tokens == len(TEXT) + 1
 
 
 def test_whole_texts_over_v2_are_those_of_each_picture(server: Live) -> None:
@@ -370,7 +379,7 @@ def test_load_times_the_pieces_of_every_stream(server: Live, path: str) -> None:
 
 
 @pytest.mark.conformance
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@NEEDS_CURL
 def test_curl(server: Live) -> None:
     command = ["curl", "-sN", "-H", "Accept: text/event-stream", "--data-binary", f"@{LINE}"]
     said = subprocess.run(

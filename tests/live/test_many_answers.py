@@ -5,8 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import shutil
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from frontend.http.harness import until
+from frontend.http.harness import post, until
 from frontend.http.test_generate import read_events
 from frontend.whole_server import PATIENCE_S, WholeServer, whole_server
+from live.server import NEEDS_CURL, resident_bytes
 
 COUNT = """
 import os
@@ -81,6 +82,18 @@ def test_a_client_that_leaves_frees_its_place(server: WholeServer) -> None:
     assert len(ask(server, 3)) == 3  # there is one instance, which has it now
 
 
+@pytest.mark.conformance
+def test_a_client_that_does_not_read_is_cut_off_and_fills_no_memory(server: WholeServer) -> None:
+    """There is one instance, which the next has when that is done: what was sent is in sockets by then."""
+    before = resident_bytes(os.getpid())
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(("127.0.0.1", server.port))
+        sock.sendall(post("/v2/models/count/generate_stream", b'{"n": 2000000000}'))
+        assert len(ask(server, 3)) == 3
+    assert resident_bytes(os.getpid()) - before < 64 << 20
+
+
 def test_a_process_that_is_killed_between_answers_is_one_error(server: WholeServer) -> None:
     connection = opened(server, 2_000_000_000)
     response = connection.getresponse()
@@ -105,7 +118,7 @@ def test_settings_say_that_it_is_decoupled(server: WholeServer) -> None:
         assert config["model_transaction_policy"] == {"decoupled": True}
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@NEEDS_CURL
 def test_curl(server: WholeServer, tmp_path: Path) -> None:
     command = ["curl", "-sN", "-d", '{"n": 3}', f"http://{server.url}/v2/models/count/generate_stream"]
     said = subprocess.run(command, capture_output=True, check=True, timeout=PATIENCE_S).stdout

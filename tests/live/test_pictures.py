@@ -27,7 +27,7 @@ from frontend.http.harness import Response
 from frontend.http.test_app_images import FORM
 from frontend.http.test_multipart import file_part, form
 from live.plain_detector import overlap, things_in
-from live.server import LAYOUTS, Live, error_of, resident_bytes, serving, wait_until
+from live.server import LAYOUTS, NEEDS_CURL, Live, error_of, resident_bytes, serving, wait_until
 from vision.made_files import HEADS
 
 PHOTOS = {file.stem: file for file in pictures()}
@@ -249,7 +249,7 @@ def test_clients_that_leave_at_any_moment_leave_nothing_behind(server: Live) -> 
 # ---- the first answer -------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
+@NEEDS_CURL
 def test_the_line_on_the_first_screen_works_as_it_is(server: Live) -> None:
     [line] = re.findall(r"^  Try: +(curl .*)$", server.log(), re.MULTILINE)
     done = subprocess.run(shlex.split(line), capture_output=True, timeout=60, check=True)

@@ -91,7 +91,7 @@ class Sequenced:
             **self._stacked([self._initial] * count),
         }
         outputs = self._backend.run(given, wanted)
-        return {name: array for name, array in outputs.items() if name not in self._kept}
+        return {name: array for name, array in outputs.items() if name in (wanted or self._outputs)}
 
     def run_each(self, requests: Sequence[Request], details: Sequence[bytes] = ()) -> list[Answered]:
         rows = [_row(said) for said in details]
@@ -135,7 +135,7 @@ class Sequenced:
             spread[place], kept[place] = row, state
         inputs |= self._controls(spread, count) | self._stacked(kept)
         asked = {name for _, wanted in requests for name in wanted or self._outputs}
-        names = [*(name for name in self._outputs if name in asked), *self._kept]
+        names = [*(name for name in self._outputs if name in asked and name not in self._kept), *self._kept]
         outputs = self._backend.run(inputs, names)
         answers: list[Answered] = []
         for place, row, (_, wanted) in zip(places, rows, requests, strict=True):
@@ -155,7 +155,7 @@ class Sequenced:
         given: list[Request] = []
         for (inputs, wanted), row in zip(requests, rows, strict=True):
             own = self._controls([row], 1) | self._stacked([self._state(row)])
-            given.append(({**inputs, **own}, [*(wanted or self._outputs), *self._kept]))
+            given.append(({**inputs, **own}, list(dict.fromkeys([*(wanted or self._outputs), *self._kept]))))
         try:
             answers = backend.run_each(given, details)
         except CarpoolError as error:

@@ -222,7 +222,8 @@ def complete(config: ModelConfig, signature: ModelSignature) -> ModelConfig:
 def _without_own(
     config: ModelConfig, sequences: SequenceSettings, signature: ModelSignature, batched: bool
 ) -> ModelSignature:
-    """Without what the server fills in and keeps, which the file must have as the settings say."""
+    """Without what the server fills in and keeps, which the file must have as the settings say. A state that
+    is declared as an output as well is one."""
     wanted: list[tuple[bool, str, str, tuple[int, ...]]] = [
         (True, control.name, control.datatype, (1,)) for control in sequences.controls
     ]
@@ -243,10 +244,10 @@ def _without_own(
         if tensor.datatype != datatype or not fits:
             told = f"{datatype} {list(dims)}{' (without the batch)' if batched else ''}"
             raise ConfigError(f"{where} should be {told} and is {tensor.datatype} {list(shape)}")
-    own = {name for _, name, _, _ in wanted}
+    kept = {state.output for state in sequences.states} - {tensor.name for tensor in config.outputs}
     return ModelSignature(
-        tuple(t for t in signature.inputs if t.name not in own),
-        tuple(t for t in signature.outputs if t.name not in own),
+        tuple(t for t in signature.inputs if t.name not in sequences.own_inputs),
+        tuple(t for t in signature.outputs if t.name not in kept),
     )
 
 

@@ -108,9 +108,9 @@ class SequenceSettings:
         return ""
 
 
-def check_sequences(settings: SequenceSettings, where: str, tensors: Sequence[str]) -> SequenceSettings:
-    """Raises what contradicts itself, or what else is said about the model: `tensors` are those that it
-    declares."""
+def check_sequences(settings: SequenceSettings, where: str, inputs: Sequence[str]) -> SequenceSettings:
+    """Raises what contradicts itself, or what else is said about the model: `inputs` are those that it
+    declares. An output that is kept as a state may be declared, too: then clients get it."""
     if len(settings.controls) + len(settings.states) > _MOST_TENSORS:
         raise ConfigError(f"{where}: more than {_MOST_TENSORS} controls and states")
     for kind in CONTROL_KINDS:
@@ -120,10 +120,10 @@ def check_sequences(settings: SequenceSettings, where: str, tensors: Sequence[st
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f'{where}: "{name}" is named twice among controls and states')
-        if name in tensors:
+        if name in inputs and name in settings.own_inputs:
             raise ConfigError(
-                f'{where}: "{name}" is a control or a state, which clients neither send nor get; '
-                "do not declare it among the inputs and outputs"
+                f'{where}: "{name}" is a control or a state, which clients do not send; '
+                "do not declare it among the inputs"
             )
     for control in settings.controls:
         if control.values[0] == control.values[1]:
@@ -154,7 +154,7 @@ def _check_state(state: StateTensor, where: str) -> None:
 # ---- [sequences] of model.toml -----------------------------------------------------------------------------
 
 
-def read_sequences_table(table: Table, inside: Inside, tensors: Sequence[str]) -> SequenceSettings:
+def read_sequences_table(table: Table, inside: Inside, inputs: Sequence[str]) -> SequenceSettings:
     usual = SequenceSettings()
     strategy = table.text("strategy", STRATEGIES) or OLDEST
     for key, needed in (("max_candidates", OLDEST), ("min_utilization", DIRECT), ("max_delay_ms", DIRECT)):
@@ -171,7 +171,7 @@ def read_sequences_table(table: Table, inside: Inside, tensors: Sequence[str]) -
         tuple(map(_control, table.tables("control"))),
         tuple(_state(one, inside) for one in table.tables("state")),
     )
-    return check_sequences(settings, f"{table.file}: [sequences]", tensors)
+    return check_sequences(settings, f"{table.file}: [sequences]", inputs)
 
 
 def _control(table: Table) -> ControlInput:

@@ -95,7 +95,7 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
         rollout=read_rollout(top.table("rollout")),
         sequences=None
         if sequences is None
-        else read_sequences_table(sequences, _inside, [tensor.name for tensor in inputs + outputs]),
+        else read_sequences_table(sequences, _inside, [tensor.name for tensor in inputs]),
         **{name: _section(table) for name in SECTIONS if (table := top.table(name)) is not None},
     )
     if config.registry is not None:

@@ -55,8 +55,7 @@ def read_sequences(source: Source) -> SequenceSettings | None:
     if not 0 <= settings.min_utilization <= 1:  # NaN too
         at = f"{_AT}.direct.minimum_slot_utilization"
         raise source.error(at, "minimum_slot_utilization must be 0 to 1")
-    declared = [tensor.name for tensor in (*message.input, *message.output)]
-    return check_sequences(settings, source.where(_AT), declared)
+    return check_sequences(settings, source.where(_AT), [tensor.name for tensor in message.input])
 
 
 def _controls(source: Source, item: Any, path: str) -> Any:

@@ -37,7 +37,8 @@ def next_batch(
         size = _size(core, shares, instance, head, lane, want, now)
         if size:
             return _fill(core, shares, instance, head.shape, size, now, given_up)
-        if core.instances.uneven and _faster_one_carries(core, instance, head, now):
+        uneven = core.instances.uneven and not core.lanes.pinned
+        if uneven and _faster_one_carries(core, instance, head, now):
             return _from_behind(core, instance, line, slo, want, now)
         if is_probe(core, head, slo, now):
             core.lanes.serve(head)
@@ -56,12 +57,14 @@ def _first_lane(core: Scheduler) -> Lane | None:
 
 
 def _wanted(core: Scheduler, head: Job, line: Line, largest: int, now: float) -> int:
-    """What is waiting, shared with the instances that will be free as well, at an efficient size."""
+    """What is waiting, shared with the instances that will be free as well, at an efficient size. What is
+    pinned to this one is for no other."""
     waiting = line.images
     if len(core.lanes.by_key) > 1:
         lines = (lane.lines.get(head.shape) for lane in core.lanes)
         waiting = sum(line.images for line in lines if line is not None)
-    free = core.instances.free_within(core.curve.times[1], now) if core.instances.several else 1
+    shared = core.instances.several and not core.lanes.pinned
+    free = core.instances.free_within(core.curve.times[1], now) if shared else 1
     return max(core.curve.efficient[min(largest, ceil(waiting / free))], head.images)
 
 

@@ -26,6 +26,8 @@ class PinnedLanes(Lanes):
 
     __slots__ = ("_sets",)
 
+    pinned = True
+
     def __init__(self, instances: int, *, by_shape: bool, constants: Constants) -> None:
         super().__init__(by_shape=by_shape, constants=constants)
         self._sets: list[dict[tuple[int, str], Lane]] = [{} for _ in range(instances)]

@@ -149,6 +149,8 @@ class Lanes:
         *("requests", "waiting"),
     )
 
+    pinned = False  # what is seen of it may run on any instance
+
     def __init__(self, *, by_shape: bool, constants: Constants = CONSTANTS) -> None:
         self.by_shape = by_shape  # False keeps one line per lane, so that the order of arrival is kept
         self._constants = constants

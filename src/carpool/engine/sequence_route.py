@@ -157,8 +157,7 @@ class SequenceRoute:
                 for job, why in turn.dropped:
                     self._tell(cast(Work, job), Outcome(error=self._dropped(job, why, now)))
                 if turn.passed:
-                    self._again = True
-                    self._pass_on(turn.passed)
+                    self._pass_on(turn.passed)  # who is refused there comes back here, through `_done`
             self._reminder.set(turn.look_again, now)
         finally:
             self._going = False

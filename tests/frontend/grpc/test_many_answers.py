@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ import tritonclient.grpc.service_pb2 as pb
 
 from carpool.errors import ModelError
 from carpool.frontend.grpc.stream_infer import MOST_UNWRITTEN
-from carpool.types import Datatype, TensorSpec
+from carpool.link.door import Answer
+from carpool.types import Datatype, StepTiming, TensorSpec, Timing
 from frontend.fake_door import FakeModel
 from frontend.grpc.front_end import FrontEnd, channel, front_end
 from frontend.grpc.test_stream import Talk
@@ -38,6 +40,7 @@ REPEAT = FakeModel(
     mode="eager",
     decoupled=True,
 )
+TEXT = replace(REPEAT, name="text", writes=True)
 ONE = FakeModel(
     "one",
     [TensorSpec("IN", Datatype.INT32, (-1,))],
@@ -49,7 +52,7 @@ ONE = FakeModel(
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[FrontEnd]:
-    with front_end(REPEAT, ONE) as running:
+    with front_end(REPEAT, TEXT, ONE) as running:
         yield running
 
 
@@ -209,3 +212,57 @@ def test_a_client_that_does_not_read_is_cut_off(front: FrontEnd) -> None:
             front.run(lambda: call.say(piece))
         assert call.cancelled
         talk.call.cancel()
+
+
+def timed(result: Any) -> set[str]:
+    return {name for name in result.get_response().parameters if name.startswith("carpool_")}
+
+
+def test_where_the_time_went_is_said_when_it_is_known(front: FrontEnd) -> None:
+    """At the end, and never as zeros before that."""
+    with Heard(front) as heard:
+        heard.ask("repeat", given(4, 2), enable_empty_final_response=True)
+        first, second, end = (heard.next() for _ in range(3))
+        assert not timed(first) | timed(second)
+        assert {"carpool_queue_ms", "carpool_infer_ms", "carpool_batch"} <= timed(end)
+        assert end.get_response().parameters["carpool_infer_ms"].double_param == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_last_piece_of_a_text_says_where_its_time_went(front: FrontEnd, fails: bool) -> None:
+    front.door.held = True
+    encode, write = Timing(0.002, infer=0.003, batch=1), Timing(infer=0.01, batch=7)
+    timing = StepTiming(0.002, infer=0.013, batch=1, steps=(("encode", encode), ("write", write)))
+    with Heard(front) as heard:
+        heard.ask("text", given(1))
+        (call,) = front.wait_for_calls(1)
+        front.run(lambda: call.say({"OUT": [3]}))
+        assert not timed(heard.next())
+
+        def end() -> None:
+            call.say({"OUT": [5]}, last=True)
+            call.answered = True
+            wrong = ModelError("the process died") if fails else None
+            call.done(Answer(timing=timing, error=wrong))
+
+        front.run(end)
+        if fails:
+            assert heard.error() == "the process died"
+            return
+        last = heard.next()
+        assert is_final(last)
+        assert last.as_numpy("OUT")[0] == 5
+        parameters = last.get_response().parameters
+        assert parameters["carpool_infer_ms"].double_param == pytest.approx(13.0)
+        assert 'write.batch;desc="7"' in parameters["carpool_steps"].string_param
+
+
+def test_outputs_that_an_answer_leaves_out_are_not_replaced_by_others(front: FrontEnd) -> None:
+    front.door.held = True
+    with Heard(front) as heard:
+        heard.ask("repeat", given(5), outputs=[triton.InferRequestedOutput("IDX")])
+        (call,) = front.wait_for_calls(1)
+        front.run(lambda: (call.say({"OUT": [3]}), call.say({"IDX": [4], "OUT": [3]}), call.finish_parts()))
+        first, second = heard.next(), heard.next()
+        assert not first.get_response().outputs
+        assert [one.name for one in second.get_response().outputs] == ["IDX"]

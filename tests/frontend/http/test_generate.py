@@ -6,8 +6,10 @@ import http.client
 import json
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 
 from carpool.errors import ModelError
@@ -127,21 +129,122 @@ def test_what_is_missing_or_of_the_wrong_kind(front: FrontEnd) -> None:
     refused(front, {"PROMPT": 1, "STREAM": False}, "attempt to access JSON non-string as string")
     refused(front, {"PROMPT": "x", "STREAM": "no"}, "attempt to access JSON non-boolean as boolean")
     refused(front, {"STREAM": 123, "PROMPT": True}, "attempt to access JSON non-boolean as boolean")
+    refused(front, {"PROMPT": True, "STREAM": 123}, "attempt to access JSON non-string as string")
     refused(front, {"PROMPT": {"USER": "x"}, "STREAM": True}, "attempt to access JSON non-string as string")
     refused(front, {**ASKED, "REPETITION": True}, "attempt to access JSON non-number as number")
     refused(front, {**ASKED, "PARAMS": {"a": 0}}, "parameter 'PARAMS' has invalid type")
     refused(front, {**ASKED, "parameters": 1}, "Expected JSON object for keyword: 'parameters'")
-    refused(front, {**ASKED, "parameters": {"a": [1]}}, "parameter 'a' has invalid type")
     refused(
-        front, '{"PROMPT": "a", "STREAM": true, "PROMPT": "b"}', "input 'PROMPT' already exists in request"
+        front,
+        {**ASKED, "parameters": {"a": [1]}},
+        "Converting keyword: 'parameters': parameter 'a' has invalid type",
     )
     refused(front, "[]", "JSON object")
     refused(front, "{", "failed to parse the request JSON buffer")
     refused(front, "[" * 5000, "JSON")
-    refused(front, {"PROMPT": "hello"}, "1")
-    refused(front, {"abc": 123}, "0")
-    refused(front, {**ASKED, "far": 1 << 70}, "")
     assert not front.door.calls
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [({}, 0), ({"abc": 123}, 0), ({"PROMPT": "hello"}, 1), ({"STREAM": False, "other": "thing"}, 1)],
+)
+def test_how_many_inputs_are_missing(front: FrontEnd, body: Any, count: int) -> None:
+    refused(front, body, f"expected number of inputs between 2 and 4 but got {count}")
+
+
+@pytest.mark.parametrize(
+    ("twice", "first"),
+    [
+        ('"PROMPT": "b"', "PROMPT"),
+        ('"STREAM": false', "STREAM"),
+        ('"PROMPT": "b", "STREAM": false', "PROMPT"),
+        ('"STREAM": false, "PROMPT": "b"', "STREAM"),
+    ],
+)
+def test_of_inputs_that_are_there_twice_the_first_is_named(front: FrontEnd, twice: str, first: str) -> None:
+    body = f'{{"PROMPT": "a", "STREAM": true, {twice}}}'
+    refused(front, body, f"input '{first}' already exists in request")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        '"far": 118059162071741130342',
+        '"far": -9223372036854775809',
+        f'"far": {"9" * 5000}',
+        '"far": 1e999',
+        '"far": NaN',
+        '"far": null',
+        '"far": {"a": {"b": {}}}',
+        f'"far": {"[" * 100_000}{"]" * 100_000}',
+        '"far": "\\ud800"',
+        '"id": null',
+        '"id": ["x"]',
+        '"REPETITION": 4294967296',
+        '"REPETITION": -1',
+        '"REPETITION": 1.5',
+        '"REPETITION": [1, 2]',
+        '"REPETITION": [[1]]',
+        '"REPETITION": []',
+        '"timeout": "soon"',
+        '"priority": -1',
+        '"sequence_id": -1',
+        '"sequence_id": 1e30',
+        '"sequence_start": "yes"',
+        '"triton_enable_empty_final_response": 1',
+    ],
+)
+def test_hostile_fields(front: FrontEnd, more: str) -> None:
+    for route in ("generate", "generate_stream"):
+        status, kind, said = ask(front, route, f'{{"PROMPT": "a", "STREAM": true, {more}}}')
+        assert (status, kind) == (400, "application/json"), said
+    assert not front.door.calls
+    assert ask(front, "generate", ASKED)[0] == 200
+
+
+@pytest.mark.parametrize("size", [100_000, 1 << 21])
+def test_a_great_many_parameters(front: FrontEnd, size: int) -> None:
+    """They are read within the limit of a body, and no further."""
+    body = json.dumps({**ASKED, "parameters": {f"p{n}": n for n in range(size // 14)}})
+    status, _, said = ask(front, "generate", body)
+    assert status == (413 if len(body) > 1 << 20 else 200), said
+
+
+def test_a_prompt_that_is_too_long(front: FrontEnd) -> None:
+    for prompt in ("x" * (1 << 20), ["x"] * (1 << 19)):
+        status, kind, said = ask(front, "generate", {"PROMPT": prompt, "STREAM": True})
+        assert (status, kind) == (413, "application/json")
+        assert "bytes" in json.loads(said)["error"]
+    assert not front.door.calls
+
+
+def test_the_id_is_told_if_there_is_one(front: FrontEnd) -> None:
+    for given, told in (("42", "42"), (42, "42"), ("", None), (None, None)):
+        asked = ASKED if given is None else {**ASKED, "id": given}
+        assert json.loads(ask(front, "generate", asked)[2]).get("id") == told
+        assert [one.get("id") for one in events(front, asked)] == [told]
+
+
+def test_an_output_without_elements_is_an_empty_list(front: FrontEnd) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        front.door.held = True
+        asked = thread.submit(ask, front, "generate", ASKED)
+        until(lambda: bool(front.door.calls))
+        call = front.door.calls[-1]
+        front.server.call(call.say, {"TEXT": np.zeros((1, 0), object)})
+        front.server.call(call.finish_parts)
+        assert json.loads(asked.result(PATIENCE)[2])["TEXT"] == []
+
+
+def test_many_at_once(front: FrontEnd) -> None:
+    with ThreadPoolExecutor(20) as threads:
+        one = [threads.submit(ask, front, "generate", {**ASKED, "id": n}) for n in range(50)]
+        some = [threads.submit(events, front, {**ASKED, "id": n, "REPETITION": 3}) for n in range(50)]
+        assert [json.loads(asked.result()[2])["id"] for asked in one] == [str(n) for n in range(50)]
+        assert [[event["id"] for event in asked.result()] for asked in some] == [
+            [str(n)] * 3 for n in range(50)
+        ]
 
 
 def test_what_is_no_input_is_a_parameter(front: FrontEnd) -> None:
@@ -151,9 +254,12 @@ def test_what_is_no_input_is_a_parameter(front: FrontEnd) -> None:
 
 
 def test_an_error_is_a_status_or_the_last_event(front: FrontEnd) -> None:
-    status, kind, said = ask(front, "generate_stream", {**ASKED, "REPETITION": 0, "FAIL_LAST": True})
-    assert (status, kind) == (500, "application/json")
-    assert "An Error Occurred" in json.loads(said)["error"]
+    """Of the model's, that is: who is not let in, or asks for what is not there, has a document."""
+    asked = {**ASKED, "REPETITION": 0, "FAIL_LAST": True}
+    status, kind, said = ask(front, "generate_stream", asked)
+    assert (status, kind) == (500, "text/event-stream; charset=utf-8")
+    assert read_events(said) == [{"error": "An Error Occurred"}]
+    assert ask(front, "generate", asked)[:2] == (500, "application/json")
     found = events(front, {**ASKED, "REPETITION": 1, "FAIL_LAST": True})
     assert [one.get("TEXT", one.get("error")) for one in found] == ["hello world", "An Error Occurred"]
 

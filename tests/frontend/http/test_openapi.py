@@ -12,7 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from carpool.frontend.http.app import ROUTES
+from carpool.frontend.http.app import ROUTES, _expanded
 from carpool.frontend.http.openapi import openapi
 from carpool.link.door import Catalog
 from carpool.vision import tasks
@@ -47,9 +47,17 @@ def test_the_document_is_valid(document: dict[str, Any]) -> None:
 
 
 def test_it_has_every_picture_route(document: dict[str, Any]) -> None:
-    v2 = re.compile(r"/(v2|console|predictions|$)")  # Triton's and TorchServe's are described by them
-    posted = {route.pattern for route in ROUTES if route.method == "POST" and not v2.match(route.pattern)}
-    assert set(document["paths"]) == posted | {"/v1/models", "/v1/models/{model}"}
+    """And Triton's generate; the rest of its protocol is described by it."""
+    others = re.compile(r"/(v2(?!.*/generate)|console|health|metrics|openapi|docs|$)")
+    routes = {
+        (path, route.method.lower())
+        for route in ROUTES
+        for path in _expanded(route.pattern)
+        if not others.match(path)
+    }
+    assert {(path, verb) for path, item in document["paths"].items() for verb in item} == routes
+    named = [one["operationId"] for item in document["paths"].values() for one in item.values()]
+    assert len(set(named)) == len(named)
 
 
 def test_it_has_every_option(document: dict[str, Any]) -> None:
@@ -57,6 +65,11 @@ def test_it_has_every_option(document: dict[str, Any]) -> None:
         parameter["name"] for parameter in document["paths"]["/models/{model}/predict"]["post"]["parameters"]
     }
     assert set(tasks.options_of()) <= listed
+
+
+def test_streams_are_described(document: dict[str, Any]) -> None:
+    for path in ("/read", "/caption", "/v1/chat/completions", "/v2/models/{model}/generate_stream"):
+        assert "text/event-stream" in document["paths"][path]["post"]["responses"]["200"]["content"], path
 
 
 def schema_of(document: dict[str, Any], path: str) -> Draft202012Validator:

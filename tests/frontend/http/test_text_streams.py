@@ -19,10 +19,12 @@ from carpool.errors import InvalidInput, ModelError, Refused, Unavailable
 from carpool.frontend.access.guard import Guard
 from carpool.frontend.http import event_stream
 from carpool.frontend.pictures import sent_pictures
+from carpool.link.door import Answer
+from carpool.types import StepTiming, Timing
 from carpool.wire.event_lines import EventReader
 from frontend.http.front_end import FrontEnd, error_of, front_end
 from frontend.http.harness import Client as Connection
-from frontend.http.harness import Response, until
+from frontend.http.harness import Response, post, until
 from frontend.picture_models import RED, detector, picture, words, writer
 
 KEY = "a-key-that-is-long-enough-0123456789"
@@ -195,6 +197,27 @@ def test_openais_own_client_streams(client: openai.OpenAI) -> None:
     assert [one.choices[0].finish_reason for one in chunks if one.choices][-1] == "stop"
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_are_those_that_the_engine_counted(stream: bool) -> None:
+    timing = StepTiming(infer=0.01, batch=1, steps=(("encode", Timing()), ("write", Timing(batch=9))))
+    with front_end(writer("counts", writes=True)) as found, found.connect() as client:
+        found.door.held = True
+        more = {"stream_options": {"include_usage": True}} if stream else {}
+        body = chat(model="counts", stream=stream, **more)
+        client.send(post("/v1/chat/completions", body, JSON))
+        call = found.wait_for_call()
+
+        def end() -> None:
+            call.say({"text_output": [b"Red"], "finish_reason": [b"stop"]}, finish="stop", last=True)
+            call.answered = True
+            call.done(Answer(timing=timing))
+
+        found.run(end)
+        response = client.response()
+        document = events_of(response)[-2] if stream else json.loads(response.body)
+        assert document["usage"]["completion_tokens"] == 9
 
 
 def test_openais_own_client_lists_models(client: openai.OpenAI) -> None:

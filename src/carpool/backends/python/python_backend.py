@@ -144,26 +144,18 @@ class PythonBackend:
         details: Sequence[bytes],
         listeners: Sequence[Listener],
     ) -> list[CarpoolError | None]:
-        """The process hands over one answer at a time, and hears before its next whose client has gone."""
+        """The process hands over one answer at a time, and hears before its next whose client has gone. It
+        may also ask for that alone."""
         if not self.alive:
             raise self._died(self._process.end())
         errors: dict[int, CarpoolError] = {}
         written = self._process.inputs.write(_numbered(requests, details))
         said = self._next({"inputs": written, "wanted": [list(wanted) for _, wanted in requests]})
-        while "part" in said:
-            outputs = self._outputs_of(said)
-            try:
-                number, last = int(said["part"]), bool(said["last"])
-                listener = listeners[number]
-            except (KeyError, IndexError, TypeError, ValueError) as error:
-                raise self._broken(error) from None
-            if listener.wanted and number not in errors:
-                try:
-                    listener.send(outputs, last=last)
-                except CarpoolError as error:
-                    errors[number] = error
+        while (answered := "part" in said) or "look" in said:
+            if answered:
+                self._hand_over(said, listeners, errors)
             gone = [n for n, one in enumerate(listeners) if n in errors or not one.wanted]
-            said = self._next({"gone": gone})
+            said = self._next({"gone": gone}, renews=answered)
         if "error" in said:
             raise ModelError(f"{self._model}: {said['error']}")
         try:
@@ -173,8 +165,25 @@ class PythonBackend:
             raise self._broken(error) from None
         return [errors.get(number) for number in range(len(requests))]
 
-    def _next(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        self._process.deadline = None if not self._timeout else time.monotonic() + self._timeout
+    def _hand_over(
+        self, said: dict[str, Any], listeners: Sequence[Listener], errors: dict[int, CarpoolError]
+    ) -> None:
+        outputs = self._outputs_of(said)
+        try:
+            number, last = int(said["part"]), bool(said["last"])
+            listener = listeners[number]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise self._broken(error) from None
+        if listener.wanted and number not in errors:
+            try:
+                listener.send(outputs, last=last)
+            except CarpoolError as error:
+                errors[number] = error
+
+    def _next(self, message: Mapping[str, Any], *, renews: bool = True) -> dict[str, Any]:
+        """With `renews`, it has all of its time again for what comes next."""
+        if renews:
+            self._process.deadline = None if not self._timeout else time.monotonic() + self._timeout
         try:
             return self._ask(message)
         except WorkerTimeout:

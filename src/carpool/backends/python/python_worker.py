@@ -14,6 +14,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 import traceback
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from pathlib import Path
@@ -30,6 +31,7 @@ from carpool.types import DATATYPES, Array, Datatype
 
 MAX_MESSAGE = 1 << 20
 _LENGTH = struct.Struct("<I")
+_LOOK_S = 0.01
 
 
 class Channel:
@@ -263,6 +265,7 @@ class Parts:
         self._channel = channel
         self._outputs = outputs
         self.gone: set[int] = set()  # numbers of requests
+        self._looked = 0.0
 
     def write(self, answer: Mapping[str, Array]) -> list[WrittenTensor]:
         """Where it lies; ModelError for what cannot be sent."""
@@ -272,6 +275,14 @@ class Parts:
         """What was written last."""
         self._channel.send({"part": number, "outputs": places, "last": last})
         self.gone.update(self._channel.receive()["gone"])
+
+    def look(self) -> None:
+        """Whose client has gone, without an answer. Not each time: models ask this in a loop."""
+        now = time.monotonic()
+        if now - self._looked >= _LOOK_S:
+            self._looked = now
+            self._channel.send({"look": True})
+            self.gone.update(self._channel.receive()["gone"])
 
 
 def requests_of(batch: Mapping[str, Any], inputs: BatchRegion) -> tuple[list[dict[str, Array]], list[bytes]]:

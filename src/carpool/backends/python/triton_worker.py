@@ -142,13 +142,16 @@ class OpenRequest:
 
     @property
     def gone(self) -> bool:
-        return self._number in self._parts.gone
+        with self._lock:  # while it is not over, nobody else uses the way to the server
+            if not self.over:
+                self._parts.look()
+            return self._number in self._parts.gone
 
     def send(self, response: pb_utils.InferenceResponse | None, *, last: bool) -> None:
         with self._lock:
             if self.over:
                 raise pb_utils.TritonModelException("a response is sent after the last of its request")
-            if response is not None and self.error is None and not self.gone:
+            if response is not None and self.error is None and self._number not in self._parts.gone:
                 self._send(response, last=last)
             if last:
                 self._end()

@@ -1,4 +1,4 @@
-// The picture routes to read and to try: openapi.json as a page.
+// The routes for pictures and text to read and to try: openapi.json as a page.
 
 import { el, find } from "./dom.js";
 import { keyed } from "./key.js";
@@ -59,7 +59,7 @@ function section(path, verb, operation) {
     el("p", {}, ...words(`${operation.summary}. ${operation.description ?? ""}`)),
     options.length ? table(["option", "where", "value", ""], options) : null,
     ...tries,
-    ...Object.entries(answers["application/json"].examples ?? {}).map(([kind, example]) =>
+    ...Object.entries(answers["application/json"]?.examples ?? {}).map(([kind, example]) =>
       el("details", {}, el("summary", {}, `What comes back: ${kind}`),
         el("pre", {}, JSON.stringify(example.value, null, 2)))),
     pictures.length

@@ -21,6 +21,7 @@ from carpool.core.steps import StepScheduler
 from carpool.engine.batch import Outcome, Work
 from carpool.engine.generation.text_loop import TextLoop
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, InvalidInput, ModelError, Unavailable
+from carpool.link.step_times import WRITE
 from carpool.link.text_records import Event, Failed, Piece, Worked
 from carpool.observe.logs import logger
 from carpool.types import Array, StepTiming, Timing
@@ -339,7 +340,7 @@ class TextDriver:
             Timing(ride.waited, infer=ride.encoded, batch=1),
             Timing(infer=writing, batch=ride.tokens),
         )
-        steps = (("encode", encode), ("write", write))
+        steps = (("encode", encode), (WRITE, write))
         return StepTiming(ride.waited, 0.0, ride.encoded + writing, 0.0, 1, steps)
 
     def _end(self, ride: _Ride, outcome: Outcome) -> None:

@@ -356,15 +356,17 @@ def encode_answer(
     entry: ModelEntry,
     request_id: bytes,
     listed: Sequence[tuple[bytes, Buffer]],
-    times: Times,
+    times: Times | None,
     more: bytes = b"",
 ) -> bytes:
-    """A ModelInferResponse; `listed` has the head and the bytes of each output, `more` is appended."""
+    """A ModelInferResponse; `listed` has the head and the bytes of each output, `more` is appended. Where the
+    time went is not known before the end."""
     pieces: list[Buffer] = [_prefix(entry.name, entry.version)]
     if request_id:
         pieces += (framing(_ANSWER_ID, len(request_id)), request_id)
-    decode, queue, infer, post, batch = times
-    pieces += (_TIMES.pack(_C0, decode, _C1, queue, _C2, infer, _C3, post), _batch(batch))
+    if times is not None:
+        decode, queue, infer, post, batch = times
+        pieces += (_TIMES.pack(_C0, decode, _C1, queue, _C2, infer, _C3, post), _batch(batch))
     pieces += (head for head, _ in listed)
     for _, data in listed:
         pieces += (_before_raw(len(data)), data)

@@ -7,8 +7,9 @@ answers, and each says whether it is the last.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
+from typing import Any
 
 from carpool.cache.answer_store import Kept
 from carpool.errors import CarpoolError, InvalidInput, Unavailable
@@ -21,9 +22,10 @@ from carpool.frontend.grpc.infer_messages import FINAL_PARAMETER, NOT_FINAL_PARA
 from carpool.frontend.grpc.rpc import Message, Rpc
 from carpool.frontend.pictures.workers import stopping
 from carpool.link.door import Answer
-from carpool.link.step_times import Times, there
+from carpool.link.step_times import in_words, there
 from carpool.observe.columns import BYTES_SENT
-from carpool.wire.v2 import Placed
+from carpool.types import StepTiming, Timing
+from carpool.wire.v2 import Buffer, Placed
 
 MOST_UNANSWERED = 256
 TOO_SLOW = "the answers are not read as fast as the model gives them"
@@ -34,29 +36,48 @@ EMPTY_FINAL = "triton_enable_empty_final_response"
 
 
 class StreamCall(GrpcCall):
-    __slots__ = ("_ended", "say_part")
+    __slots__ = ("_ended", "_last", "say_part")
 
     one_answer = ""
     say_part: Callable[[bytes], None]
-    _ended: bool
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._ended = False  # an answer has said that it is the last
+        self._last: Answer | None = None  # of a text: it waits for the times, which come right behind it
 
     def _write_part(self, answer: Answer) -> None:
-        more = FINAL_PARAMETER if answer.last else NOT_FINAL_PARAMETER
-        asked = there(self.head.outputs, answer.outputs)
-        listed = messages.list_outputs(self.entry, asked, answer.outputs, {})
-        response = messages.encode_answer(self.entry, self.id, listed, Times(), more)
-        self.say_part(response)
         self._ended = answer.last
-        self.service.server_row.add(BYTES_SENT, len(response))
+        if answer.last and self.entry.writes:
+            self._last = answer
+        else:
+            self.say_part(self._part_of(answer, None))
 
     def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
         if not self.entry.decoupled:
             super()._write(answer, placed, kept)
-        elif self.head.options.custom.get(EMPTY_FINAL) is True and not getattr(self, "_ended", False):
-            times = self._times(answer.timing)
-            self._reply(messages.encode_answer(self.entry, self.id, (), times, FINAL_PARAMETER))
+        elif self._last is not None:
+            self._reply(self._part_of(self._last, answer.timing))
+        elif self.head.options.custom.get(EMPTY_FINAL) is True and not self._ended:
+            self._reply(self._part_of(Answer(last=True), answer.timing))
         else:
             self._reply(b"")
+
+    def _part_of(self, answer: Answer, timing: Timing | None) -> bytes:
+        """One answer; with `timing`, the last. It has those outputs that are wanted and that it brings."""
+        more = FINAL_PARAMETER if answer.last else NOT_FINAL_PARAMETER
+        wanted, times = self.head.outputs, None
+        listed: Sequence[tuple[bytes, Buffer]] = ()
+        asked = there(wanted, answer.outputs)
+        if asked or not wanted:
+            listed = messages.list_outputs(self.entry, asked, answer.outputs, {})
+        if timing is not None:
+            times = self._times(timing)
+            if isinstance(timing, StepTiming) and timing.steps:
+                more += messages.text_parameter("carpool_steps", in_words(timing))
+        response = messages.encode_answer(self.entry, self.id, listed, times, more)
+        self.service.server_row.add(BYTES_SENT, len(response))
+        return response
 
 
 class Stream:

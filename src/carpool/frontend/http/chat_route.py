@@ -32,6 +32,7 @@ from carpool.frontend.http.parsing import RequestHead as HttpHead
 from carpool.frontend.http.task_models import in_order
 from carpool.frontend.http.text_route import TEXT_TASKS, StreamedRequest, read_aside
 from carpool.link.door import Catalog, ModelEntry
+from carpool.link.step_times import tokens_in
 from carpool.observe.columns import BYTES_SENT
 from carpool.vision.picture_answers import Options
 from carpool.wire.v2 import encode_error
@@ -124,7 +125,7 @@ class ChatRequest(StreamedRequest):
         if not self.target.entry.decoupled:
             self.part(document["text"])
         finish = document.get("finish_reason", "stop")
-        answer = chat_format.completion(self._head, document["text"], finish, self.pieces)
+        answer = chat_format.completion(self._head, document["text"], finish, self._tokens())
         self.service.server_row.add(BYTES_SENT, len(answer))
         self.exchange.respond(200, fields, answer)
 
@@ -137,8 +138,16 @@ class ChatRequest(StreamedRequest):
     def _last(self, document: dict[str, Any]) -> Sequence[bytes]:
         finish = document.get("finish_reason", "stop")
         return chat_format.last_chunks(
-            self._head, finish, self.pieces, include_usage=self._chat.include_usage
+            self._head, finish, self._tokens(), include_usage=self._chat.include_usage
         )
+
+    def _tokens(self) -> int:
+        """As they were counted where they were written. Of a model that gives pieces, each is one."""
+        outcome = self._outcomes[0]
+        assert outcome is not None
+        timing = outcome.steps if self.target.entry.writes else None
+        counted = None if timing is None else tokens_in(timing)
+        return self.pieces if counted is None else counted
 
     def _error(self, error: CarpoolError) -> bytes:
         return chat_format.as_error(status_of(error), encode_error(error))

@@ -20,6 +20,11 @@ EVENT_FIELDS = (
 )
 
 
+def as_event(data: bytes) -> bytes:
+    """Of one line."""
+    return b"data: %b\n\n" % data
+
+
 class EventStream:
     """The answer to one exchange. Of the loop's thread."""
 
@@ -33,7 +38,7 @@ class EventStream:
     def send(self, events: Iterable[bytes]) -> None:
         """Each of them one line of data. Raises `Cancelled` for a client that reads too slowly, who is gone
         then; one that has left is passed over in silence."""
-        data = b"".join(b"data: %b\n\n" % event for event in events)
+        data = b"".join(map(as_event, events))
         if data and self._exchange.go_on(self._framed(data)) > MOST_UNREAD:
             self._exchange.cut()
             raise Cancelled(f"the client has left more than {MOST_UNREAD} bytes unread", reason="slow-reader")

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import orjson
 
 from carpool.cache.answer_store import Kept
-from carpool.errors import CarpoolError, InvalidInput
+from carpool.errors import CarpoolError, InvalidInput, ModelError
 from carpool.frontend.documents import task_of
-from carpool.frontend.http.event_stream import EventStream
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, hand_over
+from carpool.frontend.http.event_stream import EVENT_FIELDS, EventStream, as_event
+from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, hand_over, status_of
 from carpool.frontend.http.http_service import Service, Start, Starter
 from carpool.frontend.http.image_reading import Layout
 from carpool.frontend.http.image_route import ImageRoute, ImageTarget
@@ -135,11 +135,15 @@ class GenerateCall(HttpCall):
         return False  # what is kept are answers of the other form
 
     def _write_error(self, error: CarpoolError, times: Times | None) -> None:
-        if self._events is None:
+        if self._events is None and self._route.streams and isinstance(error, ModelError):
+            # As Triton's: what the model says instead of a first answer is an event, with its status.
+            fields = EVENT_FIELDS + (b"" if times is None else TIMING % times)
+            self._exchange.respond(status_of(error), fields, as_event(_failed(error)))
+        elif self._events is None:
             super()._write_error(error, times)
         elif self._exchange.pending:  # else it did not read, and was cut off
             with contextlib.suppress(CarpoolError):  # it may not read that either
-                self._events.send([orjson.dumps({"error": error.message})])
+                self._events.send([_failed(error)])
                 self._events.end()
 
     def _stream(self) -> EventStream:
@@ -238,7 +242,11 @@ class PictureRequest(StreamedRequest):
         )
 
     def _error(self, error: CarpoolError) -> bytes:
-        return orjson.dumps({"error": error.message})
+        return _failed(error)
+
+
+def _failed(error: CarpoolError) -> bytes:
+    return orjson.dumps({"error": error.message})
 
 
 # ── tensors ──
@@ -262,7 +270,8 @@ def as_infer_request(body: bytes | bytearray, signature: Signature) -> bytes:
         elif name == "parameters":
             if not isinstance(value, _Pairs):
                 raise InvalidInput("Expected JSON object for keyword: 'parameters'", field=name)
-            document[name] |= {key: _parameter(key, one) for key, one in value.pairs}
+            converting = "Converting keyword: 'parameters': "
+            document[name] |= {key: _parameter(key, one, converting) for key, one in value.pairs}
         elif name == "id":
             document["id"] = str(_parameter(name, value))
         else:
@@ -305,12 +314,10 @@ def _fitted(dims: Sequence[int], count: int) -> list[int]:
     return [count // known if length < 0 else length for length in dims]
 
 
-def _parameter(name: str, value: Any) -> Any:
+def _parameter(name: str, value: Any, where: str = "") -> Any:
     if not isinstance(value, str | int | float):
-        raise InvalidInput(
-            f"parameter '{name}' has invalid type. It should be either 'int', 'bool', 'double' or 'string'.",
-            field=name,
-        )
+        kinds = "It should be either 'int', 'bool', 'double' or 'string'."
+        raise InvalidInput(f"{where}parameter '{name}' has invalid type. {kinds}", field=name)
     return value
 
 

@@ -157,7 +157,7 @@ class Outcome(NamedTuple):
     times: Times
     told: Told | None = None
     version: str = ""  # who answered, where that is a question
-    steps: bytes = b""  # where the time went in each, as `Server-Timing` has it
+    steps: StepTiming | None = None  # where the time went in each
     degraded: str = ""
 
 
@@ -223,9 +223,8 @@ class ImageCall(ClientCall):
             answer.outside = None  # who wants a drawing waits for that: it says nothing of the others
         body = (kept or self._encode(answer, placed)).body
         version = "" if self.split is None else self.entry.version
-        timing, steps = answer.timing, b""
-        if timing.__class__ is StepTiming:
-            steps = in_words(timing).encode()
+        timing = answer.timing
+        steps = timing if isinstance(timing, StepTiming) and timing.steps else None
         self._request.ended(
             self._number, Outcome(body, None, self._times(timing), self.told, version, steps, answer.degraded)
         )
@@ -437,8 +436,8 @@ class ImageRequest:
             degraded = next((one.degraded for one in outcomes if one.degraded), "")
         if degraded:
             more += b"X-Carpool-Degraded: %b\r\n" % degraded.encode()
-        if slowest.steps:  # `more` goes on where the times end
-            more = b", %b\r\n%b" % (slowest.steps, more)
+        if slowest.steps is not None:  # `more` goes on where the times end
+            more = b", %b\r\n%b" % (in_words(slowest.steps).encode(), more)
         if self._several:
             listed = [_listed(outcome) for outcome in outcomes]
             self._send(joined(JSON_ANSWER % slowest.times, more), b'{"results":[%b]}' % b",".join(listed))

@@ -1,4 +1,4 @@
-"""The picture routes as an OpenAPI 3.1 document, made from what the code reads and answers."""
+"""The routes for pictures and text as an OpenAPI 3.1 document, made from what the code reads and answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import orjson
 
 from carpool import __version__
 from carpool.frontend.documents import task_of
-from carpool.frontend.http.chat_openapi import EVENTS, chat_paths
+from carpool.frontend.http.clients_openapi import EVENTS, chat_paths, generate_paths, in_path, ping_path
 from carpool.frontend.http.exchange import JSON_FIELDS, Exchange
 from carpool.frontend.http.http_service import Service, Variables
 from carpool.frontend.http.image_reading import MAX_PICTURES
@@ -53,14 +53,16 @@ def openapi(catalog: Catalog, *, with_keys: bool = False) -> Document:
     readers = [name for name, _, task in models if task in TEXT_TASKS]
     paths |= chat_paths(readers)
     paths["/models/{model}/predict"] = {"post": _predict(names, piped=bool(piped))}
+    paths |= generate_paths([entry.name for entry in in_order(catalog)], _refusals())
+    paths |= _torchserve_paths(names, piped=bool(piped))
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Carpool: pictures",
             "version": __version__,
             "summary": "Pictures in, typed answers out.",
-            "description": "Tensors go over the v2 inference protocol at `/v2`, which is not part of this "
-            "document.",
+            "description": "Tensors go over the v2 inference protocol at `/v2`, of which only `generate` is "
+            "part of this document.",
         },
         "servers": [{"url": "/"}],
         "paths": paths,
@@ -103,16 +105,39 @@ def _operation(task: str, models: Sequence[str], *, piped: bool) -> Document:
 
 def _predict(models: Sequence[str], *, piped: bool) -> Document:
     known: Document = {"type": "string", **({"enum": list(models)} if models else {})}
-    path = {"name": "model", "in": "path", "required": True, "description": "The model.", "schema": known}
     version = _parameter("version", "Which version of it; the newest without it.", {"type": "string"})
     return {
         "operationId": "predict",
         "summary": "Ask one model, whatever its task",
         "description": "Options that mean nothing to the model's task are refused.",
-        "parameters": [path, version, *tasks.parameters(), *_explain(piped), *_header_parameters()],
+        "parameters": [in_path(known), version, *tasks.parameters(), *_explain(piped), *_header_parameters()],
         "requestBody": _request_body(),
         "responses": _answers(list(tasks.kinds()), drawn=True),
     }
+
+
+def _torchserve_paths(models: Sequence[str], *, piped: bool) -> Document:
+    """As `predict`, in other words: both methods, and the version in the path."""
+    asked = _predict(models, piped=piped)
+    asked |= {
+        "summary": "Ask one model as TorchServe's clients do",
+        "description": "A classifier answers `{label: probability}`, a detector `[{label: box, score}]`.",
+    }
+    answer = {"application/json": {"schema": {"type": ["object", "array"]}}}
+    good = {"description": "As TorchServe's own handlers told it.", "content": answer}
+    asked["responses"] = {**asked["responses"], "200": good}
+    model, version, *rest = asked["parameters"]
+    in_place = in_path({"type": "string"}, "version", "Which version of it.")
+    paths: Document = {"/ping": {"get": ping_path()}}
+    for path, name, first in (
+        ("/predictions/{model}", "", [model, version]),
+        ("/predictions/{model}/{version}", "_of_version", [model, in_place]),
+    ):
+        paths[path] = {
+            verb: asked | {"operationId": f"prediction{name}_{verb}", "parameters": [*first, *rest]}
+            for verb in ("post", "put")
+        }
+    return paths
 
 
 def _parameter(name: str, description: str, schema: Document) -> Document:
@@ -197,7 +222,11 @@ def _answers(of: Sequence[str], *, drawn: bool) -> Document:
         "headers": {"Server-Timing": {"description": "Milliseconds by part.", "schema": {"type": "string"}}},
         "content": content,
     }
-    return {"200": good, **{status: {"$ref": f"#/components/responses/E{status}"} for status in _REFUSALS}}
+    return {"200": good, **_refusals()}
+
+
+def _refusals() -> Document:
+    return {status: {"$ref": f"#/components/responses/E{status}"} for status in _REFUSALS}
 
 
 def _ref(name: str) -> Document:

@@ -1,4 +1,5 @@
-"""OpenAI's routes and streams of text, as the OpenAPI document has them."""
+"""Routes that clients of other servers know, and streams of text, as the OpenAPI document has them: OpenAI's
+for text of pictures, Triton's generate, and TorchServe's."""
 
 from __future__ import annotations
 
@@ -11,6 +12,11 @@ EVENTS = (
     'Server-sent events: data: {"text": …, "index": n} for each piece, then the whole answer with '
     '"done": true; an error after the first piece is an event, too'
 )
+_ANSWERS = (
+    'Server-sent events: data: {"model_name": …, "model_version": …, "<output>": …} for each answer; '
+    "an error after the first is the last event"
+)
+_PARAMETER: Document = {"type": ["string", "number", "boolean"]}
 _REFUSALS: Mapping[str, str] = {
     "400": "Something is asked for that is not done; `param` says which field.",
     "401": "The server asks for a key, and this is none of its own.",
@@ -41,11 +47,74 @@ _ERROR: Document = {
 def chat_paths(models: Sequence[str]) -> Document:
     """Of a server whose models for text these are."""
     named: Document = {"type": "string", **({"enum": list(models)} if models else {})}
-    path = {"name": "model", "in": "path", "required": True, "schema": named}
     return {
         "/v1/chat/completions": {"post": _completions(named)},
         "/v1/models": {"get": _get("list_models", "The models that make text of pictures")},
-        "/v1/models/{model}": {"get": _get("one_model", "One of them") | {"parameters": [path]}},
+        "/v1/models/{model}": {"get": _get("one_model", "One of them") | {"parameters": [in_path(named)]}},
+    }
+
+
+def in_path(schema: Document, name: str = "model", description: str = "The model.") -> Document:
+    return {"name": name, "in": "path", "required": True, "description": description, "schema": schema}
+
+
+def generate_paths(models: Sequence[str], refusals: Document) -> Document:
+    """Triton's extension, which asks any model. `refusals` are the answers that are errors."""
+    named: Document = {"type": "string", **({"enum": list(models)} if models else {})}
+    version = in_path({"type": "string"}, "version", "Which version of it.")
+    paths: Document = {}
+    for where, parameters in (("", [in_path(named)]), ("/versions/{version}", [in_path(named), version])):
+        for name in ("generate", "generate_stream"):
+            operation = _generate(name, refusals) | {"parameters": parameters}
+            if where:
+                operation["operationId"] += "_of_version"
+            paths[f"/v2/models/{{model}}{where}/{name}"] = {"post": operation}
+    return paths
+
+
+def _generate(name: str, refusals: Document) -> Document:
+    answer: Document = {
+        "type": "object",
+        "properties": {
+            "model_name": {"type": "string"},
+            "model_version": {"type": "string"},
+            "id": {"type": "string", "description": "the request's, if it had one"},
+        },
+        "required": ["model_name", "model_version"],
+        "description": "and an output in each other field: its one element, or the list of its elements",
+    }
+    as_json = {"application/json": {"schema": answer}}
+    as_events = {"text/event-stream": {"schema": {"type": "string", "description": _ANSWERS}}}
+    streams = name == "generate_stream"
+    fields: Document = {
+        "type": "object",
+        "properties": {
+            "id": {"type": ["string", "number", "boolean"]},
+            "parameters": {"type": "object", "additionalProperties": _PARAMETER},
+        },
+        "description": "an input in the field of its name: one element, or the list of its elements; what is "
+        "no input is a parameter",
+    }
+    summary = "Ask any model, an event for each answer" if streams else "Ask any model that gives one answer"
+    return {
+        "operationId": name,
+        "summary": summary,
+        "description": "To models that make text of pictures, the input may be a picture in base64.",
+        "requestBody": {"required": True, "content": {"application/json": {"schema": fields}}},
+        "responses": {
+            "200": {"description": summary + ".", "content": as_events if streams else as_json},
+            **refusals,
+        },
+    }
+
+
+def ping_path() -> Document:
+    content = {"application/json": {"schema": {"type": "object", "required": ["status"]}}}
+    answers = {"200": "Healthy", "503": "Unhealthy: nothing is asked of it yet, or any more"}
+    return {
+        "operationId": "ping",
+        "summary": "Whether models can be asked, in TorchServe's words",
+        "responses": {code: {"description": why, "content": content} for code, why in answers.items()},
     }
 
 
