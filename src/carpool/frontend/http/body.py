@@ -68,8 +68,7 @@ class Ledger:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.held = 0
-        self._freed = 0
+        self.held = self._freed = 0
         self._lock = threading.RLock()
 
     def take(self, size: int) -> bool:
