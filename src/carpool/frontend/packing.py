@@ -22,6 +22,7 @@ from typing import TypeVar, cast
 import carpool.errors
 from carpool.errors import CarpoolError, Unavailable
 from carpool.link.child_process import belong_to_parent
+from carpool.memory.spare_memory import large_blocks_apart
 from carpool.types import Datatype, InferRequest, Signature
 from carpool.wire.v2 import (
     Buffer,
@@ -199,17 +200,22 @@ def _packed(
 
 def serve(pipe: Connection) -> None:
     while pipe.poll(_IDLE_S):
-        read, more = pipe.recv()
-        told: _Told
-        try:
-            told = read(pipe.recv_bytes(), *more), None
-        except CarpoolError as error:
-            told = None, (type(error).__name__, error.message, error.field)
-        pipe.send(told)
+        _serve_one(pipe)  # which keeps nothing of it while the next is waited for
+
+
+def _serve_one(pipe: Connection) -> None:
+    read, more = pipe.recv()
+    told: _Told
+    try:
+        told = read(pipe.recv_bytes(), *more), None
+    except CarpoolError as error:
+        told = None, (type(error).__name__, error.message, error.field)
+    pipe.send(told)
 
 
 if __name__ == "__main__":
     belong_to_parent()
     os.nice(_NICER)
+    large_blocks_apart()
     with contextlib.suppress(EOFError, OSError):
         serve(Connection(int(sys.argv[1])))

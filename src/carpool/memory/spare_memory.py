@@ -15,6 +15,13 @@ _LARGEST_SHARED = 32 << 20  # more than that is never put among others
 _KEPT = 8 << 20
 
 
+def large_blocks_apart() -> None:
+    """Large blocks in pages of their own, given back when they are freed: for a process that has few."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # of the GNU C library
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _OWN_PAGES)
+
+
 class SpareMemory:
     """In the loop's thread. Gives back in another, at most once a second: it takes some milliseconds."""
 
@@ -28,11 +35,12 @@ class SpareMemory:
         if self._trim is None:
             return
         # By itself the library puts large blocks among the others once one was freed, where a trim leaves
-        # most of them, and lets each thread keep twice the largest. So: large blocks in pages of their own,
-        # given back when they are freed; or little is kept by each thread.
-        library.mallopt(_M_MMAP_THRESHOLD, _LARGEST_SHARED if decodes else _OWN_PAGES)
+        # most of them, and lets each thread keep twice the largest.
         if decodes:
+            library.mallopt(_M_MMAP_THRESHOLD, _LARGEST_SHARED)
             library.mallopt(_M_TRIM_THRESHOLD, _KEPT)
+        else:
+            large_blocks_apart()
 
     def freed(self, size: int) -> None:
         """A message of so many bytes is not needed any more."""
