@@ -18,6 +18,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from carpool.errors import CarpoolError, ModelError, Refused, TooLarge, Unavailable
 from carpool.frontend.grpc import infer_messages, rpc
+from carpool.frontend.grpc.h2_connection import H2Connection
 from carpool.types import Array, Datatype, TensorSpec
 from frontend.fake_door import FakeModel, echo
 from frontend.grpc import front_end as over_grpc
@@ -342,3 +343,19 @@ def test_over_grpc_what_is_read_for_nobody_is_freed(
             one.cancel()
         until(lambda: by_grpc.server.service.running == 0)
         go_on.set()
+
+
+def test_grpc_connections_that_are_gone_are_freed(by_grpc: over_grpc.FrontEnd) -> None:
+    def alive() -> int:
+        return sum(isinstance(one, H2Connection) for one in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = alive()
+        for number in range(5):
+            with over_grpc.channel(by_grpc) as connected:
+                refused(connected, grpc_request("nobody", "UINT8", bytes(number), [1, number]))
+        until(lambda: alive() <= before)
+    finally:
+        gc.enable()
