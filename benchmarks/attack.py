@@ -2,13 +2,14 @@
 
 A server with its defaults, and on it a model on a pretended device with a promise of 50 ms. An honest client
 asks it 60 times a second, as a Poisson process. Beside it one attack after the other: bodies that are refused
-or announced and never sent, bombs, floods, documents that are dear to make. Attainment is the share of the
+or announced and never sent, bombs, floods, documents that are dear to make, events that nobody reads; and a
+Redis server and a collector of spans that are the attacker's. Attainment is the share of the
 honest requests that were answered within the promise; p99 is of those that were answered. Memory is the
 anonymous memory of all processes of the server, before the attack and after it (the least within some
 seconds). An attack passes with an attainment of 0.95 and no more than 100 MB kept. Where the honest client
 itself got to its requests late, other work on the machine has a part in the row, and it says so.
 
-    python benchmarks/attack.py                       # about six minutes
+    python benchmarks/attack.py                       # about nine minutes
     python benchmarks/attack.py --only gzip           # attacks with this in their name
     python benchmarks/attack.py --quick               # fewer and shorter attacks, within a minute
 """
@@ -23,11 +24,11 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from attacks import bodies, documents, over_grpc, pictures
+from attacks import behind, bodies, documents, over_grpc, pictures, streams
 from attacks.attacker import Attack, Ports, attack_until_killed
 from load import open_loop
 from load.burst import LoadError
@@ -49,6 +50,8 @@ ATTACKS: Mapping[str, Attack | None] = {
     **pictures.ATTACKS,
     **documents.ATTACKS,
     **over_grpc.ATTACKS,
+    **streams.ATTACKS,
+    **behind.ATTACKS,
 }
 QUICK = (
     CALM,
@@ -58,6 +61,8 @@ QUICK = (
     "WebP bombs",
     "/metrics, pipelined",
     "gRPC: 20 × 60 MB at once",
+    "chats with 60 MB of blanks",
+    "Redis: a list without an end",
 )
 PICTURES = """backend = "fake"
 task = "classify"
@@ -85,6 +90,30 @@ shape = [-1]
 name = "y"
 datatype = "FP32"
 shape = [4]
+"""
+KEPT = FREE + "[cache]\n"
+WRITER = """[generate]
+slots = 4
+[fake]
+curve = "1+0.1"
+step_curve = "2+0.01"
+"""
+TRACKER = """max_batch = 8
+[[input]]
+name = "x"
+datatype = "FP32"
+shape = [2]
+[[output]]
+name = "y"
+datatype = "FP32"
+shape = [2]
+[sequences]
+max_candidates = 16
+"""
+TRACKER_CODE = """
+class Model:
+    def predict(self, x):
+        return {"y": x}
 """
 
 
@@ -138,13 +167,26 @@ def main() -> int:
 
 def measure(folder: Path, names: Sequence[str], seconds: float, rows: list[Row], quick: bool) -> None:
     models = FakeModel("10+1", 16, slo_ms=SLO_MS).write(folder, "fast")
-    for name, text in (("free", FREE), ("pictures", PICTURES)):
+    others = {"free": FREE, "pictures": PICTURES, "kept": KEPT, "writer": WRITER, "tracker": TRACKER}
+    for name, text in others.items():
         (models / name).mkdir()
         (models / name / "model.toml").write_text(text)
-    ports = Ports(0, free_port(), free_port())
+    (models / "tracker" / "1").mkdir()
+    (models / "tracker" / "1" / "model.py").write_text(TRACKER_CODE)
+    for dangerous in (False, True):  # who stands behind the server: nobody, or the attacker
+        chosen = [name for name in names if (name in behind.ATTACKS) is dangerous]
+        if chosen:
+            _measure(models, chosen, seconds, rows, quick=quick, dangerous=dangerous)
+
+
+def _measure(
+    models: Path, names: Sequence[str], seconds: float, rows: list[Row], *, quick: bool, dangerous: bool
+) -> None:
+    ports = Ports(0, *(free_port() for _ in range(4)))
     options = ["--grpc-frontends", "1", "--grpc-port", str(ports.grpc), "--metrics-port", str(ports.metrics)]
-    with carpool_server(models, options=options) as server:
-        ports = Ports(int(server.url.rpartition(":")[2]), ports.grpc, ports.metrics)
+    settings = behind.settings(ports) if dangerous else {}
+    with carpool_server(models, options=options, settings=settings) as server:
+        ports = replace(ports, http=int(server.url.rpartition(":")[2]))
         _pour(server, 1.0)  # what is made once is there
         for name in names:
             tell(f"{name} …")

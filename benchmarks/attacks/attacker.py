@@ -21,6 +21,8 @@ class Ports:
     http: int
     grpc: int
     metrics: int
+    redis: int = 0  # where the attacker may listen, as well as at the next
+    collector: int = 0
 
 
 class Pace:

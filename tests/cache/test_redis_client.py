@@ -411,6 +411,7 @@ class FakeServer(asyncio.Protocol):
         *(b"-ERR unknown command 'AUTH', args begin with: 'hunter2'\r\n", b"HTTP/1.1 400 no\r\n\r\n"),
         *(b"$99999999999999999999\r\n", b"*-1\r\n" * 100, b"\x00\xff" * 1000, b"+PONG\r\n$5\r\nab"),
         *(b"+PONG\r\n" + b"$536870911\r\n" + bytes(1 << 20), b""),
+        *(b"+PONG\r\n*400000000\r\n", b"+PONG\r\n$1\r\na\r\n*400000000\r\n", b"+PONG\r\n%1\r\n", b"+" * 5000),
     ],
 )
 def test_whatever_it_says_is_a_miss(says: bytes, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import gzip
+import threading
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -16,6 +17,8 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from carpool.errors import CarpoolError, ModelError, Refused, TooLarge, Unavailable
+from carpool.frontend.grpc import infer_messages, rpc
+from carpool.frontend.grpc.h2_connection import H2Connection
 from carpool.types import Array, Datatype, TensorSpec
 from frontend.fake_door import FakeModel, echo
 from frontend.grpc import front_end as over_grpc
@@ -24,7 +27,7 @@ from frontend.http.harness import chunked, post, until
 from frontend.http.test_app_images import holding
 from frontend.http.test_multipart import BOUNDARY, file_part, form
 from frontend.picture_models import models as picture_models
-from frontend.picture_models import picture
+from frontend.picture_models import picture, writer
 
 BIG = 6 << 20
 ROOM = 32 << 20
@@ -47,6 +50,7 @@ def served_models() -> list[FakeModel]:
         echo("text", Datatype.BYTES),
         FakeModel("broken", [given], [wanted], crash),
         *picture_models(),
+        writer("letters"),
     ]
 
 
@@ -76,6 +80,12 @@ def binary(head: Mapping[str, Any], tail: bytes, model: str = "bytes") -> bytes:
     return post(f"/v2/models/{model}/infer", json + tail, field)
 
 
+def chat(picture: str) -> bytes:
+    part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}}
+    document = {"model": "letters", "messages": [{"role": "user", "content": [part]}]}
+    return post("/v1/chat/completions", orjson.dumps(document), JSON)
+
+
 ZEROS = bytes(BIG)
 
 HTTP_REQUESTS: dict[str, Callable[[], bytes]] = {
@@ -85,6 +95,16 @@ HTTP_REQUESTS: dict[str, Callable[[], bytes]] = {
     "a broken form": lambda: post("/detect", ZEROS, FORM),
     "pictures in bad JSON": lambda: post("/detect", b'{"image": "' + ZEROS, JSON),
     "pictures in bad base64": lambda: post("/detect", orjson.dumps({"image": "!" * BIG}), JSON),
+    "a chat without a picture": lambda: chat("A" * BIG),
+    "a chat in bad base64": lambda: chat("!" * BIG),
+    "a chat of blanks": lambda: chat("AA A " * (BIG // 5)),
+    "a chat in bad JSON": lambda: post("/v1/chat/completions", ZEROS, JSON),
+    "generate without a picture": lambda: post(
+        "/v2/models/letters/generate", orjson.dumps({"image": "A" * BIG}), JSON
+    ),
+    "generate of lists": lambda: post(
+        "/v2/models/bytes/generate", b'{"x":[%b[]]}' % (b"[]," * (BIG // 3)), JSON
+    ),
     "bad JSON": lambda: post("/v2/models/bytes/infer", ZEROS),
     "JSON that is too deep": lambda: post("/v2/models/bytes/infer", b"[" * BIG),
     "JSON of a wrong tensor": lambda: post(
@@ -300,3 +320,42 @@ def test_in_a_stream_what_is_refused_is_freed(by_grpc: over_grpc.FrontEnd) -> No
         stream = connected.stream_stream(over_grpc.SERVICE + "ModelStreamInfer")
         with nothing_is_kept():
             assert len(list(stream(iter([message] * TIMES)))) == TIMES
+
+
+@pytest.mark.parametrize("work", ["inflate", "parse_whole"])
+def test_over_grpc_what_is_read_for_nobody_is_freed(
+    by_grpc: over_grpc.FrontEnd, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    module = rpc if work == "inflate" else infer_messages
+    begun, go_on, real = threading.Semaphore(0), threading.Event(), getattr(module, work)
+
+    def held(*given: Any) -> Any:
+        begun.release()
+        assert go_on.wait(10)
+        return real(*given)
+
+    monkeypatch.setattr(module, work, held)
+    with over_grpc.channel(by_grpc) as connected, nothing_is_kept():
+        call = connected.unary_unary(over_grpc.SERVICE + "ModelInfer")
+        calls = [call.future(ZEROS, compression=grpc.Compression.Gzip) for _ in range(TIMES)]
+        assert begun.acquire(timeout=10)
+        for one in calls:
+            one.cancel()
+        until(lambda: by_grpc.server.service.running == 0)
+        go_on.set()
+
+
+def test_grpc_connections_that_are_gone_are_freed(by_grpc: over_grpc.FrontEnd) -> None:
+    def alive() -> int:
+        return sum(isinstance(one, H2Connection) for one in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = alive()
+        for number in range(5):
+            with over_grpc.channel(by_grpc) as connected:
+                refused(connected, grpc_request("nobody", "UINT8", bytes(number), [1, number]))
+        until(lambda: alive() <= before)
+    finally:
+        gc.enable()

@@ -62,3 +62,36 @@ for _ in range(3):
 def test_large_blocks_have_pages_of_their_own_again_and_again() -> None:
     told = subprocess.run([sys.executable, "-c", _BLOCKS], capture_output=True, text=True, check=True)
     assert told.stdout.split() == ["True"] * 3
+
+
+_KEPT = """
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+from carpool.memory.spare_memory import SpareMemory
+
+threads = ThreadPoolExecutor(1)
+SpareMemory(threads, decodes=True)
+library = ctypes.CDLL(None)
+library.malloc.restype = ctypes.c_void_p
+library.free.argtypes = [ctypes.c_void_p]
+
+class Info(ctypes.Structure):
+    _fields_ = [(f"field{n}", ctypes.c_size_t) for n in range(10)]
+
+library.mallinfo2.restype = Info
+
+def work():
+    blocks = [library.malloc(20 << 20) for _ in range(4)]
+    for block in reversed(blocks):
+        library.free(block)
+
+for _ in range(3):
+    threads.submit(work).result()
+    print(library.mallinfo2().field0 < 32 << 20)  # of all threads
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of the GNU C library")
+def test_threads_that_decode_keep_little() -> None:
+    told = subprocess.run([sys.executable, "-c", _KEPT], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["True"] * 3

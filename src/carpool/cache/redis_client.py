@@ -36,12 +36,12 @@ _PROBE_S = 1.0  # for a connection, TLS and the server's welcome
 _MOST_UNSENT = 1 << 20  # bytes; what comes on top is not written
 _MOST_WAITING = 4096  # commands without a reply
 _MOST_REPLY = 16 << 20  # bytes: nobody wrote that here
+_LONGEST_LINE = 4096  # bytes
 _MOST_MARK = 64  # bytes
 _FORMAT = b"cpl1"
 _HEAD = struct.Struct(">4s16sQ")  # the format, the digest, and when it ends: seconds since 1970
 _CLOCKS_DIFFER_S = 3600  # between two machines, at most: what ended earlier was put back by somebody
 _CODE = re.compile(r"[A-Z]{2,16}\b")
-_MORE = object()
 _NEVER = 1 << 40  # seconds since 1970
 _SWAP = (
     b"if (redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 0 end "
@@ -305,8 +305,7 @@ class _Link(asyncio.Protocol):
         self._loop = loop
         self._store = store
         self._transport: asyncio.Transport | None = None
-        self._reader = hiredis.Reader(notEnoughData=_MORE)
-        self._unread = 0
+        self._unread = bytearray()
         self._leaving: list[bytes] = []
         self._leaving_bytes = 0
         self._replies: deque[Asked] = deque()  # to come, in this order
@@ -390,16 +389,16 @@ class _Link(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        self._reader.feed(data)
-        self._unread += len(data)
+        unread = self._unread
+        unread += data
         try:
-            while (reply := self._reader.gets()) is not _MORE:
-                self._unread = 0
+            while (found := _read_reply(unread)) is not None:
+                reply, end = found
+                del unread[:end]
                 self._take(reply)
-        except (hiredis.HiredisError, IndexError):  # no Redis, or a reply to nothing
+        except (ValueError, IndexError):  # no Redis, or a reply to nothing
+            unread.clear()
             self.drop("no Redis server")
-        if self._unread > _MOST_REPLY:
-            self.drop("a reply without an end")
 
     def _take(self, reply: Any) -> None:
         if self._greeting:
@@ -433,6 +432,34 @@ class _Link(asyncio.Protocol):
         self._replies.clear()
         for asked in waiting:
             asked.told(self._loop, None)
+
+
+def _read_reply(data: bytearray) -> tuple[Any, int] | None:
+    """The first one and where it ends; None if it is not all here. ValueError for what is none.
+
+    No command of ours is answered with a list, and a list is not read: a few bytes can announce one of four
+    hundred million places, which a reader for all of Redis would make, and free for seconds in the loop.
+    """
+    end = data.find(b"\r\n", 0, _LONGEST_LINE)
+    if end < 0:
+        if len(data) >= _LONGEST_LINE:
+            raise ValueError("a line without an end")
+        return None
+    kind, line, end = data[:1], bytes(data[1:end]), end + 2
+    if kind == b"+":
+        return line, end
+    if kind == b"-":
+        return Unwelcome(line.decode(errors="replace")), end
+    number = int(line)
+    if kind == b":":
+        return number, end
+    if kind != b"$" or not -1 <= number <= _MOST_REPLY:
+        raise ValueError("no reply to any of our commands")
+    if number < 0:
+        return None, end
+    if len(data) < end + number + 2:
+        return None
+    return bytes(data[end : end + number]), end + number + 2
 
 
 def _seconds(reply: Any) -> float | None:

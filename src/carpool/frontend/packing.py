@@ -15,12 +15,14 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TypeVar, cast
 
 import carpool.errors
 from carpool.errors import CarpoolError, Unavailable
 from carpool.link.child_process import belong_to_parent
+from carpool.memory.spare_memory import large_blocks_apart
 from carpool.types import Datatype, InferRequest, Signature
 from carpool.wire.v2 import (
     Buffer,
@@ -38,6 +40,9 @@ AT_ONCE = 64 * 1024
 """Bytes of JSON or strings to read in the loop: 150,000 numbers take 25 ms, and everybody else would wait."""
 
 LONG = 256 * 1024
+LONG_PICTURE = 2 << 20
+"""Bytes of JSON that are mostly one string: to read that takes some milliseconds, to start a process many."""
+
 _LONGEST_S = 30.0
 _IDLE_S = 10.0
 _NICER = 5
@@ -46,6 +51,10 @@ _BUFFER = 1 << 20
 _BYTES = Datatype.BYTES
 _BOOL = Datatype.BOOL
 _FEW_STRINGS = 4096
+
+Found = TypeVar("Found")
+_Told = tuple[object, tuple[str, str, str | None] | None]
+"""What was found, or the kind of an error, its sentence and its field."""
 
 
 def is_in_place(head: RequestHead) -> bool:
@@ -117,34 +126,40 @@ class LongJson:
 
     def prepare(
         self, body: bytes | bytearray, header_length: int | None, signature: Signature
-    ) -> tuple[RequestHead, list[Buffer]]:
+    ) -> tuple[RequestHead, Sequence[Buffer]]:
         """As the function of this name, for what is long."""
         if (len(body) if header_length is None else header_length) <= LONG:
             return prepare(body, header_length, signature)
-        with self._lock:
-            try:
-                return self._ask(body, header_length, signature)
-            except (OSError, EOFError):
-                self._end()  # it had nothing to do, or was killed: a fresh one gets a try
-            try:
-                return self._ask(body, header_length, signature)
-            except (OSError, EOFError):
-                self._end()
-                raise Unavailable("the body's JSON could not be read; try again", reason="busy") from None
+        return self.read(_packed, body, header_length, signature)
 
-    def _ask(
-        self, body: bytes | bytearray, header_length: int | None, signature: Signature
-    ) -> tuple[RequestHead, list[Buffer]]:
+    def read(
+        self, read: Callable[..., Found], body: bytes | bytearray, *more: object, at_most: int = LONG
+    ) -> Found:
+        """`read` of a body and what else it needs, here if the body is no longer than that. It is a function
+        of a module, so that the other process finds it, too."""
+        if len(body) <= at_most:
+            return read(body, *more)
+        with self._lock:
+            for _ in range(2):  # one that had nothing to do, or was killed, is replaced
+                try:
+                    found, failure = self._ask(read, body, more)
+                except (OSError, EOFError):
+                    self._end()
+                    continue
+                if failure is not None:
+                    name, message, field = failure
+                    raise getattr(carpool.errors, name)(message, field=field)
+                return cast(Found, found)
+        raise Unavailable("the body's JSON could not be read; try again", reason="busy")
+
+    def _ask(self, read: Callable[..., object], body: bytes | bytearray, more: tuple[object, ...]) -> _Told:
         pipe = self._pipe or self._start()
-        pipe.send((header_length, signature))
+        pipe.send((read, more))
         pipe.send_bytes(body)
         if not pipe.poll(_LONGEST_S):
             raise TimeoutError
-        head, count, failure = pipe.recv()
-        if failure is not None:
-            name, message, field = failure
-            raise getattr(carpool.errors, name)(message, field=field)
-        return head, [pipe.recv_bytes() for _ in range(count)]
+        told: _Told = pipe.recv()
+        return told
 
     def _start(self) -> Connection:
         ours, theirs = socket.socketpair()
@@ -176,23 +191,31 @@ class LongJson:
             self._lock.release()
 
 
+def _packed(
+    body: bytes, header_length: int | None, signature: Signature
+) -> tuple[RequestHead, Sequence[Buffer]]:
+    head, pieces = prepare(body, header_length, signature)
+    return head, [bytes(piece) for piece in pieces]
+
+
 def serve(pipe: Connection) -> None:
     while pipe.poll(_IDLE_S):
-        header_length, signature = pipe.recv()
-        pieces: list[Buffer] = []
-        told: tuple[Any, int, tuple[str, str, str | None] | None]
-        try:
-            head, pieces = prepare(pipe.recv_bytes(), header_length, signature)
-            told = head, len(pieces), None
-        except CarpoolError as error:
-            told = None, 0, (type(error).__name__, error.message, error.field)
-        pipe.send(told)
-        for piece in pieces:
-            pipe.send_bytes(piece)
+        _serve_one(pipe)  # which keeps nothing of it while the next is waited for
+
+
+def _serve_one(pipe: Connection) -> None:
+    read, more = pipe.recv()
+    told: _Told
+    try:
+        told = read(pipe.recv_bytes(), *more), None
+    except CarpoolError as error:
+        told = None, (type(error).__name__, error.message, error.field)
+    pipe.send(told)
 
 
 if __name__ == "__main__":
     belong_to_parent()
     os.nice(_NICER)
+    large_blocks_apart()
     with contextlib.suppress(EOFError, OSError):
         serve(Connection(int(sys.argv[1])))

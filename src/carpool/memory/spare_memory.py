@@ -9,23 +9,38 @@ from concurrent.futures import Executor
 _LARGE = 1 << 20  # bytes; smaller pieces are soon used again
 _WORTH_IT = 16 << 20
 _AFTER_S = 1.0
-_M_MMAP_THRESHOLD = -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _OWN_PAGES = 4 << 20
+_LARGEST_SHARED = 32 << 20  # more than that is never put among others
+_KEPT = 8 << 20
+
+
+def large_blocks_apart() -> None:
+    """Large blocks in pages of their own, given back when they are freed: for a process that has few."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # of the GNU C library
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _OWN_PAGES)
 
 
 class SpareMemory:
     """In the loop's thread. Gives back in another, at most once a second: it takes some milliseconds."""
 
-    def __init__(self, threads: Executor) -> None:
+    def __init__(self, threads: Executor, *, decodes: bool = False) -> None:
+        """With `decodes`, threads use what they free again and again: pictures, while they are decoded."""
         self._threads = threads
         self._freed = 0
         self._soon: asyncio.TimerHandle | None = None
         library = ctypes.CDLL(None)
         self._trim = getattr(library, "malloc_trim", None)  # of the GNU C library
-        if self._trim is not None:
-            # Large blocks in pages of their own, given back when they are freed. By itself the library puts
-            # them among the others once one was freed, and there a trim leaves most of them.
-            library.mallopt(_M_MMAP_THRESHOLD, _OWN_PAGES)
+        if self._trim is None:
+            return
+        # By itself the library puts large blocks among the others once one was freed, where a trim leaves
+        # most of them, and lets each thread keep twice the largest.
+        if decodes:
+            library.mallopt(_M_MMAP_THRESHOLD, _LARGEST_SHARED)
+            library.mallopt(_M_TRIM_THRESHOLD, _KEPT)
+        else:
+            large_blocks_apart()
 
     def freed(self, size: int) -> None:
         """A message of so many bytes is not needed any more."""

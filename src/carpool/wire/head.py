@@ -69,8 +69,7 @@ def parse_head(json: Buffer, model: str = "") -> RequestHead:
 
 
 def load_object(json: Buffer, what: str) -> dict[str, Any]:
-    if len(json) > _SHORT_JSON:
-        _check_cost(json, what)
+    check_cost(json, what)
     try:
         document = orjson.loads(memoryview(json))  # it knows no kind of bytearray but the plain one
     except orjson.JSONDecodeError as error:
@@ -82,8 +81,10 @@ def load_object(json: Buffer, what: str) -> dict[str, Any]:
     return document
 
 
-def _check_cost(json: Buffer, what: str) -> None:
+def check_cost(json: Buffer, what: str) -> None:
     """Before it is read: four bytes can become a list of seventy, and nobody else runs meanwhile."""
+    if len(json) <= _SHORT_JSON:
+        return
     commas = opened = 0
     for start in range(0, len(json), _LOOKED_AT):
         piece = np.frombuffer(json, np.uint8, min(_LOOKED_AT, len(json) - start), start)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
+import tracemalloc
 from collections.abc import Iterator
 
+import orjson
 import pytest
 
-from carpool.errors import InvalidInput
+from carpool.errors import CarpoolError, InvalidInput, TooLarge
 from carpool.frontend import packing as long_json
-from carpool.frontend.packing import LONG, LongJson, prepare
+from carpool.frontend.http.chat_format import read_chat
+from carpool.frontend.http.generate_route import read_picture, read_tensors
+from carpool.frontend.http.image_reading import Layout, read_pictures
+from carpool.frontend.packing import LONG, LONG_PICTURE, LongJson, prepare
+from carpool.frontend.pictures.sent_pictures import from_base64
 from carpool.types import Datatype, Signature, TensorSpec
 
 ANY = Signature("free", (TensorSpec("x", Datatype.FP32, (-1,)),), (TensorSpec("y", Datatype.FP32, (1,)),), 8)
@@ -63,3 +70,53 @@ def test_one_that_was_killed_is_replaced(reader: LongJson) -> None:
     reader._process.wait()
     assert reader.prepare(BODY, None, ANY)[0].id == "7"
     assert reader._process.pid != first
+
+
+PICTURE = os.urandom(LONG_PICTURE)
+TEXT = base64.b64encode(PICTURE).decode()
+
+
+def test_pictures_in_long_json_are_read_there(reader: LongJson) -> None:
+    part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{TEXT}"}}
+    chat = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": [part]}]})
+    images = orjson.dumps({"images": [TEXT, TEXT]})
+    tensor = orjson.dumps({"x": TEXT, "id": "9"})
+    assert reader.read(read_chat, chat, at_most=len(chat)).picture == PICTURE
+    assert reader._process is None  # nothing but the length decides
+    assert reader.read(read_chat, chat, at_most=LONG_PICTURE).picture == PICTURE
+    assert reader._process is not None
+    assert reader.read(read_pictures, images, Layout("json"), at_most=LONG_PICTURE).pictures == [PICTURE] * 2
+    found = reader.read(read_picture, tensor, ANY, at_most=LONG_PICTURE)
+    assert found is not None
+    assert (found.picture, found.id) == (PICTURE, "9")
+    head, pieces = reader.read(read_tensors, b'{"x":[%b]}' % b",".join([b"0.5"] * COUNT), ANY)
+    assert (head.tail_size, sum(map(len, pieces))) == (4 * COUNT, 4 * COUNT)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (orjson.dumps({"images": ["AAAA"] * 65, "blank": " " * LONG}), InvalidInput),
+        (orjson.dumps({"images": ["A" * LONG] + ["AAAA"] * 64}), TooLarge),
+    ],
+)
+def test_errors_of_pictures_keep_their_kind(reader: LongJson, body: bytes, kind: type[CarpoolError]) -> None:
+    with pytest.raises(kind) as raised:
+        reader.read(read_pictures, body, Layout("json"))
+    assert raised.value.field in ("blank", "file")
+
+
+def test_lists_are_counted_before_tensors_are_read() -> None:
+    with pytest.raises(InvalidInput, match="more than"):
+        read_tensors(b'{"x":[%b[]]}' % (b"[]," * 1_000_000), ANY)
+
+
+def test_blanks_in_base64_take_no_memory() -> None:
+    """Text that was split at a million blanks would be a million strings."""
+    text = " ".join(TEXT[start : start + 2] for start in range(0, len(TEXT), 2))
+    tracemalloc.start()
+    try:
+        assert from_base64(text, "image") == PICTURE
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(text)
+    finally:
+        tracemalloc.stop()

@@ -69,6 +69,7 @@ class H2Shared:
     def leave(self, connection: H2Connection) -> None:
         self.connections.discard(connection)
         self.stalled.discard(connection.outgoing)
+        connection.outgoing.disconnect()
         if not self.connections:
             self.emptied.set()
 

@@ -448,6 +448,8 @@ def _rest(work: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any
             waits_for = work.send(None) if raised is None else work.throw(raised)
         except StopIteration:
             return
+        finally:
+            raised = None  # its stack has this frame, and the message that was worked on
 
 
 class InTask:

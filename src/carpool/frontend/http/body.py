@@ -64,11 +64,11 @@ class Ledger:
     its bytes back, at any point of any thread.
     """
 
-    __slots__ = ("_lock", "held", "limit")
+    __slots__ = ("_freed", "_lock", "held", "limit")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.held = 0
+        self.held = self._freed = 0
         self._lock = threading.RLock()
 
     def take(self, size: int) -> bool:
@@ -81,6 +81,13 @@ class Ledger:
     def give_back(self, size: int) -> None:
         with self._lock:
             self.held -= size
+            self._freed += size
+
+    def freed(self) -> int:
+        """Bytes that were given back since this was asked last."""
+        with self._lock:
+            freed, self._freed = self._freed, 0
+            return freed
 
 
 class GatheredBody(bytearray):

@@ -67,7 +67,7 @@ def _received(service: Service, exchange: Exchange, body: bytes | bytearray, at:
     def ask(chat: Chat) -> None:
         hand_over(ChatRoute(service, exchange.head, chat).begin(exchange), chat.picture, at)
 
-    read_aside(service, exchange, body, partial(read_chat, body), ask)
+    read_aside(service, exchange, body, read_chat, ask)
 
 
 class ChatRoute(ImageRoute):

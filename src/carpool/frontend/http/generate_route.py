@@ -25,13 +25,14 @@ from carpool.frontend.http.image_route import ImageRoute, ImageTarget
 from carpool.frontend.http.infer_route import TIMING, HttpCall, InferRoute, InferTarget
 from carpool.frontend.http.parsing import RequestHead as HttpHead
 from carpool.frontend.http.text_route import TEXT_TASKS, StreamedRequest, read_aside
-from carpool.frontend.packing import AT_ONCE
+from carpool.frontend.packing import AT_ONCE, prepare
 from carpool.frontend.pictures.sent_pictures import from_base64
 from carpool.link.door import Answer, ModelEntry
 from carpool.link.step_times import Times
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.types import Datatype, Signature, Tensor
 from carpool.vision.picture_answers import Options
+from carpool.wire.head import RequestHead, check_cost, load_object
 from carpool.wire.v2 import Placed
 
 _EXACTLY_ONE = (
@@ -72,7 +73,7 @@ class GenerateRoute(InferRoute):
             else:
                 PictureRoute(self, self._head, target.entry, sent).take(exchange, at)
 
-        read_aside(self.service, exchange, body, partial(read_picture, body, target.entry), go_on)
+        read_aside(self.service, exchange, body, read_picture, go_on, target.entry.signature)
 
 
 class GenerateCall(HttpCall):
@@ -99,14 +100,10 @@ class GenerateCall(HttpCall):
         self.service.server_row.add(BYTES_RECEIVED, exchange.head.content_length or len(body))
         try:
             self.entry, self.row = self._current()
-            work = partial(self._packed, body)
+            work = partial(self.service.long_json.read, read_tensors, body, self.entry.signature)
             self._aside(len(body) > AT_ONCE, work, lambda made: self._offer_pieces(*made, checked=True))
         except CarpoolError as error:
             self._fail(error)
-
-    def _packed(self, body: bytes | bytearray) -> Any:
-        signature = self.entry.signature
-        return self.service.long_json.prepare(as_infer_request(body, signature), None, signature)
 
     # ── as `ClientCall` asks ──
 
@@ -161,16 +158,16 @@ class SentPicture(NamedTuple):
     told: Mapping[str, int | str]  # to the model
 
 
-def read_picture(body: bytes | bytearray, entry: ModelEntry) -> SentPicture | None:
+def read_picture(body: bytes | bytearray, signature: Signature) -> SentPicture | None:
     """None: there is none, or it is not for us to read. What is wrong with such a body is said later."""
-    if len(entry.signature.inputs) != 1 or entry.signature.inputs[0].datatype is Datatype.BYTES:
+    if len(signature.inputs) != 1 or signature.inputs[0].datatype is Datatype.BYTES:
         return None
-    name = entry.signature.inputs[0].name
+    name = signature.inputs[0].name
     try:
-        fields = orjson.loads(memoryview(body))
-    except orjson.JSONDecodeError:
+        fields = load_object(body, "request")
+    except InvalidInput:
         return None
-    if not isinstance(fields, dict) or not isinstance(fields.get(name), str):
+    if not isinstance(fields.get(name), str):
         return None
     picture = from_base64(fields.pop(name), name)
     if not picture:
@@ -252,8 +249,14 @@ def _failed(error: CarpoolError) -> bytes:
 # ── tensors ──
 
 
+def read_tensors(body: bytes | bytearray, signature: Signature) -> tuple[RequestHead, Sequence[bytes]]:
+    head, pieces = prepare(as_infer_request(body, signature), None, signature)
+    return head, [bytes(piece) for piece in pieces]
+
+
 def as_infer_request(body: bytes | bytearray, signature: Signature) -> bytes:
     """The same in the words of the v2 protocol. Raises `InvalidInput`, in Triton's words."""
+    check_cost(body, "request")
     try:
         fields = json.loads(body, object_pairs_hook=_Pairs)
     except (ValueError, RecursionError) as error:

@@ -35,7 +35,7 @@ from carpool.frontend.http.picture_reply import (
     version_fields,
 )
 from carpool.frontend.http.task_models import default_model
-from carpool.frontend.packing import AT_ONCE
+from carpool.frontend.packing import AT_ONCE, LONG_PICTURE
 from carpool.frontend.pictures.sent_pictures import PictureModel, RoutePicture
 from carpool.frontend.pictures.workers import stopping
 from carpool.frontend.trace_context import Origin
@@ -288,8 +288,9 @@ class ImageRequest:
         except CarpoolError as error:
             self._fail(error)
             return
-        loop = asyncio.get_running_loop()
-        work = loop.run_in_executor(service.threads, read_pictures, body, layout)
+        at_most = LONG_PICTURE if layout.kind == "json" else len(body)  # views of a form stay in it
+        read = partial(service.long_json.read, read_pictures, body, layout, at_most=at_most)
+        work = asyncio.get_running_loop().run_in_executor(service.threads, read)
         work.add_done_callback(partial(self._read, len(body)))
 
     def _is_known(self, body: bytes | bytearray) -> bool:

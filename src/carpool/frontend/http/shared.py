@@ -15,6 +15,7 @@ from carpool.frontend.http.exchange import App, Fault, date_line
 from carpool.frontend.http.fairness import Unread
 from carpool.frontend.http.limits import KIB, Limits
 from carpool.frontend.http.parsing import KnownHeads
+from carpool.memory.spare_memory import SpareMemory
 
 if TYPE_CHECKING:
     from carpool.frontend.http.protocol import Connection
@@ -127,6 +128,7 @@ class Shared:
         """Answers that no app has seen, by reason: bad requests, timeouts, connections turned away."""
         self.inflating = 0  # bodies that are being decompressed, or wait for that
         self._inflaters: ThreadPoolExecutor | None = None
+        self._spare_memory = SpareMemory(self.inflaters, decodes=True)
 
     @property
     def inflaters(self) -> ThreadPoolExecutor:
@@ -166,8 +168,10 @@ class Shared:
         if self._inflaters is not None:
             self._inflaters.shutdown(wait=False, cancel_futures=True)
             self._inflaters = None
+        self._spare_memory.close()
 
     def sweep(self) -> None:
+        self._spare_memory.freed(self.ledger.freed())
         self.date = date_line(time())
         now = monotonic()
         for connection in list(self.connections):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import orjson
@@ -22,7 +23,7 @@ from carpool.frontend.http.http_service import Service, Start, Starter
 from carpool.frontend.http.image_reading import Sent, read_image_head
 from carpool.frontend.http.image_route import ImageRequest, ImageRoute, ImageTarget, Outcome
 from carpool.frontend.http.parsing import RequestHead as HttpHead
-from carpool.frontend.packing import AT_ONCE
+from carpool.frontend.packing import AT_ONCE, LONG_PICTURE
 from carpool.frontend.pictures.workers import stopping
 from carpool.observe.columns import BYTES_SENT
 from carpool.wire.v2 import encode_error
@@ -53,10 +54,12 @@ def read_aside(
     service: Service,
     exchange: Exchange,
     body: bytes | bytearray,
-    read: Callable[[], Found],
+    read: Callable[..., Found],
     then: Callable[[Found], None],
+    *more: object,
 ) -> None:
-    """Long bodies are read in a thread. What is wrong with them, or comes of `then`, is told."""
+    """With `read`, of the body and `more`: long ones in a thread, and very long ones in another process. What
+    is wrong with them, or comes of `then`, is told."""
 
     def go_on(work: asyncio.Future[Found]) -> None:
         if not exchange.pending:
@@ -76,10 +79,11 @@ def read_aside(
 
     if len(body) > AT_ONCE:
         exchange.on_disconnect = _nothing
-        asyncio.get_running_loop().run_in_executor(service.threads, read).add_done_callback(go_on)
+        work = partial(service.long_json.read, read, body, *more, at_most=LONG_PICTURE)
+        asyncio.get_running_loop().run_in_executor(service.threads, work).add_done_callback(go_on)
         return
     try:
-        then(read())
+        then(read(body, *more))
     except CarpoolError as error:
         service.fair.tell(exchange, error)
 
