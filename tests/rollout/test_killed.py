@@ -261,6 +261,27 @@ def test_killed_while_it_loads_it_loads_again(tmp_path: Path, loader: Loader) ->
     run(story())
 
 
+def test_stopped_while_it_loads_it_has_not_failed(
+    tmp_path: Path, loader: Loader, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stop gives up what loads; the next start loads it again."""
+    models(tmp_path, PLAN)
+
+    async def story() -> None:
+        async with life(tmp_path) as one:
+            await until(loader.waiting.is_set)
+            closed = asyncio.ensure_future(until(lambda: one.host.engine.control.closed))
+            closed.add_done_callback(lambda _: loader.gate.set())
+        (file,) = (tmp_path / "state" / "rollouts").glob("*.json")
+        assert orjson.loads(file.read_bytes())["state"] == "loading"
+        async with life(tmp_path) as one:
+            await until(lambda: one.loaded == {"1", "2"})
+            assert one.status()["state"] != "failed"
+        assert "failed" not in caplog.text
+
+    run(story())
+
+
 def test_abort_while_it_loads_leaves_stable_alone(tmp_path: Path, loader: Loader) -> None:
     models(tmp_path, PLAN)
 

@@ -51,7 +51,10 @@ async def replicas(folder: Path, place: str, names: tuple[str, ...] = TWO) -> As
 
 
 async def all_in(lives: list[Life], state: str, step: int = 0) -> None:
-    await until(lambda: {(one.status()["state"], one.status()["step"]) for one in lives} == {(state, step)})
+    def found() -> set[tuple[str, int | None]]:
+        return {(said["state"], said.get("step")) for said in (one.status() for one in lives)}
+
+    await until(lambda: found() == {(state, step)})
 
 
 def watched(one: Life) -> Any:

@@ -167,7 +167,7 @@ class Rollouts:
         except Exception as error:
             log.exception("rollout-failed", model=name)
             watched = self._models.get(name)
-            if watched is not None and not self._control.closed:
+            if watched is not None:
                 self._fail(watched, f"it could not be carried through: {error}")
         finally:
             self._busy.discard(name)
@@ -338,7 +338,7 @@ class Rollouts:
         self.publish()
 
     def _fail(self, watched: Watched, why: str) -> None:
-        if not watched.record.rollout.over:
+        if not (watched.record.rollout.over or self._control.closed):  # which a stop is no reason for
             why = without_paths(why, self._engine.folders)
             if self.shared is not None:
                 why = f"{self.shared.replica}: {why}"
