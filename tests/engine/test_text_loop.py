@@ -174,6 +174,16 @@ def test_who_leaves_is_not_heard_of_and_his_slot_is_free() -> None:
     assert not stage.loop._open
 
 
+def test_that_the_last_one_left_is_told_although_no_work_follows() -> None:
+    stage = Stage()
+    assert stage.submit(1, b"text") is None
+    stage.play(2)
+    stage.loop.cancel(1)
+    assert stage.scheduler.used == 0
+    assert stage.loop.turn(wait=True)
+    assert stage.events[-1] == Worked(0, 0, 0.0, 0, 0)
+
+
 def test_a_poisoned_picture_costs_only_its_own_request() -> None:
     stage = Stage()
     for number in range(8):

@@ -35,7 +35,7 @@ class Failed(NamedTuple):
 
 
 class Worked(NamedTuple):
-    """The device has encoded so many, or stepped so many slots; and how full it is."""
+    """The device has encoded so many, or stepped so many slots, or neither; and how full it is."""
 
     encoded: int
     stepped: int

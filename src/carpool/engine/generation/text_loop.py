@@ -74,6 +74,7 @@ class TextLoop:
             threading.Condition()
         )  # with a lock that may be taken again; guards the scheduler and all that follows
         self._open: dict[int, TextJob] = {}
+        self._told = (0, 0)  # slots used, and how many wait
         self._closed = False
         self._dead: CarpoolError | None = None
         # One thread for each, encoders first; where they are not apart, one that does both.
@@ -156,8 +157,10 @@ class TextLoop:
             events, again = self._share_out(thread, now)
             work, self._todo[thread] = self._todo[thread], None
             if work is None and wait and not events:
-                self._changed.wait(None if again is None else max(0.0, again - now))
-                return True
+                if self._told == self._full:
+                    self._changed.wait(None if again is None else max(0.0, again - now))
+                    return True
+                events.append(self._worked(0, 0, 0.0))  # somebody left, and no work follows that would say so
         if events:
             self._tell(events)
         if isinstance(work, Encode):
@@ -275,8 +278,14 @@ class TextLoop:
         due = job.first_due if job.first_at is None else job.deadline
         return Failed(number, dropped(self._model, Job(job.arrived, due), reason, now, 0.0))
 
+    @property
+    def _full(self) -> tuple[int, int]:
+        return self._scheduler.used, self._scheduler.waiting
+
     def _worked(self, encoded: int, stepped: int, seconds: float) -> Worked:
-        return Worked(encoded, stepped, seconds, self._scheduler.used, self._scheduler.waiting)
+        """Holding the lock."""
+        self._told = self._full
+        return Worked(encoded, stepped, seconds, *self._told)
 
     # ---- when the device fails --------------------------------------------------------------------------
 

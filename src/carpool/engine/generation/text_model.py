@@ -106,7 +106,7 @@ class TextModel(Served):
         if work.encoded:
             row.observe(columns.ENCODE_SIZE, work.encoded)
             self.recent.add(work.encoded, work.seconds, self.last_used)
-        else:
+        elif work.stepped:
             row.observe(columns.STEP_WIDTH, work.stepped)
         self._full[index] = work
         if self.state is State.READY:
