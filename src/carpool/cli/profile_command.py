@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import quote
 
 import typer
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from carpool.lab.batch_profile import ProfileReport
     from carpool.lab.text_profile import PartRow, TextProfileReport
 
+ReportT = TypeVar("ReportT", "ProfileReport", "TextProfileReport")
 _SOME_CORES = 0.1  # less is not worth a word
 _GOES_WITH_A_URL = ("model", "name", "as_json", "api_key_file", "ca", "insecure")
 _GOES_WITH_TEXT = ("model", "name", "repeats", "as_json")
@@ -103,12 +105,7 @@ class ProfileVerb(o.AsksServer):
         if self.plot is not None:
             with o.blamed_on("--plot"):
                 batch_profile(self.plot, report)
-        if self.as_json:
-            print(json.dumps(asdict(report), indent=2))
-        else:
-            _print(report)
-        if report.noisy:
-            print(_DOUBTFUL, file=sys.stderr)
+        self._show(report, _print)
 
     def _measure_text(self, source: ModelSource, repeats: int) -> None:
         """Its encoder and its steps, apart."""
@@ -118,10 +115,13 @@ class ProfileVerb(o.AsksServer):
         self._check_given(_GOES_WITH_TEXT, f"is for models that answer at once, and {name} writes")
         with show.status("reading the model") as tell:
             report = profile_text(source, repeats, tell)
+        self._show(report, _print_text)
+
+    def _show(self, report: ReportT, as_table: Callable[[ReportT], None]) -> None:
         if self.as_json:
             print(json.dumps(asdict(report), indent=2))
         else:
-            _print_text(report)
+            as_table(report)
         if report.noisy:
             print(_DOUBTFUL, file=sys.stderr)
 
