@@ -56,6 +56,7 @@ KINDS = {
     "pages": (TokenLengths.parse("lognormal:200,0.8"), 1024),
 }
 NO_END = -1
+SWITCH_S = 1e-4  # as in the server's processes
 
 
 def network_of(longest: int) -> TextNetwork:
@@ -300,6 +301,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2, help="on a CPU")
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     args = parser.parse_args()
+    sys.setswitchinterval(SWITCH_S)
     cuda = torch.cuda.is_available()
     if not cuda:
         args.precision = "fp32"

@@ -53,7 +53,7 @@ class Small(nn.Module):
             nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.4)
         self.eval()
 
-    def slots(self, slots: int = SLOTS, **form: Any) -> TorchDecoder:
+    def slots(self, slots: int = SLOTS, device: Device | None = None, **form: Any) -> TorchDecoder:
         state = self.state_dict()
         weights = of_transformer_decoder(
             state,
@@ -65,7 +65,7 @@ class Small(nn.Module):
             head_bias=state["head.bias"],
         )
         made = DecoderForm(LAYERS, HEADS, BEGIN, END, self.norm_first, self.activation, **form)
-        return TorchDecoder(made, weights, slots, LONGEST, MEMORY, Device())
+        return TorchDecoder(made, weights, slots, LONGEST, MEMORY, device or Device())
 
     @torch.no_grad()
     def alone(self, picture: torch.Tensor, prompt: tuple[int, ...] = (BEGIN,)) -> list[int]:
@@ -463,3 +463,25 @@ def test_the_reader_trains_for_a_few_steps(glyphs: Path, tmp_path: Path) -> None
     subprocess.run(command, check=True, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert {file.name for file in tmp_path.iterdir()} == {"reader.safetensors", "report.json"}
     read_line_reader(tmp_path / "reader.safetensors")
+
+
+class Captures(Device):
+    """Takes the way of a GPU: answers are taken in by programs of a few sizes."""
+
+    captures = True
+
+
+def test_answers_that_are_taken_in_by_programs_write_the_same() -> None:
+    small, random = Small(3), Random(4)
+    plain, captured = small.slots(), small.slots(device=Captures())
+    torch.manual_seed(5)
+    for _ in range(60):
+        count = random.randint(1, SLOTS)
+        slots = random.sample(range(SLOTS), count)
+        rows = MEMORY if random.random() < 0.7 else random.randint(1, MEMORY)
+        encoded = [torch.randn(rows, WIDTH) for _ in range(count)]
+        for decoder in (plain, captured):
+            decoder.admit_all(slots, encoded)
+        for _ in range(random.randint(0, 12)):
+            width = random.randint(1, SLOTS)
+            assert captured.step(width).tolist() == plain.step(width).tolist()

@@ -321,6 +321,27 @@ def test_a_decoder_that_is_down_loses_its_own_and_takes_nobody() -> None:
     assert {job.decoder for job in work.jobs} == {1}
 
 
+def test_a_step_may_be_launched_before_the_last_one_is_looked_at() -> None:
+    core = StepScheduler(ENCODER, STEP, TextPromise(4, 8))
+    ends, cut, goes_on = (TextJob(0.0, limit) for limit in (0, 1, 0))
+    for job in (ends, cut, goes_on):
+        assert core.offer(job, 0.0) is None
+    encode = core.decide(0.0).work
+    assert isinstance(encode, Encode)
+    core.encoded(encode, 0.001)
+    step = core.decide(0.001).work
+    assert isinstance(step, Step)
+    behind = core.follow(step, 0.002).work
+    assert isinstance(behind, Step)
+    assert set(behind.jobs) == {ends, goes_on}  # that the other one ends is known
+    assert core.decide(0.002).work is None  # the device has its work
+    assert set(core.stepped(step, 0.002, {ends}).done) == {ends, cut}
+    assert core.used == 2  # the step that runs may still write to that slot
+    assert not core.stepped(behind, 0.003).done
+    assert (goes_on.tokens, ends.tokens) == (2, 1)
+    assert core.used == 1
+
+
 def test_an_instance_that_dies_takes_its_answers_along() -> None:
     core = scheduler(slots=2)
     jobs = running(core, 2)
@@ -393,9 +414,20 @@ class Player:
             self.core.encoded(work, self.now, seconds)
             return
         told = {job for number, job in enumerate(work.jobs) if (pick + number) % 6 == 0}
+        if pick % 3 == 0:
+            self.follow(work, pick)
         boundary = self.core.stepped(work, self.now, told, seconds)
         self.ended.update(boundary.done)
         self.ended.update(gone.job for gone in boundary.given_up)
+
+    def follow(self, work: Step, pick: int) -> None:
+        """Something is launched behind it before its tokens are looked at, and meanwhile a client leaves."""
+        decision = self.core.follow(work, self.now)
+        self.ended.update(gone.job for gone in decision.given_up)
+        if decision.work is not None:
+            self.works.append(decision.work)
+        if pick % 2:
+            self.cancel(pick)
 
     def lose(self, pick: int) -> None:
         """One decoder's caches; or the decoder, which comes back with the next that is lost."""

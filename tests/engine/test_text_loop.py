@@ -31,7 +31,7 @@ class Clock:
 class Scripted:
     """Reads bytes and writes them again; some poison it."""
 
-    slots, longest, end, device, broken = 4, 64, 0, "", False
+    slots, longest, end, device, broken, overlaps = 4, 64, 0, "", False, True
     widths: Sequence[int] = (1, 2, 3, 4)
     notes: Sequence[str] = ()
 
@@ -39,6 +39,7 @@ class Scripted:
         self._clock = clock
         self.left: list[bytes] = [b""] * self.slots
         self.fails: list[Exception] = []  # of the next steps
+        self.launched: tuple[float, Any] | None = None
         self.closed = False
 
     def read(self, inputs: Any) -> bytes:
@@ -54,12 +55,21 @@ class Scripted:
         for slot, text in zip(slots, encoded, strict=True):
             self.left[slot] = text
 
-    def step(self, width: int) -> Any:
-        self._clock.at += STEP.times[width]
-        if self.fails:
-            raise self.fails.pop(0)
+    def settle(self) -> None:
+        assert self.launched is None
+
+    def launch(self, width: int) -> None:
+        assert self.launched is None
         tokens = np.array([text[0] if text else self.end for text in self.left[:width]], np.int64)
         self.left[:width] = [text[1:] for text in self.left[:width]]
+        self.launched = self._clock.at + STEP.times[width], tokens
+
+    def tokens(self) -> Any:
+        assert self.launched is not None
+        (due, tokens), self.launched = self.launched, None
+        self._clock.at = max(self._clock.at, due)
+        if self.fails:
+            raise self.fails.pop(0)
         return tokens
 
     def piece(self, token: int) -> bytes:
@@ -72,6 +82,12 @@ class Scripted:
 
     def close(self) -> None:
         self.closed = True
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["in turn", "ahead"])
+def _overlapping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices that can be asked for the next step before the last one's tokens were looked at, and others."""
+    monkeypatch.setattr(Scripted, "overlaps", request.param)
 
 
 class Stage:
@@ -179,9 +195,11 @@ def test_that_the_last_one_left_is_told_although_no_work_follows() -> None:
     assert stage.submit(1, b"text") is None
     stage.play(2)
     stage.loop.cancel(1)
-    assert stage.scheduler.used == 0
     assert stage.loop.turn(wait=True)
-    assert stage.events[-1] == Worked(0, 0, 0.0, 0, 0)
+    assert stage.scheduler.used == 0
+    told = stage.events[-1]
+    assert isinstance(told, Worked)
+    assert told[-2:] == (0, 0)
 
 
 def test_a_poisoned_picture_costs_only_its_own_request() -> None:
@@ -283,3 +301,22 @@ def test_events_travel_as_they_are() -> None:
     for wrong in (b"\xff" * 200, written.replace(b"gr", b"\xff\xff")):
         with pytest.raises(Exception, match=r"event|payload"):
             EventReader("m").feed(wrong)
+
+
+def test_a_step_is_launched_before_the_tokens_of_the_last_are_told() -> None:
+    stage = Stage()
+    stage.submit(1, b"long text")
+    stage.submit(2, b"no")
+    flown = []
+    tell = stage.events.extend
+
+    def told(events: Sequence[Event]) -> None:
+        flown.append((stage.stepper.launched is not None, any(isinstance(event, Piece) for event in events)))
+        tell(events)
+
+    stage.loop._tell = told
+    stage.play()
+    assert stage.texts() == {1: "long text", 2: "no"}
+    ahead = [launched for launched, pieces in flown if pieces]
+    assert any(ahead[:-1]) is Scripted.overlaps
+    assert stage.stepper.launched is None

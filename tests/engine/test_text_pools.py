@@ -65,12 +65,13 @@ class Encodes:
 class Writes:
     """Writes the rows that it was given again."""
 
-    slots, longest, end, device, broken = SLOTS, 64, 0, "", False
+    slots, longest, end, device, broken, overlaps = SLOTS, 64, 0, "", False, True
     widths: Sequence[int] = (1, 2, 3)
     notes: Sequence[str] = ()
 
     def __init__(self) -> None:
         self.left: list[bytes] = [b""] * SLOTS
+        self.launched: Any = None
         self.fails = 0
         self.closed = False
 
@@ -78,12 +79,20 @@ class Writes:
         for slot, rows in zip(slots, encoded, strict=True):
             self.left[slot] = rows.removeprefix(b"rows of ")
 
-    def step(self, width: int) -> Any:
+    def settle(self) -> None:
+        assert self.launched is None
+
+    def launch(self, width: int) -> None:
+        assert self.launched is None
+        self.launched = np.array([text[0] if text else self.end for text in self.left[:width]], np.int64)
+        self.left[:width] = [text[1:] for text in self.left[:width]]
+
+    def tokens(self) -> Any:
+        tokens, self.launched = self.launched, None
+        assert tokens is not None
         if self.fails:
             self.fails -= 1
             raise RuntimeError("no kernel image")
-        tokens = np.array([text[0] if text else self.end for text in self.left[:width]], np.int64)
-        self.left[:width] = [text[1:] for text in self.left[:width]]
         return tokens
 
     def piece(self, token: int) -> bytes:
@@ -93,6 +102,12 @@ class Writes:
 
     def close(self) -> None:
         self.closed = True
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["in turn", "ahead"])
+def _overlapping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Writes, "overlaps", request.param)
+    monkeypatch.setattr(fake.FakeStepper, "overlaps", request.param)
 
 
 class Stage:

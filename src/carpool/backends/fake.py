@@ -123,6 +123,7 @@ class FakeStepper:
     longest = 64
     end = 0
     broken = False
+    overlaps = True
     notes: Sequence[str] = ()
 
     def __init__(self, config: ModelConfig) -> None:
@@ -137,6 +138,7 @@ class FakeStepper:
             raise ConfigError(f"{config.name}: fake: {error}") from None
         self.widths: Sequence[int] = tuple(range(1, self.slots + 1))
         self._left: list[bytes] = [b""] * self.slots
+        self._launched = (0.0, np.zeros(0, np.int64))  # when its tokens are there
         self._stop = threading.Event()
 
     def read(self, inputs: Mapping[str, Array]) -> bytes:
@@ -150,11 +152,21 @@ class FakeStepper:
         for slot, text in zip(slots, encoded, strict=True):
             self._left[slot] = text
 
-    def step(self, width: int) -> Array:
-        self._take(self._stepping.times[width])
+    def settle(self) -> None: ...
+
+    def launch(self, width: int) -> None:
         tokens = np.array([text[0] if text else self.end for text in self._left[:width]], np.int64)
         self._left[:width] = [text[1:] for text in self._left[:width]]
+        self._launched = (time.monotonic() + self._stepping.times[width], tokens)
+
+    def tokens(self) -> Array:
+        due, tokens = self._launched
+        self._take(max(0.0, due - time.monotonic()))
         return tokens
+
+    def step(self, width: int) -> Array:
+        self.launch(width)
+        return self.tokens()
 
     def piece(self, token: int) -> bytes:
         return bytes((token,))

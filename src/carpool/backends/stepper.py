@@ -62,14 +62,24 @@ class Decoder(_OnDevice, Protocol):
     longest: int  # tokens of an answer, and of what it begins with
     widths: Sequence[int]  # of steps: one of any other width runs as the next of these
     end: int  # the token after which nothing comes
+    overlaps: bool  # `launch` returns while the device works
 
     def admit(self, slots: Sequence[int], encoded: Sequence[Any]) -> None:
         """A new answer begins in each of these slots. Whoever had the slot is gone without a trace. What was
-        encoded on another device is copied here."""
+        encoded on another device is copied here. It may still be on its way: see `settle`."""
+
+    def settle(self) -> None:
+        """Until everything that was asked of the device is done."""
+
+    def launch(self, width: int) -> None:
+        """A step of slots 0 to `width` - 1. One at a time: `tokens` comes before the next."""
+
+    def tokens(self) -> Array:
+        """What the step that was launched says: one token for each of its slots, int64 [width]; those of
+        slots that nobody has mean nothing."""
 
     def step(self, width: int) -> Array:
-        """One token for each of slots 0 to `width` - 1, int64 [width]; those of slots that nobody has mean
-        nothing. Takes s(width)."""
+        """Both. Takes s(width)."""
 
     def piece(self, token: int) -> bytes:
         """What it adds to the text, in UTF-8: perhaps a part of a character."""

@@ -59,12 +59,15 @@ class StepScheduler:
         self.stepping: dict[int, Step] = {}  # by decoder
         self._taken = [0] * settings.decoders  # slots
         self._down: set[int] = set()  # decoders
+        # How many slots of each may be used, and what that was computed from.
+        self._rooms: list[tuple[object, int]] = [((), 0)] * settings.decoders
         memory = max(constants.rate_memory_s, constants.rate_memory_promises * min(settings.ttft, 1.0))
         self._rate = Rate(memory)
         self._queue: list[tuple[float, int, TextJob]] = []
         self._sequence = 0
         self._fresh: list[TextJob] = []  # encoded, without a token yet
         self._last_step = -INFINITY  # when the last one ended
+        self._noted: Step | None = None  # the last one
         self._was_late = False  # it came later after the one before than was promised
         self._has_encoded = False  # since then
         self._last_ran = -INFINITY  # when anything last ended
@@ -133,11 +136,9 @@ class StepScheduler:
         self, work: Step, now: float, ended: Collection[TextJob] = (), seconds: float | None = None
     ) -> Boundary:
         """Each got a token, which for those who `ended` was the end of the text."""
-        self.stepping.pop(work.decoder, None)
-        self._steps += 1
-        self._was_late = now - self._last_step > self.settings.per_token and self._was_running(work)
-        self._last_step = self._last_ran = now
-        self._has_encoded = False
+        if self.stepping.get(work.decoder) is work:
+            del self.stepping[work.decoder]
+        self._note(work, now)
         done: list[TextJob] = []
         given_up: list[TextGivenUp] = []
         for job in work.jobs:
@@ -160,6 +161,24 @@ class StepScheduler:
         if seconds is not None:
             _learn(self.step, work.decoder, work.width, seconds, now)
         return Boundary(done, given_up)
+
+    def follow(self, work: Step, now: float) -> StepDecision:
+        """What may begin behind a step whose tokens have come, before anybody has looked at them: a device
+        that waits for that stands still meanwhile. Who turns out to have ended keeps his slot for this one
+        step more. `stepped` comes after it."""
+        self._note(work, now)
+        decision = StepDecision()
+        self._expire(now, decision.given_up)
+        if not self.settings.apart:
+            size = self._to_encode(now)
+            if size:
+                decision.work = self.encoding[0] = self._take(size, now, 0)
+                return decision
+        certain = {job for job in work.jobs if job.tokens + 1 >= job.limit}
+        jobs = tuple(job for job in self._steppable(work.decoder) if job not in certain)
+        if jobs:
+            decision.work = self.stepping[work.decoder] = self._step_of(jobs, now, work.decoder)
+        return decision
 
     def lost(self, now: float, decoder: int = 0) -> list[TextJob]:
         """Its caches are gone. Returns whose answers will not be finished; who waits goes on waiting."""
@@ -203,8 +222,7 @@ class StepScheduler:
         for decoder in range(self.settings.decoders):
             jobs = () if decoder in self.stepping else self._steppable(decoder)
             if jobs:
-                width = self.step.curve.padded(max(job.slot for job in jobs) + 1)
-                decision.work = self.stepping[decoder] = Step(jobs, width, now, decoder)
+                decision.work = self.stepping[decoder] = self._step_of(jobs, now, decoder)
                 return decision
         if self.waiting and self._queue[0][0] < INFINITY:
             decision.look_again = self._queue[0][0]
@@ -254,8 +272,11 @@ class StepScheduler:
         """How many of its slots each token's promise allows."""
         if decoder in self._down:
             return 0
-        fits = self.step.curve.fits(self.settings.per_token / self.step.speeds[decoder].cautious)
-        return max(1, min(self.each, fits))
+        known = (self.step.curve, self.step.speeds[decoder].cautious)
+        if self._rooms[decoder][0] != known:
+            fits = self.step.curve.fits(self.settings.per_token / known[1])
+            self._rooms[decoder] = known, max(1, min(self.each, fits))
+        return self._rooms[decoder][1]
 
     @property
     def _is_idle(self) -> bool:
@@ -390,13 +411,27 @@ class StepScheduler:
             job in work.jobs for work in self.encoding.values()
         )
 
+    def _step_of(self, jobs: tuple[TextJob, ...], now: float, decoder: int) -> Step:
+        return Step(jobs, self.step.curve.padded(max([job.slot for job in jobs]) + 1), now, decoder)
+
+    def _note(self, work: Step, now: float) -> None:
+        """It has ended."""
+        if self._noted is work:
+            return
+        self._noted = work
+        self._steps += 1
+        self._was_late = now - self._last_step > self.settings.per_token and self._was_running(work)
+        self._last_step = self._last_ran = now
+        self._has_encoded = False
+
     def _was_running(self, work: Step) -> bool:
         return any(job.tokens for job in work.jobs)
 
     def _leave(self, job: TextJob, state: JobState) -> None:
         job.state = state
         self.ledger.running -= 1
-        self._free(job)
+        if not self._is_used(job):
+            self._free(job)
 
     def _free(self, job: TextJob) -> None:
         if self.slots[self._place(job)] is job:

@@ -4,6 +4,9 @@ The caches [layer, slot, head, position, …] and all else that a step reads lie
 that a step is one CUDA graph for each width. What a slot may attend to is said by its own row of a tensor:
 answers of any age stand side by side. Attention is computed row by row of the batch, and a new answer finds
 its slot zeroed, so that whatever is left in a slot (even NaN, which no mask would stop) reaches nobody.
+
+Taking answers in is one graph for each number of them, too. There is one slot more than anybody has: those
+that such a graph has room for and nobody is, go there.
 """
 
 from __future__ import annotations
@@ -17,6 +20,9 @@ from torch.nn import functional
 from carpool.backends.torch.torch_device import Device, Program
 from carpool.errors import InvalidInput
 from carpool.types import Array
+
+_ADMITTED = 32  # answers that are taken in at once, at most
+_STAGED = 8  # lists of slots that may be on their way to the device
 
 Weights = Mapping[str, torch.Tensor]
 
@@ -50,14 +56,17 @@ class TorchDecoder:
         self._width = embedded.shape[1]
         head = self._width // form.heads
         kind = embedded.dtype
-        own = (form.layers, slots, form.heads, longest, head)
-        across = (form.layers, slots, form.heads, memory, head)
+        own = (form.layers, slots + 1, form.heads, longest, head)
+        across = (form.layers, slots + 1, form.heads, memory, head)
         self._keys, self._values = device.zeros(own, kind), device.zeros(own, kind)
         self._cross_keys, self._cross_values = device.zeros(across, kind), device.zeros(across, kind)
-        self._tokens = device.zeros((slots,), torch.int64)
-        self._at = device.zeros((slots,), torch.int64)  # the position at which each slot writes next
-        self._ended = device.zeros((slots,), torch.bool)
-        self._seen = device.zeros((slots, memory), torch.bool)  # what of the encoder's rows is there
+        self._tokens = device.zeros((slots + 1,), torch.int64)
+        self._at = device.zeros((slots + 1,), torch.int64)  # the position at which each slot writes next
+        self._ended = device.zeros((slots + 1,), torch.bool)
+        # Added to how well the encoder's rows fit: nothing, or so much that they are not seen. Nobody's slot
+        # sees its first row of zeros, so that no row is empty.
+        self._seen = device.zeros((slots + 1, memory), kind)
+        self._seen[:, 1:] = -torch.inf
         self._order = torch.arange(longest, device=device.place)
         self._columns = torch.arange(memory, device=device.place)
         self._rows = torch.arange(slots, device=device.place)
@@ -67,13 +76,19 @@ class TorchDecoder:
             {slots, *(1 << power for power in range(slots.bit_length()) if 1 << power <= slots)}
         )
         self._programs = {width: self._prepared(width) for width in self.widths}
+        self._width_of_step = 0
+        self._staged = 0  # lists of slots since the device was last waited for
+        self._places = device.staging((_STAGED, slots), torch.int64)
+        self._admitting: dict[int, tuple[torch.Tensor, torch.Tensor, Program]] = {}
+        if device.captures:
+            self._admitting = {size: self._admission(size) for size in self.widths if size <= _ADMITTED}
         for touched in (self._keys, self._values, self._at, self._tokens, self._ended):
             touched.zero_()
 
     @property
     def slot_bytes(self) -> int:
         caches = (self._keys, self._values, self._cross_keys, self._cross_values)
-        return sum(cache.numel() * cache.element_size() for cache in caches) // self.slots
+        return sum(cache.numel() * cache.element_size() for cache in caches) // (self.slots + 1)
 
     @torch.inference_mode()
     def admit(self, slot: int, encoded: torch.Tensor, prompt: Sequence[int] = (), limit: int = 0) -> None:
@@ -85,7 +100,7 @@ class TorchDecoder:
         first = list(prompt) or [self.form.begin]
         if len(first) + max(1, limit) - 1 > self.longest:
             raise InvalidInput(f"{len(first)} tokens to begin with and {limit} more are over {self.longest}")
-        self.admit_all([slot], encoded[None])
+        self.admit_all([slot], [encoded])
         for token in first[:-1]:
             self._tokens[slot] = token
             self._forward(slice(slot, slot + 1))
@@ -93,12 +108,25 @@ class TorchDecoder:
         self._tokens[slot] = first[-1]
 
     @torch.inference_mode()
-    def admit_all(self, slots: Sequence[int], encoded: torch.Tensor) -> None:
-        """Answers without a prompt, for pictures of the same number of rows: `encoded` [slots, rows, width].
-        These are a dozen launches, however many there are."""
-        count, rows = encoded.shape[:2]
+    def admit_all(self, slots: Sequence[int], encoded: Sequence[torch.Tensor]) -> None:
+        """Answers without a prompt, for pictures of the same number of rows: each [rows, width]."""
         self._device.enter()
-        where = torch.tensor(slots, device=self._device.place)
+        size = next((size for size in self._admitting if size >= len(slots)), 0)
+        if not size or len(encoded[0]) < self.memory:
+            self._take_in(torch.tensor(slots, device=self._device.place), torch.stack(list(encoded)))
+            return
+        if self._staged == _STAGED:
+            self.settle()
+        places = self._places[self._staged, :size]
+        self._staged += 1
+        places.numpy()[:] = [*slots, *[self.slots] * (size - len(slots))]
+        where, rows, program = self._admitting[size]
+        where.copy_(places, non_blocking=True)
+        torch.stack(list(encoded), out=rows[: len(slots)])
+        self._device.launch(program, 1)
+
+    def _take_in(self, where: torch.Tensor, encoded: torch.Tensor) -> None:
+        count, rows = encoded.shape[:2]
         both = functional.linear(encoded, self._weights["cross.kv"], self._weights["cross.kv_bias"])
         # [slot, row, layer, key or value, head, …] to [layer, slot, head, row, …]
         both = both.view(count, rows, self.form.layers, 2, self.form.heads, -1).permute(3, 2, 0, 4, 1, 5)
@@ -107,23 +135,48 @@ class TorchDecoder:
                 cache.index_fill_(1, where, 0.0)
         for cache, made in zip((self._cross_keys, self._cross_values), both, strict=True):
             cache[..., :rows, :].index_copy_(1, where, made)
-        self._seen[where] = self._columns < rows
-        self._at[where] = 0
-        self._ended[where] = False
-        self._tokens[where] = self.form.begin
+        hidden = torch.zeros_like(self._seen[0]).masked_fill_(self._columns >= rows, -torch.inf)
+        self._seen.index_copy_(0, where, hidden.expand(count, -1))
+        self._at.index_fill_(0, where, 0)
+        self._ended.index_fill_(0, where, False)
+        self._tokens.index_fill_(0, where, self.form.begin)
+
+    def _admission(self, size: int) -> tuple[torch.Tensor, torch.Tensor, Program]:
+        where = self._device.zeros((size,), torch.int64)
+        where.fill_(self.slots)
+        rows = self._device.zeros((size, self.memory, self._width), self._keys.dtype)
+
+        def run() -> Mapping[str, torch.Tensor]:
+            self._take_in(where, rows)
+            return {}
+
+        with torch.inference_mode():
+            self._device.warm(run)
+            return where, rows, self._device.capture(run)
+
+    def settle(self) -> None:
+        self._device.enter()
+        self._device.wait(1)  # it is short: waking up would take a good part of its time
+        self._staged = 0
 
     @torch.inference_mode()
-    def step(self, width: int) -> Array:
+    def launch(self, width: int) -> None:
         if not 1 <= width <= self.slots:
             raise InvalidInput(f"a step has 1 to {self.slots} slots, not {width}")
         run = next(known for known in self.widths if known >= width)
         self._device.enter()
         program = self._programs[run]
         self._device.launch(program, 1)  # however wide it is, it leaves most of a device to others
-        told = self._told[:run]
-        told.copy_(program.outputs["tokens"], non_blocking=True)
-        self._device.wait(1)  # a step is short: waking up would take a good part of its time
-        return told[:width].numpy().copy()
+        self._told[:run].copy_(program.outputs["tokens"], non_blocking=True)
+        self._width_of_step = width
+
+    def tokens(self) -> Array:
+        self.settle()
+        return self._told[: self._width_of_step].numpy().copy()
+
+    def step(self, width: int) -> Array:
+        self.launch(width)
+        return self.tokens()
 
     # ---- one step
 
@@ -142,9 +195,9 @@ class TorchDecoder:
         x = w["embed"][self._tokens[rows]] * form.scale + w["positions"][at + form.offset]
         if "embed_norm" in w:
             x = self._norm(x, "embed_norm")
-        written = (self._order <= at[:, None])[:, None, None]
-        # Nobody's slot sees its first row of zeros, so that no row of the mask is empty.
-        seen = self._seen[rows].index_fill(1, self._order[:1], True)[:, None, None]
+        hidden = self._order > at[:, None]
+        written = torch.zeros_like(hidden, dtype=x.dtype).masked_fill_(hidden, -torch.inf)[:, None, None]
+        seen = self._seen[rows][:, None, None]
         for layer in range(form.layers):
             x = self._own(x, layer, rows, written)
             x = self._across(x, layer, rows, seen)

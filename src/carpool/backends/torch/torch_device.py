@@ -101,6 +101,7 @@ class Device:
 
     name = "cpu"
     bounded = False  # whether its memory is counted and limited
+    captures = False  # whether `capture` makes launching cheaper, and `launch` returns while it works
 
     def __init__(self, threads: int | None = None) -> None:
         self.place = torch.device("cpu")
@@ -167,7 +168,7 @@ class Device:
 class CudaDevice(Device):
     """One stream on one GPU. Its graphs share a pool of memory, since they never run at the same time."""
 
-    bounded = True
+    bounded = captures = True
 
     def __init__(self, index: int) -> None:
         super().__init__(_COPY_THREADS)

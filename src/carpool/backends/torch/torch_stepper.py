@@ -44,6 +44,7 @@ class TorchStepper:
     ) -> None:
         self.slots, self.longest, self.end = slots, network.longest, network.form.end
         self.device = device.name if device.bounded else ""
+        self.overlaps = device.captures
         self.broken = False
         self._model = model
         self._device = device
@@ -136,15 +137,28 @@ class TorchStepper:
                 some = [place for place, one in enumerate(encoded) if len(one) == rows]
                 with torch.inference_mode():
                     self._device.enter()
-                    batch = torch.stack([encoded[place].to(self._device.place) for place in some])
-                self._decoder.admit_all([slots[place] for place in some], batch)
+                    here = [encoded[place].to(self._device.place) for place in some]
+                self._decoder.admit_all([slots[place] for place in some], here)
             self._taken += encoded
 
-    def step(self, width: int) -> Array:
+    def settle(self) -> None:
         with self._device.turn(), self._noticing():
-            tokens = self._decoder.step(width)
+            self._decoder.settle()
+            self._taken.clear()
+
+    def launch(self, width: int) -> None:
+        with self._device.turn(), self._noticing():
+            self._decoder.launch(width)
+
+    def tokens(self) -> Array:
+        with self._device.turn(), self._noticing():
+            tokens = self._decoder.tokens()
             self._taken.clear()  # the step came behind it, and has ended
             return tokens
+
+    def step(self, width: int) -> Array:
+        self.launch(width)
+        return self.tokens()
 
     @contextmanager
     def _noticing(self) -> Iterator[None]:

@@ -7,6 +7,10 @@ the lock asks the scheduler, for all threads: what it says is put where each fin
 with its device it does alone. Pictures were copied when they came (`Encoder.read`), so that nobody's memory
 is read later, and a rider who leaves is gone at once; only his slot is freed at the next boundary.
 
+Where a device can be asked for the next thing before anybody has looked at the last, it is: a step's tokens
+have come, the next step or an encoding is launched, and only then they are put into words
+(`StepScheduler.follow`). What Python does for one step is so hidden behind the next.
+
 What an encoder apart makes of a picture is left with its rider, before the scheduler is told that it is
 encoded; only then is it in a step of its decoder, whose thread takes it from there. The lock is between the
 two, so that neither ever sees half of it.
@@ -17,6 +21,7 @@ from __future__ import annotations
 import codecs
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -51,6 +56,18 @@ class _Rider:
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
 
+class _Flight:
+    """What a device is at."""
+
+    __slots__ = ("began", "riding", "work", "wrong")
+
+    def __init__(self, work: Encode | Step, began: float) -> None:
+        self.work = work
+        self.began = began
+        self.riding = 0  # who is encoded
+        self.wrong: dict[TextJob, CarpoolError] = {}  # and who cannot be
+
+
 class TextLoop:
     def __init__(
         self,
@@ -80,6 +97,7 @@ class TextLoop:
         # One thread for each, encoders first; where they are not apart, one that does both.
         self.threads = len(instance.parts)
         self._todo: list[Encode | Step | None] = [None] * self.threads
+        self._flights: list[_Flight | None] = [None] * self.threads  # launched ahead; each is its thread's
         self._left = self.threads  # threads that have not ended
         self._failures = [0] * len(instance.decoders)  # each is its thread's
 
@@ -132,6 +150,11 @@ class TextLoop:
         except Exception as error:
             _log.exception("writer-failed", model=self._model)
             self._die(ModelError(f"{self._model}: {type(error).__name__}: {error}"))
+        flight = self._flights[thread]
+        if flight is not None:
+            with suppress(Exception):  # nobody hears of it: it is over
+                work = flight.work
+                self._instance.decoders[work.decoder if isinstance(work, Step) else 0].settle()
         with self._changed:
             self._left -= 1
             if self._left:
@@ -156,17 +179,18 @@ class TextLoop:
             now = self._now()
             events, again = self._share_out(thread, now)
             work, self._todo[thread] = self._todo[thread], None
-            if work is None and wait and not events:
+            flight, self._flights[thread] = self._flights[thread], None
+            if work is None and flight is None and wait and not events:
                 if self._told == self._full:
                     self._changed.wait(None if again is None else max(0.0, again - now))
                     return True
                 events.append(self._worked(0, 0, 0.0))  # somebody left, and no work follows that would say so
         if events:
             self._tell(events)
-        if isinstance(work, Encode):
-            self._encode(work)
-        elif work is not None:
-            self._step(work)
+        if flight is None and work is not None:
+            flight = self._launched(work)
+        if flight is not None:
+            self._flights[thread] = self._landed(flight)
         return True
 
     def _share_out(self, thread: int, now: float) -> tuple[list[Event], float | None]:
@@ -186,21 +210,52 @@ class TextLoop:
             if place != thread:
                 self._changed.notify_all()
 
-    def _encode(self, work: Encode) -> None:
-        began = self._now()
-        riding = [job for job in work.jobs if job.state is RUNNING]
-        wrong = self._admitted(riding, work.encoder) if riding else {}
+    def _launched(self, work: Encode | Step) -> _Flight | None:
+        """None: it failed, and who rode is told."""
+        flight = _Flight(work, self._now())
+        if isinstance(work, Encode):
+            riding = [job for job in work.jobs if job.state is RUNNING]
+            flight.riding = len(riding)
+            flight.wrong = self._admitted(riding, work.encoder) if riding else {}
+            return flight
+        decoder = self._instance.decoders[work.decoder]
+        new = [job for job in work.jobs if job.payload.rows is not None]
+        try:
+            if new:
+                decoder.admit([job.slot for job in new], [job.payload.rows for job in new])
+            decoder.launch(work.width)
+        except Exception as error:
+            self._failed(self._trouble(error), work.decoder)
+            return None
+        for job in new:
+            job.payload.rows = None
+        return flight
+
+    def _landed(self, flight: _Flight) -> _Flight | None:
+        """What is launched behind it, if anything."""
+        if isinstance(flight.work, Encode):
+            self._encoded(flight.work, flight)
+            return None
+        return self._stepped(flight.work, flight.began)
+
+    def _encoded(self, work: Encode, flight: _Flight) -> None:
+        if not self._apart:
+            try:
+                self._instance.decoders[0].settle()
+            except Exception as error:
+                self._failed(self._trouble(error), 0)
         ended = self._now()
+        took = ended - flight.began
         events: list[Event] = []
         with self._changed:
             for job in work.jobs:
-                job.payload.begun, job.payload.encoded, job.payload.picture = began, ended - began, None
-                if job in wrong and self._open.pop(job.payload.number, None) is not None:
+                job.payload.begun, job.payload.encoded, job.payload.picture = flight.began, took, None
+                if job in flight.wrong and self._open.pop(job.payload.number, None) is not None:
                     self._scheduler.cancel(job, ended)
-                    events.append(Failed(job.payload.number, wrong[job]))
-            learned = None if wrong or len(riding) < len(work.jobs) else ended - began
+                    events.append(Failed(job.payload.number, flight.wrong[job]))
+            learned = None if flight.wrong or flight.riding < len(work.jobs) else took
             self._scheduler.encoded(work, ended, learned)
-            events.append(self._worked(len(riding), 0, ended - began))
+            events.append(self._worked(flight.riding, 0, took))
         self._tell(events)
 
     def _admitted(self, jobs: Sequence[TextJob], encoder: int) -> dict[TextJob, CarpoolError]:
@@ -227,49 +282,53 @@ class TextLoop:
         else:
             self._instance.decoders[0].admit([job.slot for job in jobs], encoded)
 
-    def _step(self, work: Step) -> None:
+    def _stepped(self, work: Step, began: float) -> _Flight | None:
         decoder = self._instance.decoders[work.decoder]
-        began = self._now()
-        new = [job for job in work.jobs if job.payload.rows is not None]
         try:
-            if new:
-                decoder.admit([job.slot for job in new], [job.payload.rows for job in new])
-            tokens = decoder.step(work.width)
+            tokens: list[int] = decoder.tokens().tolist()
         except Exception as error:
             self._failed(self._trouble(error), work.decoder)
-            return
-        for job in new:
-            job.payload.rows = None
+            return None
         self._failures[work.decoder] = 0
         now = self._now()
-        said = {job: int(tokens[job.slot]) for job in work.jobs}
         events: list[Event] = []
+        ahead = self._ahead(work, now, events) if decoder.overlaps else None
         with self._changed:
-            fresh = {job for job in work.jobs if job.first_at is None}
-            ended = {job for job, token in said.items() if token == decoder.end}
+            ended = {job for job in work.jobs if tokens[job.slot] == decoder.end}
             riding = [job for job in work.jobs if job.state is RUNNING]
             boundary = self._scheduler.stepped(work, now, ended, now - began)
             done = set(boundary.done)
             for job in riding:
-                piece = b"" if job in ended else decoder.piece(said[job])
-                events += self._pieces(job, piece, job in ended, job in done, job in fresh)
-            for gone in boundary.given_up:
-                events.append(self._dropped(gone, now))
+                piece = b"" if job in ended else decoder.piece(tokens[job.slot])
+                self._say(job, piece, job in ended, job in done, events)
+            events += [self._dropped(gone, now) for gone in boundary.given_up]
             events.append(self._worked(0, work.width, now - began))
         self._tell(events)
+        return ahead
 
-    def _pieces(self, job: TextJob, piece: bytes, ended: bool, done: bool, fresh: bool) -> Sequence[Event]:
+    def _ahead(self, work: Step, now: float, events: list[Event]) -> _Flight | None:
+        """The next thing for this device, before anybody has looked at what this step said."""
+        with self._changed:
+            if not self.alive:
+                return None
+            decision = self._scheduler.follow(work, now)
+            events += [self._dropped(gone, now) for gone in decision.given_up]
+        return None if decision.work is None else self._launched(decision.work)
+
+    def _say(self, job: TextJob, piece: bytes, ended: bool, done: bool, events: list[Event]) -> None:
         rider: _Rider = job.payload
-        if rider.number not in self._open:
-            return ()
+        number = rider.number
+        if number not in self._open:
+            return
         text = rider.decoder.decode(piece, done)
         finish = "" if not done else STOP if ended else LENGTH
         if done:
-            del self._open[rider.number]
-        if not fresh:
-            return [Piece(rider.number, text, job.tokens, finish)] if text or finish else ()
-        waited = max(0.0, rider.begun - job.arrived)
-        return [Piece(rider.number, text, job.tokens, finish, waited, rider.encoded)]
+            del self._open[number]
+        if job.tokens == 1:
+            waited = max(0.0, rider.begun - job.arrived)
+            events.append(Piece(number, text, 1, finish, waited, rider.encoded))
+        elif text or finish:
+            events.append(Piece(number, text, job.tokens, finish))
 
     def _dropped(self, gone: TextGivenUp, now: float) -> Failed:
         job, reason = gone
