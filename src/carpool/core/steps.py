@@ -233,6 +233,8 @@ class StepScheduler:
         only in a smaller batch would slow down all others. That is the second question."""
         if self.waiting >= self.settings.max_queue:
             return Refusal(Reason.QUEUE_FULL, waiting=self.waiting, most=self.settings.max_queue)
+        if job.first_due == INFINITY:  # nothing was promised
+            return None
         batch = self._batch(now)
         takes = self._until_first(min(batch, self.waiting + 1))
         ahead = self.waiting // batch
@@ -291,6 +293,8 @@ class StepScheduler:
 
     def _expire(self, now: float, given_up: list[TextGivenUp]) -> None:
         """Whose first token would be late even if the batch that may leave now took him along."""
+        if not self._queue or self._queue[0][0] == INFINITY:
+            return
         size = min(self._free_slots(), self.waiting, self._batch(now))
         takes = self._until_first(max(1, size))
         queue = self._queue

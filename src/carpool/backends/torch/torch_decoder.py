@@ -76,6 +76,7 @@ class TorchDecoder:
             {slots, *(1 << power for power in range(slots.bit_length()) if 1 << power <= slots)}
         )
         self._programs = {width: self._prepared(width) for width in self.widths}
+        self._told_of = {width: self._told[:width] for width in self.widths}
         self._width_of_step = 0
         self._staged = 0  # lists of slots since the device was last waited for
         self._places = device.staging((_STAGED, slots), torch.int64)
@@ -125,6 +126,7 @@ class TorchDecoder:
         torch.stack(list(encoded), out=rows[: len(slots)])
         self._device.launch(program, 1)
 
+    @torch.inference_mode()
     def _take_in(self, where: torch.Tensor, encoded: torch.Tensor) -> None:
         count, rows = encoded.shape[:2]
         both = functional.linear(encoded, self._weights["cross.kv"], self._weights["cross.kv_bias"])
@@ -159,7 +161,6 @@ class TorchDecoder:
         self._device.wait(1)  # it is short: waking up would take a good part of its time
         self._staged = 0
 
-    @torch.inference_mode()
     def launch(self, width: int) -> None:
         if not 1 <= width <= self.slots:
             raise InvalidInput(f"a step has 1 to {self.slots} slots, not {width}")
@@ -167,7 +168,7 @@ class TorchDecoder:
         self._device.enter()
         program = self._programs[run]
         self._device.launch(program, 1)  # however wide it is, it leaves most of a device to others
-        self._told[:run].copy_(program.outputs["tokens"], non_blocking=True)
+        self._told_of[run].copy_(program.outputs["tokens"], non_blocking=True)
         self._width_of_step = width
 
     def tokens(self) -> Array:
@@ -188,6 +189,7 @@ class TorchDecoder:
             self._device.warm(run)
             return self._device.capture(run)
 
+    @torch.inference_mode()
     def _forward(self, rows: slice) -> torch.Tensor:
         """The next token of each of these slots, which is also what their next step begins with."""
         form, w = self.form, self._weights

@@ -25,8 +25,8 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from carpool.backends.stepper import TextInstance
-from carpool.core.job import INFINITY, RUNNING, Job
+from carpool.backends.stepper import Decoder, TextInstance
+from carpool.core.job import DONE, INFINITY, RUNNING, Job
 from carpool.core.refusal_words import dropped, turned_away
 from carpool.core.steps import StepScheduler
 from carpool.core.text_job import Encode, Step, TextGivenUp, TextJob
@@ -52,8 +52,7 @@ class _Rider:
         self.rows: Any = None  # what an encoder apart made of it, until its decoder has it
         self.begun = 0.0  # when its encoding began
         self.encoded = 0.0
-        # A character may come in several tokens: what is not whole yet is held back.
-        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.decoder: codecs.IncrementalDecoder | None = None  # while a character has come only in part
 
 
 class _Flight:
@@ -100,6 +99,7 @@ class TextLoop:
         self._flights: list[_Flight | None] = [None] * self.threads  # launched ahead; each is its thread's
         self._left = self.threads  # threads that have not ended
         self._failures = [0] * len(instance.decoders)  # each is its thread's
+        self._texts: dict[int, str | None] = {}  # of tokens that were seen; None: a part of a character
 
     @property
     def alive(self) -> bool:
@@ -299,8 +299,7 @@ class TextLoop:
             boundary = self._scheduler.stepped(work, now, ended, now - began)
             done = set(boundary.done)
             for job in riding:
-                piece = b"" if job in ended else decoder.piece(tokens[job.slot])
-                self._say(job, piece, job in ended, job in done, events)
+                self._say(job, self._text(job, tokens[job.slot], decoder, job in done), job in ended, events)
             events += [self._dropped(gone, now) for gone in boundary.given_up]
             events.append(self._worked(0, work.width, now - began))
         self._tell(events)
@@ -315,14 +314,34 @@ class TextLoop:
             events += [self._dropped(gone, now) for gone in decision.given_up]
         return None if decision.work is None else self._launched(decision.work)
 
-    def _say(self, job: TextJob, piece: bytes, ended: bool, done: bool, events: list[Event]) -> None:
+    def _text(self, job: TextJob, token: int, decoder: Decoder, done: bool) -> str:
+        """What it adds to the answer. A character may come in several tokens: what is not whole yet is held
+        back."""
+        rider: _Rider = job.payload
+        if token not in self._texts:
+            piece = b"" if token == decoder.end else decoder.piece(token)
+            try:
+                self._texts[token] = piece.decode()
+            except UnicodeDecodeError:
+                self._texts[token] = None
+        text = self._texts[token]
+        if text is not None and rider.decoder is None:
+            return text
+        if rider.decoder is None:
+            rider.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        text = rider.decoder.decode(b"" if token == decoder.end else decoder.piece(token), done)
+        if not rider.decoder.getstate()[0]:
+            rider.decoder = None
+        return text
+
+    def _say(self, job: TextJob, text: str, ended: bool, events: list[Event]) -> None:
         rider: _Rider = job.payload
         number = rider.number
         if number not in self._open:
             return
-        text = rider.decoder.decode(piece, done)
-        finish = "" if not done else STOP if ended else LENGTH
-        if done:
+        finish = ""
+        if job.state is DONE:
+            finish = STOP if ended else LENGTH
             del self._open[number]
         if job.tokens == 1:
             waited = max(0.0, rider.begun - job.arrived)
