@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from random import Random
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from carpool.backends.stepper import TextInstance
+from carpool.backends.stepper import AHEAD, TextInstance
 from carpool.core.curve import BatchCurve
 from carpool.core.steps import StepScheduler
 from carpool.core.text_job import TextPromise
@@ -39,7 +40,7 @@ class Scripted:
         self._clock = clock
         self.left: list[bytes] = [b""] * self.slots
         self.fails: list[Exception] = []  # of the next steps
-        self.launched: tuple[float, Any] | None = None
+        self.launched: deque[tuple[float, Any]] = deque()
         self.closed = False
 
     def read(self, inputs: Any) -> bytes:
@@ -55,22 +56,22 @@ class Scripted:
         for slot, text in zip(slots, encoded, strict=True):
             self.left[slot] = text
 
-    def settle(self) -> None:
-        assert self.launched is None
-
     def launch(self, width: int) -> None:
-        assert self.launched is None
+        assert len(self.launched) < (AHEAD if self.overlaps else 1)
         tokens = np.array([text[0] if text else self.end for text in self.left[:width]], np.int64)
         self.left[:width] = [text[1:] for text in self.left[:width]]
-        self.launched = self._clock.at + STEP.times[width], tokens
+        begins = max(self._clock.at, self.launched[-1][0]) if self.launched else self._clock.at
+        self.launched.append((begins + STEP.times[width], tokens))
 
     def tokens(self) -> Any:
-        assert self.launched is not None
-        (due, tokens), self.launched = self.launched, None
+        due, tokens = self.launched.popleft()
         self._clock.at = max(self._clock.at, due)
         if self.fails:
             raise self.fails.pop(0)
         return tokens
+
+    def forget(self) -> None:
+        self.launched.clear()
 
     def piece(self, token: int) -> bytes:
         return bytes((token,))
@@ -311,7 +312,7 @@ def test_a_step_is_launched_before_the_tokens_of_the_last_are_told() -> None:
     tell = stage.events.extend
 
     def told(events: Sequence[Event]) -> None:
-        flown.append((stage.stepper.launched is not None, any(isinstance(event, Piece) for event in events)))
+        flown.append((bool(stage.stepper.launched), any(isinstance(event, Piece) for event in events)))
         tell(events)
 
     stage.loop._tell = told
@@ -319,4 +320,4 @@ def test_a_step_is_launched_before_the_tokens_of_the_last_are_told() -> None:
     assert stage.texts() == {1: "long text", 2: "no"}
     ahead = [launched for launched, pieces in flown if pieces]
     assert any(ahead[:-1]) is Scripted.overlaps
-    assert stage.stepper.launched is None
+    assert not stage.stepper.launched

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections import deque
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -19,7 +20,7 @@ from carpool import backends
 from carpool.backends import fake
 from carpool.backends.backend import Placement
 from carpool.backends.fake import fake_text
-from carpool.backends.stepper import Part, TextInstance
+from carpool.backends.stepper import AHEAD, Part, TextInstance
 from carpool.config.model import ModelConfig
 from carpool.config.repository import find_models
 from carpool.core.curve import BatchCurve
@@ -71,7 +72,7 @@ class Writes:
 
     def __init__(self) -> None:
         self.left: list[bytes] = [b""] * SLOTS
-        self.launched: Any = None
+        self.launched: deque[Any] = deque()
         self.fails = 0
         self.closed = False
 
@@ -79,21 +80,21 @@ class Writes:
         for slot, rows in zip(slots, encoded, strict=True):
             self.left[slot] = rows.removeprefix(b"rows of ")
 
-    def settle(self) -> None:
-        assert self.launched is None
-
     def launch(self, width: int) -> None:
-        assert self.launched is None
-        self.launched = np.array([text[0] if text else self.end for text in self.left[:width]], np.int64)
+        assert len(self.launched) < (AHEAD if self.overlaps else 1)
+        tokens = np.array([text[0] if text else self.end for text in self.left[:width]], np.int64)
+        self.launched.append(tokens)
         self.left[:width] = [text[1:] for text in self.left[:width]]
 
     def tokens(self) -> Any:
-        tokens, self.launched = self.launched, None
-        assert tokens is not None
+        tokens = self.launched.popleft()
         if self.fails:
             self.fails -= 1
             raise RuntimeError("no kernel image")
         return tokens
+
+    def forget(self) -> None:
+        self.launched.clear()
 
     def piece(self, token: int) -> bytes:
         return bytes((token,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import zlib
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -138,31 +139,36 @@ class FakeStepper:
             raise ConfigError(f"{config.name}: fake: {error}") from None
         self.widths: Sequence[int] = tuple(range(1, self.slots + 1))
         self._left: list[bytes] = [b""] * self.slots
-        self._launched = (0.0, np.zeros(0, np.int64))  # when its tokens are there
+        self._busy = 0.0  # until then
+        self._launched: deque[tuple[float, Array]] = deque()  # steps, and when their tokens are there
         self._stop = threading.Event()
 
     def read(self, inputs: Mapping[str, Array]) -> bytes:
         return fake_text(inputs[PICTURE])
 
     def encode(self, pictures: Sequence[bytes]) -> Sequence[bytes]:
-        self._take(self._encoding.times[len(pictures)])
+        done = self._queued(self._encoding.times[len(pictures)])
+        if not self._launched:
+            self._take(max(0.0, done - time.monotonic()))
         return pictures
 
     def admit(self, slots: Sequence[int], encoded: Sequence[bytes]) -> None:
         for slot, text in zip(slots, encoded, strict=True):
             self._left[slot] = text
 
-    def settle(self) -> None: ...
-
     def launch(self, width: int) -> None:
         tokens = np.array([text[0] if text else self.end for text in self._left[:width]], np.int64)
         self._left[:width] = [text[1:] for text in self._left[:width]]
-        self._launched = (time.monotonic() + self._stepping.times[width], tokens)
+        self._launched.append((self._queued(self._stepping.times[width]), tokens))
 
     def tokens(self) -> Array:
-        due, tokens = self._launched
+        due, tokens = self._launched.popleft()
         self._take(max(0.0, due - time.monotonic()))
         return tokens
+
+    def forget(self) -> None:
+        self._launched.clear()
+        self._busy = 0.0
 
     def step(self, width: int) -> Array:
         self.launch(width)
@@ -173,6 +179,11 @@ class FakeStepper:
 
     def sample(self) -> bytes:
         return b"1234"
+
+    def _queued(self, seconds: float) -> float:
+        """When something is done that begins behind everything before it."""
+        self._busy = max(time.monotonic(), self._busy) + seconds
+        return self._busy
 
     def _take(self, seconds: float) -> None:
         if self._stop.wait(seconds):

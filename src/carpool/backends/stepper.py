@@ -15,6 +15,9 @@ from carpool.types import Array
 PICTURE, TEXT, FINISH = "image", "text_output", "finish_reason"
 """The tensors of every model that writes: a picture, the text, and why it ends there."""
 
+AHEAD = 2
+"""Steps that may be launched before the tokens of the first of them are asked for."""
+
 
 class Part(enum.Enum):
     """How much of a model is loaded."""
@@ -66,17 +69,18 @@ class Decoder(_OnDevice, Protocol):
 
     def admit(self, slots: Sequence[int], encoded: Sequence[Any]) -> None:
         """A new answer begins in each of these slots. Whoever had the slot is gone without a trace. What was
-        encoded on another device is copied here. It may still be on its way: see `settle`."""
-
-    def settle(self) -> None:
-        """Until everything that was asked of the device is done."""
+        encoded on another device is copied here. It may still be on its way."""
 
     def launch(self, width: int) -> None:
-        """A step of slots 0 to `width` - 1. One at a time: `tokens` comes before the next."""
+        """A step of slots 0 to `width` - 1, behind everything that was asked before."""
 
     def tokens(self) -> Array:
-        """What the step that was launched says: one token for each of its slots, int64 [width]; those of
-        slots that nobody has mean nothing."""
+        """What the first step says that was launched and not asked for: one token for each of its slots,
+        int64 [width]; those of slots that nobody has mean nothing."""
+
+    def forget(self) -> None:
+        """Until everything that was asked of the device is done. Nobody asks for the tokens of steps that
+        were launched."""
 
     def step(self, width: int) -> Array:
         """Both. Takes s(width)."""

@@ -163,22 +163,32 @@ class StepScheduler:
         return Boundary(done, given_up)
 
     def follow(self, work: Step, now: float) -> StepDecision:
-        """What may begin behind a step whose tokens have come, before anybody has looked at them: a device
-        that waits for that stands still meanwhile. Who turns out to have ended keeps his slot for this one
-        step more. `stepped` comes after it."""
-        self._note(work, now)
+        """What may be launched behind a step before anybody knows what it says: a device that waits for that
+        stands still meanwhile. Who turns out to have ended with it keeps his slot for one step more.
+
+        After an encoding that it says, which counts as done when it was launched (`encoded`), it may be asked
+        again."""
+        ends = max(now, work.started + self.step_takes(work.width))
+        self._note(work, ends)
         decision = StepDecision()
         self._expire(now, decision.given_up)
         if not self.settings.apart:
-            size = self._to_encode(now)
+            size = self._to_encode(ends)
             if size:
                 decision.work = self.encoding[0] = self._take(size, now, 0)
                 return decision
         certain = {job for job in work.jobs if job.tokens + 1 >= job.limit}
         jobs = tuple(job for job in self._steppable(work.decoder) if job not in certain)
         if jobs:
-            decision.work = self.stepping[work.decoder] = self._step_of(jobs, now, work.decoder)
+            decision.work = self.stepping[work.decoder] = self._step_of(jobs, ends, work.decoder)
         return decision
+
+    def took(self, work: Encode, seconds: float, now: float) -> None:
+        """What an encoding took, if that was not known when it was told of."""
+        _learn(self.encoder, work.encoder, len(work.jobs), seconds, now)
+
+    def step_takes(self, width: int) -> float:
+        return _speed(self.step, False) * self.step.curve.times[width]
 
     def lost(self, now: float, decoder: int = 0) -> list[TextJob]:
         """Its caches are gone. Returns whose answers will not be finished; who waits goes on waiting."""

@@ -11,12 +11,14 @@ that such a graph has room for and nobody is, go there.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
+from carpool.backends.stepper import AHEAD
 from carpool.backends.torch.torch_device import Device, Program
 from carpool.errors import InvalidInput
 from carpool.types import Array
@@ -39,6 +41,17 @@ class DecoderForm:
     activation: str  # relu or gelu
     scale: float = 1.0  # of embeddings
     offset: int = 0  # of positions in their table
+
+
+class _Launched:
+    """A step on its way, and where its tokens go."""
+
+    def __init__(self, device: Device, slots: int, widths: Sequence[int]) -> None:
+        told = device.staging((slots,), torch.int64)
+        self.all: Array = told.numpy()
+        self.told = {width: told[:width] for width in widths}
+        self.marker = device.marker()
+        self.width = self.staged = 0
 
 
 class TorchDecoder:
@@ -71,14 +84,13 @@ class TorchDecoder:
         self._columns = torch.arange(memory, device=device.place)
         self._rows = torch.arange(slots, device=device.place)
         self._heads = torch.arange(form.heads, device=device.place)[None]
-        self._told = device.staging((slots,), torch.int64)
         self.widths = sorted(
             {slots, *(1 << power for power in range(slots.bit_length()) if 1 << power <= slots)}
         )
         self._programs = {width: self._prepared(width) for width in self.widths}
-        self._told_of = {width: self._told[:width] for width in self.widths}
-        self._width_of_step = 0
-        self._staged = 0  # lists of slots since the device was last waited for
+        self._free = [_Launched(device, slots, self.widths) for _ in range(AHEAD)]
+        self._launched: deque[_Launched] = deque()
+        self._staged = self._taken = 0  # lists of slots, and how many of them the device has surely read
         self._places = device.staging((_STAGED, slots), torch.int64)
         self._admitting: dict[int, tuple[torch.Tensor, torch.Tensor, Program]] = {}
         if device.captures:
@@ -116,9 +128,9 @@ class TorchDecoder:
         if not size or len(encoded[0]) < self.memory:
             self._take_in(torch.tensor(slots, device=self._device.place), torch.stack(list(encoded)))
             return
-        if self._staged == _STAGED:
+        if self._staged - self._taken == _STAGED:
             self.settle()
-        places = self._places[self._staged, :size]
+        places = self._places[self._staged % _STAGED, :size]
         self._staged += 1
         places.numpy()[:] = [*slots, *[self.slots] * (size - len(slots))]
         where, rows, program = self._admitting[size]
@@ -159,7 +171,13 @@ class TorchDecoder:
     def settle(self) -> None:
         self._device.enter()
         self._device.wait(1)  # it is short: waking up would take a good part of its time
-        self._staged = 0
+        self._taken = self._staged
+
+    def forget(self) -> None:
+        """The steps that were launched: nobody asks what they said."""
+        self._free += self._launched
+        self._launched.clear()
+        self.settle()
 
     def launch(self, width: int) -> None:
         if not 1 <= width <= self.slots:
@@ -168,12 +186,18 @@ class TorchDecoder:
         self._device.enter()
         program = self._programs[run]
         self._device.launch(program, 1)  # however wide it is, it leaves most of a device to others
-        self._told_of[run].copy_(program.outputs["tokens"], non_blocking=True)
-        self._width_of_step = width
+        step = self._free.pop()
+        step.told[run].copy_(program.outputs["tokens"], non_blocking=True)
+        step.marker.record()
+        step.width, step.staged = width, self._staged
+        self._launched.append(step)
 
     def tokens(self) -> Array:
-        self.settle()
-        return self._told[: self._width_of_step].numpy().copy()
+        step = self._launched.popleft()
+        self._free.append(step)
+        step.marker.wait()
+        self._taken = max(self._taken, step.staged)
+        return step.all[: step.width].copy()
 
     def step(self, width: int) -> Array:
         self.launch(width)

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -88,6 +89,31 @@ class Captured:
         self.replay: Callable[[], None] = graph.replay
 
 
+class Marker(Protocol):
+    """A place in what was asked of a device."""
+
+    def record(self) -> None:
+        """Here: behind everything so far."""
+
+    def wait(self) -> None:
+        """Until the device has come there, if it was recorded at all."""
+
+
+class _Passed:
+    def record(self) -> None: ...
+
+    def wait(self) -> None: ...
+
+
+class _InStream:
+    """A thread that waits for it spins: it is for what takes less than waking up."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.record: Callable[[], None] = partial(event.record, stream)
+        self.wait: Callable[[], None] = event.synchronize
+
+
 class _Here(threading.local):
     owner: object = None  # the device that this thread was set up for
 
@@ -141,6 +167,9 @@ class Device:
 
     def wait(self, images: int | None = None) -> None:
         """Until everything that was asked of the device is done, for so many images if that is known."""
+
+    def marker(self) -> Marker:
+        return _Passed()
 
     def turn(self) -> threading.Lock:
         """Held while a batch runs, so that nobody captures beside it."""
@@ -239,6 +268,10 @@ class CudaDevice(Device):
         done = self._done_soon if images is not None and images <= _SPINS_FOR else self._done
         done.record(self._stream)
         done.synchronize()
+
+    def marker(self) -> Marker:
+        with torch.cuda.device(self.place):
+            return _InStream(self._stream)
 
     def allocated(self) -> int:
         return int(torch.cuda.memory_reserved(self.place))

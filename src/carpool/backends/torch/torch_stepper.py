@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -53,6 +54,8 @@ class TorchStepper:
         self._programs: dict[int, tuple[torch.Tensor, torch.Tensor, Program]] = {}
         self._part = part
         self._taken: list[torch.Tensor] = []
+        self._held: deque[list[torch.Tensor]] = deque()  # the same, for each step that was launched
+        self._copied = device.marker()  # what was staged for the encoder
         self.widths: Sequence[int] = ()
         self.slot_bytes = 0
         try:
@@ -114,9 +117,10 @@ class TorchStepper:
             batch = torch.from_numpy(np.stack(pictures)).to(self._device.place)
             return self._encode(batch)
         staged, given, program = self._programs[size]
-        self._device.wait(1)  # what was staged before is on the device
+        self._copied.wait()
         np.stack(pictures, out=staged.numpy()[:count])
         given[:count].copy_(staged[:count], non_blocking=True)
+        self._copied.record()
         self._device.launch(program, count)
         return program.outputs["rows"][:count].clone()  # the next batch is written to the same place
 
@@ -141,20 +145,22 @@ class TorchStepper:
                 self._decoder.admit_all([slots[place] for place in some], here)
             self._taken += encoded
 
-    def settle(self) -> None:
-        with self._device.turn(), self._noticing():
-            self._decoder.settle()
-            self._taken.clear()
-
     def launch(self, width: int) -> None:
         with self._device.turn(), self._noticing():
             self._decoder.launch(width)
+            self._held.append(self._taken)
+            self._taken = []
 
     def tokens(self) -> Array:
         with self._device.turn(), self._noticing():
             tokens = self._decoder.tokens()
-            self._taken.clear()  # the step came behind it, and has ended
+            self._held.popleft()  # the step came behind it, and has ended
             return tokens
+
+    def forget(self) -> None:
+        with self._device.turn(), self._noticing():
+            self._decoder.forget()
+            self._held.clear()
 
     def step(self, width: int) -> Array:
         self.launch(width)

@@ -7,9 +7,9 @@ the lock asks the scheduler, for all threads: what it says is put where each fin
 with its device it does alone. Pictures were copied when they came (`Encoder.read`), so that nobody's memory
 is read later, and a rider who leaves is gone at once; only his slot is freed at the next boundary.
 
-Where a device can be asked for the next thing before anybody has looked at the last, it is: a step's tokens
-have come, the next step or an encoding is launched, and only then they are put into words
-(`StepScheduler.follow`). What Python does for one step is so hidden behind the next.
+Where a device can be asked for the next thing before anybody knows what the last one says, it is: behind a
+step that runs, the next one is launched, and encodings between the two (`StepScheduler.follow`). What Python
+does for one step is so hidden behind the next.
 
 What an encoder apart makes of a picture is left with its rider, before the scheduler is told that it is
 encoded; only then is it in a step of its decoder, whose thread takes it from there. The lock is between the
@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import codecs
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from carpool.backends.stepper import Decoder, TextInstance
+from carpool.backends.stepper import AHEAD, Decoder, TextInstance
 from carpool.core.job import DONE, INFINITY, RUNNING, Job
 from carpool.core.refusal_words import dropped, turned_away
 from carpool.core.steps import StepScheduler
@@ -56,15 +57,14 @@ class _Rider:
 
 
 class _Flight:
-    """What a device is at."""
+    """A step that was launched."""
 
-    __slots__ = ("began", "riding", "work", "wrong")
+    __slots__ = ("began", "encoded", "work")
 
-    def __init__(self, work: Encode | Step, began: float) -> None:
+    def __init__(self, work: Step, began: float, encoded: Sequence[Encode] = ()) -> None:
         self.work = work
-        self.began = began
-        self.riding = 0  # who is encoded
-        self.wrong: dict[TextJob, CarpoolError] = {}  # and who cannot be
+        self.began = began  # or what was encoded right before it
+        self.encoded = encoded
 
 
 class TextLoop:
@@ -96,7 +96,11 @@ class TextLoop:
         # One thread for each, encoders first; where they are not apart, one that does both.
         self.threads = len(instance.parts)
         self._todo: list[Encode | Step | None] = [None] * self.threads
-        self._flights: list[_Flight | None] = [None] * self.threads  # launched ahead; each is its thread's
+        # Each is its thread's: steps that were launched, the first first; when a device last told something.
+        self._flights: list[deque[_Flight]] = [deque() for _ in range(self.threads)]
+        self._heard = [0.0] * self.threads
+        # What was encoded by the device that steps, since its last step was launched, and when that began.
+        self._encodings: list[tuple[Encode, float]] = []
         self._left = self.threads  # threads that have not ended
         self._failures = [0] * len(instance.decoders)  # each is its thread's
         self._texts: dict[int, str | None] = {}  # of tokens that were seen; None: a part of a character
@@ -150,11 +154,9 @@ class TextLoop:
         except Exception as error:
             _log.exception("writer-failed", model=self._model)
             self._die(ModelError(f"{self._model}: {type(error).__name__}: {error}"))
-        flight = self._flights[thread]
-        if flight is not None:
+        if self._flights[thread]:
             with suppress(Exception):  # nobody hears of it: it is over
-                work = flight.work
-                self._instance.decoders[work.decoder if isinstance(work, Step) else 0].settle()
+                self._instance.decoders[self._flights[thread][0].work.decoder].forget()
         with self._changed:
             self._left -= 1
             if self._left:
@@ -179,18 +181,20 @@ class TextLoop:
             now = self._now()
             events, again = self._share_out(thread, now)
             work, self._todo[thread] = self._todo[thread], None
-            flight, self._flights[thread] = self._flights[thread], None
-            if work is None and flight is None and wait and not events:
+            if work is None and not self._flights[thread] and wait and not events:
                 if self._told == self._full:
                     self._changed.wait(None if again is None else max(0.0, again - now))
                     return True
                 events.append(self._worked(0, 0, 0.0))  # somebody left, and no work follows that would say so
         if events:
             self._tell(events)
-        if flight is None and work is not None:
-            flight = self._launched(work)
-        if flight is not None:
-            self._flights[thread] = self._landed(flight)
+        if isinstance(work, Encode):
+            self._encode(work)
+        elif work is not None:
+            self._launch(work, thread)
+        if self._flights[thread]:
+            self._look_ahead(thread)
+            self._land(thread)
         return True
 
     def _share_out(self, thread: int, now: float) -> tuple[list[Event], float | None]:
@@ -210,52 +214,25 @@ class TextLoop:
             if place != thread:
                 self._changed.notify_all()
 
-    def _launched(self, work: Encode | Step) -> _Flight | None:
-        """None: it failed, and who rode is told."""
-        flight = _Flight(work, self._now())
-        if isinstance(work, Encode):
-            riding = [job for job in work.jobs if job.state is RUNNING]
-            flight.riding = len(riding)
-            flight.wrong = self._admitted(riding, work.encoder) if riding else {}
-            return flight
-        decoder = self._instance.decoders[work.decoder]
-        new = [job for job in work.jobs if job.payload.rows is not None]
-        try:
-            if new:
-                decoder.admit([job.slot for job in new], [job.payload.rows for job in new])
-            decoder.launch(work.width)
-        except Exception as error:
-            self._failed(self._trouble(error), work.decoder)
-            return None
-        for job in new:
-            job.payload.rows = None
-        return flight
-
-    def _landed(self, flight: _Flight) -> _Flight | None:
-        """What is launched behind it, if anything."""
-        if isinstance(flight.work, Encode):
-            self._encoded(flight.work, flight)
-            return None
-        return self._stepped(flight.work, flight.began)
-
-    def _encoded(self, work: Encode, flight: _Flight) -> None:
-        if not self._apart:
-            try:
-                self._instance.decoders[0].settle()
-            except Exception as error:
-                self._failed(self._trouble(error), 0)
+    def _encode(self, work: Encode) -> None:
+        """Where a device is asked ahead, it is on its way then: what it takes shows with the next step."""
+        ahead = not self._apart and self._instance.decoders[0].overlaps
+        began = self._now()
+        riding = [job for job in work.jobs if job.state is RUNNING]
+        wrong = self._admitted(riding, work.encoder) if riding else {}
         ended = self._now()
-        took = ended - flight.began
         events: list[Event] = []
         with self._changed:
             for job in work.jobs:
-                job.payload.begun, job.payload.encoded, job.payload.picture = flight.began, took, None
-                if job in flight.wrong and self._open.pop(job.payload.number, None) is not None:
+                job.payload.begun, job.payload.encoded, job.payload.picture = began, ended - began, None
+                if job in wrong and self._open.pop(job.payload.number, None) is not None:
                     self._scheduler.cancel(job, ended)
-                    events.append(Failed(job.payload.number, flight.wrong[job]))
-            learned = None if flight.wrong or flight.riding < len(work.jobs) else took
+                    events.append(Failed(job.payload.number, wrong[job]))
+            learned = None if ahead or wrong or len(riding) < len(work.jobs) else ended - began
+            if ahead:
+                self._encodings.append((work, began))
             self._scheduler.encoded(work, ended, learned)
-            events.append(self._worked(flight.riding, 0, took))
+            events.append(self._worked(len(riding), 0, ended - began))
         self._tell(events)
 
     def _admitted(self, jobs: Sequence[TextJob], encoder: int) -> dict[TextJob, CarpoolError]:
@@ -282,37 +259,76 @@ class TextLoop:
         else:
             self._instance.decoders[0].admit([job.slot for job in jobs], encoded)
 
-    def _stepped(self, work: Step, began: float) -> _Flight | None:
+    def _launch(self, work: Step, thread: int) -> None:
+        decoder = self._instance.decoders[work.decoder]
+        new = [job for job in work.jobs if job.payload.rows is not None]
+        began = min([began for _, began in self._encodings], default=self._now())
+        flight = _Flight(work, began, [encoded for encoded, _ in self._encodings])
+        if self._encodings:
+            self._encodings = []
+        try:
+            if new:
+                decoder.admit([job.slot for job in new], [job.payload.rows for job in new])
+            decoder.launch(work.width)
+        except Exception as error:
+            self._failed(self._trouble(error), work.decoder, thread)
+            return
+        for job in new:
+            job.payload.rows = None
+        self._flights[thread].append(flight)
+
+    def _look_ahead(self, thread: int) -> None:
+        """Launch what may come behind the step that runs."""
+        flights = self._flights[thread]
+        if not self._instance.decoders[flights[0].work.decoder].overlaps:
+            return
+        while 0 < len(flights) < AHEAD:
+            with self._changed:
+                if not self.alive:
+                    return
+                now = self._now()
+                decision = self._scheduler.follow(flights[0].work, now)
+                events = [self._dropped(gone, now) for gone in decision.given_up]
+            if events:
+                self._tell(events)
+            if isinstance(decision.work, Encode):
+                self._encode(decision.work)
+            elif decision.work is not None:
+                self._launch(decision.work, thread)
+            else:
+                return
+
+    def _land(self, thread: int) -> None:
+        """Wait for the first step that was launched, and tell what it says."""
+        if not self._flights[thread]:
+            return  # it failed
+        flight = self._flights[thread].popleft()
+        work = flight.work
         decoder = self._instance.decoders[work.decoder]
         try:
             tokens: list[int] = decoder.tokens().tolist()
         except Exception as error:
-            self._failed(self._trouble(error), work.decoder)
-            return None
+            self._failed(self._trouble(error), work.decoder, thread)
+            return
         self._failures[work.decoder] = 0
         now = self._now()
+        took = now - max(flight.began, self._heard[thread])
+        self._heard[thread] = now
         events: list[Event] = []
-        ahead = self._ahead(work, now, events) if decoder.overlaps else None
         with self._changed:
             ended = {job for job in work.jobs if tokens[job.slot] == decoder.end}
             riding = [job for job in work.jobs if job.state is RUNNING]
-            boundary = self._scheduler.stepped(work, now, ended, now - began)
+            boundary = self._scheduler.stepped(work, now, ended, None if flight.encoded else took)
+            if len(flight.encoded) == 1:
+                self._scheduler.took(
+                    flight.encoded[0], max(0.0, took - self._scheduler.step_takes(work.width)), now
+                )
             done = set(boundary.done)
             for job in riding:
                 self._say(job, self._text(job, tokens[job.slot], decoder, job in done), job in ended, events)
             events += [self._dropped(gone, now) for gone in boundary.given_up]
-            events.append(self._worked(0, work.width, now - began))
+            events.append(self._worked(0, work.width, took))
         self._tell(events)
-        return ahead
-
-    def _ahead(self, work: Step, now: float, events: list[Event]) -> _Flight | None:
-        """The next thing for this device, before anybody has looked at what this step said."""
-        with self._changed:
-            if not self.alive:
-                return None
-            decision = self._scheduler.follow(work, now)
-            events += [self._dropped(gone, now) for gone in decision.given_up]
-        return None if decision.work is None else self._launched(decision.work)
 
     def _text(self, job: TextJob, token: int, decoder: Decoder, done: bool) -> str:
         """What it adds to the answer. A character may come in several tokens: what is not whole yet is held
@@ -372,9 +388,12 @@ class TextLoop:
             return error
         return ModelError(f"{self._model}: {type(error).__name__}: {' '.join(str(error).split())[:500]}")
 
-    def _failed(self, error: CarpoolError, decoder: int) -> None:
+    def _failed(self, error: CarpoolError, decoder: int, thread: int) -> None:
         """A step belongs to everybody in a slot of this decoder: nobody can tell what is in its caches now.
         Who waits goes on waiting, unless it happens again and again."""
+        self._flights[thread].clear()
+        with suppress(Exception):  # what it says of itself next is heard at the next step
+            self._instance.decoders[decoder].forget()
         self._failures[decoder] += 1
         failures = self._failures[decoder]
         _log.error("step-failed", model=self._model, error=error.message, decoder=decoder, in_a_row=failures)
