@@ -319,10 +319,9 @@ class TextLoop:
             ended = {job for job in work.jobs if tokens[job.slot] == decoder.end}
             riding = [job for job in work.jobs if job.state is RUNNING]
             boundary = self._scheduler.stepped(work, now, ended, None if flight.encoded else took)
-            if len(flight.encoded) == 1:
-                self._scheduler.took(
-                    flight.encoded[0], max(0.0, took - self._scheduler.step_takes(work.width)), now
-                )
+            alone = took - self._scheduler.step_takes(work.width)
+            if len(flight.encoded) == 1 and alone > 0.0:
+                self._scheduler.took(flight.encoded[0], alone, now)
             done = set(boundary.done)
             for job in riding:
                 self._say(job, self._text(job, tokens[job.slot], decoder, job in done), job in ended, events)
