@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from later import many
+from rewriting import rewrite_share
 
 # A machine may stand still for seconds: how long an example takes, or is made, says nothing about the code.
 settings.register_profile(
@@ -29,6 +30,10 @@ sys.dont_write_bytecode = False
 
 
 gc.disable()  # until everything is imported, of which nothing is garbage
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    rewrite_share(session.config)
 
 
 def pytest_collection_finish() -> None:
