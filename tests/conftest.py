@@ -43,6 +43,13 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _what_files_before_this_one_left_stays() -> None:
+    """Most of it are libraries that were imported when they were needed, of some 100 000 objects each."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _no_instance_outlives_its_test() -> Iterator[None]:
     """A thread that runs a model's batches would raise, or write, in the midst of some later test. A server
