@@ -28,6 +28,9 @@ settings.load_profile("ci" if os.environ.get("CI") else "carpool")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# None of them multiplies large matrices: threads for that, which NumPy begins with its import, only spin.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 
 gc.disable()  # until everything is imported, of which nothing is garbage
 
