@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from later import many
+from rewriting import rewrite_share
 
 # A machine may stand still for seconds: how long an example takes, or is made, says nothing about the code.
 settings.register_profile(
@@ -27,8 +28,15 @@ settings.load_profile("ci" if os.environ.get("CI") else "carpool")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# None of them multiplies large matrices: threads for that, which NumPy begins with its import, only spin.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 
 gc.disable()  # until everything is imported, of which nothing is garbage
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    rewrite_share(session.config)
 
 
 def pytest_collection_finish() -> None:
@@ -36,6 +44,13 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_files_before_this_one_left_stays() -> None:
+    """Most of it are libraries that were imported when they were needed, of some 100 000 objects each."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -95,14 +96,24 @@ def folder_of(path: Path) -> str:
 MODULES = {name_of(path): path for path in SOURCES}
 
 
+@dataclass(frozen=True)
+class Source:
+    """What the tests ask of a file; its tree, of which all together are millions of objects, is not kept."""
+
+    imports: tuple[str, ...]  # full names, also of what is imported inside functions
+    imports_to_run: tuple[str, ...]  # without those for types alone
+    functions: tuple[tuple[str, int], ...]  # their names and lines
+
+
 @cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text("utf-8"))
+def source_of(path: Path) -> Source:
+    tree = ast.parse(path.read_text("utf-8"))
+    lengths = ((it.name, (it.end_lineno or it.lineno) - it.lineno + 1) for it in functions(tree))
+    return Source(tuple(imports(tree, path)), tuple(imports(tree, path, for_types=False)), tuple(lengths))
 
 
-def imports(path: Path, *, for_types: bool = True) -> Iterator[str]:
-    """Full names, also of what is imported inside functions; on request without those for types alone."""
-    waiting: list[ast.AST] = [tree_of(path)]
+def imports(tree: ast.Module, path: Path, *, for_types: bool = True) -> Iterator[str]:
+    waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.Import):
@@ -110,16 +121,34 @@ def imports(path: Path, *, for_types: bool = True) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative imports hide where things come from"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif not for_types and isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        elif not for_types and isinstance(node, ast.If) and is_for_types(node.test):
             waiting += node.orelse
         else:
-            waiting += ast.iter_child_nodes(node)
+            waiting += statements_in(node)
+
+
+def is_for_types(test: ast.expr) -> bool:
+    return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
+
+
+def statements_in(node: ast.AST) -> Iterator[ast.AST]:
+    """Directly in it, or what holds some. The expressions beside them are most of a tree, and hold none."""
+    holds = ast.stmt | ast.excepthandler | ast.match_case
+    return (child for child in ast.iter_child_nodes(node) if isinstance(child, holds))
+
+
+def functions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for child in statements_in(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield child
+        yield from functions(child)
 
 
 def imported_files(path: Path, *, for_types: bool = True) -> set[str]:
     """Those of the package itself, by name."""
     found = set()
-    for name in imports(path, for_types=for_types):
+    source = source_of(path)
+    for name in source.imports if for_types else source.imports_to_run:
         if name.startswith("carpool."):
             inside = name.removeprefix("carpool.")
             while inside and inside not in MODULES:
@@ -181,7 +210,9 @@ def test_every_file_has_a_name_of_its_own() -> None:
 def test_core_is_pure() -> None:
     impure = {"time", "threading", "asyncio", "socket", "logging", "multiprocessing"}
     allowed = sys.stdlib_module_names - impure | {"carpool"}
-    found = [(path.name, name) for path in (PACKAGE / "core").rglob("*.py") for name in imports(path)]
+    found = [
+        (path.name, name) for path in (PACKAGE / "core").rglob("*.py") for name in source_of(path).imports
+    ]
     assert [(file, name) for file, name in found if name.split(".")[0] not in allowed] == []
 
 
@@ -193,10 +224,8 @@ def test_files_and_functions_fit_in_a_head() -> None:
             LONGEST_STATE_MACHINE if inside in STATE_MACHINES else LONGEST_FILE
         ):
             wrong.append(inside)
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                length = (node.end_lineno or node.lineno) - node.lineno + 1
-                wrong += [f"{inside}: {node.name} has {length} lines"] if length > LONGEST_FUNCTION else []
+        for name, length in source_of(path).functions:
+            wrong += [f"{inside}: {name} has {length} lines"] if length > LONGEST_FUNCTION else []
     assert wrong == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 from carpool.core.curve import BatchCurve
 from carpool.core.text_job import TextPromise
@@ -30,14 +31,17 @@ class TextCase:
             **more,  # type: ignore[arg-type]
         )
 
+    @cache  # noqa: B019 - there are three of them, and several tests ask each for the same
+    def carried(self, slots: int, seed: int, *, static: bool = False) -> float:
+        return saturated(self.scenario(slots, seed), static=static)
+
     def gained(self, slots: int, seed: int) -> float:
-        scenario = self.scenario(slots, seed)
-        return saturated(scenario) / saturated(scenario, static=True)
+        return self.carried(slots, seed) / self.carried(slots, seed, static=True)
 
     def first_token(self, slots: int, seed: int, requests: int) -> float:
         """Of static batches' p99, at nine tenths of what those carry."""
         scenario = self.scenario(slots, seed)
-        rate = 0.9 * saturated(scenario, static=True)
+        rate = 0.9 * self.carried(slots, seed, static=True)
         scenario = replace(scenario, rate=rate, seconds=requests / rate)
         return measure_text(scenario).first_p99_ms / measure_text(scenario, static=True).first_p99_ms
 
@@ -45,7 +49,7 @@ class TextCase:
         """First token's p99 with an encoder apart, of that with one device for both, at 0.9 of what this
         carries."""
         scenario = self.scenario(slots, seed)
-        rate = 0.9 * saturated(scenario)
+        rate = 0.9 * self.carried(slots, seed)
         scenario = replace(scenario, rate=rate, seconds=requests / rate)
         apart = replace(scenario, promise=replace(scenario.promise, encoders=1))
         return measure_text(apart).first_p99_ms / measure_text(scenario).first_p99_ms
@@ -53,7 +57,7 @@ class TextCase:
     def overloaded(self, slots: int, seed: int, requests: int) -> float:
         """Within the promise at 1.5 times the load, of what can be carried when nothing is promised."""
         scenario = self.scenario(slots, seed)
-        most = saturated(scenario)
+        most = self.carried(slots, seed)
         scenario = replace(scenario, rate=1.5 * most, seconds=requests / (1.5 * most))
         return measure_text(scenario).goodput_rps / most
 
