@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -259,6 +260,22 @@ def test_starts_without_an_end_fill_no_memory() -> None:
     assert len(law._ended) == 1024
     law.turn(now + 100.0)
     assert law.live <= 6
+
+
+def test_a_hundred_thousand_starts_at_once_fill_no_memory() -> None:
+    """Of clients that say no deadline, end nothing and do not even wait for an answer."""
+    law = Sequences(1, 8, 1.0, Bounds(65536, 100, 1 << 30, 30.0))
+    found = Counter(law.offer(_job(), name, 0.0, start=True, end=False) for name in range(1, 100_001))
+    assert found == {None: 108, Why.CROWDED: 99_892}
+    assert len(law._known) == 108
+    assert max(map(len, (law._backlog, law._quiet, law._deadlines))) <= 108
+    assert len(law.turn(0.0).passed) == 8  # and they never come back
+    assert Counter(why for _, why in law.turn(30.0).dropped) == {Why.NO_PLACE: 100}
+    assert (law.live, law.backlog, law.waiting, law.size) == (8, 0, 0, 0)
+    law.lost(0)
+    law.placed(0)
+    law.turn(31.0)
+    assert law._known == {}
 
 
 def test_ten_thousand_sequences_at_once() -> None:
