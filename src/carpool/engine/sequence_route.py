@@ -248,6 +248,7 @@ class SequenceRoute:
         done = self._answers.pop(work, None)
         if done is not None:
             work.done = done
+            work.payload = None  # which leads back to it: such a ring, inputs and all, is freed late
             if not self._answers:
                 self._emptied.set()
             try:
