@@ -1,5 +1,6 @@
-"""What keeping sequences costs: requests per second of a model with the oldest strategy, beside the same
-model without sequences, in turns in one process. Each client sends one request after the other.
+"""What keeping sequences costs: requests per second of a model with the oldest and with the direct strategy,
+beside the same model without sequences, in turns in one process; and the processor time of a request, which
+says more where the machine is shared. Each client sends one request after the other.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from time import monotonic
+from time import monotonic, process_time
 
 import numpy as np
 import onnx
@@ -23,9 +24,12 @@ from carpool.engine.engine import Engine
 
 WIDTH = 16
 LENGTH = 10  # requests of a sequence
+ROWS = 32  # of a batch, and so the sequences that the direct strategy has at a time
+ALONE, OLDEST, DIRECT = "alone", "oldest", "direct"
 SETTINGS = {
-    "alone": "max_batch = 16\n[batching]\n",
-    "sequences": "max_batch = 16\n[batching]\n[sequences]\nmax_candidates = 1024\n",
+    ALONE: f"max_batch = {ROWS}\n[batching]\n",
+    OLDEST: f"max_batch = {ROWS}\n[batching]\n[sequences]\nmax_candidates = 1024\n",
+    DIRECT: f'max_batch = {ROWS}\n[batching]\n[sequences]\nstrategy = "direct"\n',
 }
 
 
@@ -41,10 +45,10 @@ def write_models(folder: Path) -> Path:
     return folder
 
 
-async def load(engine: Engine, model: str, clients: int, seconds: float) -> float:
-    """Requests per second. A sequence that is begun is ended."""
+async def load(engine: Engine, model: str, clients: int, seconds: float) -> tuple[float, float]:
+    """Requests per second, and microseconds of the processors for each. A sequence that is begun is ended."""
     inputs = {"x": np.ones((1, WIDTH), np.float32)}
-    began = monotonic()
+    began, computed = monotonic(), process_time()
     until = began + seconds
     counts = [0] * clients
 
@@ -52,7 +56,7 @@ async def load(engine: Engine, model: str, clients: int, seconds: float) -> floa
         step = 0
         while monotonic() < until or step:
             start, end = step == 0, step == LENGTH - 1
-            if model == "sequences":
+            if model != ALONE:
                 said = {"sequence_id": number + 1, "sequence_start": start, "sequence_end": end}
                 await engine.infer(model, inputs, **said)  # type: ignore[arg-type]
             else:
@@ -61,7 +65,8 @@ async def load(engine: Engine, model: str, clients: int, seconds: float) -> floa
             step = 0 if end else step + 1
 
     await asyncio.gather(*map(client, range(clients)))
-    return sum(counts) / (monotonic() - began)
+    total = sum(counts)
+    return total / (monotonic() - began), (process_time() - computed) / total * 1e6
 
 
 async def measure(clients: Sequence[int], rounds: int, seconds: float) -> list[dict[str, float]]:
@@ -69,15 +74,18 @@ async def measure(clients: Sequence[int], rounds: int, seconds: float) -> list[d
     with TemporaryDirectory(prefix="carpool-sequences-") as folder:
         async with Engine(write_models(Path(folder))) as engine:
             for count in clients:
-                found: dict[str, list[float]] = {name: [] for name in SETTINGS}
+                names = [name for name in SETTINGS if name != DIRECT or count <= ROWS]
+                found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
                 for turn in range(rounds):
-                    for name in sorted(SETTINGS, reverse=bool(turn % 2)):
+                    for name in sorted(names, reverse=bool(turn % 2)):
                         found[name].append(await load(engine, name, count, seconds))
-                pairs = zip(found["sequences"], found["alone"], strict=True)
-                ratio = median(kept / alone for kept, alone in pairs)
-                rows.append(
-                    {"clients": count, **{n: round(median(f)) for n, f in found.items()}, "ratio": ratio}
-                )
+                row: dict[str, float] = {"clients": count}
+                for name, turns in found.items():
+                    pairs = list(zip(turns, found[ALONE], strict=True))
+                    row[name] = round(median(rate for rate, _ in turns))
+                    row[f"{name}_us"] = median(spent for _, spent in turns)
+                    row[f"{name}_ratio"] = median(kept[0] / alone[0] for kept, alone in pairs)
+                rows.append(row)
     return rows
 
 
@@ -92,9 +100,17 @@ def main() -> None:
     if arguments.json:
         print(json.dumps({"machine": platform.processor(), "rows": rows}))
         return
-    print("clients  without sequences  oldest strategy  ratio")
+    print(
+        "clients  without sequences      µs  oldest strategy      µs  ratio  direct strategy      µs  ratio"
+    )
     for row in rows:
-        print(f"{row['clients']:7}  {row['alone']:17}  {row['sequences']:15}  {row['ratio']:.2f}")
+        shown = [f"{row['clients']:7}  {row[ALONE]:17}  {row[f'{ALONE}_us']:6.1f}"]
+        shown += [
+            f"{row[name]:15}  {row[f'{name}_us']:6.1f}  {row[f'{name}_ratio']:5.2f}"
+            for name in (OLDEST, DIRECT)
+            if name in row
+        ]
+        print("  ".join(shown))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import py_compile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -238,3 +240,31 @@ def test_a_parameter_for_an_optional_input_needs_a_default(tmp_path: Path) -> No
         ModelError, match="the input 'b' is optional: give its parameter of predict a default"
     ):
         optional_model(tmp_path, "def predict(a, b): return a + b")
+
+
+@pytest.mark.parametrize("changed", ["model.py", "neighbour.py", "package/__init__.py"])
+def test_a_file_of_the_same_second_and_length_is_compiled_anew(
+    model: Load, tmp_path: Path, changed: str
+) -> None:
+    """Whoever mends a number and loads again gets the mended number, whatever bytecode lies there."""
+    (tmp_path / "package").mkdir()
+    source = "import neighbour, package\ndef predict(x): return x + 1 + neighbour.B + package.C\n"
+    files = {"neighbour.py": "B = 1\n", "package/__init__.py": "C = 1\n"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    np.testing.assert_array_equal(answer(model(source)), X + 3)
+    path = tmp_path / changed
+    py_compile.compile(str(path), doraise=True)  # as another program would keep it
+    before = path.stat()
+    text = path.read_text().replace("1", "5", 1)
+    if changed == "model.py":
+        text = path.read_text().replace("x + 1", "x + 5")
+    path.write_text(text)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+    again = load(settings("python", tmp_path / "model.py"), tmp_path / "model.py")
+    try:
+        np.testing.assert_array_equal(answer(again), X + 7)
+    finally:
+        again.close()
+    assert not (tmp_path / "package" / "__pycache__").exists() or changed == "package/__init__.py"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch
-from carpool.core.job import INFINITY, Job
+from carpool.core.job import INFINITY, Job, Reason, Refusal
 from carpool.core.pinned import pin
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
@@ -170,3 +170,25 @@ def test_nobody_waits_for_a_faster_instance_that_is_not_theirs() -> None:
     assert not play.core.lanes.everybody()
     play.offer(1, None)
     assert len(play.started) == 1
+
+
+def test_an_instance_that_rests_lets_nobody_through_who_belongs_to_another() -> None:
+    """Its rest proves nothing about the one that is busy, and whose sequences cannot go elsewhere."""
+    slo = CURVE.times[1] / 2  # nothing fits into the promise, as after a device was slow
+    core = Scheduler(CURVE, Promise(slo, MAX_BATCH), 2)
+    pin(core, None)
+
+    def offer(instance: int, now: float) -> Refusal | None:
+        sequence = LiveSequence(1)
+        sequence.instance = instance
+        job = Job(now, now + slo)
+        job.payload = Step(job, sequence, 1, start=True, end=True)
+        return core.offer(job, now)
+
+    now = 100.0  # both have rested for long
+    assert offer(0, now) is None  # the probe of the one that rests
+    assert core.decide(now).batch is not None
+    refusal = offer(0, now)
+    assert refusal is not None
+    assert refusal.reason is Reason.CANNOT_FINISH
+    assert offer(1, now) is None

@@ -14,11 +14,11 @@ import pytest
 from carpool.config.sequence_settings import DIRECT, OLDEST, SequenceSettings
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch
-from carpool.core.job import Job
+from carpool.core.job import INFINITY, Job
 from carpool.core.pinned import pin
 from carpool.core.policy import Knobs
 from carpool.core.scheduler import Scheduler
-from carpool.core.sequences import Dropped, Sequences, Step, Why
+from carpool.core.sequences import Bounds, Dropped, Sequences, Step, Why
 
 IDLE = 5.0
 CURVE = BatchCurve.parse("4+1", 4)
@@ -42,7 +42,7 @@ class Story:
         self.direct = strategy == DIRECT
         self.core = Scheduler(CURVE, knobs, instances)
         pin(self.core, knobs)
-        self.law = Sequences(instances, settings.places(rows), IDLE, 1000)
+        self.law = Sequences(instances, settings.places(rows), IDLE, Bounds(1000, 1000, 1000, INFINITY))
         self.now = 0.0
         self.names: dict[Job, str] = {}
         self.batches: list[list[str]] = []

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from carpool.core.job import INFINITY, Job
-from carpool.core.sequences import Sequences, Step, Turn, Why
+from carpool.core.sequences import Bounds, Sequences, Step, Turn, Why
+from later import many
 
 
 def _job(now: float = 0.0, deadline: float = INFINITY, images: int = 1) -> Job:
@@ -22,7 +26,7 @@ def _offer(law: Sequences, name: int | str, now: float = 0.0, flags: str = "", *
 
 
 def _law(instances: int = 1, places: int = 2, idle: float = 1.0, most: int = 100) -> Sequences:
-    return Sequences(instances, places, idle, most)
+    return Sequences(instances, places, idle, Bounds(most, most, most, INFINITY))
 
 
 def test_one_at_a_time_in_order() -> None:
@@ -218,9 +222,13 @@ def test_new_sequences_go_where_most_places_are_free() -> None:
 
 def test_so_many_may_wait() -> None:
     law = _law(most=2)
-    _offer(law, 1, flags="s")
+    first = _offer(law, 1, flags="s")  # its turn has come: it does not wait
+    _offer(law, 1)
     _offer(law, 1)
     assert law.offer(_job(), 1, 0.0, start=False, end=False) is Why.FULL
+    law.turn(0.0)
+    assert law.offer(_job(), 1, 0.0, start=False, end=False) is Why.FULL
+    law.finished(first, 0.0, ran=True)
     law.turn(0.0)
     _offer(law, 1)
 
@@ -254,6 +262,22 @@ def test_starts_without_an_end_fill_no_memory() -> None:
     assert law.live <= 6
 
 
+def test_a_hundred_thousand_starts_at_once_fill_no_memory() -> None:
+    """Of clients that say no deadline, end nothing and do not even wait for an answer."""
+    law = Sequences(1, 8, 1.0, Bounds(65536, 100, 1 << 30, 30.0))
+    found = Counter(law.offer(_job(), name, 0.0, start=True, end=False) for name in range(1, 100_001))
+    assert found == {None: 108, Why.CROWDED: 99_892}
+    assert len(law._known) == 108
+    assert max(map(len, (law._backlog, law._quiet, law._deadlines))) <= 108
+    assert len(law.turn(0.0).passed) == 8  # and they never come back
+    assert Counter(why for _, why in law.turn(30.0).dropped) == {Why.NO_PLACE: 100}
+    assert (law.live, law.backlog, law.waiting, law.size) == (8, 0, 0, 0)
+    law.lost(0)
+    law.placed(0)
+    law.turn(31.0)
+    assert law._known == {}
+
+
 def test_ten_thousand_sequences_at_once() -> None:
     law = _law(places=10_000, most=100_000)
     first = [_offer(law, name, flags="s") for name in range(1, 10_001)]
@@ -267,14 +291,108 @@ def test_ten_thousand_sequences_at_once() -> None:
     assert (law.live, law.waiting, law._known) == (0, 0, {})
 
 
+def _bounded(
+    requests: int = 100, sequences: int = 100, size: int = 100, seconds: float = INFINITY
+) -> Sequences:
+    return Sequences(1, 1, 1.0, Bounds(requests, sequences, size, seconds), lambda job: int(job.outside))
+
+
+def test_so_many_sequences_may_wait_for_a_place() -> None:
+    law = _bounded(sequences=2)
+    first = _offer(law, 1, flags="s")
+    _offer(law, 2, flags="s")
+    _offer(law, "3", flags="s")
+    assert law.offer(_job(), 4, 0.0, start=True, end=False) is Why.CROWDED
+    assert law.until_free(0.0) is None  # nobody knows when the first ends
+    assert 4 not in law._known
+    _offer(law, 2)  # those that wait may go on
+    law.turn(0.0)
+    law.finished(first, 3.0, ran=True)
+    assert law.until_free(3.25) == 0.75  # if it stays silent
+    assert law.turn(4.0).passed  # it did
+    _offer(law, 4, 4.0, flags="s")
+
+
+def test_so_many_bytes_may_wait() -> None:
+    law = _bounded(size=10)
+    first = _job()
+    first.outside = 1000  # it does not wait
+    assert law.offer(first, 1, 0.0, start=True, end=False) is None
+    jobs = [_job() for _ in range(3)]
+    for job in jobs:
+        job.outside = 5
+    assert [law.offer(job, 1, 0.0, start=False, end=False) for job in jobs] == [None, None, Why.HEAVY]
+    assert law.size == 10
+    law.cancel(jobs[0])
+    assert law.size == 5
+    assert law.offer(jobs[2], 1, 0.0, start=False, end=True) is None
+    law.turn(0.0)
+    law.finished(first, 0.0, ran=True)
+    assert law.turn(0.0).passed == [jobs[1]]
+    assert law.size == 5
+    law.drop_waiting()
+    assert (law.size, law.waiting) == (0, 0)
+
+
+def test_who_says_no_deadline_does_not_wait_for_a_place_for_ever() -> None:
+    law = _bounded(seconds=30.0)
+    first = _offer(law, 1, flags="s")
+    starts, follows = _offer(law, 2, 1.0, flags="s"), _offer(law, 2, 25.0)
+    _offer(law, 1, 2.0)  # waits for its own turn, not for a place
+    hurried = _job(3.0, 5.0)
+    assert law.offer(hurried, 3, 3.0, start=True, end=True) is None
+    assert law.turn(3.0).look_again == 5.0
+    assert law.turn(5.0).dropped == [(hurried, Why.DEADLINE)]
+    assert law.turn(30.9) == Turn([], [], 31.0)
+    turn = law.turn(31.0)
+    assert turn.dropped == [(starts, Why.NO_PLACE), (follows, Why.NO_PLACE)]
+    assert (law.backlog, law.waiting) == (0, 1)
+    assert law.offer(_job(32.0), 2, 32.0, start=False, end=False) is Why.NO_START
+    law.finished(first, 40.0, ran=True)
+    assert len(law.turn(40.0).passed) == 1
+
+
+def test_who_starts_again_behind_its_end_waits_no_longer_than_others() -> None:
+    law = _bounded(seconds=30.0)
+    first = _offer(law, 1, flags="se")
+    other = _offer(law, 2, 5.0, flags="s")
+    again = _offer(law, 1, 10.0, flags="s")
+    law.turn(10.0)
+    law.finished(first, 20.0, ran=True)
+    assert law.turn(20.0).passed == [other]
+    assert law.turn(39.9).dropped == []
+    assert law.turn(40.0).dropped == [(again, Why.NO_PLACE)]
+
+
+def test_an_instance_that_dies_before_its_request_was_passed_on() -> None:
+    law = _law(instances=2, places=1)
+    job = _offer(law, 1, flags="s")
+    assert law.lost(0) == []
+    turn = law.turn(0.0)
+    assert turn.passed == []
+    assert turn.dropped == [(job, Why.LOST)]
+    assert law.why_ended(1) is Why.LOST
+    law.placed(0)
+    assert law.turn(0.0) == Turn()
+    assert law._gaps == 2
+
+
 class _Adversary:
     """Random clients, and what must hold after each of their moves."""
 
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
+    def __init__(self, chance: random.Random) -> None:
+        self.random = chance
         self.instances, self.places = self.random.randint(1, 3), self.random.randint(1, 4)
         self.most = self.random.choice((4, 20, 1000))
-        self.law = Sequences(self.instances, self.places, 1.0, self.most)
+        self.law = Sequences(
+            self.instances,
+            self.places,
+            1.0,
+            Bounds(
+                self.most, self.random.choice((2, 1000)), 3 * self.most, self.random.choice((2.0, INFINITY))
+            ),
+            lambda job: 2 + int(job.arrived) % 3,
+        )
         self.now = 0.0
         self.there = set(range(self.instances))
         self.waiting: dict[Job, int | str] = {}
@@ -366,13 +484,24 @@ class _Adversary:
         law = self.law
         assert (law.live, law.backlog, law.waiting, law._known) == (0, 0, 0, {})
         assert [sorted(free or ()) for free in law._free] == [list(range(self.places))] * self.instances
+        assert law._gaps == self.instances * self.places
+        assert law.size == 0
         assert law.turn(self.now + 100.0).look_again is None
         assert len(law._backlog) + len(law._quiet) + len(law._deadlines) == 0
 
 
+@given(st.randoms(use_true_random=False), st.integers(1, 60))
+@settings(max_examples=many(100), deadline=None)
+def test_each_is_answered_once_and_in_order_and_no_slot_is_lost(chance: random.Random, moves: int) -> None:
+    adversary = _Adversary(chance)
+    for _ in range(moves):
+        adversary.move()
+    adversary.end()
+
+
 @pytest.mark.parametrize("seed", range(25))
 def test_nothing_goes_wrong_whatever_clients_do(seed: int) -> None:
-    adversary = _Adversary(seed)
+    adversary = _Adversary(random.Random(seed))
     for _ in range(1_000):
         adversary.move()
     adversary.end()
@@ -381,7 +510,7 @@ def test_nothing_goes_wrong_whatever_clients_do(seed: int) -> None:
 @pytest.mark.conformance
 @pytest.mark.parametrize("seed", range(1000, 1020))
 def test_nothing_goes_wrong_for_long(seed: int) -> None:
-    adversary = _Adversary(seed)
+    adversary = _Adversary(random.Random(seed))
     for _ in range(20_000):
         adversary.move()
     adversary.end()

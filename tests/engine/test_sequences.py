@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -13,8 +14,10 @@ import pytest
 from onnx import TensorProto, helper
 
 import carpool
+from carpool.engine.batch import Work
 from carpool.engine.engine import Engine
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, ModelError, Unavailable
+from carpool.observe import columns
 from engine.repositories import python
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -59,7 +62,11 @@ SUMS = """
 """
 
 
-def sums(folder: Path, *, head: str = "", more: str = "", **options: Any) -> Path:
+def sums(folder: Path, *, head: str = "", more: str = "", text: bool = False, **options: Any) -> Path:
+    if text:
+        model = SUMS.replace("int(id[row, 0])", "id[row, 0]").replace("id.dtype == np.uint64", "True")
+        says = SEQUENCES.format(more=more) + 'datatype = "BYTES"\n'
+        return python(folder, model, name="sums", head=f"{head}\n{says}", **options)
     return python(folder, SUMS, name="sums", head=f"{head}\n{SEQUENCES.format(more=more)}", **options)
 
 
@@ -181,6 +188,91 @@ def test_a_dead_instance_ends_its_sequences_with_a_clear_error(tmp_path: Path) -
         assert await ask(engine, 7, 4, "s") == 4
 
     run(sums(tmp_path, more="max_candidates = 1\nidle_ms = 60000"), story)
+
+
+def test_gauges_say_what_is_left_when_nothing_follows(tmp_path: Path) -> None:
+    """After an end, and after a sequence was silent for too long."""
+
+    async def story(engine: Engine) -> None:
+        row = engine.find("sums").row
+
+        async def until(live: int, backlog: int) -> None:
+            while (row._cells[columns.SEQUENCES["live"]], row._cells[columns.SEQUENCES["backlog"]]) != (
+                live,
+                backlog,
+            ):
+                await asyncio.sleep(0.005)
+
+        await ask(engine, 1, 1, "s")
+        await until(1, 0)
+        await ask(engine, 1, 1, "e")
+        await until(0, 0)
+        await ask(engine, 2, 1, "s")
+        waits = asyncio.ensure_future(ask(engine, 3, 1, "s"))
+        await until(1, 1)
+        await waits
+        await until(0, 0)
+
+    run(sums(tmp_path, more="max_candidates = 1\nidle_ms = 200"), story)
+
+
+def test_no_place_in_time_is_said_with_when_to_come_back(tmp_path: Path) -> None:
+    async def story(engine: Engine) -> None:
+        await ask(engine, 1, 1, "s")
+        waits = asyncio.ensure_future(ask(engine, 2, 1, "s"))
+        follows = asyncio.ensure_future(ask(engine, 2, 1, "e"))
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable, match="1 sequences wait already for one of sums's 1 places") as full:
+            await ask(engine, 3, 1, "s")
+        assert full.value.reason == "queue-full"
+        assert full.value.retry_after_s is not None
+        assert 0 < full.value.retry_after_s <= 60
+        for late in (waits, follows):
+            with pytest.raises(Unavailable, match=r"none of sums's 1 places was free within 0\.2 s") as told:
+                await late
+            assert told.value.reason == "timeout"
+        assert told.value.retry_after_s is not None
+        assert 0 < told.value.retry_after_s < 60
+        assert await ask(engine, 1, 2, "e") == 3
+        assert await ask(engine, 3, 1, "se") == 1
+
+    settings = "max_candidates = 1\nidle_ms = 60000\nmax_wait_ms = 200\nmax_backlog = 1"
+    run(sums(tmp_path, more=settings), story)
+
+
+def test_a_model_that_is_loaded_again_knows_nothing_of_sequences(tmp_path: Path) -> None:
+    """What was accepted is answered by what was there; what comes then has to start."""
+
+    async def story(engine: Engine) -> None:
+        assert await ask(engine, "7", 1, "s") == 1
+        under_way = [asyncio.ensure_future(ask(engine, "7", 1)) for _ in range(20)]
+        await asyncio.sleep(0)
+        with (tmp_path / "sums/1/model.py").open("a") as file:
+            file.write("# changed\n")
+        await engine.load("sums")
+        assert await asyncio.gather(*under_way) == list(range(2, 22))
+        with pytest.raises(InvalidInput, match="START"):
+            await ask(engine, "7", 1)
+        assert await ask(engine, "7", 5, "s") == 5
+
+    run(sums(tmp_path, text=True), story)
+
+
+def test_a_request_that_was_answered_is_freed_at_once(tmp_path: Path) -> None:
+    """With its inputs, not when the collector comes."""
+
+    async def story(engine: Engine) -> None:
+        gc.collect()
+        gc.disable()
+        try:
+            for n in range(300):
+                await ask(engine, 1, 1, "s" if n == 0 else "")
+            held = sum(isinstance(one, Work) for one in gc.get_objects())
+        finally:
+            gc.enable()
+        assert held < 150  # the places of those that left the queue are given back in passing
+
+    run(sums(tmp_path), story)
 
 
 def test_a_promise_holds_for_each_request(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import tritonclient.http as http_client
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
+import carpool
 from engine.test_sequences import stateful
 from live.server import Live
 from live.test_grpc import serving
@@ -143,6 +144,7 @@ def test_sequences_of_numbers_and_of_texts(door: tuple[Any, Any]) -> None:
     [
         (0, "s", "must specify a non-zero or non-empty correlation ID"),
         ("", "s", "must specify a non-zero or non-empty correlation ID"),
+        (98, "e", "for sequence 98 to model 'sums' must specify the START flag on the first request of the"),
         (99, "", "for sequence 99 to model 'sums' must specify the START flag on the first request of the"),
         ("x" * 129, "s", "at most 128 bytes"),
     ],
@@ -176,6 +178,40 @@ def test_ids_that_are_none(server: Live, given: dict[str, Any]) -> None:
         with pytest.raises(grpc.RpcError) as refused:
             stub.ModelInfer(request, timeout=20)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_the_largest_id_through_both_doors(server: Live) -> None:
+    """A sequence belongs to whoever names it, over any connection; a text of the same digits is another."""
+    largest = 2**64 - 1
+    request = service_pb2.ModelInferRequest(model_name="sums")
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 2])
+    request.raw_input_contents.append(np.ones(2, np.float32).tobytes())
+    request.parameters["sequence_id"].uint64_param = largest
+    with carpool.Client(f"http://{server.url}") as client, grpc.insecure_channel(grpc_url(server)) as channel:
+
+        def over_http(name: int | str, **flags: bool) -> float:
+            given = {"x": np.ones((1, 2), np.float32)}
+            return float(client.infer("sums", given, sequence_id=name, **flags)["y"][0, 0])
+
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert over_http(largest, sequence_start=True) == 1
+        assert over_http(str(largest), sequence_start=True) == 1
+        answer = stub.ModelInfer(request, timeout=20)
+        assert np.frombuffer(answer.raw_output_contents[0], np.float32)[0] == 2
+        assert over_http(largest, sequence_end=True) == 3
+        assert over_http(str(largest), sequence_end=True) == 2
+
+
+def test_carpools_async_client_speaks_of_sequences(server: Live) -> None:
+    async def story() -> None:
+        async with carpool.AsyncClient(f"http://{server.url}") as client:
+            for n in range(3):
+                given = {"x": np.ones((1, 2), np.float32)}
+                flags = {"sequence_start": n == 0, "sequence_end": n == 2}
+                answer = await client.infer("sums", given, sequence_id="aio", **flags)
+                assert answer["y"][0, 0] == n + 1
+
+    asyncio.run(story())
 
 
 def test_more_clients_than_places_take_turns(server: Live) -> None:

@@ -44,9 +44,9 @@ def load(config: ModelConfig, version: ModelVersion, placement: Placement | None
         backend = reshaped(backend, config)
     if config.sequences is None:
         return backend
-    from carpool.backends.sequenced import Sequenced
+    from carpool.backends.sequenced import sequenced
 
-    return Sequenced(backend, config, config.sequences)
+    return sequenced(backend, config, config.sequences)
 
 
 def read_signature(config: ModelConfig, version: ModelVersion) -> ModelSignature:

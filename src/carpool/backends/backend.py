@@ -112,6 +112,39 @@ class AnswersEach(Protocol):
         `details` are what each says of itself, its id and parameters, as JSON or nothing."""
 
 
+class SequenceRow(Protocol):
+    """What a request of a sequence says of itself, and which slot its sequence has in this instance. Nothing
+    of it changes while it runs."""
+
+    slot: int
+    name: int | str
+    start: bool
+    end: bool
+
+
+@runtime_checkable
+class RunsRows(Protocol):
+    """A backend that is told which sequence each row of a batch belongs to."""
+
+    def run_rows(
+        self, inputs: Mapping[str, Array], rows: Sequence[SequenceRow], wanted: Sequence[str]
+    ) -> Mapping[str, Array]:
+        """As `run`, for one row of each."""
+
+
+@runtime_checkable
+class AnswersRows(Protocol):
+    """The same where requests are seen: what is wrong with one of a batch is not the others' affair."""
+
+    def run_row_each(
+        self,
+        requests: Sequence[tuple[Mapping[str, Array], Sequence[str]]],
+        rows: Sequence[SequenceRow],
+        details: Sequence[bytes],
+    ) -> list[Mapping[str, Array] | CarpoolError]:
+        """As `AnswersEach.run_each`."""
+
+
 class Listener(Protocol):
     """Who waits for the answers to one request. Called in the thread of the instance."""
 

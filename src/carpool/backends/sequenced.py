@@ -3,13 +3,12 @@ and what it keeps for them from one request of a sequence to the next."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
-import orjson
 
-from carpool.backends.backend import AnswersEach, Backend
+from carpool.backends.backend import AnswersEach, Backend, RunsAnywhere, SequenceRow
 from carpool.config.model import ModelConfig, ModelSignature
 from carpool.config.rules import read_bytes
 from carpool.config.sequence_settings import (
@@ -31,27 +30,26 @@ Request = tuple[Mapping[str, Array], Sequence[str]]
 Answered = Mapping[str, Array] | CarpoolError
 
 
-class _Row(NamedTuple):
-    """What one request says of its sequence, and which slot that has in this instance."""
+class _Alone:
+    """Of a request that is its own sequence: the model is only tried."""
 
-    slot: int
-    name: int | str
-    start: bool
-    end: bool
-
-
-_ALONE = _Row(0, 0, True, True)
-"""Of a request that is its own sequence: the model is only tried."""
+    slot = 0
+    name: int | str = 0
+    start = end = True
 
 
-def _row(details: bytes) -> _Row:
-    document = orjson.loads(details)
-    said = document["parameters"]
-    start, end = said.get("sequence_start", False), said.get("sequence_end", False)
-    return _Row(document["slot"], said["sequence_id"], start, end)
+_ALONE: SequenceRow = _Alone()
 
 
-class Sequenced:
+def sequenced(backend: Backend, config: ModelConfig, settings: SequenceSettings) -> Backend:
+    """The same instance for requests of sequences: row by row only where the model sees requests, or where
+    states of different shapes do not stack."""
+    if isinstance(backend, AnswersEach) or any(-1 in state.dims for state in settings.states):
+        return Sequenced(backend, config, settings)
+    return SequencedRows(backend, config, settings)
+
+
+class _Told:
     """One instance, told of each request which slot its sequence has. A batch that fails is not tried again
     in halves: the model may have changed what it keeps."""
 
@@ -61,11 +59,10 @@ class Sequenced:
         self._settings = settings
         self._batched = bool(config.max_batch)
         self._direct = settings.strategy == DIRECT and self._batched
-        self._each = backend if isinstance(backend, AnswersEach) else None
         self._outputs = tuple(tensor.name for tensor in config.outputs)
         self._kept = tuple(state.output for state in settings.states)
         self._initial = {state.input: _initial(config, state) for state in settings.states}
-        self._states: dict[int, Mapping[str, Array]] = {}  # by slot: there are only so many
+        self._controls = tuple(_Control(control, batched=self._batched) for control in settings.controls)
         self.device: str = getattr(backend, "device", "")  # that it shares with other models
 
     @property
@@ -87,14 +84,119 @@ class Sequenced:
         count = len(next(iter(inputs.values()))) if self._batched and inputs else 1
         given = {
             **inputs,
-            **self._controls([_ALONE] * count, count),
+            **self._said([_ALONE] * count),
             **self._stacked([self._initial] * count),
         }
         outputs = self._backend.run(given, wanted)
         return {name: array for name, array in outputs.items() if name in (wanted or self._outputs)}
 
-    def run_each(self, requests: Sequence[Request], details: Sequence[bytes] = ()) -> list[Answered]:
-        rows = [_row(said) for said in details]
+    def _said(self, rows: Sequence[SequenceRow | None]) -> dict[str, Array]:
+        return {control.name: control.of(rows) for control in self._controls}
+
+    def _stacked(self, states: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+        if not self._batched:
+            return dict(states[0])
+        return {name: np.stack([state[name] for state in states]) for name in self._initial}
+
+    def _check_state(self, state: StateTensor, array: Array | None) -> Array:
+        """Of one row, or of several."""
+        if array is None or array.dtype != DATATYPES[state.datatype].dtype or not len(array):
+            raise ModelError(f'{self._model} did not answer the state "{state.output}" as it is declared')
+        shape = array.shape[1:] if self._batched else array.shape
+        if len(shape) != len(state.dims) or any(
+            want not in (-1, got) for want, got in zip(state.dims, shape, strict=True)
+        ):
+            raise ModelError(
+                f'{self._model} answered the state "{state.output}" with shape {list(shape)}, '
+                f"declared is {list(state.dims)}"
+            )
+        return array
+
+
+class SequencedRows(_Told):
+    """For models that see rows: what is done for sequences is done once for each batch."""
+
+    def __init__(self, backend: Backend, config: ModelConfig, settings: SequenceSettings) -> None:
+        super().__init__(backend, config, settings)
+        self.in_any_thread = isinstance(backend, RunsAnywhere) and backend.in_any_thread
+        # By slot. They grow with the slots that are used, of which the first that is free is taken.
+        self._states = {name: array[None][:0] for name, array in self._initial.items()}
+
+    def run_rows(
+        self, inputs: Mapping[str, Array], rows: Sequence[SequenceRow], wanted: Sequence[str]
+    ) -> Mapping[str, Array]:
+        """With the direct strategy each has the row of its slot, and the rows between them are not ready."""
+        slots = [row.slot for row in rows]
+        given = {**inputs, **self._said(rows), **self._gathered(slots, rows)}
+        spread = self._direct and slots != list(range(len(rows)))
+        if spread:
+            given = self._spread(given, rows, slots)
+        names = wanted if not self._kept else [*(n for n in wanted if n not in self._kept), *self._kept]
+        outputs = self._backend.run(given, names)
+        if spread:
+            most = max(slots)
+            for name, array in outputs.items():
+                if len(array) <= most:
+                    raise ModelError(f'{self._model} answered {len(array)} rows of "{name}" for {most + 1}')
+            outputs = {name: array[slots] for name, array in outputs.items()}
+        if not self._kept:
+            return outputs
+        self._keep(slots, outputs)
+        return {name: outputs[name] for name in wanted if name in outputs}
+
+    def _spread(
+        self, given: Mapping[str, Array], rows: Sequence[SequenceRow], slots: Sequence[int]
+    ) -> dict[str, Array]:
+        count = max(slots) + 1
+        by_slot: list[SequenceRow | None] = [None] * count
+        for row in rows:
+            by_slot[row.slot] = row
+        spread = self._said(by_slot)
+        for name, array in given.items():
+            if name not in spread:
+                spread[name] = wide = _empty((count, *array.shape[1:]), array.dtype)
+                wide[slots] = array
+        return spread
+
+    def _gathered(self, slots: Sequence[int], rows: Sequence[SequenceRow]) -> dict[str, Array]:
+        """What is kept for these; what a slot has of another sequence ends where one starts."""
+        if not self._kept:
+            return {}
+        starts = [number for number, row in enumerate(rows) if row.start]
+        gathered: dict[str, Array] = {}
+        for name, initial in self._initial.items():
+            states = self._states[name]
+            if max(slots) >= len(states):
+                self._states[name] = states = _grown(states, initial, max(slots) + 1)
+            gathered[name] = array = states[slots]
+            if starts:
+                array[starts] = initial
+            if not self._batched:
+                gathered[name] = array[0]
+        return gathered
+
+    def _keep(self, slots: Sequence[int], outputs: Mapping[str, Array]) -> None:
+        """The states are the next ones', if all of them are as they should be."""
+        found = [self._check_state(state, outputs.get(state.output)) for state in self._settings.states]
+        for state, array in zip(self._settings.states, found, strict=True):
+            if self._batched and len(array) != len(slots):
+                raise ModelError(
+                    f'{self._model} answered {len(array)} rows of "{state.output}" for {len(slots)}'
+                )
+            self._states[state.input][slots] = array
+
+
+class Sequenced(_Told):
+    """For models that see requests, and for states whose shape may differ from one sequence to the next."""
+
+    def __init__(self, backend: Backend, config: ModelConfig, settings: SequenceSettings) -> None:
+        super().__init__(backend, config, settings)
+        self._each = backend if isinstance(backend, AnswersEach) else None
+        self._states: dict[int, Mapping[str, Array]] = {}  # by slot: there are only so many
+
+    def run_row_each(
+        self, requests: Sequence[Request], rows: Sequence[SequenceRow], details: Sequence[bytes]
+    ) -> list[Answered]:
         if self._each is not None:
             return self._run_requests(self._each, requests, rows, details)
         alike: dict[Any, list[int]] = {}  # states of different shapes do not stack
@@ -113,7 +215,7 @@ class Sequenced:
             answers |= dict(zip(numbers, found, strict=True))
         return [answers[number] for number in range(len(rows))]
 
-    def _run_rows(self, requests: Sequence[Request], rows: Sequence[_Row]) -> list[Answered]:
+    def _run_rows(self, requests: Sequence[Request], rows: Sequence[SequenceRow]) -> list[Answered]:
         """All in one batch. With the direct strategy each has the row of its slot, and the rows between them
         are not ready."""
         places = [row.slot for row in rows] if self._direct else list(range(len(rows)))
@@ -129,11 +231,11 @@ class Sequenced:
             for place, (given, _) in zip(places, requests, strict=True):
                 stacked[place] = given[name][0]
             inputs[name] = stacked
-        spread: list[_Row | None] = [None] * count
+        spread: list[SequenceRow | None] = [None] * count
         kept: list[Mapping[str, Array]] = [{name: np.zeros_like(a) for name, a in states[0].items()}] * count
         for place, row, state in zip(places, rows, states, strict=True):
             spread[place], kept[place] = row, state
-        inputs |= self._controls(spread, count) | self._stacked(kept)
+        inputs |= self._said(spread) | self._stacked(kept)
         asked = {name for _, wanted in requests for name in wanted or self._outputs}
         names = [*(name for name in self._outputs if name in asked and name not in self._kept), *self._kept]
         outputs = self._backend.run(inputs, names)
@@ -148,13 +250,13 @@ class Sequenced:
         self,
         backend: AnswersEach,
         requests: Sequence[Request],
-        rows: Sequence[_Row],
+        rows: Sequence[SequenceRow],
         details: Sequence[bytes],
     ) -> list[Answered]:
         """For a model that sees requests: each with its own controls and states."""
         given: list[Request] = []
         for (inputs, wanted), row in zip(requests, rows, strict=True):
-            own = self._controls([row], 1) | self._stacked([self._state(row)])
+            own = self._said([row]) | self._stacked([self._state(row)])
             given.append(({**inputs, **own}, list(dict.fromkeys([*(wanted or self._outputs), *self._kept]))))
         try:
             answers = backend.run_each(given, details)
@@ -165,41 +267,23 @@ class Sequenced:
             for one, row, (_, wanted) in zip(answers, rows, requests, strict=True)
         ]
 
-    def _controls(self, rows: Sequence[_Row | None], count: int) -> dict[str, Array]:
-        shape = (count, 1) if self._batched else (1,)
-        return {control.name: _values(control, rows).reshape(shape) for control in self._settings.controls}
-
     # ---- states ---------------------------------------------------------------------------------------
 
-    def _state(self, row: _Row) -> Mapping[str, Array]:
+    def _state(self, row: SequenceRow) -> Mapping[str, Array]:
         """By input. What a slot kept of another sequence ends here."""
         if row.start or row.slot not in self._states:
             self._states[row.slot] = self._initial
         return self._states[row.slot]
 
-    def _stacked(self, states: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-        if not self._batched:
-            return dict(states[0])
-        return {name: np.stack([state[name] for state in states]) for name in self._initial}
-
-    def _keep(self, row: _Row, outputs: Mapping[str, Array], wanted: Sequence[str]) -> Answered:
+    def _keep(self, row: SequenceRow, outputs: Mapping[str, Array], wanted: Sequence[str]) -> Answered:
         """The outputs for the client. The state is the next one's, if all of it is as it should be."""
         kept: dict[str, Array] = {}
-        for state in self._settings.states:
-            array = outputs.get(state.output)
-            if array is None or array.dtype != DATATYPES[state.datatype].dtype or not len(array):
-                return ModelError(
-                    f'{self._model} did not answer the state "{state.output}" as it is declared'
-                )
-            array = array[0] if self._batched else array
-            if array.ndim != len(state.dims) or any(
-                want not in (-1, got) for want, got in zip(state.dims, array.shape, strict=True)
-            ):
-                return ModelError(
-                    f'{self._model} answered the state "{state.output}" with shape {list(array.shape)}, '
-                    f"declared is {list(state.dims)}"
-                )
-            kept[state.input] = array.copy()
+        try:
+            for state in self._settings.states:
+                array = self._check_state(state, outputs.get(state.output))
+                kept[state.input] = (array[0] if self._batched else array).copy()
+        except ModelError as error:
+            return without_stack(error)
         if kept:
             self._states[row.slot] = kept
         if row.end:
@@ -207,21 +291,41 @@ class Sequenced:
         return {name: array for name, array in outputs.items() if name in (wanted or self._outputs)}
 
 
-def _values(control: ControlInput, rows: Sequence[_Row | None]) -> Array:
-    """Of one control, for each row; None is one that is not ready."""
-    if control.kind == CORRID:
+_SAYS: Mapping[str, Callable[[SequenceRow], bool]] = {
+    START: lambda row: row.start,
+    END: lambda row: row.end,
+    READY: lambda _row: True,
+}
+
+
+class _Control:
+    """One control input, for the rows of a batch; None is a row that is not ready."""
+
+    def __init__(self, control: ControlInput, *, batched: bool) -> None:
+        self.name = control.name
+        self._says = _SAYS.get(control.kind, _SAYS[READY])
+        self._batched = batched
+        self._text = control.datatype == "BYTES"
+        self._dtype = DATATYPES[control.datatype].dtype
+        self._values = np.array(control.values, self._dtype) if control.kind != CORRID else None
+
+    def of(self, rows: Sequence[SequenceRow | None]) -> Array:
+        shape = (len(rows), 1) if self._batched else (1,)
+        if self._values is not None:
+            says = self._says
+            return self._values[[int(row is not None and says(row)) for row in rows]].reshape(shape)
         ids = [0 if row is None else row.name for row in rows]
-        if control.datatype == "BYTES":
-            texts = np.empty(len(ids), object)
-            texts[:] = [b"" if name == 0 else str(name).encode() for name in ids]
-            return texts
-        return np.array(ids, DATATYPES[control.datatype].dtype)
-    said = {
-        START: [row is not None and row.start for row in rows],
-        END: [row is not None and row.end for row in rows],
-        READY: [row is not None for row in rows],
-    }[control.kind]
-    return np.array([control.values[flag] for flag in said], DATATYPES[control.datatype].dtype)
+        if not self._text:
+            return np.array(ids, self._dtype).reshape(shape)
+        texts = np.empty(len(ids), object)
+        texts[:] = [b"" if name == 0 else str(name).encode() for name in ids]
+        return texts.reshape(shape)
+
+
+def _grown(states: Array, initial: Array, least: int) -> Array:
+    grown = np.zeros((max(least, 2 * len(states)), *initial.shape), initial.dtype)
+    grown[: len(states)] = states
+    return grown
 
 
 def _empty(shape: tuple[int, ...], dtype: Any) -> Array:

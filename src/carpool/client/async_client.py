@@ -231,8 +231,17 @@ class AsyncClient:
         deadline_ms: float | None = None,
         priority: int = 0,
         source: str = "",
+        sequence_id: int | str = 0,
+        sequence_start: bool = False,
+        sequence_end: bool = False,
     ) -> dict[str, Array]:
-        options = RequestOptions(priority=priority, source=source)
+        options = RequestOptions(
+            priority=priority,
+            source=source,
+            sequence_id=sequence_id,
+            sequence_start=sequence_start,
+            sequence_end=sequence_end,
+        )
         return await self._ask(questions.ask_infer(model, inputs, version, outputs, options, deadline_ms))
 
     # ---- many pictures

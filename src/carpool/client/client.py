@@ -245,9 +245,18 @@ class Client:
         deadline_ms: float | None = None,
         priority: int = 0,
         source: str = "",
+        sequence_id: int | str = 0,
+        sequence_start: bool = False,
+        sequence_end: bool = False,
     ) -> dict[str, Array]:
         """Arrays by name, with the batch dimension where the model has one; no `outputs` are all of them."""
-        options = RequestOptions(priority=priority, source=source)
+        options = RequestOptions(
+            priority=priority,
+            source=source,
+            sequence_id=sequence_id,
+            sequence_start=sequence_start,
+            sequence_end=sequence_end,
+        )
         return self._ask(questions.ask_infer(model, inputs, version, outputs, options, deadline_ms))
 
     # ---- many pictures

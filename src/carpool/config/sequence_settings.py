@@ -26,6 +26,9 @@ ID_TYPES = ("UINT64", "INT64", "UINT32", "INT32", "BYTES")
 INITIAL_STATE = "initial_state"
 """The folder, beside the versions', that files of initial states are in."""
 DEFAULT_IDLE_S = 1.0
+DEFAULT_WAIT_S = 30.0
+DEFAULT_BACKLOG = 4096
+DEFAULT_BACKLOG_MB = 256
 MAX_CANDIDATES = 65536
 MAX_ID_BYTES = 128
 _MOST_TENSORS = 64
@@ -68,6 +71,9 @@ class SequenceSettings:
     idle: float = DEFAULT_IDLE_S
     min_utilization: float = 0.0
     max_delay: float = 0.0
+    max_wait: float = DEFAULT_WAIT_S  # for a place, of a sequence whose first request says no less
+    max_backlog: int = DEFAULT_BACKLOG  # sequences that wait for a place
+    max_backlog_bytes: int = DEFAULT_BACKLOG_MB << 20  # of all requests that wait for their turn
     controls: tuple[ControlInput, ...] = ()
     states: tuple[StateTensor, ...] = ()
 
@@ -162,12 +168,17 @@ def read_sequences_table(table: Table, inside: Inside, inputs: Sequence[str]) ->
             hint = "; the oldest strategy waits as [batching] says" if key == "max_delay_ms" else ""
             raise table.error(key, f'goes with strategy = "{needed}"{hint}')
     idle_ms = table.number("idle_ms", 0, 1e12, above=True)
+    max_wait_ms = table.number("max_wait_ms", 0, 1e12, above=True)
+    max_backlog = table.integer("max_backlog", 0, 1 << 20)
     settings = SequenceSettings(
         strategy,
         table.integer("max_candidates", 1, MAX_CANDIDATES) or 0,
         usual.idle if idle_ms is None else idle_ms / 1e3,
         table.number("min_utilization", 0, 1) or 0.0,
         (table.number("max_delay_ms", 0) or 0.0) / 1e3,
+        usual.max_wait if max_wait_ms is None else max_wait_ms / 1e3,
+        usual.max_backlog if max_backlog is None else max_backlog,
+        (table.integer("max_backlog_mb", 1, 1 << 20) or DEFAULT_BACKLOG_MB) << 20,
         tuple(map(_control, table.tables("control"))),
         tuple(_state(one, inside) for one in table.tables("state")),
     )

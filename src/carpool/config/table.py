@@ -60,7 +60,10 @@ KEYS: Mapping[str, tuple[str, ...]] = {
         "rollout.guards": "disagreement late errors feedback memory_gb confidence on_breach",
         "rollout.compare": "score iou mask_iou cosine top_k",
         "rollout.keep": "folder pictures mb",
-        "sequences": "strategy max_candidates idle_ms min_utilization max_delay_ms control state",
+        "sequences": (
+            "strategy max_candidates idle_ms min_utilization max_delay_ms "
+            "max_wait_ms max_backlog max_backlog_mb control state"
+        ),
         "sequences.control": "name kind datatype values",
         "sequences.state": "input output datatype shape initial_shape file",
         "input": "name datatype shape reshape optional layout",

@@ -123,9 +123,10 @@ def is_probe(core: Scheduler, job: Job, slo: float, now: float) -> bool:
         return False
     if job.ready_at > -INFINITY and job.state is not READY and core.lanes.waiting:
         return False  # its input is still to come, as another's is, who will show how it is
-    if any(now - instance.idle_since >= slo for instance in core.instances.idle):
+    idle = core.lanes.idle_for(job, core.instances.idle)
+    if any(now - instance.idle_since >= slo for instance in idle):
         return True
-    return bool(core.instances.idle) and core.belief.is_overdue(job.images, now)
+    return bool(idle) and core.belief.is_overdue(job.images, now)
 
 
 def _starts_on(core: Scheduler, job: Job, behind: float, now: float) -> tuple[Instance, float]:

@@ -42,6 +42,11 @@ class PinnedLanes(Lanes):
         if step is not None:
             self.by_key = self._sets[step.instance]
 
+    def idle_for(self, job: Job, idle: list[Instance]) -> list[Instance]:
+        """That another instance rests is nothing to it."""
+        step: Step | None = job.payload
+        return idle if step is None else [instance for instance in idle if instance.index == step.instance]
+
     def everybody(self) -> list[Job]:
         lines = (line for lanes in self._sets for lane in lanes.values() for line in lane.lines.values())
         return [*(job for line in lines for job in line), *self.coming]

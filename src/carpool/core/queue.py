@@ -15,7 +15,7 @@ from carpool.core.job import OFFERED, READY, RUNNING, Job, JobState
 from carpool.core.learning import Rate
 
 if TYPE_CHECKING:
-    from carpool.core.job import Job
+    from carpool.core.instance import Instance
 
 _rank = attrgetter("rank")
 _COMPACT_AT = 64
@@ -173,6 +173,10 @@ class Lanes:
         """All who wait, with their inputs or for them."""
         lines = (line for lane in self for line in lane.lines.values())
         return [*(job for line in lines for job in line), *self.coming]
+
+    def idle_for(self, _job: Job, idle: list[Instance]) -> list[Instance]:
+        """Those that could run it."""
+        return idle
 
     def lane(self, level: int, source: str, now: float) -> Lane:
         """The lane of this source; the shared one when every own lane is in use."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
@@ -34,7 +35,10 @@ class Why(enum.Enum):
     NO_ID = "no id"
     NO_START = "not started"
     FULL = "too many wait"
+    CROWDED = "too many sequences wait"
+    HEAVY = "what waits takes too much memory"
     DEADLINE = "its time passed"
+    NO_PLACE = "no place was free for as long as it may wait"
     NEVER_BEGAN = "the request that starts it was not run"
     IDLE = "idle for too long"
     LOST = "its instance is gone"
@@ -42,25 +46,25 @@ class Why(enum.Enum):
 
 
 class Step:
-    """One request of a sequence; its job's `payload`."""
+    """One request of a sequence; its job's `payload`. Where it runs is said when it is passed on, and stays:
+    the thread that runs it reads that, whatever becomes of its sequence meanwhile."""
 
-    __slots__ = ("closes", "job", "number", "sequence", "start", "waits")
+    __slots__ = (
+        *("closes", "end", "instance", "job", "name", "number", "sequence", "size", "slot", "start", "waits"),
+    )
 
     def __init__(self, job: Job, sequence: LiveSequence, number: int, *, start: bool, end: bool) -> None:
         self.job = job
         self.sequence = sequence
         self.number = number  # in order of arrival, among all
+        self.name = sequence.id
         self.start = start
+        self.end = end
         self.closes = end  # the place is free after it: it is the end, or what was to follow has left
         self.waits = True  # else it was passed on, or has left
-
-    @property
-    def instance(self) -> int:
-        return self.sequence.instance
-
-    @property
-    def slot(self) -> int:
-        return self.sequence.slot
+        self.size = 0  # bytes that it keeps while it waits
+        self.instance = sequence.instance
+        self.slot = sequence.slot
 
 
 class LiveSequence:
@@ -109,23 +113,44 @@ class Turn:
     look_again: float | None = None
 
 
+class Bounds(NamedTuple):
+    """Of what waits. Seconds are those that a sequence waits for a place, if its client does not say less."""
+
+    requests: int
+    sequences: int
+    size: int  # bytes
+    seconds: float
+
+
 class Sequences:
     """Those of one model, whose instances have so many places each."""
 
-    def __init__(self, instances: int, places: int, idle: float, most_waiting: int) -> None:
+    def __init__(
+        self,
+        instances: int,
+        places: int,
+        idle: float,
+        bounds: Bounds,
+        size_of: Callable[[Job], int] = lambda _job: 0,
+    ) -> None:
+        """`size_of` says how many bytes a request keeps; only of those that wait is it asked."""
         self._places = places
         self._idle = idle
-        self._most = most_waiting
+        self._bounds = bounds
+        self._size_of = size_of
         self._free: list[list[int] | None] = [list(range(places)) for _ in range(instances)]  # None: gone
+        self._gaps = instances * places  # places that are free, of instances that are there
         self._known: dict[SequenceId, LiveSequence] = {}
         self._backlog: list[tuple[int, LiveSequence]] = []  # by the request that starts each
         self._next: deque[LiveSequence] = deque()
         self._deadlines: list[tuple[float, int, Step]] = []
         self._quiet: list[tuple[float, int, LiveSequence]] = []
+        self._passed: list[Job] = []  # whose turn came at once
         self._dropped: list[Dropped] = []  # not told yet
         self._ended: dict[SequenceId, Why] = {}
         self._number = 0
         self.waiting = 0  # requests that were not passed on yet
+        self.size = 0  # bytes that they keep
         self.live = 0  # sequences with a place
 
     @property
@@ -148,24 +173,73 @@ class Sequences:
         sequence = self._known.get(name)
         if not start and (sequence is None or not sequence.open):
             return Why.NO_START
-        if self.waiting >= self._most:
-            return Why.FULL
+        at_once, size = self._is_free(sequence), 0
+        if not at_once:
+            size = self._size_of(job)
+            full = self._is_full(size, new=sequence is None)
+            if full is not None:
+                return full
         if sequence is None:
             sequence = self._known[name] = LiveSequence(name)
-        self._ended.pop(name, None)
+            if at_once:
+                self._seat(sequence)
+        if self._ended:
+            self._ended.pop(name, None)
         self._number += 1
         job.payload = step = Step(job, sequence, self._number, start=start, end=end)
         sequence.open = not end
+        if at_once:
+            step.waits = False
+            sequence.passed = step
+            self._passed.append(job)
+        else:
+            step.size = size
+            self._wait(step)
+        return None
+
+    def _is_free(self, sequence: LiveSequence | None) -> bool:
+        """Nothing is before a request of this one; None: of a new one."""
+        if sequence is None:
+            return self._gaps > 0 and not self._backlog
+        return sequence.instance >= 0 and sequence.passed is None and not sequence.waiting
+
+    def _is_full(self, size: int, *, new: bool) -> Why | None:
+        bounds = self._bounds
+        if self.waiting >= bounds.requests:
+            return Why.FULL
+        if new and not self._gaps and self.backlog >= bounds.sequences:
+            return Why.CROWDED
+        return Why.HEAVY if self.size + size > bounds.size else None
+
+    def _wait(self, step: Step) -> None:
+        sequence = step.sequence
         sequence.waiting.append(step)
         self.waiting += 1
-        if job.deadline < INFINITY:
-            if len(self._deadlines) > _COMPACT_AT + 2 * self.waiting:
-                self._deadlines[:] = [entry for entry in self._deadlines if entry[2].waits]
-                heapify(self._deadlines)
-            heappush(self._deadlines, (job.deadline, step.number, step))
+        self.size += step.size
+        if step.job.deadline < INFINITY:
+            self._expect(step.job.deadline, step)
         if len(sequence.waiting) == 1:
             self._look_at(sequence)
-        return None
+
+    def until_free(self, now: float) -> float | None:
+        """Seconds until a place is free, if nobody whose turn it is to send something does; None: unknown."""
+        while self._quiet and not self._is_quiet(self._quiet[0][2]):
+            heappop(self._quiet)[2].is_watched = False
+        if not self._quiet:
+            return None
+        return max(0.0, self._quiet[0][2].quiet_since + self._idle - now)
+
+    @property
+    def has_news(self) -> bool:
+        """There is something to do before any time passes: ask `turn`."""
+        return bool(self._passed or self._next or self._dropped or (self._gaps and self._backlog))
+
+    def passed_at_once(self) -> list[Job] | None:
+        """Whom to pass on, where nobody else waits for anything; None: ask `turn`."""
+        if self.waiting or self._dropped:
+            return None
+        passed, self._passed = self._passed, []
+        return passed
 
     def cancel(self, job: Job) -> bool:
         """Its client has left. True: it waited here, and is forgotten; else the scheduler has it."""
@@ -199,12 +273,17 @@ class Sequences:
     def lost(self, instance: int) -> list[Job]:
         """An instance is gone, and what its sequences had there. Returns those that were passed on to it, for
         the scheduler to forget: they are not known here any more."""
-        self._free[instance] = None
+        gone, self._free[instance] = self._free[instance], None
+        self._gaps -= len(gone or ())
         passed: list[Job] = []
         for sequence in [one for one in self._known.values() if one.instance == instance]:
             if sequence.passed is not None:
-                passed.append(sequence.passed.job)
-                sequence.passed = None
+                job, sequence.passed = sequence.passed.job, None
+                if job in self._passed:  # not told to the scheduler yet
+                    self._passed.remove(job)
+                    self._dropped.append(Dropped(job, Why.LOST))
+                else:
+                    passed.append(job)
             self._drop_until_start(sequence, 0, Why.LOST)
             sequence.settle()
             if not sequence.waiting:
@@ -216,6 +295,7 @@ class Sequences:
         """The instance is back, empty."""
         if self._free[instance] is None:
             self._free[instance] = list(range(self._places))
+            self._gaps += self._places
 
     def drop_waiting(self) -> None:
         """Nobody is to run them: all who wait here are told at the next turn, and their sequences end."""
@@ -235,28 +315,69 @@ class Sequences:
         """What follows from all that happened, and from the time."""
         deadlines, quiet = self._deadlines, self._quiet
         while deadlines and (deadlines[0][0] <= now or not deadlines[0][2].waits):
-            step = heappop(deadlines)[2]
-            if step.waits:
-                self._dropped.append(Dropped(step.job, Why.DEADLINE))
-                self._leave_out(step, Why.DEADLINE)
+            self._has_waited(heappop(deadlines)[2], now)
         while quiet and quiet[0][0] <= now:
             self._has_been_quiet(heappop(quiet)[2], now)
-        self._give_places()
-        turn = Turn(dropped=self._dropped)
-        self._dropped = []
+        if self._backlog:
+            self._give_places()
+        turn = Turn(self._passed, self._dropped)
+        self._passed, self._dropped = [], []
         while self._next:
             sequence = self._next.popleft()
             sequence.is_next = False
             if sequence.waiting and sequence.passed is None and sequence.instance >= 0:
-                sequence.passed = step = sequence.waiting.popleft()
-                step.waits = False
-                self.waiting -= 1
-                turn.passed.append(step.job)
-        times = [heap[0][0] for heap in (deadlines, quiet) if heap]
-        turn.look_again = min(times, default=None)
+                self._pass(sequence, turn.passed)
+        if deadlines:
+            turn.look_again = deadlines[0][0]
+        if quiet and (turn.look_again is None or quiet[0][0] < turn.look_again):
+            turn.look_again = quiet[0][0]
         return turn
 
     # ---- inside -------------------------------------------------------------------------------------
+
+    def _pass(self, sequence: LiveSequence, passed: list[Job]) -> None:
+        sequence.passed = step = sequence.waiting.popleft()
+        step.instance, step.slot = sequence.instance, sequence.slot
+        self._no_longer_waits(step)
+        passed.append(step.job)
+
+    def _no_longer_waits(self, step: Step) -> None:
+        step.waits = False
+        self.waiting -= 1
+        self.size -= step.size
+
+    def _expect(self, at: float, step: Step) -> None:
+        """Look at that time whether it still waits."""
+        if len(self._deadlines) > _COMPACT_AT + 4 * self.waiting:
+            self._deadlines[:] = [entry for entry in self._deadlines if entry[2].waits]
+            heapify(self._deadlines)
+        self._number += 1
+        heappush(self._deadlines, (at, self._number, step))
+
+    def _has_waited(self, step: Step, now: float) -> None:
+        """For as long as its client said; or for a place, for as long as it may. Of one that came before its
+        sequence ended, that wait began when it was the first: it was noted then."""
+        if not step.waits:
+            return
+        if step.job.deadline <= now:
+            why = Why.DEADLINE
+        elif step.sequence.instance < 0 and step.sequence.waiting[0] is step:
+            why = Why.NO_PLACE
+        else:
+            return
+        self._dropped.append(Dropped(step.job, why))
+        self._leave_out(step, why)
+
+    def _seat(self, sequence: LiveSequence) -> None:
+        """Where most places are free, of which there is one."""
+        at = 0
+        if len(self._free) > 1:
+            at = max(range(len(self._free)), key=lambda i: len(self._free[i] or ()))
+        free = self._free[at]
+        assert free
+        sequence.instance, sequence.slot = at, heappop(free)
+        self._gaps -= 1
+        self.live += 1
 
     def _look_at(self, sequence: LiveSequence) -> None:
         """Another is the first that waits."""
@@ -268,18 +389,18 @@ class Sequences:
         if len(self._backlog) > _COMPACT_AT + 2 * len(self._known):
             self._backlog[:] = [entry for entry in self._backlog if _is_first(*entry)]
             heapify(self._backlog)
-        heappush(self._backlog, (sequence.waiting[0].number, sequence))
+        first = sequence.waiting[0]
+        heappush(self._backlog, (first.number, sequence))
+        if self._bounds.seconds < INFINITY:
+            self._expect(first.job.arrived + self._bounds.seconds, first)
 
     def _give_places(self) -> None:
         while self._backlog:
             number, sequence = self._backlog[0]
             if _is_first(number, sequence):
-                most = max((free for free in self._free if free), key=len, default=None)
-                if most is None:
+                if not self._gaps:
                     return
-                sequence.instance = next(i for i, free in enumerate(self._free) if free is most)
-                sequence.slot = heappop(most)
-                self.live += 1
+                self._seat(sequence)
                 self._look_at(sequence)
             heappop(self._backlog)
 
@@ -290,6 +411,7 @@ class Sequences:
             free = self._free[sequence.instance]
             if free is not None:
                 heappush(free, sequence.slot)
+                self._gaps += 1
             sequence.instance = sequence.slot = -1
             self.live -= 1
         if sequence.waiting:
@@ -303,8 +425,7 @@ class Sequences:
         waiting = sequence.waiting
         at = waiting.index(step)
         del waiting[at]
-        step.waits = False
-        self.waiting -= 1
+        self._no_longer_waits(step)
         if step.start:
             self._drop_until_start(sequence, at, why)
         if step.start or step.closes:
@@ -329,8 +450,7 @@ class Sequences:
             del waiting[at]
 
     def _drop(self, step: Step, why: Why) -> None:
-        step.waits = False
-        self.waiting -= 1
+        self._no_longer_waits(step)
         self._dropped.append(Dropped(step.job, why))
 
     def _watch(self, sequence: LiveSequence) -> None:
@@ -345,13 +465,16 @@ class Sequences:
     def _has_been_quiet(self, sequence: LiveSequence, now: float) -> None:
         """It was once; since then requests may have come."""
         sequence.is_watched = False
-        if self._known.get(sequence.id) is not sequence or sequence.waiting or sequence.passed is not None:
+        if not self._is_quiet(sequence):
             return
         if sequence.quiet_since + self._idle > now:
             self._watch(sequence)
         else:
             self._remember(sequence, Why.IDLE)
             self._release(sequence)
+
+    def _is_quiet(self, sequence: LiveSequence) -> bool:
+        return sequence.passed is None and not sequence.waiting and self._known.get(sequence.id) is sequence
 
     def _remember(self, sequence: LiveSequence, why: Why) -> None:
         if len(self._ended) >= _REMEMBERED:

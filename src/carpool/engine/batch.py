@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 
-from carpool.backends.backend import AnswersEach, Backend, Encoded, Gathers, OnDevice
+from carpool.backends.backend import (
+    AnswersEach,
+    AnswersRows,
+    Backend,
+    Encoded,
+    Gathers,
+    OnDevice,
+    RunsRows,
+    SequenceRow,
+)
 from carpool.core.job import INFINITY, Job
 from carpool.errors import CarpoolError, ModelError, without_stack
 from carpool.link.request_place import RequestPlace
@@ -246,6 +255,11 @@ def _chosen(outputs: Mapping[str, Array], work: Work) -> Mapping[str, Array]:
     return {name: outputs[name] for name in work.wanted if name in outputs} if work.wanted else outputs
 
 
+def _rows(works: Sequence[InBatch]) -> list[SequenceRow]:
+    """Of works, whose route has left them there."""
+    return [cast(Work, work).payload for work in works]
+
+
 def _images(works: Sequence[InBatch]) -> int:
     images = 0
     for work in works:
@@ -285,7 +299,8 @@ class BatchRun(Generic[RequestT]):
         self._collator = Collator(signature, max(1, largest))
         self._gathers = backend if isinstance(backend, Gathers) else None
         self._on_device = backend if isinstance(backend, OnDevice) else None
-        self._answers_each = backend if isinstance(backend, AnswersEach) else None
+        self._answers_each = backend if isinstance(backend, AnswersEach | AnswersRows) else None
+        self._runs_rows = backend if isinstance(backend, RunsRows) else None
         self._every_output = tuple(signature.output_named)
         self._chunk = max(1, chunk)
 
@@ -338,6 +353,8 @@ class BatchRun(Generic[RequestT]):
             return self._run_encoded(works, first, timing)
         if self._answers_each is not None:
             return self._run_each(self._answers_each, works, first, timing)
+        if self._runs_rows is not None:
+            return self._run_rows(self._runs_rows, works, first, timing)
         start = monotonic()
         wanted = self._wanted(works)
         errors: dict[int, CarpoolError] = {}
@@ -378,8 +395,44 @@ class BatchRun(Generic[RequestT]):
         timing.output += monotonic() - ran
         return outcomes
 
+    def _run_rows(
+        self, backend: RunsRows, works: Sequence[RequestT], first: int, timing: Timing
+    ) -> list[Outcome]:
+        """Rows of sequences. One whose inputs cannot be read is not run as zeros, which its state would go on
+        from; and what fails is not tried again, since the model may have changed what it keeps."""
+        start = monotonic()
+        errors: dict[int, CarpoolError] = {}
+        inputs = self._collator.gather(works, errors)
+        if errors:
+            able = [work for index, work in enumerate(works) if index not in errors]
+            outcomes = self._run_rows(backend, able, first, timing) if able else []
+            for index in sorted(errors):
+                outcomes.insert(index, Outcome(error=errors[index]))
+            return outcomes
+        gathered = monotonic()
+        wanted = self._wanted(works)
+        try:
+            outputs = backend.run_rows(inputs, _rows(works), wanted)
+            ran = monotonic()
+            self._collator.check(outputs, wanted, len(works))
+        except CarpoolError as error:
+            failure: CarpoolError = without_stack(error)
+        except Exception as error:
+            failure = ModelError(f"{self._signature.model}: {type(error).__name__}: {error}")
+        else:
+            outcomes = self._answer(first, works, outputs, _NO_ERRORS)
+            timing.input += gathered - start
+            timing.infer += ran - gathered
+            timing.output += monotonic() - ran
+            return outcomes
+        return [Outcome(error=failure) for _ in works]
+
     def _run_each(
-        self, backend: AnswersEach, works: Sequence[RequestT], first: int, timing: Timing
+        self,
+        backend: AnswersEach | AnswersRows,
+        works: Sequence[RequestT],
+        first: int,
+        timing: Timing,
     ) -> list[Outcome]:
         """Requests that ran together and are answered one by one, whatever the others' answers are."""
         start = monotonic()
@@ -387,7 +440,12 @@ class BatchRun(Generic[RequestT]):
         inputs = inputs_of(works, errors)
         able = [index for index in range(len(works)) if index not in errors]
         asked = [(inputs[index], works[index].wanted or self._every_output) for index in able]
-        answers = backend.run_each(asked, [works[index].details for index in able]) if able else []
+        details = [works[index].details for index in able]
+        if isinstance(backend, AnswersEach):
+            answers = backend.run_each(asked, details) if able else []
+        else:
+            rows = _rows([works[index] for index in able])
+            answers = backend.run_row_each(asked, rows, details) if able else []
         for index in sorted(errors):
             answers.insert(index, errors[index])
         ran = monotonic()

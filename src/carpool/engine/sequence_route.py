@@ -10,9 +10,9 @@ from typing import cast
 
 import orjson
 
-from carpool.config.sequence_settings import SequenceSettings
+from carpool.config.sequence_settings import CORRID, SequenceSettings
 from carpool.core.job import DONE, INFINITY, RUNNING, Job
-from carpool.core.sequences import SequenceId, Sequences, Step, Why
+from carpool.core.sequences import Bounds, SequenceId, Sequences, Step, Why
 from carpool.engine.batch import Outcome, Work
 from carpool.engine.driver import Driver, Reminder
 from carpool.errors import (
@@ -30,9 +30,19 @@ log = logger("engine")
 
 Done = Callable[[Work, Outcome], None]
 _SHOWN = 128
+_IDS = 2**64
 
+_TOO_MUCH = {
+    Why.FULL: ": {law.waiting} requests for {model} wait already",
+    Why.CROWDED: ": {law.backlog} sequences wait already for one of {model}'s {places} places",
+    Why.HEAVY: ": what waits for {model} takes {law.size} bytes already",
+}
 _LOST = "sequence-lost"
 """The reason of requests whose sequence has ended with its instance."""
+
+
+def _size(job: Job) -> int:
+    return sum(array.nbytes for array in cast(Work, job).inputs.values())
 
 
 class SequenceRoute:
@@ -50,17 +60,22 @@ class SequenceRoute:
         self._model = model
         self._driver = driver
         self._settings = settings
+        self._any_number = not any(control.kind == CORRID for control in settings.controls)
         self._slo = slo
         policy = driver.scheduler.policy
         places = settings.places(policy.max_images)
         instances = len(driver.scheduler.instances)
-        self.law = Sequences(instances, places, settings.idle, policy.max_queue)
+        self._places = instances * places
+        bounds = Bounds(policy.max_queue, settings.max_backlog, settings.max_backlog_bytes, settings.max_wait)
+        self.law = Sequences(instances, places, settings.idle, bounds, _size)
         self._reminder = Reminder(loop, self._go)
         self._answers: dict[Work, Done] = {}
         self._rode: set[Work] = set()  # their clients left while they ran
         self._lost: set[Work] = set()  # their instance is gone
         self._stopped: CarpoolError | None = None
-        self._going = self._again = False
+        self._going = self._again = self._planned = False
+        self._shown = 0, 0  # sequences with a place and without
+        self._loop = loop
         self._emptied = asyncio.Event()
 
     # ---- requests -----------------------------------------------------------------------------------------
@@ -76,7 +91,11 @@ class SequenceRoute:
                 error = CarpoolError(f"the engine failed: {type(failure).__name__}: {failure}")
             if error is not None:
                 work.done(work, Outcome(error=error))
-        self._go()
+        passed = self.law.passed_at_once()
+        if passed is None:
+            self._go()
+        elif passed:  # as most are; their own deadlines are the driver's affair
+            self._driver.submit(cast(Sequence[Work], passed))
 
     def ready(self, work: Work) -> None:
         """Its inputs were there when it came."""
@@ -104,25 +123,30 @@ class SequenceRoute:
         said = orjson.loads(work.details).get("parameters", {}) if work.details else {}
         name: SequenceId = said.get("sequence_id", 0)
         start, end = said.get("sequence_start") is True, said.get("sequence_end") is True
-        if not isinstance(name, int | str) or isinstance(name, bool):
+        if type(name) is not int and type(name) is not str:
             name = 0
-        wrong = self._settings.refuses(name)
+        fits = self._any_number and type(name) is int and 0 <= name < _IDS
+        wrong = "" if fits else self._settings.refuses(name)
         if wrong:
             return InvalidInput(f"{self._model}: {wrong}", field="parameters.sequence_id")
-        if work.timeout:
-            work.deadline = min(work.deadline, work.arrived + work.timeout)
-        work.deadline = work.due = min(work.deadline, work.arrived + self._slo)
+        within = min(work.timeout, self._slo) if work.timeout else self._slo
+        if work.arrived + within < work.deadline:
+            work.deadline = work.arrived + within
+        work.due = work.deadline
         why_not = self.law.offer(work, name, now, start=start, end=end)
         if why_not is not None:
-            return self._refusal(why_not, name)
+            return self._refusal(why_not, name, now)
         self._answers[work] = work.done
         work.done = self._done
         return None
 
-    def _refusal(self, why: Why, name: SequenceId) -> CarpoolError:
+    def _refusal(self, why: Why, name: SequenceId, now: float) -> CarpoolError:
         """In Triton's words where it has any: clients look for them."""
-        if why is Why.FULL:
-            return Unavailable("Exceeds maximum queue size", reason="queue-full")
+        if why in _TOO_MUCH:
+            about = _TOO_MUCH[why].format(model=self._model, places=self._places, law=self.law)
+            full = Unavailable(f"Exceeds maximum queue size{about}", reason="queue-full")
+            full.retry_after_s = self.law.until_free(now)
+            return full
         to_model = f"inference request to model '{self._model}' must specify"
         if why is Why.NOT_ONE:
             return InvalidInput(f"{to_model} batch-size 1 due to requirements of sequence batcher")
@@ -145,6 +169,7 @@ class SequenceRoute:
 
     def _go(self) -> None:
         """Do what follows. Whatever that leads to in turn, such as refusals, is done here too, not deeper."""
+        self._planned = False
         self._again = True
         if self._going:
             return
@@ -157,17 +182,14 @@ class SequenceRoute:
                 for job, why in turn.dropped:
                     self._tell(cast(Work, job), Outcome(error=self._dropped(job, why, now)))
                 if turn.passed:
-                    self._pass_on(turn.passed)  # who is refused there comes back here, through `_done`
+                    # Who is refused there comes back here, through `_done`.
+                    self._driver.submit(cast(Sequence[Work], turn.passed))
             self._reminder.set(turn.look_again, now)
+            if (self.law.live, self.law.backlog) != self._shown:  # the gauges follow the driver's turns
+                self._shown = self.law.live, self.law.backlog
+                self._driver.plan_turn()
         finally:
             self._going = False
-
-    def _pass_on(self, jobs: Sequence[Job]) -> None:
-        works = cast(Sequence[Work], jobs)
-        for work in works:
-            step: Step = work.payload
-            work.details = b'{"slot":%d,' % step.slot + work.details[1:]
-        self._driver.submit(works)
 
     def _dropped(self, job: Job, why: Why, now: float) -> CarpoolError:
         step: Step = job.payload
@@ -177,6 +199,14 @@ class SequenceRoute:
             return self._lost_error(step)
         if why is Why.DEADLINE and not step.start and job.deadline <= now:
             return DeadlineExceeded(f"{self._model}: the deadline passed before it was this request's turn")
+        if why is Why.NO_PLACE:
+            late = Unavailable(
+                f"timeout of the corresponding sequence has been expired: none of {self._model}'s "
+                f"{self._places} places was free within {self._settings.max_wait:g} s",
+                reason="timeout",
+            )
+            late.retry_after_s = self.law.until_free(now)
+            return late
         if why is Why.DEADLINE:
             return Unavailable("timeout of the corresponding sequence has been expired", reason="timeout")
         return Unavailable(f"{self._model}: the request that starts this sequence was not run", reason=_LOST)
@@ -192,21 +222,33 @@ class SequenceRoute:
     # ---- the ends -----------------------------------------------------------------------------------------
 
     def _done(self, work: Work, outcome: Outcome) -> None:
-        """The driver is done with it."""
-        ran = work.state is DONE or work in self._rode
-        self._rode.discard(work)
-        self.law.finished(work, monotonic(), ran=ran)
-        if work in self._lost:
+        """The driver is done with it. One that the loop itself has run is still counted as running."""
+        now = monotonic()
+        ran = work.state is DONE or work.state is RUNNING or work in self._rode
+        if self._rode:
+            self._rode.discard(work)
+        self.law.finished(work, now, ran=ran)
+        if self._lost and work in self._lost:
             self._lost.discard(work)
             if outcome.error is not None:
                 outcome = Outcome(error=self._lost_error(work.payload, outcome.error), timing=outcome.timing)
         self._tell(work, outcome)
-        self._go()
+        if self.law.has_news or self.law.live != self._shown[0]:
+            self._plan()
+        else:  # its sequence may be quiet from now on
+            self._reminder.set(now + self._settings.idle, now)
+
+    def _plan(self) -> None:
+        """Once for all that a batch has answered, and all that it lets go on."""
+        if not self._planned:
+            self._planned = True
+            self._loop.call_soon(self._go)
 
     def _tell(self, work: Work, outcome: Outcome) -> None:
         done = self._answers.pop(work, None)
         if done is not None:
             work.done = done
+            work.payload = None  # which leads back to it: such a ring, inputs and all, is freed late
             if not self._answers:
                 self._emptied.set()
             try:

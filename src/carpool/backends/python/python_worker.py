@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib
+import importlib.machinery as machinery
 import importlib.util
 import inspect
 import json
@@ -18,14 +19,17 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from carpool.errors import ModelError
 from carpool.memory.batch_region import BatchRegion, WrittenTensor
 from carpool.types import DATATYPES, Array, Datatype
+
+if TYPE_CHECKING:
+    from importlib.abc import PathEntryFinder
 
 # ---- small messages between the server and a model's process: JSON behind its length, on a Unix socket
 
@@ -191,16 +195,45 @@ def _has_dtype(value: Any) -> bool:
     return hasattr(value, "dtype") and not isinstance(value, np.generic)
 
 
+class _FromSource(machinery.SourceFileLoader):
+    """Compiles what the file says now. Kept bytecode is told from stale by the second of its source and by
+    its length, and a model that is mended and loaded again may differ in neither."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
 def import_model(file: Path) -> ModuleType:
     """The file as a module that finds its neighbours, and that pickle and dataclasses find in turn."""
-    sys.path.insert(0, str(file.parent))
-    spec = importlib.util.spec_from_file_location(_MODULE, file)
+    folder = file.parent
+    sys.path.insert(0, str(folder))
+    sys.path_hooks.insert(0, _finder_in(folder))
+    sys.path_importer_cache.pop(str(folder), None)
+    loader = _FromSource(_MODULE, str(file)) if file.suffix == ".py" else None
+    spec = importlib.util.spec_from_file_location(_MODULE, file, loader=loader)
     if spec is None or spec.loader is None:
         raise ModelError("it is not a Python file: its name must end with .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[_MODULE] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _finder_in(folder: Path) -> Callable[[str], PathEntryFinder]:
+    """For `sys.path_hooks`: all that lies in the folder is compiled from its source, packages too."""
+    find = machinery.FileFinder.path_hook(
+        (machinery.ExtensionFileLoader, machinery.EXTENSION_SUFFIXES),
+        (_FromSource, machinery.SOURCE_SUFFIXES),
+        (machinery.SourcelessFileLoader, machinery.BYTECODE_SUFFIXES),
+    )
+
+    def finder(path: str) -> PathEntryFinder:
+        if not Path(path).is_relative_to(folder):
+            raise ImportError(f"{path} is not in the model's folder")
+        return find(path)
+
+    return finder
 
 
 def _spreads(predict: Callable[..., Any], inputs: Mapping[str, bool]) -> bool:

@@ -217,7 +217,7 @@ class Served(Watcher):
         assert self._loop is not None
         self.config, self.signature, self.labels = ready.config, ready.signature, ready.labels
         self.vision = ready.vision
-        if isinstance(ready.backends[0], AnswersEach):
+        if isinstance(ready.backends[0], AnswersEach) or ready.config.sequences is not None:
             self.signature = replace(ready.signature, told=True)
         self.profile, self.choices, self._piece = ready.profile, ready.choices, ready.piece
         policy = ready.config.policy
