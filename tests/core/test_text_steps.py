@@ -207,7 +207,7 @@ def test_the_gate_refuses_with_what_it_foresees() -> None:
 
 def test_who_lost_its_time_on_the_way_may_come_back_at_once() -> None:
     """An idle model answers the next like it, and one that is busy does when those ahead have left."""
-    refusal = scheduler(ttft=0.01).offer(TextJob(0.0), 0.0099)
+    refusal = scheduler(ttft=0.01).offer(TextJob(0.0, deadline=0.009, limit=1), 0.0085)
     assert refusal is not None
     assert refusal.reason is Reason.CANNOT_FINISH
     assert refusal.retry_after == SOON
@@ -216,7 +216,7 @@ def test_who_lost_its_time_on_the_way_may_come_back_at_once() -> None:
     behind = core.offer(TextJob(-0.0095), 0.0)
     assert behind is not None
     assert behind.reason is Reason.CANNOT_FINISH
-    assert behind.retry_after > SOON
+    assert behind.retry_after > 0.0
 
 
 def test_who_brings_too_little_time_need_not_come_back() -> None:
@@ -236,7 +236,7 @@ def test_who_brings_too_little_time_need_not_come_back() -> None:
 def test_that_its_neighbours_are_many_makes_nobody_hopeless() -> None:
     """What a step takes with all slots, and an encoding of many, is not what it takes alone."""
     core = StepScheduler(
-        BatchCurve.parse("0.6+0.5", 8), BatchCurve.parse("0.3+0.5", 8), TextPromise(8, 32, ttft=0.0085)
+        BatchCurve.parse("0.6+0.5", 8), BatchCurve.parse("0.3+0.5", 8), TextPromise(8, 32, ttft=0.05)
     )
     running(core, 8)
     refusal = core.offer(TextJob(0.0, limit=1, deadline=0.003), 0.0)
