@@ -204,6 +204,21 @@ def test_hostile_fields(front: FrontEnd, more: str) -> None:
     assert ask(front, "generate", ASKED)[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ('"far": 118059162071741130342', "far"),
+        ('"parameters": {"far": -9223372036854775809}', "far"),
+        ('"REPETITION": 118059162071741130342', "REPETITION"),
+    ],
+)
+def test_numbers_that_are_too_long_are_named(front: FrontEnd, more: str, field: str) -> None:
+    _, _, said = ask(front, "generate", f'{{"PROMPT": "a", "STREAM": true, {more}}}')
+    told = json.loads(said)
+    assert told["field"] == field
+    assert "64 bits" in told["error"]
+
+
 @pytest.mark.parametrize("size", [100_000, 1 << 21])
 def test_a_great_many_parameters(front: FrontEnd, size: int) -> None:
     """They are read within the limit of a body, and no further."""
