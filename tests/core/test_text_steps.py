@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.core.curve import BatchCurve
-from carpool.core.job import DONE, GONE, READY, RUNNING, Reason
+from carpool.core.job import DONE, GONE, READY, RUNNING, SOON, Reason
 from carpool.core.lengths import Lengths
 from carpool.core.steps import StepScheduler
 from carpool.core.text_job import Encode, Step, TextJob, TextPromise
@@ -203,6 +203,45 @@ def test_the_gate_refuses_with_what_it_foresees() -> None:
     assert impossible is not None
     assert impossible.reason is Reason.CANNOT_FINISH
     assert impossible.retry_after == 0.0
+
+
+def test_who_lost_its_time_on_the_way_may_come_back_at_once() -> None:
+    """An idle model answers the next like it, and one that is busy does when those ahead have left."""
+    refusal = scheduler(ttft=0.01).offer(TextJob(0.0, deadline=0.009, limit=1), 0.0085)
+    assert refusal is not None
+    assert refusal.reason is Reason.CANNOT_FINISH
+    assert refusal.retry_after == SOON
+    core = scheduler(ttft=0.01)
+    running(core, 8)
+    behind = core.offer(TextJob(-0.0095), 0.0)
+    assert behind is not None
+    assert behind.reason is Reason.CANNOT_FINISH
+    assert behind.retry_after > 0.0
+
+
+def test_who_brings_too_little_time_need_not_come_back() -> None:
+    """For the first token, or for the whole of it; however long that has to wait now."""
+    for busy in (0, 8):
+        core = scheduler(ttft=0.01)
+        if busy:
+            running(core, busy)
+        for brought in (0.0005, 0.002):
+            refusal = core.offer(TextJob(0.0, deadline=brought), 0.0)
+            assert refusal is not None
+            assert (refusal.reason, refusal.retry_after) == (Reason.CANNOT_FINISH, 0.0)
+    short = scheduler(ttft=0.01)
+    offered(short, 1, limit=1, deadline=0.002)  # one token is all that it wants
+
+
+def test_that_its_neighbours_are_many_makes_nobody_hopeless() -> None:
+    """What a step takes with all slots, and an encoding of many, is not what it takes alone."""
+    core = StepScheduler(
+        BatchCurve.parse("0.6+0.5", 8), BatchCurve.parse("0.3+0.5", 8), TextPromise(8, 32, ttft=0.05)
+    )
+    running(core, 8)
+    refusal = core.offer(TextJob(0.0, limit=1, deadline=0.003), 0.0)
+    assert refusal is not None
+    assert refusal.retry_after > 0.0
 
 
 def test_the_queue_is_bounded() -> None:

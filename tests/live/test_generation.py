@@ -268,7 +268,11 @@ def test_tensors_through_generate(server: Live) -> None:
         ({"image": ""}, "no picture"),
         ({"image": base64.b64encode(b"no picture").decode()}, "picture"),
         ({"image": base64.b64encode(png(1)).decode(), "max_tokens": 0}, "max_tokens"),
+        ({"image": base64.b64encode(png(1)).decode(), "max_tokens": 1.5}, "max_tokens"),
+        ({"image": base64.b64encode(png(1)).decode(), "max_tokens": 1e308}, "max_tokens"),
         ({"image": base64.b64encode(png(1)).decode(), "parameters": 3}, "parameters"),
+        (b'{"image": "%b", "max_tokens": NaN}' % base64.b64encode(png(1)), "NaN"),
+        (b'{"image": "%b", "max_tokens": %d}' % (base64.b64encode(png(1)), 1 << 70), "max_tokens"),
         ({"image": [1, 2, 3]}, "image"),
         ({}, "image"),
         ([], "object"),
@@ -277,7 +281,9 @@ def test_tensors_through_generate(server: Live) -> None:
 @pytest.mark.parametrize("route", ["generate", "generate_stream"])
 def test_what_generate_cannot_read(server: Live, route: str, sent: Any, said: str) -> None:
     with server.connect() as client:
-        response = client.post(f"/v2/models/writer/{route}", orjson.dumps(sent))
+        response = client.post(
+            f"/v2/models/writer/{route}", sent if isinstance(sent, bytes) else orjson.dumps(sent)
+        )
     assert response.status in (400, 415, 422), response
     assert said in orjson.loads(response.body)["error"]
 

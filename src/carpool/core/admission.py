@@ -6,15 +6,13 @@ from bisect import bisect_left
 from math import ceil, floor
 from typing import TYPE_CHECKING
 
-from carpool.core.job import INFINITY, READY, Job, Reason, Refusal
+from carpool.core.job import INFINITY, READY, SOON, Job, Reason, Refusal
 from carpool.core.queue import Lane
 
 if TYPE_CHECKING:
     from carpool.core.instance import Instance
     from carpool.core.scheduler import Scheduler
     from carpool.core.shares import Shares
-
-_SOON = 0.001  # nothing is ahead, and the next one has its whole time
 
 
 def gate(core: Scheduler, shares: Shares, slo: float, job: Job, lane: Lane, now: float) -> Refusal | None:
@@ -153,7 +151,7 @@ def _refusal(
     return Refusal(
         reason,
         predicted_finish=now + wait + takes + job.outside + job.later,
-        retry_after=(wait or job.outside or _SOON) if takes <= job.deadline - job.arrived else 0.0,
+        retry_after=(wait or job.outside or SOON) if takes <= job.deadline - job.arrived else 0.0,
         waiting=core.lanes.waiting,
         asked=asked,
         answerable=answerable,

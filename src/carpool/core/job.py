@@ -105,6 +105,10 @@ class Job:
         return f"Job({times}, images={self.images}, {self.state.name})"
 
 
+SOON = 0.001
+"""Seconds: when to come back where nothing is ahead, and the next one has its whole time."""
+
+
 class Refusal(NamedTuple):
     """A no at the gate: why, when the job would have finished, and when asking again makes sense.
 

@@ -23,7 +23,7 @@ from heapq import heappop, heappush
 
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
-from carpool.core.job import DONE, GONE, INFINITY, READY, RUNNING, JobState, Reason, Refusal
+from carpool.core.job import DONE, GONE, INFINITY, READY, RUNNING, SOON, JobState, Reason, Refusal
 from carpool.core.learning import Belief, Rate
 from carpool.core.lengths import Lengths
 from carpool.core.scheduler import Ledger
@@ -252,7 +252,8 @@ class StepScheduler:
         wait += ahead * self._encodes(batch) / len(self.encoder.speeds)
         wait += self._under_way(now)
         first = now + wait + takes
-        whole = first + (min(self.lengths.mean, job.limit) - 1) * self._pace()
+        rest = (min(self.lengths.mean, job.limit) - 1) * self._pace()
+        whole = first + rest
         if first <= job.first_due and whole <= job.deadline:
             return None
         soonest = now + self._until_left(self.waiting + 1) + takes
@@ -260,11 +261,17 @@ class StepScheduler:
         return Refusal(
             Reason.CANNOT_FINISH if hopeless else Reason.OVERLOAD,
             predicted_finish=first,
-            retry_after=wait if now + takes <= job.first_due else 0.0,
+            retry_after=(wait or SOON) if self._would_do(job, rest) else 0.0,
             waiting=self.waiting,
             asked=self._rate.at(now),
             answerable=1.0 / self._costs[self._best - 1],
         )
+
+    def _would_do(self, job: TextJob, rest: float) -> bool:
+        """An idle model would keep its promise to one that brings as much time as this one brought, and loses
+        none of it on the way; `rest` is from the first token to the last."""
+        first = self._until_first(1, slots=1)
+        return first <= job.first_due - job.arrived and first + rest <= job.deadline - job.arrived
 
     def most_slots(self) -> int:
         """So many may be written at once that each token keeps its promise."""
@@ -462,11 +469,11 @@ class StepScheduler:
         width = min(self.each, -(-(slots or 1 + self.used) // decoders))
         return _speed(self.step, cautious) * self.step.curve.times[width]
 
-    def _until_first(self, size: int) -> float:
+    def _until_first(self, size: int, *, slots: int = 0) -> float:
         """From the beginning of an encoding to the first token, at the worst. A decoder that does not encode
-        may be at a step then."""
+        may be at a step then. `slots` as in `_steps_for`."""
         steps = 2 if self.settings.apart else 1
-        return self._encodes(size, cautious=True) + steps * self._steps_for(cautious=True)
+        return self._encodes(size, cautious=True) + steps * self._steps_for(slots, cautious=True)
 
     def _pace(self) -> float:
         """Seconds from token to token of one that is being written while slots are full."""

@@ -16,6 +16,7 @@ from carpool.frontend.front_service import FrontService
 from carpool.frontend.grpc.infer_messages import FINAL_PARAMETER, Families
 from carpool.frontend.grpc.rpc import Rpc
 from carpool.frontend.grpc.rpc_heads import PRINTABLE, Status
+from carpool.frontend.grpc.unread_answers import UnreadAnswers
 from carpool.frontend.http.infer_route import LargestBody
 from carpool.frontend.packing import AT_ONCE
 from carpool.frontend.trace_context import Origin
@@ -72,6 +73,7 @@ class Service(FrontService):
         self.idle.set()
         self.running = 0
         self.in_flight = 0  # bytes of messages
+        self.unread = UnreadAnswers()  # of streams
 
     def _allow(self, size: int) -> None:
         self.largest_message = max(self.largest_message, size)

@@ -120,6 +120,7 @@ class Outgoing:
             else:
                 pending[0] = piece[count:]
             rpc.send_window -= count
+            rpc.sent += count
             self.window -= count
             self._credit(2)
             self.send(FRAME.pack(count >> 8, count & 0xFF, h2.DATA, 0, rpc.number) + piece[:count])

@@ -113,3 +113,4 @@ class H2Shared:
         now = monotonic()
         for connection in list(self.connections):
             connection.check_time(now)
+        self.service.unread.sweep(now)

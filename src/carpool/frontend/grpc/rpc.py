@@ -66,7 +66,7 @@ class Rpc:
         *("_compressed", "_counted", "_drained", "_got", "_head_sent", "_later", "_messages"),
         *("_outgoing", "_prefix", "_queue", "_reader", "_size", "_timer", "_unread", "body", "compress"),
         *("deadline", "ended", "handler", "head", "number", "over", "pending", "last_block", "queued_at"),
-        *("received", "send_window", "service", "since", "window"),
+        *("received", "send_window", "sent", "service", "since", "window"),
     )
 
     def __init__(self, outgoing: Outgoing, number: int, head: CallHead, service: Service) -> None:
@@ -96,6 +96,7 @@ class Rpc:
         # what goes
         self.over = False  # its status is on its way, or its client has left
         self.send_window = outgoing.call_window
+        self.sent = 0  # bytes of data that went out as the windows opened
         self._head_sent = False
         self.pending: deque[memoryview] = deque()  # data for which there is no window
         self.last_block: bytes | None = None  # the last block, behind them

@@ -17,7 +17,15 @@ from carpool.frontend.access.guard import Guard
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.grpc import infer_messages as messages
 from carpool.frontend.grpc.grpc_infer import Asked, GrpcCall, read_metadata
-from carpool.frontend.grpc.grpc_service import Failure, Service, failed_in_stream, refuse
+from carpool.frontend.grpc.grpc_service import (
+    Failure,
+    Service,
+    details_of,
+    failed_in_stream,
+    metadata_of,
+    refuse,
+    status_of,
+)
 from carpool.frontend.grpc.infer_messages import FINAL_PARAMETER, NOT_FINAL_PARAMETER
 from carpool.frontend.grpc.rpc import Message, Rpc
 from carpool.frontend.pictures.workers import stopping
@@ -30,7 +38,8 @@ from carpool.wire.v2 import Buffer, Placed
 MOST_UNANSWERED = 256
 TOO_SLOW = "the answers are not read as fast as the model gives them"
 MOST_UNWRITTEN = 16 << 20
-"""Bytes of answers that a client has not read: more of one request's cut that request off."""
+"""Bytes of answers that a stream's client has not read: beyond them the next piece of a request cuts that
+request off. What there is already waits, as long as `UnreadAnswers` allows."""
 EMPTY_FINAL = "triton_enable_empty_final_response"
 """A client's wish to be told of the end of a request also where no answer says so."""
 
@@ -101,6 +110,7 @@ class Stream:
         self._locked_out: CarpoolError | None = None
         self._answers: asyncio.Queue[tuple[bytes, bool]] = asyncio.Queue()  # and whether one is the last
         self._unwritten = 0  # bytes of those
+        self._unread = service.unread
         self._room = asyncio.Semaphore(MOST_UNANSWERED)
         self._unanswered = 0
         self._answered = asyncio.Event()
@@ -136,6 +146,7 @@ class Stream:
             await asyncio.wait({emptied, writing}, return_when=asyncio.FIRST_COMPLETED)
             return ended
         finally:
+            self._unread.left(self)
             for task in tasks:
                 task.cancel()
             for call in self._waiting:
@@ -180,8 +191,25 @@ class Stream:
         self._say(messages.in_stream(answer), last=False)
 
     def _say(self, answer: bytes, *, last: bool) -> None:
+        if self._rpc.over:
+            return  # nobody hears it
         self._unwritten += len(answer)
         self._answers.put_nowait((answer, last))
+        if answer:
+            self._unread.add(self, len(answer))
+
+    @property
+    def taken(self) -> int:
+        return self._rpc.sent
+
+    def cut(self) -> None:
+        """Its client does not read. What waits for a window is dropped, so that the status, which needs none,
+        goes out; and whoever rides is let go."""
+        self._unread.left(self)
+        self._answers = asyncio.Queue()
+        error = Unavailable(TOO_SLOW, reason="slow-reader")
+        self._rpc.pending.clear()
+        self._rpc.cut(status_of(error), details_of(error), metadata_of(error))
 
     async def _write(self) -> None:
         while True:
@@ -189,6 +217,7 @@ class Stream:
             if answer:
                 await self._rpc.write(answer)
                 self._unwritten -= len(answer)
+                self._unread.written(self, len(answer))
             if not last:
                 continue
             self._room.release()

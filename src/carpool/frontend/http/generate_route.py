@@ -155,7 +155,7 @@ class GenerateCall(HttpCall):
 class SentPicture(NamedTuple):
     picture: bytes
     id: str
-    told: Mapping[str, int | str]  # to the model
+    told: Mapping[str, int | float | str]  # to the model
 
 
 def read_picture(body: bytes | bytearray, signature: Signature) -> SentPicture | None:
@@ -258,7 +258,7 @@ def as_infer_request(body: bytes | bytearray, signature: Signature) -> bytes:
     """The same in the words of the v2 protocol. Raises `InvalidInput`, in Triton's words."""
     check_cost(body, "request")
     try:
-        fields = json.loads(body, object_pairs_hook=_Pairs)
+        fields = json.loads(body, object_pairs_hook=_Pairs, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"failed to parse the request JSON buffer: {error}") from None
     if not isinstance(fields, _Pairs):
@@ -285,6 +285,11 @@ def as_infer_request(body: bytes | bytearray, signature: Signature) -> bytes:
         raise InvalidInput(f"the request cannot be understood: {error}") from None
 
 
+def _no_number(word: str) -> None:
+    """What Python's reader takes for one, and JSON has not."""
+    raise ValueError(f"{word} is no number of JSON")
+
+
 class _Pairs:
     """A JSON object with what it says twice."""
 
@@ -303,6 +308,8 @@ def _input(name: str, value: Any, signature: Signature) -> dict[str, Any]:
         raise InvalidInput(
             f"Unable to parse '{name}': attempt to access JSON non-{words} as {words}", field=name
         )
+    if any(_is_too_long(one) for one in data):
+        raise InvalidInput(f"Unable to parse '{name}': a number has more than 64 bits", field=name)
     shape = _fitted(signature.input_named[name].shape, len(data))
     if signature.max_batch:
         shape = [1, *shape]
@@ -321,7 +328,13 @@ def _parameter(name: str, value: Any, where: str = "") -> Any:
     if not isinstance(value, str | int | float):
         kinds = "It should be either 'int', 'bool', 'double' or 'string'."
         raise InvalidInput(f"{where}parameter '{name}' has invalid type. {kinds}", field=name)
+    if _is_too_long(value):
+        raise InvalidInput(f"{where}parameter '{name}' has more than 64 bits", field=name)
     return value
+
+
+def _is_too_long(value: object) -> bool:
+    return isinstance(value, int) and not -(1 << 63) <= value < 1 << 64
 
 
 def as_document(entry: ModelEntry, request_id: str, outputs: Sequence[Tensor]) -> bytes:

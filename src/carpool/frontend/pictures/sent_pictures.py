@@ -22,7 +22,15 @@ import orjson
 from carpool.errors import CarpoolError, InvalidInput, ModelError, Unsupported
 from carpool.link.door import Answer, Call, ModelEntry, Sender, Slot
 from carpool.memory.layout import FILE_AT, bind_file, write_file
-from carpool.types import Array, Datatype, RequestedOutput, RequestOptions, Signature, Tensor, TensorSpec
+from carpool.types import (
+    Array,
+    Datatype,
+    RequestedOutput,
+    RequestOptions,
+    Signature,
+    Tensor,
+    TensorSpec,
+)
 from carpool.vision import settings
 from carpool.vision.decode import Decoded
 from carpool.vision.geometry import Geometry
@@ -313,7 +321,11 @@ class RoutePicture(SentPictures):
         else:
             self.head, self.size = model.head, model.bytes
         if self.options.extra and model.entry.decoupled:
-            told = {name: value for name, value in self.options.extra.items() if isinstance(value, int | str)}
+            told = {
+                name: value
+                for name, value in self.options.extra.items()
+                if isinstance(value, int | float | str)
+            }
             self.head = replace(self.head, options=RequestOptions(custom=told))
 
     def add(self, answer: Answer) -> str:
