@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 
-from carpool.backends.backend import AnswersEach, Backend, Encoded, Gathers, OnDevice
+from carpool.backends.backend import AnswersEach, Backend, Encoded, Gathers, OnDevice, RunsSingly
 from carpool.core.job import INFINITY, Job
 from carpool.errors import CarpoolError, ModelError, without_stack
-from carpool.link.request_place import RequestPlace
+from carpool.link.request_place import COPIED_AT_ONCE, RequestPlace
 from carpool.memory.client_files import RegionReads
 from carpool.types import Array, Datatype, Signature, TensorSpec, Timing
 
@@ -131,15 +132,18 @@ class Collator:
         """The inputs of all these requests, one behind the other along the batch dimension. Those whose
         client has taken its memory away are zeros, and `errors` says so by their index."""
         if len(works) == 1:
-            inputs: dict[str, Array] = {}
-            for name, array in works[0].inputs.items():
-                if works[0].reads is not None:
-                    array = _fetched(works[0], name, 0, errors)
-                # Runtimes want aligned, contiguous memory; a body received in place may lie at any byte.
-                fits = array.flags.c_contiguous and array.flags.aligned
-                inputs[name] = array if fits else array.copy()
-            return inputs
+            return self.alone(works[0], 0, errors)
         return {name: self._stack(name, works, errors) for name in works[0].inputs}
+
+    def alone(self, work: InBatch, index: int, errors: dict[int, CarpoolError]) -> dict[str, Array]:
+        inputs: dict[str, Array] = {}
+        for name, array in work.inputs.items():
+            if work.reads is not None:
+                array = _fetched(work, name, index, errors)
+            # Runtimes want aligned, contiguous memory; a body received in place may lie at any byte.
+            flags = array.flags
+            inputs[name] = array if flags.c_contiguous and flags.aligned else array.copy()
+        return inputs
 
     def _stack(self, name: str, works: Sequence[InBatch], errors: dict[int, CarpoolError]) -> Array:
         spec = self._signature.input_named[name]
@@ -221,6 +225,9 @@ def answer_each(
     _first: int, works: Sequence[Work], outputs: Mapping[str, Array], errors: Mapping[int, CarpoolError]
 ) -> list[Outcome]:
     """The `Answer` for requests that say themselves where their rows go."""
+    if len(works) == 1 and not errors:
+        place, rows = works[0].place, _chosen(outputs, works[0])
+        return [Outcome(rows if place is None else place(rows))]
     return [
         Outcome(error=errors[number])
         if number in errors
@@ -244,6 +251,12 @@ def _split(outputs: Mapping[str, Array], works: Sequence[Work]) -> list[Mapping[
 
 def _chosen(outputs: Mapping[str, Array], work: Work) -> Mapping[str, Array]:
     return {name: outputs[name] for name in work.wanted if name in outputs} if work.wanted else outputs
+
+
+def _kept_bytes(signature: Signature) -> float:
+    """Of the outputs for one image; without end where that cannot be told."""
+    fixed = all(spec.datatype is not Datatype.BYTES and -1 not in spec.shape for spec in signature.outputs)
+    return sum(prod(spec.shape) * spec.datatype.size for spec in signature.outputs) if fixed else INFINITY
 
 
 def _images(works: Sequence[InBatch]) -> int:
@@ -288,6 +301,8 @@ class BatchRun(Generic[RequestT]):
         self._answers_each = backend if isinstance(backend, AnswersEach) else None
         self._every_output = tuple(signature.output_named)
         self._chunk = max(1, chunk)
+        singly = self._chunk == 1 < signature.max_batch and _kept_bytes(signature) <= COPIED_AT_ONCE
+        self._singly = backend if singly and isinstance(backend, RunsSingly) else None
 
     def run(self, works: Sequence[RequestT]) -> BatchResult:
         began = monotonic()
@@ -297,6 +312,8 @@ class BatchRun(Generic[RequestT]):
         before = 0 if device is None else device.out_of_memory
         if len(works) <= self._chunk or self._chunk >= self._signature.max_batch:
             outcomes = self._run(works, 0, timing)
+        elif self._singly is not None:
+            outcomes = self._run_singly(self._singly, works, timing)
         else:
             for chunk in self._chunks(works):
                 outcomes += self._run(chunk, len(outcomes), timing)
@@ -326,10 +343,9 @@ class BatchRun(Generic[RequestT]):
         except CarpoolError as error:
             if len(works) == 1 or not self._backend.alive:
                 return [Outcome(error=error) for _ in works]
-        except Exception as error:  # a fault of ours must not take the instance down
-            failure = ModelError(f"{self._signature.model}: {type(error).__name__}: {error}")
+        except Exception as error:
             if len(works) == 1:
-                return [Outcome(error=failure)]
+                return [Outcome(error=self._as_failure(error))]
         half = len(works) // 2
         return self._run(works[:half], first, timing) + self._run(works[half:], first + half, timing)
 
@@ -391,6 +407,41 @@ class BatchRun(Generic[RequestT]):
         for index in sorted(errors):
             answers.insert(index, errors[index])
         ran = monotonic()
+        outcomes = self._answer_each(works, answers, first)
+        timing.infer += ran - start
+        timing.output += monotonic() - ran
+        return outcomes
+
+    def _run_singly(self, backend: RunsSingly, works: Sequence[RequestT], timing: Timing) -> list[Outcome]:
+        """Requests that are best run one by one. All of them run before the first answer is looked at: what
+        a model reads and writes pushes everything else out of the caches, and what came between two runs
+        would be slow each time."""
+        start = monotonic()
+        wanted = self._wanted(works)
+        errors: dict[int, CarpoolError] = {}
+        inputs = [self._collator.alone(work, index, errors) for index, work in enumerate(works)]
+        if errors:
+            inputs = [found for index, found in enumerate(inputs) if index not in errors]
+        gathered = monotonic()
+        answers: list[Mapping[str, Array] | CarpoolError] = []
+        while len(answers) < len(inputs):
+            try:
+                backend.run_singly(inputs[len(answers) :], wanted, answers)
+                break
+            except Exception as error:
+                answers.append(self._as_failure(error))
+        for index in sorted(errors):
+            answers.insert(index, errors[index])
+        ran = monotonic()
+        outcomes = self._answer_each(works, answers, 0)
+        timing.input += gathered - start
+        timing.infer += ran - gathered
+        timing.output += monotonic() - ran
+        return outcomes
+
+    def _answer_each(
+        self, works: Sequence[RequestT], answers: Sequence[Mapping[str, Array] | CarpoolError], first: int
+    ) -> list[Outcome]:
         outcomes: list[Outcome] = []
         for number, (work, answered) in enumerate(zip(works, answers, strict=True), start=first):
             try:
@@ -403,9 +454,13 @@ class BatchRun(Generic[RequestT]):
                 outcomes.append(Outcome(error=without_stack(error)))
             else:
                 outcomes += self._answer(number, [work], answered, _NO_ERRORS)
-        timing.infer += ran - start
-        timing.output += monotonic() - ran
         return outcomes
+
+    def _as_failure(self, error: Exception) -> CarpoolError:
+        """A fault of ours must not take the instance down."""
+        if isinstance(error, CarpoolError):
+            return error
+        return ModelError(f"{self._signature.model}: {type(error).__name__}: {error}")
 
     def _wanted(self, works: Sequence[RequestT]) -> Sequence[str]:
         for work in works:
