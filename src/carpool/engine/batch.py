@@ -129,13 +129,12 @@ class Collator:
         self._buffers: dict[str, Array] = {}
 
     def gather(self, works: Sequence[InBatch], errors: dict[int, CarpoolError]) -> Mapping[str, Array]:
-        """The inputs of all these requests, one behind the other along the batch dimension. Those whose
-        client has taken its memory away are zeros, and `errors` says so by their index."""
-        if len(works) == 1:
-            return self.alone(works[0], 0, errors)
+        """The inputs of several requests, one behind the other along the batch dimension. Those whose client
+        has taken its memory away are zeros, and `errors` says so by their index."""
         return {name: self._stack(name, works, errors) for name in works[0].inputs}
 
     def alone(self, work: InBatch, index: int, errors: dict[int, CarpoolError]) -> dict[str, Array]:
+        """Those of one, where they lie if they may."""
         inputs: dict[str, Array] = {}
         for name, array in work.inputs.items():
             if work.reads is not None:
@@ -226,8 +225,9 @@ def answer_each(
 ) -> list[Outcome]:
     """The `Answer` for requests that say themselves where their rows go."""
     if len(works) == 1 and not errors:
-        place, rows = works[0].place, _chosen(outputs, works[0])
-        return [Outcome(rows if place is None else place(rows))]
+        work = works[0]
+        rows = _chosen(outputs, work) if work.wanted else outputs
+        return [Outcome(rows if work.place is None else work.place(rows))]
     return [
         Outcome(error=errors[number])
         if number in errors
@@ -363,7 +363,9 @@ class BatchRun(Generic[RequestT]):
             if len(errors) < len(works):
                 outputs = self._gathers.run_parts(parts, [work.images for work in works], wanted)
         else:
-            inputs = self._collator.gather(works, errors)
+            collator = self._collator
+            several = len(works) > 1
+            inputs = collator.gather(works, errors) if several else collator.alone(works[0], 0, errors)
             gathered = monotonic()
             if len(errors) < len(works):
                 outputs = self._backend.run(inputs, wanted)
