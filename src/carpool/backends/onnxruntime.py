@@ -132,7 +132,7 @@ class OnnxBackend:
         run = session.run if self._plain else partial(self._run, session)
         try:
             for inputs in requests:
-                ran.append(run(names, inputs, self._options))  # noqa: PERF401  (those before one that raises)
+                ran.append(run(names, dict(inputs), self._options))  # noqa: PERF401  (those before one that raises)
         except CarpoolError:
             raise
         except Exception as error:  # the runtime's exceptions have no base class of their own

@@ -133,15 +133,13 @@ class Collator:
         has taken its memory away are zeros, and `errors` says so by their index."""
         return {name: self._stack(name, works, errors) for name in works[0].inputs}
 
-    def alone(self, work: InBatch, index: int, errors: dict[int, CarpoolError]) -> dict[str, Array]:
+    def alone(self, work: InBatch, errors: dict[int, CarpoolError]) -> dict[str, Array]:
         """Those of one, where they lie if they may."""
         inputs: dict[str, Array] = {}
         for name, array in work.inputs.items():
             if work.reads is not None:
-                array = _fetched(work, name, index, errors)
-            # Runtimes want aligned, contiguous memory; a body received in place may lie at any byte.
-            flags = array.flags
-            inputs[name] = array if flags.c_contiguous and flags.aligned else array.copy()
+                array = _fetched(work, name, 0, errors)
+            inputs[name] = array if _lies_well(array) else array.copy()
         return inputs
 
     def _stack(self, name: str, works: Sequence[InBatch], errors: dict[int, CarpoolError]) -> Array:
@@ -189,6 +187,16 @@ class Collator:
             raise ModelError(
                 f'{model} answered the output "{spec.name}" as {array.dtype}, declared is {declared}'
             )
+
+
+def _lies_well(array: Array) -> bool:
+    """Runtimes want aligned, contiguous memory; a body received in place may lie at any byte."""
+    flags = array.flags
+    return flags.c_contiguous and flags.aligned
+
+
+def _runs_where_it_lies(work: InBatch) -> bool:
+    return work.reads is None and all(map(_lies_well, work.inputs.values()))
 
 
 def _fetched(work: InBatch, name: str, index: int, errors: dict[int, CarpoolError]) -> Array:
@@ -312,7 +320,7 @@ class BatchRun(Generic[RequestT]):
         before = 0 if device is None else device.out_of_memory
         if len(works) <= self._chunk or self._chunk >= self._signature.max_batch:
             outcomes = self._run(works, 0, timing)
-        elif self._singly is not None:
+        elif self._singly is not None and all(map(_runs_where_it_lies, works)):
             outcomes = self._run_singly(self._singly, works, timing)
         else:
             for chunk in self._chunks(works):
@@ -365,7 +373,7 @@ class BatchRun(Generic[RequestT]):
         else:
             collator = self._collator
             several = len(works) > 1
-            inputs = collator.gather(works, errors) if several else collator.alone(works[0], 0, errors)
+            inputs = collator.gather(works, errors) if several else collator.alone(works[0], errors)
             gathered = monotonic()
             if len(errors) < len(works):
                 outputs = self._backend.run(inputs, wanted)
@@ -417,14 +425,11 @@ class BatchRun(Generic[RequestT]):
     def _run_singly(self, backend: RunsSingly, works: Sequence[RequestT], timing: Timing) -> list[Outcome]:
         """Requests that are best run one by one. All of them run before the first answer is looked at: what
         a model reads and writes pushes everything else out of the caches, and what came between two runs
-        would be slow each time."""
+        would be slow each time. Not for requests that are copied first: one by one they take the same memory
+        again, and it is still in the caches when the model reads it."""
         start = monotonic()
         wanted = self._wanted(works)
-        errors: dict[int, CarpoolError] = {}
-        inputs = [self._collator.alone(work, index, errors) for index, work in enumerate(works)]
-        if errors:
-            inputs = [found for index, found in enumerate(inputs) if index not in errors]
-        gathered = monotonic()
+        inputs = [work.inputs for work in works]
         answers: list[Mapping[str, Array] | CarpoolError] = []
         while len(answers) < len(inputs):
             try:
@@ -432,12 +437,9 @@ class BatchRun(Generic[RequestT]):
                 break
             except Exception as error:
                 answers.append(self._as_failure(error))
-        for index in sorted(errors):
-            answers.insert(index, errors[index])
         ran = monotonic()
         outcomes = self._answer_each(works, answers, 0)
-        timing.input += gathered - start
-        timing.infer += ran - gathered
+        timing.infer += ran - start
         timing.output += monotonic() - ran
         return outcomes
 
