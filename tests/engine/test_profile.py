@@ -89,3 +89,11 @@ def test_pieces_where_they_are_clearly_cheaper() -> None:
     assert best_piece(dearer, kinds()["onnxruntime"]) == 1
     assert best_piece(alike, kinds()["onnxruntime"]) == 8
     assert best_piece(dearer, kinds()["python"]) == 8  # its code sees the batch that was formed
+
+
+def test_one_alone_is_copied_nowhere_and_need_not_be_the_very_best() -> None:
+    nearly, clearly = BatchCurve.parse("1:1,2:1.8,4:8,8:16"), BatchCurve.parse("1:1,2:1.6,4:8,8:16")
+    assert best_piece(nearly, kinds()["onnxruntime"]) == 1
+    assert best_piece(clearly, kinds()["onnxruntime"]) == 2
+    hardly = BatchCurve.parse("1:1,2:1.8,4:4.4,8:8.8")  # two are clearly cheaper than the whole, one is not
+    assert best_piece(hardly, kinds()["onnxruntime"]) == 2

@@ -55,6 +55,16 @@ class InParts(Largest):
     def view(self, inputs: Mapping[str, Array]) -> None: ...
 
 
+class Singly(Largest):
+    def run_singly(
+        self,
+        requests: Sequence[Mapping[str, Array]],
+        wanted: Sequence[str],
+        answers: list[Mapping[str, Array] | CarpoolError],
+    ) -> None:
+        answers += [self.run(inputs, wanted) for inputs in requests]
+
+
 def request(file: ClientFile | None, value: int = 0) -> tuple[Work, Array]:
     """In the client's memory, or with bytes of its own; and the slot that was put aside for it."""
     slot = np.full((1, SIZE), value, np.uint8)
@@ -65,7 +75,8 @@ def request(file: ClientFile | None, value: int = 0) -> tuple[Work, Array]:
 
 
 def run(backend: Any, works: Sequence[Work], signature: Signature = FIXED) -> list[Outcome]:
-    return BatchRun(backend, signature, 8, 8, answer_each).run(works).outcomes
+    piece = 1 if isinstance(backend, Singly) else 8
+    return BatchRun(backend, signature, 8, piece, answer_each).run(works).outcomes
 
 
 def values(outcomes: Sequence[Outcome]) -> list[Any]:
@@ -73,7 +84,7 @@ def values(outcomes: Sequence[Outcome]) -> list[Any]:
 
 
 @pytest.mark.parametrize("signature", [FIXED, LOOSE], ids=["fixed", "loose"])
-@pytest.mark.parametrize("kind", [Largest, OneByOne, InParts])
+@pytest.mark.parametrize("kind", [Largest, OneByOne, InParts, Singly])
 def test_memory_that_shrinks_costs_its_owner_an_error_and_nobody_else(
     kind: type[Largest], signature: Signature
 ) -> None:
@@ -92,11 +103,11 @@ def test_memory_that_shrinks_costs_its_owner_an_error_and_nobody_else(
     if kind is Largest:
         assert [len(rows) for rows in backend.runs] == [4], "its batch is not run again for it"
         assert not backend.runs[0][1].any(), "nobody's bytes"
-    if kind is OneByOne:
+    if kind in (OneByOne, Singly):
         assert len(backend.runs) == 3
 
 
-@pytest.mark.parametrize("kind", [Largest, OneByOne, InParts])
+@pytest.mark.parametrize("kind", [Largest, OneByOne, InParts, Singly])
 def test_a_model_is_not_asked_for_what_nobody_is_left_to_hear(kind: type[Largest]) -> None:
     with client_file(bytes(SIZE)) as file:
         works = [request(file)[0], request(file)[0]]

@@ -102,6 +102,20 @@ class Gathers(Protocol):
 
 
 @runtime_checkable
+class RunsSingly(Protocol):
+    """A backend that runs requests one after the other in one call, where that is the best way to do it."""
+
+    def run_singly(
+        self,
+        requests: Sequence[Mapping[str, Array]],
+        wanted: Sequence[str],
+        answers: list[Mapping[str, Array] | CarpoolError],
+    ) -> None:
+        """As `run` for each: what it answers is appended, so that whoever catches what this raises can tell
+        whose fault it was. The arrays are the caller's to keep."""
+
+
+@runtime_checkable
 class AnswersEach(Protocol):
     """A backend that sees requests, not rows: what is wrong with one of a batch is not the others' affair."""
 

@@ -13,7 +13,7 @@ import math
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
@@ -114,23 +114,41 @@ class OnnxBackend:
         return self._session is not None and not self._options.terminate
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
+        answers: list[Mapping[str, Array] | CarpoolError] = []
+        self.run_singly((inputs,), wanted, answers)
+        return cast(Mapping[str, Array], answers[0])
+
+    def run_singly(
+        self,
+        requests: Sequence[Mapping[str, Array]],
+        wanted: Sequence[str],
+        answers: list[Mapping[str, Array] | CarpoolError],
+    ) -> None:
         names = check_wanted(self._model, wanted, self._outputs)
-        if self._session is None or self._options.terminate:
+        session = self._session
+        if session is None or self._options.terminate:
             raise aborted(self._model)
+        ran: list[Sequence[Array]] = []
+        run = session.run if self._plain else partial(self._run, session)
         try:
-            return dict(zip(names, self._run(self._session, inputs, names), strict=True))
+            for inputs in requests:
+                ran.append(run(names, dict(inputs), self._options))  # noqa: PERF401  (those before one that raises)
         except CarpoolError:
             raise
         except Exception as error:  # the runtime's exceptions have no base class of their own
             if self._options.terminate:
                 raise aborted(self._model) from None
             raise ModelError(f"{self._model}: {_cause(error)}") from None
+        finally:
+            answers += [dict(zip(names, arrays, strict=True)) for arrays in ran]
 
     def _run(
-        self, session: onnxruntime.InferenceSession, inputs: Mapping[str, Array], names: Sequence[str]
+        self,
+        session: onnxruntime.InferenceSession,
+        names: Sequence[str],
+        inputs: Mapping[str, Array],
+        options: onnxruntime.RunOptions,
     ) -> Sequence[Array]:
-        if self._plain:
-            return cast(Sequence[Array], session.run(names, dict(inputs), self._options))
         fed = {name: self._fed(name, array) for name, array in inputs.items()}
         if Datatype.BF16 in (self._outputs[name] for name in names):
             # Only in its own wrapping does the runtime hand out what numpy has no type for.
@@ -139,9 +157,9 @@ class OnnxBackend:
                 name: made(np.asarray(item, order="C")) if isinstance(item, np.ndarray) else item
                 for name, item in fed.items()
             }
-            answers = session.run_with_ort_values(names, values, self._options)
+            answers = session.run_with_ort_values(names, values, options)
         else:
-            answers = session.run(names, fed, self._options)
+            answers = session.run(names, fed, options)
         return [from_ort(answer, self._outputs[name]) for name, answer in zip(names, answers, strict=True)]
 
     def _fed(self, name: str, array: Array) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
@@ -17,11 +18,12 @@ from carpool.backends.backend import (
     Gathers,
     OnDevice,
     RunsRows,
+    RunsSingly,
     SequenceRow,
 )
 from carpool.core.job import INFINITY, Job
 from carpool.errors import CarpoolError, ModelError, without_stack
-from carpool.link.request_place import RequestPlace
+from carpool.link.request_place import COPIED_AT_ONCE, RequestPlace
 from carpool.memory.client_files import RegionReads
 from carpool.types import Array, Datatype, Signature, TensorSpec, Timing
 
@@ -137,18 +139,18 @@ class Collator:
         self._buffers: dict[str, Array] = {}
 
     def gather(self, works: Sequence[InBatch], errors: dict[int, CarpoolError]) -> Mapping[str, Array]:
-        """The inputs of all these requests, one behind the other along the batch dimension. Those whose
-        client has taken its memory away are zeros, and `errors` says so by their index."""
-        if len(works) == 1:
-            inputs: dict[str, Array] = {}
-            for name, array in works[0].inputs.items():
-                if works[0].reads is not None:
-                    array = _fetched(works[0], name, 0, errors)
-                # Runtimes want aligned, contiguous memory; a body received in place may lie at any byte.
-                fits = array.flags.c_contiguous and array.flags.aligned
-                inputs[name] = array if fits else array.copy()
-            return inputs
+        """The inputs of several requests, one behind the other along the batch dimension. Those whose client
+        has taken its memory away are zeros, and `errors` says so by their index."""
         return {name: self._stack(name, works, errors) for name in works[0].inputs}
+
+    def alone(self, work: InBatch, errors: dict[int, CarpoolError]) -> dict[str, Array]:
+        """Those of one, where they lie if they may."""
+        inputs: dict[str, Array] = {}
+        for name, array in work.inputs.items():
+            if work.reads is not None:
+                array = _fetched(work, name, 0, errors)
+            inputs[name] = array if _lies_well(array) else array.copy()
+        return inputs
 
     def _stack(self, name: str, works: Sequence[InBatch], errors: dict[int, CarpoolError]) -> Array:
         spec = self._signature.input_named[name]
@@ -197,6 +199,16 @@ class Collator:
             )
 
 
+def _lies_well(array: Array) -> bool:
+    """Runtimes want aligned, contiguous memory; a body received in place may lie at any byte."""
+    flags = array.flags
+    return flags.c_contiguous and flags.aligned
+
+
+def _runs_where_it_lies(work: InBatch) -> bool:
+    return work.reads is None and all(map(_lies_well, work.inputs.values()))
+
+
 def _fetched(work: InBatch, name: str, index: int, errors: dict[int, CarpoolError]) -> Array:
     """An input, in memory of its own if it was in the client's: the slot that was put aside for it may be
     another's by now, if this batch took too long."""
@@ -230,6 +242,10 @@ def answer_each(
     _first: int, works: Sequence[Work], outputs: Mapping[str, Array], errors: Mapping[int, CarpoolError]
 ) -> list[Outcome]:
     """The `Answer` for requests that say themselves where their rows go."""
+    if len(works) == 1 and not errors:
+        work = works[0]
+        rows = _chosen(outputs, work) if work.wanted else outputs
+        return [Outcome(rows if work.place is None else work.place(rows))]
     return [
         Outcome(error=errors[number])
         if number in errors
@@ -258,6 +274,12 @@ def _chosen(outputs: Mapping[str, Array], work: Work) -> Mapping[str, Array]:
 def _rows(works: Sequence[InBatch]) -> list[SequenceRow]:
     """Of works, whose route has left them there."""
     return [cast(Work, work).payload for work in works]
+
+
+def _kept_bytes(signature: Signature) -> float:
+    """Of the outputs for one image; without end where that cannot be told."""
+    fixed = all(spec.datatype is not Datatype.BYTES and -1 not in spec.shape for spec in signature.outputs)
+    return sum(prod(spec.shape) * spec.datatype.size for spec in signature.outputs) if fixed else INFINITY
 
 
 def _images(works: Sequence[InBatch]) -> int:
@@ -303,6 +325,8 @@ class BatchRun(Generic[RequestT]):
         self._runs_rows = backend if isinstance(backend, RunsRows) else None
         self._every_output = tuple(signature.output_named)
         self._chunk = max(1, chunk)
+        singly = self._chunk == 1 < signature.max_batch and _kept_bytes(signature) <= COPIED_AT_ONCE
+        self._singly = backend if singly and isinstance(backend, RunsSingly) else None
 
     def run(self, works: Sequence[RequestT]) -> BatchResult:
         began = monotonic()
@@ -312,6 +336,8 @@ class BatchRun(Generic[RequestT]):
         before = 0 if device is None else device.out_of_memory
         if len(works) <= self._chunk or self._chunk >= self._signature.max_batch:
             outcomes = self._run(works, 0, timing)
+        elif self._singly is not None and all(map(_runs_where_it_lies, works)):
+            outcomes = self._run_singly(self._singly, works, timing)
         else:
             for chunk in self._chunks(works):
                 outcomes += self._run(chunk, len(outcomes), timing)
@@ -341,10 +367,9 @@ class BatchRun(Generic[RequestT]):
         except CarpoolError as error:
             if len(works) == 1 or not self._backend.alive:
                 return [Outcome(error=error) for _ in works]
-        except Exception as error:  # a fault of ours must not take the instance down
-            failure = ModelError(f"{self._signature.model}: {type(error).__name__}: {error}")
+        except Exception as error:
             if len(works) == 1:
-                return [Outcome(error=failure)]
+                return [Outcome(error=self._as_failure(error))]
         half = len(works) // 2
         return self._run(works[:half], first, timing) + self._run(works[half:], first + half, timing)
 
@@ -364,7 +389,9 @@ class BatchRun(Generic[RequestT]):
             if len(errors) < len(works):
                 outputs = self._gathers.run_parts(parts, [work.images for work in works], wanted)
         else:
-            inputs = self._collator.gather(works, errors)
+            collator = self._collator
+            several = len(works) > 1
+            inputs = collator.gather(works, errors) if several else collator.alone(works[0], errors)
             gathered = monotonic()
             if len(errors) < len(works):
                 outputs = self._backend.run(inputs, wanted)
@@ -449,6 +476,35 @@ class BatchRun(Generic[RequestT]):
         for index in sorted(errors):
             answers.insert(index, errors[index])
         ran = monotonic()
+        outcomes = self._answer_each(works, answers, first)
+        timing.infer += ran - start
+        timing.output += monotonic() - ran
+        return outcomes
+
+    def _run_singly(self, backend: RunsSingly, works: Sequence[RequestT], timing: Timing) -> list[Outcome]:
+        """Requests that are best run one by one. All of them run before the first answer is looked at: what
+        a model reads and writes pushes everything else out of the caches, and what came between two runs
+        would be slow each time. Not for requests that are copied first: one by one they take the same memory
+        again, and it is still in the caches when the model reads it."""
+        start = monotonic()
+        wanted = self._wanted(works)
+        inputs = [work.inputs for work in works]
+        answers: list[Mapping[str, Array] | CarpoolError] = []
+        while len(answers) < len(inputs):
+            try:
+                backend.run_singly(inputs[len(answers) :], wanted, answers)
+                break
+            except Exception as error:
+                answers.append(self._as_failure(error))
+        ran = monotonic()
+        outcomes = self._answer_each(works, answers, 0)
+        timing.infer += ran - start
+        timing.output += monotonic() - ran
+        return outcomes
+
+    def _answer_each(
+        self, works: Sequence[RequestT], answers: Sequence[Mapping[str, Array] | CarpoolError], first: int
+    ) -> list[Outcome]:
         outcomes: list[Outcome] = []
         for number, (work, answered) in enumerate(zip(works, answers, strict=True), start=first):
             try:
@@ -461,9 +517,13 @@ class BatchRun(Generic[RequestT]):
                 outcomes.append(Outcome(error=without_stack(error)))
             else:
                 outcomes += self._answer(number, [work], answered, _NO_ERRORS)
-        timing.infer += ran - start
-        timing.output += monotonic() - ran
         return outcomes
+
+    def _as_failure(self, error: Exception) -> CarpoolError:
+        """A fault of ours must not take the instance down."""
+        if isinstance(error, CarpoolError):
+            return error
+        return ModelError(f"{self._signature.model}: {type(error).__name__}: {error}")
 
     def _wanted(self, works: Sequence[RequestT]) -> Sequence[str]:
         for work in works:

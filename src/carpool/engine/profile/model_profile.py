@@ -105,9 +105,12 @@ def best_piece(curve: BatchCurve, kind: BackendKind) -> int:
     whole = curve.max_batch
     if not kind.in_pieces:
         return whole
-    piece = min((size for size, _ in curve.points), key=lambda size: curve.times[size] / size)
-    cheaper = curve.times[piece] / piece < _WORTH_IT * curve.times[whole] / whole
-    return piece if cheaper else whole
+    best = min((size for size, _ in curve.points), key=lambda size: curve.times[size] / size)
+    least, most = curve.times[best] / best, _WORTH_IT * curve.times[whole] / whole
+    if least >= most:
+        return whole
+    alone = curve.times[1]  # as it lies, while several are copied together first: that was not measured
+    return 1 if alone < most and _WORTH_IT * alone < least else best
 
 
 def choices(
