@@ -131,10 +131,30 @@ def test_a_message_with_other_contents_is_recognised_and_one_for_another_model_i
     assert families.recognise(message + b"x") is None
 
 
+def test_a_message_without_contents_is_recognised_as_a_whole() -> None:
+    """Its tensors are in its client's memory."""
+    families, family = Families(), _family()
+    message = pb.ModelInferRequest(model_name="m", model_version="1").SerializeToString()
+    parts = take_apart(message)
+    assert parts is not None
+    families.remember(message, parts, family)
+    known = families.recognise(message)
+    assert known is not None
+    assert (known.family, known.contents, known.rest) == (family, (), message)
+    assert families.recognise(message[:-1] + b"2") is None
+    assert families.recognise(message + b"x") is None
+
+
 @pytest.mark.parametrize(
     ("request_id", "raw", "typed"),
-    [("i", [b"abc"], None), ("", [b"abc", b"d"], None), ("", [], None), ("", [b"abc"], [b"a"])],
-    ids=["its-own-id", "two", "none", "typed"],
+    [
+        ("i", [b"abc"], None),
+        ("i", [], None),
+        ("", [b"abc", b"d"], None),
+        ("", [b"abc"], [b"a"]),
+        ("", [], [b"a"]),
+    ],
+    ids=["its-own-id", "its-own-id-alone", "two", "typed", "typed-alone"],
 )
 def test_only_messages_that_differ_in_their_one_tensor_alone_are_recognised(
     request_id: str, raw: list[bytes], typed: list[bytes] | None

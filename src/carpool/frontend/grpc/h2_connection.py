@@ -319,7 +319,7 @@ class H2Connection(asyncio.BufferedProtocol):
         rpc = self._rpcs.get(number)
         if rpc is None or rpc.ended or rpc.over or flags & h2.PADDED:
             return position
-        room = rpc.room()
+        room = None if flags else rpc.room()
         if room is not None:
             most = min(rpc.window, self._window)
             into = room[:most] if most < len(room) else room

@@ -78,15 +78,15 @@ class Outgoing:
             self.send_end(rpc, last)
             return
         self.window -= size
-        start = FRAME.pack(0, len(head), h2.HEADERS, h2.END_HEADERS, number) + head
-        data = FRAME.pack(size >> 8, size & 0xFF, h2.DATA, 0, number) + prefix
-        end = FRAME.pack(len(last) >> 8, len(last) & 0xFF, h2.HEADERS, _LAST_BLOCK, number) + last
+        start = FRAME.pack(0, len(head), h2.HEADERS, h2.END_HEADERS, number)
+        data = FRAME.pack(size >> 8, size & 0xFF, h2.DATA, 0, number)
+        end = FRAME.pack(len(last) >> 8, len(last) & 0xFF, h2.HEADERS, _LAST_BLOCK, number)
         if size <= _WRITTEN_TOGETHER:
-            self.send(b"".join((start, data, message, end)))
+            self.send(b"".join((start, head, data, prefix, message, end, last)))
         else:
-            self.send(start + data)
+            self.send(b"".join((start, head, data, prefix)))
             self.send(message)
-            self.send(end)
+            self.send(end + last)
         self._sent(rpc)
 
     def send_head(self, rpc: Rpc, head: bytes) -> None:

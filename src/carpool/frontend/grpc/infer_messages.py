@@ -155,27 +155,33 @@ class Families:
 
     def __init__(self) -> None:
         self._known: OrderedDict[Key, Family] = OrderedDict()
-        self._begun: dict[
-            int, tuple[bytes, bytes, Family]
-        ] = {}  # by length: how messages begin, their `rest`
+        # By length: how messages begin, their `rest`, and whether contents follow.
+        self._begun: dict[int, tuple[bytes, bytes, bool, Family]] = {}
 
     def recognise(self, message: Buffer) -> Parts | None:
-        """One that is as long as another was, and like it up to its only contents, has the same fields."""
+        """One that is as long as another was, and like it up to its only contents, or to its end if it has
+        none, has the same fields."""
         begun = self._begun.get(len(message))
         if begun is None:
             return None
-        start, rest, family = begun
+        start, rest, has_contents, family = begun
         tail = len(start)
         if message[:tail] != start:
             return None
+        if not has_contents:
+            return Parts(rest, b"", (), 0, family)
         return Parts(rest, b"", (memoryview(message)[tail:],), tail, family)
 
     def remember(self, message: Buffer, parts: Parts, family: Family) -> None:
-        alone = len(parts.contents) == 1 and not parts.id and family.contents is None
-        if alone and 0 < parts.tail <= _CACHED_BYTES and parts.tail + len(parts.contents[0]) == len(message):
+        if parts.id or family.contents is not None or len(parts.contents) > 1:
+            return
+        has_contents = bool(parts.contents)
+        tail = parts.tail if has_contents else len(message)
+        size = len(parts.contents[0]) if has_contents else 0
+        if 0 < tail <= _CACHED_BYTES and tail + size == len(message):
             if len(self._begun) >= _CACHED:
                 self._begun.clear()
-            self._begun[len(message)] = bytes(message[: parts.tail]), parts.rest, family
+            self._begun[len(message)] = bytes(message[:tail]), parts.rest, has_contents, family
 
     def find(self, parts: Parts) -> Family | None:
         key = _key(parts)

@@ -230,6 +230,8 @@ def _keep(known: dict[bytes, CallHead], key: bytes, head: CallHead) -> None:
 
 def trailers(status: Status, details: str, metadata: Metadata = ()) -> bytes:
     """The last block of a call."""
+    if status is Status.OK and not details and not metadata:
+        return FINE
     out = [FINE if status is Status.OK else field(b"grpc-status", b"%d" % status)]
     if details:
         out.append(field(b"grpc-message", quote(details, PRINTABLE, errors="replace").encode()))

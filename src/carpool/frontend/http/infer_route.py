@@ -226,7 +226,7 @@ class HttpCall(ClientCall):
                 check_tail(head, size - end, signature.model)
             if not head.plain:
                 if not is_in_place(head):
-                    self._prepare(bytes(view[:size]))
+                    self._offer_elsewhere(head, view[:size])
                     return
                 check(head, view[end:size])
                 self._outlets = self.service.memory.outlets(head.outputs)
@@ -248,6 +248,15 @@ class HttpCall(ClientCall):
                 self._prepare(body)
         except CarpoolError as error:
             self._fail(error)
+
+    def _offer_elsewhere(self, head: RequestHead, body: memoryview) -> None:
+        """Its tensors are not where they can be used. If all are in its client's memory, the head is all that
+        there is of it."""
+        if all(tensor.shared_memory is not None for tensor in head.inputs):
+            self._let_go()
+            self._offer_pieces(head, (), checked=True)
+        else:
+            self._prepare(bytes(body))
 
     def _prepare(self, body: bytes | bytearray) -> None:
         """The rarer requests: their tensors have to be checked one by one, or made binary first."""
