@@ -39,7 +39,7 @@ SLOTS, ENCODERS, DECODERS = 3, 1, 2
 class Encodes:
     """Reads bytes; some poison it."""
 
-    device, broken = "", False
+    device, up, broken = "", True, False
     notes: Sequence[str] = ()
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Encodes:
 class Writes:
     """Writes the rows that it was given again."""
 
-    slots, longest, end, device, broken = SLOTS, 64, 0, "", False
+    slots, longest, end, device, up, broken = SLOTS, 64, 0, "", True, False
     widths: Sequence[int] = (1, 2, 3)
     notes: Sequence[str] = ()
 

@@ -6,11 +6,12 @@ import threading
 import time
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from carpool.backends.backend import Backend, Placement, Seen, aborted, check_wanted
-from carpool.backends.stepper import PICTURE, Part, Stepper, with_tensors
+from carpool.backends.stepper import PICTURE, Part, RowMemory, Stepper, with_tensors
 from carpool.config.model import (
     DYNAMIC,
     FakeSettings,
@@ -23,6 +24,7 @@ from carpool.config.model import (
 from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve, CurveError
 from carpool.errors import CarpoolError, ConfigError, ModelError
+from carpool.memory.host_rows import HostRows, RowForm
 from carpool.types import DATATYPES, Array, Datatype
 
 _LAG_STEP = 5e-6  # seconds; small enough to be no noise, large enough to settle within some dozen batches
@@ -47,6 +49,20 @@ def describe_text(config: ModelConfig, version: ModelVersion) -> ModelConfig:
 def load_text(config: ModelConfig, version: ModelVersion, placement: Placement, part: Part) -> Stepper:
     del version, placement, part
     return FakeStepper(config)
+
+
+def row_form(encoded: Array) -> RowForm:
+    return RowForm(encoded.dtype.str, encoded.itemsize, len(encoded), ())
+
+
+def make_rows(form: RowForm, file: int, pieces: int, gpu: int | None) -> RowMemory:
+    del gpu
+    return HostRows.grown(form, file, pieces)
+
+
+def open_rows(form: RowForm, file: int, told: Mapping[str, Any]) -> RowMemory:
+    del told
+    return HostRows(form, file)
 
 
 class FakeBackend:
@@ -113,7 +129,7 @@ class FakeBackend:
 
 
 _SLOTS = 64
-_SHORTEST = 4  # characters of an answer
+_SHORTEST, _LONGEST = 4, 40  # characters of an answer
 
 
 class FakeStepper:
@@ -122,7 +138,7 @@ class FakeStepper:
 
     longest = 64
     end = 0
-    broken = False
+    up, broken = True, False
     notes: Sequence[str] = ()
 
     def __init__(self, config: ModelConfig) -> None:
@@ -139,16 +155,16 @@ class FakeStepper:
         self._left: list[bytes] = [b""] * self.slots
         self._stop = threading.Event()
 
-    def read(self, inputs: Mapping[str, Array]) -> bytes:
-        return fake_text(inputs[PICTURE])
+    def read(self, inputs: Mapping[str, Array]) -> Array:
+        return np.frombuffer(fake_text(inputs[PICTURE]), np.uint8)
 
-    def encode(self, pictures: Sequence[bytes]) -> Sequence[bytes]:
+    def encode(self, pictures: Sequence[Array]) -> Sequence[Array]:
         self._take(self._encoding.times[len(pictures)])
         return pictures
 
-    def admit(self, slots: Sequence[int], encoded: Sequence[bytes]) -> None:
+    def admit(self, slots: Sequence[int], encoded: Sequence[Array]) -> None:
         for slot, text in zip(slots, encoded, strict=True):
-            self._left[slot] = text
+            self._left[slot] = text.tobytes()
 
     def step(self, width: int) -> Array:
         self._take(self._stepping.times[width])
@@ -159,8 +175,8 @@ class FakeStepper:
     def piece(self, token: int) -> bytes:
         return bytes((token,))
 
-    def sample(self) -> bytes:
-        return b"1234"
+    def sample(self) -> Array:
+        return np.full(_LONGEST, ord("1"), np.uint8)
 
     def _take(self, seconds: float) -> None:
         if self._stop.wait(seconds):
@@ -175,4 +191,4 @@ class FakeStepper:
 def fake_text(picture: Array) -> bytes:
     """What `FakeStepper` reads there."""
     seen = zlib.crc32(picture.tobytes())
-    return (f"{seen:010d}" * 4)[: _SHORTEST + seen % 37].encode()
+    return (f"{seen:010d}" * 4)[: _SHORTEST + seen % (_LONGEST - _SHORTEST + 1)].encode()
