@@ -71,8 +71,8 @@ MAY_IMPORT: Mapping[str, str] = {
     "ray": "cluster",
     "registry": "config",
     "rollout": "cache config core sim",
-    "runner": "backends backends/python backends/torch config core engine engine/generation engine/models engine/profile link "
-    "memory observe process vision",
+    "runner": "backends backends/python backends/torch config core engine engine/generation engine/models "
+    "engine/profile link memory observe process vision",
     "sim": "core",
     "video": "client lab/load vision",
     "vision": "config vision/tasks",

@@ -392,7 +392,7 @@ def test_an_engine_answers_who_rode_in_a_process_that_was_killed(tmp_path: Path)
 
     asyncio.run(play())
     assert len(set(pids)) == 2
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "no process is left")
 
 
 def test_newcomers_are_refused_while_nobody_encodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
