@@ -324,21 +324,20 @@ def test_a_decoder_that_is_down_loses_its_own_and_takes_nobody() -> None:
 def test_slots_of_a_decoder_that_is_down_count_for_nobody() -> None:
     """Neither as free nor as about to be, however recently the gate looked at who writes there."""
 
-    def taken(lose: bool) -> tuple[int, int, int]:
-        core = scheduler(encoders=1, decoders=2, slots=4, max_tokens=500, ttft=0.02)
+    def until(places: int, *, looked: bool) -> float:
+        core = scheduler(encoders=1, decoders=2, slots=4)
         running(core, 8)
-        assert core.refuses(TextJob(0.0), 0.0) is not None  # from now on a forecast is kept
-        if lose:
-            core.down(0.0, 1)
-        offers = [core.offer(TextJob(0.0), 0.0) for _ in range(40)]
-        return core.slots_up, core.used, offers.count(None)
+        if looked:
+            core._until_left(places)  # a forecast is kept from now on
+        core.down(0.0, 1)
+        assert (core.slots_up, core.used, core.most_slots()) == (4, 4, 4)
+        found = core._until_left(places)
+        core.up(1)
+        assert (core.slots_up, core.used) == (8, 4)
+        return found
 
-    assert taken(lose=False) == (8, 8, 0)
-    assert taken(lose=True) == (4, 4, 0)
-    core = scheduler(encoders=1, decoders=2, slots=4)
-    core.down(0.0, 0)
-    core.up(0)
-    assert core.slots_up == 8
+    for places in (1, 3, 6):
+        assert until(places, looked=True) == until(places, looked=False) > 0.0
 
 
 def test_an_instance_that_dies_takes_its_answers_along() -> None:
