@@ -29,10 +29,10 @@ LEAVES = {"types", "errors", "clock"}
 ENGINE = "carpool.engine.models.served carpool.core.scheduler carpool.backends"
 MAY_IMPORT: Mapping[str, str] = {
     "__init__": "client engine",
-    "backends": "config core",
+    "backends": "config core memory",
     "backends/hosted": "backends backends/python config",
     "backends/python": "backends config memory",
-    "backends/torch": "backends backends/python config",
+    "backends/torch": "backends backends/python config memory observe",
     "cache": "config core observe vision wire",
     "cli": "client cluster config core demo deploying engine frontend frontend/access lab lab/cascade "
     "lab/evaluate lab/load lab/sweep link observe pipelines process quality ray registry sim video vision",
@@ -45,7 +45,8 @@ MAY_IMPORT: Mapping[str, str] = {
     "deploying": "core",
     "engine": "backends backends/torch config core engine/generation engine/models engine/profile link "
     "memory observe pipelines quality registry rollout vision",
-    "engine/generation": "backends config core engine engine/models engine/profile link observe vision",
+    "engine/generation": "backends backends/python config core engine engine/models engine/profile link "
+    "memory observe vision",
     "engine/models": "backends backends/python backends/torch config core engine engine/generation "
     "engine/profile link observe pipelines vision vision/tasks",
     "engine/profile": "backends config core engine link observe",
@@ -71,8 +72,8 @@ MAY_IMPORT: Mapping[str, str] = {
     "ray": "cluster",
     "registry": "config",
     "rollout": "cache config core sim",
-    "runner": "backends backends/torch core engine engine/generation engine/models engine/profile link "
-    "memory observe process vision",
+    "runner": "backends backends/python backends/torch config core engine engine/generation engine/models "
+    "engine/profile link memory observe process vision",
     "sim": "core",
     "video": "client lab/load vision",
     "vision": "config vision/tasks",

@@ -381,6 +381,25 @@ def test_a_step_may_be_launched_before_the_last_one_is_looked_at() -> None:
     assert core.used == 1
 
 
+def test_slots_of_a_decoder_that_is_down_count_for_nobody() -> None:
+    """Neither as free nor as about to be, however recently the gate looked at who writes there."""
+
+    def until(places: int, *, looked: bool) -> float:
+        core = scheduler(encoders=1, decoders=2, slots=4)
+        running(core, 8)
+        if looked:
+            core._until_left(places)  # a forecast is kept from now on
+        core.down(0.0, 1)
+        assert (core.slots_up, core.used, core.most_slots()) == (4, 4, 4)
+        found = core._until_left(places)
+        core.up(1)
+        assert (core.slots_up, core.used) == (8, 4)
+        return found
+
+    for places in (1, 3, 6):
+        assert until(places, looked=True) == until(places, looked=False) > 0.0
+
+
 def test_an_instance_that_dies_takes_its_answers_along() -> None:
     core = scheduler(slots=2)
     jobs = running(core, 2)

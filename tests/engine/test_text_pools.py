@@ -40,7 +40,7 @@ SLOTS, ENCODERS, DECODERS = 3, 1, 2
 class Encodes:
     """Reads bytes; some poison it."""
 
-    device, broken = "", False
+    device, up, broken = "", True, False
     notes: Sequence[str] = ()
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Encodes:
 class Writes:
     """Writes the rows that it was given again."""
 
-    slots, longest, end, device, broken, overlaps = SLOTS, 64, 0, "", False, True
+    slots, longest, end, device, up, broken, overlaps = SLOTS, 64, 0, "", True, False, True
     widths: Sequence[int] = (1, 2, 3)
     notes: Sequence[str] = ()
 

@@ -7,11 +7,12 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from carpool.backends.backend import Backend, Placement, Seen, aborted, check_wanted
-from carpool.backends.stepper import PICTURE, Part, Stepper, with_tensors
+from carpool.backends.stepper import PICTURE, Part, RowMemory, Stepper, with_tensors
 from carpool.config.model import (
     DYNAMIC,
     FakeSettings,
@@ -24,6 +25,7 @@ from carpool.config.model import (
 from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve, CurveError
 from carpool.errors import CarpoolError, ConfigError, ModelError
+from carpool.memory.host_rows import HostRows, RowForm
 from carpool.types import DATATYPES, Array, Datatype
 
 _LAG_STEP = 5e-6  # seconds; small enough to be no noise, large enough to settle within some dozen batches
@@ -48,6 +50,20 @@ def describe_text(config: ModelConfig, version: ModelVersion) -> ModelConfig:
 def load_text(config: ModelConfig, version: ModelVersion, placement: Placement, part: Part) -> Stepper:
     del version, placement, part
     return FakeStepper(config)
+
+
+def row_form(encoded: Array) -> RowForm:
+    return RowForm(encoded.dtype.str, encoded.itemsize, len(encoded), ())
+
+
+def make_rows(form: RowForm, file: int, pieces: int, gpu: int | None) -> RowMemory:
+    del gpu
+    return HostRows.grown(form, file, pieces)
+
+
+def open_rows(form: RowForm, file: int, told: Mapping[str, Any]) -> RowMemory:
+    del told
+    return HostRows(form, file)
 
 
 class FakeBackend:
@@ -114,7 +130,7 @@ class FakeBackend:
 
 
 _SLOTS = 64
-_SHORTEST = 4  # characters of an answer
+_SHORTEST, _LONGEST = 4, 40  # characters of an answer
 
 
 class FakeStepper:
@@ -123,8 +139,7 @@ class FakeStepper:
 
     longest = 64
     end = 0
-    broken = False
-    overlaps = True
+    up, broken, overlaps = True, False, True
     notes: Sequence[str] = ()
 
     def __init__(self, config: ModelConfig) -> None:
@@ -143,18 +158,18 @@ class FakeStepper:
         self._launched: deque[tuple[float, Array]] = deque()  # steps, and when their tokens are there
         self._stop = threading.Event()
 
-    def read(self, inputs: Mapping[str, Array]) -> bytes:
-        return fake_text(inputs[PICTURE])
+    def read(self, inputs: Mapping[str, Array]) -> Array:
+        return np.frombuffer(fake_text(inputs[PICTURE]), np.uint8)
 
-    def encode(self, pictures: Sequence[bytes]) -> Sequence[bytes]:
+    def encode(self, pictures: Sequence[Array]) -> Sequence[Array]:
         done = self._queued(self._encoding.times[len(pictures)])
         if not self._launched:
             self._take(max(0.0, done - time.monotonic()))
         return pictures
 
-    def admit(self, slots: Sequence[int], encoded: Sequence[bytes]) -> None:
+    def admit(self, slots: Sequence[int], encoded: Sequence[Array]) -> None:
         for slot, text in zip(slots, encoded, strict=True):
-            self._left[slot] = text
+            self._left[slot] = text.tobytes()
 
     def launch(self, width: int) -> None:
         tokens = np.array([text[0] if text else self.end for text in self._left[:width]], np.int64)
@@ -177,8 +192,8 @@ class FakeStepper:
     def piece(self, token: int) -> bytes:
         return bytes((token,))
 
-    def sample(self) -> bytes:
-        return b"1234"
+    def sample(self) -> Array:
+        return np.full(_LONGEST, ord("1"), np.uint8)
 
     def _queued(self, seconds: float) -> float:
         """When something is done that begins behind everything before it."""
@@ -198,4 +213,4 @@ class FakeStepper:
 def fake_text(picture: Array) -> bytes:
     """What `FakeStepper` reads there."""
     seen = zlib.crc32(picture.tobytes())
-    return (f"{seen:010d}" * 4)[: _SHORTEST + seen % 37].encode()
+    return (f"{seen:010d}" * 4)[: _SHORTEST + seen % (_LONGEST - _SHORTEST + 1)].encode()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from carpool.backends.backend import Placement
 from carpool.config.model import ImageSettings, ModelConfig, Task, TensorConfig
 from carpool.config.repository import ModelVersion
+from carpool.memory.host_rows import RowForm
 from carpool.types import Array
 
 PICTURE, TEXT, FINISH = "image", "text_output", "finish_reason"
@@ -35,6 +36,10 @@ class _OnDevice(Protocol):
     broken: bool  # no instance in this process works any more
 
     @property
+    def up(self) -> bool:
+        """False: its process is being restarted."""
+
+    @property
     def notes(self) -> Sequence[str]:
         """What was found and chosen when it was loaded, a sentence each."""
 
@@ -46,15 +51,15 @@ class _OnDevice(Protocol):
 
 
 class Encoder(_OnDevice, Protocol):
-    def read(self, inputs: Mapping[str, Array]) -> Any:
+    def read(self, inputs: Mapping[str, Array]) -> Array:
         """A copy of one request's picture, checked: InvalidInput for what can never be read."""
 
-    def encode(self, pictures: Sequence[Any]) -> Sequence[Any]:
+    def encode(self, pictures: Sequence[Array]) -> Sequence[Any]:
         """Each of what `read` returned, as something that stays where it is until `admit`. Takes e(B). One
         that is apart from its decoder returns when the device is done."""
 
-    def sample(self) -> Any:
-        """As `read` returns it, for measuring."""
+    def sample(self) -> Array:
+        """As `read` returns it, of the largest picture: for measuring."""
 
 
 class Decoder(_OnDevice, Protocol):
@@ -110,6 +115,9 @@ class TextInstance:
         self.slots, self.end = decoders[0].slots, decoders[0].end
         self.widths, self.device = decoders[0].widths, decoders[0].device
         self.notes = tuple(dict.fromkeys(note for part in (*encoders, *decoders) for note in part.notes))
+        self.changed: Callable[[], None] = lambda: None
+        """To be called, from any thread, when an encoder's process ended or is back, and every now and then
+        while riders wait for one."""
 
     @classmethod
     def whole(cls, stepper: Stepper) -> TextInstance:
@@ -118,6 +126,10 @@ class TextInstance:
     @property
     def parts(self) -> Sequence[_OnDevice]:
         return self.decoders if self.reload is None else (*self.encoders, *self.decoders)
+
+    @property
+    def encoders_up(self) -> int:
+        return sum(encoder.up for encoder in self.encoders)
 
     @property
     def broken(self) -> bool:
@@ -132,6 +144,29 @@ class TextInstance:
             part.close()
 
 
+@dataclass(frozen=True, slots=True)
+class EncoderOrder:
+    """What the process of one encoder is told to load."""
+
+    config: ModelConfig
+    version: ModelVersion
+    instance: int
+    threads: int | None
+    gpu: int | None
+
+
+class RowMemory(Protocol):
+    """As `HostRows`, wherever it is."""
+
+    @property
+    def told(self) -> Mapping[str, Any]:
+        """What the encoder's process needs to know to open it, beside its file."""
+
+    def put(self, pieces: Sequence[int], encoded: Sequence[Any]) -> list[int]: ...
+
+    def rows(self, piece: int, count: int, left: Callable[[], object]) -> Any: ...
+
+
 class TextHome(Protocol):
     """What the module of a backend with such models offers beside `load` and `read_signature`."""
 
@@ -141,7 +176,17 @@ class TextHome(Protocol):
     def load_text(
         self, config: ModelConfig, version: ModelVersion, placement: Placement, part: Part
     ) -> Stepper:
-        """A part of it is asked only for what is its own."""
+        """A part of it is asked only for what is its own, and any for `read` and `sample`."""
+
+    def row_form(self, encoded: Any) -> RowForm:
+        """Of what came out for the largest picture."""
+
+    def make_rows(self, form: RowForm, file: int, pieces: int, gpu: int | None) -> RowMemory:
+        """In the decoders' process, for the encoder of another one: in the memory of that GPU, where both
+        are there and it can be shared, or in `file`. ValueError for a form that cannot be."""
+
+    def open_rows(self, form: RowForm, file: int, told: Mapping[str, Any]) -> RowMemory:
+        """The same memory, in the encoder's process."""
 
 
 def with_tensors(config: ModelConfig, dims: tuple[int, ...], image: ImageSettings) -> ModelConfig:

@@ -283,10 +283,17 @@ _DEVICE_FORM = '"auto", "cpu", "cuda" or like "cuda:1"'
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """The encoders of a model that writes, or its decoders, apart from the others."""
+    """The decoders of a model that writes, apart from its encoders."""
 
     instances: int = _key(1, within=(1, MAX_POOL))
     device: str = _key("auto", pattern=_DEVICE, form=_DEVICE_FORM)  # "auto": the model's
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSettings(PoolSettings):
+    """The same of its encoders."""
+
+    own_process: bool = _key(False)  # each in one; else all are threads beside the decoders
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +382,7 @@ class ModelConfig:
     text_regions: TextRegionsSettings | None = None
     read: ReadSettings | None = None
     generate: GenerateSettings | None = None  # it writes its answers token by token
-    encoder: PoolSettings | None = None  # of a model that writes: absent, both: one instance does both
+    encoder: EncoderSettings | None = None  # of a model that writes: absent, both: one instance does both
     decoder: PoolSettings | None = None
     ttft: float | None = None  # seconds: the first token is promised within these
     per_token: float | None = None  # and each further one

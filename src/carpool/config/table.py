@@ -22,7 +22,7 @@ SECTIONS: Mapping[str, type[Any]] = {
     "text_regions": model.TextRegionsSettings,
     "read": model.ReadSettings,
     "generate": model.GenerateSettings,
-    "encoder": model.PoolSettings,
+    "encoder": model.EncoderSettings,
     "decoder": model.PoolSettings,
     "fake": model.FakeSettings,
     "onnxruntime": model.OnnxruntimeSettings,

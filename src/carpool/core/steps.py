@@ -201,6 +201,7 @@ class StepScheduler:
             self._free(job)
         self.stepping.pop(decoder, None)
         self._fresh = [job for job in self._fresh if job.state is RUNNING]
+        self._forecast = (-1, [])  # none of them leaves a slot any more
         return lost
 
     def down(self, now: float, decoder: int) -> list[TextJob]:
@@ -281,6 +282,11 @@ class StepScheduler:
     def used(self) -> int:
         """Slots."""
         return sum(self._taken)
+
+    @property
+    def slots_up(self) -> int:
+        """Those of decoders that are not down."""
+        return self.each * (self.settings.decoders - len(self._down))
 
     # ---- inside -----------------------------------------------------------------------------------------
 

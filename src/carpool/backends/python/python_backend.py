@@ -275,6 +275,7 @@ def _own(config: ModelConfig, *, inputs: bool) -> list[dict[str, Any]]:
 
 # ---- models for Triton's Python backend
 
+_TRITON_WORKER = "carpool.backends.python.triton_worker"
 _AT_ONCE = 4096  # tensors in one call of `execute`: the message that lists them has to stay short
 
 
@@ -325,11 +326,11 @@ class TritonBackend(PythonBackend):
 
     def _open(self, placement: Placement) -> WorkerProcess:
         if placement.calls is None:
-            return WorkerProcess(placement.threads, "triton_worker")
+            return WorkerProcess(placement.threads, _TRITON_WORKER)
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                process = WorkerProcess(placement.threads, "triton_worker", theirs.fileno())
+                process = WorkerProcess(placement.threads, _TRITON_WORKER, (theirs.fileno(),))
             except BaseException:
                 ours.close()
                 raise
@@ -370,7 +371,7 @@ class CompletingBackend(PythonBackend):
         return json.dumps(self._ask({})["config"])
 
     def _open(self, placement: Placement) -> WorkerProcess:
-        return WorkerProcess(placement.threads, "triton_worker")
+        return WorkerProcess(placement.threads, _TRITON_WORKER)
 
     def _settings(self, config: ModelConfig, version: ModelVersion, _placement: Placement) -> dict[str, Any]:
         document: dict[str, Any] = config_document(config)

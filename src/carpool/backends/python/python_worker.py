@@ -359,15 +359,14 @@ def _answer_many(
     return {"errors": [(number, (0, text)) for number, text in errors.items()]}
 
 
-def connect(arguments: list[str]) -> tuple[Channel, BatchRegion, BatchRegion, Channel | None]:
-    """What the server named on the command line: the way to it, memory for inputs and for outputs, and for
-    some a way to other models."""
-    control, inputs, outputs, lifeline, *calls = files = [int(fd) for fd in arguments]
+def connect(arguments: list[str]) -> tuple[Channel, BatchRegion, BatchRegion, list[int]]:
+    """What the server named on the command line: the way to it, memory for inputs and for outputs, and
+    further files for some."""
+    control, inputs, outputs, lifeline, *more = files = [int(fd) for fd in arguments]
     for fd in files:
         os.set_inheritable(fd, False)
     tie_to_server(lifeline)
-    way_out = Channel(socket.socket(fileno=calls[0])) if calls else None
-    return Channel(socket.socket(fileno=control)), BatchRegion(inputs), BatchRegion(outputs), way_out
+    return Channel(socket.socket(fileno=control)), BatchRegion(inputs), BatchRegion(outputs), more
 
 
 def tie_to_server(lifeline: int) -> None:

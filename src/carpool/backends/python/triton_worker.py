@@ -7,6 +7,7 @@ import asyncio
 import inspect
 import itertools
 import json
+import socket
 import sys
 import threading
 import traceback
@@ -329,7 +330,8 @@ def _failed(text: str, code: pb_utils.TritonError.ErrorCode) -> pb_utils.Inferen
 
 
 def main(arguments: list[str]) -> int:
-    channel, inputs, outputs, way_out = connect(arguments)
+    channel, inputs, outputs, calls = connect(arguments)
+    way_out = Channel(socket.socket(fileno=calls[0])) if calls else None  # to other models
     sys.modules["triton_python_backend_utils"] = pb_utils
     sys.modules["c_python_backend_utils"] = pb_utils
     made: list[TritonModel] = []

@@ -11,11 +11,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 
 from carpool.backends.python.python_worker import Channel
 from carpool.memory.batch_region import BatchRegion
 
 _GRACE = 5.0  # seconds in which a process that is asked to end may clean up
+PYTHON_WORKER = "carpool.backends.python.python_worker"
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -34,8 +36,8 @@ class WorkerProcess:
     closes the server's end and kills the group: see `tie_to_server` in python_worker.py.
     """
 
-    def __init__(self, threads: int | None, worker: str = "python_worker", calls: int | None = None) -> None:
-        """`worker` names the file that it runs; `calls` is the model's end of a way to other models."""
+    def __init__(self, threads: int | None, worker: str = PYTHON_WORKER, more: Sequence[int] = ()) -> None:
+        """`worker` is the module that it runs; `more` are further files that it gets."""
         self.inputs = BatchRegion.create("carpool-inputs")
         self.outputs = BatchRegion.create("carpool-outputs")
         ours, theirs = socket.socketpair()
@@ -45,11 +47,11 @@ class WorkerProcess:
             self.inputs.fd,
             self.outputs.fd,
             lifeline,
-            *(() if calls is None else (calls,)),
+            *more,
         )
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-u", "-m", f"carpool.backends.python.{worker}", *map(str, fds)],
+                [sys.executable, "-P", "-u", "-m", worker, *map(str, fds)],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what a model prints is log, and belongs where the server's log goes
                 pass_fds=fds,
@@ -91,6 +93,10 @@ class WorkerProcess:
         if self._socket_fd not in ready:
             raise WorkerDied(self.end())
 
+    def wait(self) -> None:
+        """Until it has ended."""
+        _readable(self._pidfd, None)
+
     def kill(self) -> None:
         """From any thread. The number stays ours until `end` collects the process, so nobody else is hit."""
         with self._ending:
@@ -126,7 +132,7 @@ class WorkerProcess:
         self.outputs.close()
 
 
-def _readable(fd: int, seconds: float) -> bool:
+def _readable(fd: int, seconds: float | None) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    return bool(poll.poll(seconds * 1e3))
+    return bool(poll.poll(None if seconds is None else seconds * 1e3))

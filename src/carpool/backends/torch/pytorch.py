@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import importlib
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from carpool.backends.backend import Backend, Placement
-from carpool.backends.stepper import Part, Stepper, with_tensors
+from carpool.backends.stepper import Part, RowMemory, Stepper, with_tensors
 from carpool.config.model import GenerateSettings, Kind, ModelConfig, ModelSignature, PoolSettings
 from carpool.config.repository import ModelVersion
 from carpool.config.rules import complete
 from carpool.errors import ConfigError, Unsupported
+from carpool.memory.host_rows import RowForm
 
 _log = logging.getLogger(__name__)
+Pool = TypeVar("Pool", bound=PoolSettings)
 
 
 def load(config: ModelConfig, version: ModelVersion, placement: Placement) -> Backend:
@@ -57,7 +60,7 @@ def describe_text(config: ModelConfig, version: ModelVersion) -> ModelConfig:
     settled = replace(config.pytorch, device=device, graphs=device != "cpu", channels_last=False)
     pictures = network.pictures
 
-    def placed(pool: PoolSettings | None, key: str) -> PoolSettings | None:
+    def placed(pool: Pool | None, key: str) -> Pool | None:
         if pool is None or pool.device == "auto":
             return pool
         return replace(pool, device=_device(config, pool.device, key))
@@ -69,6 +72,22 @@ def describe_text(config: ModelConfig, version: ModelVersion) -> ModelConfig:
 
 def load_text(config: ModelConfig, version: ModelVersion, placement: Placement, part: Part) -> Stepper:
     return cast(Stepper, _home(config, "torch_stepper").load(config, version.file, placement, part))
+
+
+def row_form(encoded: Any) -> RowForm:
+    return cast(RowForm, _rows().form_of(encoded))
+
+
+def make_rows(form: RowForm, file: int, pieces: int, gpu: int | None) -> RowMemory:
+    return cast(RowMemory, _rows().make(form, file, pieces, gpu))
+
+
+def open_rows(form: RowForm, file: int, told: Mapping[str, Any]) -> RowMemory:
+    return cast(RowMemory, _rows().opened(form, file, told))
+
+
+def _rows() -> Any:
+    return importlib.import_module("carpool.backends.torch.torch_rows")
 
 
 def devices(config: ModelConfig) -> tuple[int, ...]:

@@ -11,16 +11,17 @@ from typing import cast
 
 from carpool import backends
 from carpool.backends.backend import Placement
-from carpool.backends.stepper import Part, Stepper, TextHome, TextInstance
+from carpool.backends.stepper import Encoder, EncoderOrder, Part, Stepper, TextHome, TextInstance
 from carpool.clock import now as monotonic
 from carpool.config.backend_kinds import kind_of
-from carpool.config.model import GenerateSettings, ModelConfig, PoolSettings
+from carpool.config.model import EncoderSettings, GenerateSettings, ModelConfig, PoolSettings
 from carpool.config.repository import ModelVersion
 from carpool.config.usable_cores import usable_cores
 from carpool.core.curve import BatchCurve
 from carpool.core.job import INFINITY
 from carpool.core.policy import Promise
 from carpool.core.text_job import TextPromise
+from carpool.engine.generation.encoder_process import EncoderProcess
 from carpool.engine.model_inputs import signature_of
 from carpool.engine.models.loading import Ready, ReportStep, settle
 from carpool.engine.profile.instance_layout import Layout, instance_count, places
@@ -67,52 +68,87 @@ class TextLoading:
 
     def backend(self, index: int, count: int, tell: ReportStep = lambda _: None) -> TextInstance:
         if not self.config.apart:
-            return TextInstance.whole(self._load(self.config, index, self._gpus, count, tell))
+            gpu = self._gpus[index % len(self._gpus)] if self._gpus else None
+            return TextInstance.whole(self._load(self.config, index, gpu, count, tell))
         counts = [pool.instances for pool in pools_of(self.config)]
-        encoders: list[Stepper] = []
+        encoders: list[Encoder] = []
         decoders: list[Stepper] = []
+        instance: list[TextInstance] = []  # none yet
         try:
-            for part, instances, found in zip(
-                (Part.ENCODER, Part.DECODER), counts, (encoders, decoders), strict=True
-            ):
-                for number in range(instances):
-                    tell(f"loading {part.value} {number + 1} of {instances}")
-                    found.append(self._part(part, number, tell))
+            if pools_of(self.config)[0].own_process:  # they load while the decoders do
+                encoders += self._processes(counts[0], instance)
+            for number in range(len(encoders), counts[0]):
+                tell(f"loading encoder {number + 1} of {counts[0]}")
+                encoders.append(self._part(Part.ENCODER, number, tell))
+            for number in range(counts[1]):
+                tell(f"loading decoder {number + 1} of {counts[1]}")
+                decoders.append(self._part(Part.DECODER, number, tell))
+            for encoder in encoders:
+                if isinstance(encoder, EncoderProcess):
+                    encoder.loaded(decoders[0])
         except BaseException:
             for opened in (*encoders, *decoders):
                 opened.close()
             raise
-        return TextInstance(encoders, decoders, partial(self._part, Part.DECODER))
+        instance.append(TextInstance(encoders, decoders, partial(self._part, Part.DECODER)))
+        return instance[0]
+
+    def _processes(self, count: int, instance: Sequence[TextInstance]) -> Sequence[EncoderProcess]:
+        def changed() -> None:
+            for one in instance:
+                one.changed()
+
+        home = cast(TextHome, kind_of(self.config.backend).module())
+        near = {self._place(Part.DECODER, number)[1] for number in range(pools_of(self.config)[1].instances)}
+        pool: list[EncoderProcess] = []
+        for number in range(count):
+            config, gpu = self._place(Part.ENCODER, number)
+            order = EncoderOrder(config, self._version, number, self._threads(self._both), gpu)
+            pool.append(EncoderProcess(order, home, changed, near=gpu in near))
+        for one in pool:
+            one.pool = pool
+        return pool
 
     def _part(self, part: Part, number: int, tell: ReportStep = lambda _: None) -> Stepper:
+        config, gpu = self._place(part, number)
+        return self._load(config, number, gpu, self._both, tell, part)
+
+    def _place(self, part: Part, number: int) -> tuple[ModelConfig, int | None]:
+        """The settings of one of a pool, and its GPU."""
         encoder, decoder = pools_of(self.config)
         pool = encoder if part is Part.ENCODER else decoder
         config = self.config
         if pool.device != "auto":
             config = replace(config, pytorch=replace(config.pytorch, device=pool.device))
-        both = encoder.instances + decoder.instances
-        return self._load(config, number, backends.devices(config), both, tell, part)
+        gpus = backends.devices(config)
+        return config, gpus[number % len(gpus)] if gpus else None
+
+    @property
+    def _both(self) -> int:
+        return sum(pool.instances for pool in pools_of(self.config))
+
+    def _threads(self, count: int) -> int:
+        return self.threads or backends.default_threads(count, usable_cores())
 
     def _load(
         self,
         config: ModelConfig,
         index: int,
-        gpus: Sequence[int],
+        gpu: int | None,
         count: int,
         tell: ReportStep,
         part: Part = Part.WHOLE,
     ) -> Stepper:
-        threads = self.threads or backends.default_threads(count, usable_cores())
-        gpu = gpus[index % len(gpus)] if gpus else None
         home = cast(TextHome, kind_of(config.backend).module())
-        return home.load_text(config, self._version, Placement(index, threads, gpu, tell=tell), part)
+        placement = Placement(index, self._threads(count), gpu, tell=tell)
+        return home.load_text(config, self._version, placement, part)
 
     def prepare(self, tell: ReportStep) -> Ready:
         if not self._signature.inputs:
             self._settle()
         apart = self.config.apart
         count = 1 if apart else len(self._gpus) or instance_count(self.config)
-        sharing = sum(pool.instances for pool in pools_of(self.config)) if apart else count
+        sharing = self._both if apart else count
         self.threads = backends.default_threads(sharing, usable_cores())
         opened: list[TextInstance] = []
         try:
@@ -184,9 +220,14 @@ def _most_encoded(instance: TextInstance) -> int:
     return min(instance.slots * len(instance.decoders), _ENCODED_AT_ONCE)
 
 
-def pools_of(config: ModelConfig) -> tuple[PoolSettings, PoolSettings]:
+def pools_of(config: ModelConfig) -> tuple[EncoderSettings, PoolSettings]:
     """Of encoders and of decoders."""
-    return config.encoder or PoolSettings(), config.decoder or PoolSettings()
+    return config.encoder or EncoderSettings(), config.decoder or PoolSettings()
+
+
+def own_processes(config: ModelConfig) -> list[str]:
+    """Which of its parts have processes of their own: of the others all are threads of one."""
+    return [Part.ENCODER.value] if pools_of(config)[0].own_process else []
 
 
 def promise_of(config: ModelConfig, slots: int) -> TextPromise:

@@ -90,7 +90,8 @@ class TextLoop:
             threading.Condition()
         )  # with a lock that may be taken again; guards the scheduler and all that follows
         self._open: dict[int, TextJob] = {}
-        self._told = (0, 0)  # slots used, and how many wait
+        instance.changed = self._parts_changed
+        self._told = self._full
         self._closed = False
         self._dead: CarpoolError | None = None
         # One thread for each, encoders first; where they are not apart, one that does both.
@@ -138,6 +139,13 @@ class TextLoop:
             if job is not None:
                 self._scheduler.cancel(job, self._now())
                 self._changed.notify()
+
+    def _parts_changed(self) -> None:
+        with self._changed:
+            if not self.alive:
+                return
+            event = self._worked(0, 0, 0.0)
+        self._tell([event])
 
     def close(self) -> None:
         """It ends after what it is at. Who is left is told so."""
@@ -244,8 +252,8 @@ class TextLoop:
             if self._instance.encoders[encoder].broken:
                 self._die(self._trouble(error))
                 return {}
-            if len(jobs) == 1:
-                return {jobs[0]: self._trouble(error)}
+            if len(jobs) == 1 or isinstance(error, Unavailable):  # the encoder is: none of them is to blame
+                return dict.fromkeys(jobs, self._trouble(error))
         wrong: dict[TextJob, CarpoolError] = {}
         for job in jobs:
             wrong |= self._admitted([job], encoder)
@@ -372,8 +380,10 @@ class TextLoop:
         return Failed(number, dropped(self._model, Job(job.arrived, due), reason, now, 0.0))
 
     @property
-    def _full(self) -> tuple[int, int]:
-        return self._scheduler.used, self._scheduler.waiting
+    def _full(self) -> tuple[int, int, int, int]:
+        """Slots used, how many wait, and what is there: slots, and encoders."""
+        scheduler = self._scheduler
+        return scheduler.used, scheduler.waiting, scheduler.slots_up, self._instance.encoders_up
 
     def _worked(self, encoded: int, stepped: int, seconds: float) -> Worked:
         """Holding the lock."""

@@ -15,7 +15,7 @@ from carpool.core.steps import StepScheduler
 from carpool.engine.batch import Route
 from carpool.engine.generation.hosted_text import HostedText
 from carpool.engine.generation.text_driver import LocalText, TextDriver, Writes
-from carpool.engine.generation.text_loading import pools_of, promise_of
+from carpool.engine.generation.text_loading import own_processes, pools_of, promise_of
 from carpool.engine.hosted_model import HostedInstance
 from carpool.engine.models.loading import Ready, join_all
 from carpool.engine.models.served import Served, State
@@ -108,14 +108,19 @@ class TextModel(Served):
             self.recent.add(work.encoded, work.seconds, self.last_used)
         elif work.stepped:
             row.observe(columns.STEP_WIDTH, work.stepped)
-        self._full[index] = work
+        before, self._full[index] = self._full.get(index), work
+        if before is not None and before.encoders != work.encoders:
+            self._server_row.add(columns.RESTARTS["worker"], max(0, work.encoders - before.encoders))
+            self.look_at_instances()
         if self.state is State.READY:
             self._show()
 
     def _show(self) -> None:
         used = sum(one.used for one in self._full.values())
-        slots = self.instances * (1 if self.curves is None else self.curves[1].max_batch)
-        slots *= pools_of(self.config)[1].instances
+        each = 1 if self.curves is None else self.curves[1].max_batch
+        each *= pools_of(self.config)[1].instances
+        silent = max(0, self.instances - len(self._full))  # nothing was heard of them yet
+        slots = silent * each + sum(one.slots for one in self._full.values())
         self.row.set(columns.SLOTS["used"], used)
         self.row.set(columns.SLOTS["free"], slots - used)
         self.row.set(columns.PENDING, sum(one.waiting for one in self._full.values()))
@@ -144,7 +149,9 @@ class TextModel(Served):
 
     @property
     def able(self) -> bool:
-        return self._text is not None and self._text.able
+        """One that cannot encode answers nobody who comes now."""
+        encodes = len(self._full) < self.instances or any(one.encoders for one in self._full.values())
+        return self._text is not None and self._text.able and encodes
 
     def look_at_instances(self) -> None:
         able = self.able
@@ -209,6 +216,7 @@ def text_document(served: TextModel) -> dict[str, Any]:
         "instances": served.instances,
         "encoders": promise.encoders or None,
         "decoders": promise.decoders if promise.apart else None,
+        "own_processes": own_processes(served.config),
         "threads": None if profile is None else profile.layout.threads,
         "encoder": [[size, seconds * 1e3] for size, seconds in encoder.points],
         "step": [[size, seconds * 1e3] for size, seconds in step.points],
