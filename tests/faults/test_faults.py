@@ -16,7 +16,8 @@ from carpool.core.policy import PromisePolicy
 from carpool.core.queue import Lanes
 from carpool.core.scheduler import Scheduler
 from carpool.engine import engine_link
-from carpool.engine.batch import BatchRun, Collator
+from carpool.engine.batch import BatchRun
+from carpool.engine.collator import Collator
 from carpool.engine.engine_link import Calls, EngineSide
 from carpool.engine.executor import Executor
 from carpool.engine.models import served

@@ -10,7 +10,8 @@ from typing import Protocol, cast
 
 from carpool.backends.backend import AnswersMany, Backend
 from carpool.core.job import RUNNING
-from carpool.engine.batch import BatchResult, Collator, Outcome, Work, inputs_of
+from carpool.engine.batch import BatchResult, Outcome, Work
+from carpool.engine.collator import Collator, inputs_of
 from carpool.engine.executor import Executor, Report
 from carpool.errors import CarpoolError, without_stack
 from carpool.link.records import FINISHES, LAST, PART, TO_FRONTEND, Outbox

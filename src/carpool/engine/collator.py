@@ -1,0 +1,151 @@
+"""The inputs of several requests become those of a batch, and its outputs are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from carpool.errors import CarpoolError, ModelError, without_stack
+from carpool.memory.client_files import RegionReads
+from carpool.types import Array, Datatype, Signature, TensorSpec
+
+
+class InBatch(Protocol):
+    """A request as the batch that it is part of sees it."""
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """Arrays, or what its backend has made of them (`Gathers.view`); the batch dimension included."""
+
+    @property
+    def images(self) -> int: ...
+
+    @property
+    def wanted(self) -> Sequence[str]:
+        """None: all outputs."""
+
+    @property
+    def encoded(self) -> bool:
+        """The one input is a picture's file."""
+
+    @property
+    def details(self) -> bytes:
+        """Its id and parameters in JSON, for a model that is told them."""
+
+    @property
+    def may_omit(self) -> bool:
+        """It is answered without the outputs that its model leaves out."""
+
+    @property
+    def reads(self) -> RegionReads | None:
+        """Where its inputs are, if nobody has put them into the memory of `inputs` yet."""
+
+
+class Collator:
+    """Gathers inputs into the buffers of one instance and checks what the model answered."""
+
+    def __init__(self, signature: Signature, largest: int) -> None:
+        self._signature = signature
+        self._largest = largest
+        self._buffers: dict[str, Array] = {}
+
+    def gather(self, works: Sequence[InBatch], errors: dict[int, CarpoolError]) -> Mapping[str, Array]:
+        """The inputs of several requests, one behind the other along the batch dimension. Those whose client
+        has taken its memory away are zeros, and `errors` says so by their index."""
+        return {name: self._stack(name, works, errors) for name in works[0].inputs}
+
+    def alone(self, work: InBatch, errors: dict[int, CarpoolError]) -> dict[str, Array]:
+        """Those of one, where they lie if they may."""
+        inputs: dict[str, Array] = {}
+        for name, array in work.inputs.items():
+            if work.reads is not None:
+                array = _fetched(work, name, 0, errors)
+            inputs[name] = array if _lies_well(array) else array.copy()
+        return inputs
+
+    def _stack(self, name: str, works: Sequence[InBatch], errors: dict[int, CarpoolError]) -> Array:
+        spec = self._signature.input_named[name]
+        if spec.datatype is Datatype.BYTES or -1 in spec.shape:
+            return np.concatenate([_fetched(work, name, i, errors) for i, work in enumerate(works)])
+        buffer = self._buffers.get(name)
+        if buffer is None:
+            buffer = np.empty((self._largest, *spec.shape), spec.datatype.dtype)
+            self._buffers[name] = buffer
+        filled = 0
+        for index, work in enumerate(works):
+            part = work.inputs[name]
+            rows = buffer[filled : filled + len(part)]
+            if work.reads is None or len(rows) < len(part):  # which no batch has: it raises
+                rows[...] = part
+            else:  # straight from the client's memory: the one copy there is
+                _read(work.reads, name, rows, index, errors)
+            filled += len(part)
+        return buffer[:filled]
+
+    def check(self, outputs: Mapping[str, Array], wanted: Sequence[str], images: int) -> None:
+        """The model's answer must be what was declared: clients rely on it."""
+        for name in wanted:
+            if name not in outputs:
+                raise ModelError(f'{self._signature.model} did not answer the output "{name}"')
+            self._check_output(self._signature.output_named[name], outputs[name], images)
+
+    def _check_output(self, spec: TensorSpec, array: Array, images: int) -> None:
+        batched = self._signature.max_batch > 0
+        expected = (images, *spec.shape) if batched else spec.shape
+        if array.shape == expected and array.dtype == spec.datatype.dtype:
+            return
+        fits = len(array.shape) == len(expected) and all(
+            want in (-1, got) for want, got in zip(expected, array.shape, strict=True)
+        )
+        model = self._signature.model
+        if not fits:
+            raise ModelError(
+                f'{model} answered the output "{spec.name}" with shape {list(array.shape)}, '
+                f"declared is {list(expected)}"
+            )
+        if array.dtype != spec.datatype.dtype:
+            declared = spec.datatype.value
+            raise ModelError(
+                f'{model} answered the output "{spec.name}" as {array.dtype}, declared is {declared}'
+            )
+
+
+def _lies_well(array: Array) -> bool:
+    """Runtimes want aligned, contiguous memory; a body received in place may lie at any byte."""
+    flags = array.flags
+    return flags.c_contiguous and flags.aligned
+
+
+def runs_where_it_lies(work: InBatch) -> bool:
+    return work.reads is None and all(map(_lies_well, work.inputs.values()))
+
+
+def _fetched(work: InBatch, name: str, index: int, errors: dict[int, CarpoolError]) -> Array:
+    """An input, in memory of its own if it was in the client's: the slot that was put aside for it may be
+    another's by now, if this batch took too long."""
+    array: Array = work.inputs[name]
+    if work.reads is not None:
+        array = np.empty(array.shape, array.dtype)
+        _read(work.reads, name, array, index, errors)
+    return array
+
+
+def inputs_of(works: Sequence[InBatch], errors: dict[int, CarpoolError]) -> list[Mapping[str, Any]]:
+    """Of each of them, wherever they are."""
+    return [
+        work.inputs
+        if work.reads is None
+        else {name: _fetched(work, name, index, errors) for name in work.inputs}
+        for index, work in enumerate(works)
+    ]
+
+
+def _read(reads: RegionReads, name: str, into: Array, index: int, errors: dict[int, CarpoolError]) -> None:
+    """What is wrong with one request's memory is no affair of the others in its batch."""
+    try:
+        reads.into(name, into)
+    except CarpoolError as error:
+        into.fill(0)
+        errors[index] = without_stack(error)
