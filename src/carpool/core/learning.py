@@ -323,6 +323,19 @@ class Belief:
         for speed in self.speeds:
             speed.rebased(factor)
 
+    def ended(self, index: int, images: int, took: float, now: float) -> None:
+        """All at once, where there is one kind: learn, rest from now on, and give in to what lasts."""
+        self.learn(index, images, took)
+        self.laid_aside(now)
+        if self.drift.ran(images, took, self.curve, now):
+            learned = self.drift.relearned(self.curve, now)
+            if learned is not None:
+                self.adopt(*learned)
+
+    def slowest(self, *, cautious: bool) -> float:
+        """Nobody knows on which instance he will be."""
+        return max(speed.cautious if cautious else speed.mean for speed in self.speeds)
+
     def laid_aside(self, now: float) -> None:
         """Another kind comes first from now on."""
         self._rested = now

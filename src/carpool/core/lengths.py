@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from carpool.core.constants import CONSTANTS, Constants
+from carpool.core.text_job import TextJob
 
 _EXACT = 16  # ages up to here are told apart, later ones by an eighth of their number
+_FORECAST_STEPS = 4  # a forecast of who leaves holds for so many steps
 _LOOK_AFTER = 16  # answers that ended: then the table is made again
 
 
@@ -85,3 +87,38 @@ class Lengths:
         self._mean = sum(lasts)
         self._lasts = (*lasts, 0.0)
         self._news = 0
+
+
+class Departures:
+    """When those who have slots will leave them. A forecast holds for some steps."""
+
+    __slots__ = ("_forecast", "_lengths", "_made")
+
+    def __init__(self, lengths: Lengths) -> None:
+        self._lengths = lengths
+        self._made = -1
+        self._forecast: list[tuple[int, float]] = []  # steps, and how many have left by then
+
+    def forget(self) -> None:
+        self._made = -1
+
+    def steps_until(self, places: int, step: int, held: Sequence[TextJob | None], slots: int) -> float:
+        """Steps until so many have left, counted from `step`, if nobody takes a slot meanwhile."""
+        if self._made != step // _FORECAST_STEPS:
+            self._made = step // _FORECAST_STEPS
+            self._forecast = self._foresee([(job.tokens, job.limit) for job in held if job is not None])
+        before = (0, 0.0)
+        for steps, gone in self._forecast:
+            if gone >= places:
+                share = (places - before[1]) / (gone - before[1])
+                return before[0] + share * (steps - before[0])
+            before = (steps, gone)
+        return before[0] + (places - before[1]) * self._lengths.mean / slots
+
+    def _foresee(self, running: Sequence[tuple[int, int]]) -> list[tuple[int, float]]:
+        found, steps = [], 1
+        most = int(self._lengths.mean) + 1  # then slots that were taken meanwhile are free again
+        while steps < most:
+            found.append((steps, self._lengths.leave(running, steps)))
+            steps *= 2
+        return found

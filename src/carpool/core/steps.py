@@ -25,7 +25,7 @@ from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
 from carpool.core.job import DONE, GONE, INFINITY, READY, RUNNING, SOON, JobState, Reason, Refusal
 from carpool.core.learning import Belief, Rate
-from carpool.core.lengths import Lengths
+from carpool.core.lengths import Departures, Lengths
 from carpool.core.scheduler import Ledger
 from carpool.core.text_job import (
     Boundary,
@@ -36,8 +36,6 @@ from carpool.core.text_job import (
     TextJob,
     TextPromise,
 )
-
-_FORECAST_STEPS = 4  # a forecast of who leaves holds for so many steps
 
 
 class StepScheduler:
@@ -51,6 +49,7 @@ class StepScheduler:
         self.encoder = Belief(encoder, max(1, settings.encoders), 0.0, constants)
         self.step = Belief(step, settings.decoders, 0.0, constants)
         self.lengths = Lengths(settings.max_tokens, constants=constants)
+        self._departures = Departures(self.lengths)
         self.ledger = Ledger()
         self.each = min(settings.slots, step.max_batch)  # slots of a decoder
         self.slots: list[TextJob | None] = [None] * (self.each * settings.decoders)  # decoder by decoder
@@ -76,7 +75,6 @@ class StepScheduler:
         self._planned: tuple[object, ...] = ()  # what `_costs` was computed from
         self._costs: list[float] = []
         self._best = 1
-        self._forecast: tuple[int, list[tuple[int, float]]] = (-1, [])
 
     # ---- what happened ----------------------------------------------------------------------------------
 
@@ -130,7 +128,7 @@ class StepScheduler:
                 self._free(job)
         self._last_ran = now
         if seconds is not None:
-            _learn(self.encoder, work.encoder, len(work.jobs), seconds, now)
+            self.encoder.ended(work.encoder, len(work.jobs), seconds, now)
 
     def stepped(
         self, work: Step, now: float, ended: Collection[TextJob] = (), seconds: float | None = None
@@ -159,7 +157,7 @@ class StepScheduler:
                 given_up.append(TextGivenUp(job, Reason.DEADLINE))
         self._fresh = [job for job in self._fresh if job.first_at is None and job.state is RUNNING]
         if seconds is not None:
-            _learn(self.step, work.decoder, work.width, seconds, now)
+            self.step.ended(work.decoder, work.width, seconds, now)
         return Boundary(done, given_up)
 
     def follow(self, work: Step, now: float) -> StepDecision:
@@ -185,10 +183,10 @@ class StepScheduler:
 
     def took(self, work: Encode, seconds: float, now: float) -> None:
         """What an encoding took, if that was not known when it was told of."""
-        _learn(self.encoder, work.encoder, len(work.jobs), seconds, now)
+        self.encoder.ended(work.encoder, len(work.jobs), seconds, now)
 
     def step_takes(self, width: int) -> float:
-        return _speed(self.step, False) * self.step.curve.times[width]
+        return self.step.slowest(cautious=False) * self.step.curve.times[width]
 
     def lost(self, now: float, decoder: int = 0) -> list[TextJob]:
         """Its caches are gone. Returns whose answers will not be finished; who waits goes on waiting."""
@@ -201,7 +199,7 @@ class StepScheduler:
             self._free(job)
         self.stepping.pop(decoder, None)
         self._fresh = [job for job in self._fresh if job.state is RUNNING]
-        self._forecast = (-1, [])  # none of them leaves a slot any more
+        self._departures.forget()  # none of them leaves a slot any more
         return lost
 
     def down(self, now: float, decoder: int) -> list[TextJob]:
@@ -447,12 +445,10 @@ class StepScheduler:
             return
         self._noted = work
         self._steps += 1
-        self._was_late = now - self._last_step > self.settings.per_token and self._was_running(work)
+        began = any(job.tokens for job in work.jobs)
+        self._was_late = began and now - self._last_step > self.settings.per_token
         self._last_step = self._last_ran = now
         self._has_encoded = False
-
-    def _was_running(self, work: Step) -> bool:
-        return any(job.tokens for job in work.jobs)
 
     def _leave(self, job: TextJob, state: JobState) -> None:
         job.state = state
@@ -466,14 +462,14 @@ class StepScheduler:
             self._taken[job.decoder] -= 1
 
     def _encodes(self, size: int, *, cautious: bool = False) -> float:
-        return _speed(self.encoder, cautious) * self.encoder.curve.times[size]
+        return self.encoder.slowest(cautious=cautious) * self.encoder.curve.times[size]
 
     def _steps_for(self, slots: int = 0, *, cautious: bool = False) -> float:
         """Seconds of a step with so many slots over all decoders, or with those that are used, and one
         more."""
         decoders = self.settings.decoders - len(self._down)
         width = min(self.each, -(-(slots or 1 + self.used) // decoders))
-        return _speed(self.step, cautious) * self.step.curve.times[width]
+        return self.step.slowest(cautious=cautious) * self.step.curve.times[width]
 
     def _until_first(self, size: int, *, slots: int = 0) -> float:
         """From the beginning of an encoding to the first token, at the worst. A decoder that does not encode
@@ -500,40 +496,6 @@ class StepScheduler:
         places -= self._free_slots()
         if places <= 0:
             return 0.0
-        count, forecast = self._forecast
-        if count != self._steps // _FORECAST_STEPS:
-            forecast = self._foresee()
-            self._forecast = (self._steps // _FORECAST_STEPS, forecast)
-        before = (0, 0.0)
-        for steps, gone in forecast:
-            if gone >= places:
-                share = (places - before[1]) / (gone - before[1])
-                return (before[0] + share * (steps - before[0])) * self._steps_for(self.most_slots())
-            before = (steps, gone)
         slots = self.most_slots()
-        more = (places - before[1]) * self.lengths.mean / slots
-        return (before[0] + more) * self._steps_for(slots)
-
-    def _foresee(self) -> list[tuple[int, float]]:
-        """How many of those who have a slot will have left after how many steps."""
-        running = [(job.tokens, job.limit) for job in self.slots if job is not None]
-        found, steps = [], 1
-        most = int(self.lengths.mean) + 1  # then slots that were taken meanwhile are free again
-        while steps < most:
-            found.append((steps, self.lengths.leave(running, steps)))
-            steps *= 2
-        return found
-
-
-def _speed(belief: Belief, cautious: bool) -> float:
-    """Of the slowest: nobody knows on which he will be."""
-    return max(speed.cautious if cautious else speed.mean for speed in belief.speeds)
-
-
-def _learn(belief: Belief, index: int, size: int, seconds: float, now: float) -> None:
-    belief.learn(index, size, seconds)
-    belief.laid_aside(now)  # from now on it rests
-    if belief.drift.ran(size, seconds, belief.curve, now):
-        learned = belief.drift.relearned(belief.curve, now)
-        if learned is not None:
-            belief.adopt(*learned)
+        steps = self._departures.steps_until(places, self._steps, self.slots, slots)
+        return steps * self._steps_for(slots)

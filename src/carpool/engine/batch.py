@@ -249,9 +249,7 @@ class BatchRun(Generic[RequestT]):
             if len(errors) < len(works):
                 outputs = self._gathers.run_parts(parts, [work.images for work in works], wanted)
         else:
-            collator = self._collator
-            several = len(works) > 1
-            inputs = collator.gather(works, errors) if several else collator.alone(works[0], errors)
+            inputs = self._collator.gather(works, errors)
             gathered = monotonic()
             if len(errors) < len(works):
                 outputs = self._backend.run(inputs, wanted)

@@ -52,8 +52,10 @@ class Collator:
         self._buffers: dict[str, Array] = {}
 
     def gather(self, works: Sequence[InBatch], errors: dict[int, CarpoolError]) -> Mapping[str, Array]:
-        """The inputs of several requests, one behind the other along the batch dimension. Those whose client
+        """The inputs of these requests, one behind the other along the batch dimension. Those whose client
         has taken its memory away are zeros, and `errors` says so by their index."""
+        if len(works) == 1:
+            return self.alone(works[0], errors)
         return {name: self._stack(name, works, errors) for name in works[0].inputs}
 
     def alone(self, work: InBatch, errors: dict[int, CarpoolError]) -> dict[str, Array]:
