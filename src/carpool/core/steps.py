@@ -162,10 +162,8 @@ class StepScheduler:
 
     def follow(self, work: Step, now: float) -> StepDecision:
         """What may be launched behind a step before anybody knows what it says: a device that waits for that
-        stands still meanwhile. Who turns out to have ended with it keeps his slot for one step more.
-
-        After an encoding that it says, which counts as done when it was launched (`encoded`), it may be asked
-        again."""
+        stands still meanwhile. Who turns out to have ended with it keeps his slot for one step more. After an
+        encoding, which counts as done (`encoded`) when it was launched, it may be asked again."""
         ends = max(now, work.started + self.step_takes(work.width))
         self._note(work, ends)
         decision = StepDecision()
