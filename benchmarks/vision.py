@@ -294,7 +294,7 @@ def _without_promise(source: Path, folder: Path) -> Path:
     for labels in source.glob("*labels.txt"):
         (copy / labels.name).write_bytes(labels.read_bytes())
     lines = (source / "model.toml").read_text().splitlines()
-    kept = [line for line in lines if not line.startswith(("slo_ms", "max_batch", "instances"))]
+    kept = [line for line in lines if not line.startswith(("slo_m", "max_batch", "instances"))]
     text = "\n".join(["max_batch = 8", *kept, "", "[onnxruntime]", f"intra_op_threads = {THREADS}", ""])
     (copy / "model.toml").write_text(text)
     return copy
@@ -304,13 +304,14 @@ def _entry(source: Path) -> ModelEntry:
     """As the engine would describe it, without running it."""
     from carpool import backends
     from carpool.config.repository import find_models
-    from carpool.engine.models.loading import read_labels, signature_of
+    from carpool.engine.model_inputs import signature_of
+    from carpool.engine.models.trial import read_labels
     from carpool.vision.settings import describe, write
 
     [found], _ = find_models([source])
     config = backends.describe(found.config, found.versions[0])
     signature = signature_of(config)
-    vision, _ = describe(config, signature, read_labels(config))
+    vision = describe(config, signature, read_labels(config))[0]
     assert vision is not None
     return ModelEntry(1, config.name, "1", signature, "", "eager", None, {}, vision=write(vision))
 
