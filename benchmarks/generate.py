@@ -14,9 +14,9 @@ many tokens as were drawn for it, so that what is compared is the order of the w
 (b) is the same loop with the captured steps that (c) uses.
 (c) is Carpool's loop of scheduler and slots, as it runs in the server, without the network around it.
 
-Then first tokens at 0.7, 0.9 and 1.5 times of what (c) carried, within the promise of `--ttft-ms`; below 1 also
-without a promise, and so with the encoder apart: a thread and a stream of its own on the same device, against
-the same requests.
+Then first tokens at 0.7, 0.9 and 1.5 times of what (c) carried, within the promise of `--ttft-ms`; below 1
+also without a promise, and so with the encoder apart: a thread and a stream of its own on the same device,
+against the same requests.
 """
 
 from __future__ import annotations
