@@ -59,7 +59,7 @@ class StepScheduler:
         self._taken = [0] * settings.decoders  # slots
         self._down: set[int] = set()  # decoders
         # How many slots of each may be used, and what that was computed from.
-        self._rooms: list[tuple[object, int]] = [((), 0)] * settings.decoders
+        self._rooms: list[tuple[float, BatchCurve, int]] = [(0.0, step, 0)] * settings.decoders
         memory = max(constants.rate_memory_s, constants.rate_memory_promises * min(settings.ttft, 1.0))
         self._rate = Rate(memory)
         self._queue: list[tuple[float, int, TextJob]] = []
@@ -272,7 +272,7 @@ class StepScheduler:
 
     def most_slots(self) -> int:
         """So many may be written at once that each token keeps its promise."""
-        return sum(map(self._room, range(self.settings.decoders)))
+        return sum([self._room(decoder) for decoder in range(self.settings.decoders)])
 
     @property
     def used(self) -> int:
@@ -293,11 +293,12 @@ class StepScheduler:
         """How many of its slots each token's promise allows."""
         if decoder in self._down:
             return 0
-        known = (self.step.curve, self.step.speeds[decoder].cautious)
-        if self._rooms[decoder][0] != known:
-            fits = self.step.curve.fits(self.settings.per_token / known[1])
-            self._rooms[decoder] = known, max(1, min(self.each, fits))
-        return self._rooms[decoder][1]
+        cautious, curve = self.step.speeds[decoder].cautious, self.step.curve
+        for_speed, for_curve, room = self._rooms[decoder]
+        if for_speed != cautious or for_curve is not curve:
+            room = max(1, min(self.each, curve.fits(self.settings.per_token / cautious)))
+            self._rooms[decoder] = cautious, curve, room
+        return room
 
     @property
     def _is_idle(self) -> bool:
@@ -377,8 +378,8 @@ class StepScheduler:
             self._plan(slots)
         if self.waiting >= self._best:
             return self._best
-        rate = self._rate.at(now) / self.constants.step_busy
-        return next((n for n in range(1, self._best) if rate * self._costs[n - 1] <= 1.0), self._best)
+        most = self.constants.step_busy / max(self._rate.at(now), 1e-9)
+        return next((n for n in range(1, self._best) if self._costs[n - 1] <= most), self._best)
 
     def _plan(self, slots: int) -> None:
         """Seconds of the device for one answer, by the size of the batches in which they are encoded."""
@@ -425,7 +426,7 @@ class StepScheduler:
         )
 
     def _free_slots(self) -> int:
-        return sum(max(0, self._room(decoder) - taken) for decoder, taken in enumerate(self._taken))
+        return sum([max(0, self._room(decoder) - taken) for decoder, taken in enumerate(self._taken)])
 
     def _is_used(self, job: TextJob) -> bool:
         """Work that is under way may still write to its slot."""
