@@ -144,6 +144,20 @@ def test_what_a_model_stumbles_over_leaves_the_others_their_answers_and_errors()
     assert values(outcomes) == [expected[id(file)] for file in order]
 
 
+def test_a_batch_that_is_given_up_while_it_runs_ends_all_the_same() -> None:
+    """Its works are answered, and lose their inputs, while the model's thread is still at the first."""
+
+    class GivenUp(Singly):
+        def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
+            for work in works:
+                work.inputs, work.reads = {}, None
+            return super().run(inputs, wanted)
+
+    with client_file(bytes([5]) * SIZE) as file:
+        works = [request(file)[0], request(file)[0], request(None, 7)[0]]
+        assert values(run(GivenUp(), works)) == [5, "model-error", "model-error"]
+
+
 @pytest.mark.parametrize("kind", [Largest, OneByOne, InParts, Singly])
 def test_a_model_is_not_asked_for_what_nobody_is_left_to_hear(kind: type[Largest]) -> None:
     with client_file(bytes(SIZE)) as file:

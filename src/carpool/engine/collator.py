@@ -138,7 +138,8 @@ class InTurn(Iterator[Mapping[str, Array]]):
     go on using; the allocator gives it that of one before it. Those that cannot be read are left out, and
     `errors` says so by their index.
 
-    Unlike a generator it goes on behind what it raised for.
+    Unlike a generator it goes on behind what it raised for. The loop's thread takes the inputs of works only
+    from a batch that it has given up: those whose turn is still to come then fail, and nobody hears of it.
     """
 
     def __init__(self, works: Sequence[InBatch]) -> None:
