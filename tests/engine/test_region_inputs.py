@@ -3,7 +3,7 @@ else anything."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -58,11 +58,12 @@ class InParts(Largest):
 class Singly(Largest):
     def run_singly(
         self,
-        requests: Sequence[Mapping[str, Array]],
+        requests: Iterable[Mapping[str, Array]],
         wanted: Sequence[str],
         answers: list[Mapping[str, Array] | CarpoolError],
     ) -> None:
-        answers += [self.run(inputs, wanted) for inputs in requests]
+        for inputs in requests:
+            answers.append(self.run(inputs, wanted))
 
 
 def request(file: ClientFile | None, value: int = 0) -> tuple[Work, Array]:
@@ -105,6 +106,56 @@ def test_memory_that_shrinks_costs_its_owner_an_error_and_nobody_else(
         assert not backend.runs[0][1].any(), "nobody's bytes"
     if kind in (OneByOne, Singly):
         assert len(backend.runs) == 3
+
+
+def test_a_picture_is_read_when_its_turn_comes() -> None:
+    """All read before the first runs would have left the caches by then; and each has memory of its own."""
+
+    class Changing(Singly):
+        def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
+            file.write(bytes([20 + len(self.runs)]) * SIZE)
+            seen.append(inputs["x"])
+            return super().run(inputs, wanted)
+
+    seen: list[Array] = []
+    with client_file(bytes([5]) * SIZE) as file:
+        works = [request(file)[0], request(None, 7)[0], request(file)[0]]
+        backend: Any = Changing()
+        result = BatchRun(backend, FIXED, 8, 1, answer_each).run(works)
+    assert values(result.outcomes) == [5, 7, 21]
+    assert [int(array[0, 0]) for array in seen] == [5, 7, 21], "no copy is another's"
+    assert 0.0 < result.timing.input < result.seconds
+
+
+def test_what_a_model_stumbles_over_leaves_the_others_their_answers_and_errors() -> None:
+    class Stumbling(Singly):
+        def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
+            if inputs["x"][0, 0] == 99:
+                raise ZeroDivisionError
+            return super().run(inputs, wanted)
+
+    with ExitStack() as stack:
+        gone, bad, good = (stack.enter_context(client_file(bytes([v]) * SIZE)) for v in (1, 99, 3))
+        order = [gone, bad, gone, good, bad, bad, gone, good]
+        works = [request(file)[0] for file in order]
+        gone.shrink(0)
+        outcomes = run(Stumbling(), works)
+    expected = {id(gone): "invalid-input", id(bad): "model-error", id(good): 3}
+    assert values(outcomes) == [expected[id(file)] for file in order]
+
+
+def test_a_batch_that_is_given_up_while_it_runs_ends_all_the_same() -> None:
+    """Its works are answered, and lose their inputs, while the model's thread is still at the first."""
+
+    class GivenUp(Singly):
+        def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
+            for work in works:
+                work.inputs, work.reads = {}, None
+            return super().run(inputs, wanted)
+
+    with client_file(bytes([5]) * SIZE) as file:
+        works = [request(file)[0], request(file)[0], request(None, 7)[0]]
+        assert values(run(GivenUp(), works)) == [5, "model-error", "model-error"]
 
 
 @pytest.mark.parametrize("kind", [Largest, OneByOne, InParts, Singly])

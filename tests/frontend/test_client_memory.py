@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from carpool.errors import CarpoolError, InvalidInput, TooLarge, Unsupported
 from carpool.frontend.client_memory import ClientMemory, names_regions
-from carpool.memory.client_files import EXTENSION, Region
+from carpool.memory.client_files import EXTENSION, PLACE, Region
 from carpool.types import Datatype, RequestedOutput, RequestOptions, SharedMemory, Tensor
 from carpool.wire.v2 import RequestHead, TensorHead, bind
 from frontend.client_files import client_file
@@ -89,13 +89,53 @@ def test_a_repeated_request_has_the_same_inputs_object() -> None:
         assert (first.head.id, first.head.outputs) == ("id", head.outputs)
 
 
+def test_a_repeated_head_is_fetched_in_the_same_way_until_a_region_changes() -> None:
+    with client_file(bytes([1]) * 8) as first, client_file(bytes([2]) * 8) as second:
+        one, other = first.region(), second.region()
+        memory, door = memory_of(one)
+        head = request(in_region("x", 8))
+        fetch = memory.fetch(head, by_engine=True)
+        assert memory.fetch(head, by_engine=True) is fetch
+        assert PLACE.unpack(fetch.head.regions) == (one.number, 0)
+        renew(door, other)
+        again = memory.fetch(head, by_engine=True)
+        assert PLACE.unpack(again.head.regions) == (other.number, 0)
+        assert brought(memory, head)["x"].tolist() == [[2] * 8]
+        renew(door)
+        assert "not registered" in refusal(memory, head).message
+
+
+def test_heads_with_the_same_inputs_keep_what_is_their_own() -> None:
+    with client_file(bytes(16)) as file:
+        memory, _ = memory_of(file.region())
+        head = request(in_region("x", 8))
+        alike = RequestHead("other", head.inputs, [wanted("y", 4, 8)], RequestOptions(priority=3), True, 0)
+        for _ in range(2):
+            first, second = memory.fetch(head), memory.fetch(alike)
+            assert (first.head.id, second.head.id) == ("id", "other")
+            assert (first.head.options.priority, second.head.options.priority) == (0, 3)
+            assert first.outlets is None
+            assert second.outlets is not None
+        for by_engine in (True, False, True):
+            assert bool(memory.fetch(head, by_engine=by_engine).head.regions) == by_engine
+
+
+def test_what_is_remembered_of_requests_keeps_no_memory_that_is_not_registered() -> None:
+    with client_file(bytes(8)) as file:
+        memory, door = memory_of(file.region())
+        memory.fetch(request(in_region("x", 8)))
+        assert file.descriptors() == 1
+        renew(door)
+        assert file.descriptors() == 0
+
+
 def test_plans_are_bounded() -> None:
     with client_file(bytes(8)) as file:
         memory, _ = memory_of(file.region())
         heads = [request(in_region("x", 8)) for _ in range(600)]
         for head in heads:
             memory.fetch(head)
-        assert len(memory._plans) <= 256
+        assert len(memory._known) <= 256
         assert brought(memory, heads[0])["x"].size == 8
 
 

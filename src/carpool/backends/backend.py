@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
@@ -107,11 +107,12 @@ class RunsSingly(Protocol):
 
     def run_singly(
         self,
-        requests: Sequence[Mapping[str, Array]],
+        requests: Iterable[Mapping[str, Array]],
         wanted: Sequence[str],
         answers: list[Mapping[str, Array] | CarpoolError],
     ) -> None:
-        """As `run` for each: what it answers is appended, so that whoever catches what this raises can tell
+        """As `run` for each, and each is only asked for when the one before it has run: its inputs may be
+        copied just then. What it answers is appended, so that whoever catches what this raises can tell
         whose fault it was. The arrays are the caller's to keep."""
 
 

@@ -12,7 +12,7 @@ import logging
 import math
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -120,7 +120,7 @@ class OnnxBackend:
 
     def run_singly(
         self,
-        requests: Sequence[Mapping[str, Array]],
+        requests: Iterable[Mapping[str, Array]],
         wanted: Sequence[str],
         answers: list[Mapping[str, Array] | CarpoolError],
     ) -> None:

@@ -20,7 +20,7 @@ from carpool.backends.backend import (
     SequenceRow,
 )
 from carpool.core.job import INFINITY, Job
-from carpool.engine.collator import Collator, InBatch, inputs_of, runs_where_it_lies
+from carpool.engine.collator import Collator, InBatch, InTurn, inputs_of
 from carpool.errors import CarpoolError, ModelError, without_stack
 from carpool.link.request_place import COPIED_AT_ONCE, RequestPlace
 from carpool.memory.client_files import RegionReads
@@ -196,7 +196,7 @@ class BatchRun(Generic[RequestT]):
         before = 0 if device is None else device.out_of_memory
         if len(works) <= self._chunk or self._chunk >= self._signature.max_batch:
             outcomes = self._run(works, 0, timing)
-        elif self._singly is not None and all(map(runs_where_it_lies, works)):
+        elif self._singly is not None:
             outcomes = self._run_singly(self._singly, works, timing)
         else:
             for chunk in self._chunks(works):
@@ -342,21 +342,24 @@ class BatchRun(Generic[RequestT]):
     def _run_singly(self, backend: RunsSingly, works: Sequence[RequestT], timing: Timing) -> list[Outcome]:
         """Requests that are best run one by one. All of them run before the first answer is looked at: what
         a model reads and writes pushes everything else out of the caches, and what came between two runs
-        would be slow each time. Not for requests that are copied first: one by one they take the same memory
-        again, and it is still in the caches when the model reads it."""
+        would be slow each time."""
         start = monotonic()
         wanted = self._wanted(works)
-        inputs = [work.inputs for work in works]
+        inputs = InTurn(works)
         answers: list[Mapping[str, Array] | CarpoolError] = []
-        while len(answers) < len(inputs):
+        while len(answers) + len(inputs.errors) < len(works):
             try:
-                backend.run_singly(inputs[len(answers) :], wanted, answers)
+                backend.run_singly(inputs, wanted, answers)
                 break
             except Exception as error:
                 answers.append(self._as_failure(error))
+                inputs.next = len(answers) + len(inputs.errors)  # also where it had not come to the next one
+        for index in sorted(inputs.errors):
+            answers.insert(index, inputs.errors[index])
         ran = monotonic()
         outcomes = self._answer_each(works, answers, 0)
-        timing.infer += ran - start
+        timing.input += inputs.copying
+        timing.infer += ran - start - inputs.copying
         timing.output += monotonic() - ran
         return outcomes
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from time import monotonic
 from typing import Any, Protocol
 
 import numpy as np
@@ -55,17 +56,8 @@ class Collator:
         """The inputs of these requests, one behind the other along the batch dimension. Those whose client
         has taken its memory away are zeros, and `errors` says so by their index."""
         if len(works) == 1:
-            return self.alone(works[0], errors)
+            return alone(works[0], 0, errors)
         return {name: self._stack(name, works, errors) for name in works[0].inputs}
-
-    def alone(self, work: InBatch, errors: dict[int, CarpoolError]) -> dict[str, Array]:
-        """Those of one, where they lie if they may."""
-        inputs: dict[str, Array] = {}
-        for name, array in work.inputs.items():
-            if work.reads is not None:
-                array = _fetched(work, name, 0, errors)
-            inputs[name] = array if _lies_well(array) else array.copy()
-        return inputs
 
     def _stack(self, name: str, works: Sequence[InBatch], errors: dict[int, CarpoolError]) -> Array:
         spec = self._signature.input_named[name]
@@ -120,8 +112,16 @@ def _lies_well(array: Array) -> bool:
     return flags.c_contiguous and flags.aligned
 
 
-def runs_where_it_lies(work: InBatch) -> bool:
-    return work.reads is None and all(map(_lies_well, work.inputs.values()))
+def alone(work: InBatch, index: int, errors: dict[int, CarpoolError]) -> dict[str, Array]:
+    """The inputs of one request, where they lie if they may; what cannot be read ends it."""
+    inputs: dict[str, Array] = {}
+    for name, array in work.inputs.items():
+        if work.reads is not None:
+            array = _fetched(work, name, index, errors)
+            if index in errors:
+                break
+        inputs[name] = array if _lies_well(array) else array.copy()
+    return inputs
 
 
 def _fetched(work: InBatch, name: str, index: int, errors: dict[int, CarpoolError]) -> Array:
@@ -132,6 +132,37 @@ def _fetched(work: InBatch, name: str, index: int, errors: dict[int, CarpoolErro
         array = np.empty(array.shape, array.dtype)
         _read(work.reads, name, array, index, errors)
     return array
+
+
+class InTurn(Iterator[Mapping[str, Array]]):
+    """The inputs of requests that run one by one: what is copied first is copied when its turn comes, so that
+    it is still in the caches when the model reads it. Each copy has memory of its own, which an answer may
+    go on using; the allocator gives it that of one before it. Those that cannot be read are left out, and
+    `errors` says so by their index.
+
+    Unlike a generator it goes on behind what it raised for. The loop's thread takes the inputs of works only
+    from a batch that it has given up: those whose turn is still to come then fail, and nobody hears of it.
+    """
+
+    def __init__(self, works: Sequence[InBatch]) -> None:
+        self._works = works
+        self.next = 0
+        self.errors: dict[int, CarpoolError] = {}
+        self.copying = 0.0  # seconds
+
+    def __next__(self) -> Mapping[str, Array]:
+        while self.next < len(self._works):
+            index = self.next
+            work = self._works[index]
+            self.next = index + 1
+            if work.reads is None and all(map(_lies_well, work.inputs.values())):
+                return work.inputs
+            start = monotonic()
+            inputs = alone(work, index, self.errors)
+            self.copying += monotonic() - start
+            if index not in self.errors:
+                return inputs
+        raise StopIteration
 
 
 def inputs_of(works: Sequence[InBatch], errors: dict[int, CarpoolError]) -> list[Mapping[str, Any]]:

@@ -196,14 +196,17 @@ class ClientCall:
         memory = self.service.memory
         by_engine = self.entry.fetches and self.split is None  # the mirror would read its slot
         fetch = None if head.plain or not names_regions(head) else memory.fetch(head, by_engine=by_engine)
-        slot = self._slot = self.service.door.slot(head.tail_size if fetch is None else fetch.size)
+        placed, size = head, head.tail_size
+        if fetch is not None:
+            placed, self._outlets, size = fetch.head, fetch.outlets, fetch.size
+        slot = self._slot = self.service.door.slot(size)
         position, view = 0, slot.view
         for piece in pieces:
             end = position + len(piece)
             view[position:end] = piece
             position = end
-        if fetch is None and (checked or head.plain):
-            self._offer(head, slot, 0)
+        if placed.regions or (fetch is None and (checked or head.plain)):
+            self._offer(placed, slot, 0)
             return None
 
         def fill() -> None:
@@ -212,11 +215,8 @@ class ClientCall:
             if fetch is not None:
                 fetch.into(view)
 
-        placed = head
         takes_long = not checked and head.tail_size > AT_ONCE and not is_in_place(head)
-        if fetch is not None:
-            placed, self._outlets = fetch.head, fetch.outlets
-            takes_long = takes_long or fetch.takes_long
+        takes_long = takes_long or (fetch is not None and fetch.takes_long)
         return self._aside(takes_long, fill, lambda _: self._offer(placed, slot, 0), slot)
 
     def _offer_pictures(self, pictures: SentPictures, slot: Slot | None = None) -> None:

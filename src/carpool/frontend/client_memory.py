@@ -55,15 +55,20 @@ class ClientMemory:
         self._allowed = False
         self._regions: dict[str, OpenRegion] = {}
         self._lost: dict[str, tuple[Region, str]] = {}
-        self._plans: dict[int, tuple[Sequence[TensorHead], _Plan]] = {}
+        self._known: dict[int, _Known] = {}  # by the id of its inputs, which it keeps
         door.watch(self._renewed)
 
     def fetch(self, head: RequestHead, *, by_engine: bool = False) -> Fetch:
         """For a request whose other inputs lie in the first `tail_size` bytes of the slot. The engine may be
         able to fetch them itself, if that is all there is to do for them."""
-        plan = self._plan(head)
-        regions = [self._find(move.place, move.owner) for move in plan.moves]
-        return Fetch(head, plan, regions, self.outlets(head.outputs), by_engine and plan.by_engine)
+        inputs = head.inputs
+        known = self._known.get(id(inputs))
+        if known is None or known.inputs is not inputs:
+            known = self._learn(head)
+        last, by_engine = known.last, by_engine and known.plan.by_engine
+        if last is None or last.asked is not head or last.by_engine is not by_engine:
+            last = known.last = Fetch(head, known, self.outlets(head.outputs), by_engine)
+        return last
 
     def outlets(self, outputs: Sequence[RequestedOutput]) -> Outlets | None:
         """Where the outputs go that are wanted in regions; None when there are none."""
@@ -93,22 +98,22 @@ class ClientMemory:
             return InvalidInput(f"{unable}, for {owner}; it must be registered again: {why}", field=field)
         return InvalidInput(f"{unable}, for {owner}; it is not registered", field=field)
 
-    def _plan(self, head: RequestHead) -> _Plan:
-        """Found again by the very list of inputs: clients repeat themselves, and parsed heads are cached."""
-        inputs = head.inputs
-        known = self._plans.get(id(inputs))
-        if known is not None and known[0] is inputs:
-            return known[1]
-        plan = _plan(inputs, head.tail_size)
+    def _learn(self, head: RequestHead) -> _Known:
+        """To be found again by the very list of inputs: clients repeat themselves, and parsed heads are
+        cached."""
+        plan = _plan(head.inputs, head.tail_size)
         if plan.size > self._max_bytes:
             raise TooLarge(f"the inputs take {plan.size} bytes, more than the {self._max_bytes} allowed")
-        if len(self._plans) >= _CACHED_PLANS:
-            self._plans.clear()
-        self._plans[id(inputs)] = inputs, plan
-        return plan
+        regions = [self._find(move.place, move.owner) for move in plan.moves]
+        if len(self._known) >= _CACHED_PLANS:
+            self._known.clear()
+        known = self._known[id(head.inputs)] = _Known(head.inputs, plan, regions)
+        return known
 
     def _renewed(self, catalog: Catalog) -> None:
-        """Open at once what is new: a client may remove its file as soon as it hears of success."""
+        """Open at once what is new: a client may remove its file as soon as it hears of success. And keep
+        nothing open that is not registered any more, but for requests under way."""
+        self._known.clear()
         self._allowed = EXTENSION in catalog.extensions
         known, self._regions = self._regions, {}
         lost, self._lost = self._lost, {}
@@ -173,33 +178,40 @@ def _plan(inputs: Sequence[TensorHead], tail_size: int) -> _Plan:
     return _Plan(placed, end, moves, checked, takes_long, len(moves) == len(inputs) and not checked)
 
 
+class _Known:
+    """Requests with the same inputs, and the regions those lie in, for as long as none is changed."""
+
+    __slots__ = ("inputs", "last", "places", "plan", "regions")
+
+    def __init__(self, inputs: Sequence[TensorHead], plan: _Plan, regions: Sequence[OpenRegion]) -> None:
+        self.inputs = inputs
+        self.plan = plan
+        self.regions = regions
+        self.places = b"".join(
+            PLACE.pack(region.region.number, move.place.offset)
+            for move, region in zip(plan.moves, regions, strict=True)
+        )
+        self.last: Fetch | None = None  # most come with the very same head
+
+
 class Fetch:
-    """One request on its way from regions to a slot of `size` bytes, where `head` finds all its inputs."""
+    """A request on its way from regions to a slot of `size` bytes, where `head` finds all its inputs. Others
+    that ask for the same share it: nothing in it changes."""
 
-    __slots__ = ("_plan", "_regions", "by_engine", "head", "outlets", "size", "takes_long")
+    __slots__ = ("_plan", "_regions", "asked", "by_engine", "head", "outlets", "size", "takes_long")
 
-    def __init__(
-        self,
-        head: RequestHead,
-        plan: _Plan,
-        regions: Sequence[OpenRegion],
-        outlets: Outlets | None,
-        by_engine: bool,
-    ) -> None:
-        self._plan = plan
-        self._regions = regions
+    def __init__(self, asked: RequestHead, known: _Known, outlets: Outlets | None, by_engine: bool) -> None:
+        self._plan = plan = known.plan
+        self._regions = known.regions
+        self.asked = asked
         self.size = plan.size
         self.takes_long = plan.takes_long and not by_engine
         self.outlets = outlets
         self.by_engine = by_engine
-        self.head = RequestHead(
-            head.id, plan.inputs, head.outputs, head.options, head.binary_output, plan.size, head.batch
-        )
+        options, binary = asked.options, asked.binary_output
+        self.head = RequestHead(asked.id, plan.inputs, asked.outputs, options, binary, plan.size, asked.batch)
         if by_engine:
-            self.head.regions = b"".join(
-                PLACE.pack(region.region.number, move.place.offset)
-                for move, region in zip(plan.moves, regions, strict=True)
-            )
+            self.head.regions = known.places
 
     def into(self, view: memoryview) -> None:
         """Copy the inputs and look at those that need it. Safe in any thread; raises `InvalidInput`."""

@@ -38,6 +38,7 @@ class ServedTemplate:
         self.heads = [_read_tensor(listed) for listed in document["inputs"]]
         self.extent = max((head.offset + head.size for head in self.heads), default=0)
         self.plain = not any(head.datatype in _CHECKED for head in self.heads)
+        self.sizes = [(head.name, head.size) for head in self.heads]
         self.arrays = [(head.name, head.shape, head.datatype.dtype, head.offset) for head in self.heads]
         self.wanted: tuple[str, ...] = tuple(document["wanted"])
         self.encoded: bool = document["encoded"]
@@ -102,9 +103,8 @@ class ServedTemplate:
         if self.entry is None or not self.entry.fetches or not self.plain:
             raise ProtocolError("inputs in clients' memory, which nobody reads there")
         size = PLACE.size * len(self.heads)
-        named = [(head.name, head.size) for head in self.heads]
         try:
-            return find_regions(payload[:size], named, regions), payload[size:]
+            return find_regions(payload[:size], self.sizes, regions), payload[size:]
         except (ValueError, struct.error) as error:
             raise ProtocolError(f"inputs in clients' memory: {error}") from None
 
