@@ -4,11 +4,7 @@ answers as bytes: errors with their status, the error body that every refusal sh
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-import socket
-import sys
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from email.utils import formatdate
@@ -51,8 +47,6 @@ REASON_FIELD = b"X-Carpool-Reason: %b\r\n"
 _STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus
 }
-_NOTSENT_LOWAT = 25  # TCP_NOTSENT_LOWAT of Linux, which Python names from 3.12 on
-_MOST_UNSENT = 16 * 1024  # bytes of events that the kernel takes beyond what the client has room for
 _GIVEN_UP = Reason.GIVEN_UP.value
 More = Callable[[int], memoryview | None]
 
@@ -84,14 +78,8 @@ def render_head(status: int, fields: bytes, length: int, date: bytes) -> bytes:
     return b"%b%b%bcontent-length: %d\r\n\r\n" % (line, fields, date, length)
 
 
-def open_stream(
-    transport: asyncio.Transport, fields: bytes, date: bytes, *, keep: bool, chunked: bool
-) -> bytes:
-    """The head of an answer in pieces. From here on the kernel takes little that the client has no room for:
-    megabytes of events would lie there before anybody knew that they are not read."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # it is closed already
-            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, _MOST_UNSENT)
+def stream_head(fields: bytes, date: bytes, *, keep: bool, chunked: bool) -> bytes:
+    """The head of an answer in pieces."""
     body = b"transfer-encoding: chunked\r\n" if chunked else b""
     end = b"" if keep else b"connection: close\r\n"
     return b"%b%b%b%b%b\r\n" % (_STATUS_LINES[200], fields, date, body, end)

@@ -32,9 +32,9 @@ from carpool.frontend.http.exchange import (
     Fault,
     Receive,
     bad_request,
-    open_stream,
     render_head,
     rest_of,
+    stream_head,
 )
 from carpool.frontend.http.limits import KIB, MIB
 from carpool.frontend.http.parsing import HeadFinder, RequestHead
@@ -508,7 +508,7 @@ class Connection(asyncio.BufferedProtocol):
     def begin_answer(self, fields: bytes) -> bool:
         chunked = cast(RequestHead, self._head).http_minor == 1
         self._keep = self._keep and chunked
-        self.send(open_stream(self._transport, fields, self._shared.date, keep=self._keep, chunked=chunked))
+        self.send(stream_head(fields, self._shared.date, keep=self._keep, chunked=chunked))
         return chunked
 
     def end_answer(self) -> None:
