@@ -16,13 +16,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 from collections.abc import Sequence
 from time import monotonic
 from typing import cast
 
 from carpool.errors import without_stack
 from carpool.frontend.http.body import CompressedBody, Intake, inflate, skip_received, too_large
-from carpool.frontend.http.borrowed_socket import BorrowedSocket
 from carpool.frontend.http.exchange import (
     CONTINUE,
     Body,
@@ -63,17 +63,17 @@ class Connection(asyncio.BufferedProtocol):
     """
 
     __slots__ = (
-        "_ahead", "_borrowed", "_busy", "_ended", "_exchange", "_expected", "_finder", "_head", "_intake",
-        "_keep", "_known", "_known_raw", "_mark", "_partial", "_peer", "_phase", "_plan", "_queued",
-        "_rests", "_scratch", "_secure", "_served", "_shared", "_since", "_stalled", "_stalled_at",
-        "_transport", "_unsent",
+        "_ahead", "_borrowed", "_busy", "_ended", "_exchange", "_finder", "_head", "_intake", "_keep",
+        "_known", "_known_raw", "_mark", "_partial", "_peer", "_phase", "_plan", "_queued", "_rests",
+        "_scratch", "_secure", "_served", "_shared", "_since", "_stalled", "_stalled_at", "_transport",
+        "_unsent",
     )  # fmt: skip
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._transport: asyncio.Transport
         self._secure = False  # over TLS: what the socket holds is not what is sent and received
-        self._borrowed: BorrowedSocket
+        self._borrowed: socket.socket | None = None
         self._peer = ""  # the client's address
         self._phase = HEAD
         self._since = monotonic()  # when the phase, or its current window, began
@@ -85,7 +85,6 @@ class Connection(asyncio.BufferedProtocol):
         self._partial = False  # some of a head is here
         self._known_raw = b""  # the last head: a client's next one is often the same, byte for byte
         self._known: RequestHead | None = None
-        self._expected: memoryview | None = None  # for the same once more, if a long body follows it
         self._ahead = b""  # read, but not used yet
         self._queued = False  # behind an earlier request of this connection: it lies unread for that reason
         self._busy = False  # requests are being taken out of what was read, further up the stack
@@ -106,7 +105,6 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._borrowed = BorrowedSocket(transport)
         self._secure = transport.get_extra_info("ssl_object") is not None
         # One byte that waits is one too many; over TLS none that waits would already count as 0.
         self._transport.set_write_buffer_limits(high=1 if self._secure else 0)
@@ -121,7 +119,7 @@ class Connection(asyncio.BufferedProtocol):
             self._shared.lingering -= 1
         self._phase = CLOSED
         self._plan = None
-        self._borrowed.give_back()
+        self._give_back()
         self._intake.forget()
         self._abandon()
         self._shared.leave(self)
@@ -134,8 +132,7 @@ class Connection(asyncio.BufferedProtocol):
             return into[intake.got : intake.got + (_MUCH if used_up else BODY_READ)]
         if used_up:
             self._scratch = self._shared.head_buffer
-        expected = self._expected
-        return self._scratch if expected is None or self._phase or self._ahead else expected
+        return self._scratch
 
     def buffer_updated(self, nbytes: int) -> None:
         intake = self._intake
@@ -151,7 +148,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._let_others_run()
         elif self._phase == LINGER:
             limit = self._shared.limits.drain_bytes
-            intake.got += nbytes + skip_received(self._borrowed.get(), limit)
+            intake.got += nbytes + skip_received(self._borrow(), limit)
             if intake.got > limit:
                 self._transport.abort()
         elif self._ahead:
@@ -161,18 +158,7 @@ class Connection(asyncio.BufferedProtocol):
         else:
             if self._phase == HEAD:
                 self._queued = False
-                if self._expected is not None and nbytes == len(self._expected) and self._is_as_expected():
-                    return
             self._work(self._scratch, nbytes)
-
-    def _is_as_expected(self) -> bool:
-        """The head of before, and nothing else: its body comes straight to where it will be used."""
-        if self._stalled or not self._shared.head_buffer.startswith(self._known_raw):
-            return False
-        self._begin(cast(RequestHead, self._known))
-        if self._phase == BODY and self._intake.into is None:
-            self._after_part_of_body(0)
-        return True
 
     def _room_used(self) -> None:
         """The body is complete, or its buffer is full."""
@@ -368,12 +354,9 @@ class Connection(asyncio.BufferedProtocol):
             if self._partial:
                 self._partial = False
                 self._finder.reset()
-            known = cast(RequestHead, self._known)
-            if self._expected is None and (known.content_length or 0) >= _MUCH:
-                self._expected = memoryview(self._shared.head_buffer)[: len(raw)]
-            self._begin(known)
+            self._begin(cast(RequestHead, self._known))
             return position + len(raw)
-        self._head = self._expected = None
+        self._head = None
         while data.startswith(b"\r\n", position, end):
             position += 2  # some clients send an empty line too many after a body
             self._partial = False
@@ -418,7 +401,7 @@ class Connection(asyncio.BufferedProtocol):
                 if intake.into is None and intake.chunks is None:
                     self._scratch = shared.body_buffer
                 if head.expects_continue:
-                    self.send(CONTINUE)
+                    self._send(CONTINUE)
         except Exception as error:
             self._failed(error)
         if self._phase == WAITING and self._exchange is exchange:
@@ -444,12 +427,11 @@ class Connection(asyncio.BufferedProtocol):
         intake = self._intake
         if count >= _MUCH:
             self._shared.turns.spend(count)
-            full = intake.into is None and count >= len(self._scratch)  # else the next read goes elsewhere
-            if full or self._shared.turns.left <= 0:
+            if count >= len(self._scratch) or self._shared.turns.left <= 0:
                 self._let_others_run()
         unwanted = self._exchange is None or self._plan is None
         if unwanted and intake.chunks is None and not self._secure:
-            intake.skip_in_kernel(self._borrowed.get())
+            intake.skip_in_kernel(self._borrow())
             if intake.got >= intake.size:
                 self._body_done()
 
@@ -508,7 +490,7 @@ class Connection(asyncio.BufferedProtocol):
     def begin_answer(self, fields: bytes) -> bool:
         chunked = cast(RequestHead, self._head).http_minor == 1
         self._keep = self._keep and chunked
-        self.send(stream_head(fields, self._shared.date, keep=self._keep, chunked=chunked))
+        self._send(stream_head(fields, self._shared.date, keep=self._keep, chunked=chunked))
         return chunked
 
     def end_answer(self) -> None:
@@ -581,7 +563,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._queued:
             self._shared.unread.cannot_look(now)
         else:
-            self._shared.unread.look(self._borrowed.get(), now)
+            self._shared.unread.look(self._borrowed or self._borrow(), now)
 
     def _failed(self, error: Exception) -> None:
         if isinstance(error, Fault):
@@ -605,11 +587,13 @@ class Connection(asyncio.BufferedProtocol):
 
     # ── sending ──
 
-    def send(self, data: bytes) -> None:
+    def _send(self, data: bytes) -> None:
         try:
             self._transport.write(data)
         except RuntimeError:
             self._transport.abort()  # uvloop raises when the handle is closed already
+
+    send = _send
 
     def _send_answer(self, status: int, fields: bytes, body: Body, head_only: bool) -> None:
         head_only = head_only or status in _WITHOUT_BODY
@@ -617,9 +601,9 @@ class Connection(asyncio.BufferedProtocol):
         if isinstance(body, bytes):
             start = render_head(status, fields, len(body), date)
             if head_only:
-                self.send(start)
+                self._send(start)
             elif len(body) <= _COPIED_TOGETHER:
-                self.send(start + body)
+                self._send(start + body)
             else:
                 self._send_pieces([memoryview(start), memoryview(body)])
             return
@@ -631,20 +615,36 @@ class Connection(asyncio.BufferedProtocol):
     def _send_pieces(self, views: Sequence[memoryview]) -> None:
         size = sum(map(len, views))
         if size <= _COPIED_TOGETHER or self._stalled or self._secure or len(views) > _MOST_PIECES:
-            self.send(b"".join(views))
+            self._send(b"".join(views))
             return
         sent = self._write_now(views)
         if sent < size:
             # Copied: the transport would hold the buffers, and so the slot, until the client has read.
-            self.send(rest_of(views, sent))
+            self._send(rest_of(views, sent))
 
     def _write_now(self, views: Sequence[memoryview]) -> int:
         if self._transport.is_closing():
             return 0
         try:
-            return os.writev(self._borrowed.descriptor(), views)
+            return os.writev(self._descriptor(), views)
         except BlockingIOError:
             return 0
         except OSError:
             self._transport.abort()
             return 0
+
+    def _descriptor(self) -> int:
+        """Valid until connection_lost: only then does the transport close it."""
+        return cast(int, self._transport.get_extra_info("socket").fileno())
+
+    def _borrow(self) -> socket.socket:
+        """The transport's own socket, for what only the kernel can do. Made once: that is a system call."""
+        if self._borrowed is None:
+            self._borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=self._descriptor())
+        return self._borrowed
+
+    def _give_back(self) -> None:
+        """Before the transport closes it: from then on its number may be another's."""
+        borrowed, self._borrowed = self._borrowed, None
+        if borrowed is not None:
+            borrowed.detach()
