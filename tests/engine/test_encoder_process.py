@@ -381,7 +381,9 @@ def test_an_engine_answers_who_rode_in_a_process_that_was_killed(tmp_path: Path)
             asked = [picture(seed) for seed in range(6)]
             tasks = [asyncio.create_task(engine.infer("writer", {"image": each})) for each in asked]
             gone = asyncio.create_task(engine.infer("writer", {"image": asked[0]}))
-            await asyncio.sleep(0.1)  # most of them are being encoded
+            async with asyncio.timeout(60):
+                while one._free.qsize() == PIECES:  # until some are being encoded, which takes 200 ms
+                    await asyncio.sleep(0.01)
             os.kill(pids[0], signal.SIGKILL)
             gone.cancel()
             for each, task in zip(asked, tasks, strict=True):

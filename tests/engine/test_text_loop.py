@@ -41,13 +41,16 @@ class Scripted:
         self.left: list[bytes] = [b""] * self.slots
         self.fails: list[Exception] = []  # of the next steps
         self.launched: deque[tuple[float, Any]] = deque()
+        self.busy = 0.0  # until then
         self.closed = False
 
     def read(self, inputs: Any) -> bytes:
         return bytes(inputs)
 
     def encode(self, pictures: Sequence[bytes]) -> Sequence[bytes]:
-        self._clock.at += ENCODE.times[len(pictures)]
+        self._queued(ENCODE.times[len(pictures)])
+        if not self.overlaps:
+            self._clock.at = self.busy
         if any(b"poison" in picture for picture in pictures):
             raise RuntimeError("a kernel failed")
         return pictures
@@ -60,8 +63,7 @@ class Scripted:
         assert len(self.launched) < (AHEAD if self.overlaps else 1)
         tokens = np.array([text[0] if text else self.end for text in self.left[:width]], np.int64)
         self.left[:width] = [text[1:] for text in self.left[:width]]
-        begins = max(self._clock.at, self.launched[-1][0]) if self.launched else self._clock.at
-        self.launched.append((begins + STEP.times[width], tokens))
+        self.launched.append((self._queued(STEP.times[width]), tokens))
 
     def tokens(self) -> Any:
         due, tokens = self.launched.popleft()
@@ -72,6 +74,10 @@ class Scripted:
 
     def forget(self) -> None:
         self.launched.clear()
+
+    def _queued(self, seconds: float) -> float:
+        self.busy = max(self._clock.at, self.busy) + seconds
+        return self.busy
 
     def piece(self, token: int) -> bytes:
         return bytes((token,))
@@ -302,6 +308,17 @@ def test_events_travel_as_they_are() -> None:
     for wrong in (b"\xff" * 200, written.replace(b"gr", b"\xff\xff")):
         with pytest.raises(Exception, match=r"event|payload"):
             EventReader("m").feed(wrong)
+
+
+def test_what_encoding_took_is_told_with_the_first_token_and_learned() -> None:
+    stage = Stage()
+    for number in range(30):
+        stage.submit(number, b"text")
+        stage.play(40)
+        first = next(one for one in stage.events if isinstance(one, Piece) and one.number == number)
+        assert first.encoded == pytest.approx(ENCODE.times[1])
+    assert stage.scheduler.encoder.speeds[0].mean == pytest.approx(1.0)
+    assert stage.scheduler.step.speeds[0].mean == pytest.approx(1.0)
 
 
 def test_a_step_is_launched_before_the_tokens_of_the_last_are_told() -> None:

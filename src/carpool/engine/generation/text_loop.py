@@ -61,10 +61,10 @@ class _Flight:
 
     __slots__ = ("began", "encoded", "work")
 
-    def __init__(self, work: Step, began: float, encoded: Sequence[Encode] = ()) -> None:
+    def __init__(self, work: Step, began: float, encoded: Sequence[tuple[Encode, float, bool]]) -> None:
         self.work = work
-        self.began = began  # or what was encoded right before it
-        self.encoded = encoded
+        self.began = min([began, *(when for _, when, _ in encoded)])
+        self.encoded = encoded  # right before it
 
 
 class TextLoop:
@@ -101,7 +101,7 @@ class TextLoop:
         self._flights: list[deque[_Flight]] = [deque() for _ in range(self.threads)]
         self._heard = [0.0] * self.threads
         # What was encoded by the device that steps, since its last step was launched, and when that began.
-        self._encodings: list[tuple[Encode, float]] = []
+        self._encodings: list[tuple[Encode, float, bool]] = []  # and whether all of it was encoded
         self._left = self.threads  # threads that have not ended
         self._failures = [0] * len(instance.decoders)  # each is its thread's
         self._texts: dict[int, str | None] = {}  # of tokens that were seen; None: a part of a character
@@ -236,10 +236,10 @@ class TextLoop:
                 if job in wrong and self._open.pop(job.payload.number, None) is not None:
                     self._scheduler.cancel(job, ended)
                     events.append(Failed(job.payload.number, wrong[job]))
-            learned = None if ahead or wrong or len(riding) < len(work.jobs) else ended - began
+            whole = not wrong and len(riding) == len(work.jobs)
             if ahead:
-                self._encodings.append((work, began))
-            self._scheduler.encoded(work, ended, learned)
+                self._encodings.append((work, began, whole))
+            self._scheduler.encoded(work, ended, ended - began if whole and not ahead else None)
             events.append(self._worked(len(riding), 0, ended - began))
         self._tell(events)
 
@@ -270,10 +270,8 @@ class TextLoop:
     def _launch(self, work: Step, thread: int) -> None:
         decoder = self._instance.decoders[work.decoder]
         new = [job for job in work.jobs if job.payload.rows is not None]
-        began = min([began for _, began in self._encodings], default=self._now())
-        flight = _Flight(work, began, [encoded for encoded, _ in self._encodings])
-        if self._encodings:
-            self._encodings = []
+        flight = _Flight(work, self._now(), self._encodings)
+        self._encodings = []
         try:
             if new:
                 decoder.admit([job.slot for job in new], [job.payload.rows for job in new])
@@ -327,15 +325,21 @@ class TextLoop:
             ended = {job for job in work.jobs if tokens[job.slot] == decoder.end}
             riding = [job for job in work.jobs if job.state is RUNNING]
             boundary = self._scheduler.stepped(work, now, ended, None if flight.encoded else took)
-            alone = took - self._scheduler.step_takes(work.width)
-            if len(flight.encoded) == 1 and alone > 0.0:
-                self._scheduler.took(flight.encoded[0], alone, now)
+            self._learn(flight, took - self._scheduler.step_takes(work.width), now)
             done = set(boundary.done)
             for job in riding:
                 self._say(job, self._text(job, tokens[job.slot], decoder, job in done), job in ended, events)
             events += [self._dropped(gone, now) for gone in boundary.given_up]
             events.append(self._worked(0, work.width, took))
         self._tell(events)
+
+    def _learn(self, flight: _Flight, beyond: float, now: float) -> None:
+        """What came before the step took what it took beyond a step."""
+        for encoded, _, whole in flight.encoded:
+            for job in encoded.jobs:
+                job.payload.encoded = max(job.payload.encoded, beyond)
+            if whole and len(flight.encoded) == 1 and beyond > 0.0:
+                self._scheduler.took(encoded, beyond, now)
 
     def _text(self, job: TextJob, token: int, decoder: Decoder, done: bool) -> str:
         """What it adds to the answer. A character may come in several tokens: what is not whole yet is held
@@ -401,6 +405,7 @@ class TextLoop:
         """A step belongs to everybody in a slot of this decoder: nobody can tell what is in its caches now.
         Who waits goes on waiting, unless it happens again and again."""
         self._flights[thread].clear()
+        self._encodings = []
         with suppress(Exception):  # what it says of itself next is heard at the next step
             self._instance.decoders[decoder].forget()
         self._failures[decoder] += 1
