@@ -76,7 +76,7 @@ class KnobsPolicy:
         """Knobs are what they are, however long batches take."""
 
     def place(self, job: Job, sequence: int) -> tuple[int, str]:
-        job.rank = sequence
+        job.rank = float(sequence)
         knobs = self.settings
         known = 1 <= job.priority <= knobs.priority_levels
         return (job.priority if known else knobs.default_priority), ""

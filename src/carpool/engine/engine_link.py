@@ -43,6 +43,8 @@ _pack_answer = records.TO_FRONTEND.pack
 class Calls:
     """Makes work of records, owns it until it is done, and answers."""
 
+    __deletable__ = ("_memory",)  # of the compiled form
+
     def __init__(
         self,
         engine: EngineHost,
@@ -266,7 +268,7 @@ _HIGH_WATER = 1 << 20  # unsent bytes above which nothing more is read from that
 _AT_ONCE = 16  # records of one front end in one turn of the loop: of eight front ends, three milliseconds
 
 
-class EngineLink(asyncio.Protocol):
+class EngineLink:
     """The connection: reads what it says, in turns, and passes it on to who answers."""
 
     def __init__(
@@ -451,7 +453,7 @@ class EngineSide:
             os.close(arena)
         loop = asyncio.get_running_loop()
         link = EngineLink(self, frontend, memory, self._arenas, loop)
-        await loop.create_unix_connection(lambda: link, sock=sock)
+        await loop.create_unix_connection(lambda: cast(asyncio.Protocol, link), sock=sock)
         return link
 
     def close(self) -> None:

@@ -132,8 +132,8 @@ class Executor:
         self._watching = False  # written by our thread only
         self._stopped = False
         self._queue: SimpleQueue[Sequence[Work] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name=f"{signature.model}-instance", daemon=True)
-        self._thread.start()
+        self._server = threading.Thread(target=self._serve, name=f"{signature.model}-instance", daemon=True)
+        self._server.start()
 
     @property
     def alive(self) -> bool:
@@ -171,7 +171,7 @@ class Executor:
         self._queue.put(None)
 
     def join(self, timeout: float) -> None:
-        self._thread.join(timeout)
+        self._server.join(timeout)
 
     def _result(self, works: Sequence[Work]) -> BatchResult:
         try:

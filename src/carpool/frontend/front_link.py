@@ -182,7 +182,7 @@ class RemoteTrip:
             link.say_of_trip(self._number, ANSWERED if answered else GIVEN_UP)
 
 
-class FrontLink(asyncio.Protocol):
+class FrontLink:
     """Lives as long as the engine at its other end."""
 
     def __init__(self, door: RemoteDoor, loop: asyncio.AbstractEventLoop, max_answer_bytes: int) -> None:

@@ -140,7 +140,7 @@ class RemoteDoor(BodySlots):
         """A new engine: the one before, if there was any, is dead."""
         self.close()
         link = FrontLink(self, self._loop, self._max_answer_bytes)
-        await self._loop.create_unix_connection(lambda: link, sock=sock)
+        await self._loop.create_unix_connection(lambda: cast(asyncio.Protocol, link), sock=sock)
 
     def close(self) -> None:
         """End the link, and with it whatever still waits."""

@@ -159,7 +159,7 @@ def test_an_answer_in_the_moment_the_client_leaves(noticed: bool) -> None:
 
         assert server.call(leave_and_answer)
         server.until_connections(0)
-        server.call(connection._send, b"even this is harmless")
+        server.call(connection.send, b"even this is harmless")
 
 
 class SlotApp(PathApp):

@@ -117,11 +117,10 @@ def read_metadata(metadata: Metadata, who: Principal | None = None) -> Asked:
 class GrpcCall(ClientCall):
     """`reply` gets the answer or the failure, once, unless the client has left."""
 
-    __slots__ = ("_asked", "_family", "_more", "_reply", "_who", "id")
+    __slots__ = ("_asked", "_family", "_more", "_reply", "_service", "_who", "id")
 
     form = "grpc"
     one_answer = "ModelInfer RPC doesn't support models with decoupled transaction policy"  # Triton's words
-    service: Service
 
     def __init__(
         self,
@@ -134,6 +133,7 @@ class GrpcCall(ClientCall):
         slot: Slot | None = None,
     ) -> None:
         super().__init__(service, asked.sender, deadline, monotonic())
+        self._service = service
         self._slot = slot  # that the message is in
         self._asked = asked
         self.row = None
@@ -146,7 +146,7 @@ class GrpcCall(ClientCall):
     def begin_known(self, message: Message) -> bool:
         """As `begin`, for a message like one that came before and whose tensor can stay where it is, or is in
         its client's memory: then nothing is waited for. False: nothing was done."""
-        service, in_slot = self.service, self._slot is not None
+        service, in_slot = self._service, self._slot is not None
         parts = service.families.recognise(message)
         if parts is None or parts.family is None or in_slot != bool(parts.contents):
             return False
@@ -174,13 +174,13 @@ class GrpcCall(ClientCall):
         return True
 
     def _check_size(self, head: RequestHead) -> None:
-        most = self.service.max_body_bytes
+        most = self._service.max_body_bytes
         if head.tail_size > most:
             raise TooLarge(f"the inputs take {head.tail_size} bytes, more than the {most} allowed")
 
     async def begin(self, message: Message) -> None:
         """Understand the request and give it to the engine. Waits only for what is not done in the loop."""
-        service = self.service
+        service = self._service
         service.server_row.add(BYTES_RECEIVED, len(message))
         try:
             if not service.door.serving:
@@ -210,7 +210,7 @@ class GrpcCall(ClientCall):
             self._fail_unexpectedly(error)
 
     async def _offer_message(self, family: Family, message: Message, parts: Parts) -> None:
-        service, head = self.service, family.head
+        service, head = self._service, family.head
         self._check_size(head)
         pictures = sends_pictures(self.entry, head)
         if self._slot is not None:
@@ -239,7 +239,7 @@ class GrpcCall(ClientCall):
 
     async def _understood(self, parts: Parts) -> Family:
         """What it asks for, of which model. From here on this is its model, whatever is loaded meanwhile."""
-        service = self.service
+        service = self._service
         self.id = parts.id
         family = parts.family or service.families.find(parts)
         if not self.id.isascii():
@@ -261,7 +261,7 @@ class GrpcCall(ClientCall):
 
     def _choose_side(self) -> None:
         """It names no version, and there may be two."""
-        asked, service = self._asked, self.service
+        asked, service = self._asked, self._service
         self.split = split = service.routing.split(self.entry.name, asked.side, tensors=True)
         if split is not None:
             sender = self.sender.with_options(self.head.options)
@@ -274,11 +274,11 @@ class GrpcCall(ClientCall):
             check_pictures(family.entry, family.head)
         else:
             check_head(family.head, family.entry.signature)
-        family.catalog = self.service.door.catalog
+        family.catalog = self._service.door.catalog
 
     def _look_up(self, model: str, version: str) -> tuple[ModelEntry, Row]:
-        self.entry = entry = self.service.look_up(model, version)
-        self.row = row = self.service.row(entry)
+        self.entry = entry = self._service.look_up(model, version)
+        self.row = row = self._service.row(entry)
         return entry, row
 
     # ── as `ClientCall` asks ──
@@ -286,12 +286,12 @@ class GrpcCall(ClientCall):
     def _current(self) -> tuple[ModelEntry, Row]:
         family = self._family
         assert family is not None
-        entry = self.service.look_up(family.model, family.version)
+        entry = self._service.look_up(family.model, family.version)
         if self.split is not None:
-            self.split = split = self.service.routing.split(entry.name, tensors=True)
+            self.split = split = self._service.routing.split(entry.name, tensors=True)
             if split is not None:
                 entry = split.candidate if self.entry.version == split.candidate.version else split.stable
-        return entry, self.service.row(entry)
+        return entry, self._service.row(entry)
 
     @property
     def request_id(self) -> str:
@@ -338,7 +338,7 @@ class GrpcCall(ClientCall):
         if answer.timing.__class__ is StepTiming:
             more += messages.text_parameter("carpool_steps", in_words(answer.timing))
         response = messages.encode_answer(entry, self.id, listed, self._times(answer.timing), more)
-        self.service.server_row.add(BYTES_SENT, len(response))
+        self._service.server_row.add(BYTES_SENT, len(response))
         self._reply(response)
 
     def _write_error(self, error: CarpoolError, times: Times | None) -> None:

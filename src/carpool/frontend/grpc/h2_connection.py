@@ -37,7 +37,7 @@ _WINDOW_WAIT_S = 60.0  # for a client to take an answer that it asked for
 _OURS, _ALIVE = b"carpool1", b"carpool2"
 
 
-class H2Connection(asyncio.BufferedProtocol):
+class H2Connection:
     """The hot path: `get_buffer`, `buffer_updated`, `_parse`, `_head_complete` and `send_whole`."""
 
     __slots__ = (
@@ -290,7 +290,7 @@ class H2Connection(asyncio.BufferedProtocol):
                 break
             else:
                 position = start + length
-                self._frames[kind](self, flags, number, view[start:position])
+                _FRAMES[kind](self, flags, number, view[start:position])
         return position, False
 
     def _check_frame(self, kind: int, length: int) -> None:
@@ -583,11 +583,6 @@ class H2Connection(asyncio.BufferedProtocol):
     def _earn(self, credit: int) -> None:
         self._credit = min(_MOST_CREDIT, self._credit + credit)
 
-    _frames: tuple[Callable[[H2Connection, int, int, memoryview], None], ...] = (
-        *(_on_push, _on_headers, _on_priority, _on_reset, _on_settings),
-        *(_on_push, _on_ping, _on_goaway, _on_window, _on_continuation),
-    )
-
     # ── the ends of calls ──
 
     def _sent(self, rpc: Rpc) -> None:
@@ -647,3 +642,17 @@ class H2Connection(asyncio.BufferedProtocol):
         for rpc in rpcs.values():
             self._shared.calls -= 1
             rpc.leave()
+
+
+_FRAMES: tuple[Callable[[H2Connection, int, int, memoryview], None], ...] = (
+    H2Connection._on_push,
+    H2Connection._on_headers,
+    H2Connection._on_priority,
+    H2Connection._on_reset,
+    H2Connection._on_settings,
+    H2Connection._on_push,
+    H2Connection._on_ping,
+    H2Connection._on_goaway,
+    H2Connection._on_window,
+    H2Connection._on_continuation,
+)

@@ -64,13 +64,16 @@ HEADS = {name: HEAD + field(b"grpc-encoding", name.encode()) for name in ENCODIN
 FINE = field(b"grpc-status", b"0")
 
 
+_OF_A_HEAD = (
+    *("accepts", "asked", "encoding", "fault", "http_status", "length", "metadata", "path", "size"),
+    *("timeout", "timeout_fault"),
+)
+
+
 class CallHead:
     """What the head of a call says. `fault`: it is no request of HTTP; `http_status`: it is none of gRPC."""
 
-    __slots__ = (
-        *("accepts", "asked", "encoding", "fault", "http_status", "length", "metadata", "path", "size"),
-        *("timeout", "timeout_fault"),
-    )
+    __slots__ = _OF_A_HEAD
 
     def __init__(self, fields: Fields, size: int) -> None:
         self.size = size  # as it counts against the limit
@@ -134,7 +137,7 @@ class CallHead:
     def with_parent(self, parent: str) -> CallHead:
         """The same head with another `traceparent`."""
         head = CallHead.__new__(CallHead)
-        for name in CallHead.__slots__:
+        for name in _OF_A_HEAD:
             setattr(head, name, getattr(self, name))
         head.metadata = tuple(
             (name, parent if name == "traceparent" else value) for name, value in self.metadata

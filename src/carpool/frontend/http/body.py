@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, cast
 
+from carpool.compiling import mypyc_attr
 from carpool.errors import without_stack
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Fault, More, Receive, bad_request
 from carpool.frontend.http.limits import Limits
@@ -90,6 +91,7 @@ class Ledger:
             return freed
 
 
+@mypyc_attr(native_class=False)
 class GatheredBody(bytearray):
     """A body in memory, up to a limit of its own and one shared by all connections. It counts for as long as
     anybody holds it: a queue, a thread, a view."""
@@ -200,6 +202,7 @@ def _deflate_kind(data: bytes | bytearray) -> int:
     return _ZLIB if is_zlib else _RAW
 
 
+@mypyc_attr(native_class=False)
 class CompressedBody(GatheredBody):
     """Looks at the start of a body before the rest is kept: what is wrong with it is often wrong there."""
 

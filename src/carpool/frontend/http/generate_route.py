@@ -79,20 +79,20 @@ class GenerateRoute(InferRoute):
 class GenerateCall(HttpCall):
     """What is answered waits for the end, or is streamed."""
 
-    __slots__ = ("_events", "_only")
+    __slots__ = ("_events", "_only", "_streams")
 
     form = "generate"
-    _route: GenerateRoute
 
     def __init__(self, route: GenerateRoute, exchange: Exchange, target: InferTarget) -> None:
         super().__init__(route, exchange, target, None)
         self._events: EventStream | None = None  # its head is sent with the first event: errors have a status
         self._only: bytes | None = None
+        self._streams = route.streams
 
     @property
     def one_answer(self) -> str:  # type: ignore[override]
         """Of a text that is written, all at once."""
-        return "" if self._route.streams or not self.entry.writes else _EXACTLY_ONE
+        return "" if self._streams or not self.entry.writes else _EXACTLY_ONE
 
     def collected(self, body: bytes | bytearray, at: float) -> None:
         exchange = self._exchange
@@ -100,7 +100,7 @@ class GenerateCall(HttpCall):
         self.service.server_row.add(BYTES_RECEIVED, exchange.head.content_length or len(body))
         try:
             self.entry, self.row = self._current()
-            work = partial(self.service.long_json.read, read_tensors, body, self.entry.signature)
+            work = partial(self._route.service.long_json.read, read_tensors, body, self.entry.signature)
             self._aside(len(body) > AT_ONCE, work, lambda made: self._offer_pieces(*made, checked=True))
         except CarpoolError as error:
             self._fail(error)
@@ -109,7 +109,7 @@ class GenerateCall(HttpCall):
 
     def _write_part(self, answer: Answer) -> None:
         document = as_document(self.entry, self.head.id, answer.outputs)
-        if self._route.streams:
+        if self._streams:
             self._stream().send([document])
             self.service.server_row.add(BYTES_SENT, len(document))
         elif self._only is not None:
@@ -120,7 +120,7 @@ class GenerateCall(HttpCall):
     def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
         if not self.entry.in_parts(self.one_answer):
             self._write_part(answer)
-        if self._route.streams:
+        if self._streams:
             self._stream().end()  # also of one without events
             return
         if self._only is None:
@@ -132,7 +132,7 @@ class GenerateCall(HttpCall):
         return False  # what is kept are answers of the other form
 
     def _write_error(self, error: CarpoolError, times: Times | None) -> None:
-        if self._events is None and self._route.streams and isinstance(error, ModelError):
+        if self._events is None and self._streams and isinstance(error, ModelError):
             # As Triton's: what the model says instead of a first answer is an event, with its status.
             fields = EVENT_FIELDS + (b"" if times is None else TIMING % times)
             self._exchange.respond(status_of(error), fields, as_event(_failed(error)))

@@ -8,6 +8,7 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 from errno import EADDRINUSE
+from typing import cast
 
 from carpool.config.server import LOCALHOST
 from carpool.errors import ConfigError
@@ -144,9 +145,9 @@ class HttpServer:
         shared = self._shared = Shared(self._app, self._limits, loop, self._unread, self._charge)
         self._timer = loop.call_later(self._limits.sweep_s, self._sweep)
 
-        def accepted() -> Connection:
+        def accepted() -> asyncio.BaseProtocol:
             self._descriptors.connected(len(shared.connections))
-            return Connection(shared)
+            return cast(asyncio.BaseProtocol, Connection(shared))
 
         self._listeners = await accept(sockets, accepted, self._limits, tls)
 

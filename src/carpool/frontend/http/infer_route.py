@@ -179,7 +179,6 @@ class HttpCall(ClientCall):
 
     form = "http"
     one_answer = "HTTP end point doesn't support models with decoupled transaction policy"  # Triton's words
-    service: Service
 
     def __init__(self, route: InferRoute, exchange: Exchange, target: InferTarget, slot: Slot | None) -> None:
         asked = route.asked
@@ -262,7 +261,7 @@ class HttpCall(ClientCall):
         """The rarer requests: their tensors have to be checked one by one, or made binary first."""
         self._let_go()
         length, signature = self._route.asked.header_length, self.entry.signature
-        work = partial(self.service.long_json.prepare, body, length, signature)
+        work = partial(self._route.service.long_json.prepare, body, length, signature)
         long = takes_long(len(body), length, signature)
         self._aside(long, work, lambda prepared: self._offer_pieces(*prepared, checked=True))
 
@@ -293,7 +292,7 @@ class HttpCall(ClientCall):
         return self._exchange.head.headers.get(name)
 
     def origin(self, error: CarpoolError | None) -> Origin:
-        return origin_of(self._exchange, error, self.service.fair.gate_status)
+        return origin_of(self._exchange, error, self._route.service.fair.gate_status)
 
     def _what(self) -> Mapping[str, str]:
         return {"model": self.entry.name, "path": self._exchange.head.path}
@@ -348,7 +347,7 @@ class HttpCall(ClientCall):
         if self.split is not None:
             fields += VERSION % entry.version.encode()
         if encoding is not None and size >= WORTH_COMPRESSING:
-            self.service.answer_compressed(self._exchange, fields, b"".join(buffers), encoding)
+            self._route.service.answer_compressed(self._exchange, fields, b"".join(buffers), encoding)
             return
         self.service.server_row.add(BYTES_SENT, size)
         self._exchange.respond(200, fields, b"".join(buffers) if size <= _JOINED else buffers)
@@ -356,7 +355,7 @@ class HttpCall(ClientCall):
     def _write_error(self, error: CarpoolError, times: Times | None) -> None:
         more = b"" if times is None else TIMING % times
         source = self.sender.source or self.head.options.source
-        self.service.fair.tell(self._exchange, error, self.entry, source, more)
+        self._route.service.fair.tell(self._exchange, error, self.entry, source, more)
 
 
 class LargestBody:

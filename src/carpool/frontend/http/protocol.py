@@ -56,7 +56,7 @@ _WITHOUT_BODY = (204, 304)
 _MOST_PIECES = 512  # the kernel takes 1024 per call
 
 
-class Connection(asyncio.BufferedProtocol):
+class Connection:
     """The hot path: `get_buffer` and `buffer_updated` for bodies, `_take_head`, `_begin` and `answer`.
 
     Bytes to send may belong to a slot: they are out or copied when a send returns.
@@ -401,7 +401,7 @@ class Connection(asyncio.BufferedProtocol):
                 if intake.into is None and intake.chunks is None:
                     self._scratch = shared.body_buffer
                 if head.expects_continue:
-                    self._send(CONTINUE)
+                    self.send(CONTINUE)
         except Exception as error:
             self._failed(error)
         if self._phase == WAITING and self._exchange is exchange:
@@ -490,7 +490,7 @@ class Connection(asyncio.BufferedProtocol):
     def begin_answer(self, fields: bytes) -> bool:
         chunked = cast(RequestHead, self._head).http_minor == 1
         self._keep = self._keep and chunked
-        self._send(stream_head(fields, self._shared.date, keep=self._keep, chunked=chunked))
+        self.send(stream_head(fields, self._shared.date, keep=self._keep, chunked=chunked))
         return chunked
 
     def end_answer(self) -> None:
@@ -587,13 +587,11 @@ class Connection(asyncio.BufferedProtocol):
 
     # ── sending ──
 
-    def _send(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         try:
             self._transport.write(data)
         except RuntimeError:
             self._transport.abort()  # uvloop raises when the handle is closed already
-
-    send = _send
 
     def _send_answer(self, status: int, fields: bytes, body: Body, head_only: bool) -> None:
         head_only = head_only or status in _WITHOUT_BODY
@@ -601,9 +599,9 @@ class Connection(asyncio.BufferedProtocol):
         if isinstance(body, bytes):
             start = render_head(status, fields, len(body), date)
             if head_only:
-                self._send(start)
+                self.send(start)
             elif len(body) <= _COPIED_TOGETHER:
-                self._send(start + body)
+                self.send(start + body)
             else:
                 self._send_pieces([memoryview(start), memoryview(body)])
             return
@@ -615,12 +613,12 @@ class Connection(asyncio.BufferedProtocol):
     def _send_pieces(self, views: Sequence[memoryview]) -> None:
         size = sum(map(len, views))
         if size <= _COPIED_TOGETHER or self._stalled or self._secure or len(views) > _MOST_PIECES:
-            self._send(b"".join(views))
+            self.send(b"".join(views))
             return
         sent = self._write_now(views)
         if sent < size:
             # Copied: the transport would hold the buffers, and so the slot, until the client has read.
-            self._send(rest_of(views, sent))
+            self.send(rest_of(views, sent))
 
     def _write_now(self, views: Sequence[memoryview]) -> int:
         if self._transport.is_closing():
