@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from carpool.compiling import mypyc_attr
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.job import planned
 from carpool.core.learning import Rate
@@ -137,6 +138,7 @@ class Shares:
 _LEAST = 1.0  # requests a second: who is asked less has nobody waiting
 
 
+@mypyc_attr(native_class=False)  # others hold it weakly
 class Entrance:
     """One model's part of the intake, in requests per second."""
 

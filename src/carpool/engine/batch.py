@@ -19,6 +19,7 @@ from carpool.backends.backend import (
     RunsSingly,
     SequenceRow,
 )
+from carpool.compiling import mypyc_attr
 from carpool.core.job import INFINITY, Job
 from carpool.engine.collator import Collator, InBatch, InTurn, inputs_of
 from carpool.errors import CarpoolError, ModelError, without_stack
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _UNTIMED = Timing()  # shared: a timing is replaced by the next owner's, not changed
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(slots=True)
 class Outcome:
     """Either outputs by name, in the order asked for, or an error."""

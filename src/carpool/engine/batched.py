@@ -83,11 +83,11 @@ def batched(
 class _Function:
     """The user's function as a backend: lists in and out, carried as arrays of objects."""
 
-    signature = ModelSignature()
     alive = True
 
     def __init__(self, function: Callable[[list[Any]], Sequence[Any]]) -> None:
         self._function = function
+        self.signature = ModelSignature()
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
         items = list(inputs[_ITEMS])

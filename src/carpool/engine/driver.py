@@ -8,6 +8,7 @@ from math import ceil
 from time import monotonic
 from typing import cast
 
+from carpool.compiling import mypyc_attr
 from carpool.core.instance import Batch, Instance
 from carpool.core.job import DONE, GONE, INFINITY, GivenUp, Job
 from carpool.core.refusal_words import dropped, skipped, turned_away, until_welcome
@@ -55,6 +56,7 @@ _CATCH_UP_S = 0.02
 _LOOK_S = 0.001  # while every instance is busy, looking more often than this finds nothing to do
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Watcher:
     """Who is told what the driver sees: counters, and whoever replaces instances."""
 

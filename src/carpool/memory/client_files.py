@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from carpool.compiling import mypyc_attr
 from carpool.errors import InvalidInput
 from carpool.types import Array, SharedMemory
 
@@ -28,6 +29,7 @@ EXTENSION = "system_shared_memory"
 NOT_ALLOWED = "Client shared memory is disabled. Start the server with '--allow-client-shm' to enable."
 
 
+@mypyc_attr(native_class=False)  # it is written as JSON
 @dataclass(frozen=True, slots=True)
 class Region:
     """Shared memory that a client registered: `byte_size` bytes from `offset` on in `/dev/shm/{key}`."""

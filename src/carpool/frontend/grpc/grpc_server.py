@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Sequence
-from typing import cast
 
 from carpool.config.server import ServerSettings
 from carpool.frontend.access.access import Access
@@ -54,9 +53,9 @@ class GrpcServer:
         shared = self._shared = H2Shared(self.service, handlers.find, limits)
         self._timer = loop.call_later(limits.sweep_s, self._sweep)
 
-        def accepted() -> asyncio.BaseProtocol:
+        def accepted() -> H2Connection:
             self._descriptors.connected(len(shared.connections))
-            return cast(asyncio.BaseProtocol, H2Connection(shared))
+            return H2Connection(shared)
 
         tls = None if access is None else access.context
         self._listeners = await accept(sockets, accepted, limits, tls)

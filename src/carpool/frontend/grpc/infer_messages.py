@@ -64,6 +64,25 @@ _TYPED: Mapping[Datatype, str] = {
 # ── in parts, before it is understood ──
 
 
+@dataclass(slots=True, eq=False)
+class Family:
+    """What requests with the same `rest` and the same sizes ask for.
+
+    The head is the same object for all of them, because that is how the link knows them again.
+    """
+
+    model: str
+    version: str
+    head: RequestHead
+    contents: Sequence[Buffer] | None  # where they were not raw: made so
+    catalog: Catalog | None = None
+    entry: ModelEntry = field(init=False)  # with the row, right while `catalog` is the one in force
+    row: Row = field(init=False)
+
+    def tensor_bytes(self, parts: Parts) -> Sequence[Buffer]:
+        return parts.contents if self.contents is None else self.contents
+
+
 class Parts(NamedTuple):
     """`rest` is the message without its id and its raw contents: the same for all requests of a kind."""
 
@@ -129,25 +148,6 @@ def check_text(request_id: bytes) -> None:
 
 
 # ── requests that are alike ──
-
-
-@dataclass(slots=True, eq=False)
-class Family:
-    """What requests with the same `rest` and the same sizes ask for.
-
-    The head is the same object for all of them, because that is how the link knows them again.
-    """
-
-    model: str
-    version: str
-    head: RequestHead
-    contents: Sequence[Buffer] | None  # where they were not raw: made so
-    catalog: Catalog | None = None
-    entry: ModelEntry = field(init=False)  # with the row, right while `catalog` is the one in force
-    row: Row = field(init=False)
-
-    def tensor_bytes(self, parts: Parts) -> Sequence[Buffer]:
-        return parts.contents if self.contents is None else self.contents
 
 
 class Families:

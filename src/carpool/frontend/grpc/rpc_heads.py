@@ -136,7 +136,7 @@ class CallHead:
 
     def with_parent(self, parent: str) -> CallHead:
         """The same head with another `traceparent`."""
-        head = CallHead.__new__(CallHead)
+        head = CallHead([], self.size)
         for name in _OF_A_HEAD:
             setattr(head, name, getattr(self, name))
         head.metadata = tuple(

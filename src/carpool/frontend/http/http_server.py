@@ -8,7 +8,7 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 from errno import EADDRINUSE
-from typing import cast
+from typing import Protocol, cast
 
 from carpool.config.server import LOCALHOST
 from carpool.errors import ConfigError
@@ -97,17 +97,46 @@ def _bound(family: int, address: tuple[object, ...], *, shared: bool) -> socket.
     return bound
 
 
+class Accepted(Protocol):
+    """A connection that brings the buffer for what it is sent."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None: ...
+    def connection_lost(self, exc: Exception | None, /) -> None: ...
+    def get_buffer(self, sizehint: int, /) -> bytearray | memoryview: ...
+    def buffer_updated(self, nbytes: int) -> None: ...
+    def eof_received(self) -> bool: ...
+    def pause_writing(self) -> None: ...
+    def resume_writing(self) -> None: ...
+
+
+class KnownByClass(asyncio.BufferedProtocol):
+    """For asyncio's own loop, which asks for a class, where uvloop looks for methods. Connections are of no
+    class of asyncio's: such a base would keep them from being compiled."""
+
+    def __init__(self, connection: Accepted) -> None:
+        for name in ("connection_made", "connection_lost", "get_buffer", "buffer_updated"):
+            setattr(self, name, getattr(connection, name))
+        for name in ("eof_received", "pause_writing", "resume_writing"):
+            setattr(self, name, getattr(connection, name))
+
+
 async def accept(
     sockets: Sequence[socket.socket],
-    accepted: Callable[[], asyncio.BaseProtocol],
+    accepted: Callable[[], Accepted],
     limits: Limits,
     tls: ssl.SSLContext | None,
 ) -> list[asyncio.Server]:
     """Begin to accept, for any protocol; the sockets are the servers' from now on."""
     loop = asyncio.get_running_loop()
+    by_class = isinstance(loop, asyncio.BaseEventLoop)
+
+    def protocol() -> asyncio.BaseProtocol:
+        made = accepted()
+        return KnownByClass(made) if by_class else cast(asyncio.BaseProtocol, made)
+
     return [
         await loop.create_server(
-            accepted,
+            protocol,
             sock=listening,
             backlog=BACKLOG,
             ssl=tls,
@@ -145,9 +174,9 @@ class HttpServer:
         shared = self._shared = Shared(self._app, self._limits, loop, self._unread, self._charge)
         self._timer = loop.call_later(self._limits.sweep_s, self._sweep)
 
-        def accepted() -> asyncio.BaseProtocol:
+        def accepted() -> Connection:
             self._descriptors.connected(len(shared.connections))
-            return cast(asyncio.BaseProtocol, Connection(shared))
+            return Connection(shared)
 
         self._listeners = await accept(sockets, accepted, self._limits, tls)
 

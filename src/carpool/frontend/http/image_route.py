@@ -28,7 +28,6 @@ from carpool.frontend.http.model_route import ModelRoute, origin_of
 from carpool.frontend.http.parsing import RequestHead as HttpHead
 from carpool.frontend.http.picture_reply import (
     DRAWN_ANSWER,
-    FORM,
     JSON_ANSWER,
     joined,
     look_for_picture,
@@ -76,12 +75,12 @@ class ImageTarget(NamedTuple):
 
 class ImageRoute(ModelRoute[ImageTarget]):
     _tensors = False
-    makes: type[ImageRequest]
 
     def __init__(
         self, service: Service, head: HttpHead, task: str | None, model: str = "", version: str = ""
     ) -> None:
         """`model` and `version`: those that the path names."""
+        self.makes = ImageRequest
         self.asked = read_image_head(head, version)
         super().__init__(service, self.asked.sender, self.asked.budget, head, named=bool(self.asked.version))
         self._task = task
@@ -166,7 +165,7 @@ class ImageCall(ClientCall):
 
     __slots__ = ("_number", "_pixels", "_request", "looked")
 
-    form = FORM
+    form = "picture"
 
     def __init__(self, request: ImageRequest, number: int, pixels: int) -> None:
         super().__init__(request.service, request.route.asked.sender, request.deadline, request.arrived)
@@ -487,9 +486,6 @@ class ImageRequest:
         held, self._held = self._held, 0
         pixels, self._pixels_held = self._pixels_held, 0
         self.service.pictures.let_go(held, pixels)
-
-
-ImageRoute.makes = ImageRequest
 
 
 def _listed(outcome: Outcome) -> bytes:

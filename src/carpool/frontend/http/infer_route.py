@@ -123,6 +123,45 @@ def _answer_encodings(field: bytes | None) -> tuple[bytes | None, bytes | None]:
     return encoding, None if b"," in field or field.startswith(b"*") else encoding
 
 
+class LargestBody:
+    """Of requests for one model. Without a bound of its own, that of all bodies."""
+
+    __slots__ = ("_bytes", "_elements", "_limit", "_model", "_rows")
+
+    def __init__(self, entry: ModelEntry, limit: int) -> None:
+        signature = entry.signature
+        self._limit = limit
+        self._model = entry.name
+        self._rows = signature.max_batch
+        # Pictures may come in a tensor's place.
+        fixed = all(spec.datatype.size and -1 not in spec.shape for spec in signature.inputs)
+        bounded = entry.vision is None and fixed
+        rows = max(1, signature.max_batch)
+        elements = [(rows * math.prod(spec.shape), spec.datatype.size) for spec in signature.inputs]
+        self._bytes = sum(count * size for count, size in elements) if bounded else None
+        self._elements = sum(count for count, _ in elements)
+
+    def in_place(self, header_length: int) -> int:
+        """Of a body with so much JSON before its tensors."""
+        return self._limit if self._bytes is None else self._most(header_length + self._bytes)
+
+    def gathered(self) -> int:
+        """Of one whose tensors may be JSON."""
+        return self._limit if self._bytes is None else self._most(_JSON_NUMBER * self._elements + _JSON_REST)
+
+    def _most(self, size: int) -> int:
+        return min(self._limit, max(size, _ALWAYS_READ))
+
+    def check(self, announced: int, most: int) -> None:
+        if announced > most and self._bytes is not None:
+            batch = f": batch-size must be <= {self._rows} for '{self._model}'" if self._rows else ""
+            raise TooLarge(
+                f"the body has {announced} bytes, but a request for model '{self._model}' takes at most "
+                f"{most}{batch}",
+                field="Content-Length",
+            )
+
+
 class InferTarget(NamedTuple):
     """What serves a request, where it is counted, and how long its body can be."""
 
@@ -356,42 +395,3 @@ class HttpCall(ClientCall):
         more = b"" if times is None else TIMING % times
         source = self.sender.source or self.head.options.source
         self._route.service.fair.tell(self._exchange, error, self.entry, source, more)
-
-
-class LargestBody:
-    """Of requests for one model. Without a bound of its own, that of all bodies."""
-
-    __slots__ = ("_bytes", "_elements", "_limit", "_model", "_rows")
-
-    def __init__(self, entry: ModelEntry, limit: int) -> None:
-        signature = entry.signature
-        self._limit = limit
-        self._model = entry.name
-        self._rows = signature.max_batch
-        # Pictures may come in a tensor's place.
-        fixed = all(spec.datatype.size and -1 not in spec.shape for spec in signature.inputs)
-        bounded = entry.vision is None and fixed
-        rows = max(1, signature.max_batch)
-        elements = [(rows * math.prod(spec.shape), spec.datatype.size) for spec in signature.inputs]
-        self._bytes = sum(count * size for count, size in elements) if bounded else None
-        self._elements = sum(count for count, _ in elements)
-
-    def in_place(self, header_length: int) -> int:
-        """Of a body with so much JSON before its tensors."""
-        return self._limit if self._bytes is None else self._most(header_length + self._bytes)
-
-    def gathered(self) -> int:
-        """Of one whose tensors may be JSON."""
-        return self._limit if self._bytes is None else self._most(_JSON_NUMBER * self._elements + _JSON_REST)
-
-    def _most(self, size: int) -> int:
-        return min(self._limit, max(size, _ALWAYS_READ))
-
-    def check(self, announced: int, most: int) -> None:
-        if announced > most and self._bytes is not None:
-            batch = f": batch-size must be <= {self._rows} for '{self._model}'" if self._rows else ""
-            raise TooLarge(
-                f"the body has {announced} bytes, but a request for model '{self._model}' takes at most "
-                f"{most}{batch}",
-                field="Content-Length",
-            )

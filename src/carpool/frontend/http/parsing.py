@@ -50,14 +50,21 @@ class RequestHead:
     )
 
     def __init__(
-        self, method: str, target: bytes, http_minor: int, headers: dict[bytes, bytes], max_body: int
+        self,
+        method: str,
+        target: bytes,
+        parts: tuple[str, str],
+        http_minor: int,
+        headers: dict[bytes, bytes],
+        framing: tuple[int | None, bool],
     ) -> None:
+        """`parts`: path and query of the target; `framing`: how long the body is, or that it is chunked."""
         self.method = method
         self.target = target
-        self.path, self.query = _split_target(method, target)
+        self.path, self.query = parts
         self.http_minor = http_minor
         self.headers = headers
-        self.content_length, self.chunked = _framing(headers, http_minor, max_body)
+        self.content_length, self.chunked = framing
         self.has_body = self.chunked or bool(self.content_length)
         self.keep_alive = _keeps_alive(headers, http_minor)
         self.expects_continue = _expects_continue(headers, http_minor)
@@ -66,18 +73,9 @@ class RequestHead:
 
     def with_length(self, digits: bytes) -> RequestHead:
         """The same head for a body of another length, which is not 0 either."""
-        head = RequestHead.__new__(RequestHead)
-        head.method = self.method
-        head.target = self.target
-        head.path = self.path
-        head.query = self.query
-        head.http_minor = self.http_minor
-        head.headers = {**self.headers, b"content-length": digits}
-        head.content_length = int(digits)
-        head.chunked = False
-        head.has_body = True
-        head.keep_alive = self.keep_alive
-        head.expects_continue = self.expects_continue
+        headers, framing = {**self.headers, b"content-length": digits}, (int(digits), False)
+        parts = (self.path, self.query)
+        head = RequestHead(self.method, self.target, parts, self.http_minor, headers, framing)
         head.derived = self.derived
         head.who = self.who
         return head
@@ -167,7 +165,10 @@ def parse_head(raw: bytes, limits: Limits, finder: HeadFinder) -> RequestHead:
         raise Fault(501, "the method is not supported", "unsupported")
     headers = _fields_of(fields)
     _check_host(headers, minor)
-    return RequestHead(method.decode(), target, min(int(minor), 1), headers, limits.max_body_bytes)
+    named, http_minor = method.decode(), min(int(minor), 1)
+    parts = _split_target(named, target)
+    framing = _framing(headers, http_minor, limits.max_body_bytes)
+    return RequestHead(named, target, parts, http_minor, headers, framing)
 
 
 def _fields_of(lines: bytes) -> dict[bytes, bytes]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from carpool.frontend.http.image_reading import ImageHead
     from carpool.frontend.http.image_route import ImageTarget
 
-FORM = "picture"
+_FORM = "picture"  # as `ImageCall.form`
 """Of answers on the picture routes, by which those of other protocols are told apart."""
 
 JSON_ANSWER = JSON_FIELDS + b"Vary: Accept\r\n" + TIMING
@@ -39,7 +39,7 @@ def look_for_picture(
     if not wish.look or len(picture) > MOST_BYTES:
         return None, None
     if settings.exact:
-        said = model.said(FORM, ASKED_ON_A_ROUTE, target.options, target.drawn, asked.sender)
+        said = model.said(_FORM, ASKED_ON_A_ROUTE, target.options, target.drawn, asked.sender)
         if said is None:
             return None, None
         pieces = (picture,)
@@ -66,7 +66,7 @@ def _look_at_scene(
     began: float,
     arrived: float,
 ) -> tuple[Looked, tuple[bytes, bytes] | None]:
-    source = caches.similar.source(model.way(FORM, ASKED_ON_A_ROUTE, target.options, asked.sender))
+    source = caches.similar.source(model.way(_FORM, ASKED_ON_A_ROUTE, target.options, asked.sender))
     if not source.wants_a_look(began):
         return looked._replace(at_scene=True), None
     seen, found = see(picture, model.settings), None

@@ -28,7 +28,9 @@ def ping(service: Service, exchange: Exchange, _variables: Variables) -> None:
 def start_prediction(service: Service, head: HttpHead, variables: Mapping[str, str]) -> Start:
     # TorchServe's versions have two parts, ours are whole numbers: those of its archives were cut alike.
     version = variables.get("version", "").partition(".")[0]
-    return PredictionRoute(service, head, None, variables["model"], version).begin
+    route = PredictionRoute(service, head, None, variables["model"], version)
+    route.makes = PredictionRequest
+    return route.begin
 
 
 class PredictionRequest(ImageRequest):
@@ -41,8 +43,6 @@ class PredictionRequest(ImageRequest):
 
 
 class PredictionRoute(ImageRoute):
-    makes = PredictionRequest
-
     def _find(self, catalog: Catalog) -> ModelEntry:
         entry = super()._find(catalog)
         if task_of(entry) is None:
