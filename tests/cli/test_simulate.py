@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from carpool import __version__
 from carpool.cli.main import app
+from carpool.compiling import is_compiled
 
 KEYS = {
     "offered_rps",
@@ -180,7 +181,8 @@ def test_plot_writes_a_picture(tmp_path: Path) -> None:
 
 
 def test_version_and_help() -> None:
-    assert run("--version").strip() == f"carpool {__version__}"
+    form = "compiled" if is_compiled() else "interpreted"
+    assert run("--version").strip() == f"carpool {__version__} ({form})"
     assert "carpool simulate --curve" in run("--help")
     assert "carpool plan --curve" in run()
     assert "carpool serve" in run()

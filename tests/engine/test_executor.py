@@ -17,8 +17,8 @@ from carpool.core.scheduler import Scheduler
 from carpool.engine import batch as batch_module
 from carpool.engine import driver as driver_module
 from carpool.engine import executor as executor_module
-from carpool.engine.batch import BatchResult, Outcome, Work
-from carpool.engine.driver import Driver, Watcher
+from carpool.engine.batch import BatchResult, Outcome, Watcher, Work
+from carpool.engine.driver import Driver
 from carpool.engine.executor import BRIEF_S, Brief, Executor, LoopTime
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, ModelError
 from carpool.types import Array, Datatype, Signature, TensorSpec

@@ -100,7 +100,7 @@ class Shares:
         modest = [rate for rate, part in zip(rates, parts, strict=True) if rate <= fair * part]
         if protected or modest:
             self.largest, self.fair, self.supply = min(guard, self.largest), fair, supply
-            self._with_right_of_way = sum(protected) + sum(modest)
+            self._with_right_of_way = sum([*protected, *modest], 0.0)
 
     def _guard(self, core: Scheduler, slo: float, *, protected: bool) -> int:
         """The largest batch after which a second one still fits, for who arrived just after the first began.

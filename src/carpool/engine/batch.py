@@ -28,6 +28,8 @@ from carpool.memory.client_files import RegionReads
 from carpool.types import Array, Datatype, Signature, Timing
 
 if TYPE_CHECKING:
+    from carpool.core.instance import Batch, Instance
+    from carpool.core.scheduler import Scheduler
     from carpool.engine.parts import PartSink
 
 _UNTIMED = Timing()  # shared: a timing is replaced by the next owner's, not changed
@@ -169,6 +171,17 @@ class BatchResult:
     timing: Timing = field(default_factory=Timing)
     clean: bool = True  # nothing failed, so the time says something about the device
     out_of_memory: int = 0  # batches that the device had no room for in one piece
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Watcher:
+    """Who is told what the driver sees: counters, and whoever replaces instances."""
+
+    def batch_ended(self, result: BatchResult, batch: Batch) -> None: ...
+
+    def instance_lost(self, instance: Instance, why: str) -> None: ...
+
+    def turned(self, scheduler: Scheduler, now: float) -> None: ...
 
 
 class BatchRun(Generic[RequestT]):

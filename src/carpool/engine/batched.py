@@ -18,8 +18,8 @@ from carpool.config.model import ModelSignature
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
-from carpool.engine.batch import Outcome, Work
-from carpool.engine.driver import Driver, Watcher
+from carpool.engine.batch import Outcome, Watcher, Work
+from carpool.engine.driver import Driver
 from carpool.engine.executor import Executor
 from carpool.engine.profile.measuring import sizes
 from carpool.errors import CarpoolError, ModelError

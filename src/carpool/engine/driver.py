@@ -8,13 +8,12 @@ from math import ceil
 from time import monotonic
 from typing import cast
 
-from carpool.compiling import mypyc_attr
 from carpool.core.instance import Batch, Instance
 from carpool.core.job import DONE, GONE, INFINITY, GivenUp, Job
 from carpool.core.refusal_words import dropped, skipped, turned_away, until_welcome
 from carpool.core.scheduler import Scheduler
 from carpool.core.spare import SpareTurn
-from carpool.engine.batch import BatchResult, Outcome, Work
+from carpool.engine.batch import BatchResult, Outcome, Watcher, Work
 from carpool.engine.executor import BRIEF_S, Brief, Executes, Executor
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, Unavailable
 from carpool.observe.logs import logger
@@ -54,17 +53,6 @@ log = logger("engine")
 
 _CATCH_UP_S = 0.02
 _LOOK_S = 0.001  # while every instance is busy, looking more often than this finds nothing to do
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class Watcher:
-    """Who is told what the driver sees: counters, and whoever replaces instances."""
-
-    def batch_ended(self, result: BatchResult, batch: Batch) -> None: ...
-
-    def instance_lost(self, instance: Instance, why: str) -> None: ...
-
-    def turned(self, scheduler: Scheduler, now: float) -> None: ...
 
 
 class Driver:

@@ -403,7 +403,8 @@ def _flatten(values: list[Any], shape: tuple[int, ...], field: str) -> list[Any]
 
 def _levels(values: list[Any], field: str) -> int:
     """How deep the first element lies."""
-    levels, first = 0, values
+    levels = 0
+    first: Any = values
     while type(first) is list:
         levels += 1
         if levels > _DEEPEST:

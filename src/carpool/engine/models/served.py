@@ -26,8 +26,8 @@ from carpool.core.pinned import pin
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.core.spare import SpareTurn
-from carpool.engine.batch import BatchResult, Route
-from carpool.engine.driver import Driver, Watcher
+from carpool.engine.batch import BatchResult, Route, Watcher
+from carpool.engine.driver import Driver
 from carpool.engine.executor import STOPPED_S, Brief, Executes, Executor
 from carpool.engine.generation.text_loading import TextLoading
 from carpool.engine.hosted_model import HostedInstance, HostedLoading

@@ -28,8 +28,7 @@ _DIRECT = 32 * 1024  # bytes of a message that are worth a read of their own
 _FEW = 8  # connections that wait for their turn, with all that was read of them
 _UNSENT = 256 * 1024  # what may wait in the transport before calls wait, too
 _SECONDS_PER_TURN = 0.001
-_MOST_CREDIT = 1000
-_CREDIT_PER_S = 100
+_MOST_CREDIT, _CREDIT_PER_S = 1000, 100
 _MOST_EARLY = 1024
 _KEEPALIVE_S = 60.0  # a client that is gone is noticed within this and the next
 _KEEPALIVE_WAIT_S = 20.0
@@ -644,15 +643,8 @@ class H2Connection:
             rpc.leave()
 
 
+_H2 = H2Connection
 _FRAMES: tuple[Callable[[H2Connection, int, int, memoryview], None], ...] = (
-    H2Connection._on_push,
-    H2Connection._on_headers,
-    H2Connection._on_priority,
-    H2Connection._on_reset,
-    H2Connection._on_settings,
-    H2Connection._on_push,
-    H2Connection._on_ping,
-    H2Connection._on_goaway,
-    H2Connection._on_window,
-    H2Connection._on_continuation,
+    *(_H2._on_push, _H2._on_headers, _H2._on_priority, _H2._on_reset, _H2._on_settings),
+    *(_H2._on_push, _H2._on_ping, _H2._on_goaway, _H2._on_window, _H2._on_continuation),
 )

@@ -22,14 +22,11 @@ if TYPE_CHECKING:
 _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:[ \t]*;[\t -~\x80-\xff]*)?\r\n")
 _TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t -~\x80-\xff]*\r\n")
 _LINES_AT_ONCE = 64
-
 _GZIP, _ZLIB, _RAW = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
-_STEP = 256 * 1024  # bytes of output
-_WINDOW = 16 * 1024  # bytes of input
+_STEP, _WINDOW = 256 * 1024, 16 * 1024  # bytes of output, of input
 _STEPS_PER_TURN = 64
 _AT_ONCE = 8 * 1024  # bytes, in or out
-_SHORT_MEMBERS = 64  # each is some work, however little is in it
-_MEMBER = 1024  # bytes, on average, where there are more
+_SHORT_MEMBERS, _MEMBER = 64, 1024  # each is some work; where there are more, of so many bytes on average
 
 MOST_MEMBERS = 2048
 """Of one gzip body. Tools that write blocks of 64 KiB need half as many for 64 MiB."""
