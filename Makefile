@@ -10,7 +10,7 @@ CORES  := $(shell nproc 2>/dev/null || echo 2)
 JOBS   ?= $(shell expr $(CORES) + 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test browser redis check format bench conformance mlflow fleet s3 ray site tutorials release docs proto clean
+.PHONY: help setup serve test browser redis check format bench conformance mlflow fleet s3 ray wheel compiled site tutorials release docs proto clean
 
 help: ## show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -101,6 +101,26 @@ release: ## sdist and wheel in dist/, built twice, checked, installed into an em
 	@[ -x $(RELEASE)/bin/twine ] || { $(PYTHON) -m venv $(RELEASE) && $(RELEASE)/bin/python -m pip install --quiet \
 	  --disable-pip-version-check build twine cyclonedx-bom hatchling; }
 	$(RELEASE)/bin/python tools/make_release.py
+
+# Built from an sdist in a folder of its own: what is compiled never lies beside the sources, which would run in their place.
+WHEEL := build/wheel-venv
+wheel: ## a wheel for this machine and Python in dist/, its hot modules compiled by mypyc; takes a C compiler and minutes
+	@command -v cc >/dev/null || { echo "no C compiler: install one (gcc, and Python's headers)"; exit 1; }
+	@[ -x $(WHEEL)/bin/pyproject-build ] || { $(PYTHON) -m venv $(WHEEL) && $(WHEEL)/bin/python -m pip install --quiet \
+	  --disable-pip-version-check build; }
+	@echo "compiling some ninety modules, which takes five minutes or more"
+	HATCH_BUILD_HOOK_ENABLE_MYPYC=1 $(WHEEL)/bin/python -m build --outdir dist
+
+# The wheel over the packages of .venv. Tests that put a part's stand-in where compiled code wants the part are left out.
+COMPILED := build/compiled
+compiled: setup browser redis wheel ## an environment with that wheel in build/compiled, and the tests that can run there
+	rm -rf $(COMPILED) && $(PYTHON) -m venv $(COMPILED)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > $$($(COMPILED)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of_the_interpreted.pth
+	$(COMPILED)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-installed \
+	  $$(ls -t dist/carpool-*-cp*.whl | head -1)
+	$(COMPILED)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(COMPILED_TESTS)
+
 ray: setup ## an environment with Ray, for its tests in make conformance, which installs it too, and benchmarks/ray_fleet.py
 	@PYTHONPATH=tests $(BIN)/python -m conformance.ray_venv
 

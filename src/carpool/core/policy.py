@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from carpool.compiling import mypyc_attr
 from carpool.core.admission import gate
 from carpool.core.batcher import next_batch
 from carpool.core.constants import CONSTANTS, Constants
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from carpool.core.scheduler import Scheduler
 
 
+# These are read from JSON by what they say of their types, which the compiled form of a class does not keep.
+
+
+@mypyc_attr(native_class=False)
 @dataclass(frozen=True, slots=True)
 class Promise:
     """Answer every accepted request within `slo` seconds; refuse early what cannot make it."""
@@ -40,6 +45,7 @@ class TimeoutAction(enum.Enum):
     DELAY = "delay"
 
 
+@mypyc_attr(native_class=False)
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
     """Triton's ModelQueuePolicy, for one priority level."""
@@ -50,6 +56,7 @@ class QueueLimits:
     action: TimeoutAction = TimeoutAction.REJECT
 
 
+@mypyc_attr(native_class=False)
 @dataclass(frozen=True, slots=True)
 class Knobs:
     """Triton's dynamic_batching, with Triton's meaning; the defaults batch whatever waits, at once."""

@@ -58,8 +58,9 @@ class BatchRegion:
             np.ndarray(array.shape, array.dtype, memory, offset)[...] = array
         return places
 
-    def read(self, places: Sequence[WrittenTensor]) -> dict[str, Array]:
-        """The tensors where they lie, to be used before the next batch is written; strings are copies."""
+    def read(self, places: Sequence[Sequence[Any]]) -> dict[str, Array]:
+        """The tensors where they lie, to be used before the next batch is written; strings are copies. One
+        place is a `WrittenTensor`, or the list that JSON made of it."""
         memory = self._mapped()
         return {
             name: _array(memory, dtype, tuple(shape), offset, size)

@@ -378,12 +378,10 @@ class Connection:
         return after
 
     def _begin(self, head: RequestHead) -> None:
-        now = monotonic()
-        shared = self._shared
+        now, shared = monotonic(), self._shared
         if shared.unread.seconds and now >= shared.unread.look_at:
             self._look_how_long_unread(now)  # whoever is turned away for it has no body to look at
-        exchange = Exchange(self, head, now, self._peer, first=not self._served)
-        self._exchange = exchange
+        exchange = self._exchange = Exchange(self, head, now, self._peer, first=not self._served)
         self._head = head
         self._since = now
         self._keep = head.keep_alive and not shared.stopping
@@ -393,7 +391,7 @@ class Connection:
             if head.content_length and head.content_length > shared.limits.max_body_bytes:
                 raise too_large(shared.limits.max_body_bytes)
             plan = shared.app.begin(head, exchange)
-            if self._phase == BODY and self._exchange is not None:
+            if self._phase == BODY and self._answers(exchange):
                 intake = self._intake
                 intake.start(head, plan)
                 self._plan = plan
@@ -404,8 +402,12 @@ class Connection:
                     self.send(CONTINUE)
         except Exception as error:
             self._failed(error)
-        if self._phase == WAITING and self._exchange is exchange:
+        if self._phase == WAITING and self._answers(exchange):
             self._deliver(plan, now, exchange)
+
+    def _answers(self, exchange: Exchange) -> bool:
+        """A method, since a compiler believes that an attribute is still what was put there a call ago."""
+        return self._exchange is exchange
 
     def _take_body(self, data: bytes | bytearray, position: int, end: int) -> int:
         intake = self._intake
