@@ -62,7 +62,7 @@ class Connection:
     """
 
     __slots__ = (
-        "_ahead", "_borrowed", "_busy", "_ended", "_exchange", "_finder", "_head", "_intake",
+        "_ahead", "_borrowed", "_busy", "_ended", "_exchange", "_expected", "_finder", "_head", "_intake",
         "_keep", "_known", "_known_raw", "_mark", "_partial", "_peer", "_phase", "_plan", "_queued",
         "_rests", "_scratch", "_secure", "_served", "_shared", "_since", "_stalled", "_stalled_at",
         "_transport", "_unsent",
@@ -84,6 +84,7 @@ class Connection:
         self._partial = False  # some of a head is here
         self._known_raw = b""  # the last head: a client's next one is often the same, byte for byte
         self._known: RequestHead | None = None
+        self._expected: memoryview | None = None  # for the same once more, if a long body follows it
         self._ahead = b""  # read, but not used yet
         self._queued = False  # behind an earlier request of this connection: it lies unread for that reason
         self._busy = False  # requests are being taken out of what was read, further up the stack
@@ -132,7 +133,8 @@ class Connection:
             return into[intake.got : intake.got + (_MUCH if used_up else BODY_READ)]
         if used_up:
             self._scratch = self._shared.head_buffer
-        return self._scratch
+        expected = self._expected
+        return self._scratch if expected is None or self._phase or self._ahead else expected
 
     def buffer_updated(self, nbytes: int) -> None:
         intake = self._intake
@@ -158,7 +160,18 @@ class Connection:
         else:
             if self._phase == HEAD:
                 self._queued = False
+                if self._expected is not None and nbytes == len(self._expected) and self._is_as_expected():
+                    return
             self._work(self._scratch, nbytes)
+
+    def _is_as_expected(self) -> bool:
+        """The head of before, and nothing else: its body comes straight to where it will be used."""
+        if self._stalled or not self._shared.head_buffer.startswith(self._known_raw):
+            return False
+        self._begin(cast(RequestHead, self._known))
+        if self._phase == BODY and self._intake.into is None:
+            self._after_part_of_body(0)
+        return True
 
     def _room_used(self) -> None:
         """The body is complete, or its buffer is full."""
@@ -359,9 +372,12 @@ class Connection:
             if self._partial:
                 self._partial = False
                 self._finder.reset()
-            self._begin(cast(RequestHead, self._known))
+            known = cast(RequestHead, self._known)
+            if self._expected is None and (known.content_length or 0) >= _MUCH:
+                self._expected = memoryview(self._shared.head_buffer)[: len(raw)]
+            self._begin(known)
             return position + len(raw)
-        self._head = None
+        self._head = self._expected = None
         while data.startswith(b"\r\n", position, end):
             position += 2  # some clients send an empty line too many after a body
             self._partial = False
@@ -432,7 +448,8 @@ class Connection:
         intake = self._intake
         if count >= _MUCH:
             self._shared.turns.spend(count)
-            if count >= len(self._scratch) or self._shared.turns.left <= 0:
+            full = intake.into is None and count >= len(self._scratch)  # else the next read goes elsewhere
+            if full or self._shared.turns.left <= 0:
                 self._let_others_run()
         unwanted = self._exchange is None or self._plan is None
         if unwanted and intake.chunks is None and not self._secure:
