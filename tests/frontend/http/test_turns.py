@@ -288,3 +288,20 @@ def test_a_head_that_was_expected_is_still_refused_and_its_body_read_past() -> N
             _exchange(connection, _body("/refuse", 30_000))
             assert len(front.app.heads) == number + 1
         assert connection.get_buffer(-1)
+
+
+def test_when_a_turn_is_used_up_the_body_of_an_expected_head_is_left_for_another() -> None:
+    said = _body("/receive", 100_000)
+    head, body = said[:-100_000], said[-100_000:]
+    with Front(1, b"") as front:
+        connection, transport = front.clients[0]
+        for _ in range(3):
+            _exchange(connection, said)
+        front.loop.turn()
+        front.shared.turns.spend(front.shared.turns.left)
+        assert _exchange(connection, head) == [len(head)]
+        assert not transport.reads
+        front.loop.turn()
+        assert transport.reads
+        assert _exchange(connection, body) == [len(body)]
+        assert len(front.app.heads) == 4

@@ -169,8 +169,11 @@ class Connection:
         if self._stalled or not self._shared.head_buffer.startswith(self._known_raw):
             return False
         self._begin(cast(RequestHead, self._known))
-        if self._phase == BODY and self._intake.into is None:
-            self._after_part_of_body(0)
+        if self._phase == BODY:
+            if self._intake.into is None:
+                self._after_part_of_body(0)
+            elif self._shared.turns.left <= 0:
+                self._let_others_run()
         return True
 
     def _room_used(self) -> None:
