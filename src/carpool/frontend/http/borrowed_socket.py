@@ -8,6 +8,8 @@ import socket
 from collections.abc import Sequence
 from typing import cast
 
+_nowhere = bytearray(1024 * 1024)
+
 
 class BorrowedSocket:
     __slots__ = ("_socket", "_transport")
@@ -43,3 +45,18 @@ class BorrowedSocket:
         borrowed, self._socket = self._socket, None
         if borrowed is not None:
             borrowed.detach()
+
+
+def skip_received(connection: socket.socket, count: int) -> int:
+    """Throw away up to `count` bytes that a TCP socket has received, without copying; returns how many."""
+    skipped = 0
+    try:
+        while skipped < count:
+            wanted = min(count - skipped, len(_nowhere))
+            got = connection.recv_into(_nowhere, wanted, socket.MSG_TRUNC)
+            skipped += got
+            if got < wanted:
+                break
+    except OSError:
+        pass  # nothing there for now, or an error that the transport will find by itself
+    return skipped

@@ -20,8 +20,8 @@ from time import monotonic
 from typing import cast
 
 from carpool.errors import without_stack
-from carpool.frontend.http.body import CompressedBody, Intake, inflate, skip_received, too_large
-from carpool.frontend.http.borrowed_socket import BorrowedSocket
+from carpool.frontend.http.body import CompressedBody, Intake, inflate, too_large
+from carpool.frontend.http.borrowed_socket import BorrowedSocket, skip_received
 from carpool.frontend.http.exchange import (
     CONTINUE,
     Body,
