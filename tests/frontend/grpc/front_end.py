@@ -78,8 +78,8 @@ class FrontEnd:
         return wait_for(self.server.stop(within_s))
 
     def count(self, model: str, metric: str, **labels: str) -> float:
-        """One number of the metrics page."""
-        page = Exposition(self.table, "test").page().decode()
+        """One number of the metrics page, when the loop is done with all that it has answered."""
+        page = self.run(Exposition(self.table, "test").page).decode()
         wanted = [f'model="{model}"', *(f'{label}="{value}"' for label, value in labels.items())]
         for line in page.splitlines():
             if line.startswith(f"{metric}{{") and all(label in line for label in wanted):

@@ -7,12 +7,14 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from operator import mul
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from carpool.frontend.http import protocol
 from carpool.frontend.http.fairness import Unread
 from carpool.frontend.http.limits import Limits
 from carpool.frontend.http.protocol import Connection
@@ -85,11 +87,18 @@ class FakeTransport:
         return {"socket": self.socket, "ssl_object": None, "peername": ("192.0.2.1", 1234)}[name]
 
 
-@pytest.fixture(scope="module")
-def empty_socket() -> Iterator[socket.socket]:
+@pytest.fixture(scope="module", params=["many a turn", "one a turn", "all much", "all much, one a turn"])
+def empty_socket(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
+    """How busy the machine is must not change the answers, nor what counts as much: repeated heads before
+    long bodies are read alone."""
     one, other = socket.socketpair()
     one.setblocking(False)
-    yield one
+    with pytest.MonkeyPatch.context() as patch:
+        if "one a turn" in request.param:
+            patch.setattr(protocol, "_SECONDS_PER_TURN", 0.0)
+        if "all much" in request.param:
+            patch.setattr(protocol, "_MUCH", 1)
+        yield one
     one.close()
     other.close()
 
@@ -186,7 +195,8 @@ SHARP = [
 @st.composite
 def streams(draw: st.DrawFn) -> bytes:
     """Valid requests in a row, with some bytes changed, cut out, doubled or put in."""
-    data = b"".join(draw(st.lists(st.sampled_from(SEEDS), min_size=1, max_size=5)))
+    seeds = st.builds(mul, st.sampled_from(SEEDS), st.sampled_from([1, 1, 2, 4]))
+    data = b"".join(draw(st.lists(seeds, min_size=1, max_size=5)))
     for _ in range(draw(st.integers(0, 3))):
         start = draw(st.integers(0, len(data)))
         stop = min(len(data), start + draw(st.integers(0, 4)))
@@ -209,6 +219,15 @@ def test_one_byte_at_a_time_is_as_good_as_all_at_once(seed: int, empty_socket: s
     whole = answers_to([data], empty_socket)
     assert_valid(whole)
     assert answers_to([data[at : at + 1] for at in range(len(data))], empty_socket) == whole
+
+
+def test_a_long_head_whose_start_had_to_wait_for_a_turn(empty_socket: socket.socket) -> None:
+    """It is read on: what is kept is more than may be read ahead, but it is a head's."""
+    long_head = b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 2 * LIMITS.read_ahead_bytes
+    rest = b"\r\n\r\n" + GET
+    whole = answers_to([GET + long_head + rest], empty_socket)
+    assert whole.count(b"HTTP/1.1 200 OK") == 3
+    assert answers_to([GET + long_head, rest], empty_socket) == whole
 
 
 @settings(max_examples=many(400), deadline=None)

@@ -106,6 +106,7 @@ class Front:
         self.app = App()
         self.shared = Shared(self.app, Limits(), cast(Any, self.loop), Unread())
         self._ours, self._theirs = socket.socketpair()
+        self._ours.setblocking(False)
         self.clients = [self.join(said) for _ in range(count)]
 
     def __enter__(self) -> Front:
@@ -234,3 +235,73 @@ def test_who_waits_longest_goes_on_first() -> None:
         loop.turn()
     assert went == [9, 0, 1, 2]
     assert not loop.soon
+
+
+def _exchange(connection: Connection, said: bytes, most: int = MIB) -> list[int]:
+    """Reads of up to so many bytes, until all was read; how long each was."""
+    reads, at = [], 0
+    while at < len(said):
+        buffer = connection.get_buffer(-1)
+        piece = said[at : at + min(most, len(buffer))]
+        buffer[: len(piece)] = piece
+        at += len(piece)
+        reads.append(len(piece))
+        connection.buffer_updated(len(piece))
+    return reads
+
+
+def test_a_head_that_is_repeated_is_read_alone_and_its_body_in_place() -> None:
+    size = 100_000
+    with Front(1, b"") as front:
+        connection, transport = front.clients[0]
+        for number in range(5):
+            said = _body("/receive", size)[:-1] + bytes([number])
+            reads = _exchange(connection, said)
+            assert front.app.large[size - 1] == number
+            assert len(front.app.heads) == number + 1
+            if number >= 2:
+                assert reads == [len(said) - size, size]
+            assert transport.reads  # it has not used up its turn
+
+
+@pytest.mark.parametrize(
+    "other", [("/receive", 100_001), ("/receive", 5), ("/gather", 40_000), ("/gather", 0)]
+)
+@pytest.mark.parametrize("most", [MIB, 7, 113])
+def test_another_head_than_the_one_that_was_expected(other: tuple[str, int], most: int) -> None:
+    path, size = other
+    with Front(1, b"") as front:
+        connection, _ = front.clients[0]
+        for _ in range(3):
+            _exchange(connection, _body("/receive", 100_000))
+        for _ in range(2):
+            _exchange(connection, _body(path, size), most)
+            _exchange(connection, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + _body("/receive", 100_000), most)
+        assert len(front.app.heads) == 9
+        assert not connection._ahead
+
+
+def test_a_head_that_was_expected_is_still_refused_and_its_body_read_past() -> None:
+    with Front(1, b"") as front:
+        connection, _ = front.clients[0]
+        for number in range(4):
+            _exchange(connection, _body("/refuse", 30_000))
+            assert len(front.app.heads) == number + 1
+        assert connection.get_buffer(-1)
+
+
+def test_when_a_turn_is_used_up_the_body_of_an_expected_head_is_left_for_another() -> None:
+    said = _body("/receive", 100_000)
+    head, body = said[:-100_000], said[-100_000:]
+    with Front(1, b"") as front:
+        connection, transport = front.clients[0]
+        for _ in range(3):
+            _exchange(connection, said)
+        front.loop.turn()
+        front.shared.turns.spend(front.shared.turns.left)
+        assert _exchange(connection, head) == [len(head)]
+        assert not transport.reads
+        front.loop.turn()
+        assert transport.reads
+        assert _exchange(connection, body) == [len(body)]
+        assert len(front.app.heads) == 4

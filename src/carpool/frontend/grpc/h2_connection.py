@@ -40,7 +40,7 @@ class H2Connection:
     """The hot path: `get_buffer`, `buffer_updated`, `_parse`, `_head_complete` and `send_whole`."""
 
     __slots__ = (
-        *("_ahead", "_ahead_since", "_block", "_block_ends", "_block_number", "_busy", "_credit", "_cuts"),
+        *("_ahead", "_ahead_since", "_block", "_block_ends", "_block_number", "_credit", "_cuts"),
         *("_data_bytes", "_direct", "_early", "_ends", "_final", "_heads", "_heard", "_last", "_left"),
         *("_mark", "_mark_at", "_owed", "_pad", "_phase", "_pinged_at", "_quiet_since"),
         *("_receiver", "_rpcs", "_settled", "_shared", "_since", "_swept_at", "_transport"),
@@ -59,13 +59,11 @@ class H2Connection:
         self._heads = HeadReader(shared.limits.max_header_bytes)
         self._ahead = b""  # read, but not used yet
         self._ahead_since = 0.0
-        self._busy = False  # frames are being taken out of what was read, further up the stack
         self._heard = False  # anything, since the last look
         self._block = b""  # of a head that goes on in the next frame
         self._block_number = 0
         self._block_ends = False
         self._last = 0  # the highest number of a call
-        self._rpcs: dict[int, Rpc] = {}
         self._early: dict[int, None] = {}  # calls that ended before their client had said all
         # the frame of data that is being read
         self._receiver: Rpc | None = None
@@ -80,6 +78,7 @@ class H2Connection:
         self._mark, self._mark_at = 0, 0.0  # how much data there was when the window of time began
         # what is sent
         self.outgoing = Outgoing(shared.loop, self._sent, self._earn)
+        self._rpcs = self.outgoing.rpcs
         self._pinged_at = 0.0
 
     # ── what the loop calls ──
@@ -122,7 +121,9 @@ class H2Connection:
             self._work(data, len(data))
         else:
             self._work(self._shared.buffer, nbytes)
-        if nbytes >= _MUCH and turns.left <= 0:
+        used_up = nbytes >= _MUCH and turns.left <= 0
+        # A client that waits for us, too, has nothing that could be kept from being read.
+        if used_up and (self._left or self._ahead or not self.outgoing.is_awaited):
             self._let_others_run()
 
     def eof_received(self) -> bool:
@@ -208,17 +209,18 @@ class H2Connection:
 
     def _work(self, data: bytes | bytearray, end: int) -> None:
         position, over = 0, False
-        self._busy = True
+        self.outgoing.busy = True
         try:
             if self._phase == PREFACE:
-                position = self._take_preface(data, end)
+                position = h2.end_of_preface(data, end)
+                self._phase = OPEN if position else PREFACE
             if self._phase != PREFACE:
                 position, over = self._parse(data, position, end)
         except Breach as breach:
             self._breach(breach)
             return
         finally:
-            self._busy = False
+            self.outgoing.busy = False
         if position < end and self._phase != CLOSED:
             if not self._ahead_since or position:
                 self._ahead_since = monotonic()
@@ -230,18 +232,14 @@ class H2Connection:
         elif over:
             self._let_others_run()
 
-    def _take_preface(self, data: bytes | bytearray, end: int) -> int:
-        wanted = h2.PREFACE
-        if not wanted.startswith(bytes(data[: min(end, len(wanted))])):
-            raise Breach(Code.PROTOCOL_ERROR, "this port speaks gRPC, over HTTP/2")
-        if end < len(wanted):
-            return 0
-        self._phase = OPEN
-        return len(wanted)
-
     def _continue(self) -> None:
         """Go on with what was read ahead: after a turn of the others, or a write that got through."""
-        if self._phase == CLOSED or self._busy or self.outgoing.stalled or self._transport.is_closing():
+        if (
+            self._phase == CLOSED
+            or self.outgoing.busy
+            or self.outgoing.stalled
+            or self._transport.is_closing()
+        ):
             return
         data, self._ahead = self._ahead, b""
         self._transport.resume_reading()
@@ -614,7 +612,7 @@ class H2Connection:
         self._shared.calls -= 1
         self.outgoing.blocked.pop(rpc, None)
         rpc.leave()
-        if self._final and not self._rpcs and not self._busy:
+        if self._final and not self._rpcs and not self.outgoing.busy:
             self._close()
 
     # ── the end ──
@@ -636,9 +634,10 @@ class H2Connection:
         self._transport.close()
 
     def _abandon(self) -> None:
-        rpcs, self._rpcs = self._rpcs, {}
+        rpcs = list(self._rpcs.values())
+        self._rpcs.clear()
         self.outgoing.blocked.clear()
-        for rpc in rpcs.values():
+        for rpc in rpcs:
             self._shared.calls -= 1
             rpc.leave()
 

@@ -105,6 +105,13 @@ def read_number(payload: memoryview) -> int:
     return int(NUMBER.unpack(payload)[0]) & LARGEST_WINDOW
 
 
+def end_of_preface(data: bytes | bytearray, end: int) -> int:
+    """Where the first frame begins; 0 while that is not here."""
+    if not PREFACE.startswith(bytes(data[: min(end, len(PREFACE))])):
+        raise Breach(Code.PROTOCOL_ERROR, "this port speaks gRPC, over HTTP/2")
+    return 0 if end < len(PREFACE) else len(PREFACE)
+
+
 def head_block(flags: int, stream: int, payload: memoryview) -> bytes:
     """The header block of HEADERS, without padding and priority."""
     start, end = 0, len(payload)

@@ -1,9 +1,10 @@
 """What goes out on a connection of HTTP/2: answers as far as the windows allow, the rest when they open, and
-all that was said in one turn of the loop in one write."""
+all that was said in one turn of the loop in one write. What answers its only call goes at once."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterable
 from time import monotonic
 
@@ -20,8 +21,8 @@ class Outgoing:
     """`sent` is told of each call whose last block went out, and `credit` of each frame of data."""
 
     __slots__ = (
-        *("_bytes", "_credit", "_loop", "_out", "_scheduled", "_sent", "_stalled_at", "_transport"),
-        *("_unsent", "blocked", "call_window", "largest", "no_table", "stalled", "window"),
+        *("_bytes", "_credit", "_file", "_loop", "_out", "_scheduled", "_sent", "_stalled_at", "_transport"),
+        *("_unsent", "blocked", "busy", "call_window", "largest", "no_table", "rpcs", "stalled", "window"),
     )
 
     def __init__(
@@ -31,6 +32,9 @@ class Outgoing:
         self._sent = sent
         self._credit = credit
         self._transport: asyncio.Transport
+        self._file = -1  # of the transport's socket; over TLS nothing is written past the transport
+        self.rpcs: dict[int, Rpc] = {}  # the calls that are under way
+        self.busy = False  # frames are being taken out of what was read, further up the stack
         self._out: list[bytes] = []
         self._bytes = 0
         self._scheduled = False
@@ -44,6 +48,8 @@ class Outgoing:
 
     def connect(self, transport: asyncio.Transport) -> None:
         self._transport = transport
+        if transport.get_extra_info("ssl_object") is None:
+            self._file = transport.get_extra_info("socket").fileno()
 
     def disconnect(self) -> None:
         """Nobody is told any more: the connection, which knows this, is freed at once and not by a collector,
@@ -66,6 +72,11 @@ class Outgoing:
         waiting = sum(len(piece) for rpc in self.blocked for piece in rpc.pending)
         return self._transport.get_write_buffer_size() + self._bytes + waiting
 
+    @property
+    def is_awaited(self) -> bool:
+        """The client has one call, has said all of it, and is not answered yet."""
+        return len(self.rpcs) == 1 and next(iter(self.rpcs.values())).ended
+
     # ── calls ──
 
     def send_whole(self, rpc: Rpc, head: bytes, prefix: bytes, message: bytes, last: bytes) -> None:
@@ -82,7 +93,11 @@ class Outgoing:
         data = FRAME.pack(size >> 8, size & 0xFF, h2.DATA, 0, number)
         end = FRAME.pack(len(last) >> 8, len(last) & 0xFF, h2.HEADERS, _LAST_BLOCK, number)
         if size <= _WRITTEN_TOGETHER:
-            self.send(b"".join((start, head, data, prefix, message, end, last)))
+            answer = b"".join((start, head, data, prefix, message, end, last))
+            if len(self.rpcs) == 1 and not self.busy:
+                self._send_now(answer)
+            else:
+                self.send(answer)
         else:
             self.send(b"".join((start, head, data, prefix)))
             self.send(message)
@@ -185,6 +200,20 @@ class Outgoing:
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self.flush)
+
+    def _send_now(self, data: bytes) -> None:
+        """As `send`, for a client that waits for nothing else: it can read while this loop goes on with its
+        turn. Nothing overtakes what was said before, and what does not fit the socket is left to `send`."""
+        transport = self._transport
+        if self._out or self._file < 0 or transport.is_closing() or transport.get_write_buffer_size():
+            self.send(data)
+            return
+        try:
+            sent = os.write(self._file, data)
+        except OSError:  # it is full, or gone, which reading tells
+            sent = 0
+        if sent < len(data):
+            self.send(data[sent:])
 
     def flush(self) -> None:
         out, self._out = self._out, []

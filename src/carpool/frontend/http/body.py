@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from carpool.compiling import mypyc_attr
 from carpool.errors import without_stack
+from carpool.frontend.http.borrowed_socket import skip_received
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Fault, More, Receive, bad_request
 from carpool.frontend.http.limits import Limits
 from carpool.frontend.http.parsing import RequestHead
@@ -30,8 +31,6 @@ _SHORT_MEMBERS, _MEMBER = 64, 1024  # each is some work; where there are more, o
 
 MOST_MEMBERS = 2048
 """Of one gzip body. Tools that write blocks of 64 KiB need half as many for 64 MiB."""
-
-_nowhere = bytearray(1024 * 1024)
 
 
 class Sink(Protocol):
@@ -369,21 +368,6 @@ class ChunkedReader:
         self._overhead += overhead
         if self._overhead > self._limits.max_header_bytes:
             raise bad_request("the chunked body has too many extensions or trailers")
-
-
-def skip_received(connection: socket.socket, count: int) -> int:
-    """Throw away up to `count` bytes that a TCP socket has received, without copying; returns how many."""
-    skipped = 0
-    try:
-        while skipped < count:
-            wanted = min(count - skipped, len(_nowhere))
-            got = connection.recv_into(_nowhere, wanted, socket.MSG_TRUNC)
-            skipped += got
-            if got < wanted:
-                break
-    except OSError:
-        pass  # nothing there for now, or an error that the transport will find by itself
-    return skipped
 
 
 class Intake:

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 from collections.abc import Sequence
 from time import monotonic
 from typing import cast
 
 from carpool.errors import without_stack
-from carpool.frontend.http.body import CompressedBody, Intake, inflate, skip_received, too_large
+from carpool.frontend.http.body import CompressedBody, Intake, inflate, too_large
+from carpool.frontend.http.borrowed_socket import BorrowedSocket, skip_received
 from carpool.frontend.http.exchange import (
     CONTINUE,
     Body,
@@ -63,17 +62,17 @@ class Connection:
     """
 
     __slots__ = (
-        "_ahead", "_borrowed", "_busy", "_ended", "_exchange", "_finder", "_head", "_intake", "_keep",
-        "_known", "_known_raw", "_mark", "_partial", "_peer", "_phase", "_plan", "_queued", "_rests",
-        "_scratch", "_secure", "_served", "_shared", "_since", "_stalled", "_stalled_at", "_transport",
-        "_unsent",
+        "_ahead", "_borrowed", "_busy", "_ended", "_exchange", "_expected", "_finder", "_head", "_intake",
+        "_keep", "_known", "_known_raw", "_mark", "_partial", "_peer", "_phase", "_plan", "_queued",
+        "_rests", "_scratch", "_secure", "_served", "_shared", "_since", "_stalled", "_stalled_at",
+        "_transport", "_unsent",
     )  # fmt: skip
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._transport: asyncio.Transport
         self._secure = False  # over TLS: what the socket holds is not what is sent and received
-        self._borrowed: socket.socket | None = None
+        self._borrowed: BorrowedSocket
         self._peer = ""  # the client's address
         self._phase = HEAD
         self._since = monotonic()  # when the phase, or its current window, began
@@ -85,6 +84,7 @@ class Connection:
         self._partial = False  # some of a head is here
         self._known_raw = b""  # the last head: a client's next one is often the same, byte for byte
         self._known: RequestHead | None = None
+        self._expected: memoryview | None = None  # for the same once more, if a long body follows it
         self._ahead = b""  # read, but not used yet
         self._queued = False  # behind an earlier request of this connection: it lies unread for that reason
         self._busy = False  # requests are being taken out of what was read, further up the stack
@@ -105,6 +105,7 @@ class Connection:
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._borrowed = BorrowedSocket(self._transport)
         self._secure = transport.get_extra_info("ssl_object") is not None
         # One byte that waits is one too many; over TLS none that waits would already count as 0.
         self._transport.set_write_buffer_limits(high=1 if self._secure else 0)
@@ -119,7 +120,7 @@ class Connection:
             self._shared.lingering -= 1
         self._phase = CLOSED
         self._plan = None
-        self._give_back()
+        self._borrowed.give_back()
         self._intake.forget()
         self._abandon()
         self._shared.leave(self)
@@ -132,7 +133,8 @@ class Connection:
             return into[intake.got : intake.got + (_MUCH if used_up else BODY_READ)]
         if used_up:
             self._scratch = self._shared.head_buffer
-        return self._scratch
+        expected = self._expected
+        return self._scratch if expected is None or self._phase or self._ahead else expected
 
     def buffer_updated(self, nbytes: int) -> None:
         intake = self._intake
@@ -148,7 +150,7 @@ class Connection:
                 self._let_others_run()
         elif self._phase == LINGER:
             limit = self._shared.limits.drain_bytes
-            intake.got += nbytes + skip_received(self._borrow(), limit)
+            intake.got += nbytes + skip_received(self._borrowed.get(), limit)
             if intake.got > limit:
                 self._transport.abort()
         elif self._ahead:
@@ -158,7 +160,21 @@ class Connection:
         else:
             if self._phase == HEAD:
                 self._queued = False
+                if self._expected is not None and nbytes == len(self._expected) and self._is_as_expected():
+                    return
             self._work(self._scratch, nbytes)
+
+    def _is_as_expected(self) -> bool:
+        """The head of before, and nothing else: its body comes straight to where it will be used."""
+        if self._stalled or not self._shared.head_buffer.startswith(self._known_raw):
+            return False
+        self._begin(cast(RequestHead, self._known))
+        if self._phase == BODY:
+            if self._intake.into is None:
+                self._after_part_of_body(0)
+            elif self._shared.turns.left <= 0:
+                self._let_others_run()
+        return True
 
     def _room_used(self) -> None:
         """The body is complete, or its buffer is full."""
@@ -309,8 +325,13 @@ class Connection:
         self._ahead = rest
         if turns == _REQUESTS_PER_TURN:
             self._let_others_run()
-        elif not self._partial and len(rest) >= self._shared.limits.read_ahead_bytes:
+        elif not self._has_room():
             self._transport.pause_reading()
+
+    def _has_room(self) -> bool:
+        """For more of what is not used yet. A head is read to its end, which has a limit of its own."""
+        head_goes_on = self._partial and not self._stalled
+        return head_goes_on or len(self._ahead) < self._shared.limits.read_ahead_bytes
 
     def _continue(self) -> None:
         """Go on with what was read ahead: after an answer, a write that got through, a turn of the others."""
@@ -325,7 +346,7 @@ class Connection:
         if self._phase == BODY and self._intake.chunks is None:
             self._scratch = self._shared.body_buffer
         if not self._ended:
-            if len(self._ahead) < self._shared.limits.read_ahead_bytes:
+            if self._has_room():
                 self._transport.resume_reading()
         elif self._phase == HEAD and self._partial:
             self._fail(bad_request("the request ended within its head"))
@@ -354,9 +375,12 @@ class Connection:
             if self._partial:
                 self._partial = False
                 self._finder.reset()
-            self._begin(cast(RequestHead, self._known))
+            known = cast(RequestHead, self._known)
+            if self._expected is None and (known.content_length or 0) >= _MUCH:
+                self._expected = memoryview(self._shared.head_buffer)[: len(raw)]
+            self._begin(known)
             return position + len(raw)
-        self._head = None
+        self._head = self._expected = None
         while data.startswith(b"\r\n", position, end):
             position += 2  # some clients send an empty line too many after a body
             self._partial = False
@@ -429,11 +453,12 @@ class Connection:
         intake = self._intake
         if count >= _MUCH:
             self._shared.turns.spend(count)
-            if count >= len(self._scratch) or self._shared.turns.left <= 0:
+            full = intake.into is None and count >= len(self._scratch)  # else the next read goes elsewhere
+            if full or self._shared.turns.left <= 0:
                 self._let_others_run()
         unwanted = self._exchange is None or self._plan is None
         if unwanted and intake.chunks is None and not self._secure:
-            intake.skip_in_kernel(self._borrow())
+            intake.skip_in_kernel(self._borrowed.get())
             if intake.got >= intake.size:
                 self._body_done()
 
@@ -565,7 +590,7 @@ class Connection:
         if self._queued:
             self._shared.unread.cannot_look(now)
         else:
-            self._shared.unread.look(self._borrowed or self._borrow(), now)
+            self._shared.unread.look(self._borrowed.get(), now)
 
     def _failed(self, error: Exception) -> None:
         if isinstance(error, Fault):
@@ -617,34 +642,7 @@ class Connection:
         if size <= _COPIED_TOGETHER or self._stalled or self._secure or len(views) > _MOST_PIECES:
             self.send(b"".join(views))
             return
-        sent = self._write_now(views)
+        sent = self._borrowed.write(views)
         if sent < size:
             # Copied: the transport would hold the buffers, and so the slot, until the client has read.
             self.send(rest_of(views, sent))
-
-    def _write_now(self, views: Sequence[memoryview]) -> int:
-        if self._transport.is_closing():
-            return 0
-        try:
-            return os.writev(self._descriptor(), views)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            self._transport.abort()
-            return 0
-
-    def _descriptor(self) -> int:
-        """Valid until connection_lost: only then does the transport close it."""
-        return cast(int, self._transport.get_extra_info("socket").fileno())
-
-    def _borrow(self) -> socket.socket:
-        """The transport's own socket, for what only the kernel can do. Made once: that is a system call."""
-        if self._borrowed is None:
-            self._borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=self._descriptor())
-        return self._borrowed
-
-    def _give_back(self) -> None:
-        """Before the transport closes it: from then on its number may be another's."""
-        borrowed, self._borrowed = self._borrowed, None
-        if borrowed is not None:
-            borrowed.detach()

@@ -1,0 +1,62 @@
+"""The socket of a transport, for what only the kernel can do: it stays the transport's, which closes it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Sequence
+from typing import cast
+
+_nowhere = bytearray(1024 * 1024)
+
+
+class BorrowedSocket:
+    __slots__ = ("_socket", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._socket: socket.socket | None = None
+
+    def descriptor(self) -> int:
+        """Valid until connection_lost: only then does the transport close it."""
+        return cast(int, self._transport.get_extra_info("socket").fileno())
+
+    def get(self) -> socket.socket:
+        """Made once: that is a system call."""
+        if self._socket is None:
+            self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=self.descriptor())
+        return self._socket
+
+    def write(self, views: Sequence[memoryview]) -> int:
+        """As many bytes as the kernel takes at once, uncopied; returns how many."""
+        if self._transport.is_closing():
+            return 0
+        try:
+            return os.writev(self.descriptor(), views)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self._transport.abort()
+            return 0
+
+    def give_back(self) -> None:
+        """Before the transport closes it: from then on its number may be another's."""
+        borrowed, self._socket = self._socket, None
+        if borrowed is not None:
+            borrowed.detach()
+
+
+def skip_received(connection: socket.socket, count: int) -> int:
+    """Throw away up to `count` bytes that a TCP socket has received, without copying; returns how many."""
+    skipped = 0
+    try:
+        while skipped < count:
+            wanted = min(count - skipped, len(_nowhere))
+            got = connection.recv_into(_nowhere, wanted, socket.MSG_TRUNC)
+            skipped += got
+            if got < wanted:
+                break
+    except OSError:
+        pass  # nothing there for now, or an error that the transport will find by itself
+    return skipped
