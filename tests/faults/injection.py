@@ -130,10 +130,16 @@ def load(config: ModelConfig, version: ModelVersion, *_: object) -> Backend:
 
 
 class Transport:
-    """Around a transport, whose methods cannot be replaced."""
+    """Around a transport, whose methods cannot be replaced. Every other time that it is asked it says that it
+    has something to send: only then is it written to, rather than its socket."""
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport
+        self._asked = 0
+
+    def get_write_buffer_size(self) -> int:
+        self._asked += 1
+        return self._transport.get_write_buffer_size() or self._asked % 2
 
     def write(self, data: bytes) -> None:
         self._transport.write(data)

@@ -52,6 +52,7 @@ POINTS = [
     # sending
     Point(Outbox, "put"),
     Point(Outbox, "send"),
+    Point(Outbox, "_write", no_memory),
     Point(injection.Transport, "write", no_file),
     Point(FrontLink, "submit"),
     Point(Templates, "match"),

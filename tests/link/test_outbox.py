@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+import uvloop
 
 from carpool.link.records import Outbox
 
@@ -84,6 +86,46 @@ def test_what_the_transport_still_has_comes_first() -> None:
     run(main())
 
 
+def test_what_leaves_with_the_turn_is_in_order_behind_what_did_not_fit() -> None:
+    async def main() -> None:
+        async with Joined() as link:
+            link.outbox.put(b"first")
+            link.outbox.put(bytes(LARGE))  # only a part of it fits
+            await asyncio.sleep(0)
+            assert link.transport.get_write_buffer_size()
+            link.outbox.put(b"next")
+            await asyncio.sleep(0)
+            data = await link.read(LARGE + 9)
+            assert data.startswith(b"first\0")
+            assert data.endswith(b"\0next")
+            assert len(data) == LARGE + 9
+
+    run(main())
+
+
+def test_the_interpreter_is_free_while_a_turn_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of uvloop, too, whose transports keep its lock while they write."""
+    turns = 0
+
+    def write(fd: int, data: bytes) -> int:
+        nonlocal turns
+        turns += 1
+        return write_file(fd, data)
+
+    write_file = os.write
+
+    async def main() -> None:
+        async with Joined() as link:
+            monkeypatch.setattr(os, "write", write)
+            link.outbox.put(b"one")
+            link.outbox.put(b"two")
+            assert await link.read(6) == b"onetwo"
+            assert turns == 1
+            assert not link.transport.get_write_buffer_size()
+
+    uvloop.run(asyncio.wait_for(main(), 60))
+
+
 @pytest.mark.parametrize("how", ["closed", "aborted", "gone"])
 def test_to_nobody_nothing_is_sent(how: str) -> None:
     async def main() -> None:
@@ -95,6 +137,8 @@ def test_to_nobody_nothing_is_sent(how: str) -> None:
             else:
                 link.theirs.close()
             link.outbox.send(b"one")
+            await asyncio.sleep(0)
+            link.outbox.put(b"two")
             await asyncio.sleep(0)
             assert not link.failures  # reading tells
 

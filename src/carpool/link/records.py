@@ -196,12 +196,9 @@ class Outbox:
         if self._pieces or transport is None or transport.is_closing() or transport.get_write_buffer_size():
             self.put(piece)
             return
-        try:
-            sent = os.write(self._file, piece)
-        except OSError:  # it is full, or gone, which reading tells
-            sent = 0
-        if sent < len(piece):
-            self.put(piece[sent:])
+        rest = self._write(piece)
+        if rest:
+            self.put(rest)
 
     @property
     def unsent(self) -> int:
@@ -215,13 +212,29 @@ class Outbox:
         return self.unsent > _MAX_UNSENT
 
     def _flush(self) -> None:
-        pieces = self._pieces
-        if pieces and self._transport is not None and not self._transport.is_closing():
+        pieces, transport = self._pieces, self._transport
+        if pieces and transport is not None and not transport.is_closing():
+            said = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             try:
-                self._transport.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+                if not transport.get_write_buffer_size():
+                    said = self._write(said)
+                if said:
+                    transport.write(said)
             except Exception as error:
                 self.failed(f"it cannot be written to: {error}")
         pieces.clear()
+
+    def _write(self, data: bytes) -> bytes:
+        """What is left of it. The transport has nothing to send.
+
+        The system call is made without the interpreter lock, which a transport of uvloop keeps. Its reader
+        wakes up, often on this very core, and goes first: this thread is then off the core in the middle of
+        its call, and a model's thread that wants the lock would wait until that reader has no more to do.
+        """
+        try:
+            return data[os.write(self._file, data) :]
+        except OSError:  # it is full, or gone, which reading tells
+            return data
 
 
 class Ending(NamedTuple):
