@@ -48,7 +48,7 @@ def test_a_promise_with_its_curve_its_fit_and_its_choices(tmp_path: Path) -> Non
     assert found["curve"] == [[1, 5.0], [8, 12.0]]
     assert found["fit"]["fixed_ms"] == pytest.approx(4)
     assert found["fit"]["per_image_ms"] == pytest.approx(1)
-    speed = {"factor": 1.0, "told": 1.0, "relearned": False, "instances": [[1.0, 1.1]]}
+    speed = {"factor": 1.0, "told": 1.0, "relearned": False, "handover_ms": 0.0, "instances": [[1.0, 1.1]]}
     assert found["speed"] == speed
     assert found["believed"] == [[1, 5.0], [8, 12.0]]
     assert (found["mode"], found["max_batch"], found["knobs"]) == ("promise", 8, None)
@@ -85,9 +85,8 @@ def test_what_ran_and_what_was_learned_is_told(tmp_path: Path) -> None:
             await engine.infer("fake", X)
             before = await host.ask("profile", {"name": "fake"})
             scheduler = engine.find("fake").driver.scheduler
-            scheduler.curve = BatchCurve([(1, 0.004), (8, 0.018)], 8, [2, 8])  # as if it had been re-learned
-            for instance in scheduler.instances:
-                instance.speed.rebased(0.5)
+            scheduler.belief.adopt(BatchCurve([(1, 0.004), (8, 0.018)], 8, [2, 8]), 0.5)
+            scheduler.curve = scheduler.belief.curve
             scheduler.instances.refresh()
             return before, await host.ask("profile", {"name": "fake"})
 
@@ -97,6 +96,7 @@ def test_what_ran_and_what_was_learned_is_told(tmp_path: Path) -> None:
     assert before["recent"]["mean_ms"] >= 2
     assert before["recent"]["sizes"] == [[1, 1, before["recent"]["mean_ms"]]]
     assert after["speed"]["relearned"]
+    assert after["speed"]["handover_ms"] == 0.0, "it is short beside this model's batches"
     assert after["fit"] == before["fit"], "the line is that of what was loaded"
     slower = after["speed"]["instances"][0][0]
     times = [[1, 6.0], [2, 6.0], [3, 18.0], [8, 18.0]]  # padded sizes at their cost

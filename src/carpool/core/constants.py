@@ -25,7 +25,20 @@ class Constants:
     instance runs small batches too long and loses one."""
 
     handover: float = 1.25
-    """Handing a batch over and hearing of its end counts as a part of its time, up to a quarter of it."""
+    """If a batch and handing it over took longer than they do as a rule, a quarter of that counts as its own
+    time: whoever is late to hear of its end must not think that the instance is slow."""
+
+    handover_weight: float = 0.05
+    handover_most: float = 4.0
+    handover_least_s: float = 0.00005
+    handover_most_s: float = 0.001
+    """What a batch occupies its instance for beside its run is learned from each by a twentieth. One counts
+    as four times what was thought (or 0.05 ms) at most: a stall is no handing over. It is at most 1 ms: only
+    a machine that has no time for it takes longer, and then the batch counts, not who is late."""
+
+    handover_look_s: float = 0.25
+    handover_far: float = 0.1
+    """Four times a second the curve may follow, if a batch of one would take a tenth more or less by it."""
 
     most_lag: float = 0.2
     """Requests may spend a fifth of a promise on their way to the scheduler. What is more says that it cannot

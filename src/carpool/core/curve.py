@@ -65,6 +65,14 @@ class BatchCurve:
             return images
         return self.buckets[bisect_left(self.buckets, images)]
 
+    def delayed(self, seconds: float) -> BatchCurve:
+        """Every batch takes so much longer, whatever its size."""
+        points = self.points
+        if points[-1][0] < self.max_batch:  # one point says nothing of the slope, which is not to change
+            points = (*points, (self.max_batch, self.times[self.max_batch]))
+        later = [(size, takes + seconds) for size, takes in points]
+        return BatchCurve(later, self.max_batch, self.buckets)
+
     def fits(self, seconds: float) -> int:
         """The largest batch that takes no longer than this; 0 where not even one image fits."""
         return bisect_right(self.times, seconds) - 1 if seconds >= 0 else 0

@@ -142,7 +142,10 @@ class Instances:
         if seconds is not None:
             # With the way there and back, which riders wait for: but whoever is late to hear of the end must
             # not think that the instance is slow.
-            took = min(max(seconds, now - batch.started), self._handover * seconds)
+            handover = batch.belief.handover
+            occupied = max(seconds, now - batch.started)
+            handover.seen(occupied - seconds)
+            took = min(occupied, self._handover * (seconds + handover.seconds))
             batch.belief.learn(instance.index, batch.images, took)
         self.refresh()
         if batch.turn is not None:

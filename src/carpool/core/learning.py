@@ -114,6 +114,34 @@ class Lag:
         return self._value * exp(-max(0.0, now - self._at) / self._memory)
 
 
+class Handover:
+    """What a batch occupies its instance for beside its run: until it is begun, and until its end is heard
+    and the next can be sent. The same for a batch of any size, which makes small ones dear where the model
+    is quick."""
+
+    __slots__ = ("_constants", "_looked_at", "counted", "seconds")
+
+    def __init__(self, constants: Constants = CONSTANTS) -> None:
+        self._constants = constants
+        self._looked_at = float("-inf")
+        self.seconds = 0.0
+        self.counted = 0.0  # of it, in the curve that is believed
+
+    def seen(self, seconds: float) -> None:
+        c = self._constants
+        most = min(c.handover_most * max(self.seconds, c.handover_least_s), c.handover_most_s)
+        self.seconds += c.handover_weight * (min(seconds, most) - self.seconds)
+
+    def is_news(self, lone: float, now: float) -> bool:
+        """Whether it should be counted anew, where a batch of one takes so long as it is counted now."""
+        c = self._constants
+        is_near = abs(self.seconds - self.counted) <= c.handover_far * lone
+        if is_near or now - self._looked_at < c.handover_look_s:
+            return False
+        self._looked_at = now
+        return True
+
+
 class Rate:
     """Images offered per second, refusals included: exponential with a short memory, decayed when read."""
 
@@ -301,12 +329,17 @@ _NEVER = float("-inf")
 
 
 class Belief:
-    """The curve that is believed, what has drifted from it, and a speed for each instance."""
+    """The curve that is believed, what has drifted from it, and a speed for each instance.
 
-    __slots__ = ("_begun", "_rested", "_tries", "curve", "drift", "ran", "speeds")
+    `runs` is how long batches run, as profiles say it; `curve` how long they occupy an instance, from which
+    everything is decided: those runs, and handing them over.
+    """
+
+    __slots__ = ("_begun", "_rested", "_tries", "curve", "drift", "handover", "ran", "runs", "speeds")
 
     def __init__(self, profile: BatchCurve, instances: int, now: float, constants: Constants) -> None:
-        self.curve = profile
+        self.runs = self.curve = profile
+        self.handover = Handover(constants)
         self.drift = Drift(profile, constants)
         self.speeds = [Speed(constants) for _ in range(instances)]
         self.ran = _NEVER  # when a batch of this kind last started or ended
@@ -319,7 +352,19 @@ class Belief:
 
     def adopt(self, curve: BatchCurve, factor: float) -> None:
         """The curve gives in to what was run, which was slower by this factor."""
-        self.curve = curve
+        self.runs = curve
+        self._believe(factor)
+
+    def count_handover(self, images: int) -> None:
+        """As it was learned by now. What is believed of batches as the last one is said in new terms."""
+        before = self.curve.times[images]
+        more = self.handover.seconds - self.handover.counted
+        self.handover.counted = self.handover.seconds
+        self._believe((before + more) / before)
+
+    def _believe(self, factor: float) -> None:
+        counted = self.handover.counted
+        self.curve = self.runs.delayed(counted) if counted else self.runs
         for speed in self.speeds:
             speed.rebased(factor)
 
@@ -327,8 +372,8 @@ class Belief:
         """All at once, where there is one kind: learn, rest from now on, and give in to what lasts."""
         self.learn(index, images, took)
         self.laid_aside(now)
-        if self.drift.ran(images, took, self.curve, now):
-            learned = self.drift.relearned(self.curve, now)
+        if self.drift.ran(images, took, self.runs, now):
+            learned = self.drift.relearned(self.runs, now)
             if learned is not None:
                 self.adopt(*learned)
 

@@ -305,15 +305,18 @@ class Scheduler:
     def _learn(self, batch: Batch, seconds: float, now: float) -> None:
         """On the account of its own kind, whichever is in force by now."""
         belief = batch.belief
-        if not belief.drift.ran(batch.images, seconds, belief.curve, now):
+        if belief.handover.is_news(belief.curve.times[1], now):
+            belief.count_handover(batch.images)
+            self._believe(self.belief, now)  # which may be this one
+        if not belief.drift.ran(batch.images, seconds, belief.runs, now):
             return
         if self.instances.differ(belief):  # one slow instance is no reason to think worse of all
             belief.drift.put_off(now)
             return
-        learned = belief.drift.relearned(belief.curve, now)
+        learned = belief.drift.relearned(belief.runs, now)
         if learned is not None:
             belief.adopt(*learned)
-            self._believe(self.belief, now)  # which may be this one
+            self._believe(self.belief, now)
 
     def _believe(self, belief: Belief, now: float) -> None:
         self.belief, self.curve = belief, belief.curve

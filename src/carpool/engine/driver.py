@@ -294,7 +294,7 @@ class Driver:
         return (
             brief is not None
             and len(batch.jobs) == 1
-            and batch.belief.curve.times[batch.images] <= BRIEF_S
+            and batch.belief.runs.times[batch.images] <= BRIEF_S
             and not (self._running or self.scheduler.lanes.requests)
             and not (batch.turn or self.scheduler.policy.preserve_ordering)  # nobody has a say in it
             and brief.may_run(batch.started)

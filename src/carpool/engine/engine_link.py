@@ -266,6 +266,7 @@ def _check_options(
 
 _HIGH_WATER = 1 << 20  # unsent bytes above which nothing more is read from that front end
 _AT_ONCE = 16  # records of one front end in one turn of the loop: of eight front ends, three milliseconds
+_MOST_UNHEARD = 8 * _AT_ONCE  # above which no more is read: a burst is not worth two words to the kernel
 
 
 class EngineLink:
@@ -285,7 +286,7 @@ class EngineLink:
         self._questions: set[asyncio.Task[None]] = set()  # that are open
         self._templates: dict[int, ServedTemplate] = {}
         self._unheard: list[tuple[Fields, bytes]] = []  # what it said, for the next turn
-        self._deaf = False  # it does not take its answers
+        self._deaf = self._paused = False  # it does not take its answers; nothing is read from it
         self.seen = 0
 
     def close(self) -> None:
@@ -327,19 +328,22 @@ class EngineLink:
         self._listen()
 
     def _listen(self) -> None:
-        """Unless it does not take its answers, or has said more than was heard yet."""
-        if self._transport is None:
+        """Unless it does not take its answers, or has said far more than was heard yet."""
+        pause = self._deaf or len(self._unheard) > _MOST_UNHEARD
+        if self._transport is None or pause == self._paused:
             return
-        if self._deaf or self._unheard:
-            self._transport.pause_reading()
-        else:
-            self._transport.resume_reading()
+        self._paused = pause
+        (self._transport.pause_reading if pause else self._transport.resume_reading)()
 
     def data_received(self, data: bytes) -> None:
         try:
             said = self._reader.feed(data)
         except ProtocolError as error:
             self._drop(str(error))
+            return
+        if self._unheard:  # those come first, in a turn that is planned
+            self._unheard += said
+            self._listen()
         else:
             self._hear(said)
 
@@ -361,8 +365,8 @@ class EngineLink:
                     self._obey(fields, payload)
             if len(said) > _AT_ONCE:
                 self._unheard = said[_AT_ONCE:]
-                self._listen()
                 self._loop.call_soon(self._go_on)
+                self._listen()
         except ProtocolError as error:
             self._drop(str(error))
         except Exception:

@@ -158,7 +158,7 @@ def _tensors(
 
 def carrier(served: Served) -> Carrier:
     scheduler = served.driver.scheduler
-    return Carrier(served.version, scheduler.curve, len(scheduler.instances), served.config.policy)
+    return Carrier(served.version, scheduler.belief.runs, len(scheduler.instances), served.config.policy)
 
 
 def curve_document(served: Served) -> dict[str, Any]:
