@@ -1,4 +1,4 @@
-"""A gRPC stream of a whole server whose client grants no window: it is let go, and others are served.
+"""Streams of a whole server whose clients do not read: others are served meanwhile, and they are let go.
 
 What lies in memory meanwhile is counted in tests/frontend/grpc/test_unread_answers.py.
 """
@@ -6,6 +6,7 @@ What lies in memory meanwhile is counted in tests/frontend/grpc/test_unread_answ
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,7 +19,7 @@ from carpool.frontend.grpc.rpc_heads import Status
 from carpool.frontend.grpc.stream_infer import TOO_SLOW
 from frontend.grpc.front_end import SERVICE
 from frontend.grpc.wire import data, framed, head, wire
-from live.server import serving
+from live.server import Live, serving, wait_until
 
 LONG = """
 class Model:
@@ -37,6 +38,18 @@ name = "y"
 datatype = "INT32"
 shape = [-1]
 """
+ENDLESS = """
+import os
+class Model:
+    def predict(self, n):
+        number = 0
+        while number < n[0, 0]:
+            yield {"y": [[number]]}
+            number += 1
+        if n[0, 0] == 13:
+            os._exit(3)
+"""
+UNREAD = 60
 NO_WINDOW = h2.PREFACE + h2.settings({h2.INITIAL_WINDOW_SIZE: 0})
 
 
@@ -48,14 +61,67 @@ def asked(stream: int, count: int) -> bytes:
     )
 
 
+def put(folder: Path, source: str) -> Path:
+    (folder / "long" / "1").mkdir(parents=True)
+    (folder / "long" / "model.toml").write_text(SETTINGS)
+    (folder / "long" / "1" / "model.py").write_text(source)
+    return folder
+
+
+def asked_over_http(count: int) -> bytes:
+    body = json.dumps({"n": count}).encode()
+    head = b"POST /v2/models/long/generate_stream HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+    return head % len(body) + body
+
+
+def numbers(server: Live, count: int) -> list[int]:
+    """What a reader gets until its own stream has ended."""
+    with server.connect() as reader:
+        answer = reader.post("/v2/models/long/generate_stream", json.dumps({"n": count}).encode())
+    assert answer.status == 200
+    events = [json.loads(line[6:]) for line in answer.body.split(b"\n\n") if line]
+    return [event.get("y", event) for event in events]
+
+
+def numbers_over_grpc(server: Live, count: int) -> list[int]:
+    with wire(cast(Any, SimpleNamespace(port=server.grpc_port))) as reader:
+        reader.send(asked(1, count), data(1, b"", h2.END_STREAM))
+        said = reader.answer(1)
+    assert said.status == Status.OK
+    found, left = [], said.data
+    while left:
+        size = int.from_bytes(left[1:5], "big")
+        answer = pb.ModelStreamInferResponse.FromString(left[5 : 5 + size]).infer_response
+        found.append(int.from_bytes(answer.raw_output_contents[0], "little"))
+        left = left[5 + size :]
+    return found
+
+
+@pytest.mark.conformance
+def test_many_streams_that_nobody_reads_leave_a_turn_to_who_reads(tmp_path: Path) -> None:
+    """Their answers are so small that none of them is cut off meanwhile: one instance has them all."""
+    with (
+        serving(put(tmp_path / "models", ENDLESS), grpc=1, folder=tmp_path) as server,
+        wire(cast(Any, SimpleNamespace(port=server.grpc_port)), NO_WINDOW) as unread,
+        ExitStack() as clients,
+    ):
+        for number in range(UNREAD):
+            clients.enter_context(server.connect()).send(asked_over_http(2_000_000_000))
+            unread.send(asked(2 * number + 1, 2_000_000_000))
+        assert numbers(server, 3) == [0, 1, 2]
+        assert numbers_over_grpc(server, 3) == [0, 1, 2]
+        assert numbers(server, 0) == []
+        (worker,) = server.worker_pids
+        assert numbers(server, 13)[:13] == list(range(13))  # and then the process dies, with all of them
+        wait_until(lambda: server.worker_pids not in ([worker], []), "another process is there")
+        assert numbers(server, 2) == [0, 1]
+        assert len(server.events("instance-lost")) == len(server.events("instance-replaced")) == 1
+
+
 @pytest.mark.conformance
 def test_streams_without_a_window_are_cut_off_and_others_are_served(tmp_path: Path) -> None:
     """The model has one instance: the request behind them is answered when they have let go of it."""
-    folder = tmp_path / "models" / "long"
-    (folder / "1").mkdir(parents=True)
-    (folder / "model.toml").write_text(SETTINGS)
-    (folder / "1" / "model.py").write_text(LONG)
-    with serving(tmp_path / "models", grpc=1, folder=tmp_path) as server:
+    with serving(put(tmp_path / "models", LONG), grpc=1, folder=tmp_path) as server:
         port = cast(Any, SimpleNamespace(port=server.grpc_port))
         with wire(port, NO_WINDOW) as client, server.connect() as other:
             for stream in (1, 3, 5):
