@@ -5,12 +5,16 @@ What lies in memory meanwhile is counted in tests/frontend/grpc/test_unread_answ
 
 from __future__ import annotations
 
+import base64
 import json
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import cv2
+import numpy as np
 import pytest
 import tritonclient.grpc.service_pb2 as pb
 
@@ -19,6 +23,7 @@ from carpool.frontend.grpc.rpc_heads import Status
 from carpool.frontend.grpc.stream_infer import TOO_SLOW
 from frontend.grpc.front_end import SERVICE
 from frontend.grpc.wire import data, framed, head, wire
+from frontend.http.harness import Client, post
 from live.server import Live, serving, wait_until
 
 LONG = """
@@ -132,3 +137,76 @@ def test_streams_without_a_window_are_cut_off_and_others_are_served(tmp_path: Pa
                 said = client.answer(stream)
                 assert (said.status, said.fields["grpc-message"]) == (Status.UNAVAILABLE, TOO_SLOW)
             assert client.is_alive()
+
+
+TELLER = """
+from pathlib import Path
+class Model:
+    def setup(self, config):
+        self.left = Path(config["path"]) / "left"
+    def predict(self, image):
+        if image.any():
+            yield {"text_output": [["light"]]}
+            return
+        try:
+            while True:
+                yield {"text_output": [["\\x01" * 4000]]}  # six times as long in JSON
+        finally:
+            with self.left.open("a") as file:
+                file.write("left\\n")
+"""
+TELLER_SETTINGS = """
+task = "read"
+decoupled = true
+[[input]]
+name = "image"
+datatype = "UINT8"
+shape = [3, 32, 32]
+[[output]]
+name = "text_output"
+datatype = "BYTES"
+shape = [1]
+"""
+
+
+def png(grey: int) -> bytes:
+    return bytes(cv2.imencode(".png", np.full((32, 32, 3), grey, np.uint8))[1])
+
+
+def chat(picture: bytes) -> bytes:
+    url = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
+    content = [{"type": "image_url", "image_url": {"url": url}}]
+    messages = [{"role": "user", "content": content}]
+    return json.dumps({"model": "teller", "messages": messages, "stream": True}).encode()
+
+
+@pytest.mark.conformance
+def test_texts_that_nobody_reads_are_cut_off_and_others_are_read(tmp_path: Path) -> None:
+    """The model never ends. Its generators are closed, and the clients' connections end without an end of
+    their answer; one who comes meanwhile has his own."""
+    folder = tmp_path / "models" / "teller"
+    (folder / "1").mkdir(parents=True)
+    (folder / "model.toml").write_text(TELLER_SETTINGS)
+    (folder / "1" / "model.py").write_text(TELLER)
+    ways: dict[str, Callable[[bytes], bytes]] = {
+        "/read?model=teller&stream=1": lambda picture: picture,
+        "/v1/chat/completions": chat,
+    }
+    with serving(tmp_path / "models", folder=tmp_path) as server, ExitStack() as clients:
+        unread = []
+        for path, body in ways.items():
+            for _ in range(2):
+                client = Client("127.0.0.1", server.port, receive_buffer=4096)
+                unread.append(clients.enter_context(client))
+                client.send(post(path, body(png(0))))
+        for path, body in ways.items():
+            with server.connect() as reader:
+                answer = reader.post(path, body(png(255)))
+            assert answer.status == 200
+            assert b"light" in answer.body
+        left = folder / "left"
+        wait_until(lambda: left.exists() and left.read_text() == "left\n" * len(unread), "all are closed")
+        for client in unread:
+            with suppress(OSError):  # reset
+                said = client.rest()
+                assert not said.endswith(b"0\r\n\r\n")
