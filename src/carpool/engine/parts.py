@@ -117,7 +117,8 @@ class _Rider:
 
     @property
     def wanted(self) -> bool:
-        return self._work.state is RUNNING
+        # Both are changed by the loop only, and never back: to see it late costs one answer.
+        return self._work.state is RUNNING and self._work.parts is not None
 
     def send(self, outputs: Mapping[str, Array], *, last: bool = False) -> None:
         self._coach.collator.check(outputs, tuple(outputs), _ANY)

@@ -381,8 +381,10 @@ class Served(Watcher):
 
     def instance_lost(self, instance: Instance, why: str) -> None:
         number = instance.index // self.seats
-        if self.seats > 1 and not self._is_first_lost(number):
-            return
+        if number in self._lost:
+            return  # with another of its seats
+        if self.seats > 1:
+            self._lose_seats(number)
         log.warning("instance-lost", model=self.name, version=self.version, instance=number, why=why)
         if self._sequences is not None:
             self._sequences.lost(number)
@@ -392,15 +394,13 @@ class Served(Watcher):
             self._replacing.add(task)
             task.add_done_callback(self._replacing.discard)
 
-    def _is_first_lost(self, number: int) -> bool:
-        """Of the seats of an instance, which are lost together: nobody is sent to the others from here on."""
-        if number in self._lost:
-            return False
+    def _lose_seats(self, number: int) -> None:
+        """They are lost together: nobody is sent to any of them from here on."""
         self._lost |= {number}
         for seat in self.seated(number):
-            self.driver.scheduler.set_available(seat, False)
+            seat.available = False
+        self.driver.scheduler.instances.refresh()
         asyncio.get_running_loop().call_soon(self.driver.look_at_idle)
-        return True
 
     async def _replace(self, instance: Instance) -> None:
         """Load a new instance, with patience: whatever killed the last one may do so again."""
