@@ -143,7 +143,7 @@ TELLER = """
 from pathlib import Path
 class Model:
     def setup(self, config):
-        self.left = Path(config["path"]) / "left"
+        self.left = Path(config["path"]).parent.parent / "left"
     def predict(self, image):
         if image.any():
             yield {"text_output": [["light"]]}
@@ -193,7 +193,9 @@ def test_texts_that_nobody_reads_are_cut_off_and_others_are_read(tmp_path: Path)
         "/v1/chat/completions": chat,
     }
     with serving(tmp_path / "models", folder=tmp_path) as server, ExitStack() as clients:
-        unread = []
+        unread, left = [], tmp_path / "left"
+        left.touch()
+        before = left.read_text()  # it was tried while it was loaded
         for path, body in ways.items():
             for _ in range(2):
                 client = Client("127.0.0.1", server.port, receive_buffer=4096)
@@ -204,8 +206,7 @@ def test_texts_that_nobody_reads_are_cut_off_and_others_are_read(tmp_path: Path)
                 answer = reader.post(path, body(png(255)))
             assert answer.status == 200
             assert b"light" in answer.body
-        left = folder / "left"
-        wait_until(lambda: left.exists() and left.read_text() == "left\n" * len(unread), "all are closed")
+        wait_until(lambda: left.read_text() == before + "left\n" * len(unread), "all are closed")
         for client in unread:
             with suppress(OSError):  # reset
                 said = client.rest()
