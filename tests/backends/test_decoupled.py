@@ -17,6 +17,7 @@ from backends.test_triton_python import HEAD, Opened, X, Y, rows
 from carpool import backends
 from carpool.backends.backend import Backend, Placement
 from carpool.backends.python.python_backend import PythonBackend
+from carpool.backends.python.python_worker import Rounds
 from carpool.config.repository import ModelVersion
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput, ModelError
 from carpool.types import Array
@@ -31,11 +32,15 @@ COUNT = """
 """
 
 
-@dataclass
+@dataclass(eq=False)
 class Heard:
-    """A listener that has enough after so many."""
+    """A rider that has enough after so many."""
 
     most: int = 10**9
+    inputs: dict[str, Array] = field(default_factory=dict)
+    outputs: Sequence[str] = ("y",)
+    details: bytes = b""
+    ends: list[CarpoolError | None] = field(default_factory=list)
     each: Callable[[int], None] = lambda _: None
     values: list[Any] = field(default_factory=list)
     last: list[bool] = field(default_factory=list)
@@ -49,6 +54,9 @@ class Heard:
         self.values.append(outputs["y"][0, 0] if "y" in outputs else None)
         self.last.append(last)
         self.each(len(self.values))
+
+    def end(self, error: CarpoolError | None) -> None:
+        self.ends.append(error)
 
 
 @pytest.fixture
@@ -65,9 +73,12 @@ def loaded(opened: Opened, tmp_path: Path) -> Loaded:
 
 
 def run(backend: PythonBackend, *given: Array, heard: Sequence[Heard] = ()) -> tuple[Any, list[Any]]:
-    listeners = list(heard) or [Heard() for _ in given]
-    errors = backend.run_many([({"x": one}, ("y",)) for one in given], [b""] * len(given), listeners)
-    return [one.values for one in listeners], errors
+    riders = list(heard) or [Heard() for _ in given]
+    for rider, one in zip(riders, given, strict=True):
+        rider.inputs = {"x": one}
+    backend.run_many(riders, tuple)
+    assert all(len(rider.ends) == 1 for rider in riders)
+    return [rider.values for rider in riders], [rider.ends[0] for rider in riders]
 
 
 def test_each_request_has_as_many_answers_as_it_has(loaded: Loaded) -> None:
@@ -90,6 +101,49 @@ def test_requests_of_a_batch_take_turns(loaded: Loaded) -> None:
     heard = [Heard(each=lambda _: order.append("a")), Heard(each=lambda _: order.append("b"))]
     run(loaded(COUNT), rows(3), rows(3), heard=heard)
     assert "".join(order) == "ababab"
+
+
+def test_who_comes_while_others_ride_rides_along(loaded: Loaded) -> None:
+    """Also behind one that never ends: it has its turns at once, and its own end."""
+    late = Heard(inputs={"x": rows(2)})
+    endless = Heard(most=50, inputs={"x": rows(1_000_000)})
+    coming = [late]
+
+    def more() -> list[Heard]:
+        return [coming.pop()] if coming and len(endless.values) == 3 else []
+
+    def see(_: int) -> None:
+        if late.ends:
+            seen.append(len(endless.values))
+
+    seen: list[int] = []
+    endless.each = see
+    loaded(COUNT).run_many([endless], more)
+    assert late.values == [2, 3]
+    assert (late.ends, endless.ends) == ([None], [None])
+    assert seen[0] <= 8
+
+
+def test_inputs_stay_what_they_are_when_others_come(loaded: Loaded) -> None:
+    """All come through the same memory."""
+    riders = [Heard(inputs={"x": rows(20)}), *(Heard(inputs={"x": rows(number)}) for number in range(1, 9))]
+    coming = riders[1:]
+    loaded(COUNT).run_many(riders[:1], lambda: [coming.pop()] if coming else [])
+    assert [one.values for one in riders] == [
+        [number + n for n in range(number)] for number in (20, *range(1, 9))
+    ]
+
+
+def test_newcomers_keep_nobody_from_a_turn() -> None:
+    rounds = Rounds()
+    rounds.come([1, 2, 3])
+    order = []
+    for number in range(10, 30):
+        rounds.come([number])  # one more at each turn, and none of them ends
+        order.append(rounds.next())
+        rounds.stays(order[-1])
+    assert {1, 2, 3} <= set(order[:7])
+    assert order[1] != order[0]
 
 
 def test_what_it_returns_is_the_one_answer(loaded: Loaded) -> None:
@@ -398,3 +452,57 @@ def test_an_execute_that_raises_each_time_keeps_its_process(loaded: Loaded) -> N
         (error,) = run(backend, rows(1))[1]
         assert "on purpose" in error.message
     assert backend.alive
+
+
+BEHIND = """
+    import threading
+    import triton_python_backend_utils as pb_utils
+    class TritonPythonModel:
+        def execute(self, requests):
+            for request in requests:
+                threading.Thread(target=self.answer, args=(request,)).start()
+        def answer(self, request):
+            sender = request.get_response_sender()
+            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            for number in range(int(x[0, 0])):
+                if sender.is_cancelled():
+                    break
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("y", x + number)]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+def test_execute_is_called_again_while_answers_are_open(loaded: Loaded) -> None:
+    """As Triton does once it has returned."""
+    late = Heard(inputs={"x": rows(2)})
+    endless = Heard(inputs={"x": rows(1_000_000)})
+    coming = [late]
+
+    def see(_: int) -> None:
+        if late.ends:
+            endless.most = len(endless.values)  # its client has had enough when the other has its end
+
+    endless.each = see
+    loaded(BEHIND).run_many([endless], lambda: [coming.pop()] if coming and endless.values else [])
+    assert late.values == [2, 3]
+    assert (late.ends, endless.ends) == ([None], [None])
+
+
+def test_execute_is_called_again_while_nothing_is_sent(loaded: Loaded) -> None:
+    source = BEHIND.replace(
+        "            for number in range",
+        """
+            while x[0, 0] == 9 and not sender.is_cancelled():
+                threading.Event().wait(0.1)
+            for number in range""",
+    )
+    late, silent = Heard(inputs={"x": rows(2)}), Heard(inputs={"x": rows(9)})
+    coming = [late]
+
+    def more() -> list[Heard]:
+        if late.ends:
+            silent.most = 0
+        return [coming.pop()] if coming else []
+
+    loaded(source).run_many([silent], more)
+    assert (late.values, silent.values) == ([2, 3], [])

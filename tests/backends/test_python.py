@@ -70,6 +70,21 @@ def test_a_model_finds_the_files_beside_it(model: Load, tmp_path: Path) -> None:
     np.testing.assert_array_equal(y, X * 5)
 
 
+@pytest.mark.parametrize("own", ["", "ACTIVE"])
+def test_threads_that_wait_sleep_unless_the_user_says_otherwise(
+    model: Load, monkeypatch: pytest.MonkeyPatch, own: str
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if own:
+        monkeypatch.setenv("OMP_WAIT_POLICY", own)
+    source = """
+        import os
+        def predict(x):
+            return x[:, :2] * 0 + len(os.environ["OMP_WAIT_POLICY"])
+    """
+    assert answer(model(source))[0, 0] == len(own or "PASSIVE")
+
+
 def test_numeric_libraries_get_the_instances_share_of_threads(
     model: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:

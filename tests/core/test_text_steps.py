@@ -328,6 +328,22 @@ def test_several_encoders_work_side_by_side() -> None:
     assert again.encoder == 0
 
 
+def test_the_gate_counts_the_encoders_that_are_up() -> None:
+    """Where encoding is what takes long, of three of which two are down come as many as with one."""
+
+    def let_in(pool: int, up: int) -> list[bool]:
+        encoder = BatchCurve.parse("2+4", 4)
+        core = StepScheduler(encoder, STEP, TextPromise(8, 32, 0.06, encoders=pool, decoders=16))
+        core.encoders = up
+        found = [core.offer(TextJob(0.0), 0.0) is None for _ in range(60)]
+        core.encoders = pool  # they are back
+        return [*found, core.offer(TextJob(0.0), 0.0) is None]
+
+    alone, some, whole = let_in(1, 1), let_in(3, 1), let_in(3, 3)
+    assert sum(some[:-1]) == sum(alone[:-1]) < sum(whole[:-1])
+    assert (some[-1], alone[-1], whole[-1]) == (True, False, False)
+
+
 def test_the_gate_counts_the_slots_of_all_decoders() -> None:
     def taken(**pools: float) -> int:
         core = scheduler(slots=4, max_tokens=500, ttft=0.02, **pools)

@@ -255,6 +255,7 @@ def test_the_deadline_of_a_request_holds_for_what_it_asks(
         return SimpleNamespace(
             loop=loop,
             driver=SimpleNamespace(scheduler=scheduler),
+            seated=lambda number: [instance][number:],
             name="model",
             is_ensemble=False,
             writes=False,

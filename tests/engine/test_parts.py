@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
 
+from carpool.backends.backend import Rider
 from carpool.core.job import GONE, RUNNING
-from carpool.engine.batch import Work
-from carpool.engine.parts import PartWay
-from carpool.types import Array
+from carpool.engine.batch import BatchResult, Outcome, Work
+from carpool.engine.parts import Coach, PartWay
+from carpool.errors import CarpoolError, ModelError
+from carpool.types import Array, Datatype, Signature, TensorSpec
 
 
 class Place:
@@ -89,3 +93,103 @@ def test_nothing_is_delivered_after_the_end() -> None:
         assert sink.heard == []
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+# ---- seats
+
+
+class Riding:
+    """A backend that answers everybody who is aboard in turn, 0, 1, 2 …, as often as the input says."""
+
+    alive, most_open = True, 3
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+        self.fails: CarpoolError | None = None
+
+    def run_many(self, riders: Sequence[Rider], more: Callable[[], Sequence[Rider]]) -> None:
+        left = {rider: int(rider.inputs["x"][0]) for rider in riders}
+        while left:
+            for rider in list(left):
+                if self.fails is not None:
+                    raise self.fails
+                if not left[rider] or not rider.wanted:
+                    del left[rider]
+                    rider.end(None)
+                else:
+                    left[rider] -= 1
+                    rider.send({"y": np.zeros((1, 1), np.int64)})
+            left |= {rider: int(rider.inputs["x"][0]) for rider in more()}
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+SIGNATURE = Signature(
+    "m", (TensorSpec("x", Datatype.INT64, (-1,)),), (TensorSpec("y", Datatype.INT64, (-1,)),), 8
+)
+
+
+def asks(count: int) -> Work:
+    work = rider(Sink())
+    work.inputs = {"x": np.array([count], np.int64)}
+    return work
+
+
+def ridden(story: Callable[[Coach, Riding, dict[Any, list[Outcome]]], Awaitable[None]]) -> None:
+    async def main() -> None:
+        loop, backend, ends = asyncio.get_running_loop(), Riding(), defaultdict[Any, list[Outcome]](list)
+
+        def report(seat: Any, result: BatchResult) -> None:
+            loop.call_soon_threadsafe(ends[seat].extend, result.outcomes)
+
+        coach = Coach(cast(Any, backend), SIGNATURE, report, loop)
+        await story(coach, backend, ends)
+        for seat in coach.seats:
+            assert not backend.closed.is_set()
+            seat.close()
+        await asyncio.to_thread(coach.join, 30.0)
+        assert backend.closed.is_set()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_each_seat_is_taken_and_left_apart_from_the_others() -> None:
+    async def story(coach: Coach, _: Riding, ends: dict[Any, list[Outcome]]) -> None:
+        first, second, third = coach.seats
+        endless = asks(10**9)
+        first.run([endless])
+        for count in (1, 0, 3):
+            second.run([asks(count)])
+            while not ends[second]:
+                await asyncio.sleep(0.001)
+            assert [outcome.error for outcome in ends.pop(second)] == [None]
+        third.run([asks(2), asks(0)])  # two that came as one batch end as one
+        while len(ends[third]) < 2:
+            await asyncio.sleep(0.001)
+        assert not ends[first]
+        endless.parts = None  # it was told something else, as when its model is unloaded
+        while not ends[first]:
+            await asyncio.sleep(0.001)
+
+    ridden(story)
+
+
+def test_what_ends_all_is_told_each_once() -> None:
+    async def story(coach: Coach, backend: Riding, ends: dict[Any, list[Outcome]]) -> None:
+        for seat in coach.seats:
+            seat.run([asks(10**9)])
+        while not all(work.parts.heard for seat in coach.seats for work in seat._works):  # type: ignore[union-attr]
+            await asyncio.sleep(0.001)
+        backend.fails = ModelError("it died")
+        while len(ends) < 3:
+            await asyncio.sleep(0.001)
+        assert [[outcome.error for outcome in one] for one in ends.values()] == [[backend.fails]] * 3
+        ends.clear()
+        backend.fails = None
+        coach.seats[1].run([asks(1)])
+        while not ends:
+            await asyncio.sleep(0.001)
+        assert [outcome.error for outcome in ends[coach.seats[1]]] == [None]
+
+    ridden(story)

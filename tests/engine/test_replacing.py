@@ -15,8 +15,9 @@ from carpool.backends.python.worker_process import WorkerProcess
 from carpool.config.model import ModelConfig
 from carpool.core.curve import BatchCurve
 from carpool.core.policy import Promise
+from carpool.engine.models import loading as loading_module
 from carpool.engine.models import served as served_module
-from carpool.engine.models.served import execution_timeout
+from carpool.engine.models.loading import execution_timeout
 from carpool.errors import DeadlineExceeded, ModelError
 from engine import repositories
 from engine.scripted import run, until
@@ -60,7 +61,7 @@ def test_a_replacement_that_cannot_be_started_is_tried_again(
 def test_a_model_with_a_promise_that_hangs_is_replaced_without_being_told_when(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served_module, "_SHORTEST_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(loading_module, "_SHORTEST_TIMEOUT_S", 3.0)
     code = "import time\ndef predict(x):\n    if x[0, 0] == 13: time.sleep(600)\n    return x"
     repositories.python(tmp_path, code, head="slo_ms = 60000", max_batch=1)
 

@@ -192,6 +192,18 @@ def test_a_poisoned_picture_costs_only_its_own_request() -> None:
     assert set(stage.failed()) == {2, 5}
 
 
+def test_the_scheduler_hears_how_many_encoders_are_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "ENCODERS", 3)
+    stage = Stage()
+    assert stage.scheduler.encoders == 3
+    yes, no = True, False
+    for up, counted in (((yes, no, yes), 2), ((no, no, no), 1), ((yes, yes, yes), 3)):
+        for encoder, one in zip(stage.encoders, up, strict=True):
+            encoder.up = one
+        stage.instance.changed()
+        assert stage.scheduler.encoders == counted
+
+
 def begun(stage: Stage, count: int) -> dict[int, set[int]]:
     """So many answers, of which each has a token; by decoder."""
     for number in range(count):

@@ -160,8 +160,18 @@ class AnswersRows(Protocol):
         """As `AnswersEach.run_each`."""
 
 
-class Listener(Protocol):
-    """Who waits for the answers to one request. Called in the thread of the instance."""
+class Rider(Protocol):
+    """One request for a decoupled model, and who waits for its answers. Of the thread of the instance."""
+
+    @property
+    def inputs(self) -> Mapping[str, Array]: ...
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        """Names of those that are wanted."""
+
+    @property
+    def details(self) -> bytes: ...
 
     @property
     def wanted(self) -> bool:
@@ -170,18 +180,20 @@ class Listener(Protocol):
     def send(self, outputs: Mapping[str, Array], *, last: bool = False) -> None:
         """One more answer; the model has said whether it is the last. Raises what is wrong with it."""
 
+    def end(self, error: CarpoolError | None) -> None:
+        """Nothing more will come, for this reason. Called once, or `run_many` raises."""
+
 
 class AnswersMany(Protocol):
     """A backend of decoupled models: each request has any number of answers, and then an end."""
 
-    def run_many(
-        self,
-        requests: Sequence[tuple[Mapping[str, Array], Sequence[str]]],
-        details: Sequence[bytes],
-        listeners: Sequence[Listener],
-    ) -> list[CarpoolError | None]:
-        """As `run_each`: tells each listener what comes for it, until nothing more will. Returns what each
-        request ended with, if it was an error."""
+    @property
+    def most_open(self) -> int:
+        """Requests that may be under way in it at once."""
+
+    def run_many(self, riders: Sequence[Rider], more: Callable[[], Sequence[Rider]]) -> None:
+        """Tells each what comes for it, until nothing more will come for anybody. `more` is asked again and
+        again who has come meanwhile: they ride along. Raises what ends all who have not ended yet."""
 
 
 class AsksModels(Protocol):

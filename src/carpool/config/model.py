@@ -364,6 +364,7 @@ class ModelConfig:
     labels: str | None = None
     execution_timeout: float | None = None
     decoupled: bool = False  # it gives any number of answers to a request
+    max_open: int = 0  # requests that an instance of such a model has under way at once; 0: as usual
     response_cache: bool = False  # Triton's word for a cache with its defaults
     cache: CacheSettings | None = None
     device_weight: float = 1.0  # its part of a device that several models share

@@ -23,6 +23,7 @@ from carpool.errors import ConfigError
 
 MAX_FILE_BYTES = 1 << 20
 MAX_BATCH = 65536
+MAX_OPEN = 1024
 MAX_PRIORITY_LEVELS = 2**64 - 1
 MAX_INSTANCES = 1024
 MAX_RANK = 32

@@ -86,6 +86,7 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
         labels=_inside(top, "labels"),
         execution_timeout=None if timeout_ms is None else timeout_ms / 1e3,
         decoupled=top.flag("decoupled"),
+        max_open=_max_open(top),
         response_cache=top.flag("response_cache"),
         device_weight=_weight(top),
         ttft=None if ttft_ms is None else ttft_ms / 1e3,
@@ -109,10 +110,17 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
 
 
 _NOT_WRITTEN = (
-    *("batching", "max_batch", "decoupled", "response_cache", "cache", "slo_may_grow", "rollout"),
-    *("input", "output", "sequences"),
+    *("batching", "max_batch", "decoupled", "max_open", "response_cache", "cache", "slo_may_grow"),
+    *("rollout", "input", "output", "sequences"),
 )
 """What says nothing of a model that writes: its batches are steps, and its tensors are known."""
+
+
+def _max_open(top: Table) -> int:
+    most = top.integer("max_open", 1, rules.MAX_OPEN)
+    if most is not None and not top.flag("decoupled"):
+        raise top.error("max_open", "is for models with decoupled = true")
+    return most or 0
 
 
 def _checked_generation(top: Table, config: ModelConfig) -> ModelConfig:

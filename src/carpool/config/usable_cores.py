@@ -9,6 +9,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""For the environment of processes that compute, unless the user's says otherwise. Threads of OpenMP that
+wait for the others of their team spin by default: where cores are shared, they keep the core from the thread
+that they wait for, and a step takes many times as long."""
+
 
 def usable_cores(root: Path = Path("/")) -> int:
     """Whole ones, and one at least: a thread more than the limit carries would be stopped with the others."""

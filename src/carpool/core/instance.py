@@ -112,7 +112,7 @@ class Instances:
                 next_free = i
             if i.batch is None and i.available:
                 idle.append(i)
-        if len(idle) > 1:
+        if len(idle) > 1 and fastest < slowest:
             idle.sort(key=lambda i: i.speed.mean)
         assert next_free is not None  # there is one instance at least
         self.pace = pace  # instances at the profile's speed

@@ -47,6 +47,7 @@ class StepScheduler:
         self.settings = settings
         self.constants = constants
         self.encoder = Belief(encoder, max(1, settings.encoders), 0.0, constants)
+        self.encoders = len(self.encoder.speeds)  # those that are up: whoever knows better says so
         self.step = Belief(step, settings.decoders, 0.0, constants)
         self.lengths = Lengths(settings.max_tokens, constants=constants)
         self._departures = Departures(self.lengths)
@@ -246,7 +247,7 @@ class StepScheduler:
         takes = self._until_first(min(batch, self.waiting + 1))
         ahead = self.waiting // batch
         wait = self._until_left((ahead + 1) * batch)
-        wait += ahead * self._encodes(batch) / len(self.encoder.speeds)
+        wait += ahead * self._encodes(batch) / self.encoders
         wait += self._under_way(now)
         first = now + wait + takes
         rest = (min(self.lengths.mean, job.limit) - 1) * self._pace()
@@ -372,7 +373,7 @@ class StepScheduler:
         """The batch to wait for. While slots stand empty for it, steps carry less; encoded alone, each costs
         more. The smallest that keeps up with what is asked, or else the one that carries most."""
         slots = self.most_slots()
-        plan = (slots, self.encoder.curve, self.step.curve, self.lengths.lasts)
+        plan = (slots, self.encoders, self.encoder.curve, self.step.curve, self.lengths.lasts)
         if plan != self._planned:
             self._planned = plan
             self._plan(slots)
@@ -389,8 +390,7 @@ class StepScheduler:
         sizes = range(1, max(1, min(slots, most)) + 1)
         written = self.lengths.mean * self._steps_for(slots)
         if self.settings.apart:
-            encoders = len(self.encoder.speeds)
-            self._costs = [max(self._encodes(size) / size / encoders, written / slots) for size in sizes]
+            self._costs = [max(self._encodes(n) / n / self.encoders, written / slots) for n in sizes]
         else:
             self._costs = [self._encodes(size) / size + written / (slots - (size - 1) / 2) for size in sizes]
         self._best = min(sizes, key=lambda size: self._costs[size - 1])
@@ -484,7 +484,7 @@ class StepScheduler:
     def _under_way(self, now: float) -> float:
         """Until there is a device that encodes."""
         encodes = [work.started + self._encodes(len(work.jobs)) for work in self.encoding.values()]
-        ends = min(encodes) if len(encodes) == len(self.encoder.speeds) else 0.0
+        ends = min(encodes) if len(encodes) >= self.encoders else 0.0
         if not self.settings.apart:
             for work in self.stepping.values():
                 ends = max(ends, work.started + self._steps_for(work.width))

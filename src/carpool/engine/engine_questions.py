@@ -170,7 +170,7 @@ def profile_document(served: Served, now: float) -> dict[str, Any]:
             {"size": p.size, "ms": p.seconds * 1e3, "spread": p.spread, "runs": p.runs} for p in measured
         ],
         "measured_at": None if profile is None else profile.measured_at or None,
-        "instances": len(scheduler.instances),
+        "instances": len(scheduler.instances) // served.seats,
         "threads": None if profile is None else profile.layout.threads,
         "fit": _fit(scheduler.drift.profile),
         "curve": [[size, seconds * 1e3] for size, seconds in scheduler.belief.runs.points],
@@ -180,7 +180,9 @@ def profile_document(served: Served, now: float) -> dict[str, Any]:
             "told": scheduler.drift.told,
             "relearned": scheduler.belief.runs is not scheduler.drift.profile,
             "handover_ms": scheduler.belief.handover.counted * 1e3,
-            "instances": [[i.speed.mean, i.speed.cautious] for i in scheduler.instances],
+            "instances": [
+                [i.speed.mean, i.speed.cautious] for i in list(scheduler.instances)[:: served.seats]
+            ],
         },
         "promise": _promise(scheduler.curve, policy, len(scheduler.instances)),
         "knobs": _knobs(policy),

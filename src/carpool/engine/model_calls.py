@@ -209,10 +209,11 @@ class Caller:
     def _deadline(self) -> float:
         """The latest of the batch that it runs, which may be a trial that nobody sent."""
         try:
-            batch = self.served.driver.scheduler.instances[self.index].batch
+            batches = [seat.batch for seat in self.served.seated(self.index)]
         except (AssertionError, IndexError):
-            batch = None
-        return INFINITY if batch is None else max(job.deadline for job in batch.jobs)
+            batches = []
+        jobs = [job for batch in batches if batch is not None for job in batch.jobs]
+        return max((job.deadline for job in jobs), default=INFINITY)
 
     def _leave(self) -> None:
         self._left = True

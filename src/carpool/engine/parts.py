@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Protocol, cast
 
@@ -12,10 +14,13 @@ from carpool.backends.backend import AnswersMany, Backend
 from carpool.core.job import RUNNING
 from carpool.engine.batch import BatchResult, Outcome, Work
 from carpool.engine.collator import Collator, inputs_of
-from carpool.engine.executor import Executor, Report
-from carpool.errors import CarpoolError, without_stack
+from carpool.engine.executor import Report
+from carpool.errors import CarpoolError, ModelError, without_stack
 from carpool.link.records import FINISHES, LAST, PART, TO_FRONTEND, Outbox
+from carpool.observe.logs import logger
 from carpool.types import Array, Signature, Timing
+
+_log = logger("engine")
 
 _AHEAD = 8  # answers of one instance that its model may be ahead of the loop
 _MOST_UNSENT = 1 << 20  # bytes that a front end has not taken, above which its models wait
@@ -97,54 +102,163 @@ class PartWay:
 
 
 class _Rider:
-    """Implements `Listener` for one request of a batch."""
+    """Implements `Rider` for one request."""
 
-    __slots__ = ("_collator", "_way", "_work")
+    __slots__ = ("_coach", "_index", "_seat", "_work", "details", "inputs", "outputs")
 
-    def __init__(self, work: Work, way: PartWay, collator: Collator) -> None:
+    def __init__(self, coach: Coach, seat: Seat, index: int, work: Work, inputs: Mapping[str, Array]) -> None:
+        self._coach = coach
+        self._seat = seat
+        self._index = index
         self._work = work
-        self._way = way
-        self._collator = collator
+        self.inputs = inputs
+        self.outputs = work.wanted or coach.every_output
+        self.details = work.details
 
     @property
     def wanted(self) -> bool:
-        return self._work.state is RUNNING
+        # Both are changed by the loop only, and never back: to see it late costs one answer.
+        return self._work.state is RUNNING and self._work.parts is not None
 
     def send(self, outputs: Mapping[str, Array], *, last: bool = False) -> None:
-        self._collator.check(outputs, tuple(outputs), _ANY)
-        self._way.send(self._work, outputs, last=last)
+        self._coach.collator.check(outputs, tuple(outputs), _ANY)
+        self._coach.way.send(self._work, outputs, last=last)
+
+    def end(self, error: CarpoolError | None) -> None:
+        self._seat.ended(self._index, error)
 
 
-class DecoupledExecutor(Executor):
-    """Each request of a batch has its own answers, and nothing is split."""
+class Seat:
+    """Implements `Executes`: one of the places in an instance, taken and left apart from the others. The loop
+    gives it a batch, and has nothing more to do with it until that is reported; meanwhile it is the
+    instance's thread's."""
+
+    def __init__(self, coach: Coach) -> None:
+        self._coach = coach
+        self._works: Sequence[Work] = ()
+        self._outcomes: dict[int, Outcome] = {}  # by their index; of the instance's thread
+        self._began = 0.0
+
+    @property
+    def alive(self) -> bool:
+        return self._coach.backend.alive
+
+    @property
+    def responsive(self) -> bool:
+        return True
+
+    def run(self, works: Sequence[Work]) -> None:
+        self._works, self._outcomes, self._began = works, {}, monotonic()
+        self._coach.queue.put((self, works))
+
+    def abort(self) -> None:
+        self._coach.backend.abort()
+
+    def close(self) -> None:
+        self._coach.leave()
+
+    def join(self, timeout: float) -> None:
+        self._coach.join(timeout)
+
+    def ended(self, index: int, error: CarpoolError | None) -> None:
+        """In the instance's thread, once for each of the works."""
+        self._coach.riding.pop((self, index), None)
+        self._outcomes[index] = Outcome(error=None if error is None else without_stack(error))
+        works = self._works
+        if len(self._outcomes) < len(works):
+            return
+        self._works = ()  # the memory of a front end that has died must go
+        outcomes = [self._outcomes[number] for number in range(len(works))]
+        seconds = monotonic() - self._began
+        timing = Timing(infer=seconds, batch=sum(work.images for work in works))
+        self._coach.report(self, BatchResult(outcomes, seconds, timing, clean=False))  # as its answers took
+
+
+class Coach:
+    """One instance of a decoupled model, whose seats share its thread and its process. Who sits down while
+    others ride, rides along."""
 
     def __init__(
         self, backend: Backend, signature: Signature, report: Report, loop: asyncio.AbstractEventLoop
     ) -> None:
-        super().__init__(backend, signature, 1, 1, report)
+        self.backend = backend
         self._many = cast(AnswersMany, backend)
-        self._way = PartWay(loop)
-        self._collator = Collator(signature, 1)
-        self._every_output = tuple(signature.output_named)
-        self._run = self._run_many  # nobody has given its thread anything yet
+        self._model = signature.model
+        self._most = max(1, signature.max_batch)  # told the model at once
+        self._report = report
+        self.way = PartWay(loop)
+        self.collator = Collator(signature, 1)
+        self.every_output = tuple(signature.output_named)
+        self.queue: SimpleQueue[tuple[Seat, Sequence[Work]] | None] = SimpleQueue()
+        self.seats = [Seat(self) for _ in range(seats_of(backend))]
+        self._taken = len(self.seats)  # of the loop's thread
+        self.riding: dict[tuple[Seat, int], _Rider] = {}  # from here on, of our thread
+        self._closing = False
+        self._thread = threading.Thread(target=self._serve, name=f"{signature.model}-instance", daemon=True)
+        self._thread.start()
 
-    def _run_many(self, works: Sequence[Work]) -> BatchResult:
-        began = monotonic()
+    def leave(self) -> None:
+        """One of the seats is given up; after the last the model is freed, when nobody rides any more."""
+        self._taken -= 1
+        if not self._taken:
+            self.queue.put(None)
+
+    def join(self, timeout: float) -> None:
+        self._thread.join(timeout)
+
+    def report(self, seat: Seat, result: BatchResult) -> None:
+        with suppress(RuntimeError):  # one that was given up may end after the loop that it reports to
+            self._report(seat, result)
+
+    def _serve(self) -> None:
+        while not self._closing:
+            riders = self._board(wait=True)
+            if riders:
+                self._ride(riders)
+            del riders
+        try:
+            self.backend.close()
+        except Exception:
+            _log.exception("close-failed", model=self._model)
+
+    def _ride(self, riders: Sequence[_Rider]) -> None:
+        error: CarpoolError
+        try:
+            self._many.run_many(riders, self._board)
+            error = ModelError(f"{self._model}: its process forgot a request")
+        except CarpoolError as ended:
+            error = ended
+        except Exception as fault:  # of ours: it must take neither the thread nor its riders down
+            _log.exception("batch-failed", model=self._model)
+            error = ModelError(f"{self._model}: {type(fault).__name__}: {fault}")
+        for rider in list(self.riding.values()):
+            rider.end(error)
+
+    def _board(self, *, wait: bool = False) -> list[_Rider]:
+        """Who has sat down since, as many as are told the model at once."""
+        boarded: list[_Rider] = []
+        while len(boarded) < self._most and not self._closing:
+            try:
+                seated = self.queue.get(block=wait and not boarded)
+            except Empty:
+                break
+            if seated is None:
+                self._closing = True
+            else:
+                boarded += self._riders(*seated)
+        return boarded
+
+    def _riders(self, seat: Seat, works: Sequence[Work]) -> Iterator[_Rider]:
         errors: dict[int, CarpoolError] = {}
         inputs = inputs_of(works, errors)
-        able = [index for index in range(len(works)) if index not in errors]
-        try:
-            ended = self._many.run_many(
-                [(inputs[index], works[index].wanted or self._every_output) for index in able],
-                [works[index].details for index in able],
-                [_Rider(works[index], self._way, self._collator) for index in able],
-            )
-        except CarpoolError as error:
-            ended = [error] * len(able)
-        for index, wrong in zip(able, ended, strict=True):
-            if wrong is not None:
-                errors[index] = without_stack(wrong)
-        outcomes = [Outcome(error=errors.get(index)) for index in range(len(works))]
-        seconds = monotonic() - began
-        timing = Timing(infer=seconds, batch=sum(work.images for work in works))
-        return BatchResult(outcomes, seconds, timing, clean=False)  # it took what its answers took
+        for index, work in enumerate(works):
+            if index in errors:
+                seat.ended(index, errors[index])
+                continue
+            rider = _Rider(self, seat, index, work, inputs[index])
+            self.riding[seat, index] = rider
+            yield rider
+
+
+def seats_of(backend: object) -> int:
+    return cast(AnswersMany, backend).most_open

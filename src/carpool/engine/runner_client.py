@@ -14,6 +14,7 @@ from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.config.server import ServerSettings
+from carpool.config.usable_cores import WAITING
 from carpool.engine.hosted_model import (
     ASIDE,
     AT_ONCE,
@@ -170,8 +171,8 @@ class Runner:
             _log.info("runner-stands-by", pid=self._standby.pid)
 
     def _new_child(self, when: str) -> Child:
-        folders = cache_folders(self._settings.cache_dir)
-        child = Child(_MODULE, when, *self._packages, called="runner", environment=folders)
+        environment = {**WAITING, **cache_folders(self._settings.cache_dir)}
+        child = Child(_MODULE, when, *self._packages, called="runner", environment=environment)
         task = self._loop.create_task(self._watch(child))
         self._watches.add(task)
         task.add_done_callback(self._watches.discard)

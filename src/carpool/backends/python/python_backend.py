@@ -25,14 +25,14 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from carpool.backends.backend import Backend, Listener, Placement, aborted, check_wanted
+from carpool.backends.backend import Backend, Placement, Rider, aborted, check_wanted
 from carpool.backends.python.call_server import CallServer, error_of
 from carpool.backends.python.declarations import read_declarations
 from carpool.backends.python.worker_process import WorkerDied, WorkerProcess, WorkerTimeout
@@ -43,6 +43,8 @@ from carpool.config.triton import config_document, read_completed
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError
 from carpool.types import Array
 
+MOST_OPEN = 512
+"""Requests that each instance of a decoupled model has under way at once, unless its settings say it."""
 SETUP_TIMEOUT = 300.0  # seconds for importing the file and its `setup`: weights may be large and disks slow
 
 
@@ -79,6 +81,8 @@ class PythonBackend:
         that says about its tensors is in `told`."""
         self._model = config.name
         self._decoupled = config.decoupled
+        self._max_open = config.max_open
+        self._max_batch = config.max_batch or 0
         self._timeout = config.execution_timeout if config.decoupled else None  # from answer to answer
         self._aborted = False
         self.signature = ModelSignature() if code else read_signature(config, version)
@@ -138,47 +142,49 @@ class PythonBackend:
         # The next batch is written over these.
         return {name: array.copy() for name, array in outputs.items()}
 
-    def run_many(
-        self,
-        requests: Sequence[tuple[Mapping[str, Array], Sequence[str]]],
-        details: Sequence[bytes],
-        listeners: Sequence[Listener],
-    ) -> list[CarpoolError | None]:
-        """The process hands over one answer at a time, and hears before its next whose client has gone. It
-        may also ask for that alone."""
+    @property
+    def most_open(self) -> int:
+        """Who says that its batches are of one has one at a time."""
+        return self._max_open or (MOST_OPEN if self._max_batch > 1 else 1)
+
+    def run_many(self, riders: Sequence[Rider], more: Callable[[], Sequence[Rider]]) -> None:
+        """The process hands over one answer at a time, and hears before its next whose client has gone and
+        who has come. It may also ask for that alone."""
         if not self.alive:
             raise self._died(self._process.end())
-        errors: dict[int, CarpoolError] = {}
-        written = self._process.inputs.write(_numbered(requests, details))
-        said = self._next({"inputs": written, "wanted": [list(wanted) for _, wanted in requests]})
-        while (answered := "part" in said) or "look" in said:
-            if answered:
-                self._hand_over(said, listeners, errors)
-            gone = [n for n, one in enumerate(listeners) if n in errors or not one.wanted]
-            said = self._next({"gone": gone}, renews=answered)
+        aboard = Aboard()
+        said = self._next(self._boarding(aboard, riders))
+        while (moved := "part" in said or "ended" in said) or "look" in said:
+            try:
+                if "part" in said:
+                    aboard.hand_over(int(said["part"]), self._outputs_of(said), last=bool(said["last"]))
+                elif moved:
+                    aboard.end(int(said["ended"]), self._failure_in(said["error"]))
+            except (KeyError, TypeError, ValueError) as error:
+                raise self._broken(error) from None
+            said = self._next({"gone": aboard.gone(), **self._boarding(aboard, more())}, renews=moved)
         if "error" in said:
             raise ModelError(f"{self._model}: {said['error']}")
-        try:
-            for number, (code, message) in said["errors"]:
-                errors.setdefault(int(number), self._failure(code, str(message)))
-        except (KeyError, TypeError, ValueError) as error:
-            raise self._broken(error) from None
-        return [errors.get(number) for number in range(len(requests))]
 
-    def _hand_over(
-        self, said: dict[str, Any], listeners: Sequence[Listener], errors: dict[int, CarpoolError]
-    ) -> None:
-        outputs = self._outputs_of(said)
+    def _boarding(self, aboard: Aboard, riders: Sequence[Rider]) -> dict[str, Any]:
+        """What the process is told of newcomers. Their inputs are its own when it speaks again, so that those
+        of the next may be written over them."""
+        if not riders:
+            return {}
         try:
-            number, last = int(said["part"]), bool(said["last"])
-            listener = listeners[number]
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise self._broken(error) from None
-        if listener.wanted and number not in errors:
-            try:
-                listener.send(outputs, last=last)
-            except CarpoolError as error:
-                errors[number] = error
+            written = self._process.inputs.write(_numbered(riders))
+        except CarpoolError as error:  # too large, all together
+            for rider in riders:
+                rider.end(error)
+            return {"inputs": [], "wanted": [], "first": aboard.count}
+        first = aboard.take(riders)
+        return {"inputs": written, "wanted": [list(one.outputs) for one in riders], "first": first}
+
+    def _failure_in(self, told: Any) -> CarpoolError | None:
+        if told is None:
+            return None
+        code, message = told
+        return self._failure(code, str(message))
 
     def _next(self, message: Mapping[str, Any], *, renews: bool = True) -> dict[str, Any]:
         """With `renews`, it has all of its time again for what comes next."""
@@ -196,12 +202,11 @@ class PythonBackend:
 
     def _first_of_many(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
         """To warm it up: nobody wants more than one answer."""
-        first = FirstAnswer()
-        names = list(wanted) or self._outputs
-        for error in self.run_many([(inputs, names)], [b""], [first]):
-            if error is not None:
-                raise error
-        return first.outputs
+        first = FirstAnswer(inputs, list(wanted) or self._outputs)
+        self.run_many([first], tuple)
+        if first.error is not None:
+            raise first.error
+        return first.answer
 
     def abort(self) -> None:
         self._aborted = True
@@ -246,15 +251,53 @@ class PythonBackend:
         )
 
 
-class FirstAnswer:
-    """A `Listener` that has enough then."""
+class Aboard:
+    """Whose answers the process of an instance is at, by the numbers that it knows them by."""
 
     def __init__(self) -> None:
+        self._riders: dict[int, Rider] = {}
+        self._failed: dict[int, CarpoolError] = {}  # of those: what is wrong with their answers
+        self.count = 0  # ever
+
+    def take(self, riders: Sequence[Rider]) -> int:
+        """The number of the first of them; the others have those that follow."""
+        first = self.count
+        self._riders.update(enumerate(riders, first))
+        self.count += len(riders)
+        return first
+
+    def hand_over(self, number: int, outputs: Mapping[str, Array], *, last: bool) -> None:
+        rider = self._riders[number]
+        if rider.wanted and number not in self._failed:
+            try:
+                rider.send(outputs, last=last)
+            except CarpoolError as error:
+                self._failed[number] = error
+
+    def end(self, number: int, error: CarpoolError | None) -> None:
+        self._riders.pop(number).end(self._failed.pop(number, error))
+
+    def gone(self) -> list[int]:
+        return [n for n, one in self._riders.items() if n in self._failed or not one.wanted]
+
+
+class FirstAnswer:
+    """A `Rider` that has enough then."""
+
+    details = b""
+
+    def __init__(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
         self.wanted = True
-        self.outputs: Mapping[str, Array] = {}
+        self.answer: Mapping[str, Array] = {}
+        self.error: CarpoolError | None = None
 
     def send(self, outputs: Mapping[str, Array], *, last: bool = False) -> None:  # noqa: ARG002
-        self.wanted, self.outputs = False, outputs
+        self.wanted, self.answer = False, outputs
+
+    def end(self, error: CarpoolError | None) -> None:
+        self.error = error
 
 
 def _in_words(tensor: TensorConfig) -> dict[str, Any]:
@@ -284,6 +327,11 @@ class TritonBackend(PythonBackend):
 
     _call_server: CallServer | None = None
 
+    @property
+    def most_open(self) -> int:
+        """As Triton's: `execute` is called again as soon as it has returned."""
+        return self._max_open or MOST_OPEN
+
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
         if self._decoupled:
             return self._first_of_many(inputs, wanted)
@@ -304,7 +352,8 @@ class TritonBackend(PythonBackend):
     def _execute(
         self, requests: Sequence[tuple[Mapping[str, Array], Sequence[str]]], details: Sequence[bytes]
     ) -> list[Mapping[str, Array] | CarpoolError]:
-        outputs, answer = self._run(_numbered(requests, details), [list(wanted) for _, wanted in requests])
+        given = _named_by_number([inputs for inputs, _ in requests], details)
+        outputs, answer = self._run(given, [list(wanted) for _, wanted in requests])
         answers: list[dict[str, Array] | CarpoolError] = [{} for _ in requests]
         try:
             for key, array in outputs.items():
@@ -351,14 +400,12 @@ class TritonBackend(PythonBackend):
         return {"file": str(cast(Path, version.file)), "arguments": arguments, "decoupled": config.decoupled}
 
 
-def _numbered(
-    requests: Sequence[tuple[Mapping[str, Array], Sequence[str]]], details: Sequence[bytes]
-) -> dict[str, Array]:
-    given = {
-        f"{number}/{name}": array
-        for number, (inputs, _) in enumerate(requests)
-        for name, array in inputs.items()
-    }
+def _numbered(riders: Sequence[Rider]) -> dict[str, Array]:
+    return _named_by_number([one.inputs for one in riders], [one.details for one in riders])
+
+
+def _named_by_number(inputs: Sequence[Mapping[str, Array]], details: Sequence[bytes]) -> dict[str, Array]:
+    given = {f"{number}/{name}": array for number, one in enumerate(inputs) for name, array in one.items()}
     if any(details):
         given["details"] = np.array(details, object)  # no name of an input: those have a number before
     return given

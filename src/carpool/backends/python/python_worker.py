@@ -17,10 +17,11 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -280,10 +281,11 @@ def main(arguments: list[str]) -> int:
 
     def make(settings: dict[str, Any]) -> Made:
         model = UserModel(settings)
+        parts = Parts(channel, inputs, outputs)
 
         def answer(batch: dict[str, Any]) -> dict[str, Any]:
             if settings["decoupled"]:
-                return _answer_many(model, batch, inputs, Parts(channel, outputs), Path(settings["file"]))
+                return _answer_many(model, batch, parts, Path(settings["file"]))
             return {"outputs": outputs.write(model.run(inputs.read(batch["inputs"]), batch["wanted"]))}
 
         return {"tensors": model.tensors}, answer
@@ -292,13 +294,21 @@ def main(arguments: list[str]) -> int:
 
 
 class Parts:
-    """The way of answers to the server, which says after each whose client has gone meanwhile."""
+    """The way of answers to the server, which says after each whose client has gone meanwhile, and who has
+    come."""
 
-    def __init__(self, channel: Channel, outputs: BatchRegion) -> None:
+    def __init__(self, channel: Channel, inputs: BatchRegion, outputs: BatchRegion) -> None:
         self._channel = channel
+        self._inputs = inputs
         self._outputs = outputs
         self.gone: set[int] = set()  # numbers of requests
+        self.newcomers: list[Newcomer] = []  # nobody has begun with them yet
         self._looked = 0.0
+
+    def begin(self, batch: Mapping[str, Any]) -> None:
+        """With who comes first, when nobody was there."""
+        self.gone.clear()
+        self._hear(batch)
 
     def write(self, answer: Mapping[str, Array]) -> list[WrittenTensor]:
         """Where it lies; ModelError for what cannot be sent."""
@@ -306,16 +316,41 @@ class Parts:
 
     def send(self, number: int, places: list[WrittenTensor], *, last: bool = False) -> None:
         """What was written last."""
-        self._channel.send({"part": number, "outputs": places, "last": last})
-        self.gone.update(self._channel.receive()["gone"])
+        self._tell({"part": number, "outputs": places, "last": last})
+
+    def end(self, number: int, error: tuple[int, str] | None) -> None:
+        """Nothing more comes for it."""
+        self._tell({"ended": number, "error": error})
+        self.gone.discard(number)
 
     def look(self) -> None:
-        """Whose client has gone, without an answer. Not each time: models ask this in a loop."""
+        """Whose client has gone and who has come, without an answer. Not each time: models ask in a loop."""
         now = time.monotonic()
         if now - self._looked >= _LOOK_S:
             self._looked = now
-            self._channel.send({"look": True})
-            self.gone.update(self._channel.receive()["gone"])
+            self._tell({"look": True})
+
+    def _tell(self, message: Mapping[str, Any]) -> None:
+        self._channel.send(message)
+        self._hear(self._channel.receive())
+
+    def _hear(self, said: Mapping[str, Any]) -> None:
+        self.gone.update(said.get("gone", ()))
+        if said.get("wanted"):
+            given, details = requests_of(said, self._inputs)
+            several = zip(given, said["wanted"], details, strict=True)
+            # The next who come are written over the memory of these.
+            self.newcomers += [
+                Newcomer(number, {name: array.copy() for name, array in one.items()}, wanted, told)
+                for number, (one, wanted, told) in enumerate(several, said["first"])
+            ]
+
+
+class Newcomer(NamedTuple):
+    number: int
+    inputs: dict[str, Array]
+    wanted: list[str]
+    details: bytes
 
 
 def requests_of(batch: Mapping[str, Any], inputs: BatchRegion) -> tuple[list[dict[str, Array]], list[bytes]]:
@@ -330,33 +365,59 @@ def requests_of(batch: Mapping[str, Any], inputs: BatchRegion) -> tuple[list[dic
     return given, details
 
 
-def _answer_many(
-    model: UserModel, batch: Mapping[str, Any], inputs: BatchRegion, parts: Parts, file: Path
-) -> dict[str, Any]:
-    """All requests in turn, an answer of each: none waits for the end of another."""
-    given, _ = requests_of(batch, inputs)
-    open_now = {
-        number: model.answers(*one) for number, one in enumerate(zip(given, batch["wanted"], strict=True))
-    }
-    errors: dict[int, str] = {}
-    while open_now:
-        for number, answers in list(open_now.items()):
-            places = None
-            try:
-                if number in parts.gone:
-                    answers.close()
-                elif (answer := next(answers, None)) is not None:
-                    places = parts.write(answer)
-            except BaseException as error:  # a model that calls sys.exit has failed this request
-                text = explain(error, file)
-                if text not in errors.values():
-                    traceback.print_exception(error)
-                errors[number] = text
-            if places is None:
-                del open_now[number]
-            else:
-                parts.send(number, places)
-    return {"errors": [(number, (0, text)) for number, text in errors.items()]}
+class Rounds:
+    """Whose turn it is: everybody in a round, an answer of each. A newcomer need not wait for the end of one,
+    and yet at most every other turn is a newcomer's, so that a round does end."""
+
+    def __init__(self) -> None:
+        self._old: deque[int] = deque()
+        self._new: deque[int] = deque()
+        self._was_new = False
+
+    def __bool__(self) -> bool:
+        return bool(self._old or self._new)
+
+    def come(self, numbers: Iterable[int]) -> None:
+        """At once: where nobody is yet, they are a round."""
+        (self._new if self._old else self._old).extend(numbers)
+
+    def stays(self, number: int) -> None:
+        """Its turn is over."""
+        self._old.append(number)
+
+    def next(self) -> int:
+        self._was_new = bool(self._new) and not (self._was_new and self._old)
+        return (self._new if self._was_new else self._old).popleft()
+
+
+def _answer_many(model: UserModel, batch: Mapping[str, Any], parts: Parts, file: Path) -> dict[str, Any]:
+    """All requests in turn: none waits for the end of another, also not those that come meanwhile."""
+    parts.begin(batch)
+    open_now: dict[int, Generator[dict[str, Array], None, None]] = {}
+    rounds, shown = Rounds(), ""
+    while rounds or parts.newcomers:
+        if parts.newcomers:
+            open_now |= {one.number: model.answers(one.inputs, one.wanted) for one in parts.newcomers}
+            rounds.come(one.number for one in parts.newcomers)
+            parts.newcomers.clear()
+        number, places, wrong = rounds.next(), None, None
+        try:
+            if number in parts.gone:
+                open_now[number].close()
+            elif (answer := next(open_now[number], None)) is not None:
+                places = parts.write(answer)
+        except BaseException as error:  # a model that calls sys.exit has failed this request
+            wrong = explain(error, file)
+            if wrong != shown:
+                shown = wrong
+                traceback.print_exception(error)
+        if places is not None:
+            rounds.stays(number)
+            parts.send(number, places)
+        else:
+            del open_now[number]
+            parts.end(number, None if wrong is None else (0, wrong))
+    return {}
 
 
 def connect(arguments: list[str]) -> tuple[Channel, BatchRegion, BatchRegion, list[int]]:

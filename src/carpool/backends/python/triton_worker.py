@@ -22,6 +22,7 @@ from carpool.backends.python import triton_python_backend_utils as pb_utils
 from carpool.backends.python.python_worker import (
     Channel,
     Made,
+    Newcomer,
     Parts,
     connect,
     explain,
@@ -34,6 +35,7 @@ from carpool.memory.batch_region import BatchRegion
 from carpool.types import Array
 
 _SHOWN = 2000  # characters of an error's text that are passed on
+_LOOK_S = 0.02  # between two looks at who has come, while no answer is sent
 
 
 class TritonModel:
@@ -75,13 +77,14 @@ class TritonModel:
 def read_requests(batch: Mapping[str, Any], inputs: BatchRegion) -> list[pb_utils.InferenceRequest]:
     # A model may keep what it was given: the next batch is written over the memory it came in.
     return [
-        pb_utils.InferenceRequest(
-            inputs=[pb_utils.Tensor(name, array.copy()) for name, array in given.items()],
-            requested_output_names=names,
-            **_said(said),
-        )
+        _request({name: array.copy() for name, array in given.items()}, names, said)
         for given, said, names in zip(*requests_of(batch, inputs), batch["wanted"], strict=True)
     ]
+
+
+def _request(given: Mapping[str, Array], names: list[str], said: bytes) -> pb_utils.InferenceRequest:
+    tensors = [pb_utils.Tensor(name, array) for name, array in given.items()]
+    return pb_utils.InferenceRequest(inputs=tensors, requested_output_names=names, **_said(said))
 
 
 _FLAGS = {
@@ -133,29 +136,32 @@ class OpenRequest:
     """Implements `Answers`. Threads of the model race for the one way to the server, and for the end: all
     that is here is only changed by who has the lock, which all requests of an instance share."""
 
-    def __init__(self, number: int, wanted: Sequence[str], parts: Parts, lock: threading.Condition) -> None:
+    def __init__(self, number: int, wanted: Sequence[str], open_requests: OpenRequests) -> None:
         self._number = number
         self._wanted = wanted
-        self._parts = parts
-        self._lock = lock
+        self._all = open_requests
+        self._lock = open_requests.lock
         self.over = False
         self.error: tuple[int, str] | None = None
+        self._gone = False  # when it was looked at last, or ended
 
     @property
     def gone(self) -> bool:
-        with self._lock:  # while it is not over, nobody else uses the way to the server
+        with self._lock:
             if not self.over:
-                self._parts.look()
-            return self._number in self._parts.gone
+                self._all.parts.look()
+                self._gone = self._number in self._all.parts.gone
+            return self._gone
 
     def send(self, response: pb_utils.InferenceResponse | None, *, last: bool) -> None:
         with self._lock:
             if self.over:
                 raise pb_utils.TritonModelException("a response is sent after the last of its request")
-            if response is not None and self.error is None and self._number not in self._parts.gone:
+            if response is not None and self.error is None and self._number not in self._all.parts.gone:
                 self._send(response, last=last)
             if last:
                 self._end()
+            self._all.tell_ended()
 
     def _send(self, response: pb_utils.InferenceResponse, *, last: bool) -> None:
         error = response.error()
@@ -167,7 +173,8 @@ class OpenRequest:
             for tensor in response.output_tensors()
             if tensor.name() in self._wanted
         }
-        self._parts.send(self._number, self._parts.write(tensors), last=last)
+        parts = self._all.parts
+        parts.send(self._number, parts.write(tensors), last=last)
 
     def forsaken(self) -> None:
         with self._lock:
@@ -183,37 +190,70 @@ class OpenRequest:
         if text and self.error is None:
             self.error = (int(pb_utils.TritonError.INTERNAL), text)
         self.over = True
+        self._gone = self._number in self._all.parts.gone
+        self._all.ended.append((self._number, self.error))
         self._lock.notify_all()
 
 
-def answer_many(
-    model: TritonModel, requests: list[pb_utils.InferenceRequest], parts: Parts
-) -> dict[str, Any]:
-    """Until every request is complete, in whichever of the model's threads."""
-    lock = threading.Condition(threading.RLock())  # a sender may be collected while its thread sends
-    parts.gone.clear()
-    waiting = [
-        OpenRequest(number, request.requested_output_names(), parts, lock)
-        for number, request in enumerate(requests)
-    ]
-    for request, answers in zip(requests, waiting, strict=True):
-        request.answers = answers
-    try:
-        if model.execute(requests) is not None:
-            raise ModelError("execute of a decoupled model must return None, and send its answers")
+class OpenRequests:
+    """Of one instance, until none is left. The way to the server is for who has the lock.
+
+    A sender may be collected while its own thread is on that way: what ends by that is only noted, and told
+    by whoever comes by next; at the latest by the thread that waits here.
+    """
+
+    def __init__(self, model: TritonModel, parts: Parts) -> None:
+        self._model = model
+        self.parts = parts
+        self.lock = threading.Condition(threading.RLock())
+        self.ended: list[tuple[int, tuple[int, str] | None]] = []  # not told yet
+        self._open = 0
+
+    def tell_ended(self) -> None:
+        while self.ended:
+            self.parts.end(*self.ended.pop(0))
+            self._open -= 1
+        if self.parts.newcomers or not self._open:
+            self.lock.notify_all()
+
+    def serve(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Until every request is complete, in whichever of the model's threads. `execute` is called again
+        for those that come meanwhile, when it has returned."""
+        self.parts.begin(batch)
+        while True:
+            with self.lock:
+                newcomers = self.parts.newcomers[:]
+                self.parts.newcomers.clear()
+                self._open += len(newcomers)
+            if newcomers:
+                self._execute(newcomers)
+            with self.lock:
+                self.tell_ended()
+                if not self._open and not self.parts.newcomers:
+                    return {}
+                if not self.lock.wait_for(self._is_to_do, _LOOK_S):
+                    self.parts.look()
+
+    def _is_to_do(self) -> bool:
+        return bool(self.ended or self.parts.newcomers or not self._open)
+
+    def _execute(self, newcomers: list[Newcomer]) -> None:
+        requests = [_request(one.inputs, one.wanted, one.details) for one in newcomers]
+        waiting = [OpenRequest(one.number, one.wanted, self) for one in newcomers]
+        newcomers.clear()
         for request, answers in zip(requests, waiting, strict=True):
-            if request.sender is None and not answers.over:
-                answers.fail("execute took no response sender for a request")
-    except BaseException as error:
-        for answers in waiting:
-            answers.fail(explain(error, model.file))
-        traceback.print_exception(error)
-    requests.clear()  # senders that nobody else has are forsaken from here on
-    del request
-    with lock:
-        lock.wait_for(lambda: all(answers.over for answers in waiting))
-        errors = [(number, one.error) for number, one in enumerate(waiting) if one.error is not None]
-    return {"errors": errors}
+            request.answers = answers
+        try:
+            if self._model.execute(requests) is not None:
+                raise ModelError("execute of a decoupled model must return None, and send its answers")
+            for request, answers in zip(requests, waiting, strict=True):
+                if request.sender is None and not answers.over:
+                    answers.fail("execute took no response sender for a request")
+        except BaseException as error:
+            for answers in waiting:
+                answers.fail(explain(error, self._model.file))
+            traceback.print_exception(error)
+        # Senders that nobody else has are forsaken from here on.
 
 
 # ---- settings that the model completes ---------------------------------------------------------------------
@@ -345,8 +385,8 @@ def main(arguments: list[str]) -> int:
         model = TritonModel(settings)
         made.append(model)
         if settings["decoupled"]:
-            parts = Parts(channel, outputs)
-            return {}, lambda batch: answer_many(model, read_requests(batch, inputs), parts)
+            riders = OpenRequests(model, Parts(channel, inputs, outputs))
+            return {}, riders.serve
         return {}, lambda batch: _answer(model, batch, inputs, outputs)
 
     status = serve(channel, make)

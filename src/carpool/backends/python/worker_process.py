@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 
 from carpool.backends.python.python_worker import Channel
+from carpool.config.usable_cores import WAITING
 from carpool.memory.batch_region import BatchRegion
 
 _GRACE = 5.0  # seconds in which a process that is asked to end may clean up
@@ -27,6 +28,10 @@ class WorkerDied(Exception):
 
 class WorkerTimeout(Exception):
     """The process said nothing in time."""
+
+
+def _shares(threads: int | None) -> dict[str, str]:
+    return {} if threads is None else dict.fromkeys(_THREAD_VARIABLES, str(threads))
 
 
 class WorkerProcess:
@@ -56,7 +61,7 @@ class WorkerProcess:
                 stdout=2,  # what a model prints is log, and belongs where the server's log goes
                 pass_fds=fds,
                 # The model's share of the cores, unless the user chose one.
-                env=dict.fromkeys(() if threads is None else _THREAD_VARIABLES, str(threads)) | os.environ,
+                env={**WAITING, **_shares(threads), **os.environ},
                 start_new_session=True,
             )
         except BaseException:

@@ -144,6 +144,7 @@ class TextLoop:
         with self._changed:
             if not self.alive:
                 return
+            self._scheduler.encoders = max(1, self._instance.encoders_up)  # with none, others say no
             event = self._worked(0, 0, 0.0)
         self._tell([event])
 

@@ -17,6 +17,7 @@ from carpool.config.model import DYNAMIC, ModelConfig, Task
 from carpool.config.repository import ModelVersion
 from carpool.config.usable_cores import usable_cores
 from carpool.core.curve import BatchCurve, promised_batch
+from carpool.core.numerals import numeral
 from carpool.core.policy import Promise
 from carpool.engine.models.device_pictures import SAMPLE_TOLD, divided, filling, sample_picture, with_boxes
 from carpool.engine.models.trial import Examined, examine, trial_shape, try_out
@@ -363,3 +364,26 @@ def join_all(executors: Sequence[Any]) -> None:
     end = monotonic() + _CLOSE_S
     for executor in executors:
         executor.join(max(0.0, end - monotonic()))
+
+
+_TIMES_AS_LONG, _SHORTEST_TIMEOUT_S = 100.0, 10.0  # as its largest batch: then a batch is given up
+
+
+def execution_timeout(config: ModelConfig, curve: BatchCurve) -> tuple[float | None, str]:
+    """After how long a batch is given up, and the words for it where that was chosen here.
+
+    A promise knows what a batch should take; a hundred times that is no batch any more. Models without a
+    promise are not measured, and may be meant to take minutes.
+    """
+    told = config.execution_timeout
+    if config.decoupled:
+        return None, ""  # its backend watches the time from answer to answer
+    if told is not None:
+        return told or None, ""  # 0: never
+    if not isinstance(config.policy, Promise):
+        return None, ""
+    seconds = max(_SHORTEST_TIMEOUT_S, _TIMES_AS_LONG * curve.times[curve.max_batch])
+    return seconds, (
+        f"A batch that takes longer than {numeral(seconds)} s is given up ({_TIMES_AS_LONG:g} times what the "
+        f"largest takes, at least {_SHORTEST_TIMEOUT_S:g} s); execution_timeout_ms changes that."
+    )

@@ -18,10 +18,8 @@ from carpool.config.backend_kinds import kind_of
 from carpool.config.fingerprint import content_digest
 from carpool.config.model import Mode, ModelConfig
 from carpool.config.repository import ModelVersion
-from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch, Instance
 from carpool.core.job import INFINITY, Reason
-from carpool.core.numerals import numeral
 from carpool.core.pinned import pin
 from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
@@ -32,8 +30,8 @@ from carpool.engine.executor import STOPPED_S, Brief, Executes, Executor
 from carpool.engine.generation.text_loading import TextLoading
 from carpool.engine.hosted_model import HostedInstance, HostedLoading
 from carpool.engine.models.candidate import Upload
-from carpool.engine.models.loading import Loading, Ready, join_all
-from carpool.engine.parts import DecoupledExecutor
+from carpool.engine.models.loading import Loading, Ready, execution_timeout, join_all
+from carpool.engine.parts import Coach, seats_of
 from carpool.engine.profile.instance_layout import Devices
 from carpool.engine.profile.model_profile import Profile, ProfileStore
 from carpool.engine.route import Direct, Spare
@@ -55,7 +53,6 @@ log = logger("engine")
 _FIRST_RETRY_S = 0.2
 _LAST_RETRY_S = 30.0
 _PATIENCE_S = 10.0  # for so long requests without a promise wait for an instance that is being replaced
-_TIMES_AS_LONG, _SHORTEST_TIMEOUT_S = 100.0, 10.0  # as its largest batch: then a batch is given up
 _LOOK_S = 0.25  # between two looks at processes that have nothing to do
 _ADVISE_FROM = 0.1  # of the promise spent waiting: below that no newcomer is refused, or only by the engine
 
@@ -78,6 +75,8 @@ class Served(Watcher):
 
     is_ensemble = False  # it runs nothing itself
     writes = False  # its answers come token by token
+    seats = 1  # of each instance: requests that it has under way at once, each on its own
+    _lost: frozenset[int] = frozenset()  # instances with seats, until others are in their place
     _brief: Brief | None = None  # also of instances that replace others
 
     def __init__(
@@ -222,8 +221,11 @@ class Served(Watcher):
         self.profile, self.choices, self._piece = ready.profile, ready.choices, ready.piece
         policy = ready.config.policy
         self.promises = isinstance(policy, Promise)
-        scheduler = Scheduler(ready.curve, policy, len(ready.backends))
         knobs = isinstance(policy, Knobs)
+        seats = self.seats = seats_of(ready.backends[0]) if ready.config.decoupled else 1
+        if seats > 1 and isinstance(policy, Knobs):  # each is for one request, and nobody waits for others
+            policy = replace(policy, preferred=(1,), max_delay=0.0)
+        scheduler = Scheduler(ready.curve, policy, seats * len(ready.backends))
         sequences = ready.config.sequences
         if sequences is not None:
             pin(scheduler, sequences.knobs(policy) if isinstance(policy, Knobs) else None)
@@ -235,23 +237,38 @@ class Served(Watcher):
         if timeout is None or timeout >= STOPPED_S:
             self._brief = Brief(self._devices.loop_time)
         weight = ready.config.device_weight
-        self._leave_devices = self._devices.join(
-            scheduler, ready.backends, weight, driver.plan_turn, self.name
-        )
-        for instance, backend in zip(scheduler.instances, ready.backends, strict=True):
-            self._driver.place(instance, self._executor(backend))
+        seated = [backend for backend in ready.backends for _ in range(seats)]
+        self._leave_devices = self._devices.join(scheduler, seated, weight, driver.plan_turn, self.name)
+        for number, backend in enumerate(ready.backends):
+            self._place(number, backend)
         if sequences is not None:
             self._sequences = SequenceRoute(self.name, driver, sequences, self._loop, self.slo)
         if kind_of(ready.config.backend).process == "worker":
             self._look_at_idle()
 
-    def _executor(self, backend: Backend | HostedInstance) -> Executes:
+    def _place(self, number: int, backend: Backend | HostedInstance) -> None:
+        owners: Sequence[Backend | HostedInstance | Executes] = [backend]
+        try:
+            owners = executors = self._executors(backend)
+            for instance, executor in zip(self.seated(number), executors, strict=True):
+                self.driver.place(instance, executor)
+        except BaseException:
+            for owner in owners:
+                owner.close()
+            raise
+
+    def _executors(self, backend: Backend | HostedInstance) -> Sequence[Executes]:
         if isinstance(backend, HostedInstance):
-            return backend.serve(self._piece, self.driver)
-        largest = max(1, self.signature.max_batch)
-        if self.config.decoupled:
-            return DecoupledExecutor(backend, self.signature, self.driver.report, asyncio.get_running_loop())
-        return Executor(backend, self.signature, largest, self._piece, self.driver.report, self._brief)
+            return [backend.serve(self._piece, self.driver)]
+        largest, report = max(1, self.signature.max_batch), self.driver.report
+        if self.config.decoupled and self._loop is not None:
+            return Coach(backend, self.signature, report, self._loop).seats
+        return [Executor(backend, self.signature, largest, self._piece, report, self._brief)]
+
+    def seated(self, number: int) -> Sequence[Instance]:
+        """What the scheduler takes for instances, and are the seats of this one."""
+        instances = self.driver.scheduler.instances
+        return [instances[number * self.seats + seat] for seat in range(self.seats)]
 
     def spare_route(self) -> Spare:
         """For work that nobody waits for. From the first on, whoever shares its device must be asked."""
@@ -363,14 +380,27 @@ class Served(Watcher):
         self.driver.look_at_idle()
 
     def instance_lost(self, instance: Instance, why: str) -> None:
-        log.warning("instance-lost", model=self.name, version=self.version, instance=instance.index, why=why)
+        number = instance.index // self.seats
+        if number in self._lost:
+            return  # with another of its seats
+        if self.seats > 1:
+            self._lose_seats(number)
+        log.warning("instance-lost", model=self.name, version=self.version, instance=number, why=why)
         if self._sequences is not None:
-            self._sequences.lost(instance.index)
+            self._sequences.lost(number)
         if not self._closed:
             self.look_at_instances()
             task = asyncio.get_running_loop().create_task(self._replace(instance))
             self._replacing.add(task)
             task.add_done_callback(self._replacing.discard)
+
+    def _lose_seats(self, number: int) -> None:
+        """They are lost together: nobody is sent to any of them from here on."""
+        self._lost |= {number}
+        for seat in self.seated(number):
+            seat.available = False
+        self.driver.scheduler.instances.refresh()
+        asyncio.get_running_loop().call_soon(self.driver.look_at_idle)
 
     async def _replace(self, instance: Instance) -> None:
         """Load a new instance, with patience: whatever killed the last one may do so again."""
@@ -393,23 +423,19 @@ class Served(Watcher):
                 continue
             if kind_of(self.config.backend).process == "worker":
                 self._server_row.add(columns.RESTARTS["worker"])
-            log.info("instance-replaced", model=self.name, version=self.version, instance=instance.index)
+            number = instance.index // self.seats
+            log.info("instance-replaced", model=self.name, version=self.version, instance=number)
             return
 
     async def _load_in_place_of(self, instance: Instance) -> None:
-        count = len(self.driver.scheduler.instances)
+        number, count = instance.index // self.seats, len(self.driver.scheduler.instances) // self.seats
         backend: Backend | HostedInstance = await self._off_the_loop(
-            lambda: cast(Any, self._loading.backend(instance.index, count)), lambda late: late.close()
+            lambda: cast(Any, self._loading.backend(number, count)), lambda late: late.close()
         )
-        owner: Backend | HostedInstance | Executes = backend  # who frees it
-        try:
-            owner = executor = self._executor(backend)
-            self.driver.place(instance, executor)
-            if self._sequences is not None:
-                self._sequences.placed(instance.index)
-        except BaseException:
-            owner.close()
-            raise
+        self._lost -= {number}
+        self._place(number, backend)
+        if self._sequences is not None:
+            self._sequences.placed(number)
 
     def _refuse_if_down(self) -> None:
         if not self._closed and not self.able:
@@ -472,23 +498,3 @@ class Served(Watcher):
         if self.upload is not None:
             await asyncio.to_thread(self.upload.leave)
             self.upload = None
-
-
-def execution_timeout(config: ModelConfig, curve: BatchCurve) -> tuple[float | None, str]:
-    """After how long a batch is given up, and the words for it where that was chosen here.
-
-    A promise knows what a batch should take; a hundred times that is no batch any more. Models without a
-    promise are not measured, and may be meant to take minutes.
-    """
-    told = config.execution_timeout
-    if config.decoupled:
-        return None, ""  # its backend watches the time from answer to answer
-    if told is not None:
-        return told or None, ""  # 0: never
-    if not isinstance(config.policy, Promise):
-        return None, ""
-    seconds = max(_SHORTEST_TIMEOUT_S, _TIMES_AS_LONG * curve.times[curve.max_batch])
-    return seconds, (
-        f"A batch that takes longer than {numeral(seconds)} s is given up ({_TIMES_AS_LONG:g} times what the "
-        f"largest takes, at least {_SHORTEST_TIMEOUT_S:g} s); execution_timeout_ms changes that."
-    )

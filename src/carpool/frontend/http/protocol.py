@@ -615,6 +615,7 @@ class Connection:
     # ── sending ──
 
     def send(self, data: bytes) -> None:
+        self._unsent += len(data)  # what a client that stalls takes is counted down from this
         try:
             self._transport.write(data)
         except RuntimeError:
