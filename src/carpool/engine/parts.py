@@ -194,8 +194,8 @@ class Coach:
         self._taken = len(self.seats)  # of the loop's thread
         self.riding: dict[tuple[Seat, int], _Rider] = {}  # from here on, of our thread
         self._closing = False
-        self._thread = threading.Thread(target=self._serve, name=f"{signature.model}-instance", daemon=True)
-        self._thread.start()
+        self._server = threading.Thread(target=self._serve, name=f"{signature.model}-instance", daemon=True)
+        self._server.start()
 
     def leave(self) -> None:
         """One of the seats is given up; after the last the model is freed, when nobody rides any more."""
@@ -204,7 +204,7 @@ class Coach:
             self.queue.put(None)
 
     def join(self, timeout: float) -> None:
-        self._thread.join(timeout)
+        self._server.join(timeout)
 
     def report(self, seat: Seat, result: BatchResult) -> None:
         with suppress(RuntimeError):  # one that was given up may end after the loop that it reports to
