@@ -1,0 +1,117 @@
+"""What `make wheel` compiles keeps to what mypyc can compile rightly: it says nothing of most of this, and
+a server that was built so falls over when it starts, or later."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src"
+KEYWORDS = {  # of GCC, which have an underscore more; mypyc puts one before each name
+    *("_alignof", "_asm", "_attribute", "_complex", "_const", "_imag", "_inline", "_label", "_real"),
+    *("_restrict", "_signed", "_thread", "_typeof", "_volatile"),
+}
+MAY_HAVE_OTHERS = "allow_interpreted_subclasses=True"
+ORDINARY = "native_class=False"
+
+
+@cache
+def compiled() -> frozenset[Path]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    hook = project["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["mypyc"]
+    found = set[Path]()
+    for pattern in hook["include"]:
+        matched = [path for path in ROOT.glob(pattern) if path.name not in hook["exclude"]]
+        assert matched, f"pyproject.toml: there is no {pattern}"
+        found.update(matched)
+    return frozenset(found)
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def classes(path: Path) -> Iterator[ast.ClassDef]:
+    return (node for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef))
+
+
+def said(of: ast.ClassDef) -> str:
+    return " ".join(map(ast.unparse, of.decorator_list))
+
+
+def imported(path: Path) -> dict[str, str]:
+    """By the name that it has here: module and name of what was imported."""
+    return {
+        one.asname or one.name: f"{node.module}.{one.name}"
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ImportFrom) and node.module
+        for one in node.names
+    }
+
+
+def test_no_interpreted_class_inherits_from_a_compiled_one() -> None:
+    closed = {
+        f"{name_of(path)}.{one.name}"
+        for path in compiled()
+        for one in classes(path)
+        if MAY_HAVE_OTHERS not in said(one) and ORDINARY not in said(one)
+    }
+    wrong = []
+    for path in set(SOURCE.rglob("*.py")) - compiled():
+        here = imported(path)
+        for one in classes(path):
+            bases = {here.get(ast.unparse(base).partition("[")[0], "") for base in one.bases}
+            wrong += [f"{name_of(path)}.{one.name} inherits from {base}" for base in bases & closed]
+    assert wrong == [], "compile it too, or mark its base with mypyc_attr"
+
+
+def test_named_tuples_name_no_class_that_comes_later() -> None:
+    wrong = []
+    for path in compiled():
+        lines = {one.name: one.lineno for one in classes(path)}
+        for one in classes(path):
+            if "NamedTuple" not in map(ast.unparse, one.bases):
+                continue
+            for field in (each for each in one.body if isinstance(each, ast.AnnAssign)):
+                names = {each.id for each in ast.walk(field.annotation) if isinstance(each, ast.Name)}
+                wrong += [f"{one.name}: {name}" for name in names if lines.get(name, 0) > one.lineno]
+    assert wrong == [], "a null pointer when it is imported"
+
+
+def test_no_attribute_is_called_like_a_keyword_of_the_compiler() -> None:
+    wrong = [
+        f"{name_of(path)}: {node.attr}"
+        for path in compiled()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute) and node.attr in KEYWORDS
+    ]
+    assert wrong == [], "its C does not compile"
+
+
+def test_what_is_held_weakly_is_an_ordinary_class() -> None:
+    wrong = [
+        one.name
+        for path in compiled()
+        for one in classes(path)
+        if "__weakref__" in ast.unparse(one) and ORDINARY not in said(one)
+    ]
+    assert wrong == []
+
+
+def test_nothing_is_made_without_its_constructor() -> None:
+    wrong = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in compiled()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute) and node.attr == "__new__"
+    ]
+    assert wrong == [], "a compiled class runs its constructor there, too"
