@@ -41,7 +41,7 @@ def tree(path: Path) -> ast.Module:
 
 
 def classes(path: Path) -> Iterator[ast.ClassDef]:
-    return (node for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef))
+    return (node for node in tree(path).body if isinstance(node, ast.ClassDef))
 
 
 def said(of: ast.ClassDef) -> str:
@@ -52,7 +52,7 @@ def imported(path: Path) -> dict[str, str]:
     """By the name that it has here: module and name of what was imported."""
     return {
         one.asname or one.name: f"{node.module}.{one.name}"
-        for node in ast.walk(tree(path))
+        for node in tree(path).body
         if isinstance(node, ast.ImportFrom) and node.module
         for one in node.names
     }
