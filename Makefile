@@ -112,6 +112,7 @@ wheel: ## a wheel for this machine and Python in dist/, its hot modules compiled
 	HATCH_BUILD_HOOK_ENABLE_MYPYC=1 $(WHEEL)/bin/python -m build --outdir dist
 
 # The wheel over the packages of .venv. Tests that put a part's stand-in where compiled code wants the part are left out.
+COMPILED_TESTS := tests/core tests/link tests/live tests/memory tests/wire
 COMPILED := build/compiled
 compiled: setup browser redis wheel ## an environment with that wheel in build/compiled, and the tests that can run there
 	rm -rf $(COMPILED) && $(PYTHON) -m venv $(COMPILED)
@@ -119,7 +120,8 @@ compiled: setup browser redis wheel ## an environment with that wheel in build/c
 	  > $$($(COMPILED)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of_the_interpreted.pth
 	$(COMPILED)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-installed \
 	  $$(ls -t dist/carpool-*-cp*.whl | head -1)
-	$(COMPILED)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(COMPILED_TESTS)
+	$(COMPILED)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+	  -m "not conformance and not interpreted" $(COMPILED_TESTS)
 
 ray: setup ## an environment with Ray, for its tests in make conformance, which installs it too, and benchmarks/ray_fleet.py
 	@PYTHONPATH=tests $(BIN)/python -m conformance.ray_venv

@@ -48,7 +48,7 @@ from pathlib import Path
 from typing import Any
 
 from carpool.core.curve import BatchCurve
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.deploying.balancer_config import Address
 from carpool.sim.fleet_simulation import FleetScenario, measure_fleet
 from carpool.sim.simulation import Scenario

@@ -102,6 +102,7 @@ def parse_arguments() -> argparse.Namespace:
         "--peer-delay-ms", type=float, default=0.0, help="how long the peers may hold a batch back"
     )
     parser.add_argument("--frontends", type=int, help="passed on to carpool serve; its own default otherwise")
+    parser.add_argument("--instances", type=int, default=1, help="of the model in Carpool (%(default)s)")
     parser.add_argument(
         "--servers", default="carpool,fastapi,triton", help="which to compare (%(default)s); also empty"
     )
@@ -137,7 +138,7 @@ def choose(args: argparse.Namespace, job: recipes.Job) -> list[Recipe]:
     wanted -= absent
     chosen: list[Recipe] = []
     if "carpool" in wanted:
-        chosen.append(recipes.carpool(job, args.frontends))
+        chosen.append(recipes.carpool(job, args.frontends, args.instances))
     if "fastapi" in wanted and HTTP in job.groups:
         chosen.append(recipes.fastapi(job, args.peers_dir, args.peer_delay_ms))
     if "empty" in wanted and job.over_grpc:

@@ -42,7 +42,7 @@ import numpy as np
 from PIL import Image
 
 import carpool
-from carpool.core.policy import Knobs, Promise
+from carpool.core.objectives import Knobs, Promise
 from carpool.errors import CarpoolError
 from carpool.sim.arrivals import poisson
 from carpool.sim.simulation import Scenario, measure

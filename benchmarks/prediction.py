@@ -40,7 +40,7 @@ from statistics import median
 from typing import Any
 
 from carpool.core.curve import BatchCurve, slo_capacity
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.demo import bundled_models
 from carpool.errors import CarpoolError
 from carpool.lab.fleet_plan import ENOUGH, FleetQuestion, max_batch, suffices

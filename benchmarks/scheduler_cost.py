@@ -18,7 +18,7 @@ from time import process_time
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch
 from carpool.core.job import Job
-from carpool.core.policy import Knobs, Promise, QueueLimits
+from carpool.core.objectives import Knobs, Promise, QueueLimits
 from carpool.core.scheduler import Scheduler
 from carpool.sim.arrivals import Arrival, poisson
 from carpool.sim.simulation import Device, Simulation

@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from carpool.core.curve import BatchCurve
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.errors import CarpoolError
 from carpool.sim.arrivals import Recording, Ride
 from carpool.sim.simulation import Scenario, play

@@ -24,7 +24,7 @@ from statistics import mean
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from carpool.core.curve import BatchCurve, fluid_bound, slo_capacity
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.sim.arrivals import poisson
 from carpool.sim.shadow import play_shadowed
 from carpool.sim.simulation import Device, Scenario, report

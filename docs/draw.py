@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from carpool.core.curve import BatchCurve, promised_batch, slo_capacity
-from carpool.core.policy import Knobs, Promise
+from carpool.core.objectives import Knobs, Promise
 from carpool.core.scaling import ScalingRule
 from carpool.lab import plots
 from carpool.lab.fleet_day import fluid_day

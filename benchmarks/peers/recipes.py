@@ -46,12 +46,13 @@ class Job:
         return registering(http_port, self.region) if self.in_memory else None
 
 
-def carpool(job: Job, frontends: int | None) -> Recipe:
+def carpool(job: Job, frontends: int | None, instances: int = 1) -> Recipe:
     """`carpool serve` of this environment, on an ordinary Triton repository with the ONNX file."""
     repository = job.folder / "carpool-models"
     version = repository / "tiny" / "1"
     version.mkdir(parents=True)
-    (repository / "tiny" / "config.pbtxt").write_text((_HERE / "carpool.pbtxt").read_text())
+    config = Template((_HERE / "carpool.pbtxt").read_text()).substitute(INSTANCES=instances)
+    (repository / "tiny" / "config.pbtxt").write_text(config)
     (version / "model.onnx").write_bytes(job.model.read_bytes())
     port, grpc_port = free_port(), free_port()
     command = [str(Path(sys.executable).with_name("carpool")), "serve", str(repository)]

@@ -13,7 +13,7 @@ from carpool.config.pipeline_settings import CropSettings, KeepSettings, Pipelin
 from carpool.config.pipeline_toml import pipeline_config
 from carpool.config.repository import find_models
 from carpool.config.triton import config_document
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.errors import ConfigError
 
 STREET = """\

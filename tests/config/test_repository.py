@@ -9,7 +9,7 @@ import pytest
 from carpool.config.model import InstanceGroup, Kind, Mode, ModelConfig
 from carpool.config.repository import ModelSource, find_models, find_places, read_model, with_promise
 from carpool.config.toml import toml_config
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.errors import ConfigError
 
 TRT = """

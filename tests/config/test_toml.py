@@ -31,7 +31,7 @@ from carpool.config.model import (
 )
 from carpool.config.table import KEYS
 from carpool.config.toml import read_toml, toml_config
-from carpool.core.policy import Knobs, Promise, QueueLimits, TimeoutAction
+from carpool.core.objectives import Knobs, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
 from later import many
 

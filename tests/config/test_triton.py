@@ -17,7 +17,7 @@ from carpool.config.model import (
     TensorConfig,
 )
 from carpool.config.triton import pbtxt_config
-from carpool.core.policy import Knobs, QueueLimits, TimeoutAction
+from carpool.core.objectives import Knobs, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
 
 PATH = Path("models/m/config.pbtxt")

@@ -12,7 +12,7 @@ import pytest
 
 from carpool.config.model import Mode, ModelConfig
 from carpool.config.triton import config_document, pbtxt_config
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.errors import ConfigError
 from engine.ensembles import promise, step, text
 

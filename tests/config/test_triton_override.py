@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from carpool.config.model import AllVersions, Mode, ModelConfig, SpecificVersions
 from carpool.config.triton import config_document, pbtxt_config, read_override
-from carpool.core.policy import Knobs, TimeoutAction
+from carpool.core.objectives import Knobs, TimeoutAction
 from carpool.errors import ConfigError
 
 FOLDER = Path("/models/m")

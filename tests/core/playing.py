@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 
 from carpool.core.curve import BatchCurve, slo_capacity
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.core.scheduler import Scheduler
 from carpool.sim.arrivals import Arrival, Ride, poisson
 from carpool.sim.simulation import Device, Report, Run, Simulation, report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from carpool.core.policy import Knobs, Promise
+from carpool.core.objectives import Knobs, Promise
 from carpool.sim.simulation import Outcome, Run, Scenario, measure, play
 from carpool.sim.step_simulation import StepRide, read_steps
 

@@ -7,7 +7,7 @@ import pytest
 from carpool.core.admission import backed_up
 from carpool.core.curve import BatchCurve
 from carpool.core.job import Job, Reason
-from carpool.core.policy import Knobs, Promise
+from carpool.core.objectives import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.core.shares import Intake
 

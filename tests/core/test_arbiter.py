@@ -14,7 +14,7 @@ from carpool.core.arbiter import Arbiter
 from carpool.core.curve import BatchCurve, slo_capacity
 from carpool.core.instance import Batch
 from carpool.core.job import Job
-from carpool.core.policy import Knobs, Promise
+from carpool.core.objectives import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.sim.arrivals import Arrival, poisson
 from carpool.sim.simulation import Device, Report, Run, Simulation, report

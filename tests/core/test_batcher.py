@@ -5,7 +5,7 @@ from __future__ import annotations
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch
 from carpool.core.job import Job, Reason
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.core.scheduler import Decision, Scheduler
 
 

@@ -9,7 +9,7 @@ import pytest
 from carpool.core.arbiter import Arbiter
 from carpool.core.curve import BatchCurve
 from carpool.core.job import Job
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.core.remaining import Remaining, Step
 from carpool.core.scheduler import Scheduler
 from carpool.sim.arrivals import poisson

@@ -11,7 +11,7 @@ import pytest
 
 from carpool.core.curve import BatchCurve, slo_capacity
 from carpool.core.job import GONE, Job, Reason
-from carpool.core.policy import Knobs, Promise
+from carpool.core.objectives import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.sim.arrivals import poisson
 from carpool.sim.simulation import Device, percentile, report

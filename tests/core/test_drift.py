@@ -9,7 +9,7 @@ import pytest
 
 from carpool.core.curve import BatchCurve, fluid_bound, slo_capacity
 from carpool.core.learning import Drift
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.core.scheduler import Scheduler
 from carpool.sim.arrivals import poisson
 from carpool.sim.simulation import Device, Run, Simulation

@@ -6,7 +6,7 @@ import pytest
 
 from carpool.core.curve import BatchCurve
 from carpool.core.job import INFINITY, Job, JobState, Reason
-from carpool.core.policy import Knobs, Promise, QueueLimits
+from carpool.core.objectives import Knobs, Promise, QueueLimits
 from carpool.core.scheduler import Scheduler
 
 CURVE = BatchCurve.parse("4+1")

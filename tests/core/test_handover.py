@@ -12,7 +12,7 @@ from carpool.core.curve import BatchCurve, slo_capacity
 from carpool.core.instance import Batch
 from carpool.core.job import Job
 from carpool.core.learning import Belief, Handover
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.core.scheduler import Scheduler
 from carpool.sim.arrivals import poisson
 from carpool.sim.simulation import Device, Report, Simulation, report

@@ -12,7 +12,7 @@ from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve, slo_capacity
 from carpool.core.front_load import Outside
 from carpool.core.job import Job, Reason, planned
-from carpool.core.policy import Knobs, Promise
+from carpool.core.objectives import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.sim.arrivals import poisson
 from carpool.sim.simulation import Device, Report, Simulation, report

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch
 from carpool.core.job import INFINITY, Job, Reason, Refusal
+from carpool.core.objectives import Knobs, Promise
 from carpool.core.pinned import pin
-from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.core.sequences import LiveSequence, Step
 from later import many

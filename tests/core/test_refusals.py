@@ -6,7 +6,7 @@ import pytest
 
 from carpool.core.curve import BatchCurve
 from carpool.core.job import Job, JobState, Reason, Refusal
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.core.refusal_words import given_up, refused
 from carpool.core.scheduler import Scheduler
 from carpool.errors import DeadlineExceeded, InvalidInput, Refused, Replaced, Unavailable

@@ -8,7 +8,7 @@ from carpool.core.arbiter import Arbiter
 from carpool.core.constants import Constants
 from carpool.core.curve import BatchCurve
 from carpool.core.job import Job, Reason
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.core.remaining import Remaining, Spread, Step
 from carpool.core.scheduler import Scheduler
 

@@ -7,7 +7,7 @@ import pytest
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch
 from carpool.core.job import GivenUp, Job, JobState, Reason
-from carpool.core.policy import Knobs, Promise, QueueLimits
+from carpool.core.objectives import Knobs, Promise, QueueLimits
 from carpool.core.scheduler import Scheduler
 
 CURVE = BatchCurve.parse("4+1", 8)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch
 from carpool.core.job import INFINITY, Job, JobState
-from carpool.core.policy import Knobs, Promise, QueueLimits, TimeoutAction
+from carpool.core.objectives import Knobs, Promise, QueueLimits, TimeoutAction
 from carpool.core.scheduler import Scheduler
 from later import many
 

@@ -15,8 +15,8 @@ from carpool.config.sequence_settings import DIRECT, OLDEST, SequenceSettings
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch
 from carpool.core.job import INFINITY, Job
+from carpool.core.objectives import Knobs
 from carpool.core.pinned import pin
-from carpool.core.policy import Knobs
 from carpool.core.scheduler import Scheduler
 from carpool.core.sequences import Bounds, Dropped, Sequences, Step, Why
 

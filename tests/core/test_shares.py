@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from carpool.core.curve import BatchCurve
 from carpool.core.job import Job, Refusal
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.core.queue import Lane
 from carpool.core.scheduler import Scheduler
 from carpool.core.shares import BACKGROUND, ORDINARY, PROTECTED, divide_weights, level_of, water_level
@@ -94,12 +94,14 @@ def answered(*floods: list[Arrival]) -> Counter[str]:
     return Counter(ride.arrival.source.partition("/")[0] for ride in run.rides if in_time(ride, 0.1))
 
 
+@pytest.mark.interpreted
 def test_a_flooded_device_is_divided_by_weight() -> None:
     random = Random(1)
     found = answered(*(stream(1600.0, 6.0, random, source=name) for name in ("gold", "plain")))
     assert 2.5 < found["gold"] / found["plain"] < 3.5
 
 
+@pytest.mark.interpreted
 def test_names_that_a_holder_makes_up_bring_it_no_more() -> None:
     random = Random(1)
     many = stream(1600.0, 6.0, random, source="plain/x", names=8)
@@ -107,6 +109,7 @@ def test_names_that_a_holder_makes_up_bring_it_no_more() -> None:
     assert 2.4 < found["gold"] / found["plain"] < 3.7
 
 
+@pytest.mark.interpreted
 def test_what_a_heavy_key_does_not_ask_for_is_the_others() -> None:
     random = Random(1)
     found = answered(stream(100.0, 6.0, random, source="gold"), stream(1600.0, 6.0, random, source="plain"))

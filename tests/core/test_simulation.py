@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from carpool.core.curve import BatchCurve
-from carpool.core.policy import Knobs, Promise
+from carpool.core.objectives import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.sim.arrivals import Arrival, Cameras, poisson
 from carpool.sim.simulation import Device, Simulation, percentile, report

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from carpool.core.arbiter import Arbiter
 from carpool.core.curve import BatchCurve
 from carpool.core.job import DONE, GONE, Job, Reason
-from carpool.core.policy import Knobs, Promise
+from carpool.core.objectives import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.core.spare import SpareTurn
 from carpool.sim import simulation

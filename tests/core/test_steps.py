@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from carpool.core.curve import BatchCurve, fluid_bound, slo_capacity
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.errors import InvalidInput
 from carpool.sim.arrivals import Arrival, poisson
 from carpool.sim.step_simulation import FanOut, StepPlan, StepSimulation, bound, capacity, read_steps

@@ -11,7 +11,7 @@ import pytest
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch
 from carpool.core.job import Job, Reason
-from carpool.core.policy import Knobs, QueueLimits, TimeoutAction
+from carpool.core.objectives import Knobs, QueueLimits, TimeoutAction
 from carpool.core.scheduler import Scheduler
 
 RECORDED = json.loads((Path(__file__).parents[1] / "conformance" / "triton_batching.json").read_text())

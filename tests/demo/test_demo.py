@@ -13,7 +13,7 @@ from PIL import Image
 
 from carpool import demo
 from carpool.config.repository import find_models
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.demo import bundled_models, demo_models, pictures
 from carpool.demo.labelled import labelled_pictures, write_broken, write_classifier
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from carpool.core.arbiter import Arbiter
 from carpool.core.curve import BatchCurve
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.core.remaining import Step
 from carpool.core.scheduler import Scheduler
 from carpool.engine.models.ensemble_model import _mark_cascade

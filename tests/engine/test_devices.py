@@ -12,7 +12,7 @@ import pytest
 from carpool import Engine
 from carpool.backends.fake import FakeBackend
 from carpool.core.curve import BatchCurve
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.core.scheduler import Scheduler
 from carpool.engine.profile.instance_layout import Devices
 

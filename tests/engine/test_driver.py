@@ -12,7 +12,7 @@ import pytest
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch, Instance
 from carpool.core.job import Job, Refusal
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.core.scheduler import Scheduler
 from carpool.engine import driver as driver_module
 from carpool.engine.batch import BatchResult, Outcome, Work

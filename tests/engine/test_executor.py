@@ -12,7 +12,7 @@ import pytest
 from carpool.config.model import ModelSignature
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch, Instance
-from carpool.core.policy import Knobs
+from carpool.core.objectives import Knobs
 from carpool.core.scheduler import Scheduler
 from carpool.engine import batch as batch_module
 from carpool.engine import driver as driver_module

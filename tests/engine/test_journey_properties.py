@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from carpool.config.triton import pbtxt_config
 from carpool.core.curve import BatchCurve
 from carpool.core.job import GONE
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.core.remaining import Step
 from carpool.core.scheduler import Scheduler
 from carpool.engine.batch import Outcome, Work

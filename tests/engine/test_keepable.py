@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from carpool.config.model import Mode, ModelConfig, eager_policy
 from carpool.core.curve import BatchCurve
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.engine.profile.model_profile import LEAST, keepable
 from carpool.errors import ConfigError
 

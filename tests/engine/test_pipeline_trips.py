@@ -12,7 +12,7 @@ import pytest
 from carpool.config.pipeline_toml import pipeline_config
 from carpool.core.curve import BatchCurve
 from carpool.core.job import GONE, READY, RUNNING
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.core.remaining import Step
 from carpool.core.scheduler import Scheduler
 from carpool.engine.batch import Outcome, Work

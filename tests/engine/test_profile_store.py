@@ -9,7 +9,7 @@ import pytest
 
 from carpool.config.model import InstanceGroup, ModelConfig
 from carpool.config.repository import ModelVersion
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.engine.hardware import Hardware, Steal, hardware
 from carpool.engine.profile import model_profile
 from carpool.engine.profile.instance_layout import Layout

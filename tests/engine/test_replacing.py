@@ -14,7 +14,7 @@ from carpool.backends.python import python_backend
 from carpool.backends.python.worker_process import WorkerProcess
 from carpool.config.model import ModelConfig
 from carpool.core.curve import BatchCurve
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.engine.models import loading as loading_module
 from carpool.engine.models import served as served_module
 from carpool.engine.models.loading import execution_timeout

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from carpool.core.curve import BatchCurve
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.sim.arrivals import Poisson
 from carpool.sim.fleet_simulation import (
     Autoscale,

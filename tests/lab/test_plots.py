@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from carpool.core.curve import BatchCurve
-from carpool.core.policy import Knobs, Promise
+from carpool.core.objectives import Knobs, Promise
 from carpool.errors import InvalidInput
 from carpool.lab.plots import operating_curve
 from carpool.sim.simulation import Scenario, contenders, sweep

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from carpool.core.curve import BatchCurve
-from carpool.core.policy import Knobs, Promise
+from carpool.core.objectives import Knobs, Promise
 from carpool.errors import InvalidInput
 from carpool.sim.simulation import Scenario, contenders, measure, sweep
 

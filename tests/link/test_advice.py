@@ -8,7 +8,7 @@ from typing import Any
 
 from carpool.core.curve import BatchCurve
 from carpool.core.job import Job, Reason
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.core.scheduler import Scheduler
 from carpool.errors import CarpoolError, Refused
 from carpool.link.advice import GATE_BYTES, Advice, GateTable, publish

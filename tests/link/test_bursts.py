@@ -7,8 +7,12 @@ import socket
 from mmap import mmap
 from typing import Any, cast
 
+import pytest
+
 from carpool.engine.engine_link import EngineLink, EngineSide
 from carpool.link import records
+
+pytestmark = pytest.mark.interpreted
 
 
 class Side:

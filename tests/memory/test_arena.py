@@ -124,6 +124,7 @@ def test_neighbours_are_joined_around_what_is_in_use() -> None:
     assert len([take(memory, 192 * KIB) for _ in range(4)]) == 4
 
 
+@pytest.mark.interpreted
 def test_a_hopeless_request_does_not_sort_the_arena_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = arena(64 << 20)
     flood = [take(memory, 1) for _ in range(16384)]

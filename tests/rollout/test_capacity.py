@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carpool.core.curve import BatchCurve
-from carpool.core.policy import Knobs, Promise
+from carpool.core.objectives import Knobs, Promise
 from carpool.rollout.capacity import MINUTES, Arrivals, Carrier, carries
 
 FAST = Carrier("1", BatchCurve.parse("4+1"), 1, Promise(0.05, 32))

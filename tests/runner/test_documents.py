@@ -24,7 +24,7 @@ from carpool.config.model import (
 )
 from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.engine.hosted_model import LoadOrder, OpenedAs, Opening, Prepared
 from carpool.engine.models.loading import Ready
 from carpool.engine.profile.instance_layout import Layout

@@ -41,7 +41,7 @@ class PipelineVerb:
     def run(self) -> None:
         from carpool.config.pipeline_toml import PIPELINE_TOML
         from carpool.config.repository import folder_settings
-        from carpool.core.policy import Promise
+        from carpool.core.objectives import Promise
         from carpool.lab.model_report import how_it_sees
         from carpool.pipelines.picture_graph import PictureGraph, StepFacts
 

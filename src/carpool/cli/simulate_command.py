@@ -19,7 +19,7 @@ from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
     from carpool.core.curve import BatchCurve
-    from carpool.core.policy import Knobs
+    from carpool.core.objectives import Knobs
     from carpool.sim.arrivals import Traffic
     from carpool.sim.simulation import Outcome, Scenario
     from carpool.sim.step_simulation import StepPlan, UnderLoad
@@ -198,7 +198,7 @@ class Simulate(o.HasCurve, o.HasTraffic, HasFleet, HasGeneration):
 
 def _scenario(options: Simulate) -> Scenario:
     """In promise mode; the knobs are for `contenders`."""
-    from carpool.core.policy import Promise
+    from carpool.core.objectives import Promise
     from carpool.sim.arrivals import Recording
     from carpool.sim.simulation import Scenario
 
@@ -253,7 +253,7 @@ def _under_load(options: Simulate, steps: tuple[StepPlan, ...]) -> UnderLoad | N
 
 
 def _knobs(options: Simulate, curve: BatchCurve) -> Knobs:
-    from carpool.core.policy import Knobs, QueueLimits, TimeoutAction
+    from carpool.core.objectives import Knobs, QueueLimits, TimeoutAction
 
     limits = QueueLimits(
         max_size=o.whole("--max-queue", options.max_queue, least=0, most=10**6),

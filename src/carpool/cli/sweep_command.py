@@ -220,7 +220,7 @@ def order_of(options: Sweep) -> SweepOrder:
 
 def _settings(options: Sweep, source: ModelSource | None) -> tuple[float | None, tuple[Setting, ...]]:
     """And the promise: None leaves it to the server that runs already, which may have one of its own."""
-    from carpool.core.policy import Promise
+    from carpool.core.objectives import Promise
     from carpool.lab.sweep.sweep_runs import AS_IS, SLO_MS, Setting, settings_of
 
     asked = options.slo_ms

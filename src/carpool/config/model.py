@@ -17,7 +17,7 @@ from carpool.config.pipeline_settings import PipelineSettings
 from carpool.config.registry_settings import RegistrySettings
 from carpool.config.rollout_settings import RolloutSettings
 from carpool.config.sequence_settings import SequenceSettings
-from carpool.core.policy import Knobs, Promise
+from carpool.core.objectives import Knobs, Promise
 from carpool.errors import ConfigError
 
 DEFAULT_MAX_BATCH = 32  # for a model that can batch when nobody said how far

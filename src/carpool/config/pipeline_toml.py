@@ -31,7 +31,7 @@ from carpool.config.pipeline_settings import (
 )
 from carpool.config.table import Table
 from carpool.config.toml import MAX_VERSION, read_versions
-from carpool.core.policy import Knobs, Promise
+from carpool.core.objectives import Knobs, Promise
 from carpool.errors import ConfigError
 
 PIPELINE_TOML = "pipeline.toml"

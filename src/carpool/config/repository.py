@@ -25,7 +25,7 @@ from carpool.config.rollout_table import ROLLOUT_TOML, read_rollout_toml
 from carpool.config.toml import read_toml
 from carpool.config.torchserve import MAR, unpacked
 from carpool.config.triton import read_pbtxt
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.errors import ConfigError
 
 _FOREIGN = {

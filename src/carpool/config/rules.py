@@ -18,7 +18,7 @@ from carpool.config.model import (
     TensorSignature,
 )
 from carpool.config.sequence_settings import SequenceSettings
-from carpool.core.policy import Knobs, Promise, TimeoutAction
+from carpool.core.objectives import Knobs, Promise, TimeoutAction
 from carpool.errors import ConfigError
 
 MAX_FILE_BYTES = 1 << 20

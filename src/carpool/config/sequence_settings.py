@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING, TypeAlias
 
-from carpool.core.policy import Knobs
+from carpool.core.objectives import Knobs
 from carpool.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from carpool.config.registry_settings import RegistrySettings, read_address
 from carpool.config.rollout_table import read_rollout
 from carpool.config.sequence_settings import read_sequences_table
 from carpool.config.table import SECTIONS, Table
-from carpool.core.policy import Knobs, Promise, QueueLimits, TimeoutAction
+from carpool.core.objectives import Knobs, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
 from carpool.types import DATATYPES
 

@@ -26,7 +26,7 @@ from carpool.config.model import (
 from carpool.config.pipeline_toml import PIPELINE, pipeline_document
 from carpool.config.triton_ensemble import ENSEMBLE, SLO, ensemble_document, read_ensemble, read_promise
 from carpool.config.triton_sequences import read_sequences, sequences_document
-from carpool.core.policy import Knobs, Promise, QueueLimits, TimeoutAction
+from carpool.core.objectives import Knobs, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
 from carpool.types import DATATYPES
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from carpool.config.model import EnsembleSettings, EnsembleStep, ModelConfig
 from carpool.config.rules import shown
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.errors import ConfigError
 
 if TYPE_CHECKING:

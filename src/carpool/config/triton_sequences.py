@@ -17,7 +17,7 @@ from carpool.config.sequence_settings import (
     StateTensor,
     check_sequences,
 )
-from carpool.core.policy import Knobs, Promise
+from carpool.core.objectives import Knobs, Promise
 from carpool.types import DATATYPES
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from carpool.core.job import INFINITY, READY, GivenUp, Job, Reason, Refusal
-from carpool.core.policy import Knobs, QueueLimits, TimeoutAction
+from carpool.core.objectives import Knobs, QueueLimits, TimeoutAction
 
 if TYPE_CHECKING:
     from carpool.core.instance import Instance

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from carpool.core.constants import Constants
 from carpool.core.job import GivenUp, Job
 from carpool.core.knobs import KnobsPolicy
-from carpool.core.policy import Knobs, PromisePolicy
+from carpool.core.objectives import Knobs
+from carpool.core.policy import PromisePolicy
 from carpool.core.queue import Lane, Lanes
 from carpool.core.sequences import Step
 

@@ -17,7 +17,8 @@ from carpool.core.instance import Batch, Instance, Instances
 from carpool.core.job import DONE, GONE, INFINITY, OFFERED, READY, RUNNING, GivenUp, Job, Reason, Refusal
 from carpool.core.knobs import KnobsPolicy
 from carpool.core.learning import Belief, Beliefs, Doubt, Drift, Lag, Rate
-from carpool.core.policy import Knobs, Policy, Promise, PromisePolicy
+from carpool.core.objectives import Knobs, Promise
+from carpool.core.policy import Policy, PromisePolicy
 from carpool.core.queue import Lane, Lanes
 from carpool.core.shares import ORDINARY, Intake
 from carpool.core.spare import SpareTurn

@@ -16,7 +16,7 @@ import numpy as np
 from carpool.clock import now
 from carpool.config.model import ModelSignature
 from carpool.core.curve import BatchCurve
-from carpool.core.policy import Knobs, Promise
+from carpool.core.objectives import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.engine.batch import Outcome, Watcher, Work
 from carpool.engine.driver import Driver

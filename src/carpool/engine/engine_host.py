@@ -16,7 +16,7 @@ import orjson
 from carpool.config.drift_settings import DriftSettings
 from carpool.config.triton import config_document
 from carpool.core.job import Reason
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.engine.engine import Engine
 from carpool.engine.models.ensemble_model import Ensemble
 from carpool.engine.models.pipeline_model import Pipeline

@@ -16,7 +16,7 @@ from typing import Any
 
 from carpool.config.server import ServerSettings
 from carpool.core.curve import BatchCurve, promised_batch, shape_of, slo_capacity
-from carpool.core.policy import Knobs, Promise
+from carpool.core.objectives import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.engine.engine import StartProgress
 from carpool.engine.engine_host import EngineHost, hide_paths

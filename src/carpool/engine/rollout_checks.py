@@ -18,7 +18,7 @@ from carpool.config.model import LatestVersions, ModelConfig, SpecificVersions
 from carpool.config.repository import version_folders
 from carpool.config.rollout_settings import RolloutSettings
 from carpool.core.curve import slo_capacity
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.engine.models.control import ModelState
 from carpool.engine.models.served import Served
 from carpool.errors import ConfigError

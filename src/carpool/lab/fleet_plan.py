@@ -9,7 +9,7 @@ from random import Random
 
 from carpool.core.curve import BatchCurve, expected_p99, promised_batch
 from carpool.core.numerals import numeral as _n
-from carpool.core.policy import Knobs, Promise
+from carpool.core.objectives import Knobs, Promise
 from carpool.core.scaling import ScalingRule
 from carpool.lab.fleet_day import DayReport, fluid_day, largest_step, rates_of
 from carpool.lab.machine_share import UNSHARED, Machine

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from carpool.core.curve import BatchCurve, slo_capacity
 from carpool.core.numerals import numeral
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.sim.simulation import Scenario, measure
 
 _SECONDS, _REQUESTS = 20.0, 20_000  # of virtual time, and at most so many of them: a second or two of work

@@ -12,7 +12,7 @@ from typing import Any
 from carpool.core.curve import BatchCurve, fluid_bound, slo_capacity
 from carpool.core.instance import Batch
 from carpool.core.job import Job, Reason
-from carpool.core.policy import Knobs, Promise
+from carpool.core.objectives import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.errors import InvalidInput
 from carpool.sim.arrivals import Arrival, Poisson, Ride, Traffic, poisson_between

@@ -16,7 +16,7 @@ from carpool.core.arbiter import Arbiter
 from carpool.core.curve import BatchCurve, CurveError
 from carpool.core.instance import Batch
 from carpool.core.job import Job, Reason
-from carpool.core.policy import Knobs, Promise
+from carpool.core.objectives import Knobs, Promise
 from carpool.core.remaining import Remaining, Step, Trip
 from carpool.core.scheduler import Scheduler
 from carpool.errors import InvalidInput

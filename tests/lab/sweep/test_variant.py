@@ -7,7 +7,7 @@ import pytest
 
 from carpool.config.repository import find_models, read_model
 from carpool.config.toml import read_toml
-from carpool.core.policy import Knobs
+from carpool.core.objectives import Knobs
 from carpool.demo import bundled_models
 from carpool.errors import InvalidInput
 from carpool.lab.sweep.conduct import check_place, make_variant, toml_with_knobs

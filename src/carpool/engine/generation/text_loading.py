@@ -19,7 +19,7 @@ from carpool.config.repository import ModelVersion
 from carpool.config.usable_cores import usable_cores
 from carpool.core.curve import BatchCurve
 from carpool.core.job import INFINITY
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.core.text_job import TextPromise
 from carpool.engine.generation.encoder_process import EncoderProcess
 from carpool.engine.model_inputs import signature_of

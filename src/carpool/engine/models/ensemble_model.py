@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from carpool.config.model import EnsembleStep
 from carpool.config.triton_ensemble import step_at
 from carpool.core.job import Reason
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.core.remaining import Step
 from carpool.engine.batch import Route
 from carpool.engine.journey import Binding, BoundStep, Journeys

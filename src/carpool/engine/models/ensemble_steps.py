@@ -11,7 +11,7 @@ from carpool.config import rules
 from carpool.config.model import Mode, ModelConfig
 from carpool.config.repository import read_place
 from carpool.config.triton_ensemble import circle, step_at
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.engine.models.ensemble_model import Ensemble
 from carpool.errors import CarpoolError, ConfigError
 

@@ -18,7 +18,7 @@ from carpool.config.repository import ModelVersion
 from carpool.config.usable_cores import usable_cores
 from carpool.core.curve import BatchCurve, promised_batch
 from carpool.core.numerals import numeral
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.engine.models.device_pictures import SAMPLE_TOLD, divided, filling, sample_picture, with_boxes
 from carpool.engine.models.trial import Examined, examine, trial_shape, try_out
 from carpool.engine.profile.instance_layout import (

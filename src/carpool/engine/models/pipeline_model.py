@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from carpool.config.model import EnsembleStep, Task
 from carpool.config.pipeline_settings import REFUSE, WITHOUT
 from carpool.core.job import GONE, INFINITY, Job
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.core.refusal_words import turned_away
 from carpool.core.remaining import Remaining, Step
 from carpool.engine.batch import Outcome, Route, Work

@@ -20,8 +20,8 @@ from carpool.config.model import Mode, ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.core.instance import Batch, Instance
 from carpool.core.job import INFINITY, Reason
+from carpool.core.objectives import Knobs, Promise
 from carpool.core.pinned import pin
-from carpool.core.policy import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.core.spare import SpareTurn
 from carpool.engine.batch import BatchResult, Route, Watcher

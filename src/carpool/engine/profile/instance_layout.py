@@ -25,7 +25,7 @@ from carpool.core.arbiter import Arbiter, Turn
 from carpool.core.curve import BatchCurve, slo_capacity
 from carpool.core.instance import Instance
 from carpool.core.numerals import numeral
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.core.scheduler import Scheduler
 from carpool.core.shares import Intake
 from carpool.core.spare import SpareTurn

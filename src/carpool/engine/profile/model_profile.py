@@ -25,7 +25,7 @@ from carpool.config.model import ModelConfig, values_on_device
 from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve, promised_batch, shape_of, slo_capacity
 from carpool.core.numerals import numeral
-from carpool.core.policy import Promise
+from carpool.core.objectives import Promise
 from carpool.engine.hardware import Hardware, hardware
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point

@@ -79,7 +79,7 @@ class GenerateRoute(InferRoute):
 class GenerateCall(HttpCall):
     """What is answered waits for the end, or is streamed."""
 
-    __slots__ = ("_events", "_only", "_streams")
+    __slots__ = ("_events", "_only", "_streams", "one_answer")
 
     form = "generate"
 
@@ -88,11 +88,7 @@ class GenerateCall(HttpCall):
         self._events: EventStream | None = None  # its head is sent with the first event: errors have a status
         self._only: bytes | None = None
         self._streams = route.streams
-
-    @property
-    def one_answer(self) -> str:  # type: ignore[override]
-        """Of a text that is written, all at once."""
-        return "" if self._streams or not self.entry.writes else _EXACTLY_ONE
+        self.one_answer = ""  # but of a text that is written, all at once
 
     def collected(self, body: bytes | bytearray, at: float) -> None:
         exchange = self._exchange
@@ -100,6 +96,8 @@ class GenerateCall(HttpCall):
         self.service.server_row.add(BYTES_RECEIVED, exchange.head.content_length or len(body))
         try:
             self.entry, self.row = self._current()
+            if self.entry.writes and not self._streams:
+                self.one_answer = _EXACTLY_ONE
             work = partial(self._route.service.long_json.read, read_tensors, body, self.entry.signature)
             self._aside(len(body) > AT_ONCE, work, lambda made: self._offer_pieces(*made, checked=True))
         except CarpoolError as error:

@@ -163,7 +163,7 @@ class Outcome(NamedTuple):
 class ImageCall(ClientCall):
     """One picture of a request, which hears how it ended, unless the client has left."""
 
-    __slots__ = ("_number", "_pixels", "_request", "looked")
+    __slots__ = ("_number", "_pixels", "_request", "looked", "siblings")
 
     form = "picture"
 
@@ -174,6 +174,7 @@ class ImageCall(ClientCall):
         self.unread = request.exchange.unread
         self.wish = request.route.asked.wish
         self.looked = request.looked
+        self.siblings = request.siblings
         self._request = request
         self._number = number
         self._pixels = pixels
@@ -194,10 +195,6 @@ class ImageCall(ClientCall):
         """Its own: the picture was read for that one."""
         assert self.row is not None
         return self.entry, self.row
-
-    @property
-    def siblings(self) -> bytes:  # type: ignore[override]
-        return self._request.siblings
 
     def sent_field(self, name: bytes) -> bytes | None:
         return self._request.exchange.head.headers.get(name)

@@ -10,7 +10,7 @@ from typing import Any
 
 from carpool.core.curve import BatchCurve, CurveError, slo_capacity
 from carpool.core.numerals import numeral
-from carpool.core.policy import Knobs, Promise
+from carpool.core.objectives import Knobs, Promise
 from carpool.errors import InvalidInput, Unreachable
 from carpool.lab.load.aim import Aim, http_facts, read_url, take_aim
 from carpool.lab.load.generator import run
