@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ast
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -121,3 +121,32 @@ def test_no_property_stands_for_an_attribute_of_its_base() -> None:
     """Compiled methods of the base read the attribute."""
     wrong = [name_of(path) for path in compiled() if "type: ignore[override]" in path.read_text()]
     assert wrong == []
+
+
+def test_no_arguments_are_passed_on_as_they_came_to_a_base() -> None:
+    """`super().__init__(*given)` hands it one tuple."""
+    wrong = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in compiled()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("super().") and starred(node)
+    ]
+    assert wrong == []
+
+
+def starred(call: ast.Call) -> bool:
+    return any(isinstance(each, ast.Starred) for each in call.args)
+
+
+def test_no_value_is_returned_past_a_finally_that_waits() -> None:
+    """None arrives in its place."""
+    wrong = []
+    for path in compiled():
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Try) and holds(node.finalbody, ast.Await):
+                wrong += [f"{name_of(path)}:{node.lineno}"] * holds([*node.body, *node.handlers], ast.Return)
+    assert wrong == []
+
+
+def holds(nodes: Sequence[ast.AST], kind: type[ast.AST]) -> bool:
+    return any(isinstance(each, kind) for node in nodes for each in ast.walk(node))

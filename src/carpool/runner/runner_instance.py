@@ -169,7 +169,7 @@ Slot: TypeAlias = tuple[int, int]
 """Offset and capacity of the memory for one request's outputs."""
 
 
-@dataclass(slots=True)
+@dataclass  # without slots: compiled code reads those of its base
 class Placed(Outcome):
     """Outputs that are on their way to the front end."""
 

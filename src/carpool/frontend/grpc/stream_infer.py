@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
-from typing import Any
 
 from carpool.cache.answer_store import Kept
 from carpool.errors import CarpoolError, InvalidInput, Unavailable
 from carpool.frontend.access.guard import Guard
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.grpc import infer_messages as messages
-from carpool.frontend.grpc.grpc_infer import Asked, GrpcCall, read_metadata
+from carpool.frontend.grpc.grpc_infer import Asked, GrpcCall, Reply, read_metadata
 from carpool.frontend.grpc.grpc_service import (
     Failure,
     Service,
@@ -50,8 +49,10 @@ class StreamCall(GrpcCall):
     one_answer = ""
     say_part: Callable[[bytes], None]
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(
+        self, service: Service, asked: Asked, deadline: float, who: Principal | None, reply: Reply
+    ) -> None:
+        super().__init__(service, asked, deadline, who, reply, FINAL_PARAMETER)
         self._ended = False  # an answer has said that it is the last
         self._last: Answer | None = None  # of a text: it waits for the times, which come right behind it
 
@@ -144,7 +145,6 @@ class Stream:
             emptied = asyncio.create_task(self._answered.wait())
             tasks.add(emptied)
             await asyncio.wait({emptied, writing}, return_when=asyncio.FIRST_COMPLETED)
-            return ended
         finally:
             self._unread.left(self)
             for task in tasks:
@@ -152,6 +152,7 @@ class Stream:
             for call in self._waiting:
                 call.leave()
             await asyncio.gather(*tasks, return_exceptions=True)
+        return ended
 
     async def _read(self, asked: Asked) -> None:
         while True:
@@ -179,7 +180,7 @@ class Stream:
             else:
                 self._say(messages.in_stream(result) if result else b"", last=True)
 
-        call = StreamCall(self._service, asked, deadline, self._who, reply, FINAL_PARAMETER)
+        call = StreamCall(self._service, asked, deadline, self._who, reply)
         call.say_part = self._say_part
         call.wish = asked.wish
         self._waiting.add(call)
