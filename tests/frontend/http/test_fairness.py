@@ -310,3 +310,14 @@ def test_openapi_is_written_once_for_a_catalogue(front: FrontEnd, monkeypatch: p
         pages = {client.get("/openapi.json").body for _ in range(5)}
     assert len(pages) == 1
     assert len(written) == 1
+
+
+def test_an_answer_that_fails_in_its_turn_keeps_no_other_from_it() -> None:
+    async def turn() -> list[str]:
+        fair, said = Fairness(), list[str]()
+        for act in (lambda: [].pop(), lambda: said.append("told")):
+            fair._pacer.hold(("", "somebody"), act, 0.0, monotonic() - 10.0, 0.0, strict=False)
+        fair._go_on()
+        return said
+
+    assert asyncio.run(turn()) == ["told"]

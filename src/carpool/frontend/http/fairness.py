@@ -206,7 +206,10 @@ class Fairness:
     def _go_on(self) -> None:
         self._timer = None
         for act in self._pacer.due(monotonic()):
-            act()
+            try:
+                act()
+            except Exception:  # the others of this turn wait for nobody else
+                log.exception("answer-failed")
         if self._pacer.waiting and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._go_on)
 
