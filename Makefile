@@ -119,7 +119,7 @@ compiled: setup browser redis wheel ## an environment with that wheel in build/c
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	  > $$($(COMPILED)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of_the_interpreted.pth
 	$(COMPILED)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-installed \
-	  $$(ls -t dist/carpool-*-cp*.whl | head -1)
+	  $$(ls -t dist/carpool-*-cp*.whl | head -1) ./tools/demos
 	$(COMPILED)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
 	  -m "not conformance and not interpreted" $(COMPILED_TESTS)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from time import monotonic
+from time import monotonic, sleep
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 
 from carpool.core.constants import CONSTANTS
 from carpool.errors import CarpoolError, Refused
-from carpool.frontend.http import fairness, openapi
+from carpool.frontend.http import fairness, http_service, openapi
 from carpool.frontend.http.app import HttpApp
 from carpool.frontend.http.fairness import Fairness
 from carpool.frontend.http.http_service import SharedPage
@@ -274,6 +274,21 @@ def test_the_metrics_page_is_written_once_for_all_who_wait() -> None:
             await asyncio.sleep(0.01)
         assert len(written) <= 10
         assert pages == sorted(pages, key=lambda one: int((one or b"").split()[1]))
+
+    asyncio.run(main())
+
+
+def test_who_was_kept_from_writing_a_page_does_not_wait_for_that_before_the_next() -> None:
+    stalled_s = 0.2
+
+    def write() -> Iterator[bytes]:
+        sleep(stalled_s)  # as when the machine runs others
+        yield b"page"
+
+    async def main() -> None:
+        page = SharedPage(write)
+        page.ask(lambda _page: None)
+        assert page._due - monotonic() < stalled_s / http_service._MOST_OF_THE_LOOP / 2
 
     asyncio.run(main())
 
