@@ -982,7 +982,7 @@ def dump(stories: list[Story], version: str, repeats: int, dropped: list[Json]) 
     """Compact and readable: one line for each event and each list."""
 
     def line(value: Any) -> str:
-        return json.dumps(value, ensure_ascii=False)
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
     def block(one: Story) -> str:
         rows = []
