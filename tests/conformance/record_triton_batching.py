@@ -988,25 +988,25 @@ def dump(stories: list[Story], version: str, repeats: int, dropped: list[Json]) 
         rows = []
         for key, value in one.items():
             if key in ("events", "rejected") and len(value) > 1:
-                inner = ",\n      ".join(line(v) for v in value)
-                rows.append(f"{line(key)}: [\n      {inner}\n    ]")
+                inner = ",\n".join(line(v) for v in value)
+                rows.append(f"{line(key)}:[\n{inner}\n]")
             else:
-                rows.append(f"{line(key)}: {line(value)}")
-        return "  {\n    " + ",\n    ".join(rows) + "\n  }"
+                rows.append(f"{line(key)}:{line(value)}")
+        return "{\n" + ",\n".join(rows) + "\n}"
 
     head = [
         about_text(),
-        f'"tritonserver": {line(version)}',
-        f'"repeats": {repeats}',
-        f'"disagreed": {line(dropped)}',
+        f'"tritonserver":{line(version)}',
+        f'"repeats":{repeats}',
+        f'"disagreed":{line(dropped)}',
     ]
     body = ",\n".join(block(s) for s in stories)
-    return "{\n" + ",\n".join(head) + ',\n"stories": [\n' + body + "\n]\n}\n"
+    return "{\n" + ",\n".join(head) + ',\n"stories":[\n' + body + "\n]\n}\n"
 
 
 def about_text() -> str:
-    inner = ",\n  ".join(json.dumps(a, ensure_ascii=False) for a in ABOUT)
-    return '"about": [\n  ' + inner + "\n]"
+    inner = ",\n".join(json.dumps(a, ensure_ascii=False) for a in ABOUT)
+    return '"about":[\n' + inner + "\n]"
 
 
 def merge(
