@@ -196,7 +196,7 @@ class Outbox:
         if self._pieces or transport is None or transport.is_closing() or transport.get_write_buffer_size():
             self.put(piece)
             return
-        rest = self._write(piece)
+        rest = write_at_once(self._file, piece)
         if rest:
             self.put(rest)
 
@@ -217,24 +217,25 @@ class Outbox:
             said = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             try:
                 if not transport.get_write_buffer_size():
-                    said = self._write(said)
+                    said = write_at_once(self._file, said)
                 if said:
                     transport.write(said)
             except Exception as error:
                 self.failed(f"it cannot be written to: {error}")
         pieces.clear()
 
-    def _write(self, data: bytes) -> bytes:
-        """What is left of it. The transport has nothing to send.
 
-        The system call is made without the interpreter lock, which a transport of uvloop keeps. Its reader
-        wakes up, often on this very core, and goes first: this thread is then off the core in the middle of
-        its call, and a model's thread that wants the lock would wait until that reader has no more to do.
-        """
-        try:
-            return data[os.write(self._file, data) :]
-        except OSError:  # it is full, or gone, which reading tells
-            return data
+def write_at_once(file: int, data: bytes) -> bytes:
+    """To the socket of a transport that has nothing to send; returns what is left.
+
+    The system call is made without the interpreter lock, which a transport of uvloop keeps. Its reader wakes
+    up, often on this very core, and goes first: this thread is then off the core in the middle of its call,
+    and a model's thread that wants the lock would wait until that reader has no more to do.
+    """
+    try:
+        return data[os.write(file, data) :]
+    except OSError:  # it is full, or gone, which reading tells
+        return data
 
 
 class Ending(NamedTuple):

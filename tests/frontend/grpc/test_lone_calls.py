@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +11,6 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from carpool.frontend.grpc import h2_frames as h2
-from carpool.frontend.grpc import h2_outgoing
 from carpool.frontend.grpc.h2_connection import H2Connection
 from carpool.types import Datatype, TensorSpec
 from frontend.fake_door import FakeModel
@@ -215,7 +215,7 @@ def test_what_the_socket_does_not_take_is_left_to_the_transport(
         return client.transport.socket.send(said[:taken])
 
     client.say(asking(1))
-    monkeypatch.setattr(h2_outgoing.os, "write", write)
+    monkeypatch.setattr(os, "write", write)
     started: bytes = finish(client, client.transport.at_once)
     monkeypatch.undo()
     assert len(started) == taken

@@ -133,7 +133,7 @@ class GrpcCall(ClientCall):
         slot: Slot | None = None,
     ) -> None:
         super().__init__(service, asked.sender, deadline, monotonic())
-        self._service = service
+        self._service = service  # as `service`, whose class is the base's
         self._slot = slot  # that the message is in
         self._asked = asked
         self.row = None

@@ -4,7 +4,6 @@ all that was said in one turn of the loop in one write. What answers its only ca
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Iterable
 from time import monotonic
 
@@ -12,6 +11,7 @@ from carpool.frontend.grpc import h2_frames as h2
 from carpool.frontend.grpc.h2_frames import FRAME, Breach, Code
 from carpool.frontend.grpc.rpc import Rpc
 from carpool.frontend.http.limits import Limits
+from carpool.link.records import write_at_once
 
 _WRITTEN_TOGETHER = 64 * 1024
 _LAST_BLOCK = h2.END_HEADERS | h2.END_STREAM
@@ -208,12 +208,9 @@ class Outgoing:
         if self._out or self._file < 0 or transport.is_closing() or transport.get_write_buffer_size():
             self.send(data)
             return
-        try:
-            sent = os.write(self._file, data)
-        except OSError:  # it is full, or gone, which reading tells
-            sent = 0
-        if sent < len(data):
-            self.send(data[sent:])
+        rest = write_at_once(self._file, data)
+        if rest:
+            self.send(rest)
 
     def flush(self) -> None:
         out, self._out = self._out, []

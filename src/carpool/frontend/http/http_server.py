@@ -109,14 +109,15 @@ class Accepted(Protocol):
     def resume_writing(self) -> None: ...
 
 
+_TOLD_BY_A_LOOP = [name for name in vars(Accepted) if not name.startswith("_")]
+
+
 class KnownByClass(asyncio.BufferedProtocol):
     """For asyncio's own loop, which asks for a class, where uvloop looks for methods. Connections are of no
     class of asyncio's: such a base would keep them from being compiled."""
 
     def __init__(self, connection: Accepted) -> None:
-        for name in ("connection_made", "connection_lost", "get_buffer", "buffer_updated"):
-            setattr(self, name, getattr(connection, name))
-        for name in ("eof_received", "pause_writing", "resume_writing"):
+        for name in _TOLD_BY_A_LOOP:
             setattr(self, name, getattr(connection, name))
 
 
