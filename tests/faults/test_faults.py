@@ -24,6 +24,7 @@ from carpool.engine.models import served
 from carpool.engine.models.served import Served
 from carpool.frontend import front_link
 from carpool.frontend.front_link import FrontLink
+from carpool.link import records
 from carpool.link.records import Outbox
 from carpool.link.request_place import RequestPlace
 from carpool.link.templates import ServedTemplate, Templates
@@ -52,7 +53,7 @@ POINTS = [
     # sending
     Point(Outbox, "put"),
     Point(Outbox, "send"),
-    Point(Outbox, "_write", no_memory),
+    Point(records, "write_at_once", no_memory),
     Point(injection.Transport, "write", no_file),
     Point(FrontLink, "submit"),
     Point(Templates, "match"),

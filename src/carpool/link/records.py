@@ -1,7 +1,8 @@
-"""Names of sources as numbers, on both ends of a link: a name is said once, then only its number.
+"""What travels over a link: records of a fixed form, each with a payload that may be empty.
 
-Clients make up names as they like, so there are only so many numbers: a new name takes the one that was given
-first. Records are read in the order in which they were sent, so a number means what it was last said to mean.
+Names of sources go as numbers: a name is said once, then only its number. Clients make up names as they like,
+so there are only so many numbers: a new name takes the one that was given first. Records are read in the
+order in which they were sent, so a number means what it was last said to mean.
 """
 
 from __future__ import annotations
