@@ -59,12 +59,26 @@ def main() -> int:
             return 0
         with running(choose(args, job), job) as lanes:
             warm_up(lanes, plan)
-            turns = slices.measure(lanes, plan, end, tell)
+            turns, died = measured(lanes, plan, end)
     rows = report.summarise(turns, lanes, recipes.CARPOOL)
     print(report.as_json(rows) if args.json else report.as_text(rows))
     if short := report.short_of_quiet(turns, plan):
         tell(short)
-    return 0
+    return int(died)
+
+
+def measured(lanes: list[Lane], plan: slices.Plan, end: float) -> tuple[list[slices.Turn], bool]:
+    """The turns, and whether a server died in one: those before it are worth something."""
+    turns: list[slices.Turn] = []
+    try:
+        for turn in slices.measure(lanes, plan, end, tell):
+            turns.append(turn)  # noqa: PERF402  (those before what is raised)
+    except ServerError as error:
+        if not turns:
+            raise
+        tell(f"{error}\nthese are the turns before that")
+        return turns, True
+    return turns, False
 
 
 def warm_up(lanes: list[Lane], plan: slices.Plan) -> None:
@@ -85,7 +99,7 @@ def trace(
             again = replace(job, folder=folder)
             with running(spans.servers(again, args.frontends, url), again) as lanes:
                 warm_up(lanes, plan)
-                starts.append(slices.measure(lanes, plan, end, tell))
+                starts.append(list(slices.measure(lanes, plan, end, tell)))
     return starts
 
 

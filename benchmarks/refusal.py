@@ -107,7 +107,7 @@ def main() -> int:
             lanes = [lane(server, folder, port, *case) for case in CASES]
             for one in lanes:
                 one.fire(32, 1.0)
-            turns = slices.measure(lanes, plan, began + plan.limit_s - STOPPING_S, tell)
+            turns = list(slices.measure(lanes, plan, began + plan.limit_s - STOPPING_S, tell))
         finally:
             server.ask_to_stop()
             server.wait_stopped()

@@ -9,7 +9,7 @@ import os
 import random
 import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Protocol
@@ -84,7 +84,7 @@ class Plan:
     limit_s: float
 
 
-def measure(servers: Sequence[Served], plan: Plan, end: float, tell: Callable[[str], None]) -> list[Turn]:
+def measure(servers: Sequence[Served], plan: Plan, end: float, tell: Callable[[str], None]) -> Iterator[Turn]:
     """Rounds over the groups and concurrencies that lack quiet turns, until none does, `end`, or Ctrl-C."""
     turns: list[Turn] = []
     groups = {one.group: [other for other in servers if other.group == one.group] for one in servers}
@@ -96,9 +96,9 @@ def measure(servers: Sequence[Served], plan: Plan, end: float, tell: Callable[[s
                 wait_for_quiet(plan.patience_s)
                 turns.append(_take_turn(groups[group], concurrency, plan, end))
                 tell(f"round {number}, {_describe(turns[-1])}")
+                yield turns[-1]
     except KeyboardInterrupt:
         tell("interrupted: these are the turns so far")
-    return turns
 
 
 def run_slice(server: Served, concurrency: int, seconds: float) -> Slice:
