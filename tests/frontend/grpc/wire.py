@@ -6,13 +6,13 @@ import contextlib
 import socket
 import struct
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import hpack
 
 from carpool.frontend.grpc import h2_frames as h2
 from carpool.frontend.grpc.h2_frames import Code, field, frame
-from frontend.grpc.front_end import SERVICE, FrontEnd
+from frontend.grpc.front_end import SERVICE
 from frontend.http.harness import PATIENCE
 
 INFER = SERVICE + "ModelInfer"
@@ -59,8 +59,13 @@ def data(stream: int, payload: bytes, flags: int = h2.END_STREAM) -> bytes:
     return frame(h2.DATA, flags, stream, payload)
 
 
+class HasPort(Protocol):
+    @property
+    def port(self) -> int: ...
+
+
 class Wire:
-    def __init__(self, front: FrontEnd, opening: bytes = OPENING) -> None:
+    def __init__(self, front: HasPort, opening: bytes = OPENING) -> None:
         self.socket = socket.create_connection(("127.0.0.1", front.port), PATIENCE)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._read = b""
@@ -132,7 +137,7 @@ class Wire:
 
 
 @contextlib.contextmanager
-def wire(front: FrontEnd, opening: bytes = OPENING) -> Iterator[Wire]:
+def wire(front: HasPort, opening: bytes = OPENING) -> Iterator[Wire]:
     made = Wire(front, opening)
     try:
         yield made
