@@ -64,9 +64,10 @@ async def _found(service: Service, request: Any) -> ModelEntry:
     """Loaded for this, where that is done on demand."""
     try:
         return service.look_up(request.name, request.version)
-    except NotLoaded as missing:
-        await service.demands.loaded(missing.model, INFINITY, 0)
-        return service.look_up(request.name, request.version)
+    except NotLoaded as error:
+        missing = error.model
+    await service.demands.loaded(missing, INFINITY, 0)
+    return service.look_up(request.name, request.version)
 
 
 async def _model_metadata(service: Service, request: Any) -> Document:

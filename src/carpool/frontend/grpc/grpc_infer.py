@@ -190,17 +190,19 @@ class GrpcCall(ClientCall):
                 message = bytes(message)
                 self._let_go()
                 parts = await service.aside(len(message), messages.parse_whole, message)
+            missing = ""
             try:
                 family = await self._understood(parts)
-            except NotLoaded as missing:
-                check_model(self._who, missing.model)
+            except NotLoaded as error:
+                missing = error.model
+            if missing:
+                check_model(self._who, missing)
                 parts = self._moved(message, parts)
-                await service.demands.loaded(missing.model, self.deadline, len(message))
+                await service.demands.loaded(missing, self.deadline, len(message))
                 self.arrived = self._offered_at = monotonic()  # the promise begins now
                 family = await self._understood(parts)
-            else:
-                if parts.family is None:
-                    service.families.remember(message, parts, family)
+            elif parts.family is None:
+                service.families.remember(message, parts, family)
             self._family = family
             check_model(self._who, family.model)
             await self._offer_message(family, message, parts)

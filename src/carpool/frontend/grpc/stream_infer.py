@@ -138,6 +138,7 @@ class Stream:
         writing = asyncio.create_task(self._write())
         stop = asyncio.create_task(self._service.stopping.wait())
         tasks = {reading, writing, stop}
+        ended, failure = False, None  # no finally: compiled code forgets what was raised when it waits there
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             ended = reading.done()
@@ -145,13 +146,19 @@ class Stream:
             emptied = asyncio.create_task(self._answered.wait())
             tasks.add(emptied)
             await asyncio.wait({emptied, writing}, return_when=asyncio.FIRST_COMPLETED)
+        except BaseException as error:
+            failure = error
+        self._unread.left(self)
+        for task in tasks:
+            task.cancel()
+        for call in self._waiting:
+            call.leave()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            if failure is not None:
+                raise failure
         finally:
-            self._unread.left(self)
-            for task in tasks:
-                task.cancel()
-            for call in self._waiting:
-                call.leave()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            failure = None  # or it and this frame would keep each other
         return ended
 
     async def _read(self, asked: Asked) -> None:
