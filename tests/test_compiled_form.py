@@ -146,8 +146,32 @@ def test_nobody_waits_where_something_was_raised() -> None:
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.Try):
                 behind = [*node.finalbody, *(each for one in node.handlers for each in one.body)]
-                wrong += [f"{name_of(path)}:{node.lineno}"] * holds(behind, ast.Await)
+                waits = holds(behind, ast.Await) or holds(behind, ast.Yield)
+                wrong += [f"{name_of(path)}:{node.lineno}"] * waits
     assert wrong == [], "wait behind it"
+
+
+def test_no_function_calls_two_kinds_of_errors_the_same() -> None:
+    """What a name is first for is its type for all of the function: the second handler raises TypeError."""
+    wrong = []
+    for path in compiled():
+        for made in ast.walk(tree(path)):
+            if not isinstance(made, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            kinds: dict[str, set[str]] = {}
+            for caught in (each for each in of_function(made) if isinstance(each, ast.ExceptHandler)):
+                if caught.name is not None and caught.type is not None:
+                    kinds.setdefault(caught.name, set()).add(ast.unparse(caught.type))
+            wrong += [f"{name_of(path)}.{made.name}: {name}" for name, of in kinds.items() if len(of) > 1]
+    assert wrong == []
+
+
+def of_function(node: ast.AST) -> Iterator[ast.AST]:
+    """What is in it, but not in functions within it."""
+    for each in ast.iter_child_nodes(node):
+        if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield each
+            yield from of_function(each)
 
 
 def holds(nodes: Sequence[ast.AST], kind: type[ast.AST]) -> bool:

@@ -242,9 +242,9 @@ class BatchRun(Generic[RequestT]):
         except CarpoolError as error:
             if len(works) == 1 or not self._backend.alive:
                 return [Outcome(error=error) for _ in works]
-        except Exception as error:
+        except Exception as fault:
             if len(works) == 1:
-                return [Outcome(error=self._as_failure(error))]
+                return [Outcome(error=self._as_failure(fault))]
         half = len(works) // 2
         return self._run(works[:half], first, timing) + self._run(works[half:], first + half, timing)
 
@@ -317,8 +317,8 @@ class BatchRun(Generic[RequestT]):
             self._collator.check(outputs, wanted, len(works))
         except CarpoolError as error:
             failure: CarpoolError = without_stack(error)
-        except Exception as error:
-            failure = ModelError(f"{self._signature.model}: {type(error).__name__}: {error}")
+        except Exception as fault:
+            failure = ModelError(f"{self._signature.model}: {type(fault).__name__}: {fault}")
         else:
             outcomes = self._answer(first, works, outputs, _NO_ERRORS)
             timing.input += gathered - start

@@ -421,9 +421,9 @@ class EngineLink:
             status = records.OK
         except CarpoolError as error:
             status, answer = write_failure(error)
-        except Exception as error:
+        except Exception as fault:
             _log.exception("ask-failed", frontend=self._frontend)
-            status, answer = write_failure(CarpoolError(f"the engine failed: {error}"))
+            status, answer = write_failure(CarpoolError(f"the engine failed: {fault}"))
         self._outbox.put(to_frontend(records.ANSWER, number, status, answer))
 
 

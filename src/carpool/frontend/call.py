@@ -364,8 +364,8 @@ class ClientCall:
             again()
         except CarpoolError as error:
             self._fail(error)
-        except Exception as error:
-            self._fail_unexpectedly(error)
+        except Exception as fault:
+            self._fail_unexpectedly(fault)
 
     def _answer_kept(self, kept: Kept, told: Told) -> bool:
         """Unless the engine has it already: then that answer is as near. Never raises."""
@@ -382,8 +382,8 @@ class ClientCall:
         except CarpoolError as error:
             self._fail(error)
             return False
-        except Exception as error:
-            self._fail_unexpectedly(error)
+        except Exception as fault:
+            self._fail_unexpectedly(fault)
             return False
         self.state = OVER
         self._lookup = None
@@ -541,8 +541,8 @@ class ClientCall:
                 answer.outside.seen(self.unread + now - answer.sent, now)
         except CarpoolError as error:
             self._fail(error, answer.timing)
-        except Exception as error:
-            self._fail_unexpectedly(error)
+        except Exception as fault:
+            self._fail_unexpectedly(fault)
         finally:
             if self._beside is not None:
                 self._beside.failed()

@@ -353,9 +353,9 @@ class FrontLink:
                     self._obey(fields, payload)
         except ProtocolError as error:
             self._fail(str(error))
-        except Exception as error:
+        except Exception as fault:
             _log.exception("link-failed")
-            self._fail(str(error))
+            self._fail(str(fault))
 
     def _fail(self, why: str) -> None:
         self._error = why

@@ -100,8 +100,8 @@ class RequestPlace:
                 self._copy_as_found(rows)
         except CarpoolError as error:
             self.error = error
-        except Exception as error:  # whatever a model's code left in an array
-            self.error = ModelError(f"the model's outputs cannot be sent: {error}")
+        except Exception as fault:  # whatever a model's code left in an array
+            self.error = ModelError(f"the model's outputs cannot be sent: {fault}")
         finally:
             self._busy = False
         return _NOTHING

@@ -169,8 +169,8 @@ class GrpcCall(ClientCall):
                 self._offer_pieces(head, (), checked=False)
         except CarpoolError as error:
             self._fail(error)
-        except Exception as error:
-            self._fail_unexpectedly(error)
+        except Exception as fault:
+            self._fail_unexpectedly(fault)
         return True
 
     def _check_size(self, head: RequestHead) -> None:
@@ -193,8 +193,8 @@ class GrpcCall(ClientCall):
             missing = ""
             try:
                 family = await self._understood(parts)
-            except NotLoaded as error:
-                missing = error.model
+            except NotLoaded as unloaded:
+                missing = unloaded.model
             if missing:
                 check_model(self._who, missing)
                 parts = self._moved(message, parts)
@@ -208,8 +208,8 @@ class GrpcCall(ClientCall):
             await self._offer_message(family, message, parts)
         except CarpoolError as error:
             self._fail(error)
-        except Exception as error:
-            self._fail_unexpectedly(error)
+        except Exception as fault:
+            self._fail_unexpectedly(fault)
 
     async def _offer_message(self, family: Family, message: Message, parts: Parts) -> None:
         service, head = self._service, family.head

@@ -279,8 +279,8 @@ def as_infer_request(body: bytes | bytearray, signature: Signature) -> bytes:
             document["parameters"][name] = _parameter(name, value)
     try:
         return orjson.dumps({**document, "inputs": list(inputs.values())})
-    except TypeError as error:
-        raise InvalidInput(f"the request cannot be understood: {error}") from None
+    except TypeError as fault:
+        raise InvalidInput(f"the request cannot be understood: {fault}") from None
 
 
 def _no_number(word: str) -> None:

@@ -142,9 +142,9 @@ class ModelRoute(Generic[Target]):
                     hand_over(self._plan(exchange, self.current(exchange.head_at)), body, monotonic())
             except CarpoolError as error:
                 service.fair.tell(exchange, error, source=self._sender.source)
-            except Exception as error:
+            except Exception as fault:
                 service.log.exception("request-failed", model=model)
-                answer_error(exchange, CarpoolError(f"the server failed on this request: {error}"))
+                answer_error(exchange, CarpoolError(f"the server failed on this request: {fault}"))
 
         def received(body: bytes | bytearray, _at: float) -> None:
             task = service.later(wait(body))
