@@ -393,7 +393,7 @@ def _flatten(values: list[Any], shape: tuple[int, ...], field: str) -> list[Any]
                 raise wrong(field, f"is nested unevenly at depth {depth}")
             values = list(chain.from_iterable(values))
         return values
-    level = [values]
+    level: list[Any] = [values]
     for depth, dim in enumerate(shape):
         if any(type(row) is not list or len(row) != dim for row in level):
             raise wrong(field, f"is not nested as shape {list(shape)} at depth {depth}")
