@@ -71,9 +71,7 @@ def changed(document: Any, chance: Random) -> Any:
     elif isinstance(holder, list):
         holder.append(copy.deepcopy(holder[key]))
     else:
-        holder[chance.choice(("x", "parameters", "shape", "data", "stream", "id"))] = copy.deepcopy(
-            holder[key]
-        )
+        holder[chance.choice(NAMES)] = copy.deepcopy(holder[key])
     return document
 
 
