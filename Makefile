@@ -10,7 +10,7 @@ CORES  := $(shell nproc 2>/dev/null || echo 2)
 JOBS   ?= $(shell expr $(CORES) + 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test browser redis check format bench conformance mlflow fleet s3 ray wheel compiled site tutorials release docs proto clean
+.PHONY: help setup serve test browser redis check sizes format bench conformance mlflow fleet s3 ray wheel compiled site tutorials release docs proto clean
 
 help: ## show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -66,6 +66,9 @@ check: setup ## lint, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+sizes: setup ## list the files and functions that are long
+	@$(BIN)/python tools/report_sizes.py
 
 format: setup ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix .

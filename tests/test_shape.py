@@ -1,4 +1,4 @@
-"""The project's shape, kept by tests: imports go down, names are unique, core is pure, files stay short."""
+"""The project's shape, kept by tests: imports go down, names are unique, core is pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "carpool"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-
-LONGEST_FILE, LONGEST_FUNCTION = 500, 60  # cut by meaning, never to fit
-LONGEST_STATE_MACHINE = 650
-# Files that hold all states of one protocol, or of one request.
-STATE_MACHINES = {"frontend/call.py", "frontend/http/protocol.py", "frontend/grpc/h2_connection.py"}
 
 # Which other folders the files of a folder may import: a folder by its path, a file beside them by its name.
 # Everybody may import his own folder, and LEAVES. `__init__` is the package's public face.
@@ -103,14 +98,12 @@ class Source:
 
     imports: tuple[str, ...]  # full names, also of what is imported inside functions
     imports_to_run: tuple[str, ...]  # without those for types alone
-    functions: tuple[tuple[str, int], ...]  # their names and lines
 
 
 @cache
 def source_of(path: Path) -> Source:
     tree = ast.parse(path.read_text("utf-8"))
-    lengths = ((it.name, (it.end_lineno or it.lineno) - it.lineno + 1) for it in functions(tree))
-    return Source(tuple(imports(tree, path)), tuple(imports(tree, path, for_types=False)), tuple(lengths))
+    return Source(tuple(imports(tree, path)), tuple(imports(tree, path, for_types=False)))
 
 
 def imports(tree: ast.Module, path: Path, *, for_types: bool = True) -> Iterator[str]:
@@ -136,13 +129,6 @@ def statements_in(node: ast.AST) -> Iterator[ast.AST]:
     """Directly in it, or what holds some. The expressions beside them are most of a tree, and hold none."""
     holds = ast.stmt | ast.excepthandler | ast.match_case
     return (child for child in ast.iter_child_nodes(node) if isinstance(child, holds))
-
-
-def functions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for child in statements_in(node):
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield child
-        yield from functions(child)
 
 
 def imported_files(path: Path, *, for_types: bool = True) -> set[str]:
@@ -215,19 +201,6 @@ def test_core_is_pure() -> None:
         (path.name, name) for path in (PACKAGE / "core").rglob("*.py") for name in source_of(path).imports
     ]
     assert [(file, name) for file, name in found if name.split(".")[0] not in allowed] == []
-
-
-def test_files_and_functions_fit_in_a_head() -> None:
-    wrong = []
-    for path in SOURCES:
-        inside = str(path.relative_to(PACKAGE))
-        if len(path.read_text("utf-8").splitlines()) > (
-            LONGEST_STATE_MACHINE if inside in STATE_MACHINES else LONGEST_FILE
-        ):
-            wrong.append(inside)
-        for name, length in source_of(path).functions:
-            wrong += [f"{inside}: {name} has {length} lines"] if length > LONGEST_FUNCTION else []
-    assert wrong == []
 
 
 def test_no_grab_bags() -> None:
