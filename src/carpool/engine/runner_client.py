@@ -40,6 +40,9 @@ _MODULE = "carpool.runner.runner_process"
 _NUMBERS = 1_000_000  # instances in the life of one process: a number never means one of another life
 _END_S = 5.0
 _STANDBY_S = 5.0  # after the last model was loaded
+# A GPU takes commands from eight queues by default. Streams that share one wait for each other, although
+# nothing makes them: the many short steps of decoding JPEGs waited behind whole batches of the model.
+DEVICE_QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 
 
 class _Died(Exception):
@@ -171,7 +174,7 @@ class Runner:
             _log.info("runner-stands-by", pid=self._standby.pid)
 
     def _new_child(self, when: str) -> Child:
-        environment = {**WAITING, **cache_folders(self._settings.cache_dir)}
+        environment = {**WAITING, **DEVICE_QUEUES, **cache_folders(self._settings.cache_dir)}
         child = Child(_MODULE, when, *self._packages, called="runner", environment=environment)
         task = self._loop.create_task(self._watch(child))
         self._watches.add(task)

@@ -176,6 +176,7 @@ class CpuResize:
 # ---- a batch of files into the input
 
 _MOST_FAILURES = 3
+_FIRST = -5  # a stream's priority: the highest that chips have; where there are fewer, it means the highest
 
 _log = logging.getLogger(__name__)
 
@@ -211,6 +212,11 @@ class DevicePictures:
 
             self._resize = FusedResize(form, self._device, place)
         self._failures = 0
+        # nvJPEG decodes a batch as a chain of small steps, picture after picture. Beside another instance's
+        # model each of those steps waits for a free multiprocessor, unless its stream has priority.
+        self._stream: torch.cuda.Stream | None = None
+        if self._device.type == "cuda":
+            self._stream = torch.cuda.Stream(self._device, _FIRST)  # type: ignore[no-untyped-call]
 
     def fill(self, pictures: Sequence[Seen], into: torch.Tensor) -> dict[int, CarpoolError]:
         """See `FillPictures`. What the device has no memory for raises, for the caller to halve its batch."""
@@ -219,16 +225,29 @@ class DevicePictures:
             self._resize.cut(cast(Sequence[Cut], pictures), into)
             return errors
         given = cast("Sequence[Array | FileToKeep]", pictures)
+        if self._stream is None:
+            self._fill(given, into, errors)
+            return errors
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)  # what is under way there may still read `into`
+        with torch.cuda.stream(self._stream):
+            self._fill(given, into, errors)
+        current.wait_stream(self._stream)
+        return errors
+
+    def _fill(
+        self, given: Sequence[Array | FileToKeep], into: torch.Tensor, errors: dict[int, CarpoolError]
+    ) -> None:
         files = [one.file if isinstance(one, FileToKeep) else one for one in given]
         sources = self._decoded(files, 0, errors, self._ways)
-        if sources:
-            rows = [row for row in range(len(pictures)) if row not in errors]
-            self._resize(sources, rows, into)
-            for row, source in zip(rows, sources, strict=True):
-                one = pictures[row]
-                if isinstance(one, FileToKeep):
-                    one.keep(source)
-        return errors
+        if not sources:
+            return
+        rows = [row for row in range(len(given)) if row not in errors]
+        self._resize(sources, rows, into)
+        for row, source in zip(rows, sources, strict=True):
+            one = given[row]
+            if isinstance(one, FileToKeep):
+                one.keep(source)
 
     def _decoded(
         self,
