@@ -388,7 +388,7 @@ class BatchRun(Generic[RequestT]):
                     raise answered
                 names = work.wanted or self._every_output
                 owed = [name for name in names if name in answered] if work.may_omit else names
-                self._collator.check(answered, owed, work.images)
+                self._collator.check(answered, owed, work.images, apart=True)
             except CarpoolError as error:
                 outcomes.append(Outcome(error=without_stack(error)))
             else:

@@ -446,7 +446,7 @@ def bad_requests() -> Iterator[tuple[str, Any, grpc.StatusCode, str]]:
     yield "no number", request, Code.INVALID_ARGUMENT, "parameters.timeout"
     request = image_request()
     request.parameters["triton_secret"].bool_param = True
-    yield "reserved", request, Code.INVALID_ARGUMENT, "is reserved"
+    yield "reserved", request, Code.INVALID_ARGUMENT, "reserved for Triton usage"
     request = image_request()
     request.parameters["empty"].SetInParent()
     yield "without a value", request, Code.INVALID_ARGUMENT, "has no value"
