@@ -217,4 +217,4 @@ def log_format(session: Session) -> str:
 
 @case("update_log_settings", "log_file", "refused, 501 / UNIMPLEMENTED")
 def log_file(session: Session) -> str:
-    return session.refused(UNSUPPORTED, "log_file", "update_log_settings", {"log_file": "/tmp/elsewhere"})
+    return session.refused(UNSUPPORTED, "log file", "update_log_settings", {"log_file": "/tmp/elsewhere"})

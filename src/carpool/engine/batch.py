@@ -402,6 +402,8 @@ class BatchRun(Generic[RequestT]):
         return ModelError(f"{self._signature.model}: {type(error).__name__}: {error}")
 
     def _wanted(self, works: Sequence[RequestT]) -> Sequence[str]:
+        if len(works) == 1:
+            return works[0].wanted or self._every_output
         for work in works:
             if not work.wanted:
                 return self._every_output
