@@ -21,20 +21,12 @@ import pytest
 
 from carpool.config.server import ServerSettings
 from carpool.process import supervisor
+from waiting import until
 
 LONG = 60.0
 TESTS = Path(__file__).parents[1]
 ECHO = "link.echo:start"
 LINES = "link.lines:start"
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    """Wait for what must come; what does not is a failure."""
-    end = time.monotonic() + LONG
-    while not (found := condition()):
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
-    return found
 
 
 class Server:
