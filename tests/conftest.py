@@ -7,11 +7,14 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from carpool.config import backend_kinds
 from later import many
 from rewriting import rewrite_share
 
@@ -46,6 +49,24 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
+    """How many tests did not run, by what they would need; below everything else that pytest says."""
+    yield
+    skipped = terminalreporter.stats.get("skipped", [])
+    wants = Counter(_wanting(report) for report in skipped)
+    for want, count in wants.most_common():
+        terminalreporter.write_line(f"{count} skipped: {want}")
+
+
+def _wanting(report: pytest.TestReport) -> str:
+    """Reports of skipped tests hold a file, a line and "Skipped: REASON"."""
+    reason = str(report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr)
+    reason = reason.removeprefix("Skipped: ")
+    named = (want for word, want in _WANTS.items() if word.lower() in reason.lower())
+    return next(named, reason)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _what_files_before_this_one_left_stays() -> None:
     """Most of it are libraries that were imported when they were needed, of some 100 000 objects each."""
@@ -70,6 +91,28 @@ def _no_instance_outlives_its_test() -> Iterator[None]:
             assert not thread.is_alive(), f"{thread.name} goes on when the test is over: close what began it"
 
 
+@pytest.fixture
+def no_large_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorFlow, TensorRT and transformers count as missing, also on a machine that has them."""
+    found = backend_kinds.installed
+
+    def installed(module: str) -> bool:
+        return module not in ("tensorflow", "tensorrt", "transformers") and found(module)
+
+    monkeypatch.setattr(backend_kinds, "installed", installed)
+
+
+_WANTS = {
+    "gpu": "a GPU",
+    "redis": "Redis",
+    "browser": "a browser",
+    "make fleet": "balancers (make fleet)",
+    "make ray": "Ray (make ray)",
+    "mlflow": "MLflow (make mlflow)",
+    "s3 servers": "S3 servers (make s3)",
+    "could not import": "a Python package that is not installed",
+    "ipv6": "IPv6",
+}
 _PATIENCE_S = 30.0
 _INSTANCE = "-instance"
 _SERVER = "whole-server"  # frontend/whole_server.py

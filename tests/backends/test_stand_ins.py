@@ -164,6 +164,7 @@ def test_a_saved_model_runs(tmp_path: Path, install: Install, opened: Opened) ->
     assert answer["words"].tolist() == [[b"word"], [b"word"]]
 
 
+@pytest.mark.usefixtures("no_large_engines")
 def test_a_saved_model_says_what_to_install_or_gives_way(tmp_path: Path) -> None:
     model(tmp_path, "model.savedmodel/saved_model.pb")
     (tmp_path / "m" / "config.pbtxt").write_text('platform: "tensorflow_savedmodel"')
@@ -239,6 +240,7 @@ def test_a_folder_that_cannot_run_is_told_why(
         load(settings("transformers", file), file)
 
 
+@pytest.mark.usefixtures("no_large_engines")
 @pytest.mark.parametrize("name", ["tensorflow", "tensorrt", "transformers"])
 def test_a_missing_library_is_named(tmp_path: Path, name: str) -> None:
     file = model(tmp_path, f"model{kind_of(name).suffixes[0]}")

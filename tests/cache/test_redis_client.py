@@ -17,6 +17,7 @@ from cache.redis_server import CERTIFICATES, RedisServer, redis_server
 from carpool.cache.redis_client import SharedStore, shared_store
 from carpool.errors import ConfigError
 from live.server import PATIENCE_S
+from waiting import until_in_loop as until
 
 SECRET = "known to all that share"
 LONG_S = 30.0  # far more than a reply takes, also where most of the machine is stolen
@@ -54,13 +55,6 @@ class Told:
         await asyncio.sleep(0)
         assert {len(got) for got in self.values} <= {1}
         return [got[0] for got in self.values]
-
-
-async def until(condition: Callable[[], object]) -> None:
-    give_up = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < give_up
-        await asyncio.sleep(0.002)
 
 
 async def fetch(store: SharedStore, key: bytes) -> bytes | None:

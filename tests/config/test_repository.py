@@ -121,6 +121,7 @@ def test_missing_versions(tmp_path: Path) -> None:
     assert "none of the versions asked for: 7" in refused(tmp_path)
 
 
+@pytest.mark.usefixtures("no_large_engines")
 def test_a_missing_file_says_what_was_looked_for(tmp_path: Path) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     assert (
@@ -133,12 +134,14 @@ def test_a_missing_file_says_what_was_looked_for(tmp_path: Path) -> None:
     assert refused(tmp_path / "m").endswith("1: looked for net.onnx")
 
 
+@pytest.mark.usefixtures("no_large_engines")
 def test_a_tensorrt_engine_alone_cannot_run(tmp_path: Path) -> None:
     touch(tmp_path, "yolo/1/model.plan")
     put(tmp_path / "yolo" / "config.pbtxt", TRT)
     assert "model.plan is a TensorRT engine, which cannot run here: add model.onnx" in refused(tmp_path)
 
 
+@pytest.mark.usefixtures("no_large_engines")
 def test_tensorrt_settings_run_on_what_is_there_with_one_warning(tmp_path: Path) -> None:
     touch(tmp_path, "yolo/1/model.onnx", "yolo/1/model.plan")
     put(tmp_path / "yolo" / "config.pbtxt", TRT)
@@ -156,6 +159,7 @@ def test_tensorrt_settings_run_on_what_is_there_with_one_warning(tmp_path: Path)
     ]
 
 
+@pytest.mark.usefixtures("no_large_engines")
 def test_a_foreign_file_name_gives_way(tmp_path: Path) -> None:
     touch(tmp_path, "m/1/model.onnx")
     put(tmp_path / "m" / "config.pbtxt", 'default_model_filename: "net.plan"')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 from pathlib import Path
@@ -271,7 +272,11 @@ def test_curves() -> None:
         ('labels = "../secret.txt"', "labels: "),
         ('file = "/abs.onnx"', "inside the model's folder"),
         (f'labels = "{"a" * 300}"', "inside the model's folder"),
-        ('name = ".hidden"', "cannot be a model's name"),
+        *(
+            (f"name = {json.dumps(name)}", "cannot be a model's name")
+            for name in (".hidden", "*", "m*", "$(id)", "-rf", "a/b", "a`b", "a;b", "a&b", " a", "a ", "a\nb")
+        ),
+        (f'name = "{"é" * 128}"', "cannot be a model's name"),
         ("execution_timeout_ms = -1", "execution_timeout_ms must be 0 or more"),
         ("response_cache = 1", "response_cache must be true or false, not a whole number"),
         ("image = 5", "image must be a table"),

@@ -106,12 +106,24 @@ def unload(session: Session) -> str:
     return f"UNAVAILABLE, reason {reason}"
 
 
-@case("unload_model", "unload_dependents", "the same: no model depends on another")
+@case("unload_model", "unload_dependents", "an ensemble goes with its steps; without, they stay")
 def unload_dependents(session: Session) -> str:
-    with _changing(session):
-        session.call("unload_model", "changing", unload_dependents=True)
-        expect(session.call("is_model_ready", "changing"), False)
-    return "unloaded"
+    try:
+        session.call("unload_model", "pair")
+        expect(session.call("is_model_ready", "after"), True)
+        session.call("load_model", "pair")
+        session.call("unload_model", "pair", unload_dependents=True)
+        expect([session.call("is_model_ready", name) for name in ("pair", "pretend", "after")], [False] * 3)
+    finally:
+        session.call("load_model", "pair")  # with its steps
+    expect(session.call("is_model_ready", "after"), True)
+    return "pair, pretend and after unloaded"
+
+
+@case("unload_model", "an unknown model", "no error")
+def unload_unknown(session: Session) -> str:
+    session.call("unload_model", "nothing")
+    return "no error"
 
 
 @case("load_model", "model control none", "refused, 503 / UNAVAILABLE", server=Server.PLAIN)
@@ -205,4 +217,4 @@ def log_format(session: Session) -> str:
 
 @case("update_log_settings", "log_file", "refused, 501 / UNIMPLEMENTED")
 def log_file(session: Session) -> str:
-    return session.refused(UNSUPPORTED, "log_file", "update_log_settings", {"log_file": "/tmp/elsewhere"})
+    return session.refused(UNSUPPORTED, "log file", "update_log_settings", {"log_file": "/tmp/elsewhere"})

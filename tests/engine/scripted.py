@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,14 +30,6 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
         return await asyncio.wait_for(coroutine, 60)
 
     return asyncio.run(bounded())
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Let the loop turn until it is so, with a bound that only a failure reaches."""
-    end = asyncio.get_running_loop().time() + PATIENCE_S
-    while not condition():
-        assert asyncio.get_running_loop().time() < end, "it never came true"
-        await asyncio.sleep(0.001)
 
 
 def model(folder: Path, name: str = "m", policy: str = '"all"', **versions: float) -> Path:

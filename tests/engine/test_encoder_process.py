@@ -7,9 +7,8 @@ import os
 import shutil
 import signal
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from carpool.engine.generation.encoder_process import EncoderDied, EncoderProces
 from carpool.engine.generation.text_model import TextModel, text_document
 from carpool.errors import CarpoolError, ConfigError, DeadlineExceeded, ModelError, Unavailable
 from carpool.memory.host_rows import HostRows, RowForm, create_rows
+from waiting import until as wait_until
 
 PIECES = encoder_process._PIECES
 ODD = """
@@ -92,13 +92,6 @@ def encoders(source: ModelSource, count: int = 1) -> Iterator[list[EncoderProces
     finally:
         for one in found:
             one.close()
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
 
 
 def open_files() -> int:

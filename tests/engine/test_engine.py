@@ -29,6 +29,7 @@ from carpool.errors import (
 )
 from engine import repositories, scripted
 from engine.scripted import Stage, scripted_stage
+from waiting import until_in_loop as until
 
 __all__ = ["scripted_stage"]
 T = TypeVar("T")
@@ -43,15 +44,6 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 def row(*values: float) -> np.ndarray[Any, Any]:
     return np.array([values], np.float32)
-
-
-async def until(condition: Any) -> None:
-    """Wait for a condition, with a bound that only a failure reaches."""
-    for _ in range(3000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it never came true")
 
 
 def test_answers_with_and_without_the_batch_dimension(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any
@@ -23,6 +23,7 @@ from carpool.vision.picture_answers import Options
 from carpool.wire.v2 import Placed, raw_head
 from frontend.fake_door import FakeDoor, FakeModel, echo
 from frontend.picture_models import classifier, device_classifier, picture, segmenter
+from waiting import until_in_loop as until
 
 TENSOR = echo("echo", Datatype.FP32, (4,))
 SLOW = segmenter()  # whose answers are made in a thread
@@ -69,12 +70,6 @@ async def served(model: FakeModel) -> AsyncIterator[tuple[FakeDoor, ToyCall]]:
         await until(lambda: not door.slots_in_use)
     finally:
         service.close()
-
-
-async def until(come_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not come_true():
-            await asyncio.sleep(0.001)
 
 
 async def reach(state: int, door: FakeDoor, call: ToyCall) -> None:

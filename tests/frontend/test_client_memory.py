@@ -143,8 +143,8 @@ def test_plans_are_bounded() -> None:
     ("datatype", "shape", "content", "words"),
     [
         (Datatype.BYTES, (2,), b"\3\0\0\0abc\0\0\0\0", None),
-        (Datatype.BYTES, (2,), b"\3\0\0\0abc\xff\xff\xff\xff", "2 elements in 11 bytes"),
-        (Datatype.BYTES, (1,), b"\3\0\0\0abc\0\0\0\0", "1 elements in 11 bytes"),
+        (Datatype.BYTES, (2,), b"\3\0\0\0abc\xff\xff\xff\xff", "expected 2 string elements"),
+        (Datatype.BYTES, (1,), b"\3\0\0\0abc\0\0\0\0", "expected 1 string elements"),
         (Datatype.BOOL, (3,), b"\0\1\1", None),
         (Datatype.BOOL, (3,), b"\0\1\2", "0 or 1"),
     ],

@@ -22,6 +22,7 @@ from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.types import Array, InferRequest, RequestOptions, Tensor
 from carpool.wire.v2 import RequestHead, encode_request, read_head
 from link.echo import EchoEngine
+from waiting import until_in_loop as until
 
 MAX_ANSWER = 4 << 20
 LONG = 40.0
@@ -30,14 +31,6 @@ T = TypeVar("T")
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     return uvloop.run(asyncio.wait_for(main, 180.0))
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Let the loop turn until it is so; a condition that never comes is a failure."""
-    end = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        await asyncio.sleep(0)
 
 
 @dataclass

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import orjson
 import pytest
 
 from frontend.http.harness import Client, Response
+from waiting import until as wait_until
 
 READY_S = 120.0  # far more than it takes, also on a machine that is busy with other tests
 PATIENCE_S = 40.0
@@ -32,14 +33,6 @@ NEEDS_CURL = pytest.mark.skipif(
 )  # where it belongs to what is tested, a test without it fails
 _PORTS = random.Random(os.getpid())
 _TAKEN: list[socket.socket] = []  # one for each port that this process has chosen
-
-
-def wait_until(condition: Callable[[], object], what: str, seconds: float = PATIENCE_S) -> None:
-    """For things that have no event of their own; always with a bound."""
-    give_up = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < give_up, f"not within {seconds:g} s: {what}"
-        time.sleep(0.005)
 
 
 def free_ports(count: int) -> list[int]:

@@ -67,6 +67,51 @@ output [ { name: "y" data_type: TYPE_FP32 dims: [ 3 ] } ]
 """
 
 
+_PLACES = """
+backend: "python"
+input [ { name: "A" data_type: TYPE_FP32 dims: [ -1, -1 ] } ]
+output [ { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] } ]
+"""
+_PLACES_CODE = "def predict(A):\n    return [0.0]\n"
+_TEXTS = """
+backend: "python"
+max_batch_size: 8
+input [ { name: "TEXT" data_type: TYPE_STRING dims: [ -1 ] } ]
+output [ { name: "OUT" data_type: TYPE_STRING dims: [ -1 ] } ]
+"""
+_TEXTS_CODE = """
+def predict(inputs):
+    return {"OUT": inputs["TEXT"]}
+"""
+_TOLD = """
+backend: "python"
+max_batch_size: 4
+input [ { name: "A" data_type: TYPE_FP32 dims: [ 1 ] } ]
+output [
+  { name: "PARAMETERS" data_type: TYPE_STRING dims: [ 1 ] },
+  { name: "EMPTY" data_type: TYPE_FP32 dims: [ -1 ] }
+]
+response_cache { enable: true }
+"""
+_TOLD_CODE = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse(
+                [
+                    pb_utils.Tensor("PARAMETERS", np.array([[request.parameters()]], dtype=object)),
+                    pb_utils.Tensor("EMPTY", np.empty((0,), np.float32)),
+                ]
+            )
+            for request in requests
+        ]
+"""
+
+
 def scaled(path: Path, *, default: bool) -> None:
     """y = x · scale, which is 10 where nobody says so."""
     shapes = {
@@ -93,6 +138,9 @@ def python_model(folder: Path, settings: str, code: str) -> None:
 def repository(folder: Path) -> Path:
     python_model(folder / "maybe", _MAYBE, _MAYBE_CODE)
     python_model(folder / "none", _NONE, _NONE_CODE)
+    python_model(folder / "places", _PLACES, _PLACES_CODE)
+    python_model(folder / "texts", _TEXTS, _TEXTS_CODE)
+    python_model(folder / "told", _TOLD, _TOLD_CODE)
     scaled(folder / "scaled" / "1" / "model.onnx", default=True)
     (folder / "scaled" / "config.pbtxt").write_text(_SCALED)
     onnx_models.identity(folder / "same" / "2" / "model.onnx")
@@ -104,10 +152,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     folder = tmp_path_factory.mktemp("words")
     environment = {
         "CARPOOL_MODEL_CONTROL_MODE": "explicit",
-        "CARPOOL_LOAD_MODELS": "maybe,none,scaled,same",
+        "CARPOOL_LOAD_MODELS": "maybe,none,scaled,same,places,texts,told",
         "CARPOOL_ALLOW_CLIENT_SHM": "true",
         "CARPOOL_SERVER_NAME": "triton",
         "CARPOOL_METRICS_CONFIG": "histogram_latencies=true",
+        "CARPOOL_HTTP_HEADER_FORWARD_PATTERN": "^(my_.*|priority|triton_.*|admin-key)$",
+        "CARPOOL_GRPC_HEADER_FORWARD_PATTERN": "^(my_.*|priority|triton_.*|triton-grpc-protocol-admin-key)$",
+        "CARPOOL_HTTP_RESTRICTED_API": "trace:admin-key=SECRET",
+        "CARPOOL_GRPC_RESTRICTED_PROTOCOL": "trace:admin-key=SECRET",
     }
     models = repository(folder / "models")
     onnx_models.identity(models / "later" / "1" / "model.onnx")
@@ -276,6 +328,31 @@ def test_loading_what_does_not_load(wire: Wire, server: Live) -> None:
     assert said.startswith("load failed for model 'broken': ")
 
 
+def test_settings_without_a_model_file(wire: Wire, server: Live) -> None:
+    folder = Path(server.arguments[5]) / "hollow"
+    (folder / "1").mkdir(parents=True, exist_ok=True)
+    (folder / "config.pbtxt").write_text(_SCALED)
+    said = wire.refusal(lambda: wire.client.load_model("hollow"))
+    assert said.startswith("load failed for model 'hollow': ")
+
+
+def test_names_that_no_model_can_have(server: Live) -> None:
+    wire = Wire("grpc", server)
+    wait_until(wire.is_ready, "ready")
+    for name in ("", " ", "\t", " \n "):
+        said = wire.refusal(lambda name=name: wire.client.load_model(name))
+        assert said == "Model name cannot be empty. Please enter a valid name to deploy."
+    for name in ("..", " ..", "../same", "a/b", "/"):
+        said = wire.refusal(lambda name=name: wire.client.load_model(name))
+        assert said == f"invalid model name '{name}', model name must not contain path traversal characters"
+    wire.client.close()
+
+
+def test_unloading_what_is_not_there_is_no_error(wire: Wire) -> None:
+    wire.client.unload_model("nothing")
+    wire.client.unload_model("../nothing" if wire.api is over_grpc else "nothing", unload_dependents=True)
+
+
 def test_control_that_is_not_allowed(plain: Wire) -> None:
     for call in (plain.client.load_model, plain.client.unload_model):
         said = plain.refusal(lambda call=call: call("same"))
@@ -286,6 +363,89 @@ def test_inputs_of_the_wrong_size(wire: Wire) -> None:
     given = wire.input("x", np.ones((1, 5), np.float32), [1, 3])
     said = wire.refusal(lambda: wire.client.infer("same", [given]))
     assert said.startswith("input byte size mismatch for input 'x' for model 'same'. Expected 12, got 20")
+
+
+def test_too_few_texts(wire: Wire) -> None:
+    texts = np.array([[b"first", b"second"]], dtype=object)
+    said = wire.refusal(lambda: wire.client.infer("texts", [wire.input("TEXT", texts, [1, 3])]))
+    assert said.startswith("expected 3 string elements for inference input 'TEXT' for model 'texts', got 2")
+
+
+def test_an_output_that_is_asked_for_twice(wire: Wire) -> None:
+    outputs = [wire.api.InferRequestedOutput("y") for _ in range(2)]
+    said = wire.refusal(lambda: wire.client.infer("same", [wire.input("x", ROW)], outputs=outputs))
+    assert said == "output 'y' already exists in request"
+    said = wire.refusal(lambda: wire.client.infer("same", [wire.input("x", ROW)] * 2))
+    assert said == "input 'x' already exists in request"
+
+
+def test_classes_of_texts(wire: Wire) -> None:
+    given = wire.input("TEXT", np.array([[b"a"]], dtype=object))
+    wanted = wire.api.InferRequestedOutput("OUT", class_count=1)
+    said = wire.refusal(lambda: wire.client.infer("texts", [given], outputs=[wanted]))
+    assert said == "class result not available for output due to unsupported type 'BYTES'"
+
+
+def test_raw_requests_whose_shape_cannot_be_told(server: Live) -> None:
+    sentences = {
+        "maybe": "Raw request must only have 1 input (found 1) to be deduced but got 2 inputs in 'maybe'"
+        " model configuration",
+        "places": "The shape of the raw input 'A' can not be deduced because there are more than one"
+        " variable-sized dimension",
+        "texts": "For BYTE datatype raw input 'TEXT', the model must have input shape [1]",
+    }
+    with server.connect() as client:
+        for model, sentence in sentences.items():
+            fields = b"Inference-Header-Content-Length: 0\r\n"
+            answer = client.post(f"/v2/models/{model}/infer", b"12345678", fields)
+            assert answer.status == 400
+            assert json.loads(answer.body)["error"].startswith(sentence)
+
+
+def test_more_elements_than_can_be_counted(server: Live) -> None:
+    given = {"name": "x", "datatype": "FP32", "shape": [2**31, 2**33], "data": [1.0]}
+    with server.connect() as client:
+        answer = client.post("/v2/models/same/infer", json.dumps({"inputs": [given]}).encode())
+    assert answer.status == 400
+    assert json.loads(answer.body)["error"].startswith(
+        "invalid shape for input 'x': shape [2147483648,8589934592] causes total element count to exceed"
+        " maximum size of "
+    )
+
+
+def test_a_body_of_too_many_chunks(server: Live) -> None:
+    head = b"POST /v2/models/same/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with server.connect() as client:
+        client.send(head + b"1\r\n{\r\n" * 65_536 + b"1\r\n")
+        answer = client.response()
+    assert answer.status == 400
+    assert json.loads(answer.body)["error"] == (
+        "Chunked request body exceeds maximum of 65536 non-empty chunks. Send fewer or larger HTTP chunks."
+    )
+
+
+def test_parameters_that_are_reserved(server: Live) -> None:
+    given = {"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}
+    document = {"inputs": [given], "parameters": {"triton_mine": 1}}
+    with server.connect() as client:
+        answer = client.post("/v2/models/same/infer", json.dumps(document).encode())
+    assert json.loads(answer.body)["error"].startswith(
+        "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified"
+    )
+
+
+def test_a_protocol_that_is_restricted(wire: Wire) -> None:
+    said = wire.refusal(wire.client.get_trace_settings)
+    if wire.api is over_http:
+        assert said == "This API is restricted, expecting header 'admin-key'"
+    else:
+        header = "triton-grpc-protocol-admin-key"
+        assert said == f"This protocol is restricted, expecting header '{header}'"
+
+
+def test_the_place_of_the_log(wire: Wire) -> None:
+    said = wire.refusal(lambda: wire.client.update_log_settings({"log_file": "/tmp/elsewhere.log"}))
+    assert said.startswith("log file location can not be updated through network protocol")
 
 
 def test_shared_memory_that_is_not_allowed(plain: Wire) -> None:
@@ -319,11 +479,48 @@ def test_shared_memory(wire: Wire, server: Live) -> None:
             "shared memory size specified with the request for output 'y' (8 bytes) should be at least"
             " 12 bytes to hold the results"
         )
+        said = wire.refusal(lambda: client.register_system_shared_memory("other", "//", 12))
+        assert said == "cannot register shared memory region 'other' - invalid shm key '//'"
         said = wire.refusal(lambda: client.get_system_shared_memory_status("other"))
         assert said.startswith("Unable to find system shared memory region: 'other'")
     finally:
         client.unregister_system_shared_memory()
         shm.destroy_shared_memory_region(region)
+
+
+# ---- what Triton's Python models may count on
+
+
+def ask_told(wire: Wire, headers: dict[str, str], **more: Any) -> Any:
+    return wire.client.infer("told", [wire.input("A", np.ones((1, 1), np.float32))], headers=headers, **more)
+
+
+def test_headers_that_match_are_parameters(wire: Wire) -> None:
+    quoted = 'a "quoted" string with a backslash\\'
+    headers = {"my_header_1": "one", "My_Header_2": quoted, "other": "two", "x-my_header": "three"}
+    if wire.api is over_grpc:
+        headers = {name.lower(): value for name, value in headers.items()}
+    answer = ask_told(wire, headers, parameters={"own": 7, "my_header_1": "sent"})
+    found = json.loads(answer.as_numpy("PARAMETERS")[0, 0])
+    assert found == {"own": 7, "my_header_1": "one", "my_header_2": quoted}
+
+
+def test_answers_that_are_kept_are_of_the_same_headers(wire: Wire) -> None:
+    for value in ("kept", "kept", "kept", "other"):
+        answer = ask_told(wire, {"my_header": value})
+        assert json.loads(answer.as_numpy("PARAMETERS")[0, 0]) == {"my_header": value}
+
+
+def test_headers_that_cannot_be_forwarded(wire: Wire) -> None:
+    for name in ("priority", "triton_mine"):
+        said = wire.refusal(lambda name=name: ask_told(wire, {name: "1"}))
+        assert said == f"Header '{name}' is reserved for Triton usage and cannot be forwarded."
+    proof = "admin-key" if wire.api is over_http else "triton-grpc-protocol-admin-key"
+    assert json.loads(ask_told(wire, {proof: "SECRET"}).as_numpy("PARAMETERS")[0, 0]) == {}
+
+
+def test_an_output_without_elements_need_not_have_its_rank(wire: Wire) -> None:
+    assert ask_told(wire, {}).as_numpy("EMPTY").size == 0
 
 
 # ---- what else a client of Triton may count on

@@ -145,7 +145,7 @@ def test_what_was_read_can_be_written_back(written: int) -> None:
         ({"log_verbose_level": True}, InvalidInput, "integer"),
         ({"log_verbose_level": -1}, InvalidInput, "integer"),
         ({"log_verbose_level": 1 << 40}, InvalidInput, "integer"),
-        ({"log_file": "/etc/passwd"}, Unsupported, "over the network"),
+        ({"log_file": "/etc/passwd"}, Unsupported, "through network protocol"),
         ({"log_info": False, "log_error": False}, Forbidden, "admin key"),
         ({"log_format": "json"}, InvalidInput, "invalid argument for log_format, got: json"),
         ({"log_info": False, "log_format": 3}, InvalidInput, "known are default, ISO8601"),

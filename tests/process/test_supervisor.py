@@ -21,6 +21,7 @@ import pytest
 
 from carpool.config.server import ServerSettings
 from carpool.process import supervisor
+from waiting import until
 
 LONG = 60.0
 TESTS = Path(__file__).parents[1]
@@ -28,26 +29,24 @@ ECHO = "link.echo:start"
 LINES = "link.lines:start"
 
 
-def until(condition: Callable[[], Any]) -> Any:
-    """Wait for what must come; what does not is a failure."""
-    end = time.monotonic() + LONG
-    while not (found := condition()):
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
-    return found
-
-
 class Server:
     """A supervisor in a process of its own, with its log as a list of events."""
 
     def __init__(
-        self, *, engine: str = ECHO, frontend: str = LINES, paths: tuple[str, ...] = (), **settings: Any
+        self,
+        *,
+        engine: str = ECHO,
+        frontend: str = LINES,
+        paths: tuple[str, ...] = (),
+        stdin: int = subprocess.DEVNULL,
+        **settings: Any,
     ):
         given = {"frontends": 1, "http_port": 0, "drain_s": 30.0, **settings}
         given |= {"engine": engine, "frontend": frontend, "paths": paths}
         path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH", "")]))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "link.lines", json.dumps(given)],
+            stdin=stdin,
             stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path},
         )
@@ -179,6 +178,35 @@ def test_requests_go_through_and_sigterm_ends_it_well(
     server.signal(signal.SIGTERM)
     assert server.exit_code() == 0
     assert not server.other
+
+
+def test_other_signals_are_logged_and_end_no_process(serve: Callable[..., Server], lines: list[Line]) -> None:
+    server = serve()
+    line = server.serving()
+    lines.append(line)
+    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        for pid in (server.pid("engine"), server.pid("http")):
+            os.kill(pid, number)
+        server.signal(number)
+        server.wait_event("signal-ignored", signal=number.name)
+    assert line.ask("infer - 1 2 3 4") == "1 2 3 4"
+    server.signal(signal.SIGTERM)
+    assert server.exit_code() == 0
+    assert not server.found("process-died")
+
+
+def test_a_terminal_that_is_closed_stops_its_server(serve: Callable[..., Server], lines: list[Line]) -> None:
+    ours, theirs = os.openpty()
+    try:
+        server = serve(stdin=theirs)
+        line = server.serving()
+        lines.append(line)
+        server.signal(signal.SIGHUP)
+        assert server.wait_event("stopping")["signal"] == "SIGHUP"
+        assert server.exit_code() == 0
+    finally:
+        os.close(ours)
+        os.close(theirs)
 
 
 @pytest.mark.conformance

@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from carpool.cli.main import app
 from carpool.engine.drift_desk import DriftBooks
 from carpool.quality.kept_pictures import read_index
 from frontend.whole_server import WholeServer, whole_server
+from waiting import until
 
 PATIENCE_S = 60.0
 NAME = "efficientnet_lite0"
@@ -63,27 +63,20 @@ def status(server: WholeServer) -> dict[str, Any]:
     return found
 
 
-def until(condition: Callable[[], bool], do: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end
-        do()
-
-
 def test_pictures_are_measured_judged_and_kept(server: WholeServer, models: Path) -> None:
-    until(lambda: status(server)["window"]["pictures"] >= 3, lambda: send(server))
+    until(lambda: status(server)["window"]["pictures"] >= 3, work=lambda: send(server))
     document = status(server)
     assert document["reference"]["learning"]
     assert "learning its reference" in document["says"]
     assert [one["source"] for one in document["sources"]] == ["door"]
     measured = {line["what"] for line in document["measures"]}
     assert {"size", "brightness", "sharpness", "bytes", "classes", "score", "entropy"} <= measured
-    until(lambda: 'carpool_camera_state{model="' + NAME in ask(server, "/metrics"), lambda: send(server))
+    until(lambda: 'carpool_camera_state{model="' + NAME in ask(server, "/metrics"), work=lambda: send(server))
     page = ask(server, "/metrics")
     assert f'carpool_camera_state{{model="{NAME}",source="door",state="black"}} 0' in page
     assert "carpool_drift_psi{" not in page  # nothing was judged yet
     kept = models.parent.parent / "kept"
-    until(lambda: len(read_index(kept)) == 2, lambda: send(server))
+    until(lambda: len(read_index(kept)) == 2, work=lambda: send(server))
     line = read_index(kept)[0]
     assert (line["why"], line["model"], line["source"]) == ("uncertain", NAME, "door")
     assert (kept / line["picture"]).read_bytes() == picture()
@@ -104,7 +97,7 @@ def test_pictures_in_the_v2_protocol(server: WholeServer) -> None:
         before = seen()
         until(
             lambda before=before: seen() > before,
-            lambda sent=sent: ask(server, f"/v2/models/{NAME}/infer", sent),
+            work=lambda sent=sent: ask(server, f"/v2/models/{NAME}/infer", sent),
         )
 
 
@@ -112,7 +105,7 @@ def test_by_hand(server: WholeServer, tmp_path: Path) -> None:
     def drift(*arguments: str) -> Any:
         return CliRunner().invoke(app, ["drift", *arguments, "--url", server.url])
 
-    until(lambda: status(server)["window"]["pictures"] >= 1, lambda: send(server))
+    until(lambda: status(server)["window"]["pictures"] >= 1, work=lambda: send(server))
     shown = drift("status", NAME)
     assert shown.exit_code == 0
     assert "learning its reference" in " ".join(shown.stdout.split())
@@ -147,7 +140,7 @@ def test_what_cannot_be_done(server: WholeServer, body: bytes, status: int, word
 
 def test_it_goes_on_after_a_restart(models: Path, tmp_path: Path) -> None:
     with whole_server(models, state_dir=tmp_path) as server:
-        until(lambda: status(server)["window"]["pictures"] >= 2, lambda: send(server))
+        until(lambda: status(server)["window"]["pictures"] >= 2, work=lambda: send(server))
     with whole_server(models, state_dir=tmp_path) as server:
         assert status(server)["window"]["pictures"] >= 2
     (file,) = (tmp_path / "drift").glob("*.json")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import tarfile
 import threading
+import time
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,6 +27,7 @@ from carpool.registry import remote_listing
 from carpool.registry.remote_listing import Budget, RemoteFiles
 from carpool.registry.remote_repository import RemoteRepository, Remotes
 from carpool.registry.source import BadArtifacts, NotInRegistry, RegistryDown
+from carpool.registry.version_store import LEFT_S
 
 TOML = b'backend = "fake"\nmax_batch = 4\n[fake]\ncurve = "1+1"\n'
 ADDRESS = "memory://bucket/models"
@@ -219,6 +222,50 @@ def test_budgets(bucket: Any, tmp_path: Path) -> None:
         repository(tmp_path, budget=Budget(files=3)).refresh()
 
 
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_the_budget_is_of_the_whole_address(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Every folder holds fewer than are allowed, and all of them far more."""
+    listed: list[str] = []
+
+    def ls(_self: Any, path: str, **_more: Any) -> list[dict[str, Any]]:
+        listed.append(path)
+        deep = path.count("/") > 5
+        names = [(f"d{number}", "directory") for number in range(0 if deep and kind == "file" else 5)]
+        names += [(f"f{number}", "file") for number in range(5 if kind == "file" else 0)]
+        return [{"name": f"{path}/{name}", "type": found, "size": 0} for name, found in names]
+
+    monkeypatch.setattr(type(bucket), "ls", ls)
+    with pytest.raises(BadArtifacts, match="remote_files"):
+        repository(tmp_path, budget=Budget(files=10)).refresh()
+    assert len(listed) <= 12
+
+
+def test_what_is_left_of_fetches_is_removed(bucket: Any, tmp_path: Path) -> None:
+    found = repository(tmp_path)
+    found.refresh()
+    root = found.folder.parent
+    (root / "parts" / ("0" * 64)).write_bytes(b"half of a file that is not listed any more")
+    bucket.pipe({"/bucket/models/a/1/weights.bin": b"new"})
+    bucket.rm("/bucket/models/b", recursive=True)
+    found.refresh()
+    assert list((root / "parts").iterdir()) == []
+    assert (root / "trees" / "b").is_dir()  # somebody may be reading it
+    long_ago = time.time() - 2 * LEFT_S
+    store = tmp_path / "remote" / "contents"
+    for path in [root / "trees" / "b", *store.rglob("*")]:
+        os.utime(path, (long_ago, long_ago))
+    before = len(list((store / "versions").iterdir()))
+    found.refresh()
+    assert not (root / "trees" / "b").exists()
+    for path in store.rglob("*"):
+        os.utime(path, (long_ago, long_ago))
+    found.refresh()
+    assert len(list((store / "versions").iterdir())) == before - 1
+    assert b"two" not in [path.read_bytes() for path in (store / "sha256").glob("*/*")]
+
+
 def test_folders_without_end(bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         type(bucket),
@@ -366,6 +413,15 @@ def test_a_manifest(site: Site, tmp_path: Path) -> None:
     site.files["/r/index.json"] = manifest(**listed)
     assert "sha256" in found.refresh()[0]
     assert contents(found.folder)["a/1/x"] == b"weights"
+
+
+def test_a_manifest_may_name_one_place_twice(site: Site, tmp_path: Path) -> None:
+    site.files["/weights"] = b"weights"
+    one, other = ({"size": 7, "url": "/weights"} for _ in range(2))
+    site.files["/index.json"] = manifest(**{"a/1/x": one, "a/2/x": other, "b/1/x": one})
+    found = repository(tmp_path, f"{site.url}/index.json")
+    assert found.refresh() == []
+    assert contents(found.folder) == dict.fromkeys(("a/1/x", "a/2/x", "b/1/x"), b"weights")
 
 
 @pytest.mark.parametrize(

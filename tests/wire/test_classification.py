@@ -62,5 +62,7 @@ def test_labels_are_in_the_answer(binary: bool) -> None:
 
 def test_strings_cannot_be_classified() -> None:
     answer = InferResponse("net", [tensor_of("text", Datatype.BYTES, [[b"a"]])])
-    with pytest.raises(InvalidInput, match="cannot be classified"):
+    with pytest.raises(
+        InvalidInput, match="class result not available for output due to unsupported type 'BYTES'"
+    ):
         v2.encode_response(answer, [RequestedOutput("text", classification=1)])

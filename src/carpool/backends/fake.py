@@ -80,6 +80,10 @@ class FakeBackend:
         except CurveError as error:
             raise ConfigError(f"{config.name}: fake.curve: {error}") from None
         self._outputs = {tensor.name: tensor for tensor in config.outputs}
+        self._shapes = {
+            tensor.name: tuple(1 if dim == DYNAMIC else dim for dim in tensor.dims)
+            for tensor in config.outputs
+        }
         self._stop = threading.Event()
         self._lag = 0.0
 
@@ -120,7 +124,7 @@ class FakeBackend:
     close = abort
 
     def _zeros(self, tensor: TensorConfig, rows: int) -> Array:
-        shape = tuple(1 if dim == DYNAMIC else dim for dim in tensor.dims)
+        shape = self._shapes[tensor.name]
         datatype = DATATYPES[tensor.datatype]
         if self._batched:
             shape = (rows, *shape)

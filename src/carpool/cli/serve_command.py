@@ -238,9 +238,11 @@ def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> 
     import uvloop
 
     from carpool.frontend.documents import failures, picture_tasks, promises
+    from carpool.observe.logs import logger
     from carpool.observe.output import caught
     from carpool.process import start  # all of the engine, which otherwise has a process of its own
     from carpool.process.children import EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED
+    from carpool.process.stop_signals import heard_signals
 
     async def serve() -> int:
         stop = asyncio.Event()
@@ -251,16 +253,14 @@ def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> 
                 os._exit(128 + number)  # the second one: at once
             stop.set()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, signalled, number)
-
         def ready(catalog: Catalog, ports: Mapping[str, int]) -> None:
             screen.show(ports, picture_tasks(catalog), promises(catalog), failures(catalog))
 
         def progress(step: LoadingStep) -> None:  # from the thread that loads
             loop.call_soon_threadsafe(screen.progress.step, step)
 
-        return await start.serve(paths, settings, stop, progress=progress, ready=ready)
+        with heard_signals(signalled, logger("serve")):
+            return await start.serve(paths, settings, stop, progress=progress, ready=ready)
 
     try:
         with (

@@ -346,7 +346,7 @@ def _find_file(folder: Path, config: ModelConfig) -> tuple[Path | None, str]:
     names = [name for name in files_of(None) if _fits(config.backend, Path(name))] or files_of(config.backend)
     found = _existing(folder, names) or _existing(folder, files_of(None))
     if not found:
-        raise ConfigError(_nothing(folder, config, names or files_of(None)))
+        raise _nothing(folder, config, names or files_of(None))
     if config.backend is None and len(found) > 1:
         listed = " and ".join(path.name for path in found)
         raise ConfigError(f"{config.name}: {folder} holds {listed}; choose one by setting the backend")
@@ -390,7 +390,7 @@ def _shown(file: Path) -> str:
 def _named(folder: Path, config: ModelConfig, name: str) -> tuple[Path, str]:
     path = _inner(folder / name)
     if not path.is_file():
-        raise ConfigError(_nothing(folder, config, [name]))
+        raise _nothing(folder, config, [name])
     if home_of(_suffix(path)) is not None:
         return path, _backend(config, path)
     if config.backend is not None and kind_of(config.backend).suffixes:
@@ -401,7 +401,14 @@ def _named(folder: Path, config: ModelConfig, name: str) -> tuple[Path, str]:
     )
 
 
-def _nothing(folder: Path, config: ModelConfig, names: Sequence[str]) -> str:
+def _nothing(folder: Path, config: ModelConfig, names: Sequence[str]) -> ConfigError:
+    """Settings without a model file: as in Triton that is a load that fails, not a folder without a model."""
+    error = ConfigError(_looked_for(folder, config, names))
+    error.while_loading = True
+    return error
+
+
+def _looked_for(folder: Path, config: ModelConfig, names: Sequence[str]) -> str:
     message = f"{config.name}: no model file in {folder}: looked for {', '.join(names)}"
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         if _is_foreign(path.name):

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from unicodedata import category
 
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import (
@@ -73,11 +74,19 @@ def resembling(word: str, valid: Iterable[str], likeness: float) -> str | None:
 
 
 def check_name(name: str, where: str) -> str:
-    """A model name ends up in URLs and metric labels, and must not reach outside its folder."""
-    if not name or name != name.strip() or name.startswith(".") or any(c in '/\\"' or c < " " for c in name):
+    """A model's name is part of URLs, metric labels, file names and commands that people copy: it must not
+    reach outside its folder, look like an option, or be expanded by a shell."""
+    sound = (
+        0 < len(name.encode(errors="replace")) <= MAX_FILE_NAME
+        and (name[0].isalnum() or name[0] == "_")
+        and not name.endswith(" ")
+        and all(c in "_-.+@() " or category(c)[0] in "LMN" for c in name)
+    )
+    if not sound:
         raise ConfigError(
-            f"{where}: {shown(name)} cannot be a model's name: no slashes, quotes, control characters, "
-            "leading dots or surrounding spaces"
+            f"{where}: {shown(name)} cannot be a model's name: it takes letters and digits of any script, "
+            "_ - . + @ ( ) and spaces inside, begins with a letter, a digit or _, and has at most "
+            f"{MAX_FILE_NAME} bytes"
         )
     return name
 

@@ -198,6 +198,14 @@ class ServerSettings:
         secret=True,
         metavar="APIS:HEADER=VALUE",
     )
+    http_header_forward_pattern: str = _setting(
+        "",
+        "As in Triton: HTTP headers whose name matches reach the model as parameters.",
+        metavar="REGEX",
+    )
+    grpc_header_forward_pattern: str = _setting(
+        "", "The same for the metadata of gRPC calls.", metavar="REGEX"
+    )
     tls_cert: str = _setting("", "Certificate, with its chain, for TLS on all ports.", metavar="FILE")
     tls_key: str = _setting("", "Private key of the certificate.", metavar="FILE")
     tls_client_ca: str = _setting(
@@ -256,11 +264,19 @@ class ServerSettings:
         if len(ports) != len(set(ports)):
             raise ConfigError(f"{', '.join(_PORTS)} must differ, not {', '.join(map(str, ports))}")
 
+    def _pattern_mistakes(self) -> Iterator[tuple[str, str]]:
+        for name in ("http_header_forward_pattern", "grpc_header_forward_pattern"):
+            try:
+                re.compile(getattr(self, name))
+            except re.error as error:
+                yield name, f"{name} is no regular expression: {error}"
+
     def _mistakes(self) -> Iterator[tuple[str, str]]:
         """What does not go together: the field, and what is wrong with it."""
         yield from self._mistakes_of_models()
         if not self.host:
             yield "host", "host must not be empty"
+        yield from self._pattern_mistakes()
         if bool(self.tls_cert) != bool(self.tls_key):
             yield "tls_cert", "tls_cert and tls_key go together"
         if self.tls_client_ca and not self.tls_cert:

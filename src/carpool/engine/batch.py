@@ -388,7 +388,7 @@ class BatchRun(Generic[RequestT]):
                     raise answered
                 names = work.wanted or self._every_output
                 owed = [name for name in names if name in answered] if work.may_omit else names
-                self._collator.check(answered, owed, work.images)
+                self._collator.check(answered, owed, work.images, apart=True)
             except CarpoolError as error:
                 outcomes.append(Outcome(error=without_stack(error)))
             else:
@@ -402,6 +402,8 @@ class BatchRun(Generic[RequestT]):
         return ModelError(f"{self._signature.model}: {type(error).__name__}: {error}")
 
     def _wanted(self, works: Sequence[RequestT]) -> Sequence[str]:
+        if len(works) == 1:
+            return works[0].wanted or self._every_output
         for work in works:
             if not work.wanted:
                 return self._every_output

@@ -99,6 +99,10 @@ def _checked(number: int, name: str, arguments: Mapping[str, Any]) -> Region:
     )
     if not byte_size:
         raise InvalidInput("byte_size must be at least 1", field="byte_size")
+    if not key.strip("/"):
+        raise InvalidInput(
+            f"cannot register shared memory region '{name}' - invalid shm key '{key}'", field="key"
+        )
     fd = open_file(key)
     try:
         file = os.fstat(fd)
@@ -408,7 +412,7 @@ class ControlDesk:
         config = arguments.get("config")
         if config is not None and not isinstance(config, str):
             raise InvalidInput("config must be JSON in a string", field="config")
-        name = str(arguments["model"])
+        name = _loadable(str(arguments["model"]))
         try:
             await self._engine.load(name, config=config, files=files)
         except CarpoolError as error:
@@ -429,6 +433,19 @@ class ControlDesk:
                 "--model-control-mode explicit",
                 reason="model-control",
             )
+
+
+def _loadable(name: str) -> str:
+    """Raises `InvalidInput`, in Triton's words; which names a model may have is for its settings to check."""
+    if not name.strip():
+        raise InvalidInput("Model name cannot be empty. Please enter a valid name to deploy.", field="model")
+    if "/" in name or name.strip() == "..":
+        shown = name[:_LONGEST_SHOWN]
+        raise InvalidInput(
+            f"invalid model name '{shown}', model name must not contain path traversal characters",
+            field="model",
+        )
+    return name
 
 
 def _in_tritons_words(name: str, error: CarpoolError) -> CarpoolError:

@@ -121,7 +121,7 @@ class _Rider:
         return self._work.state is RUNNING and self._work.parts is not None
 
     def send(self, outputs: Mapping[str, Array], *, last: bool = False) -> None:
-        self._coach.collator.check(outputs, tuple(outputs), _ANY)
+        self._coach.collator.check(outputs, tuple(outputs), _ANY, apart=True)
         self._coach.way.send(self._work, outputs, last=last)
 
     def end(self, error: CarpoolError | None) -> None:

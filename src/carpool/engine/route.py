@@ -1,9 +1,9 @@
-"""Where requests go: the one place that chooses the version of a model, and how its requests are answered.
+"""How the requests of a served version come to its driver, and which version requests mean that name none.
 
-A route stands between what a request names and the driver that runs it. `Direct` is that of a model, `Spare`
-one for work that is run out of slack; that of an ensemble is in journey.py, and asks several. A cache that
-has the answer would be a route of its own around it: every served version makes its own, and nobody who
-submits need know.
+Every served version has a route, and a caller that submits need not know which: `Direct` is that of a model,
+`Spare` the one for background work. Ensembles have theirs in journey.py, which asks several others, and
+models that take sequences in sequence_route.py. Cached answers, and the share of each version in a rollout,
+are decided before that, in the front ends.
 """
 
 from __future__ import annotations

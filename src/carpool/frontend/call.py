@@ -117,9 +117,10 @@ class ClientCall:
     def _current(self) -> tuple[ModelEntry, Row]:
         raise NotImplementedError
 
-    def sent_field(self, name: bytes) -> bytes | None:
-        """What its client sent beside it under this name: a header, or metadata."""
-        return None
+    @property
+    def sent_fields(self) -> Mapping[bytes, bytes]:
+        """What its client sent beside it, by its name in lower case: headers, or metadata."""
+        return {}
 
     def origin(self, error: CarpoolError | None) -> Origin:
         """How it came, and how it was answered, for its span."""
@@ -170,6 +171,8 @@ class ClientCall:
 
     def _offer_in_place(self, head: RequestHead, tail: int) -> None:
         """The tensors are in the slot, behind `tail` bytes."""
+        if self.service.forward is not None:
+            head = self._with_headers(head)
         if self.split is not None and head.options.source:
             self._keep_to_source(head)
         slot = self._slot
@@ -186,6 +189,8 @@ class ClientCall:
     ) -> asyncio.Future[Any] | None:
         """The tensors are here, or in the client's own memory. Without `checked`, it is still to be seen
         whether BYTES and BOOL are such. Returns what it waits for, if it is not offered yet."""
+        if self.service.forward is not None:
+            head = self._with_headers(head)
         if self.split is not None and head.options.source:
             self._keep_to_source(head)
         if self.entry.cache is not None and self._lookup is None:
@@ -200,18 +205,15 @@ class ClientCall:
         if fetch is not None:
             placed, self._outlets, size = fetch.head, fetch.outlets, fetch.size
         slot = self._slot = self.service.door.slot(size)
-        position, view = 0, slot.view
-        for piece in pieces:
-            end = position + len(piece)
-            view[position:end] = piece
-            position = end
+        view = slot.view
+        _put(pieces, view)
         if placed.regions or (fetch is None and (checked or head.plain)):
             self._offer(placed, slot, 0)
             return None
 
         def fill() -> None:
             if not checked:
-                check(head, view[: head.tail_size])
+                check(head, view[: head.tail_size], self.entry.name)
             if fetch is not None:
                 fetch.into(view)
 
@@ -219,11 +221,19 @@ class ClientCall:
         takes_long = takes_long or (fetch is not None and fetch.takes_long)
         return self._aside(takes_long, fill, lambda _: self._offer(placed, slot, 0), slot)
 
+    def _with_headers(self, head: RequestHead) -> RequestHead:
+        """With those that its model is told, before anybody looks whether the same was asked before."""
+        forward = self.service.forward
+        if forward is None or not self.entry.signature.told:
+            return head
+        return forward.added(head, self.sent_fields)
+
     def _offer_pictures(self, pictures: SentPictures, slot: Slot | None = None) -> None:
         """Offered at once, decoded when they are let in. Or as a file, for the model's device to decode; it
         may be in a slot already, which is the call's from here on."""
         self._slot = slot
-        if self.entry.cache is not None and self._lookup is None:
+        told_headers = self.service.forward is not None and self.entry.signature.told
+        if self.entry.cache is not None and self._lookup is None and not told_headers:
             asked = Asked.of(pictures, self.form, slot)
             if self._look_in_cache(asked, lambda: self._offer_pictures(pictures, self._slot)):
                 return
@@ -278,6 +288,8 @@ class ClientCall:
         self._offered_at = monotonic()
         if self.entry.signature.told:
             head = self._named(head)
+            if self._pictures is not None:
+                head = self._with_headers(head)
         infer, pictures = self.service.door.infer, self._pictures
         if pictures is not None and pictures.through is not None:
             infer = partial(pictures.through.infer, pictures)
@@ -648,3 +660,12 @@ class ClientCall:
         slot, self._slot = self._slot, None
         if slot is not None:
             slot.release()
+
+
+def _put(pieces: Sequence[Buffer], view: memoryview) -> None:
+    """One behind the other."""
+    position = 0
+    for piece in pieces:
+        end = position + len(piece)
+        view[position:end] = piece
+        position = end

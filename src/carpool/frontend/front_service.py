@@ -13,6 +13,7 @@ from carpool.errors import CarpoolError, NotFound, Unavailable
 from carpool.frontend.client_memory import ClientMemory
 from carpool.frontend.demands import Demands, NotLoaded
 from carpool.frontend.documents import served_versions
+from carpool.frontend.forwarded_headers import ForwardedHeaders
 from carpool.frontend.front_caches import CacheParts, Caches
 from carpool.frontend.mirror import Mirror
 from carpool.frontend.pictures.picture_service import PictureService
@@ -104,7 +105,9 @@ class FrontService:
         max_body_bytes: int,
         picture_threads: int,
         cache: CacheParts | None = None,
+        forward: ForwardedHeaders | None = None,
     ) -> None:
+        self.forward = forward  # headers that models are told
         self.log = logger(name)
         self.door = door
         self.server_row = block.server

@@ -72,11 +72,11 @@ def takes_long(size: int, header_length: int | None, signature: Signature) -> bo
     return json or any(spec.datatype is _BYTES for spec in signature.inputs)
 
 
-def check(head: RequestHead, tail: Buffer) -> None:
+def check(head: RequestHead, tail: Buffer, model: str) -> None:
     """BYTES lengths must add up and BOOL bytes be 0 or 1; those in regions are looked at later."""
     looked_at = [tensor for tensor in _with_it(head) if tensor.datatype in (_BYTES, _BOOL)]
     if looked_at:
-        bind(looked_at, tail)
+        bind(looked_at, tail, model=model)
 
 
 def prepare(
@@ -95,7 +95,7 @@ def prepare(
     head = raw_head(signature, size) if header_length == 0 else read_head(view[:end], signature)
     check_tail(head, size - end, signature.model)
     tail = view[end:]
-    check(head, tail)
+    check(head, tail, signature.model)
     has_json_data = any(tensor.data is not None for tensor in head.inputs)
     return _pack(head, tail, signature.model) if has_json_data else (head, [tail])
 

@@ -144,7 +144,7 @@ class RequestSpans:
 
     def _choose(self, caller: Caller) -> _Context | None:
         """A span for the request, if it is to have one: as its caller decided, or by chance."""
-        said = caller.sent_field(PARENT_FIELD)
+        said = caller.sent_fields.get(PARENT_FIELD)
         parent = None if said is None else read_parent(said)
         if parent is None:
             if caller.siblings:  # all of them or none, in one trace
@@ -156,7 +156,7 @@ class RequestSpans:
             return _Context(os.urandom(16), os.urandom(8), b"", "")
         if not (parent.sampled if self._follows else self._random() < self._sample):
             return None
-        state = read_state(caller.sent_field(STATE_FIELD))
+        state = read_state(caller.sent_fields.get(STATE_FIELD))
         return _Context(parent.trace, os.urandom(8), parent.span, state)
 
 

@@ -114,6 +114,8 @@ class Control:
         self._messages.put_nowait(Message(orjson.loads(data), files))
 
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+OTHER_SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # that would end a process by default
 _PR_SET_PDEATHSIG = 1
 _COLLECT_AT = (20_000, 20, 50)
 _SWITCH_S = 1e-4
@@ -139,7 +141,7 @@ def belong_to_parent() -> None:
     handler that does nothing, rather than SIG_IGN, since children of ours would inherit that.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (*STOP_SIGNALS, *OTHER_SIGNALS):
         signal.signal(number, lambda *_: None)
 
 

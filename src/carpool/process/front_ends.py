@@ -11,6 +11,7 @@ import carpool
 from carpool.config.otel_settings import read_otel
 from carpool.config.server import ServerSettings
 from carpool.frontend.access.access import Access, all_loopback
+from carpool.frontend.forwarded_headers import ForwardedHeaders
 from carpool.frontend.front_caches import CacheParts
 from carpool.frontend.http.app import MetricsApp
 from carpool.frontend.http.fairness import Fairness, Unread
@@ -113,6 +114,7 @@ async def http(parts: FrontendParts) -> Frontend:
         picture_hosts=settings.picture_hosts,
         cache=cache_parts(settings),
         load_report=settings.load_report,
+        forward=ForwardedHeaders.of(settings.http_header_forward_pattern, access.guard.proofs),
     )
     trace(app.tracer, block.server, parts)
     limits = Limits(**{name: getattr(settings, name) for name in _LIMITS})

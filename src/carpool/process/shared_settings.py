@@ -101,7 +101,8 @@ def _check(name: str, value: object, now: Settings) -> None:
             )
     elif value != now[name]:
         raise Unsupported(
-            "log_file cannot be changed over the network: the log goes where the server's stderr goes",
+            "log file location can not be updated through network protocol: the log goes where the server's"
+            " stderr goes",
             field=name,
         )
 

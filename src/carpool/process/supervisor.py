@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -33,6 +33,7 @@ from carpool.observe.counters import Table, table_bytes
 from carpool.observe.logs import logger
 from carpool.process.children import ENGINE_BLOCK, EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED
 from carpool.process.shared_settings import apply_log_settings
+from carpool.process.stop_signals import heard_signals
 
 _log = logger("supervisor")
 
@@ -135,7 +136,7 @@ class Supervisor:
             self._pulses = Pulses(map_memory(self._pulses_fd))
             self._table = Table(map_memory(self._table_fd))
             self._block = self._table.block(0)
-            stack.enter_context(self._signals())
+            stack.enter_context(heard_signals(self._signalled, _log))
             _log.info("listening", host=self._settings.host, **self.ports)
             stack.callback(Beats(self._look).stop)
             for post in (self._engine, *self._posts):
@@ -292,18 +293,6 @@ class Supervisor:
         await asyncio.wait(self._keepers.values())
 
     # Stopping.
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        for number in numbers:
-            loop.add_signal_handler(number, self._signalled, number)
-        try:
-            yield
-        finally:
-            for number in numbers:
-                loop.remove_signal_handler(number)
 
     def _signalled(self, number: signal.Signals) -> None:
         if self._draining is not None:

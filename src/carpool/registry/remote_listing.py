@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -107,12 +108,12 @@ class RemoteFiles:
                     return RemoteListing({}, file)
                 stem, suffix = PurePosixPath(name).stem, PurePosixPath(name).suffix
                 return RemoteListing({stem: (file._replace(path=f"1/model{suffix}"),)})
-        files = list(self._walk(fs, root, "", 0))
+        files = list(self._walk(fs, root, "", Counter()))
         return RemoteListing(self._by_model(files, name))
 
-    def _walk(self, fs: Any, root: str, inside: str, depth: int) -> Iterator[RemoteFile]:
-        """Hidden files are nobody's. Stops where the budget ends, so that a listing has an end."""
-        found = 0
+    def _walk(self, fs: Any, root: str, inside: str, seen: Counter[str]) -> Iterator[RemoteFile]:
+        """Hidden files are nobody's. `seen` counts files and folders of the whole address, each of which may
+        be as many as the budget's files, so that a listing has an end."""
         for info in fs.ls(f"{root}/{inside}".rstrip("/"), detail=True):
             full = str(info.get("name", "")).rstrip("/")
             if full.lstrip("/") == f"{root}/{inside}".strip("/"):
@@ -123,15 +124,17 @@ class RemoteFiles:
             checked_path(path, self.shown)
             if path.rpartition("/")[0] != inside.rstrip("/"):
                 raise BadArtifacts(f"{self.shown}: the listing of {inside or '/'!r} names {path[:80]!r}")
-            if info.get("type") == "directory":
-                if depth >= _DEEPEST:
-                    raise BadArtifacts(f"{self.shown}: folders are more than {_DEEPEST} deep")
-                yield from self._walk(fs, root, f"{path}/", depth + 1)
+            folder = info.get("type") == "directory"
+            kind = "folders" if folder else "files"
+            seen[kind] += 1
+            if seen[kind] > self.budget.files:
+                raise self._too_many(kind)
+            if not folder:
+                yield RemoteFile(path, _size(info, f"{self.shown}: {path}"), _stamp(info), full)
                 continue
-            found += 1
-            if found > self.budget.files:
-                raise self._too_many()
-            yield RemoteFile(path, _size(info, f"{self.shown}: {path}"), _stamp(info), full)
+            if path.count("/") >= _DEEPEST:
+                raise BadArtifacts(f"{self.shown}: folders are more than {_DEEPEST} deep")
+            yield from self._walk(fs, root, f"{path}/", seen)
 
     def _manifest(self, fs: Any, root: str) -> list[RemoteFile]:
         """{"files": [{"path": "detector/1/model.onnx", "size": 123, "sha256": "…"}]}, beside it or at `url`,
@@ -192,8 +195,8 @@ class RemoteFiles:
         if len(paths) != len(files):
             raise BadArtifacts(f"{self.shown}: two files have the same name")
 
-    def _too_many(self) -> BadArtifacts:
-        return BadArtifacts(f"{self.shown}: more files than remote_files allows, {self.budget.files:,}")
+    def _too_many(self, kind: str = "files") -> BadArtifacts:
+        return BadArtifacts(f"{self.shown}: more {kind} than remote_files allows, {self.budget.files:,}")
 
     def blocks(self, file: RemoteFile, start: int, length: int) -> Iterator[bytes]:
         """The file's bytes from `start` on. Whoever reads them counts."""

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import tarfile
+import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -25,7 +26,7 @@ from carpool.config.server import ServerSettings, usual_cache_dir
 from carpool.errors import CarpoolError
 from carpool.registry.remote_listing import Budget, RemoteFile, RemoteFiles, RemoteListing, checked_path
 from carpool.registry.source import BadArtifacts, NotReady, Pin, PinnedFile, RegistryError
-from carpool.registry.version_store import VersionStore, write_document
+from carpool.registry.version_store import LEFT_S, VersionStore, write_document
 
 _BLOCK = 16 << 20
 _TRIES = 3  # of a model that changes while it is fetched
@@ -91,8 +92,12 @@ class RemoteModel:
         """Nor addresses that move."""
 
     def _part(self, file: RemoteFile) -> Path:
-        named = repr((self._remote.address, file.place, file.size, file.stamp)).encode()
+        """Each path has its own, since a manifest may name one place twice and a part is moved away."""
+        named = repr((self._remote.address, file.path, file.place, file.size, file.stamp)).encode()
         return self._parts / sha256(named).hexdigest()
+
+    def part_names(self) -> set[str]:
+        return {self._part(file).name for file in self.files}
 
     def _fetched(self, file: RemoteFile) -> Path:
         """From where it was left: a part is of this very content, by its name."""
@@ -235,16 +240,32 @@ class RemoteRepository:
             for path in self.folder.iterdir():  # those that are gone there
                 if path.is_symlink() and path.name not in listing.models:
                     path.unlink()
+                    with suppress(OSError):
+                        os.utime(self._root / "trees" / path.name)  # its tree stays for a while
+        self._remove_unlisted(names, listing)
         return complaints
 
+    def _source(self, name: str, listing: RemoteListing) -> RemoteModel:
+        parts = self._root / "parts"
+        if listing.archive is not None:
+            return RemoteArchive(self._files, listing.archive, parts)
+        return RemoteModel(self._files, name, listing.models[name], parts, self.folder / name)
+
+    def _remove_unlisted(self, names: Sequence[str], listing: RemoteListing) -> None:
+        """Parts that no file of the listing goes on with, and trees of models that are gone for long."""
+        wanted = {part for name in names for part in self._source(name, listing).part_names()}
+        with suppress(OSError):
+            for part in (self._root / "parts").iterdir():
+                if part.name not in wanted:
+                    part.unlink(missing_ok=True)
+            for home in (self._root / "trees").iterdir():
+                if home.name not in names and time.time() - home.stat().st_mtime > LEFT_S:
+                    shutil.rmtree(home, ignore_errors=True)
+
     def _bring(self, name: str, listing: RemoteListing, tell: Tell) -> None:
-        home, parts = self._root / "trees" / name, self._root / "parts"
+        home = self._root / "trees" / name
         for attempt in range(_TRIES):
-            source: RemoteModel
-            if listing.archive is not None:
-                source = RemoteArchive(self._files, listing.archive, parts)
-            else:
-                source = RemoteModel(self._files, name, listing.models[name], parts, self.folder / name)
+            source = self._source(name, listing)
             pin = source.resolve()
             if not self._store.has(pin, home):
                 tell(f"fetching {source.address}, {pin.bytes / 1e6:,.1f} MB")

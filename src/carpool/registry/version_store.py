@@ -24,7 +24,7 @@ from carpool.registry.source import BadArtifacts, Pin, RegistryError, Source
 
 _MARK = ".pin.json"
 _INCOMING = ".incoming-"
-_LEFT_S = 24 * 3600.0  # what is fetched for so long was left behind
+LEFT_S = 24 * 3600.0  # what is fetched for so long was left behind
 _BLOCK = 1 << 20
 _RESERVE = 256 << 20  # of the disk, for everybody else
 _KEPT = 2  # versions besides those that are needed: the way back
@@ -71,7 +71,8 @@ class VersionStore:
         return target
 
     def tidy(self, home: Path, needed: Collection[int]) -> None:
-        """Remove fetched versions that nobody needs, but for the last few, and contents of no version."""
+        """Remove fetched versions that nobody needs, but for the last few, contents of no version, and the
+        lists of versions whose contents are gone."""
         with suppress(OSError):
             fetched = {number: path for number, path in version_folders(home).items() if _mark(path)}
             spare = sorted(number for number in fetched if number not in needed)
@@ -81,8 +82,19 @@ class VersionStore:
         for content in (self._root / "sha256").glob("*/*"):
             with suppress(OSError):
                 status = content.stat()
-                if status.st_nlink == 1 and time.time() - status.st_mtime > _LEFT_S:
+                if status.st_nlink == 1 and time.time() - status.st_mtime > LEFT_S:
                     content.unlink()
+        for listed in (self._root / "versions").glob("*"):
+            with suppress(OSError):
+                if time.time() - listed.stat().st_mtime > LEFT_S and not self._is_whole(listed):
+                    listed.unlink()
+
+    def _is_whole(self, listed: Path) -> bool:
+        """Whether a version can be assembled from contents that are here."""
+        try:
+            return all(self._content(digest).is_file() for _, digest in json.loads(listed.read_bytes()))
+        except (ValueError, TypeError):
+            return False
 
     # ---- contents
 
@@ -189,5 +201,5 @@ def _remove_abandoned(home: Path) -> None:
     """What a process that was killed left half fetched."""
     for path in home.glob(f"{_INCOMING}*"):
         with suppress(OSError):
-            if time.time() - path.stat().st_mtime > _LEFT_S:
+            if time.time() - path.stat().st_mtime > LEFT_S:
                 shutil.rmtree(path, ignore_errors=True)

@@ -399,7 +399,7 @@ def claimed_pixels(data: Buffer) -> int:
 
 def pixels_of_request(pictures: Sequence[Buffer]) -> list[int]:
     """Of each picture; raises `TooLarge` when all of them together are too many."""
-    pixels = [claimed_pixels(picture) for picture in pictures]
+    pixels = list(map(claimed_pixels, pictures))
     together = sum(pixels)
     if together > MOST_PIXELS_OF_REQUEST:
         why = f"have {together} pixels together; a request may have {MOST_PIXELS_OF_REQUEST}"

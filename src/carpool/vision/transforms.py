@@ -33,7 +33,7 @@ class Transform:
         self.shape = self._form.shape  # of the input, without the batch; no side is left open
         self.dtype = spec.datatype.dtype
         self._scratch = threading.local()
-        self._placed: dict[tuple[int, int], tuple[Placement, Geometry]] = {}
+        self._placed: dict[tuple[int, int], tuple[Placement, Geometry, int]] = {}
 
     def reduction(self, width: int, height: int) -> int:
         """How many times smaller such a picture may be decoded and still give the same input."""
@@ -43,13 +43,15 @@ class Transform:
         """Where such a picture lies in the input."""
         return self._place(width, height)[1]
 
-    def _place(self, width: int, height: int) -> tuple[Placement, Geometry]:
-        """Kept, since cameras repeat their sizes. Two threads may work out the same, and one of them is kept:
-        each writes a whole entry, and what is cleared meanwhile is worked out again."""
+    def _place(self, width: int, height: int) -> tuple[Placement, Geometry, int]:
+        """With how its pixels are mixed. Kept, since cameras repeat their sizes. Two threads may work out the
+        same, and one of them is kept: each writes a whole entry, and what is cleared meanwhile is worked
+        out again."""
         found = self._placed.get((width, height))
         if found is None:
             placement = place(width, height, self._form.size, self._settings)
-            found = placement, placement.geometry(width, height, self._form.size)
+            kernel = _KERNELS[placement.kernel(self._settings.kernel)]
+            found = placement, placement.geometry(width, height, self._form.size), kernel
             if len(self._placed) >= _MOST_SIZES:
                 self._placed.clear()
             self._placed[width, height] = found
@@ -59,19 +61,18 @@ class Transform:
         """Fills `out`, which has the shape and dtype above, and tells where the picture lies in it."""
         if out.shape != self.shape or out.dtype != self.dtype:
             raise ValueError(f"the input is {self.dtype} {self.shape}, not {out.dtype} {out.shape}")
-        placement, geometry = self._place(decoded.width, decoded.height)
+        placement, geometry, kernel = self._place(decoded.width, decoded.height)
         planes = _planes(out, self._form)
         self._pad(planes, placement)
-        self._fill(planes, placement, self._resized(decoded, placement))
+        self._fill(planes, placement, self._resized(decoded, placement, kernel))
         return geometry
 
-    def _resized(self, decoded: Decoded, at: Placement) -> Array:
+    def _resized(self, decoded: Decoded, at: Placement, kernel: int) -> Array:
         """The part of the picture that is shown, in its size in the input, in a buffer of this thread."""
         factor = decoded.width // decoded.pixels.shape[1]
         top, left = at.top // factor, at.left // factor
         part = decoded.pixels[top : top + at.height // factor, left : left + at.width // factor]
         small = self._buffer("small", (at.into_height, at.into_width, 3))
-        kernel = _KERNELS[at.kernel(self._settings.kernel)]
         cv2.resize(part, (at.into_width, at.into_height), dst=small, interpolation=kernel)
         return small
 

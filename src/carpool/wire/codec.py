@@ -161,9 +161,10 @@ def check_form(output: RequestedOutput, datatype: Datatype) -> None:
     """Some datatypes cannot leave as JSON, or be classified."""
     if output.classification:
         if datatype is Datatype.BYTES:
-            owner = f"output '{output.name}'"
-            field = f"{owner}.parameters.classification"
-            raise InvalidInput(f"{owner} is BYTES and cannot be classified", field=field)
+            raise InvalidInput(
+                f"class result not available for output due to unsupported type '{datatype.value}'",
+                field=f"output '{output.name}'.parameters.classification",
+            )
     elif not output.binary and datatype.binary_only and output.shared_memory is None:
         owner = f"output '{output.name}'"
         raise InvalidInput(
@@ -298,8 +299,9 @@ _JSON_TYPES: dict[str, tuple[frozenset[type], str]] = {
 }
 
 
-def bind(heads: Iterable[TensorHead], tail: Buffer, kind: str = "input") -> list[Tensor]:
-    """Tensors over the bytes of the tail: fixed-size datatypes are views into it, not copies."""
+def bind(heads: Iterable[TensorHead], tail: Buffer, kind: str = "input", model: str = "") -> list[Tensor]:
+    """Tensors over the bytes of the tail: fixed-size datatypes are views into it, not copies. `model` is for
+    errors."""
     tensors = []
     for head in heads:
         if head.data is not None:
@@ -307,17 +309,17 @@ def bind(heads: Iterable[TensorHead], tail: Buffer, kind: str = "input") -> list
         elif head.shared_memory is not None:
             raise Unsupported(f"{kind} '{head.name}' is in shared memory, which is not enabled")
         else:
-            data = _from_binary(head, tail, kind)
+            data = _from_binary(head, tail, kind, model)
         tensors.append(Tensor(head.name, head.datatype, head.shape, data))
     return tensors
 
 
-def _from_binary(head: TensorHead, tail: Buffer, kind: str) -> Array:
+def _from_binary(head: TensorHead, tail: Buffer, kind: str, model: str) -> Array:
     if head.offset + head.size > len(tail):
         raise InvalidInput(f"{kind} '{head.name}' ends behind the end of the body", field="body")
     if head.datatype is Datatype.BYTES:
         view = memoryview(tail)[head.offset : head.offset + head.size]
-        return _split_elements(head, view, f"{kind} '{head.name}'")
+        return _split_elements(head, view, f"{kind} '{head.name}'", model)
     data: Array = np.ndarray(head.shape, head.datatype.dtype, tail, head.offset)
     if head.datatype is Datatype.BOOL and data.size and data.view(_BYTE).max() > 1:
         owner = f"{kind} '{head.name}'"
@@ -325,7 +327,7 @@ def _from_binary(head: TensorHead, tail: Buffer, kind: str) -> Array:
     return data
 
 
-def _split_elements(head: TensorHead, view: memoryview, owner: str) -> Array:
+def _split_elements(head: TensorHead, view: memoryview, owner: str, model: str) -> Array:
     """BYTES elements: each is its length in 4 bytes, then itself."""
     if not head.framed:
         return _object_array([bytes(view)], head.shape)
@@ -338,9 +340,10 @@ def _split_elements(head: TensorHead, view: memoryview, owner: str) -> Array:
             break
         elements.append(bytes(view[start:position]))
     if position != end or len(elements) != math.prod(head.shape):
+        whose = f" for model '{model}'" if model else ""
         raise InvalidInput(
-            f"{owner} must be {math.prod(head.shape)} elements in {end} bytes,"
-            " each with its length in 4 bytes before it",
+            f"expected {math.prod(head.shape)} string elements for inference {owner}{whose},"
+            f" got {len(elements)} in {end} bytes, each with its length in 4 bytes before it",
             field=f"{owner}.data",
         )
     return _object_array(elements, head.shape)

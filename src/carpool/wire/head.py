@@ -212,7 +212,11 @@ def _read_shape(dims: Any, name: str, kind: str) -> tuple[tuple[int, ...], int]:
         else:
             empty = True
     if extent > MAX_ELEMENTS:  # of an empty tensor too: its other dimensions must be sane
-        raise _bad_shape(name, kind, "has too many elements")
+        raise InvalidInput(
+            f"invalid shape for {kind} {shorten(name)}: shape {str(dims)[:80].replace(' ', '')}"
+            f" causes total element count to exceed maximum size of {MAX_ELEMENTS}",
+            field=f"{kind} {shorten(name)}.shape",
+        )
     return tuple(dims), 0 if empty else extent
 
 
@@ -224,7 +228,8 @@ def check_unique(names: list[str], kind: str) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise InvalidInput(f"{kind} {shorten(name)} is given twice", field=f"{kind} {shorten(name)}")
+            owner = f"{kind} {shorten(name)}"
+            raise InvalidInput(f"{owner} already exists in request", field=owner)
         seen.add(name)
 
 
@@ -259,7 +264,7 @@ def _parse_output(entry: Any) -> RequestedOutput:
 DEFAULT_OPTIONS = RequestOptions()
 MAX_SOURCE_CHARS = 128
 _NO_PARAMETERS: dict[str, Any] = {}
-_RESERVED_PREFIX = "triton_"
+RESERVED_PREFIX = "triton_"
 _FINAL_RESPONSE = "triton_enable_empty_final_response"
 
 
@@ -338,8 +343,14 @@ def read_options(parameters: dict[str, Any]) -> tuple[RequestOptions, bool]:
 
 
 def _read_custom(key: str, value: Any) -> Scalar:
-    if key == "headers" or (key.startswith(_RESERVED_PREFIX) and key != _FINAL_RESPONSE):
-        raise InvalidInput(f"parameter {shorten(key)} is reserved", field=f"parameters.{key[:80]}")
+    if key.startswith(RESERVED_PREFIX) and key != _FINAL_RESPONSE:
+        raise InvalidInput(
+            f"parameter keys starting with '{RESERVED_PREFIX}' are reserved for Triton usage"
+            f" and should not be specified: {shorten(key)}",
+            field=f"parameters.{key[:80]}",
+        )
+    if key == "headers":
+        raise InvalidInput("parameter 'headers' is reserved for Triton usage", field="parameters.headers")
     if key == _FINAL_RESPONSE:
         return read_bool(value, f"parameters.{key}")
     if type(value) not in (bool, int, float, str):

@@ -36,7 +36,6 @@ from carpool.wire.head import (
     parse_tensors,
     read_object,
     shorten,
-    wrong,
 )
 
 __all__ = ["HEADER_LENGTH", "Buffer", "Encoded", "Placed", "RequestHead", "TensorHead", "as_requested"]
@@ -188,8 +187,8 @@ def raw_head(signature: Signature, size: int) -> RequestHead:
     """The head of a raw binary request: its body is the model's only input, batch 1."""
     if len(signature.inputs) != 1:
         raise InvalidInput(
-            f"a raw binary request needs a model with one input,"
-            f" but '{signature.model}' has {len(signature.inputs)}",
+            "Raw request must only have 1 input (found 1) to be deduced but got"
+            f" {len(signature.inputs)} inputs in '{signature.model}' model configuration",
             field=HEADER_LENGTH,
         )
     spec = signature.inputs[0]
@@ -203,12 +202,18 @@ def _raw_shape(spec: TensorSpec, size: int) -> tuple[int, ...]:
     field = f"input '{spec.name}'.shape"
     variable = spec.shape.count(-1)
     fixed = math.prod(dim for dim in spec.shape if dim != -1)
+    if variable > 1:
+        raise InvalidInput(
+            f"The shape of the raw input '{spec.name}' can not be deduced because there are more than one"
+            " variable-sized dimension; send a JSON head",
+            field=field,
+        )
     if spec.datatype is Datatype.BYTES:
         if variable or fixed != 1:
-            raise wrong(field, "must be [1] for a raw binary request of BYTES")
+            raise InvalidInput(
+                f"For BYTE datatype raw input '{spec.name}', the model must have input shape [1]", field=field
+            )
         return spec.shape
-    if variable > 1:
-        raise wrong(field, "has more than one variable dimension: send a JSON head")
     unit = fixed * spec.datatype.size
     length, rest = divmod(size, unit) if unit else (0, size)
     if rest or (not variable and length != min(unit, 1)):

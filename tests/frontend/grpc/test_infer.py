@@ -208,7 +208,7 @@ def test_many_strings_are_checked_aside(front: FrontEnd, connected: grpc.Channel
     request.raw_input_contents[0] = raw[:-24] + struct.pack("<I", 21) + b"x" * 20
     status, details, metadata = refusal(lambda: infer(connected, request))
     assert (status, metadata["carpool-field"]) == (Code.INVALID_ARGUMENT, "input 'x'.data")
-    assert "5000 elements" in details
+    assert "expected 5000 string elements" in details
 
 
 def test_outputs_come_in_the_order_asked_for_and_classified(connected: grpc.Channel) -> None:
@@ -431,7 +431,7 @@ def bad_requests() -> Iterator[tuple[str, Any, grpc.StatusCode, str]]:
     request = image_request()
     request.inputs.add(name="image", datatype="UINT8", shape=[1, 2, 3])
     request.raw_input_contents.append(IMAGE.tobytes())
-    yield "twice", request, Code.INVALID_ARGUMENT, "given twice"
+    yield "twice", request, Code.INVALID_ARGUMENT, "already exists in request"
     request = image_request()
     request.outputs.add(name="score")
     yield "no such output", request, Code.INVALID_ARGUMENT, "did you mean 'scores'?"
@@ -446,7 +446,7 @@ def bad_requests() -> Iterator[tuple[str, Any, grpc.StatusCode, str]]:
     yield "no number", request, Code.INVALID_ARGUMENT, "parameters.timeout"
     request = image_request()
     request.parameters["triton_secret"].bool_param = True
-    yield "reserved", request, Code.INVALID_ARGUMENT, "is reserved"
+    yield "reserved", request, Code.INVALID_ARGUMENT, "reserved for Triton usage"
     request = image_request()
     request.parameters["empty"].SetInParent()
     yield "without a value", request, Code.INVALID_ARGUMENT, "has no value"
@@ -457,7 +457,12 @@ def bad_requests() -> Iterator[tuple[str, Any, grpc.StatusCode, str]]:
     yield "not allowed", request, Code.UNIMPLEMENTED, "--allow-client-shm"
     yield "BOOL of 2", one_input("echo-BOOL", "BOOL", [1, 1], b"\2"), Code.INVALID_ARGUMENT, "must be 0 or 1"
     lying = struct.pack("<I", 9) + b"ab"
-    yield "BYTES lie", one_input("echo-BYTES", "BYTES", [1, 1], lying), Code.INVALID_ARGUMENT, "1 elements"
+    yield (
+        "BYTES lie",
+        one_input("echo-BYTES", "BYTES", [1, 1], lying),
+        Code.INVALID_ARGUMENT,
+        "expected 1 string elements",
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import queue
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ from carpool.frontend.http.fairness import Unread
 from carpool.frontend.http.http_server import HttpServer, listen
 from carpool.frontend.http.limits import Limits
 from carpool.frontend.http.parsing import RequestHead
+from waiting import until as until
 
 PATIENCE = 30.0  # far more than anything takes, also where most of the machine is stolen
 T = TypeVar("T")
@@ -207,14 +207,6 @@ def serving(
         yield server
     finally:
         server.end()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that has no event of its own, with a bound."""
-    give_up = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < give_up, "it did not come about"
-        time.sleep(0.002)
 
 
 @dataclass

@@ -88,7 +88,7 @@ def test_explicit_control_with_tritons_client(tmp_path: Path, stage: Stage) -> N
             )
         )
         client.unload_model("m")
-        assert status(lambda: client.unload_model("o"))[0] == "404"
+        client.unload_model("o")  # which never was
         code, message = status(lambda: client.load_model("o"))
         said = (
             "failed to load 'o', failed to poll from model repository: there is no model 'o'; there are m, n"

@@ -393,7 +393,7 @@ def test_chunks_are_counted() -> None:
         assert (answer.status, answer.body) == (200, b"a" * 1000)
         answer = client.send(chunked("/echo", b"1\r\na\r\n" * 1001 + b"0\r\n\r\n")).response()
         assert answer.status == 400
-        assert b"more than 1000 chunks" in answer.body
+        assert b"exceeds maximum of 1000 non-empty chunks" in answer.body
         assert client.is_closed()
 
 

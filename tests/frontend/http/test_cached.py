@@ -37,7 +37,7 @@ from frontend.http.harness import Client, Response, chunked, post, until
 from frontend.picture_models import RED, classifier, detector, device_classifier, picture
 
 EXACT: Mapping[str, Any] = {"exact": True}
-SIMILAR: Mapping[str, Any] = {"exact": True, "similar": True, "audit": 0.0}
+SIMILAR: Mapping[str, Any] = {"exact": True, "similar": True, "audit": 0.0, "similar_ttl_s": 60.0}
 TWINS = 32
 
 

@@ -218,12 +218,17 @@ def test_so_many_at_once(served: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> N
         *("127.0.0.1", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1"),
         *("224.0.0.1", "255.255.255.255", "198.18.0.1", "192.0.2.1", "::", "::1", "fe80::1%2", "fc00::1"),
         *("::ffff:10.0.0.1", "::ffff:8.8.8.8", "64:ff9b::a00:1", "2002:a00:1::", "ff02::1", "2001::1"),
+        *("fec0::1", "::8.8.8.8", "192.88.99.1", "192.0.0.8", "192.0.0.9", "5f00::1", "3fff::1", "4000::1"),
+        *("198.51.100.1", "203.0.113.1", "240.0.0.1", "100::1", "2001:db8::1", "64:ff9b:1::1"),
     ],
 )
 def test_addresses_that_are_not_public(found: str) -> None:
     assert not is_public(found)
 
 
-def test_addresses_that_are_public() -> None:
-    assert is_public("8.8.8.8")
-    assert is_public("2606:4700:4700::1111")
+@pytest.mark.parametrize(
+    "found",
+    ["8.8.8.8", "2606:4700:4700::1111", "192.0.1.1", "192.88.98.1", "100.63.255.255", "223.255.255.255"],
+)
+def test_addresses_that_are_public(found: str) -> None:
+    assert is_public(found)

@@ -91,7 +91,7 @@ log = logger("engine")
 
 Progress = Callable[[str, str], None]
 
-_MOST_NAMED = 20
+_MOST_NAMED, _LONGEST_NAME = 20, 80
 
 
 def silent(_model: str, _step: str) -> None:
@@ -192,7 +192,9 @@ class ModelControl:
 
     def unknown(self, name: str) -> NotFound:
         there = ", ".join(sorted(self.models)[:_MOST_NAMED]) or "none"
-        return NotFound(f"there is no model '{name[:80]}'; there are {there}", reason="unknown-model")
+        return NotFound(
+            f"there is no model '{name[:_LONGEST_NAME]}'; there are {there}", reason="unknown-model"
+        )
 
     # ---- what can be asked for --------------------------------------------------------------------------
 
@@ -442,7 +444,8 @@ class ModelControl:
             await self.find()
         model = self.models.get(name)
         if model is None:
-            raise self.unknown(name)
+            log.warning("model-not-unloaded", model=name[:_LONGEST_NAME], message="there is no such model")
+            return  # as in Triton: what is not there need not go
         going: list[Served] = []
         for one in (
             *self.steps.needing(name),

@@ -166,6 +166,12 @@ class Guard:
         return self.has_keys or bool(self._restricted)
 
     @property
+    def proofs(self) -> frozenset[str]:
+        """The names of headers by which it decides who may pass: nobody else has to see them."""
+        restricted = (wanted.header for wanted in self._restricted.values())
+        return frozenset((*restricted, *(("authorization", "x-api-key") if self.has_keys else ())))
+
+    @property
     def asks_for_keys(self) -> bool:
         """For inference."""
         return bool(self._files[0])
@@ -213,7 +219,8 @@ class Guard:
         wanted = self._restricted.get(rule.api)
         value = None if wanted is None else field(wanted.header)
         if wanted is not None and not hmac.compare_digest(value or b"", wanted.value):
-            error = Forbidden(f"This API is restricted, expecting header '{wanted.header}'")
+            kind = "protocol" if wanted.header.startswith(GRPC_PREFIX) else "API"
+            error = Forbidden(f"This {kind} is restricted, expecting header '{wanted.header}'")
             self._tell_refused(error, what)
             raise error
 

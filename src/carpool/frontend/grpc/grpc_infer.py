@@ -299,8 +299,9 @@ class GrpcCall(ClientCall):
     def request_id(self) -> str:
         return self.id.decode(errors="replace")
 
-    def sent_field(self, name: bytes) -> bytes | None:
-        return self._asked.headers.get(name)
+    @property
+    def sent_fields(self) -> Mapping[bytes, bytes]:
+        return self._asked.headers
 
     def origin(self, error: CarpoolError | None) -> Origin:
         return origin_of("ModelStreamInfer" if self._more else "ModelInfer", error)

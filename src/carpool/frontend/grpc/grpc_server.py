@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from carpool.config.server import ServerSettings
 from carpool.frontend.access.access import Access
+from carpool.frontend.forwarded_headers import ForwardedHeaders
 from carpool.frontend.front_caches import CacheParts
 from carpool.frontend.grpc.grpc_handlers import Handlers
 from carpool.frontend.grpc.grpc_service import Service
@@ -37,7 +38,9 @@ class GrpcServer:
         cache: CacheParts | None = None,
     ) -> None:
         threads = threads_for(settings.grpc_frontends)
-        self.service = Service(door, block, settings, threads, cache)
+        hidden = () if access is None else access.guard.proofs
+        forward = ForwardedHeaders.of(settings.grpc_header_forward_pattern, hidden)
+        self.service = Service(door, block, settings, threads, cache, forward)
         self._access = access
         self._limits = Limits(**{name: getattr(settings, name) for name in _LIMITS})
         self._descriptors = Descriptors()

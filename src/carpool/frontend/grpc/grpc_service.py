@@ -11,6 +11,7 @@ from urllib.parse import quote
 from carpool import errors
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, Unavailable, retry_after, without_stack
+from carpool.frontend.forwarded_headers import ForwardedHeaders
 from carpool.frontend.front_caches import CacheParts
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.grpc.infer_messages import FINAL_PARAMETER, Families
@@ -61,8 +62,9 @@ class Service(FrontService):
         settings: ServerSettings,
         picture_threads: int = 1,
         cache: CacheParts | None = None,
+        forward: ForwardedHeaders | None = None,
     ) -> None:
-        super().__init__("grpc", door, block, settings.max_body_bytes, picture_threads, cache)
+        super().__init__("grpc", door, block, settings.max_body_bytes, picture_threads, cache, forward)
         self.largest_message = 0  # what a model took that is gone now stays allowed: it may come back
         door.watch(lambda catalog: self._allow(largest_message(catalog, settings)))
         self._allow(largest_message(door.catalog, settings))

@@ -9,6 +9,7 @@ from carpool.errors import CarpoolError, NotFound
 from carpool.frontend import documents
 from carpool.frontend.access.guard import Guard
 from carpool.frontend.access.route_rules import Rule, rule_of
+from carpool.frontend.forwarded_headers import ForwardedHeaders
 from carpool.frontend.front_caches import CacheParts
 from carpool.frontend.http import openapi, rollout_routes, small_routes
 from carpool.frontend.http.chat_route import PREFIX, InOpenAiWords, list_models, one_model, start_chat
@@ -204,7 +205,8 @@ class HttpApp:
     metrics page. `max_body_bytes` bounds bodies that are gathered in memory, counted after decompression; the
     server bounds all of them. `picture_threads` decode pictures. `fair` divides this front end's own time;
     `guard` says who may pass; pictures may be fetched from `picture_hosts`; `cache` is what may be kept.
-    `load_report` says whether answers tell the load: off, asked or always.
+    `load_report` says whether answers tell the load: off, asked or always; `forward` which headers models
+    are told.
     """
 
     def __init__(
@@ -221,11 +223,12 @@ class HttpApp:
         picture_hosts: Collection[str] = (),
         cache: CacheParts | None = None,
         load_report: str = "off",
+        forward: ForwardedHeaders | None = None,
     ) -> None:
         self._report = None if load_report == "off" else LoadReport(table, always=load_report == "always")
         fair = Fairness() if fair is None else fair
         self._service = Service(
-            door, block, metrics, table, max_body_bytes, picture_threads, fair, picture_hosts, cache
+            door, block, metrics, table, max_body_bytes, picture_threads, fair, picture_hosts, cache, forward
         )
         self._guard = guard or Guard()
         self._service.asks_for_keys = self._guard.asks_for_keys

@@ -344,7 +344,10 @@ class ChunkedReader:
             return
         self._chunks += 1
         if self._chunks > self._limits.max_chunks:
-            raise bad_request(f"the chunked body has more than {self._limits.max_chunks} chunks")
+            raise bad_request(
+                f"Chunked request body exceeds maximum of {self._limits.max_chunks} non-empty chunks."
+                " Send fewer or larger HTTP chunks."
+            )
         self._decoded += size
         if self._decoded > self._limits.max_body_bytes:
             raise too_large(self._limits.max_body_bytes)

@@ -17,6 +17,7 @@ import orjson
 from carpool.console import page_files
 from carpool.errors import CarpoolError
 from carpool.frontend.documents import LivePage, ProfileWatch
+from carpool.frontend.forwarded_headers import ForwardedHeaders
 from carpool.frontend.front_caches import CacheParts
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.http.exchange import JSON_FIELDS, BodyPlan, Exchange, answer_error, compress
@@ -174,8 +175,9 @@ class Service(FrontService):
         fair: Fairness,
         picture_hosts: Collection[str] = (),
         cache: CacheParts | None = None,
+        forward: ForwardedHeaders | None = None,
     ) -> None:
-        super().__init__("http", door, block, max_body_bytes, picture_threads, cache)
+        super().__init__("http", door, block, max_body_bytes, picture_threads, cache, forward)
         self.table = table
         self.metrics = metrics
         self.fair = fair

@@ -196,8 +196,9 @@ class ImageCall(ClientCall):
         assert self.row is not None
         return self.entry, self.row
 
-    def sent_field(self, name: bytes) -> bytes | None:
-        return self._request.exchange.head.headers.get(name)
+    @property
+    def sent_fields(self) -> Mapping[bytes, bytes]:
+        return self._request.exchange.head.headers
 
     def origin(self, error: CarpoolError | None) -> Origin:
         return origin_of(self._request.exchange, error, self._request.service.fair.gate_status)

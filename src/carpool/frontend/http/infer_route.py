@@ -266,7 +266,7 @@ class HttpCall(ClientCall):
                 if not is_in_place(head):
                     self._offer_elsewhere(head, view[:size])
                     return
-                check(head, view[end:size])
+                check(head, view[end:size], signature.model)
                 self._outlets = self.service.memory.outlets(head.outputs)
             self._offer_in_place(head, end)
         except CarpoolError as error:
@@ -327,8 +327,9 @@ class HttpCall(ClientCall):
         target = self._route.for_sender(self.sender.with_options(head.options), self._exchange.head_at)
         self.entry, self.row = target.entry, target.row
 
-    def sent_field(self, name: bytes) -> bytes | None:
-        return self._exchange.head.headers.get(name)
+    @property
+    def sent_fields(self) -> Mapping[bytes, bytes]:
+        return self._exchange.head.headers
 
     def origin(self, error: CarpoolError | None) -> Origin:
         return origin_of(self._exchange, error, self._route.service.fair.gate_status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from time import monotonic
 from typing import Generic, Protocol, TypeVar
@@ -53,8 +54,9 @@ class AtHead:
         self._exchange = exchange
         self._gate_status = gate_status
 
-    def sent_field(self, name: bytes) -> bytes | None:
-        return self._exchange.head.headers.get(name)
+    @property
+    def sent_fields(self) -> Mapping[bytes, bytes]:
+        return self._exchange.head.headers
 
     def origin(self, error: CarpoolError | None) -> Origin:
         return origin_of(self._exchange, error, self._gate_status)

@@ -13,7 +13,7 @@ import socket
 import ssl
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from ipaddress import IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import NamedTuple
 from urllib.parse import urljoin, urlsplit
 
@@ -28,7 +28,21 @@ _MOST_REDIRECTS = 3
 _REDIRECTS = (301, 302, 303, 307, 308)
 _LONGEST_URL = 2048
 _PORTS = {"http": 80, "https": 443}
-_CARRIES_IPV4 = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"), IPv6Network("2002::/16"))
+# Of IPv6 only 2000::/3 is assigned to global unicast, so everything else is refused. The other networks are
+# those of IANA's special-purpose registries that are not globally reachable; they are refused as a whole,
+# because no pictures are served from the few single addresses inside that are.
+_GLOBAL_IPV6 = IPv6Network("2000::/3")
+_SPECIAL_IPV6 = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")))
+_SPECIAL_IPV4 = tuple(
+    map(
+        IPv4Network,
+        (
+            "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
+            "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15",
+            "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4",
+        ),
+    )
+)  # fmt: skip
 
 
 class Place(NamedTuple):
@@ -41,11 +55,9 @@ class Place(NamedTuple):
 def is_public(address: str) -> bool:
     """Whether everybody may reach it. IPv6 that leads on to an IPv4 address is not believed."""
     found = ip_address(address)
-    if isinstance(found, IPv6Address) and (
-        found.ipv4_mapped is not None or any(found in network for network in _CARRIES_IPV4)
-    ):
-        return False
-    return found.is_global and not found.is_multicast
+    if isinstance(found, IPv6Address):
+        return found in _GLOBAL_IPV6 and not any(found in network for network in _SPECIAL_IPV6)
+    return not any(found in network for network in _SPECIAL_IPV4)
 
 
 async def resolve(host: str, port: int) -> list[str]:

@@ -162,7 +162,10 @@ class PictureModel(PicturePlan):
 
     def of_one(self, outputs: Sequence[Tensor], number: int) -> dict[str, Array]:
         """The outputs for one picture of a batch, without the batch."""
-        return {tensor.name: tensor.data[number] if self._batched else tensor.data for tensor in outputs}
+        found: dict[str, Array] = {}
+        for tensor in outputs:
+            found[tensor.name] = tensor.data[number] if self._batched else tensor.data
+        return found
 
 
 class SentPictures:
