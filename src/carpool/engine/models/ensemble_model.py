@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -87,7 +88,7 @@ class Ensemble(Served):
         progress("looking at its steps")
         self._loop = asyncio.get_running_loop()
         config = self.config
-        self.signature = signature_of(config)
+        self.signature = replace(signature_of(config), told=True)  # its steps are, if they want to know
         self.promises = isinstance(config.policy, Promise)
         assert config.ensemble is not None
         self._journeys = Journeys(
@@ -221,6 +222,14 @@ class Ensemble(Served):
             return "it is not loaded"
         found = (f"{one.name}, which it needs: {one.why_not}" for one in binding.models if not one.able)
         return next(found, "")
+
+    def _made_of(self) -> Sequence[str]:
+        """Its steps, as they are now: whoever keeps its answers has others when one of them is replaced."""
+        try:
+            binding = self._current()
+        except (Unavailable, ConfigError):
+            binding = None
+        return [] if binding is None else [one.answers_digest() for one in binding.models]
 
     def look_at_instances(self) -> None:
         """It has none."""
