@@ -44,7 +44,7 @@ def test_tritons_setting_and_a_reload_with_other_weights(tmp_path: Path) -> None
     write_model(tmp_path, 10.0)
     settings = {"model_control_mode": "explicit", "load_models": ("*",)}
     with whole_server(tmp_path, **settings) as server, server.connect() as client:
-        assert words([ask(client) for _ in range(3)]) == ["miss", "miss", "hit"]
+        assert words([ask(client) for _ in range(2)]) == ["miss", "hit"]  # as Triton's
         config = orjson.loads(client.get("/v2/models/adder/config").body)
         assert config["response_cache"] == {"enable": True}
         write_model(tmp_path, 200.0)  # of another length: Python compares that, and whole seconds
@@ -52,7 +52,7 @@ def test_tritons_setting_and_a_reload_with_other_weights(tmp_path: Path) -> None
         answer = ask(client)
         assert words([answer]) == ["miss"]
         assert outputs_of(answer) == {"y": [201.0, 202.0]}
-        assert words([ask(client) for _ in range(2)]) == ["miss", "hit"]
+        assert words([ask(client)]) == ["hit"]
         assert client.ask("DELETE", "/v2/models/adder/cache").status == 200
         status = orjson.loads(client.get("/v2/models/adder/cache").body)
         assert (status["entries"], status["evicted"]) == (0, {"reload": 1, "cleared": 1})
