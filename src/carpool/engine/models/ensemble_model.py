@@ -169,14 +169,17 @@ class Ensemble(Served):
             )
         if found is None:
             raise Unavailable(f"{at}: {step.model} is not loaded", reason="not-ready")
-        if found[1].writes:
-            raise ConfigError(f"{at}: {step.model} writes token by token, and no step does that")
-        if found[1].config.decoupled:
-            raise ConfigError(f"{at}: {step.model} is decoupled, and a step needs exactly one answer")
-        if found[1].config.sequences is not None:
-            raise ConfigError(f"{at}: {step.model} takes sequences, and requests of a step belong to none")
-        if found[1].hosted and self._models.memory is None:
-            raise ConfigError(f"{at}: {step.model} runs in a process that only a server reaches")
+        config, hosted = found[1].config, found[1].hosted
+        unfit = {
+            "writes token by token, and no step does that": found[1].writes,
+            "is decoupled, and a step needs exactly one answer": config.decoupled,
+            "takes sequences, and requests of a step belong to none": config.sequences,
+            "is a pipeline, which only front ends run: no step can be one": config.pipeline,
+            "runs in a process that only a server reaches": hosted and self._models.memory is None,
+        }
+        for why, given in unfit.items():
+            if given:
+                raise ConfigError(f"{at}: {step.model} {why}")
         return found
 
     def _labels_of(self, binding: Binding) -> Mapping[str, Sequence[str]]:

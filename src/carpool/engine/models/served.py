@@ -180,7 +180,9 @@ class Served(Watcher):
 
     @property
     def idle(self) -> bool:
-        """Nobody waits and nothing runs."""
+        """Nobody waits and nothing runs; nor would a sequence lose its state if it were unloaded."""
+        if self._sequences is not None and self._sequences.law.live:
+            return False
         return self._driver is None or self._driver.idle
 
     # ---- loading ----------------------------------------------------------------------------------------
