@@ -17,14 +17,14 @@ FEATURES: dict[str, tuple[str, str]] = {
     "similar": ("similar cache", "[`similar = true`](caching.md#the-same-scene) in `[cache]`"),
     "rollout": ("rollout", "[`[rollout]`](rollouts.md) or `carpool rollout start`"),
     "pipeline": ("pipeline", "[`pipeline.toml`](pipelines.md)"),
-    "ensemble": ("ensemble", "Triton's [`ensemble_scheduling`](models.md#ensembles)"),
+    "ensemble": ("ensemble", "Triton's [`ensemble_scheduling`](pipelines.md#coming-from-triton-ensembles)"),
     "sequence": ("sequence", "[`[sequences]`](sequences.md), or Triton's `sequence_batching`"),
     "decoupled": ("decoupled", "[`decoupled = true`](decoupled.md), or `model_transaction_policy`"),
     "text": ("text", "[`[generate]`](generation.md)"),
     "demand": ("on-demand", "[`--on-demand`](models.md#more-models-than-memory)"),
     "keys": ("keys", "[`--api-key-file`](security.md#keys)"),
     "memory": ("shared memory", "[`--allow-client-shm`](protocols.md#shared-memory)"),
-    "live": ("live source", "[`X-Carpool-Latest`](protocols.md), a newer frame takes an older one's place"),
+    "live": ("live source", "[`X-Carpool-Latest`](protocols.md#deadlines-and-sources)"),
     "device": ("device pictures", '[`decode = "device"`](gpu.md) in `[image]`'),
     "tracing": ("tracing", "[`--otlp-endpoint`](tracing.md)"),
     "recording": ("recording", "[`--record`](planning.md#what-yesterday-would-have-been-like)"),
@@ -49,7 +49,7 @@ _NO_CACHE_OF_PIPELINES = (
     "`cache does not go with a pipeline`. The caches of its steps answer requests to those models only."
 )
 _PICTURE_IN_MEMORY = (
-    "A picture comes with the request: one in shared memory is answered with 501. Tensors in shared memory work"
+    "A picture comes with the request: one in shared memory is answered with 501. Tensors may be there"
 )
 
 TABLE: dict[tuple[str, str], Cell] = {
@@ -83,14 +83,14 @@ TABLE: dict[tuple[str, str], Cell] = {
     ),
     ("rollout", "pipeline"): Cell(
         REFUSED,
-        "`rollout does not go with a pipeline`: roll out its steps. The pipeline asks the stable version of a "
-        "step until the candidate has taken over.",
+        "`rollout does not go with a pipeline`: roll out its steps. The pipeline asks the stable version of "
+        "a step until the candidate has taken over.",
         _AT_LOAD,
     ),
     ("rollout", "ensemble"): Cell(
         REFUSED,
-        "`does not go with ensemble_scheduling`: roll out its steps. The ensemble asks the stable version of a "
-        "step until the candidate has taken over.",
+        "`does not go with ensemble_scheduling`: roll out its steps. The ensemble asks the stable version "
+        "of a step until the candidate has taken over.",
         _AT_LOAD,
     ),
     ("rollout", "sequence"): Cell(
@@ -130,19 +130,25 @@ TABLE: dict[tuple[str, str], Cell] = {
         REFUSED, "Requests of a sequence bring tensors: no `task` and no `[image]`.", _AT_LOAD
     ),
     ("decoupled", "text"): Cell(
-        REFUSED, "A model with `[generate]` gives its answer in pieces anyway: leave `decoupled` out.", _AT_LOAD
+        REFUSED,
+        "A model with `[generate]` gives its answer in pieces anyway: leave `decoupled` out.",
+        _AT_LOAD,
     ),
     ("decoupled", "device"): Cell(
         REFUSED, '`decoupled: image.decode = "device"` is for models with one answer to a picture.', _AT_LOAD
     ),
     ("text", "device"): Cell(
-        REFUSED, '`image.decode cannot be "device" with [generate]`: front ends decode its pictures.', _AT_LOAD
+        REFUSED,
+        '`image.decode cannot be "device" with [generate]`: front ends decode its pictures.',
+        _AT_LOAD,
     ),
     # ── kinds of models on a server with --on-demand
     ("exact", "demand"): Cell(WORKS, "Answers go when the model is unloaded.", _TOGETHER),
     ("similar", "demand"): Cell(WORKS, "Answers go when the model is unloaded.", _TOGETHER),
     ("rollout", "demand"): Cell(
-        WORKS, "The first request loads both versions; the rollout goes on where it was.", _TOGETHER
+        WORKS,
+        "The first request loads the version that serves, then the candidate; the rollout goes on.",
+        _TOGETHER,
     ),
     ("pipeline", "demand"): Cell(WORKS, "The first request loads the steps, then the pipeline.", _TOGETHER),
     ("ensemble", "demand"): Cell(
@@ -183,15 +189,17 @@ TABLE: dict[tuple[str, str], Cell] = {
     ("pipeline", "memory"): Cell(
         REFUSED, "A picture comes with the request: one in shared memory is answered with 501.", _BY_REQUEST
     ),
-    ("ensemble", "memory"): Cell(WORKS, "Inputs and outputs may both be there.", _TOGETHER),
-    ("sequence", "memory"): Cell(WORKS, "Inputs are read when the turn of the request comes.", _TOGETHER),
+    ("ensemble", "memory"): Cell(WORKS, "As for any other model.", _TOGETHER),
+    ("sequence", "memory"): Cell(WORKS, "As for any other model.", _TOGETHER),
     ("decoupled", "memory"): Cell(WORKS, "Inputs may be there; answers come with the stream.", _TOGETHER),
     ("text", "memory"): Cell(WORKS, "The picture's pixels may be there.", _TOGETHER),
     ("memory", "device"): Cell(REFUSED, f"{_PICTURE_IN_MEMORY}.", _BY_REQUEST),
     # ── with live sources
     ("exact", "live"): Cell(WORKS, "A hit is answered at once and replaces no frame.", _TOGETHER),
     ("similar", "live"): Cell(WORKS, "A frame that shows the same scene replaces none.", _TOGETHER),
-    ("rollout", "live"): Cell(WORKS, "A source keeps to one version, where frames replace each other.", _TOGETHER),
+    ("rollout", "live"): Cell(
+        WORKS, "A source keeps to one version, where frames replace each other.", _TOGETHER
+    ),
     ("pipeline", "live"): Cell(
         WORKS, "A newer frame takes the place of an older one that waits for the same step.", _TOGETHER
     ),
@@ -201,8 +209,14 @@ TABLE: dict[tuple[str, str], Cell] = {
     ("sequence", "live"): Cell(
         REFUSED, "Every frame of a sequence counts: `latest` is answered with 400.", _BY_REQUEST
     ),
-    ("decoupled", "live"): Cell(WORKS, "Frames that wait replace each other; a stream that began goes on.", _TOGETHER),
-    ("text", "live"): Cell(WORKS, "A text that began is finished.", _TOGETHER),
+    ("decoupled", "live"): Cell(
+        WORKS, "Frames that wait replace each other; a stream that began goes on.", _TOGETHER
+    ),
+    ("text", "live"): Cell(
+        WORKS,
+        "Of frames whose text has not begun the first and the newest stay; what began is finished.",
+        _TOGETHER,
+    ),
     ("live", "device"): Cell(WORKS, "A frame that is replaced is never decoded.", _TOGETHER),
     # ── with spans for OpenTelemetry
     ("exact", "tracing"): Cell(WORKS, "A hit has a span, which says so.", _TOGETHER),
@@ -215,11 +229,15 @@ TABLE: dict[tuple[str, str], Cell] = {
     ("text", "tracing"): Cell(WORKS, "One span from the request to the last token.", _TOGETHER),
     ("device", "tracing"): Cell(WORKS, "As for any other model.", _TOGETHER),
     # ── with --record
-    ("exact", "recording"): Cell(WORKS, "A hit is recorded as well, with `\"cached\": true`.", _TOGETHER),
-    ("similar", "recording"): Cell(WORKS, "A hit is recorded as well, with `\"cached\": true`.", _TOGETHER),
+    ("exact", "recording"): Cell(WORKS, 'A hit is recorded as well, with `"cached": true`.', _TOGETHER),
+    ("similar", "recording"): Cell(WORKS, 'A hit is recorded as well, with `"cached": true`.', _TOGETHER),
     ("rollout", "recording"): Cell(WORKS, "A request is one line, also if both versions run it.", _TOGETHER),
-    ("pipeline", "recording"): Cell(WORKS, "A picture is one line, of the pipeline and not of its steps.", _TOGETHER),
-    ("ensemble", "recording"): Cell(WORKS, "A request is one line, of the ensemble and not of its steps.", _TOGETHER),
+    ("pipeline", "recording"): Cell(
+        WORKS, "A picture is one line, of the pipeline and not of its steps.", _TOGETHER
+    ),
+    ("ensemble", "recording"): Cell(
+        WORKS, "A request is one line, of the ensemble and not of its steps.", _TOGETHER
+    ),
     ("sequence", "recording"): Cell(
         WORKS, "Each request is a line; which sequence it belongs to is not recorded.", _TOGETHER
     ),
@@ -231,22 +249,32 @@ TABLE: dict[tuple[str, str], Cell] = {
     ("demand", "memory"): Cell(WORKS, "Regions are the server's: they stay when a model goes.", _TOGETHER),
     ("demand", "live"): Cell(WORKS, "Frames that wait for the load are offered when it is done.", _TOGETHER),
     ("demand", "tracing"): Cell(WORKS, "The span of the first request begins when it came.", _TOGETHER),
-    ("demand", "recording"): Cell(WORKS, "Recorded is when a request came, not when its model was there.", _TOGETHER),
-    ("keys", "memory"): Cell(WORKS, "Regions are the server's, for all keys: trust clients that may register.", _TOGETHER),
+    ("demand", "recording"): Cell(
+        WORKS, "Recorded is when a request came, not when its model was there.", _TOGETHER
+    ),
+    ("keys", "memory"): Cell(
+        WORKS, "Regions are the server's, for all keys: trust clients that may register.", _TOGETHER
+    ),
     ("keys", "live"): Cell(WORKS, "A source is the key's own: nobody replaces another's frames.", _TOGETHER),
     ("keys", "tracing"): Cell(WORKS, "No span has a key in it.", _TOGETHER),
-    ("keys", "recording"): Cell(WORKS, "A line has the key's name before its source, never the key.", _TOGETHER),
-    ("memory", "live"): Cell(WORKS, "A frame that is replaced is never read.", _TOGETHER),
+    ("keys", "recording"): Cell(
+        WORKS, "A line has the key's name before its source, never the key.", _TOGETHER
+    ),
+    ("memory", "live"): Cell(WORKS, "As for any other request.", _TOGETHER),
     ("memory", "tracing"): Cell(WORKS, "As for any other request.", _TOGETHER),
     ("memory", "recording"): Cell(WORKS, "As for any other request.", _TOGETHER),
-    ("live", "tracing"): Cell(WORKS, "A frame that was replaced has a span with that reason.", _TOGETHER),
-    ("live", "recording"): Cell(WORKS, "Every frame is a line, with its source, also one that is replaced.", _TOGETHER),
+    ("live", "tracing"): Cell(WORKS, "A frame that is replaced has a span, too.", _TOGETHER),
+    ("live", "recording"): Cell(
+        WORKS, "Every frame is a line, with its source, also one that is replaced.", _TOGETHER
+    ),
     ("tracing", "recording"): Cell(WORKS, "A request has a span and a line.", _TOGETHER),
 }
 
 HEAD = """# What goes with what
 
-Every pair of features either works together or is refused: when the model is loaded, with a sentence that names the setting, or, for what a request asks for itself, with the request. A test shows each cell (`tests/interactions`), and this page is made of the same table.
+Every pair of features either works together or is refused. A refusal comes when the model is loaded, with a
+sentence that names the setting. What a request asks for itself is refused with the request. Each cell has a
+test (`tests/interactions`), and this page is generated from the same table.
 
 | feature | switched on by |
 |---|---|

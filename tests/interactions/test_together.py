@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from queue import Queue
 from typing import Any
 
@@ -16,7 +17,7 @@ import tritonclient.grpc
 from engine import ensembles
 from frontend.access import key_files
 from frontend.client_files import client_file
-from frontend.http.harness import Client, Response, until
+from frontend.http.harness import Client, Response, post
 from frontend.picture_models import BLUE, RED, picture
 from frontend.span_collector import told
 from interactions.stage import (
@@ -32,10 +33,12 @@ from interactions.stage import (
     infer,
     staged,
     tensor,
+    until,
     values_of,
     word,
 )
 
+SOURCE = b"X-Carpool-Source: yard\r\n"
 OF_SERVER = ("demand", "keys", "memory", "live", "tracing", "recording")
 PLAIN = Shown(
     "one",
@@ -71,7 +74,7 @@ def test_together(stage: Stage, pair: tuple[str, str]) -> None:
         stage.unload(shown.model)
     if "keys" in switched:
         with stage.connect() as client:
-            assert without_key(client, shown).status == 401
+            assert client.post(*sent_by(shown)).status == 401
     if "demand" in switched:
         assert stage.states()[shown.model] != "READY"  # nor does a request without a key load it
     if "recording" in switched:
@@ -87,21 +90,171 @@ def test_together(stage: Stage, pair: tuple[str, str]) -> None:
         until(lambda: len(stage.recorded(shown.model)) > lines)
         assert len(stage.recorded(shown.model)) == lines + 1
         assert stage.recorded(shown.model)[-1]["source"] == ("alice/gate" if "live" in switched else "alice")
+    if pair in ALSO:
+        ALSO[pair](stage)
     if "keys" in switched:
         secrets = f"{stage.record.read_text()}{[told(span) for span in stage.collector.spans]}"
         assert key_files.ALICE not in secrets
 
 
-def without_key(client: Client, shown: Shown) -> Response:
-    """The same request, by somebody else."""
+# ---- what a pair is to do besides being answered right
+
+
+def forgets(stage: Stage, shown: Shown) -> None:
+    """Answers go with a model that is unloaded."""
+    with stage.connect() as client:
+        assert [word(shown.ask(client, SOURCE)) for _ in range(2)][1] == "hit"
+        stage.unload(shown.model)
+        assert word(shown.ask(client, SOURCE)) == "miss"
+
+
+def rollout_demand(stage: Stage) -> None:
+    canary(stage, "rolled")
+    stage.unload("rolled")
+    with stage.connect() as client:
+        assert SHOWN["rollout"].is_right(SHOWN["rollout"].ask(client, b""))
+    canary(stage, "rolled")
+    until(lambda: sorted(served.version for served in stage.served("rolled")) == ["1", "2"])
+
+
+def ensemble_demand(stage: Stage) -> None:
+    stage.unload("ten")
+    assert stage.states()["chain"] != "READY"
+    with stage.connect() as client:
+        assert SHOWN["ensemble"].is_right(SHOWN["ensemble"].ask(client, b""))
+
+
+def sequence_demand(stage: Stage) -> None:
+    [served] = stage.served("tracker")
+    with stage.connect() as client:
+        for state, idle in (("start", False), ("end", True)):
+            said = {"sequence_id": "kept", f"sequence_{state}": True}
+            given = tensor("x", [1.0, 2.0], (1, 2))
+            assert infer(client, "tracker", given, parameters=said).status == 200
+            until(lambda idle=idle: served.idle is idle)  # type: ignore[misc]
+
+
+def own_answers(stage: Stage, shown: Shown) -> None:
+    """Of one key: another's request is computed."""
+    with stage.connect() as client:
+        assert [word(shown.ask(client, SOURCE)) for _ in range(2)][1] == "hit"
+        path, body = sent_by(shown)
+        assert word(client.post(path, body, BOB + SOURCE)) == "miss"
+        assert word(client.post(path, body, BOB + SOURCE)) == "hit"
+
+
+def only_the_whole(stage: Stage, shown: Shown, step: str) -> None:
+    """A key may ask for the whole, and not for its steps."""
+    with stage.connect() as client:
+        assert shown.is_right(client.post(*sent_by(shown), BOB))
+        assert client.get(f"/v2/models/{step}", BOB).status == 403
+
+
+def rollout_keys(stage: Stage) -> None:
+    with stage.connect() as client:
+        body = b'{"action": "abort"}'
+        assert client.post("/v2/models/rolled/rollout", body, ALICE).status in (401, 403)
+
+
+def sequence_keys(stage: Stage) -> None:
+    """Both say 7, and mean each their own."""
+    with stage.connect() as client:
+
+        def sum_of(key: bytes, value: float, *flags: str) -> list[Any]:
+            said = {"sequence_id": 7, **{f"sequence_{flag}": True for flag in flags}}
+            body = orjson.dumps({"inputs": [tensor("x", [value, 0.0], (1, 2))], "parameters": said})
+            return values_of(client.post("/v2/models/tracker/infer", body, key))
+
+        assert sum_of(ALICE, 1.0, "start") == [1.0, 0.0]
+        assert sum_of(BOB, 10.0, "start") == [10.0, 0.0]
+        assert sum_of(ALICE, 2.0, "end") == [3.0, 0.0]
+        assert sum_of(BOB, 20.0, "end") == [30.0, 0.0]
+
+
+def decoupled_keys(stage: Stage) -> None:
+    """Streams without an end, as many as there are places, by one key: another is answered."""
+    endless = post("/v2/models/count/generate_stream", b'{"n": -1}', ALICE)
+    with ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(stage.connect()).send(endless)
+        [served] = stage.served("count")
+        until(lambda: not served.idle)
+        with stage.connect() as client:
+            path, body = sent_by(SHOWN["decoupled"])
+            assert SHOWN["decoupled"].is_right(client.post(path, body, BOB))
+
+
+def not_looked_up(stage: Stage) -> None:
+    answer = ask(stage, SHOWN["exact"], memory=True)
+    assert answer is not None
+    assert word(answer) == "off"
+
+
+def hits_have_spans(stage: Stage, shown: Shown) -> None:
+    with stage.connect() as client:
+        for _ in range(2):
+            shown.ask(client, SOURCE)
+    until(lambda: any("hit" in told(span).get("carpool.cache", "") for span in stage.spans(shown.model)))
+
+
+def hits_are_recorded(stage: Stage, shown: Shown) -> None:
+    with stage.connect() as client:
+        assert [word(shown.ask(client, SOURCE)) for _ in range(2)][1] == "hit"
+    until(lambda: stage.recorded(shown.model)[-1].get("cached") is True)
+
+
+def steps_have_spans(stage: Stage, model: str, steps: tuple[str, ...]) -> None:
+    def below() -> set[str]:
+        whole = {span.span_id for span in stage.spans(model)}
+        return {span.name for span in stage.collector.spans if span.parent_span_id in whole}
+
+    until(lambda: all(any(step in name for name in below()) for step in steps))
+
+
+def steps_are_not_recorded(stage: Stage, shown: Shown, step: str) -> None:
+    stage.until_settled()
+    before = len(stage.recorded(step))
+    with stage.connect() as client:
+        shown.ask(client, b"")
+    stage.until_settled()
+    assert len(stage.recorded(step)) == before
+
+
+ALSO: dict[tuple[str, str], Callable[[Stage], None]] = {
+    ("exact", "demand"): partial(forgets, shown=SHOWN["exact"]),
+    ("similar", "demand"): partial(forgets, shown=SHOWN["similar"]),
+    ("rollout", "demand"): rollout_demand,
+    ("ensemble", "demand"): ensemble_demand,
+    ("sequence", "demand"): sequence_demand,
+    ("exact", "keys"): partial(own_answers, shown=SHOWN["exact"]),
+    ("similar", "keys"): partial(own_answers, shown=SHOWN["similar"]),
+    ("rollout", "keys"): rollout_keys,
+    ("pipeline", "keys"): partial(only_the_whole, shown=SHOWN["pipeline"], step="finder"),
+    ("ensemble", "keys"): partial(only_the_whole, shown=SHOWN["ensemble"], step="one"),
+    ("sequence", "keys"): sequence_keys,
+    ("decoupled", "keys"): decoupled_keys,
+    ("exact", "memory"): not_looked_up,
+    ("exact", "tracing"): partial(hits_have_spans, shown=SHOWN["exact"]),
+    ("similar", "tracing"): partial(hits_have_spans, shown=SHOWN["similar"]),
+    ("pipeline", "tracing"): partial(steps_have_spans, model="street", steps=("find", "kind")),
+    ("ensemble", "tracing"): partial(steps_have_spans, model="chain", steps=("one", "ten")),
+    ("exact", "recording"): partial(hits_are_recorded, shown=SHOWN["exact"]),
+    ("similar", "recording"): partial(hits_are_recorded, shown=SHOWN["similar"]),
+    ("pipeline", "recording"): partial(steps_are_not_recorded, shown=SHOWN["pipeline"], step="finder"),
+    ("ensemble", "recording"): partial(steps_are_not_recorded, shown=SHOWN["ensemble"], step="one"),
+}
+
+
+def sent_by(shown: Shown) -> tuple[str, bytes]:
+    """Where the request goes, and its body."""
     sent: list[tuple[str, bytes]] = []
 
     class Caught:
-        def post(self, path: str, body: bytes, _extra: bytes = b"") -> Response:
+        def post(self, path: str, body: bytes, _extra: bytes) -> None:
             sent.append((path, body))
-            return client.post(path, body)
 
-    return shown.ask(Caught(), b"")  # type: ignore[arg-type]
+    shown.ask(Caught(), b"")  # type: ignore[arg-type]
+    return sent[0]
 
 
 def ask(stage: Stage, shown: Shown, *, memory: bool = False, live: bool = False) -> Response | None:
@@ -111,7 +264,7 @@ def ask(stage: Stage, shown: Shown, *, memory: bool = False, live: bool = False)
         if not memory:
             return shown.ask(client, extra)
         name, datatype, shape, content = shown.tensor()
-        with client_file(content) as file, registered(stage, file.key, len(content)) as region:
+        with client_file(content) as file, Registered(stage, file.key, len(content)) as region:
             if shown.model == "count":
                 assert counted_in_memory(stage, region, len(content)) == [0, 1, 2]
                 return None
@@ -122,7 +275,7 @@ def ask(stage: Stage, shown: Shown, *, memory: bool = False, live: bool = False)
             return infer(client, shown.model, given, extra=extra, **more)
 
 
-class registered:
+class Registered:
     def __init__(self, stage: Stage, key: str, size: int) -> None:
         self._client = stage.connect()
         self._key, self._size = key, size
@@ -185,7 +338,7 @@ def classify(client: Client, model: str, file: bytes, source: str = "") -> Respo
 
 def exact_similar(stage: Stage) -> None:
     with stage.connect() as client:
-        said = [classify(client, "similar", alike(n), "yard").fields["x-carpool-cache"] for n in (1, 1, 2)]
+        said = [classify(client, "similar", alike(n), "porch").fields["x-carpool-cache"] for n in (1, 1, 2)]
     assert [one.partition("; age")[0].partition("; change")[0] for one in said] == [
         "miss",
         "hit; kind=exact",
@@ -299,3 +452,32 @@ TWO_KINDS: dict[tuple[str, str], Callable[[Stage], None]] = {
 @pytest.mark.parametrize("pair", TWO_KINDS, ids="-".join)
 def test_two_kinds(stage: Stage, pair: tuple[str, str]) -> None:
     TWO_KINDS[pair](stage)
+
+
+@pytest.mark.parametrize(
+    ("whole", "step", "ask_whole"),
+    [
+        ("rolled_chain", "rolled", lambda client: infer(client, "rolled_chain", tensor("in", X, (1, 3)))),
+        (
+            "rolled_street",
+            "rolled_chip",
+            lambda client: client.post("/detect?model=rolled_street", picture(RED), ALICE),
+        ),
+    ],
+)
+def test_a_step_that_is_rolled_out_is_the_stable_version(
+    stage: Stage, whole: str, step: str, ask_whole: Callable[[Client], Response]
+) -> None:
+    """An ensemble's and a pipeline's requests are not divided."""
+    with stage.connect() as client:
+        assert ask_whole(client).status == 200, whole
+        canary(stage, step)
+        until(lambda: len(stage.served(step)) == 2)
+
+        def answered(version: str) -> int:
+            stats = document(client.get(f"/v2/models/{step}/versions/{version}/stats", ALICE))
+            return int(stats["model_stats"][0]["inference_stats"]["success"]["count"])
+
+        before = [answered(version) for version in "12"]
+        assert all(ask_whole(client).status == 200 for _ in range(10))
+        assert [answered(version) for version in "12"] == [before[0] + 10, before[1]]

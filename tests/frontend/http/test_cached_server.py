@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import orjson
 import pytest
 
+from carpool.link.door import ModelEntry
 from frontend.http.front_end import outputs_of
 from frontend.http.harness import Client, Response
-from frontend.whole_server import whole_server
+from frontend.whole_server import WholeServer, whole_server
 
 PBTXT = """
 backend: "python"
@@ -64,3 +66,31 @@ def test_without_it_nothing_is_kept(tmp_path: Path, more: str) -> None:
     write_model(tmp_path, 10.0, more)
     with whole_server(tmp_path) as server, server.connect() as client:
         assert not any("x-carpool-cache" in ask(client).fields for _ in range(3))
+
+
+def entry_of(server: WholeServer, version: str = "1") -> ModelEntry:
+    return server.host.catalog.entries["adder", version]
+
+
+def test_equal_replicas_have_one_digest_and_others_have_another(tmp_path: Path) -> None:
+    """As Redis needs it: how many instances were found to be best is nobody's business, labels are."""
+    digests = {}
+    for name, more in (("one", ""), ("same", "instance_group { count: 2 }"), ("other", "")):
+        write_model(tmp_path / name, 10.0, f"response_cache {{ enable: true }} {more}")
+        if name == "other":
+            (tmp_path / name / "adder" / "helper.py").write_text("FACTOR = 2\n")
+        with whole_server(tmp_path / name) as server:
+            digests[name] = entry_of(server).digest
+    assert digests["one"] == digests["same"] != digests["other"]
+
+
+def test_a_version_is_never_answered_with_another_ones_answer(tmp_path: Path) -> None:
+    write_model(tmp_path, 10.0, "response_cache { enable: true } version_policy { all {} }")
+    shutil.copytree(tmp_path / "adder" / "1", tmp_path / "adder" / "2")
+    with whole_server(tmp_path) as server, server.connect() as client:
+        for version in "12":
+            path = f"/v2/models/adder/versions/{version}/infer"
+            given = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}
+            answers = [client.post(path, orjson.dumps({"inputs": [given]})) for _ in range(2)]
+            assert words(answers) == ["miss", "hit"]
+            assert {orjson.loads(answer.body)["model_version"] for answer in answers} == {version}
