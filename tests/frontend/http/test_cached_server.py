@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
 import orjson
 import pytest
 
+from cache.redis_server import redis_server
 from carpool.link.door import ModelEntry
+from engine import ensembles
 from frontend.http.front_end import outputs_of
 from frontend.http.harness import Client, Response
 from frontend.whole_server import WholeServer, whole_server
+from live.server import wait_until
 
 PBTXT = """
 backend: "python"
@@ -94,3 +99,42 @@ def test_a_version_is_never_answered_with_another_ones_answer(tmp_path: Path) ->
             answers = [client.post(path, orjson.dumps({"inputs": [given]})) for _ in range(2)]
             assert words(answers) == ["miss", "hit"]
             assert {orjson.loads(answer.body)["model_version"] for answer in answers} == {version}
+
+
+def test_replicas_share_an_ensembles_answers_until_a_step_is_replaced(tmp_path: Path) -> None:
+    """Through Redis: one that was measured to run other instances shares, one with another step does not."""
+    for name, count in (("one", 1), ("two", 2)):
+        ensembles.chain(tmp_path / name, more="response_cache { enable: true }")
+        settings = tmp_path / name / "ten" / "config.pbtxt"
+        settings.write_text(settings.read_text() + f"instance_group {{ count: {count} }}")
+    numbers = itertools.count()
+
+    def ask_chain(client: Client, number: int) -> tuple[float, str]:
+        given = {"name": "in", "datatype": "FP32", "shape": [1, 3], "data": [number] * 3}
+        answer = client.post("/v2/models/chain/infer", orjson.dumps({"inputs": [given]}))
+        return outputs_of(answer)["out"][0] - number, answer.fields["x-carpool-cache"].partition("; age")[0]
+
+    with ExitStack() as stack:
+        redis = stack.enter_context(redis_server(tmp_path))
+        shared = {"cache_url": redis.url, "cache_secret": "a secret of all servers", "cache_wait_ms": 200.0}
+        explicit = {"model_control_mode": "explicit", "load_models": ("*",)}
+        servers = [
+            stack.enter_context(whole_server(tmp_path / name, **shared, **explicit))
+            for name in ("one", "two")
+        ]
+        one, two = (stack.enter_context(server.connect()) for server in servers)
+
+        def is_shared() -> bool:
+            """On a busy machine Redis may answer too late, and then it is computed."""
+            number = next(numbers)
+            assert ask_chain(one, number)[0] == 11
+            amount, word = ask_chain(two, number)
+            assert amount == 11
+            return word == "hit; kind=shared"
+
+        wait_until(is_shared, "an answer of the other one")
+        ensembles.adds(tmp_path / "two", "ten", 100)
+        assert two.post("/v2/repository/models/ten/load", b"").status == 200
+        for number in range(next(numbers)):
+            assert ask_chain(one, number)[0] == 11
+            assert ask_chain(two, number)[0] == 101

@@ -163,7 +163,8 @@ class Served(Watcher):
         """Of all that its answers follow from: two models that have the same one answer the same."""
         settings = settings_of_answers(self.config)
         parts = [self._made_of(), settings, self.picture_document(), self.labels]
-        return blake2b(orjson.dumps(parts, default=list), digest_size=16).hexdigest()
+        text = orjson.dumps(parts, default=list, option=orjson.OPT_NON_STR_KEYS)
+        return blake2b(text, digest_size=16).hexdigest()
 
     def _made_of(self) -> Sequence[str]:
         return [self.made_of]
