@@ -162,7 +162,7 @@ REFUSED: dict[tuple[str, str], tuple[Callable[[Path], None], str]] = {
     ("sequence", "text"): (settings(WRITES, SEQUENCES), r"sequences does not go with \[generate\]"),
     ("sequence", "device"): (
         settings('backend = "python"', SEQUENCES, DEVICE, PIXELS),
-        r"sequences do not go with a task or \[image\]",
+        r"sequences do not go with a task for pictures, or \[image\]",
     ),
     ("decoupled", "text"): (settings("decoupled = true", WRITES), r"decoupled does not go with \[generate\]"),
     ("decoupled", "device"): (

@@ -273,7 +273,7 @@ def check_beside_sequences(config: ModelConfig) -> None:
             config.registry is not None and config.registry.candidate
         ),
         "a cache: the same request has another answer later": config.caching,
-        "a task or [image] for pictures: its requests bring tensors": config.task or config.image,
+        "a task for pictures, or [image]: its requests bring tensors": config.task or config.image,
         "quality measures of pictures": config.drift,
     }
     for what, given in unfit.items():
