@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
-from carpool.config.fingerprint import Fingerprint, take_fingerprint
+from carpool.config.fingerprint import (
+    CHANGES_NO_ANSWER,
+    Fingerprint,
+    settings_of_answers,
+    take_fingerprint,
+    whole_digest,
+)
+from carpool.config.model import InstanceGroup, ModelConfig, OnnxruntimeSettings, PytorchSettings
 from carpool.errors import ConfigError
 
 
@@ -108,3 +116,45 @@ def test_a_link_to_itself_ends(tmp_path: Path) -> None:
     (folder / "again").symlink_to(folder)
     with pytest.raises(ConfigError, match="folders deep"):
         take_fingerprint(folder)
+
+
+def test_equal_replicas_have_equal_settings_of_answers_however_they_were_measured() -> None:
+    one = ModelConfig(name="m", path=Path("/a"), instances=(InstanceGroup(4),))
+    threads = OnnxruntimeSettings(intra_op_threads=2)
+    assert settings_of_answers(one) == settings_of_answers(
+        replace(one, path=Path("/b"), instances=(InstanceGroup(1),), onnxruntime=threads)
+    )
+    for other in (
+        replace(one, pytorch=PytorchSettings(precision="fp16")),
+        replace(one, parameters={"bias": "2"}),
+        replace(one, onnxruntime=OnnxruntimeSettings(providers=("CUDAExecutionProvider",))),
+    ):
+        assert settings_of_answers(one) != settings_of_answers(other)
+    assert set(CHANGES_NO_ANSWER) < {each.name for each in fields(ModelConfig)}
+
+
+@pytest.mark.parametrize(
+    ("change", "differs"),
+    [
+        (lambda f: put(f / "1/model.onnx", "longer"), True),
+        (lambda f: put(f / "labels.txt", "cat\ndog"), True),
+        (lambda f: put(f / "helpers/module.py"), True),
+        (lambda f: put(f / "2/model.onnx", "longer"), False),
+        (lambda f: put(f / "config.pbtxt", "longer"), False),  # what it says is compared
+        (lambda f: os.utime(f / "1/model.onnx", ns=(1, 1)), False),
+    ],
+)
+def test_the_digest_of_all_that_answers_follow_from(folder: Path, change: object, differs: bool) -> None:
+    before = whole_digest(folder / "1/model.onnx", folder)
+    change(folder)  # type: ignore[operator]
+    assert (whole_digest(folder / "1/model.onnx", folder) != before) is differs
+
+
+def test_the_digest_leaves_other_peoples_files_unread(folder: Path) -> None:
+    """Beside a model file without settings anything may lie."""
+    (folder / "config.pbtxt").unlink()
+    os.mkfifo(folder / "pipe")  # reading it would never end
+    file = put(folder / "model.onnx")
+    before = whole_digest(file, folder)
+    put(folder / "helper.py")
+    assert whole_digest(file, folder) != before

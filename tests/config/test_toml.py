@@ -379,7 +379,7 @@ def test_a_cache() -> None:
     text = '[cache]\nsimilar = true\nsimilar_hash = "phash"\nsimilar_threshold = 4\nttl_s = 5\n'
     config = toml_config(text, Path("m/model.toml"))
     assert config.caching == CacheSettings(similar=True, similar_hash="phash", similar_threshold=4, ttl_s=5.0)
-    assert toml_config("response_cache = true", Path("m/model.toml")).caching == CacheSettings()
+    assert toml_config("response_cache = true", Path("m/model.toml")).caching == CacheSettings(min_uses=1)
     assert toml_config("[cache]\nexact = false", Path("m/model.toml")).caching is None
     assert toml_config("", Path("m/model.toml")).caching is None
 

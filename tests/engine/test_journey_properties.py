@@ -36,8 +36,11 @@ class ScriptedRoute:
         self.waiting: list[Work] = []
         self.cancelled: set[Work] = set()
         self.running: set[Work] = set()  # a cancelled one of these ends when its batch does
+        self.counted: list[CarpoolError | None] = []  # what its models counted of requests to them
+        self.submitted = 0
 
     def submit(self, works: Sequence[Work]) -> None:
+        self.submitted += len(works)
         for work in works:
             work.route = self
             error = self.at_once.pop(0) if self.at_once else None
@@ -128,6 +131,7 @@ def journeys(
                 hosted=one.number in hosted,
                 promises=True,
                 slo=1.0,
+                count_asked=lambda error, _seconds: route.counted.append(error),
             )
             bound.append(BoundStep(one, n, cast(Any, served), route, n))
             scheduler = Scheduler(BatchCurve.linear(0.004, 0.001), Promise(1.0, 8))
@@ -179,6 +183,7 @@ def test_every_journey_ends_once_and_leaves_nothing(
         check(outcome, routes, left=work in left)
     assert routes.open == {}
     assert memory.lent == 0
+    assert len(route.counted) >= route.submitted  # and what found no memory
     remaining = routes._remaining
     assert remaining is not None
     assert remaining._coming == [0] * len(graph)

@@ -246,6 +246,8 @@ def test_the_deadline_of_a_request_holds_for_what_it_asks(
     def prepare(*arguments: Any) -> tuple[int, Work, bool]:
         return 5, Work({}, arguments[-1], arrived=1.0), False
 
+    counted: list[object] = []
+
     def served(jobs: list[Job]) -> Any:
         instance = SimpleNamespace(
             index=0, available=True, batch=SimpleNamespace(jobs=jobs) if jobs else None
@@ -259,6 +261,7 @@ def test_the_deadline_of_a_request_holds_for_what_it_asks(
             name="model",
             is_ensemble=False,
             writes=False,
+            count_asked=lambda error, _seconds: counted.append(error),
         )
 
     async def story() -> None:
@@ -275,6 +278,7 @@ def test_the_deadline_of_a_request_holds_for_what_it_asks(
         work.done(work, Outcome(outputs={"y": row(1)}))
         assert list(answers[0]) == ["y"]  # type: ignore[call-overload]
         assert not calls.busy
+        assert counted == [None]
 
     run(story())
 

@@ -62,7 +62,9 @@ class Bench:
         self.pipeline = Pipeline(config, cast(Any, version), Slot(1, 1), row, row, fleet=fleet)
         self.schedulers = [Scheduler(BatchCurve([(1, 0.010), (8, 0.020)]), Promise(0.1, 8)) for _ in range(2)]
         leaves = (Step(self.schedulers[0]), Step(self.schedulers[1], (0,), 4.0))
-        models: Any = tuple(SimpleNamespace(slo=0.1, promises=True) for _ in range(2))
+        models: Any = tuple(
+            SimpleNamespace(slo=0.1, promises=True, count_asked=lambda *_: None) for _ in range(2)
+        )
         self.pipeline._bind = lambda: Binding((), leaves, models)  # type: ignore[method-assign]
         self.pipeline.promises = True
         self.pipeline.rows = [table.block(0).row(Slot(number, 1)) for number in (2, 3)]

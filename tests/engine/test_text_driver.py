@@ -14,7 +14,15 @@ from carpool.core.job import INFINITY
 from carpool.engine.batch import Outcome, Work
 from carpool.engine.engine import Engine
 from carpool.engine.generation.text_driver import TextDriver, outputs, read_limit
-from carpool.errors import Cancelled, CarpoolError, ConfigError, InvalidInput, ModelError, Unavailable
+from carpool.errors import (
+    Cancelled,
+    CarpoolError,
+    ConfigError,
+    InvalidInput,
+    ModelError,
+    Replaced,
+    Unavailable,
+)
 from carpool.link.text_records import Event, Failed, Piece, Worked
 
 
@@ -151,9 +159,11 @@ class Stage:
     def writer_lost(self, index: int, why: str) -> None:
         self.lost.append(index)
 
-    def ask(self, details: bytes = b"", sink: Sink | None = None) -> Work:
+    def ask(self, details: bytes = b"", sink: Sink | None = None, source: str = "") -> Work:
+        """With a `source`, a frame that newer ones may take the place of."""
         work = Work({}, lambda work, outcome: self.outcomes[work].append(outcome), 0.0, INFINITY)
         work.details = details
+        work.source, work.latest = source, bool(source)
         if sink is not None:
             work.parts = sink
             work.place = sink  # type: ignore[assignment]
@@ -179,6 +189,22 @@ def staged(test: Any) -> Any:
     run.__name__ = test.__name__
     run.__doc__ = test.__doc__
     return run
+
+
+@staged
+def test_a_newer_frame_takes_the_place_of_one_whose_text_has_not_begun() -> None:
+    stage = Stage()
+    other = stage.ask(source="yard")
+    began, first = (stage.ask(source="gate") for _ in range(2))
+    stage.hear(Piece(2, "He", 1))
+    frames = [stage.ask(source="gate") for _ in range(4)]
+    assert all(isinstance(stage.one(frame).error, Replaced) for frame in frames[:-1])
+    assert stage.writers[0].left == [4, 5, 6]
+    assert [stage.outcomes[work] for work in (other, began, first, frames[-1])] == [[]] * 4
+    stage.hear(*(Piece(number, "", 2, "stop") for number in (1, 2, 3, 7)))
+    assert all(stage.one(work).error is None for work in (other, began, first, frames[-1]))
+    assert stage.driver.idle
+    assert not stage.driver._live
 
 
 @staged

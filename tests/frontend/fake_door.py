@@ -278,6 +278,7 @@ class FakeDoor(BodySlots):
         self.device: Callable[[PictureModel, RequestHead, memoryview], Array] | None = None  # keeps pictures
         self.outside = Outside()
         self.turned: list[tuple[str, str, int, str]] = []
+        self.from_cache: list[tuple[str, int, str]] = []
         self.answers: dict[str, Callable[[Mapping[str, Any]], Any]] = {"statistics": self._statistics}
         self.table = Table(bytearray(table_bytes(1))) if table is None else table
         self.listeners: list[Callable[[Catalog], None]] = []
@@ -326,6 +327,9 @@ class FakeDoor(BodySlots):
         self, entry: ModelEntry, error: CarpoolError, arrived: float, images: int = 1, source: str = ""
     ) -> None:
         self.turned.append((entry.name, error.reason, images, source))
+
+    def answered_from_cache(self, entry: ModelEntry, arrived: float, images: int, source: str) -> None:
+        self.from_cache.append((entry.name, images, source))
 
     def infer(
         self,

@@ -30,6 +30,7 @@ class WholeServer:
     host: EngineHost
     loop: asyncio.AbstractEventLoop
     stop: asyncio.Event  # set in the loop, it begins to
+    grpc_port: int = 0
 
     @property
     def url(self) -> str:
@@ -45,16 +46,8 @@ class WholeServer:
 
 @contextlib.contextmanager
 def whole_server(*paths: Path, **given: Any) -> Iterator[WholeServer]:
-    settings = ServerSettings(
-        host="127.0.0.1",
-        http_port=0,
-        metrics_port=0,
-        frontends=0,
-        grpc_frontends=0,
-        drain_s=5.0,
-        watchdog_s=0,
-        **given,
-    )
+    usual = {"http_port": 0, "metrics_port": 0, "frontends": 0, "grpc_frontends": 0, "watchdog_s": 0}
+    settings = ServerSettings(host="127.0.0.1", drain_s=5.0, **{**usual, **given})
     desks: list[ControlDesk] = []
     started: list[WholeServer | BaseException] = []
     ready = threading.Event()
@@ -71,7 +64,8 @@ def whole_server(*paths: Path, **given: Any) -> Iterator[WholeServer]:
         stops.append((loop, stop))
 
         def up(_catalog: object, ports: Any) -> None:
-            started.append(WholeServer(ports["http"], desks[0], desks[0]._host, loop, stop))
+            grpc = ports.get("grpc", 0)
+            started.append(WholeServer(ports["http"], desks[0], desks[0]._host, loop, stop, grpc))
             ready.set()
 
         await start.serve(list(paths), settings, stop, ready=up)

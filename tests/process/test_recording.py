@@ -166,8 +166,10 @@ def test_whoever_comes_to_the_door_is_noted_once(tmp_path: Path, door: FakeDoor)
     ]
     for number, error in enumerate(told):
         noting.turned_away(cats, error, 3.0 + number, 2, "x")
+    noting.answered_from_cache(cats, 8.0, 4, "")
     recorder.close()
-    found = [(line["time"], line["model"], line["images"], line.get("source")) for line in lines(file)]
+    assert lines(file)[-1] == {"time": 8.0, "model": "cats", "images": 4, "cached": True}
+    found = [(line["time"], line["model"], line["images"], line.get("source")) for line in lines(file)[:-1]]
     expected: list[tuple[float, str, int, str | None]] = [(1.0, "cats", 4, "own"), (2.0, "dogs", 1, "given")]
     assert found == expected + [(at, "cats", 2, "x") for at in (3.0, 4.0, 5.0)]
 

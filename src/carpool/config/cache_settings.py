@@ -20,6 +20,7 @@ class CacheSettings:
 
     exact: bool = True
     ttl_s: float = _key(60.0, within=(0, _DAY_S), above=True)
+    min_uses: int = _key(2, within=(1, 2))  # equal requests after which the answer is kept
     similar: bool = False
     similar_ttl_s: float = _key(2.0, within=(0, _DAY_S), above=True)
     similar_hash: str = _key("blocks", *SIMILAR_HASHES)

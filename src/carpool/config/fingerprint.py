@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
+from carpool.config.model import ModelConfig
 from carpool.config.pipeline_toml import PIPELINE_TOML
 from carpool.config.repository import PBTXT, TOML, version_folders
 from carpool.config.rollout_table import ROLLOUT_TOML
@@ -21,6 +23,14 @@ Stamp = tuple[str, int, int, int]
 """Name, size, time of the last change, inode."""
 
 Stamps = tuple[Stamp, ...]
+
+CHANGES_NO_ANSWER = (
+    *("path", "versions", "mode", "policy", "slo_may_grow", "instances", "execution_timeout", "max_open"),
+    *("response_cache", "cache", "device_weight", "ttft", "per_token", "drift", "registry", "rollout"),
+    *("onnxruntime", "pipeline"),
+)
+"""Fields of a model's settings that say where it lies, when it runs and what is kept of it. Of instances and
+of onnxruntime the devices count; of a pipeline, what front ends are told of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +48,10 @@ class Fingerprint:
 def take_fingerprint(place: Path) -> Fingerprint:
     """Of the model in this folder or file; an empty one where there is none. Links are followed."""
     if place.is_dir():
-        numbered = _versions(place)
-        settings = [place / name for name in (PBTXT, TOML, PIPELINE_TOML, ROLLOUT_TOML)]
         return Fingerprint(
-            _stamps(place, settings),
-            _stamps(place, _files(place, leave_out={*numbered.values(), *settings})),
-            {number: _stamps(folder, _files(folder)) for number, folder in numbered.items()},
+            _stamps(place, _settings(place)),
+            _stamps(place, _shared(place)),
+            {number: _stamps(folder, _files(folder)) for number, folder in _versions(place).items()},
         )
     folder = place.parent
     homes = {folder, folder.parent} if folder.name.isdigit() else {folder}
@@ -60,7 +68,32 @@ def content_digest(file: Path) -> str:
     """Of everything that the model opened by this file is likely made of, by content: the same model has the
     same one wherever it lies. A version's folder counts as a whole, else only files named like this one."""
     home = file.parent
-    parts = sorted(_files(home) if home.name.isdigit() else _named_like(file))
+    return _digest(home, _files(home) if home.name.isdigit() else _named_like(file))
+
+
+def whole_digest(file: Path, folder: Path) -> str:
+    """The same of all that its answers can follow from: also files in the model's folder that all versions
+    share, as labels are. Where that folder has no settings, anybody's files may lie in it: those beside the
+    model count by their stamps."""
+    if not any(path.is_file() for path in _settings(folder)):
+        return f"{content_digest(file)} {beside(file)}"
+    home = file.parent
+    own = _files(home) if home != folder else ()
+    return _digest(folder, (*own, *_shared(folder)))
+
+
+def settings_of_answers(config: ModelConfig) -> dict[str, Any]:
+    """Of a model's settings, what its answers can follow from: equal for replicas that were measured to run
+    best with other instances or threads."""
+    said = {each.name: getattr(config, each.name) for each in fields(config)}
+    for name in CHANGES_NO_ANSWER:
+        del said[name]
+    said["devices"] = sorted({group.kind for group in config.instances}), config.onnxruntime.providers
+    return said
+
+
+def _digest(home: Path, files: Iterable[Path]) -> str:
+    parts = sorted(files)
     digest = blake2b(digest_size=20)
     for path in parts[:MAX_FILES]:
         digest.update(f"{os.path.relpath(path, home)}\0{path.stat().st_size}\0".encode())
@@ -68,6 +101,15 @@ def content_digest(file: Path) -> str:
             while block := opened.read(_BLOCK):
                 digest.update(block)
     return digest.hexdigest()
+
+
+def _settings(folder: Path) -> list[Path]:
+    return [folder / name for name in (PBTXT, TOML, PIPELINE_TOML, ROLLOUT_TOML)]
+
+
+def _shared(folder: Path) -> Iterator[Path]:
+    """Files of all versions."""
+    return _files(folder, leave_out={*_versions(folder).values(), *_settings(folder)})
 
 
 def _named_like(file: Path) -> list[Path]:

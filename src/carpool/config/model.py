@@ -365,7 +365,7 @@ class ModelConfig:
     execution_timeout: float | None = None
     decoupled: bool = False  # it gives any number of answers to a request
     max_open: int = 0  # requests that an instance of such a model has under way at once; 0: as usual
-    response_cache: bool = False  # Triton's word for a cache with its defaults
+    response_cache: bool = False  # Triton's word for a cache, which keeps every answer as Triton's does
     cache: CacheSettings | None = None
     device_weight: float = 1.0  # its part of a device that several models share
     parameters: Mapping[str, str] = field(default_factory=dict)
@@ -409,7 +409,7 @@ class ModelConfig:
     @property
     def caching(self) -> CacheSettings | None:
         """Which answers are kept; None: none."""
-        kept = self.cache or (CacheSettings() if self.response_cache else None)
+        kept = self.cache or (CacheSettings(min_uses=1) if self.response_cache else None)
         return kept if kept is not None and (kept.exact or kept.similar) else None
 
 

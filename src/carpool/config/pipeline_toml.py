@@ -48,6 +48,15 @@ KEYS: Mapping[str, tuple[str, ...]] = {
 }
 """Every key, by table; the tests hold the reference in docs/ against this list."""
 
+_OF_MODELS: Mapping[str, str] = {
+    **dict.fromkeys(("cache", "response_cache"), "its answers are not kept, nor are those of its steps"),
+    **dict.fromkeys(("rollout", "registry"), "roll out the models that are its steps"),
+    "sequences": "its steps take pictures one by one",
+    "decoupled": "it gives one answer to a picture",
+    "generate": "none of its steps writes token by token",
+}
+"""Settings of models that are refused with a reason."""
+
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 _RESERVED = frozenset(
     [
@@ -121,6 +130,8 @@ def _part(file: str, path: str, section: str, data: object, lines: _Lines) -> _P
         raise ConfigError(f"{file}:{lines.at(path, '')}: {path} must be a table")
     table = _Part(file, path, section, data, lines)
     for key in data:
+        if not section and key in _OF_MODELS:
+            raise ConfigError(f"{table.where(key)} does not go with a pipeline: {_OF_MODELS[key]}")
         if key not in KEYS[section]:
             raise ConfigError(f"{table.where(key)} is unknown; {rules.nearest(key, KEYS[section])}")
     return table

@@ -232,6 +232,11 @@ def folder_settings(folder: Path, name: str) -> tuple[ModelConfig, list[str]]:
     if pbtxt.exists():
         config, warnings = read_pbtxt(pbtxt, name)
         rollout = read_rollout_toml(folder)
+        if rollout is not None and config.ensemble is not None:
+            raise ConfigError(
+                f"{folder / ROLLOUT_TOML}: does not go with ensemble_scheduling, whose versions have the same"
+                " steps: roll out the models that are its steps"
+            )
         if rollout is not None and config.versions != LatestVersions():
             raise ConfigError(
                 f"{pbtxt}: version_policy does not go with {ROLLOUT_TOML}, which chooses versions"

@@ -169,23 +169,29 @@ def check_decoupled(config: ModelConfig) -> ModelConfig:
     """What only holds where a request has exactly one answer does not go with it."""
     if not config.decoupled:
         return config
-    refused = ""
-    if config.backend != "python":
-        refused = f"it is for Python models; {config.backend or 'this one'} gives one answer to each request"
-    elif isinstance(config.policy, Promise):
-        refused = "slo_ms promises when the one answer is there; give the model no promise"
-    elif config.policy.preserve_ordering:
-        refused = "preserve_ordering needs requests with exactly one answer"
-    elif config.sequences is not None:
-        refused = "the next request of a sequence waits for the one answer to the last; leave [sequences] out"
-    elif any(tensor.reshape is not None for tensor in config.inputs + config.outputs):
-        refused = "reshape is not there for it; declare the tensors as the model has them"
-    elif config.caching is not None:
-        refused = "a cache keeps the one answer to a request; switch it off for this model"
-    elif config.rollout is not None or (config.registry is not None and config.registry.candidate):
-        refused = "a rollout compares the one answer to a request; leave it and a registry's candidate out"
-    if refused:
-        raise ConfigError(f"{config.name}: decoupled: {refused}", field="decoupled")
+    promises = isinstance(config.policy, Promise)
+    candidate = config.registry is not None and config.registry.candidate
+    on_device = config.image is not None and config.image.decode == "device"
+    reshaped = any(tensor.reshape is not None for tensor in config.inputs + config.outputs)
+    ordered = isinstance(config.policy, Knobs) and config.policy.preserve_ordering
+    other = config.backend or "this one"
+    unfit = {
+        f"it is for Python models; {other} gives one answer to each request": config.backend != "python",
+        "slo_ms promises when the one answer is there; give the model no promise": promises,
+        "preserve_ordering needs requests with exactly one answer": ordered,
+        "the next request of a sequence waits for the one answer to the last; leave [sequences] out": (
+            config.sequences
+        ),
+        'image.decode = "device" is for models with one answer to a picture; leave it out': on_device,
+        "reshape is not there for it; declare the tensors as the model has them": reshaped,
+        "a cache keeps the one answer to a request; switch it off for this model": config.caching,
+        "a rollout compares the one answer to a request; leave it and a registry's candidate out": (
+            config.rollout or candidate
+        ),
+    }
+    for why, given in unfit.items():
+        if given:
+            raise ConfigError(f"{config.name}: decoupled: {why}", field="decoupled")
     return config
 
 
@@ -276,7 +282,7 @@ def check_beside_sequences(config: ModelConfig) -> None:
             config.registry is not None and config.registry.candidate
         ),
         "a cache: the same request has another answer later": config.caching,
-        "a task for pictures: its requests bring tensors": config.task,
+        "a task for pictures, or [image]: its requests bring tensors": config.task or config.image,
         "quality measures of pictures": config.drift,
     }
     for what, given in unfit.items():

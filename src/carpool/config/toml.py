@@ -134,6 +134,8 @@ def _checked_generation(top: Table, config: ModelConfig) -> ModelConfig:
     for key, what in (dict.fromkeys(_NOT_WRITTEN, "[generate]") | apart).items():
         if top.has(key):
             raise top.error(key, f"does not go with {what}")
+    if config.image is not None and config.image.decode == "device":
+        raise top.error("image.decode", 'cannot be "device" with [generate]: front ends decode its pictures')
     if config.registry is not None and config.registry.candidate:
         raise top.error("registry.candidate", "does not go with [generate], whose answers are not compared")
     if config.backend not in (None, "pytorch", "fake"):

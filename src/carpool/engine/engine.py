@@ -79,7 +79,7 @@ class Engine:
         self.block = block or self.table.block(0)  # that this process counts in
         self.fleet = Fleet(self.table, self.block, profiles, host)
         self.calls = ModelCalls(self.prepare, self.submit, self.cancel, self.fleet.offered.__getitem__)
-        self.calls.is_hosted = self._is_hosted
+        self.calls.find_hosted = self._find_hosted
         self.calls.before = self._before
         self.fleet.callers = self.calls.caller
         self.control = ModelControl(self.paths, self.fleet, self._with_promise)
@@ -236,8 +236,10 @@ class Engine:
         names = ", ".join(sorted({served.name for served in self.fleet.offered.values()}))
         return NotFound(f"there is no model {wanted}; there are {names or 'none'}")
 
-    def _is_hosted(self, name: str, version: str) -> bool:
-        return self.find(name, version).hosted
+    def _find_hosted(self, name: str, version: str) -> Served | None:
+        """The model, if it runs in another process."""
+        found = self.find(name, version)
+        return found if found.hosted else None
 
     def _before(self, name: str, caller: Served) -> Coroutine[Any, Any, None] | None:
         """A model asks for another, which may have to be loaded. While it is loaded itself that cannot be:

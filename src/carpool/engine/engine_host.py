@@ -7,11 +7,8 @@ import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import asdict
 from functools import cache, partial
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import orjson
 
 from carpool.config.drift_settings import DriftSettings
 from carpool.config.triton import config_document
@@ -152,18 +149,16 @@ class EngineHost:
             listener(self._catalog)
 
     def _entry(self, key: int, served: Served) -> ModelEntry:
-        """The one there is, unless its settings changed: what front ends learnt hangs on these objects."""
+        """The one there is, unless its settings changed, or of an ensemble whose answers are kept, a step:
+        what front ends learnt hangs on these objects."""
         config = served.config
         document = config_document(config)
+        caching = config.caching
+        digest = "" if caching is None else served.answers_digest()
         known = self._entries.get(key)
-        if known is not None and known.config == document:
+        if known is not None and known.config == document and known.digest == digest:
             return known
         served.gate = partial(publish, self._write_gate, key)
-        vision = served.picture_document()
-        caching, digest = config.caching, ""
-        if caching is not None:
-            made_of = orjson.dumps([served.made_of, document, vision, served.labels], default=list)
-            digest = blake2b(made_of, digest_size=16).hexdigest()
         return ModelEntry(
             key=key,
             name=served.name,
@@ -175,7 +170,7 @@ class EngineHost:
             config=document,
             labels=served.labels,
             row=(served.slot.row, served.slot.generation),
-            vision=vision,
+            vision=served.picture_document(),
             choices=served.choices,
             drift=_sampling(served.config.drift),
             hosted=served.hosted,

@@ -318,6 +318,7 @@ class Journey:
         child.source, child.holder, child.weight = work.source, work.holder, work.weight
         child.latest = work.latest and not bound.step.after
         child.outside = work.outside
+        child.details = work.details
         child.may_omit = True
         if bound.served.is_ensemble:
             child.arrived = work.arrived
@@ -342,6 +343,7 @@ class Journey:
         if bound is None:
             return
         child.inputs = NO_INPUTS  # a queue may remember it
+        bound.served.count_asked(outcome.error, monotonic() - child.entered)
         if self._ending is not None:
             if not self._under_way:
                 self._finish()

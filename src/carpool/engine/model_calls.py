@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -74,7 +75,7 @@ class ModelCalls:
     ) -> None:
         self.prepare, self.submit, self.cancel, self.offered = prepare, submit, cancel, offered
         self.busy: set[Caller] = set()  # those with open calls
-        self.is_hosted: Callable[[str, str], bool] = lambda _model, _version: False
+        self.find_hosted: Callable[[str, str], Served | None] = lambda _model, _version: None
         self.ask_hosted: AskHosted = _nobody
         self.before: Before = lambda _model, _caller: None
 
@@ -140,9 +141,11 @@ class Caller:
             first = self._calls.before(call.model, self.served)
             if first is not None:
                 self._begin(first, lambda _: self._ask(call), call.answer)
-            elif self._calls.is_hosted(call.model, call.version):
-                until = self._until(monotonic(), call.timeout)
-                self._begin(self._calls.ask_hosted(call, until), call.answer, call.answer)
+            elif (hosted := self._calls.find_hosted(call.model, call.version)) is not None:
+                now = monotonic()
+                work = self._calls.ask_hosted(call, self._until(now, call.timeout))
+                answer = partial(_answered, hosted, now, call.answer)
+                self._begin(work, answer, answer)
             else:
                 self._ask_here(call)
         except CarpoolError as error:
@@ -152,8 +155,11 @@ class Caller:
         single = False
 
         def done(work: Work, outcome: Outcome) -> None:
-            if self.open.pop(work, None) is not None and not self.open:
-                self._calls.busy.discard(self)
+            target = self.open.pop(work, None)
+            if target is not None:
+                target.count_asked(outcome.error, monotonic() - work.entered)
+                if not self.open:
+                    self._calls.busy.discard(self)
             if outcome.outputs is None:
                 call.answer(outcome.error or CarpoolError(f"{call.model} gave no answer"))
             else:
@@ -221,6 +227,13 @@ class Caller:
             self._calls.cancel(work)
         for task in self._elsewhere:
             task.cancel()
+
+
+def _answered(
+    target: Served, began: float, answer: AnswerCall, given: Mapping[str, Array] | CarpoolError
+) -> None:
+    target.count_asked(given if isinstance(given, CarpoolError) else None, monotonic() - began)
+    answer(given)
 
 
 def _is_held(work: Work, target: Served, stuck: set[Caller]) -> bool:

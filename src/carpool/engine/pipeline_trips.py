@@ -120,6 +120,8 @@ class OpenTrip:
         """One of its requests is over."""
         step = self.works.pop(work)
         row = self.pipeline.rows[step]
+        model = self.binding.models[self.pipeline.place[step]]
+        model.count_asked(outcome.error, monotonic() - work.entered)
         if self.replaced and outcome.error is not None:
             outcome = Outcome(error=replaced(self.pipeline.name, self.source), timing=outcome.timing)
             row.add(columns.SHED[Reason.REPLACED.value])

@@ -104,6 +104,8 @@ def not_for_two(model: ModelState | None) -> str:
             return "it writes token by token, and such answers are not compared"
         if served.config.decoupled:
             return "it is decoupled, and any number of answers to a request is not compared"
+        if served.is_ensemble:
+            return "its versions have the same steps; roll out the models that are its steps"
     return ""
 
 

@@ -133,7 +133,7 @@ class Lookup:
         if other is not None and other.has_room and other.is_same(said.text, pieces):
             self._follow(other)
             return True
-        if caches.doorkeeper.seen_before(fast) and wish.keep:
+        if wish.keep and (model.settings.min_uses == 1 or caches.doorkeeper.seen_before(fast)):
             self._keep = True
         if self._keep or (caches.shared is not None and caches.is_shared(model)):
             return self._make_sure(None)

@@ -386,6 +386,9 @@ class ClientCall:
         call, self._call = self._call, None
         if call is not None:
             call.cancel()
+        else:
+            source = self.sender.source or self.head.options.source
+            self.service.door.answered_from_cache(self.entry, self.arrived, self.head.batch, source)
         self.state = ANSWERING
         self.told = told
         self._offered_at = self._done_at = now = monotonic()
@@ -564,20 +567,23 @@ class ClientCall:
 
     def _answer(self, answer: Answer, placed: Mapping[str, Placed]) -> None:
         """Send it; then those hear of it who only look on."""
-        if self._lookup is None:
+        lookup = self._lookup
+        if lookup is None:
             self._write(answer, placed)
         else:
-            self._lookup.finish(answer, placed)
+            lookup.finish(answer, placed)
         self.state = OVER
         for observer in self.service.observers:
             observer.answered(self, answer)
         self._outlets = self._pictures = self._lookup = None
         now = monotonic()
         assert self.row is not None
-        self.row.observe(REQUEST_SECONDS, now - self.arrived)
         beside, self._beside = self._beside, None
         if beside is not None:
             beside.answered(answer)
+        if lookup is not None and lookup.abandoned:
+            return  # its client left, which was counted; those who joined it are counted themselves
+        self.row.observe(REQUEST_SECONDS, now - self.arrived)
         if self.service.tracer.on:
             self.service.tracer.answered(self, answer.timing, (self._offered_at, self._done_at, now))
 

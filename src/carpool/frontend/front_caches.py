@@ -115,7 +115,7 @@ class ModelCache:
         self.entry = entry
         self.row = row
         self.settings = CacheSettings(**entry.cache)
-        self.prefix = f"{FORMAT}\0{entry.name}\0{entry.digest}\0".encode()
+        self.prefix = f"{FORMAT}\0{entry.name}\0{entry.version}\0{entry.digest}\0".encode()
         self._digests = digests
         self._by_source = self.settings.scope == "source"
         self._described: dict[tuple[object, ...], tuple[Said | None, object, object]] = {}

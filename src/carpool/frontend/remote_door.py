@@ -155,6 +155,9 @@ class RemoteDoor(BodySlots):
     ) -> None:
         """Nobody asks for them here: `RecordingDoor` does."""
 
+    def answered_from_cache(self, entry: ModelEntry, arrived: float, images: int, source: str) -> None:
+        """The same."""
+
     def infer(
         self,
         entry: ModelEntry,

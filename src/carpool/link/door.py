@@ -360,6 +360,9 @@ class Door(Protocol):
     ) -> None:
         """A request ended with this error before it came to `infer`."""
 
+    def answered_from_cache(self, entry: ModelEntry, arrived: float, images: int, source: str) -> None:
+        """A request was answered without `infer`."""
+
     def infer(
         self,
         entry: ModelEntry,
@@ -428,7 +431,7 @@ def read_catalog(number: int, payload: bytes, known: Mapping[int, ModelEntry]) -
     entries = {}
     for listed in document.pop("known"):
         kept = known.get(listed["key"])
-        unchanged = kept is not None and kept.config == listed["config"]
+        unchanged = kept is not None and (kept.config, kept.digest) == (listed["config"], listed["digest"])
         entries[listed["key"]] = kept if kept is not None and unchanged else _read_entry(listed)
     served = [entries[key] for key in document["entries"]]
     document |= {

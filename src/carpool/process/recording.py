@@ -56,8 +56,8 @@ def claim(file: str) -> Path:
     return path
 
 
-Arrival: TypeAlias = tuple[float, str, int, str]
-"""When, for which model, how many images, of which source."""
+Arrival: TypeAlias = tuple[float, str, int, str, bool]
+"""When, for which model, how many images, of which source, and whether a cache answered."""
 
 
 class Recorder:
@@ -74,11 +74,13 @@ class Recorder:
         self._thread = threading.Thread(target=self._live, name="record", daemon=True)
         self._thread.start()
 
-    def note(self, entry: ModelEntry, arrived: float, images: int, source: str) -> None:
+    def note(
+        self, entry: ModelEntry, arrived: float, images: int, source: str, *, cached: bool = False
+    ) -> None:
         if self._over.is_set():
             return
         if len(self._waiting) < _MOST_WAITING:
-            self._waiting.append((arrived, entry.name, images, source))
+            self._waiting.append((arrived, entry.name, images, source, cached))
         else:
             self._lost += 1
 
@@ -112,10 +114,12 @@ class Recorder:
             self._lost = 0
 
     def _line(self, arrival: Arrival) -> bytes:
-        at, model, images, source = arrival
+        at, model, images, source, cached = arrival
         line: dict[str, object] = {"time": round(at - self._began, 6), "model": model, "images": images}
         if source:
             line["source"] = source
+        if cached:
+            line["cached"] = True
         return orjson.dumps(line) + b"\n"
 
     def _stop(self, why: str) -> None:
@@ -158,6 +162,10 @@ class RecordingDoor:
         """With another server, or other settings, they might have been let in; what is wrong stays wrong."""
         if isinstance(error, _FOR_WANT_OF_ROOM):
             self._recorder.note(entry, arrived, images, source)
+
+    def answered_from_cache(self, entry: ModelEntry, arrived: float, images: int, source: str) -> None:
+        images = images if entry.signature.max_batch else 1
+        self._recorder.note(entry, arrived, images, source, cached=True)
 
     def infer(
         self,

@@ -100,6 +100,7 @@ def test_the_third_of_the_same_is_a_hit(front: FrontEnd) -> None:
         assert answers[1].fields["cache-status"] == "carpool; fwd=miss; stored"
         assert hit.fields["content-type"] == answers[0].fields["content-type"]
         assert results(front) == {"hit": 1, "miss": 2}
+        assert front.door.from_cache == [("image", 1, "")]
         other = infer(client, "image", image_body(bytes(6)))
         assert word(other) == "miss"
 
@@ -270,6 +271,9 @@ def test_the_first_may_leave(front: FrontEnd) -> None:
         answers = [client.response() for client in clients[1:]]
         assert [word(answer) for answer in answers] == ["joined"] * (TWINS - 1)
         assert len(front.door.calls) == 1
+        stats = orjson.loads(clients[1].get("/v2/models/image/stats").body)["model_stats"][0]
+        counted = stats["inference_stats"]
+        assert (counted["success"]["count"], counted["fail"]["count"]) == (TWINS - 1, 1)  # each request once
 
 
 def test_others_may_leave_too_and_the_last_of_all_ends_it(front: FrontEnd) -> None:
@@ -395,6 +399,7 @@ def test_a_picture_again(front: FrontEnd) -> None:
         answers = [client.post("/classify?model=namer", picture(RED)) for _ in range(3)]
         assert [word(answer) for answer in answers] == ["miss", "miss", "hit"]
         assert len({answer.body for answer in answers}) == 1
+        assert front.door.from_cache == [("namer", 1, "")]
         assert word(client.post("/classify?model=namer&top_k=1", picture(RED))) == "miss"
 
 

@@ -17,6 +17,7 @@ import orjson
 
 from carpool.backends.stepper import FINISH, TEXT, TextInstance
 from carpool.core.job import DONE, GONE, INFINITY, OFFERED, READY, RUNNING
+from carpool.core.refusal_words import replaced
 from carpool.core.steps import StepScheduler
 from carpool.engine.batch import Outcome, Work
 from carpool.engine.generation.text_loop import TextLoop
@@ -156,6 +157,7 @@ class TextDriver:
         self._numbers = count(1)
         self._rides: dict[int, _Ride] = {}
         self._of: dict[Work, _Ride] = {}
+        self._live: dict[str, list[_Ride]] = {}  # by source: frames that newer ones may take the place of
         self._coming: set[Work] = set()  # offered before their pictures
         self._closed: CarpoolError | None = None
         self._down: CarpoolError | None = None
@@ -277,7 +279,19 @@ class TextDriver:
         if not any(other is writer for other in riding):
             self._heard_at[writer] = monotonic()
         self._rides[ride.number] = self._of[work] = ride
+        if work.latest and work.source:
+            self._replace_waiting(ride)
         writer.submit(ride.number, work, limit)
+
+    def _replace_waiting(self, newest: _Ride) -> None:
+        """Of the frames of a live source whose text has not begun, the first stays and the newest: one that
+        sends faster than the first token comes would never have an answer otherwise."""
+        source = newest.work.source
+        waiting = [ride for ride in self._live.get(source, ()) if not ride.tokens]
+        for ride in waiting[1:]:
+            ride.writer.cancel(ride.number)
+            self._end(ride, Outcome(error=replaced(self._model, source)))
+        self._live.setdefault(source, []).append(newest)
 
     def cancel(self, work: Work) -> None:
         ride = self._of.get(work)
@@ -347,6 +361,11 @@ class TextDriver:
         """The one answer of an accepted work. Never raises: others wait behind it."""
         self._rides.pop(ride.number, None)
         self._of.pop(ride.work, None)
+        rides = self._live.get(ride.work.source, []) if ride.work.latest else []
+        if ride in rides:
+            rides.remove(ride)
+            if not rides:
+                del self._live[ride.work.source]
         ride.work.state = GONE if outcome.error else DONE
         try:
             ride.work.done(ride.work, outcome)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -87,7 +88,7 @@ class Ensemble(Served):
         progress("looking at its steps")
         self._loop = asyncio.get_running_loop()
         config = self.config
-        self.signature = signature_of(config)
+        self.signature = replace(signature_of(config), told=True)  # its steps are, if they want to know
         self.promises = isinstance(config.policy, Promise)
         assert config.ensemble is not None
         self._journeys = Journeys(
@@ -168,14 +169,17 @@ class Ensemble(Served):
             )
         if found is None:
             raise Unavailable(f"{at}: {step.model} is not loaded", reason="not-ready")
-        if found[1].writes:
-            raise ConfigError(f"{at}: {step.model} writes token by token, and no step does that")
-        if found[1].config.decoupled:
-            raise ConfigError(f"{at}: {step.model} is decoupled, and a step needs exactly one answer")
-        if found[1].config.sequences is not None:
-            raise ConfigError(f"{at}: {step.model} takes sequences, and requests of a step belong to none")
-        if found[1].hosted and self._models.memory is None:
-            raise ConfigError(f"{at}: {step.model} runs in a process that only a server reaches")
+        config, hosted = found[1].config, found[1].hosted
+        unfit = {
+            "writes token by token, and no step does that": found[1].writes,
+            "is decoupled, and a step needs exactly one answer": config.decoupled,
+            "takes sequences, and requests of a step belong to none": config.sequences,
+            "is a pipeline, which only front ends run: no step can be one": config.pipeline,
+            "runs in a process that only a server reaches": hosted and self._models.memory is None,
+        }
+        for why, given in unfit.items():
+            if given:
+                raise ConfigError(f"{at}: {step.model} {why}")
         return found
 
     def _labels_of(self, binding: Binding) -> Mapping[str, Sequence[str]]:
@@ -221,6 +225,14 @@ class Ensemble(Served):
             return "it is not loaded"
         found = (f"{one.name}, which it needs: {one.why_not}" for one in binding.models if not one.able)
         return next(found, "")
+
+    def _made_of(self) -> Sequence[str]:
+        """Its steps, as they are now: whoever keeps its answers has others when one of them is replaced."""
+        try:
+            binding = self._current()
+        except (Unavailable, ConfigError):
+            binding = None
+        return [] if binding is None else [one.answers_digest() for one in binding.models]
 
     def look_at_instances(self) -> None:
         """It has none."""

@@ -9,13 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from secrets import token_hex
+from hashlib import blake2b
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
+import orjson
+
 from carpool.backends.backend import AnswersEach, AsksModels, Backend
 from carpool.config.backend_kinds import kind_of
-from carpool.config.fingerprint import content_digest
+from carpool.config.fingerprint import settings_of_answers, whole_digest
 from carpool.config.model import Mode, ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.core.instance import Batch, Instance
@@ -38,7 +40,7 @@ from carpool.engine.route import Direct, Spare
 from carpool.engine.sequence_route import SequenceRoute
 from carpool.errors import CarpoolError, Unavailable, Unsupported
 from carpool.observe import columns
-from carpool.observe.counters import Row, Slot
+from carpool.observe.counters import Row, Slot, count_failure
 from carpool.observe.logs import logger
 from carpool.observe.statistics import BatchStatistics, RecentBatches
 from carpool.types import Signature
@@ -105,7 +107,7 @@ class Served(Watcher):
         self.identity = identity  # equal for what is made of the same files and settings
         self.upload = upload
         self.last_used = monotonic()  # its last batch, or else its beginning
-        self.made_of = ""  # a digest of its files, where answers are kept
+        self.made_of = ""  # a digest of its files
         self._version = version
         self.batches = BatchStatistics()
         self.recent = RecentBatches()
@@ -157,6 +159,16 @@ class Served(Watcher):
         """How it answers pictures, for front ends; None: it takes only tensors."""
         return None if self.vision is None else write_vision(self.vision)
 
+    def answers_digest(self) -> str:
+        """Of all that its answers follow from: two models that have the same one answer the same."""
+        settings = settings_of_answers(self.config)
+        parts = [self._made_of(), settings, self.picture_document(), self.labels]
+        text = orjson.dumps(parts, default=list, option=orjson.OPT_NON_STR_KEYS)
+        return blake2b(text, digest_size=16).hexdigest()
+
+    def _made_of(self) -> Sequence[str]:
+        return [self.made_of]
+
     @property
     def scheduler(self) -> Scheduler | None:
         """None before it is loaded, and of what runs nothing itself."""
@@ -169,7 +181,9 @@ class Served(Watcher):
 
     @property
     def idle(self) -> bool:
-        """Nobody waits and nothing runs."""
+        """Nobody waits and nothing runs; nor would a sequence lose its state if it were unloaded."""
+        if self._sequences is not None and self._sequences.law.live:
+            return False
         return self._driver is None or self._driver.idle
 
     # ---- loading ----------------------------------------------------------------------------------------
@@ -189,17 +203,15 @@ class Served(Watcher):
             self.state = State.UNAVAILABLE
             raise
         self._begin(ready)
-        if await self._digest() != self.made_of:  # they changed meanwhile: nobody knows what was loaded
-            self.made_of = token_hex()
         seconds = monotonic() - began
         self.row.set(columns.LOAD_SECONDS, seconds)
         log.info("model-ready", model=self.name, version=self.version, seconds=round(seconds, 3))
 
     async def _digest(self) -> str:
         file = self._version.file
-        if file is None or self.config.caching is None:
+        if file is None:
             return ""
-        return await self._off_the_loop(partial(content_digest, file), lambda _: None)
+        return await self._off_the_loop(partial(whole_digest, file, self.config.path), lambda _: None)
 
     async def _off_the_loop(self, work: Callable[[], T], drop: Callable[[T], None]) -> T:
         """Work in the loader's thread. What it made is dropped when nobody waits for it any more."""
@@ -307,6 +319,14 @@ class Served(Watcher):
         self.batches.add(batch.images, input_ns, infer_ns, round(timing.output * 1e9))
         if result.clean:
             self.recent.add(batch.images, result.seconds, self.last_used)
+
+    def count_asked(self, error: CarpoolError | None, seconds: float) -> None:
+        """Another model of this engine asked it, as a step or by a call of its own, and this came of it. What
+        clients ask is counted by their front ends."""
+        if error is None:
+            self.row.observe(columns.REQUEST_SECONDS, seconds)
+        else:
+            count_failure(self.row, error, seconds)
 
     def _watch_speed(self, batch: Batch) -> None:
         """A promise rests on the profile: when that stops being true, whoever watches should know, once for
