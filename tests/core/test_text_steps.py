@@ -150,7 +150,6 @@ def test_who_waits_too_long_for_a_slot_is_told() -> None:
     core = scheduler(slots=1, ttft=0.02)
     running(core, 1)
     job = TextJob(0.0)
-    core.waiting = 0
     core.lengths = Lengths(32, guess=1.0)
     assert core.offer(job, 0.0) is None
     core.stepped(step(core, 0.0), 0.0195)
