@@ -38,6 +38,8 @@ from carpool.core.text_job import (
     TextQueue,
 )
 
+_FAR = 0.05  # what answers are thought to be long may differ by so much before all is computed again
+
 
 class Forecast(NamedTuple):
     """What awaits an answer that joins the queue now, in seconds; `busy_until` is a time."""
@@ -84,6 +86,7 @@ class StepScheduler:
         self._planned: tuple[object, ...] = ()  # what `_costs` was computed from
         self._costs: list[float] = []
         self._best = 1
+        self._tokens = 0.0  # of an answer, for which they were computed
         self._foreseen_at: tuple[int, ...] = ()  # what `_foreseen` was computed from
         self._foreseen = Forecast(0.0, 0.0, 0.0, 0.0)
 
@@ -97,6 +100,7 @@ class StepScheduler:
         job.first_due = min(job.deadline, job.arrived + settings.ttft)
         self.ledger.offered += 1
         self._rate.add(1, now)
+        self.lengths.asked(job.limit)
         if self._is_idle:
             for belief in (self.encoder, self.step):
                 belief.taken_up(now)
@@ -254,7 +258,7 @@ class StepScheduler:
         foreseen = self._foresee(now)
         wait = foreseen.wait + max(0.0, foreseen.busy_until - now)
         first = now + wait + foreseen.takes
-        rest = (min(self.lengths.mean, job.limit) - 1) * self._pace()
+        rest = (self.lengths.expected(job.limit) - 1) * self._pace()
         whole = first + rest
         if first <= job.first_due and whole <= job.deadline:
             return None
@@ -347,7 +351,10 @@ class StepScheduler:
     def _expire(self, now: float, given_up: list[TextGivenUp]) -> None:
         """Whose first token would be late even if the batch that may leave now took him along."""
         queue = self._queue
-        if queue.first_due > now + self._until_first(self.encoder.curve.max_batch, slots=self.slots_up):
+        due = queue.first_due
+        if due == INFINITY or due > now + self._until_first(
+            self.encoder.curve.max_batch, slots=self.slots_up
+        ):
             return  # mostly: this is asked at every step
         size = min(self._free_slots(), self.waiting, self._batch(now))
         takes = self._until_first(max(1, size))
@@ -403,8 +410,10 @@ class StepScheduler:
     def _batch(self, now: float) -> int:
         """The batch to wait for. While slots stand empty for it, steps carry less; encoded alone, each costs
         more. The smallest that keeps up with what is asked, or else the one that carries most."""
-        slots = self.most_slots()
-        plan = (slots, self.encoders, self.encoder.curve, self.step.curve, self.lengths.lasts)
+        slots, tokens = self.most_slots(), self.lengths.tokens
+        if abs(tokens - self._tokens) > _FAR * self._tokens:
+            self._tokens = tokens
+        plan = (slots, self.encoders, self.encoder.curve, self.step.curve, self.lengths.lasts, self._tokens)
         if plan != self._planned:
             self._planned = plan
             self._plan(slots)
@@ -419,7 +428,7 @@ class StepScheduler:
         fits = self.encoder.curve.fits((self.settings.per_token - step) / self.encoder.speeds[0].cautious)
         most = self.encoder.curve.max_batch if self.settings.apart else fits
         sizes = range(1, max(1, min(slots, most)) + 1)
-        written = self.lengths.mean * self._steps_for(slots)
+        written = self._tokens * self._steps_for(slots)
         if self.settings.apart:
             self._costs = [max(self._encodes(n) / n / self.encoders, written / slots) for n in sizes]
         else:
@@ -508,7 +517,7 @@ class StepScheduler:
     def _pace(self) -> float:
         """Seconds from token to token of one that is being written while slots are full."""
         slots = self.most_slots()
-        return slots * self._costs[self._best - 1] / self.lengths.mean
+        return slots * self._costs[self._best - 1] / self._tokens
 
     def _busy_until(self) -> float:
         """When there is a device that encodes."""
