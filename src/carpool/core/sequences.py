@@ -24,7 +24,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from carpool.core.job import INFINITY, Job
-from carpool.core.shares import PlaceShare, who_yields
+from carpool.core.shares import OF_THE_REST, PlaceShare, who_yields
 
 SequenceId = int | str
 """0 and "" are none."""
@@ -32,7 +32,6 @@ SequenceKey = tuple[str, SequenceId]
 """The holder of a key, and the id that it uses."""
 
 _COMPACT_AT = 64
-_OF_THE_REST = 3  # times what is free of a bound, which the holder of a key may use of it
 _LARGEST_ID = 2**31 - 1  # of ids that are made here: fits every type of number that a model may ask for
 _REMEMBERED = 1024
 """Sequences that are known to have ended before their time; the first to do so are forgotten."""
@@ -459,7 +458,7 @@ class Sequences:
             shares = [share for share in self._shares.values() if _has_first(share.backlog)]
             if not shares:
                 return
-            share = min(shares, key=lambda one: ((one.places + 1) / one.weight, one.backlog[0][0]))
+            share = min(shares, key=lambda one: (one.places_after, one.backlog[0][0]))
             if not self._gaps and not self._takes_one(share):
                 return
             sequence = heappop(share.backlog)[1]
@@ -591,4 +590,4 @@ def _is_used_up(used: int, bound: int, share: SequenceShare | None, own: int) ->
     """Whether no more may wait. `own` is what its holder has of what is used: with a key that is at most so
     much that something is left for the next."""
     keyed = share is not None and share.name != ""
-    return used >= bound or (keyed and own >= _OF_THE_REST * (bound - used))
+    return used >= bound or (keyed and own >= OF_THE_REST * (bound - used))

@@ -56,6 +56,10 @@ def divide_weights(lanes: Sequence[Lane]) -> list[float]:
     return [lane.part for lane in lanes]
 
 
+OF_THE_REST = 3
+"""Times what is free of a queue, which the holder of a key may have of it: something is left for the next."""
+
+
 class PlaceShare:
     """What the holder of one key has of a model's places. Requests without a key share one, named ""."""
 
@@ -66,12 +70,17 @@ class PlaceShare:
         self.weight = weight
         self.places = 0
 
+    @property
+    def places_after(self) -> float:
+        """For its weight, if it had one more."""
+        return (self.places + 1) / self.weight
+
 
 def who_yields(shares: Iterable[PlaceShare], taker: PlaceShare) -> PlaceShare | None:
     """Where no place is free: who would have most for its weight after giving one up, if that is not less
     than what the taker has then. So places settle at shares by weight, and nobody takes any after that."""
     giver = max(shares, key=_left_to)
-    return giver if _left_to(giver) >= (taker.places + 1) / taker.weight else None
+    return giver if _left_to(giver) >= taker.places_after else None
 
 
 def _left_to(giver: PlaceShare) -> float:

@@ -145,11 +145,11 @@ class PartWay:
         """In the model's thread. False: nobody wants more of it. ModelError for what cannot be sent."""
         # Only the loop's thread changes the state, and only away from RUNNING: to read it late costs one
         # answer, which `_deliver` drops.
-        if work.state is not RUNNING or work.place is None:
+        if work.state is not RUNNING or work.place is None or work.gives_way:
             return False
         payload = work.place.part(outputs)
         while not self._room.acquire(timeout=_LOOK_AT_RIDER_S):
-            if work.state is not RUNNING:
+            if work.state is not RUNNING or work.gives_way:
                 return False
         self._loop.call_soon_threadsafe(self._deliver, work, payload, finish, last)
         return True
@@ -183,8 +183,9 @@ class _Rider:
 
     @property
     def wanted(self) -> bool:
-        # Both are changed by the loop only, and never back: to see it late costs one answer.
-        return self._work.state is RUNNING and self._work.parts is not None
+        # All are changed by the loop only, and never back: to see it late costs one answer.
+        work = self._work
+        return work.state is RUNNING and work.parts is not None and not work.gives_way
 
     def send(self, outputs: Mapping[str, Array], *, last: bool = False) -> None:
         self._coach.collator.check(outputs, tuple(outputs), _ANY)
