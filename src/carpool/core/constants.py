@@ -135,11 +135,6 @@ class Constants:
     surprises: int = 3
     """Three batches in a row off by a quarter on the same side mean that the device changed: believe them."""
 
-    cold_batches: int = 3
-    """The first batches after a start, and of a new shape, are slow where memory is taken and code is loaded
-    with them. Those three are not believed if they take a quarter longer: a gate that did would refuse
-    requests right after a restart which the device, as profiled, answers in time."""
-
     forget_s: float = 10.0
     """An idle instance drifts back to its profile with this time constant."""
 

@@ -17,11 +17,10 @@ class Speed:
     `cautious` is close to the 0.9 quantile: what a deadline is checked against. Both forget (see `rested`).
     """
 
-    __slots__ = ("_cold", "_constants", "_surprises", "cautious", "mean")
+    __slots__ = ("_constants", "_surprises", "cautious", "mean")
 
     def __init__(self, constants: Constants = CONSTANTS) -> None:
         self._constants = constants
-        self._cold = constants.cold_batches  # that may still be slow for being the first
         self.mean = 1.0
         self.cautious = constants.cautious_start
         self._surprises: list[float] = []
@@ -29,10 +28,6 @@ class Speed:
     def learn(self, ratio: float) -> None:
         """A batch took `ratio` times what its profile says."""
         c, limit = self._constants, 1.0 + self._constants.surprise
-        if self._cold:
-            self._cold -= 1
-            if ratio >= limit * self.mean:
-                return
         if 1 / limit < ratio / self.mean < limit:
             self._surprises.clear()
         elif self._is_new_regime(ratio):
