@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from math import inf
 from random import Random
+from statistics import fmean
 from weakref import ref
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from carpool.core.curve import BatchCurve
 from carpool.core.job import DONE, GONE, READY, RUNNING, SOON, Reason
+from carpool.core.learning import Rate
 from carpool.core.lengths import Lengths
 from carpool.core.steps import Forecast, StepScheduler
 from carpool.core.text_job import Encode, Step, TextJob, TextPromise
@@ -79,11 +81,24 @@ def test_below_capacity_a_promise_makes_nothing_worse(
     found = []
     for promised in (promise, replace(promise, ttft=inf)):
         played = replace(scenario, promise=promised)
-        run = GenerationSimulation(played, seed).play(played.requests(seed))
-        found.append(text_report(run, promise))
+        simulation = GenerationSimulation(played, seed)
+        simulation.scheduler._rate = Rate()  # else one of them would know its rate later than the other
+        found.append(text_report(simulation.play(played.requests(seed)), promise))
     with_promise, without = found
     assert with_promise.attainment >= without.attainment
-    assert with_promise.first_p99_ms <= 1.01 * without.first_p99_ms
+    assert with_promise.first_p99_ms <= 1.05 * without.first_p99_ms  # of 18 answers: chance is in it
+
+
+def test_answers_that_clients_limit_are_reckoned_as_short_as_they_are() -> None:
+    """Else a model at half of its load would take itself for full, and wait for large batches."""
+    scenario = TEXTS["lines"].scenario(SLOTS, 1)
+    rate = 0.5 * most_carried(scenario)
+    scenario = replace(scenario, rate=rate, seconds=2000 / rate)
+    sizes = []
+    for limited in (False, True):
+        played = replace(scenario, limited=limited)
+        sizes.append(fmean(GenerationSimulation(played, 1).play(played.requests(1)).encodes))
+    assert sizes[1] <= 1.2 * sizes[0]
 
 
 def test_below_capacity_the_gate_makes_hardly_any_forecast() -> None:
