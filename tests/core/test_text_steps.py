@@ -105,7 +105,7 @@ def test_below_capacity_the_gate_makes_hardly_any_forecast() -> None:
     """It is asked beside the device: what it takes for each request is taken from the steps."""
     case = TEXTS["lines"]
     scenario = case.scenario(SLOTS, 1)
-    rate = 0.9 * most_carried(scenario)
+    rate = 0.8 * most_carried(scenario)
     scenario = replace(scenario, rate=rate, seconds=2000 / rate)
     simulation = GenerationSimulation(scenario, 1)
     foresee, asked = simulation.scheduler._foresee, []
