@@ -22,7 +22,7 @@ class Lengths:
     """
 
     __slots__ = (
-        *("_bucket", "_constants", "_ended", "_guess", "_lasts", "_means", "_news", "_seen", "_tokens"),
+        *("_bucket", "_constants", "_ended", "_guess", "_lasts", "_means", "_news", "_part", "_seen"),
         "limit",
     )
 
@@ -41,7 +41,7 @@ class Lengths:
         self._news = _LOOK_AFTER
         self._lasts: Sequence[float] = ()
         self._means: Sequence[float] = ()
-        self._tokens = 0.0
+        self._part = 1.0  # of the mean, that answers have within their limits
 
     def seen(self, tokens: int, ended: bool) -> None:
         """One that had so many tokens got another, with which it ended by itself, or did not."""
@@ -75,14 +75,13 @@ class Lengths:
 
     def asked(self, limit: int) -> None:
         """Somebody asks for an answer of at most so many tokens."""
-        tokens, weight = self.expected(limit), self._constants.limit_weight
-        self._tokens += (weight if self._tokens else 1.0) * (tokens - self._tokens)
+        self._part += self._constants.limit_weight * (self.expected(limit) / self.mean - self._part)
 
     @property
     def tokens(self) -> float:
         """Of the answers that are asked for, with the limits that clients set: where many ask for less than
         the model may write, their answers take less of the device than the model's mean."""
-        return self._tokens or self.mean
+        return self._part * self.mean
 
     def quantile(self, share: float) -> int:
         """So many tokens suffice for this share of the answers."""

@@ -274,13 +274,13 @@ class StepScheduler:
         )
 
     def _has_ample(self, job: TextJob, now: float) -> bool:
-        """At the rate at which a full device answers, those who wait and two batches more would be gone in
+        """At the rate at which a full device answers, those who wait and a batch more would be gone in
         time. The gate is asked beside the device, in the process that launches its steps: what it asks of
         each request is taken from them, and with a forecast for each, a promise would cost throughput."""
         if not self._costs:
             return False
         cost, best = self._costs[self._best - 1], self._best
-        first = now + (self.waiting + 1 + 2 * best) * cost + self._until_first(best)
+        first = now + (self.waiting + 1 + best) * cost + self._until_first(best)
         return first <= job.first_due and first + self.slots_up * cost <= job.deadline
 
     def _foresee(self, now: float) -> Forecast:
