@@ -13,7 +13,7 @@ from carpool.core.job import INFINITY, Job, Reason, Refusal
 from carpool.core.objectives import Knobs, Promise
 from carpool.core.pinned import pin
 from carpool.core.scheduler import Scheduler
-from carpool.core.sequences import LiveSequence, Step
+from carpool.core.sequences import LiveSequence, SequenceShare, Step
 from later import many
 
 MAX_BATCH = 4
@@ -51,7 +51,7 @@ class Play:
         self.outcomes: Counter[str] = Counter()
 
     def offer(self, instance: int, shape: str | None) -> Job:
-        sequence = LiveSequence(len(self.bound) + 1)
+        sequence = LiveSequence(("", len(self.bound) + 1), len(self.bound) + 1, SequenceShare("", 1.0))
         sequence.instance = instance
         job = Job(self.now, INFINITY, 1, shape)
         job.payload = Step(job, sequence, len(self.bound), start=True, end=True)
@@ -179,7 +179,7 @@ def test_an_instance_that_rests_lets_nobody_through_who_belongs_to_another() -> 
     pin(core, None)
 
     def offer(instance: int, now: float) -> Refusal | None:
-        sequence = LiveSequence(1)
+        sequence = LiveSequence(("", 1), 1, SequenceShare("", 1.0))
         sequence.instance = instance
         job = Job(now, now + slo)
         job.payload = Step(job, sequence, 1, start=True, end=True)

@@ -255,7 +255,8 @@ def test_starts_without_an_end_fill_no_memory() -> None:
         for passed in law.turn(now).passed:
             law.finished(passed, now, ran=True)
         assert len(law._known) <= 56
-        assert max(map(len, (law._backlog, law._quiet, law._deadlines))) <= 64 + 2 * 57
+        backlog = law._shares[""].backlog
+        assert max(map(len, (backlog, law._quiet, law._deadlines))) <= 64 + 2 * 57
     assert refused > 1000
     assert len(law._ended) == 1024
     law.turn(now + 100.0)
@@ -268,7 +269,7 @@ def test_a_hundred_thousand_starts_at_once_fill_no_memory() -> None:
     found = Counter(law.offer(_job(), name, 0.0, start=True, end=False) for name in range(1, 100_001))
     assert found == {None: 108, Why.CROWDED: 99_892}
     assert len(law._known) == 108
-    assert max(map(len, (law._backlog, law._quiet, law._deadlines))) <= 108
+    assert max(map(len, (law._shares[""].backlog, law._quiet, law._deadlines))) <= 108
     assert len(law.turn(0.0).passed) == 8  # and they never come back
     assert Counter(why for _, why in law.turn(30.0).dropped) == {Why.NO_PLACE: 100}
     assert (law.live, law.backlog, law.waiting, law.size) == (8, 0, 0, 0)
@@ -377,6 +378,99 @@ def test_an_instance_that_dies_before_its_request_was_passed_on() -> None:
     assert law._gaps == 2
 
 
+def _of(
+    holder: str, law: Sequences, name: int | str, now: float = 0.0, flags: str = "s", weight: float = 1.0
+) -> Job:
+    job = _job(now)
+    job.holder, job.weight = holder, weight
+    assert law.offer(job, name, now, start="s" in flags, end="e" in flags) is None
+    return job
+
+
+def _run(law: Sequences, now: float) -> list[Job]:
+    """All that can run does, and ends at once."""
+    ran: list[Job] = []
+    while passed := law.turn(now).passed:
+        ran += passed
+        for job in passed:
+            law.finished(job, now, ran=True)
+    return ran
+
+
+def test_two_keys_that_use_one_id_do_not_meet() -> None:
+    law = _law(places=4)
+    jobs = [
+        _of(holder, law, name) for name in (5, "cam") for holder in ("", "a", "b")[: 2 if name == 5 else 3]
+    ]
+    assert (law.live, law.backlog) == (4, 1)
+    told = [job.payload.name for job in jobs]
+    assert (told[0], told[2]) == (5, "cam"), "the first keeps its own"
+    assert len(set(told)) == len(told)
+    assert 0 < told[1] < 2**31
+    assert told[3] == "a/cam"
+    stranger = _job()
+    stranger.holder = "c"
+    assert law.offer(stranger, 5, 0.0, start=False, end=False) is Why.NO_START
+
+
+def test_the_key_with_most_places_gives_up_its_stalest_sequence() -> None:
+    law = _law(places=8, idle=100.0)
+    for number in range(1, 9):
+        _of("a", law, number, now=float(number))
+        _run(law, float(number))
+    other = _of("b", law, 1, now=20.0)
+    assert _run(law, 20.0) == [other]
+    assert law.why_ended(1, "a") is Why.YIELDED
+    assert law.why_ended(1, "b") is None
+    for number in range(2, 9):
+        _of("b", law, number, now=21.0)
+    _run(law, 21.0)
+    held = Counter(one.key[0] for one in law._known.values() if one.instance >= 0)
+    assert held == {"a": 4, "b": 4}, "and then nobody takes any"
+    assert [law.why_ended(number, "a") for number in range(1, 9)] == [Why.YIELDED] * 4 + [None] * 4
+
+
+def test_a_sequence_that_is_at_work_ends_with_that_before_its_place_is_anothers() -> None:
+    law = _law(places=2)
+    first, second = (_of("a", law, number) for number in (1, 2))
+    assert law.turn(0.0).passed == [first, second]
+    queued = _of("a", law, 1, flags="")
+    other = _of("b", law, 1)
+    turn = law.turn(0.0)
+    assert (turn.passed, turn.dropped) == ([], [(queued, Why.YIELDED)])
+    assert law.turn(0.0) == Turn(), "one is enough"
+    late = _job()
+    late.holder = "a"
+    assert law.offer(late, 1, 0.0, start=False, end=False) is Why.NO_START
+    law.finished(first, 0.1, ran=True)
+    assert law.turn(0.1).passed == [other]
+    law.finished(second, 0.1, ran=True)
+    assert law.why_ended(1, "a") is Why.YIELDED
+
+
+def test_a_heavier_key_has_more_places() -> None:
+    law = _law(places=8, idle=100.0)
+    for number in range(1, 9):
+        _of("light", law, number)
+    _run(law, 0.0)
+    for number in range(1, 9):
+        _of("heavy", law, number, now=1.0, weight=3.0)
+    _run(law, 1.0)
+    assert Counter(one.key[0] for one in law._known.values() if one.instance >= 0) == {"heavy": 6, "light": 2}
+
+
+def test_one_key_cannot_fill_the_backlog_to_the_end() -> None:
+    law = Sequences(1, 1, 1.0, Bounds(100, 8, 100, INFINITY))
+    refused: list[Why | None] = []
+    for number in range(1, 12):
+        job = _job()
+        job.holder = "a"
+        refused.append(law.offer(job, number, 0.0, start=True, end=False))
+    assert refused == [None] * 7 + [Why.CROWDED] * 4, "one has the place"
+    for number in (1, 2):
+        _of("b", law, number)
+
+
 class _Adversary:
     """Random clients, and what must hold after each of their moves."""
 
@@ -395,11 +489,13 @@ class _Adversary:
         )
         self.now = 0.0
         self.there = set(range(self.instances))
-        self.waiting: dict[Job, int | str] = {}
-        self.passed: dict[Job, int | str] = {}
-        self.last: dict[int | str, int] = {}  # by id: the number of the last that was passed on
+        self.waiting: dict[Job, tuple[str, int | str]] = {}
+        self.passed: dict[Job, tuple[str, int | str]] = {}
+        self.last: dict[tuple[str, int | str], int] = {}  # the number of the last passed on
         ids = (1, 2, 3, 2**64 - 1, 2**63, "1", "cam", "x" * 128, "ü")
         self.ids = self.random.sample(ids, self.random.randint(2, len(ids)))
+        self.weights = {"": 1.0} | {key: self.random.choice((0.5, 1.0, 3.0)) for key in ("a", "b")}
+        self.holders = list(self.weights)[: self.random.randint(1, 3)]
 
     def move(self) -> None:
         act = self.random.choices(
@@ -413,9 +509,11 @@ class _Adversary:
         name = self.random.choice(self.ids)
         deadline = self.now + self.random.choice((0.0, 0.1, 1.0, INFINITY))
         job = _job(self.now, deadline, self.random.choice((1, 1, 1, 1, 2)))
+        job.holder = self.random.choice(self.holders)
+        job.weight = self.weights[job.holder]
         start, end = self.random.random() < 0.4, self.random.random() < 0.3
         if self.law.offer(job, name, self.now, start=start, end=end) is None:
-            self.waiting[job] = name
+            self.waiting[job] = job.holder, name
         else:
             assert job.payload is None
 
@@ -466,7 +564,24 @@ class _Adversary:
         assert self.law.live <= len(self.there) * self.places
         if self.law.backlog:
             assert self.law.live == len(self.there) * self.places
+        held = Counter(one.key[0] for one in self.law._known.values() if one.instance >= 0)
+        leaving = Counter(one.key[0] for one in self.law._known.values() if one.is_leaving)
+        assert {name: share.places for name, share in self.law._shares.items() if share.places} == +(
+            held - leaving
+        )
+        told = [one.id for one in self.law._known.values()]
+        assert len(set(told)) == len(told), "the model knows each by an id of its own"
+        assert sum(leaving.values()) == self.law._leaving <= 1
+        self.shared(held - leaving)
         assert all(job.deadline > self.now for job in self.waiting)
+
+    def shared(self, held: Counter[str]) -> None:
+        """Who waits for a place has its share of them, but for one that is about to be left."""
+        waits = {one.key[0] for one in self.law._known.values() if one.instance < 0}
+        for name in waits if self.law._leaving == 0 else ():
+            for other, places in held.items():
+                keeps = (places - 1) / self.weights[other]
+                assert keeps < (held[name] + 1) / self.weights[name]
 
     def end(self) -> None:
         """Everybody is served or told, and nothing is left of them."""
@@ -487,7 +602,7 @@ class _Adversary:
         assert law._gaps == self.instances * self.places
         assert law.size == 0
         assert law.turn(self.now + 100.0).look_again is None
-        assert len(law._backlog) + len(law._quiet) + len(law._deadlines) == 0
+        assert len(law._shares) + len(law._ids) + len(law._quiet) + len(law._deadlines) == 0
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 60))

@@ -7,6 +7,8 @@ from dataclasses import replace
 from itertools import pairwise
 from math import inf
 from random import Random
+from statistics import fmean
+from weakref import ref
 
 import pytest
 from hypothesis import given, settings
@@ -14,8 +16,9 @@ from hypothesis import strategies as st
 
 from carpool.core.curve import BatchCurve
 from carpool.core.job import DONE, GONE, READY, RUNNING, SOON, Reason
+from carpool.core.learning import Rate
 from carpool.core.lengths import Lengths
-from carpool.core.steps import StepScheduler
+from carpool.core.steps import Forecast, StepScheduler
 from carpool.core.text_job import Encode, Step, TextJob, TextPromise
 from carpool.errors import InvalidInput
 from carpool.sim.generation_simulation import (
@@ -26,6 +29,7 @@ from carpool.sim.generation_simulation import (
     most_carried,
     play_static,
     saturated,
+    text_report,
 )
 from core.text_cases import SLOTS, TEXTS
 from later import later, many
@@ -56,6 +60,90 @@ def step(core: StepScheduler, now: float) -> Step:
     work = core.decide(now).work
     assert isinstance(work, Step)
     return work
+
+
+# ---- a promise never makes it worse
+
+
+@pytest.mark.parametrize("limited", [False, True], ids=["", "limited"])
+@pytest.mark.parametrize("seed", [1, later(2), later(3), later(4)])
+@pytest.mark.parametrize("load", [later(0.5), 0.7, later(0.8), 0.9])
+@pytest.mark.parametrize("kind", ["lines", "captions", later("pages")])
+def test_below_capacity_a_promise_makes_nothing_worse(
+    kind: str, load: float, seed: int, limited: bool
+) -> None:
+    """As many are answered in time, and the first token comes no later, also where clients say how long
+    their answers may be."""
+    scenario = TEXTS[kind].scenario(SLOTS, seed)
+    rate = load * most_carried(scenario)  # a little more than can be: of what is always full
+    scenario = replace(scenario, rate=rate, seconds=2000 / rate, limited=limited)
+    promise = scenario.promise
+    found = []
+    for promised in (promise, replace(promise, ttft=inf)):
+        played = replace(scenario, promise=promised)
+        simulation = GenerationSimulation(played, seed)
+        simulation.scheduler._rate = Rate()  # else one of them would know its rate later than the other
+        found.append(text_report(simulation.play(played.requests(seed)), promise))
+    with_promise, without = found
+    assert with_promise.attainment >= without.attainment
+    assert with_promise.first_p99_ms <= 1.05 * without.first_p99_ms  # of 18 answers: chance is in it
+
+
+def test_answers_that_clients_limit_are_reckoned_as_short_as_they_are() -> None:
+    """Else a model at half of its load would take itself for full, and wait for large batches."""
+    scenario = TEXTS["lines"].scenario(SLOTS, 1)
+    rate = 0.5 * most_carried(scenario)
+    scenario = replace(scenario, rate=rate, seconds=2000 / rate)
+    sizes = []
+    for limited in (False, True):
+        played = replace(scenario, limited=limited)
+        sizes.append(fmean(GenerationSimulation(played, 1).play(played.requests(1)).encodes))
+    assert sizes[1] <= 1.2 * sizes[0]
+
+
+def test_below_capacity_the_gate_makes_hardly_any_forecast() -> None:
+    """It is asked beside the device: what it takes for each request is taken from the steps."""
+    case = TEXTS["lines"]
+    scenario = case.scenario(SLOTS, 1)
+    rate = 0.8 * most_carried(scenario)
+    scenario = replace(scenario, rate=rate, seconds=2000 / rate)
+    simulation = GenerationSimulation(scenario, 1)
+    foresee, asked = simulation.scheduler._foresee, []
+
+    def counted(now: float) -> Forecast:
+        asked.append(now)
+        return foresee(now)
+
+    simulation.scheduler._foresee = counted  # type: ignore[method-assign]
+    rides = simulation.play(scenario.requests(1)).rides
+    assert not any(ride.refused for ride in rides)
+    learned = scenario.seconds / 2  # how long answers are
+    assert sum(now > learned for now in asked) < len(rides) / 40
+
+
+# ---- who leaves while waiting
+
+
+def test_who_leaves_the_queue_leaves_nothing_there() -> None:
+    core = scheduler(slots=1, max_queue=3)
+    running(core, 1)
+    for _ in range(1000):
+        jobs = offered(core, 3)
+        assert core.offer(TextJob(0.0), 0.0) is not None
+        pictures = [Picture() for _ in jobs]
+        for job, picture in zip(jobs, pictures, strict=True):
+            job.payload = picture
+        left = [ref(picture) for picture in pictures]
+        for job in jobs:
+            assert core.cancel(job, 0.0)
+        del jobs, job, pictures, picture
+        assert [one() for one in left] == [None] * 3
+        assert core.waiting == 0
+    assert len(core._queue._heap) <= 64
+
+
+class Picture:
+    """Something that can be held weakly."""
 
 
 # ---- one thing at a time
@@ -150,7 +238,6 @@ def test_who_waits_too_long_for_a_slot_is_told() -> None:
     core = scheduler(slots=1, ttft=0.02)
     running(core, 1)
     job = TextJob(0.0)
-    core.waiting = 0
     core.lengths = Lengths(32, guess=1.0)
     assert core.offer(job, 0.0) is None
     core.stepped(step(core, 0.0), 0.0195)

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from carpool.engine.engine_link import EngineLink, EngineSide
+from carpool.engine.engine_link import MOST_UNREAD, EngineLink, EngineSide
+from carpool.engine.parts import MOST_UNSENT
 from carpool.link import records
 
 pytestmark = pytest.mark.interpreted
@@ -44,6 +45,7 @@ class Pipe:
     def __init__(self) -> None:
         self._ours, self._theirs = socket.socketpair()
         self.told: list[str] = []
+        self.unsent = 0
 
     def get_extra_info(self, _name: str) -> socket.socket:
         return self._ours
@@ -51,7 +53,7 @@ class Pipe:
     def set_write_buffer_limits(self, **_limits: int) -> None: ...
 
     def get_write_buffer_size(self) -> int:
-        return 0
+        return self.unsent
 
     def is_closing(self) -> bool:
         return False
@@ -74,7 +76,7 @@ def seen(first: int, count: int) -> bytes:
     return b"".join(records.to_engine(records.SEEN, number) for number in range(first, first + count))
 
 
-def hear(*bursts: bytes, turns: int = 100, deaf: bool = False) -> tuple[Side, EngineLink, list[str]]:
+def hear(*bursts: bytes, turns: int = 100, unsent: int = 0) -> tuple[Side, EngineLink, list[str]]:
     """Bursts that come one after the other, before the loop's next turn."""
 
     async def run() -> tuple[Side, EngineLink, list[str]]:
@@ -83,13 +85,15 @@ def hear(*bursts: bytes, turns: int = 100, deaf: bool = False) -> tuple[Side, En
         loop = asyncio.get_running_loop()
         link = EngineLink(cast(EngineSide, side), 1, memory, 1, loop)
         link.connection_made(cast(Any, pipe))
-        if deaf:
+        if unsent:
+            pipe.unsent = unsent
             link.pause_writing()
         for burst in bursts:
             link.data_received(burst)
         for _ in range(turns):
             await asyncio.sleep(0)
-        if deaf:
+        if unsent:
+            pipe.unsent = 0
             link.resume_writing()
         pipe.close()
         side.by_then = side.heard  # before the loop ends, which takes a turn
@@ -126,9 +130,16 @@ def test_far_more_than_that_is_not_read_until_most_of_it_was_heard() -> None:
 
 
 def test_one_that_does_not_take_its_answers_is_not_read_in_between() -> None:
-    side, _, told = hear(seen(0, 1000), deaf=True)
-    assert side.heard == 1000, "what was read is heard"
+    side, _, told = hear(seen(0, 8), unsent=MOST_UNREAD + 1)
+    assert side.heard == 8, "what was read is heard"
     assert told == ["pause", "resume"]
+
+
+def test_parts_that_wait_to_be_written_never_stop_the_reading_of_requests() -> None:
+    """As many as there can be: what holds them back, and one that is as large as may be."""
+    most = MOST_UNSENT + records.TO_FRONTEND.size + records.MAX_PART_BYTES
+    side, _, told = hear(seen(0, 8), unsent=most)
+    assert (side.heard, told) == (8, [])
 
 
 def test_nonsense_behind_a_burst_ends_the_link() -> None:

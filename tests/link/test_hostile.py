@@ -331,8 +331,9 @@ def test_noise_never_harms_the_engine(pieces: list[bytes]) -> None:
     run(main())
 
 
-def test_a_front_end_that_does_not_listen_is_not_read_from_either() -> None:
+def test_a_front_end_that_does_not_listen_is_not_read_from_either(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answers fill the socket, then a bounded buffer here; then its next requests stay where they are."""
+    monkeypatch.setattr("carpool.engine.engine_link.MOST_UNREAD", 1 << 20)
 
     async def main() -> None:
         async with joined() as link:
@@ -358,7 +359,7 @@ def test_a_front_end_that_does_not_listen_is_not_read_from_either() -> None:
 def test_a_front_end_that_does_not_listen_costs_no_memory_for_large_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("carpool.link.records._MAX_UNSENT", 8 << 20)
+    monkeypatch.setattr("carpool.link.records.MAX_UNSENT", 8 << 20)
 
     async def main() -> None:
         async with joined() as link:
@@ -377,7 +378,7 @@ def test_a_front_end_that_does_not_listen_costs_no_memory_for_large_answers(
 
 
 def test_a_front_end_that_takes_no_catalogue_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.link.records._MAX_UNSENT", 1 << 20)
+    monkeypatch.setattr("carpool.link.records.MAX_UNSENT", 1 << 20)
 
     async def main() -> None:
         async with joined() as link:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,7 +26,7 @@ from carpool.frontend.grpc.stream_infer import TOO_SLOW
 from frontend.grpc.front_end import SERVICE
 from frontend.grpc.wire import data, framed, head, wire
 from frontend.http.harness import Client, post
-from live.server import Live, serving, wait_until
+from live.server import PATIENCE_S, READY_S, Live, infer_path, serving, wait_until
 
 LONG = """
 class Model:
@@ -66,9 +68,9 @@ def asked(stream: int, count: int) -> bytes:
     )
 
 
-def put(folder: Path, source: str) -> Path:
+def put(folder: Path, source: str, settings: str = SETTINGS) -> Path:
     (folder / "long" / "1").mkdir(parents=True)
-    (folder / "long" / "model.toml").write_text(SETTINGS)
+    (folder / "long" / "model.toml").write_text(settings)
     (folder / "long" / "1" / "model.py").write_text(source)
     return folder
 
@@ -137,6 +139,73 @@ def test_streams_without_a_window_are_cut_off_and_others_are_served(tmp_path: Pa
                 said = client.answer(stream)
                 assert (said.status, said.fields["grpc-message"]) == (Status.UNAVAILABLE, TOO_SLOW)
             assert client.is_alive()
+
+
+FLOATS = """
+import numpy
+class Model:
+    def predict(self, n):
+        for _ in range(int(n[0, 0])):
+            yield {"y": numpy.random.rand(1, 16384).astype("float32")}
+"""
+SMALL = """
+backend = "fake"
+slo_ms = 1000
+[fake]
+curve = "1+0"
+[[input]]
+name = "x"
+datatype = "UINT8"
+shape = [4]
+[[output]]
+name = "y"
+datatype = "FP32"
+shape = [4]
+"""
+TENSOR = {"name": "x", "datatype": "UINT8", "shape": [1, 4], "data": [1, 2, 3, 4]}
+
+
+@contextmanager
+def read_on(server: Live) -> Iterator[list[int]]:
+    """A client that reads answers without end as fast as they come; how many bytes there were."""
+    got, over = [0], threading.Event()
+
+    def read() -> None:
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.sendall(asked_over_http(2_000_000_000))
+            while not over.is_set():
+                got[0] += len(client.recv(1 << 20))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield got
+    finally:
+        over.set()
+        reader.join(PATIENCE_S)
+        assert not reader.is_alive()
+
+
+@pytest.mark.parametrize("unread", [0, pytest.param(UNREAD, marks=pytest.mark.conformance)])
+def test_other_models_are_served_beside_streams_without_end(tmp_path: Path, unread: int) -> None:
+    """One of them is read at full speed: its answers fill all that the engine may have unsent."""
+    models = put(tmp_path / "models", FLOATS, SETTINGS.replace("INT32", "FP32"))
+    (models / "small").mkdir()
+    (models / "small" / "model.toml").write_text(SMALL)
+    body = json.dumps({"inputs": [TENSOR]}).encode()
+    with serving(models, frontends=1, folder=tmp_path) as server, ExitStack() as clients:
+        for _ in range(unread):
+            clients.enter_context(server.connect()).send(asked_over_http(2_000_000_000))
+        got = clients.enter_context(read_on(server))
+        polite = clients.enter_context(server.connect())
+        wait_until(lambda: got[0] > 1 << 20, "the stream flows")
+
+        def ten_in_a_row() -> bool:
+            return [polite.post(infer_path("small"), body).status for _ in range(10)] == [200] * 10
+
+        wait_until(ten_in_a_row, "ten are served one after the other")
+        flowed = got[0]
+        wait_until(lambda: got[0] > flowed + (1 << 20), "the stream goes on", seconds=READY_S)
 
 
 TELLER = """

@@ -77,9 +77,11 @@ class KnobsPolicy:
 
     def place(self, job: Job, sequence: int) -> tuple[int, str]:
         job.rank = float(sequence)
-        knobs = self.settings
-        known = 1 <= job.priority <= knobs.priority_levels
-        return (job.priority if known else knobs.default_priority), ""
+        return self._level(job), ""
+
+    def _level(self, job: Job) -> int:
+        known = 1 <= job.priority <= self.settings.priority_levels
+        return job.priority if known else self.settings.default_priority
 
     def succeed(self, old: Job, new: Job) -> None:
         """First come, first served: a source that sends faster than the queue moves would never be served."""
@@ -253,8 +255,7 @@ class KnobsPolicy:
         return found
 
     def _limits(self, job: Job) -> QueueLimits:
-        assert job.lane is not None
-        return self.settings.level_limits.get(job.lane.level, self.settings.limits)
+        return self.settings.level_limits.get(self._level(job), self.settings.limits)
 
     def _times_out(self, job: Job) -> float:
         if job.rank >= _BEHIND_ALL:

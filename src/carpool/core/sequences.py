@@ -5,6 +5,10 @@ slot of one instance, for as long as it lives, since that is where its state is;
 backlog, first come, first served. Of each sequence one request at a time is passed on to the scheduler, in
 the order in which they came. Whoever sends nothing for too long loses the place.
 
+An id belongs to the holder of the key that came with it: two holders may use the same one. Where all places
+are taken and a holder with fewer than its share waits, the one with most gives up its stalest sequence, and
+no holder may fill the backlog to the end. Requests without a key are one holder's.
+
 A sequence that starts anew before it has ended stays where it is: what came before is run first. Like the
 scheduler, all this is told the time, and answers with values.
 """
@@ -17,13 +21,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
+from zlib import crc32
 
 from carpool.core.job import INFINITY, Job
+from carpool.core.shares import OF_THE_REST, PlaceShare, who_yields
 
 SequenceId = int | str
 """0 and "" are none."""
+SequenceKey = tuple[str, SequenceId]
+"""The holder of a key, and the id that it uses."""
 
 _COMPACT_AT = 64
+_LARGEST_ID = 2**31 - 1  # of ids that are made here: fits every type of number that a model may ask for
 _REMEMBERED = 1024
 """Sequences that are known to have ended before their time; the first to do so are forgotten."""
 
@@ -42,6 +51,7 @@ class Why(enum.Enum):
     NEVER_BEGAN = "the request that starts it was not run"
     IDLE = "idle for too long"
     LOST = "its instance is gone"
+    YIELDED = "another key's holder has its place"
     TOLD = "whoever stops it says why"
 
 
@@ -67,23 +77,32 @@ class Step:
         self.slot = sequence.slot
 
 
+class SequenceShare(PlaceShare):
+    """What one holder has: `places` without those that it is about to leave."""
+
+    __slots__ = ("backlog", "sequences", "size", "waiting")
+
+    def __init__(self, name: str, weight: float) -> None:
+        super().__init__(name, weight)
+        self.sequences = 0  # that are known
+        self.backlog: list[tuple[int, LiveSequence]] = []  # by the request that starts each
+        self.waiting = 0  # requests
+        self.size = 0  # bytes that they keep
+
+
 class LiveSequence:
     """Requests of one id. Without a place (`instance` is -1) the first that waits is one that starts."""
 
     __slots__ = (
-        "id",
-        "instance",
-        "is_next",
-        "is_watched",
-        "open",
-        "passed",
-        "quiet_since",
-        "slot",
-        "waiting",
+        *("id", "instance", "is_leaving", "is_next", "is_watched", "key", "open", "passed", "quiet_since"),
+        *("share", "slot", "waiting"),
     )
 
-    def __init__(self, name: SequenceId) -> None:
-        self.id = name
+    def __init__(self, key: SequenceKey, name: SequenceId, share: SequenceShare) -> None:
+        self.key = key
+        self.id = name  # as the model is told
+        self.share = share
+        self.is_leaving = False  # its place is another's after the request that was passed on
         self.instance = -1
         self.slot = -1
         self.waiting: deque[Step] = deque()
@@ -140,14 +159,16 @@ class Sequences:
         self._size_of = size_of
         self._free: list[list[int] | None] = [list(range(places)) for _ in range(instances)]  # None: gone
         self._gaps = instances * places  # places that are free, of instances that are there
-        self._known: dict[SequenceId, LiveSequence] = {}
-        self._backlog: list[tuple[int, LiveSequence]] = []  # by the request that starts each
+        self._known: dict[SequenceKey, LiveSequence] = {}
+        self._shares: dict[str, SequenceShare] = {}  # of all of whom a sequence is known
+        self._ids: set[SequenceId] = set()  # that the model is told
+        self._leaving = 0  # sequences
         self._next: deque[LiveSequence] = deque()
         self._deadlines: list[tuple[float, int, Step]] = []
         self._quiet: list[tuple[float, int, LiveSequence]] = []
         self._passed: list[Job] = []  # whose turn came at once
         self._dropped: list[Dropped] = []  # not told yet
-        self._ended: dict[SequenceId, Why] = {}
+        self._ended: dict[SequenceKey, Why] = {}
         self._number = 0
         self.waiting = 0  # requests that were not passed on yet
         self.size = 0  # bytes that they keep
@@ -158,9 +179,9 @@ class Sequences:
         """Sequences without a place."""
         return len(self._known) - self.live
 
-    def why_ended(self, name: SequenceId) -> Why | None:
+    def why_ended(self, name: SequenceId, holder: str = "") -> Why | None:
         """Of one that ended early, not too long ago."""
-        return self._ended.get(name)
+        return self._ended.get((holder, name))
 
     # ---- what happened ------------------------------------------------------------------------------
 
@@ -170,21 +191,22 @@ class Sequences:
             return Why.NOT_ONE
         if not name:
             return Why.NO_ID
-        sequence = self._known.get(name)
+        key = job.holder, name
+        sequence = self._known.get(key)
         if not start and (sequence is None or not sequence.open):
             return Why.NO_START
         at_once, size = self._is_free(sequence), 0
         if not at_once:
             size = self._size_of(job)
-            full = self._is_full(size, new=sequence is None)
+            full = self._is_full(self._shares.get(job.holder), size, new=sequence is None)
             if full is not None:
                 return full
         if sequence is None:
-            sequence = self._known[name] = LiveSequence(name)
+            sequence = self._begin(key, job.weight)
             if at_once:
                 self._seat(sequence)
         if self._ended:
-            self._ended.pop(name, None)
+            self._ended.pop(key, None)
         self._number += 1
         job.payload = step = Step(job, sequence, self._number, start=start, end=end)
         sequence.open = not end
@@ -197,25 +219,54 @@ class Sequences:
             self._wait(step)
         return None
 
+    def _begin(self, key: SequenceKey, weight: float) -> LiveSequence:
+        holder, name = key
+        share = self._shares.get(holder)
+        if share is None:
+            share = self._shares[holder] = SequenceShare(holder, weight)
+        share.weight = weight
+        share.sequences += 1
+        sequence = self._known[key] = LiveSequence(key, self._told(holder, name), share)
+        self._ids.add(sequence.id)
+        return sequence
+
+    def _told(self, holder: str, name: SequenceId) -> SequenceId:
+        """What the model is told in place of an id that it knows as another holder's: a model may keep what
+        it remembers by that."""
+        if isinstance(name, str):
+            while name in self._ids:
+                name = f"{holder}/{name}"
+            return name
+        if name not in self._ids:
+            return name
+        number = crc32(f"{holder}/{name}".encode()) % _LARGEST_ID + 1
+        while number in self._ids:
+            number = number % _LARGEST_ID + 1
+        return number
+
     def _is_free(self, sequence: LiveSequence | None) -> bool:
         """Nothing is before a request of this one; None: of a new one."""
         if sequence is None:
-            return self._gaps > 0 and not self._backlog
+            return self._gaps > 0 and not self._has_backlog
         return sequence.instance >= 0 and sequence.passed is None and not sequence.waiting
 
-    def _is_full(self, size: int, *, new: bool) -> Why | None:
-        bounds = self._bounds
-        if self.waiting >= bounds.requests:
+    @property
+    def _has_backlog(self) -> bool:
+        return any(share.backlog for share in self._shares.values())
+
+    def _is_full(self, share: SequenceShare | None, size: int, *, new: bool) -> Why | None:
+        if _is_used_up(self.waiting, self._bounds.requests, share, 0 if share is None else share.waiting):
             return Why.FULL
-        if new and not self._gaps and self.backlog >= bounds.sequences:
+        waits = 0 if share is None else share.sequences - share.places
+        if new and not self._gaps and _is_used_up(self.backlog, self._bounds.sequences, share, waits):
             return Why.CROWDED
-        return Why.HEAVY if self.size + size > bounds.size else None
+        own = 0 if share is None else share.size
+        return Why.HEAVY if _is_used_up(self.size + size - 1, self._bounds.size, share, own) else None
 
     def _wait(self, step: Step) -> None:
         sequence = step.sequence
         sequence.waiting.append(step)
-        self.waiting += 1
-        self.size += step.size
+        self._count(step, 1)
         if step.job.deadline < INFINITY:
             self._expect(step.job.deadline, step)
         if len(sequence.waiting) == 1:
@@ -232,7 +283,7 @@ class Sequences:
     @property
     def has_news(self) -> bool:
         """There is something to do before any time passes: ask `turn`."""
-        return bool(self._passed or self._next or self._dropped or (self._gaps and self._backlog))
+        return bool(self._passed or self._next or self._dropped or (self._gaps and self._has_backlog))
 
     def passed_at_once(self) -> list[Job] | None:
         """Whom to pass on, where nobody else waits for anything; None: ask `turn`."""
@@ -318,8 +369,7 @@ class Sequences:
             self._has_waited(heappop(deadlines)[2], now)
         while quiet and quiet[0][0] <= now:
             self._has_been_quiet(heappop(quiet)[2], now)
-        if self._backlog:
-            self._give_places()
+        self._give_places()
         turn = Turn(self._passed, self._dropped)
         self._passed, self._dropped = [], []
         while self._next:
@@ -343,8 +393,14 @@ class Sequences:
 
     def _no_longer_waits(self, step: Step) -> None:
         step.waits = False
-        self.waiting -= 1
-        self.size -= step.size
+        self._count(step, -1)
+
+    def _count(self, step: Step, sign: int) -> None:
+        share = step.sequence.share
+        self.waiting += sign
+        share.waiting += sign
+        self.size += sign * step.size
+        share.size += sign * step.size
 
     def _expect(self, at: float, step: Step) -> None:
         """Look at that time whether it still waits."""
@@ -378,6 +434,7 @@ class Sequences:
         sequence.instance, sequence.slot = at, heappop(free)
         self._gaps -= 1
         self.live += 1
+        sequence.share.places += 1
 
     def _look_at(self, sequence: LiveSequence) -> None:
         """Another is the first that waits."""
@@ -386,27 +443,53 @@ class Sequences:
                 sequence.is_next = True
                 self._next.append(sequence)
             return
-        if len(self._backlog) > _COMPACT_AT + 2 * len(self._known):
-            self._backlog[:] = [entry for entry in self._backlog if _is_first(*entry)]
-            heapify(self._backlog)
+        backlog = sequence.share.backlog
+        if len(backlog) > _COMPACT_AT + 2 * sequence.share.sequences:
+            backlog[:] = [entry for entry in backlog if _is_first(*entry)]
+            heapify(backlog)
         first = sequence.waiting[0]
-        heappush(self._backlog, (first.number, sequence))
+        heappush(backlog, (first.number, sequence))
         if self._bounds.seconds < INFINITY:
             self._expect(first.job.arrived + self._bounds.seconds, first)
 
     def _give_places(self) -> None:
-        while self._backlog:
-            number, sequence = self._backlog[0]
-            if _is_first(number, sequence):
-                if not self._gaps:
-                    return
-                self._seat(sequence)
-                self._look_at(sequence)
-            heappop(self._backlog)
+        """To the holder who has least for its weight; of equal ones, to who came first."""
+        while True:
+            shares = [share for share in self._shares.values() if _has_first(share.backlog)]
+            if not shares:
+                return
+            share = min(shares, key=lambda one: (one.places_after, one.backlog[0][0]))
+            if not self._gaps and not self._takes_one(share):
+                return
+            sequence = heappop(share.backlog)[1]
+            self._seat(sequence)
+            self._look_at(sequence)
+
+    def _takes_one(self, taker: SequenceShare) -> bool:
+        """Whether a holder who has more gives up a place at once. If each of its sequences has a request with
+        the scheduler, that comes first."""
+        giver = None if self._leaving or len(self._shares) == 1 else who_yields(self._shares.values(), taker)
+        if giver is None:
+            return False
+        held = [one for one in self._known.values() if one.share is giver and one.instance >= 0]
+        stalest = min(held, key=lambda one: (one.passed is not None or bool(one.waiting), one.quiet_since))
+        self._drop_until_start(stalest, 0, Why.YIELDED)
+        passed = stalest.passed
+        if passed is not None:
+            passed.closes = stalest.is_leaving = True
+            self._leaving += 1
+            stalest.share.places -= 1
+        stalest.settle()
+        if not stalest.waiting:
+            self._remember(stalest, Why.YIELDED)
+        if passed is None:
+            self._release(stalest)
+        return self._gaps > 0
 
     def _release(self, sequence: LiveSequence) -> None:
         """It has run up to its end, or will not: the place is another's. The same id may start again behind
         it, which then waits for a place like all others."""
+        share = sequence.share
         if sequence.instance >= 0:
             free = self._free[sequence.instance]
             if free is not None:
@@ -414,10 +497,19 @@ class Sequences:
                 self._gaps += 1
             sequence.instance = sequence.slot = -1
             self.live -= 1
+            if sequence.is_leaving:
+                sequence.is_leaving = False
+                self._leaving -= 1
+            else:
+                share.places -= 1
         if sequence.waiting:
             self._look_at(sequence)
-        else:
-            del self._known[sequence.id]
+            return
+        del self._known[sequence.key]
+        self._ids.discard(sequence.id)
+        share.sequences -= 1
+        if not share.sequences:
+            del self._shares[share.name]
 
     def _leave_out(self, step: Step, why: Why) -> None:
         """One that waits leaves. The rest goes on without it, unless it was to start them."""
@@ -456,7 +548,7 @@ class Sequences:
     def _watch(self, sequence: LiveSequence) -> None:
         if not sequence.is_watched:
             if len(self._quiet) > _COMPACT_AT + 2 * len(self._known):
-                self._quiet[:] = [entry for entry in self._quiet if self._known.get(entry[2].id) is entry[2]]
+                self._quiet[:] = [entry for entry in self._quiet if self._known.get(entry[2].key) is entry[2]]
                 heapify(self._quiet)
             sequence.is_watched = True
             self._number += 1
@@ -474,14 +566,28 @@ class Sequences:
             self._release(sequence)
 
     def _is_quiet(self, sequence: LiveSequence) -> bool:
-        return sequence.passed is None and not sequence.waiting and self._known.get(sequence.id) is sequence
+        return sequence.passed is None and not sequence.waiting and self._known.get(sequence.key) is sequence
 
     def _remember(self, sequence: LiveSequence, why: Why) -> None:
         if len(self._ended) >= _REMEMBERED:
             del self._ended[next(iter(self._ended))]
-        self._ended[sequence.id] = why
+        self._ended[sequence.key] = why
 
 
 def _is_first(number: int, sequence: LiveSequence) -> bool:
     """Whether this request is still what the sequence waits to start with."""
     return sequence.instance < 0 and bool(sequence.waiting) and sequence.waiting[0].number == number
+
+
+def _has_first(backlog: list[tuple[int, LiveSequence]]) -> bool:
+    """Whether a sequence waits there: those that do not any more are taken away first."""
+    while backlog and not _is_first(*backlog[0]):
+        heappop(backlog)
+    return bool(backlog)
+
+
+def _is_used_up(used: int, bound: int, share: SequenceShare | None, own: int) -> bool:
+    """Whether no more may wait. `own` is what its holder has of what is used: with a key that is at most so
+    much that something is left for the next."""
+    keyed = share is not None and share.name != ""
+    return used >= bound or (keyed and own >= OF_THE_REST * (bound - used))

@@ -8,7 +8,7 @@ be so long that the two together break the promise: that is the guard batch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -54,6 +54,37 @@ def divide_weights(lanes: Sequence[Lane]) -> list[float]:
     for lane in lanes:
         lane.part = lane.weight / lanes_of[lane.holder] if lane.holder else 1.0
     return [lane.part for lane in lanes]
+
+
+OF_THE_REST = 3
+"""Times what is free of a queue, which the holder of a key may have of it: something is left for the next."""
+
+
+class PlaceShare:
+    """What the holder of one key has of a model's places. Requests without a key share one, named ""."""
+
+    __slots__ = ("name", "places", "weight")
+
+    def __init__(self, name: str, weight: float) -> None:
+        self.name = name
+        self.weight = weight
+        self.places = 0
+
+    @property
+    def places_after(self) -> float:
+        """For its weight, if it had one more."""
+        return (self.places + 1) / self.weight
+
+
+def who_yields(shares: Iterable[PlaceShare], taker: PlaceShare) -> PlaceShare | None:
+    """Where no place is free: who would have most for its weight after giving one up, if that is not less
+    than what the taker has then. So places settle at shares by weight, and nobody takes any after that."""
+    giver = max(shares, key=_left_to)
+    return giver if _left_to(giver) >= taker.places_after else None
+
+
+def _left_to(giver: PlaceShare) -> float:
+    return (giver.places - 1) / giver.weight
 
 
 class Shares:

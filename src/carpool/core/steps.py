@@ -19,7 +19,7 @@ As in scheduler.py: it is told what happened and when, and answers with values.
 from __future__ import annotations
 
 from collections.abc import Collection
-from heapq import heappop, heappush
+from typing import NamedTuple
 
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
@@ -35,7 +35,19 @@ from carpool.core.text_job import (
     TextGivenUp,
     TextJob,
     TextPromise,
+    TextQueue,
 )
+
+_FAR = 0.05  # what answers are thought to be long may differ by so much before all is computed again
+
+
+class Forecast(NamedTuple):
+    """What awaits an answer that joins the queue now, in seconds; `busy_until` is a time."""
+
+    wait: float  # for its slot and for the encodings before it, once the device is free
+    busy_until: float
+    takes: float  # from the beginning of its encoding to its first token
+    soonest: float  # the wait for its slot, if it did not wait for a whole batch
 
 
 class StepScheduler:
@@ -54,7 +66,6 @@ class StepScheduler:
         self.ledger = Ledger()
         self.each = min(settings.slots, step.max_batch)  # slots of a decoder
         self.slots: list[TextJob | None] = [None] * (self.each * settings.decoders)  # decoder by decoder
-        self.waiting = 0
         self.encoding: dict[int, Encode] = {}  # by encoder
         self.stepping: dict[int, Step] = {}  # by decoder
         self._taken = [0] * settings.decoders  # slots
@@ -63,8 +74,7 @@ class StepScheduler:
         self._rooms: list[tuple[float, BatchCurve, int]] = [(0.0, step, 0)] * settings.decoders
         memory = max(constants.rate_memory_s, constants.rate_memory_promises * min(settings.ttft, 1.0))
         self._rate = Rate(memory)
-        self._queue: list[tuple[float, int, TextJob]] = []
-        self._sequence = 0
+        self._queue = TextQueue()
         self._fresh: list[TextJob] = []  # encoded, without a token yet
         self._last_step = -INFINITY  # when the last one ended
         self._noted: Step | None = None  # the last one
@@ -76,6 +86,9 @@ class StepScheduler:
         self._planned: tuple[object, ...] = ()  # what `_costs` was computed from
         self._costs: list[float] = []
         self._best = 1
+        self._tokens = 0.0  # of an answer, for which they were computed
+        self._foreseen_at: tuple[int, ...] = ()  # what `_foreseen` was computed from
+        self._foreseen = Forecast(0.0, 0.0, 0.0, 0.0)
 
     # ---- what happened ----------------------------------------------------------------------------------
 
@@ -87,6 +100,7 @@ class StepScheduler:
         job.first_due = min(job.deadline, job.arrived + settings.ttft)
         self.ledger.offered += 1
         self._rate.add(1, now)
+        self.lengths.asked(job.limit)
         if self._is_idle:
             for belief in (self.encoder, self.step):
                 belief.taken_up(now)
@@ -98,15 +112,13 @@ class StepScheduler:
             self.ledger.refused[refusal.reason] += 1
             return refusal
         job.state = READY
-        self.waiting += 1
-        self._sequence += 1
-        heappush(self._queue, (job.first_due, self._sequence, job))
+        self._queue.add(job)
         return None
 
     def cancel(self, job: TextJob, now: float) -> bool:
         """The client has gone. True if that spared the work; else the slot is free at the next boundary."""
         if job.state is READY:
-            self.waiting -= 1
+            self._queue.remove(job)
         elif job.state is RUNNING:
             self.ledger.running -= 1
         else:
@@ -232,8 +244,8 @@ class StepScheduler:
             if jobs:
                 decision.work = self.stepping[decoder] = self._step_of(jobs, now, decoder)
                 return decision
-        if self.waiting and self._queue[0][0] < INFINITY:
-            decision.look_again = self._queue[0][0]
+        if self._queue.first_due < INFINITY:
+            decision.look_again = self._queue.first_due
         return decision
 
     def refuses(self, job: TextJob, now: float) -> Refusal | None:
@@ -241,20 +253,16 @@ class StepScheduler:
         only in a smaller batch would slow down all others. That is the second question."""
         if self.waiting >= self.settings.max_queue:
             return Refusal(Reason.QUEUE_FULL, waiting=self.waiting, most=self.settings.max_queue)
-        if job.first_due == INFINITY:  # nothing was promised
+        if job.first_due == INFINITY or self._has_ample(job, now):  # nothing was promised, or it is easy
             return None
-        batch = self._batch(now)
-        takes = self._until_first(min(batch, self.waiting + 1))
-        ahead = self.waiting // batch
-        wait = self._until_left((ahead + 1) * batch)
-        wait += ahead * self._encodes(batch) / self.encoders
-        wait += self._under_way(now)
-        first = now + wait + takes
-        rest = (min(self.lengths.mean, job.limit) - 1) * self._pace()
+        foreseen = self._foresee(now)
+        wait = foreseen.wait + max(0.0, foreseen.busy_until - now)
+        first = now + wait + foreseen.takes
+        rest = (self.lengths.expected(job.limit) - 1) * self._pace()
         whole = first + rest
         if first <= job.first_due and whole <= job.deadline:
             return None
-        soonest = now + self._until_left(self.waiting + 1) + takes
+        soonest = now + foreseen.soonest + foreseen.takes
         hopeless = soonest > job.first_due or whole > job.deadline
         return Refusal(
             Reason.CANNOT_FINISH if hopeless else Reason.OVERLOAD,
@@ -265,6 +273,30 @@ class StepScheduler:
             answerable=1.0 / self._costs[self._best - 1],
         )
 
+    def _has_ample(self, job: TextJob, now: float) -> bool:
+        """At the rate at which a full device answers, those who wait and a batch more would be gone in
+        time. The gate is asked beside the device, in the process that launches its steps: what it asks of
+        each request is taken from them, and with a forecast for each, a promise would cost throughput."""
+        if not self._costs:
+            return False
+        cost, best = self._costs[self._best - 1], self._best
+        first = now + (self.waiting + 1 + best) * cost + self._until_first(best)
+        return first <= job.first_due and first + self.slots_up * cost <= job.deadline
+
+    def _foresee(self, now: float) -> Forecast:
+        """The same for all who come between two events."""
+        busy = len(self.encoding), len(self.stepping)
+        known = (self._steps, self.waiting, self.used, self.encoders, *busy)
+        if known != self._foreseen_at:
+            batch = self._batch(now)
+            ahead = self.waiting // batch
+            wait = self._until_left((ahead + 1) * batch) + ahead * self._encodes(batch) / self.encoders
+            takes = self._until_first(min(batch, self.waiting + 1))
+            soonest = self._until_left(self.waiting + 1)
+            self._foreseen_at = known
+            self._foreseen = Forecast(wait, self._busy_until(), takes, soonest)
+        return self._foreseen
+
     def _would_do(self, job: TextJob, rest: float) -> bool:
         """An idle model would keep its promise to one that brings as much time as this one brought, and loses
         none of it on the way; `rest` is from the first token to the last."""
@@ -274,6 +306,10 @@ class StepScheduler:
     def most_slots(self) -> int:
         """So many may be written at once that each token keeps its promise."""
         return sum([self._room(decoder) for decoder in range(self.settings.decoders)])
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
 
     @property
     def used(self) -> int:
@@ -314,21 +350,23 @@ class StepScheduler:
 
     def _expire(self, now: float, given_up: list[TextGivenUp]) -> None:
         """Whose first token would be late even if the batch that may leave now took him along."""
-        if not self._queue or self._queue[0][0] == INFINITY:
-            return
+        queue = self._queue
+        due = queue.first_due
+        if due == INFINITY or due > now + self._until_first(
+            self.encoder.curve.max_batch, slots=self.slots_up
+        ):
+            return  # mostly: this is asked at every step
         size = min(self._free_slots(), self.waiting, self._batch(now))
         takes = self._until_first(max(1, size))
-        queue = self._queue
-        while queue and (queue[0][2].state is not READY or queue[0][0] < now + takes):
-            if queue[0][2] is self._probe and queue[0][0] > now:
+        while queue.first_due < now + takes:
+            job = queue.first
+            if job is self._probe and job.first_due > now:
                 break
-            due, _, job = heappop(queue)
-            if job.state is READY:
-                job.state = GONE
-                self.waiting -= 1
-                reason = Reason.DEADLINE if now >= due else Reason.GIVEN_UP
-                self.ledger.given_up[reason] += 1
-                given_up.append(TextGivenUp(job, reason))
+            queue.remove(job)
+            job.state = GONE
+            reason = Reason.DEADLINE if now >= job.first_due else Reason.GIVEN_UP
+            self.ledger.given_up[reason] += 1
+            given_up.append(TextGivenUp(job, reason))
 
     def _to_encode(self, now: float) -> int:
         """How many to encode now; 0: a step first, or nothing."""
@@ -344,7 +382,7 @@ class StepScheduler:
     def _is_due(self, size: int, now: float) -> bool:
         """The first token of the next in line would be late if a step came first."""
         takes = self._encodes(size, cautious=True) + 2 * self._steps_for(cautious=True)
-        return takes > self.constants.first_share * (self._queue[0][0] - now)
+        return takes > self.constants.first_share * (self._queue.first_due - now)
 
     def _keeps_up(self, size: int, now: float) -> bool:
         """Batches of this size carry what is asked. Where they do not, who is due is given up instead: for
@@ -372,8 +410,10 @@ class StepScheduler:
     def _batch(self, now: float) -> int:
         """The batch to wait for. While slots stand empty for it, steps carry less; encoded alone, each costs
         more. The smallest that keeps up with what is asked, or else the one that carries most."""
-        slots = self.most_slots()
-        plan = (slots, self.encoders, self.encoder.curve, self.step.curve, self.lengths.lasts)
+        slots, tokens = self.most_slots(), self.lengths.tokens
+        if abs(tokens - self._tokens) > _FAR * self._tokens:
+            self._tokens = tokens
+        plan = (slots, self.encoders, self.encoder.curve, self.step.curve, self.lengths.lasts, self._tokens)
         if plan != self._planned:
             self._planned = plan
             self._plan(slots)
@@ -388,7 +428,7 @@ class StepScheduler:
         fits = self.encoder.curve.fits((self.settings.per_token - step) / self.encoder.speeds[0].cautious)
         most = self.encoder.curve.max_batch if self.settings.apart else fits
         sizes = range(1, max(1, min(slots, most)) + 1)
-        written = self.lengths.mean * self._steps_for(slots)
+        written = self._tokens * self._steps_for(slots)
         if self.settings.apart:
             self._costs = [max(self._encodes(n) / n / self.encoders, written / slots) for n in sizes]
         else:
@@ -399,15 +439,13 @@ class StepScheduler:
         """The first in line, each into the lowest free slot of the decoder that has least to do: so few slots
         have to be stepped."""
         jobs: list[TextJob] = []
-        while len(jobs) < size:
-            job = heappop(self._queue)[2]
-            if job.state is READY:
-                job.state, job.decoder = RUNNING, self._next_decoder()
-                job.slot = self._of(job.decoder).index(None)
-                self.slots[self._place(job)] = job
-                self._taken[job.decoder] += 1
-                jobs.append(job)
-        self.waiting -= size
+        for _ in range(size):
+            job = self._queue.pop()
+            job.state, job.decoder = RUNNING, self._next_decoder()
+            job.slot = self._of(job.decoder).index(None)
+            self.slots[self._place(job)] = job
+            self._taken[job.decoder] += 1
+            jobs.append(job)
         self.ledger.running += size
         return Encode(tuple(jobs), now, encoder)
 
@@ -479,16 +517,16 @@ class StepScheduler:
     def _pace(self) -> float:
         """Seconds from token to token of one that is being written while slots are full."""
         slots = self.most_slots()
-        return slots * self._costs[self._best - 1] / self.lengths.mean
+        return slots * self._costs[self._best - 1] / self._tokens
 
-    def _under_way(self, now: float) -> float:
-        """Until there is a device that encodes."""
+    def _busy_until(self) -> float:
+        """When there is a device that encodes."""
         encodes = [work.started + self._encodes(len(work.jobs)) for work in self.encoding.values()]
         ends = min(encodes) if len(encodes) >= self.encoders else 0.0
         if not self.settings.apart:
             for work in self.stepping.values():
                 ends = max(ends, work.started + self._steps_for(work.width))
-        return max(0.0, ends - now)
+        return ends
 
     def _until_left(self, places: int) -> float:
         """Seconds of steps until so many slots were free, if nobody took one meanwhile."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
 from carpool.core.job import INFINITY, NEW, JobState, Reason
+
+_SWEEP_AT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class TextJob:
 
     __slots__ = (
         *("arrived", "deadline", "decoder", "first_at", "first_due", "limit", "payload", "slot"),
-        *("state", "tokens"),
+        *("state", "ticket", "tokens"),
     )
 
     def __init__(
@@ -45,11 +48,55 @@ class TextJob:
         self.first_at: float | None = None
         self.decoder = self.slot = -1  # which of the decoder's slots
         self.tokens = 0
+        self.ticket = 0  # its number in the queue
         self.state: JobState = NEW
         self.payload = payload
 
     def __repr__(self) -> str:
         return f"TextJob(arrived={self.arrived:g}, slot={self.slot}, tokens={self.tokens}, {self.state.name})"
+
+
+class TextQueue:
+    """The answers that wait, ordered by when their first token is due. One that leaves the queue is forgotten
+    at once, together with its picture: only its number stays in the heap, and those are swept."""
+
+    __slots__ = ("_heap", "_jobs", "_last")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int]] = []  # the first of them is in `_jobs`
+        self._jobs: dict[int, TextJob] = {}
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def first(self) -> TextJob:
+        return self._jobs[self._heap[0][1]]
+
+    @property
+    def first_due(self) -> float:
+        return self._heap[0][0] if self._heap else INFINITY
+
+    def add(self, job: TextJob) -> None:
+        self._last += 1
+        job.ticket = self._last
+        self._jobs[job.ticket] = job
+        heappush(self._heap, (job.first_due, job.ticket))
+
+    def pop(self) -> TextJob:
+        job = self.first
+        self.remove(job)
+        return job
+
+    def remove(self, job: TextJob) -> None:
+        heap, jobs = self._heap, self._jobs
+        del jobs[job.ticket]
+        if len(heap) > _SWEEP_AT + 2 * len(jobs):
+            heap[:] = [entry for entry in heap if entry[1] in jobs]
+            heapify(heap)
+        while heap and heap[0][1] not in jobs:
+            heappop(heap)
 
 
 class Encode(NamedTuple):

@@ -71,7 +71,7 @@ class Work(Job):
 
     __slots__ = (
         *("details", "done", "encoded", "entered", "held", "inputs", "may_omit", "parts", "place", "reads"),
-        *("route", "sent", "wanted"),
+        *("gives_way", "route", "sent", "wanted"),
     )
 
     def __init__(
@@ -100,6 +100,7 @@ class Work(Job):
         self.route: Route | None = None  # who has it
         self.held: Outcome | None = None  # an answer that waits for earlier ones
         self.parts: PartSink | None = None  # where each of several answers goes, until it is done
+        self.gives_way = False  # it gets no more of them: its place is to be another's
 
 
 def answer_each(

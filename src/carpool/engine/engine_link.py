@@ -16,7 +16,7 @@ import orjson
 
 from carpool.core.job import NEW, OFFERED
 from carpool.engine.batch import NO_INPUTS, Outcome, Work
-from carpool.engine.parts import LinkParts
+from carpool.engine.parts import MOST_UNSENT, LinkParts, OutgoingParts
 from carpool.engine.pipeline_trips import LinkTrips
 from carpool.errors import CarpoolError, ModelError, NotFound, Unavailable
 from carpool.link import records
@@ -63,6 +63,7 @@ class Calls:
         self._size = len(memory)
         self._most = self._size // _SMALLEST_SLOT
         self._outbox = outbox
+        self.outgoing = OutgoingParts(outbox, loop)
         self._loop = loop
         self.sources = HeardSources()
         self.trips = LinkTrips(engine.pipeline, self._most)
@@ -120,7 +121,9 @@ class Calls:
         self._taken.append(work)
 
     def _parts(self, call: int, entry: ModelEntry, flags: int) -> LinkParts | None:
-        return LinkParts(self._outbox, call) if entry.in_parts(not flags & records.PARTS) else None
+        return (
+            LinkParts(self.outgoing, entry.key, call) if entry.in_parts(not flags & records.PARTS) else None
+        )
 
     def _hears(self, work: Work, template: ServedTemplate, flags: int, payload: bytes, now: float) -> bool:
         """What a request says of itself: of which trip it is a step, where its inputs are if that is not its
@@ -172,6 +175,7 @@ class Calls:
     def end(self) -> None:
         """Nothing more will come. Those that are left have the memory for as long as they need it."""
         del self._memory
+        self.outgoing.clear()
         self.trips.end()
         for call in list(self._works):
             self.cancel(call)
@@ -198,11 +202,15 @@ class Calls:
             del self._works[call]
             if call in self._cancelled:
                 self._cancelled.discard(call)
-                self._outbox.put(to_frontend(records.DONE, call, records.GONE))
+                record = to_frontend(records.DONE, call, records.GONE)
             else:
-                alone = outcome.timing.batch == 1  # nobody else is answered with it
-                say = self._outbox.send if alone else self._outbox.put
-                say(_answer(place, outcome.timing, error))
+                record = _answer(place, outcome.timing, error)
+            if isinstance(work.parts, LinkParts):
+                work.parts.put(record)
+            elif outcome.timing.batch == 1:  # nobody else is answered with it
+                self._outbox.send(record)
+            else:
+                self._outbox.put(record)
         except Exception as error:
             _log.exception("answer-failed", frontend=self._frontend)
             self._works.pop(call, None)
@@ -264,7 +272,9 @@ def _check_options(
         raise ProtocolError(f"call {call} cannot be offered before its inputs")
 
 
-_HIGH_WATER = 1 << 20  # unsent bytes above which nothing more is read from that front end
+MOST_UNREAD = (4 << 20) + records.MAX_PART_BYTES
+"""Unsent bytes above which nothing more is read from that front end. Parts alone never come to that: they
+leave one at a time, while less than `MOST_UNSENT` waits (engine/parts.py)."""
 _AT_ONCE = 16  # records of one front end in one turn of the loop: of eight front ends, three milliseconds
 _MOST_UNHEARD = 8 * _AT_ONCE  # above which no more is read: a burst is not worth two words to the kernel
 
@@ -286,7 +296,7 @@ class EngineLink:
         self._questions: set[asyncio.Task[None]] = set()  # that are open
         self._templates: dict[int, ServedTemplate] = {}
         self._unheard: list[tuple[Fields, bytes]] = []  # what it said, for the next turn
-        self._deaf = self._paused = False  # it does not take its answers; nothing is read from it
+        self._behind = self._paused = False  # more waits for it than parts wait behind; it is not read from
         self.seen = 0
 
     def close(self) -> None:
@@ -303,7 +313,7 @@ class EngineLink:
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=_HIGH_WATER)
+        self._transport.set_write_buffer_limits(high=MOST_UNSENT)
         self._outbox.open(self._transport)
         self._side.opened(self)
 
@@ -320,16 +330,18 @@ class EngineLink:
         self.close()  # nobody is left to read what is unsent
 
     def pause_writing(self) -> None:
-        self._deaf = True
-        self._listen()
+        self._behind = True
+        self.calls.outgoing.pause()
 
     def resume_writing(self) -> None:
-        self._deaf = False
+        self._behind = False
+        self.calls.outgoing.resume()
         self._listen()
 
     def _listen(self) -> None:
         """Unless it does not take its answers, or has said far more than was heard yet."""
-        pause = self._deaf or len(self._unheard) > _MOST_UNHEARD
+        deaf = self._behind and self._outbox.unsent > MOST_UNREAD
+        pause = deaf or len(self._unheard) > _MOST_UNHEARD
         if self._transport is None or pause == self._paused:
             return
         self._paused = pause
@@ -346,6 +358,8 @@ class EngineLink:
             self._listen()
         else:
             self._hear(said)
+            if self._behind:
+                self._listen()
 
     def _go_on(self) -> None:
         said, self._unheard = self._unheard, []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -16,14 +17,16 @@ from carpool.engine.batch import BatchResult, Outcome, Work
 from carpool.engine.collator import Collator, inputs_of
 from carpool.engine.executor import Report
 from carpool.errors import CarpoolError, ModelError, without_stack
-from carpool.link.records import FINISHES, LAST, PART, TO_FRONTEND, Outbox
+from carpool.link.records import FINISHES, LAST, MAX_UNSENT, PART, TO_FRONTEND, Outbox
 from carpool.observe.logs import logger
 from carpool.types import Array, Signature, Timing
 
 _log = logger("engine")
 
 _AHEAD = 8  # answers of one instance that its model may be ahead of the loop
-_MOST_UNSENT = 1 << 20  # bytes that a front end has not taken, above which its models wait
+MOST_UNSENT = 1 << 17
+"""Bytes that a front end has not taken, above which parts wait here; and as many of one model's, above which
+that model waits. What waits in the socket comes before everybody's next answer, so this is little."""
 _LOOK_S = 0.002  # between two looks at a front end that takes nothing
 _LOOK_AT_RIDER_S = 0.1
 _ANY = -1  # images: an answer has as many rows as it has
@@ -41,27 +44,90 @@ class PartSink(Protocol):
         follows, although the end of the request does."""
 
 
+class OutgoingParts:
+    """The parts that wait for one front end, a lane for each model. They go into its outbox in turns, one of
+    each model, and only while little waits there: a reader who is slow, or who asks for more than anybody can
+    read, delays the streams of one model, and neither other models nor whole answers."""
+
+    def __init__(self, outbox: Outbox, loop: asyncio.AbstractEventLoop) -> None:
+        self.outbox = outbox
+        self._loop = loop
+        self._lanes: dict[int, deque[bytes]] = {}  # none is empty; the first is next
+        self._sizes: dict[int, int] = {}
+        self._total = 0
+        self._planned = self._paused = False
+
+    def clear(self) -> None:
+        self._lanes.clear()
+        self._sizes.clear()
+        self._total = 0
+
+    def size(self, key: int) -> int:
+        """Bytes of this model's that wait."""
+        return self._sizes.get(key, 0)
+
+    def put(self, key: int, piece: bytes) -> None:
+        """What is said of the calls of one model is sent in this order."""
+        if self._total > MAX_UNSENT:
+            self.outbox.failed("it does not take its answers")
+            return
+        lane = self._lanes.setdefault(key, deque())
+        lane.append(piece)
+        self._sizes[key] = self._sizes.get(key, 0) + len(piece)
+        self._total += len(piece)
+        if not self._planned:
+            self._send()
+
+    def pause(self) -> None:
+        """More than `MOST_UNSENT` waits in the outbox."""
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+        self._send()
+
+    def _send(self) -> None:
+        self._planned = False
+        lanes = self._lanes
+        while lanes and not self._paused and self.outbox.unsent <= MOST_UNSENT:
+            key = next(iter(lanes))
+            lane = lanes.pop(key)
+            piece = lane.popleft()
+            self._total -= len(piece)
+            if lane:
+                lanes[key] = lane  # behind the others
+                self._sizes[key] -= len(piece)
+            else:
+                del self._sizes[key]
+            self.outbox.put(piece)
+        if lanes and not self._paused:  # if its socket takes all that there is, nobody says so
+            self._planned = True
+            self._loop.call_soon(self._send)
+
+
 class LinkParts:
     """Implements `PartSink`: into the records of one call."""
 
-    __slots__ = ("_call", "_outbox")
+    __slots__ = ("_call", "_key", "_outgoing")
 
-    def __init__(self, outbox: Outbox, call: int) -> None:
-        self._outbox = outbox
+    def __init__(self, outgoing: OutgoingParts, key: int, call: int) -> None:
+        self._outgoing = outgoing
+        self._key = key
         self._call = call
 
     @property
     def full(self) -> bool:
-        return self._outbox.unsent > _MOST_UNSENT
+        return self._outgoing.size(self._key) > MOST_UNSENT
 
     def send(self, payload: bytes, finish: str = "", *, last: bool = False) -> None:
-        outbox = self._outbox
-        if outbox.full:
-            outbox.failed("it does not take its answers")
-            return
         ends = FINISHES.index(finish)
         times = 0.0, 0.0, 0.0, 0.0, monotonic(), 0
-        outbox.put(TO_FRONTEND.pack(PART, len(payload), self._call, 0, ends, LAST * last, *times) + payload)
+        head = TO_FRONTEND.pack(PART, len(payload), self._call, 0, ends, LAST * last, *times)
+        self.put(head + payload)
+
+    def put(self, record: bytes) -> None:
+        """The end of the call comes behind its parts."""
+        self._outgoing.put(self._key, record)
 
 
 class PartWay:
@@ -79,11 +145,11 @@ class PartWay:
         """In the model's thread. False: nobody wants more of it. ModelError for what cannot be sent."""
         # Only the loop's thread changes the state, and only away from RUNNING: to read it late costs one
         # answer, which `_deliver` drops.
-        if work.state is not RUNNING or work.place is None:
+        if work.state is not RUNNING or work.place is None or work.gives_way:
             return False
         payload = work.place.part(outputs)
         while not self._room.acquire(timeout=_LOOK_AT_RIDER_S):
-            if work.state is not RUNNING:
+            if work.state is not RUNNING or work.gives_way:
                 return False
         self._loop.call_soon_threadsafe(self._deliver, work, payload, finish, last)
         return True
@@ -117,8 +183,9 @@ class _Rider:
 
     @property
     def wanted(self) -> bool:
-        # Both are changed by the loop only, and never back: to see it late costs one answer.
-        return self._work.state is RUNNING and self._work.parts is not None
+        # All are changed by the loop only, and never back: to see it late costs one answer.
+        work = self._work
+        return work.state is RUNNING and work.parts is not None and not work.gives_way
 
     def send(self, outputs: Mapping[str, Array], *, last: bool = False) -> None:
         self._coach.collator.check(outputs, tuple(outputs), _ANY, apart=True)

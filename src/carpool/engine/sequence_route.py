@@ -135,12 +135,12 @@ class SequenceRoute:
         work.due = work.deadline
         why_not = self.law.offer(work, name, now, start=start, end=end)
         if why_not is not None:
-            return self._refusal(why_not, name, now)
+            return self._refusal(why_not, work.holder, name, now)
         self._answers[work] = work.done
         work.done = self._done
         return None
 
-    def _refusal(self, why: Why, name: SequenceId, now: float) -> CarpoolError:
+    def _refusal(self, why: Why, holder: str, name: SequenceId, now: float) -> CarpoolError:
         """In Triton's words where it has any: clients look for them."""
         if why in _TOO_MUCH:
             about = _TOO_MUCH[why].format(model=self._model, places=self._places, law=self.law)
@@ -153,11 +153,12 @@ class SequenceRoute:
         if why is Why.NO_ID:
             field = "parameters.sequence_id"
             return InvalidInput(f"{to_model} a non-zero or non-empty correlation ID", field=field)
-        ended = self.law.why_ended(name)
+        ended = self.law.why_ended(name, holder)
         hint = {
             Why.IDLE: f"; it was ended after {self._settings.idle:g} s without a request",
             Why.LOST: "; it was ended when its instance died, with what that had kept of it",
             Why.NEVER_BEGAN: "; the request that started it was not run",
+            Why.YIELDED: f"; it was ended because its key had more than its share of {self._places} places",
         }.get(ended or why, "")
         return InvalidInput(
             f"inference request for sequence {str(name)[:_SHOWN]} to model '{self._model}' must specify the "
@@ -197,6 +198,10 @@ class SequenceRoute:
             return self._stopped
         if why is Why.LOST:
             return self._lost_error(step)
+        if why is Why.YIELDED:
+            what = f"{self._model}: sequence {str(step.sequence.key[1])[:_SHOWN]} was ended"
+            share = f"its key had more than its share of {self._places} places; start it again"
+            return Unavailable(f"{what}: {share}", reason="sequence-yielded")
         if why is Why.DEADLINE and not step.start and job.deadline <= now:
             return DeadlineExceeded(f"{self._model}: the deadline passed before it was this request's turn")
         if why is Why.NO_PLACE:
@@ -212,10 +217,10 @@ class SequenceRoute:
         return Unavailable(f"{self._model}: the request that starts this sequence was not run", reason=_LOST)
 
     def _lost_error(self, step: Step, cause: CarpoolError | None = None) -> ModelError:
-        how = "" if cause is None else f" ({cause.message})"
+        how, name = "" if cause is None else f" ({cause.message})", str(step.sequence.key[1])[:_SHOWN]
         return ModelError(
-            f"{self._model}: sequence {str(step.sequence.id)[:_SHOWN]} has ended with the instance that had "
-            f"its state{how}; start it again",
+            f"{self._model}: sequence {name} has ended with the instance that had its state{how}; "
+            "start it again",
             reason=_LOST,
         )
 

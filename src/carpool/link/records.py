@@ -101,7 +101,8 @@ MAX_ASKS = 64
 MAX_ASK_BYTES = 256 << 20
 """Of one question: a model can come as part of one to load it."""
 
-_MAX_UNSENT = 256 << 20
+MAX_UNSENT = 256 << 20
+"""Bytes that may wait for the other side."""
 _ENDING = struct.Struct("<HHI")
 _OF_KEY = struct.Struct("<dB")
 """In front of a source's name: the weight of its key, and how much of the name is the key's holder's."""
@@ -210,7 +211,7 @@ class Outbox:
     @property
     def full(self) -> bool:
         """The other side does not take what it is told."""
-        return self.unsent > _MAX_UNSENT
+        return self.unsent > MAX_UNSENT
 
     def _flush(self) -> None:
         pieces, transport = self._pieces, self._transport

@@ -38,6 +38,7 @@ from carpool.engine.profile.instance_layout import Devices
 from carpool.engine.profile.model_profile import Profile, ProfileStore
 from carpool.engine.route import Direct, Spare
 from carpool.engine.sequence_route import SequenceRoute
+from carpool.engine.stream_route import StreamRoute
 from carpool.errors import CarpoolError, Unavailable, Unsupported
 from carpool.observe import columns
 from carpool.observe.counters import Row, Slot, count_failure
@@ -133,6 +134,7 @@ class Served(Watcher):
         self._leave_devices: Callable[[], None] = lambda: None
         self._spare: Spare | None = None
         self._sequences: SequenceRoute | None = None  # of a model that has them
+        self._streams: StreamRoute | None = None  # of a decoupled one
         self._skipped = 0  # of its spare work, as counted
         self._loop: asyncio.AbstractEventLoop | None = None
         self._driver: Driver | None = None
@@ -153,7 +155,11 @@ class Served(Watcher):
 
     def route(self) -> Route:
         """How its requests are answered."""
-        return self._sequences or Direct(self.driver, eager=self.config.mode is Mode.EAGER)
+        return self._sequences or self._streams or Direct(self.driver, eager=self._eager)
+
+    @property
+    def _eager(self) -> bool:
+        return self.config.mode is Mode.EAGER
 
     def picture_document(self) -> Mapping[str, Any] | None:
         """How it answers pictures, for front ends; None: it takes only tensors."""
@@ -255,6 +261,9 @@ class Served(Watcher):
             self._place(number, backend)
         if sequences is not None:
             self._sequences = SequenceRoute(self.name, driver, sequences, self._loop, self.slo)
+        if ready.config.decoupled:
+            places = seats * len(ready.backends)
+            self._streams = StreamRoute(self.name, driver, places, self._loop, eager=self._eager)
         if kind_of(ready.config.backend).process == "worker":
             self._look_at_idle()
 
@@ -347,7 +356,7 @@ class Served(Watcher):
         if scheduler.spare is not None and scheduler.spare.skipped != self._skipped:
             self.row.add(columns.SPARE["skipped"], scheduler.spare.skipped - self._skipped)
             self._skipped = scheduler.spare.skipped
-        pending = scheduler.lanes.requests
+        pending = scheduler.lanes.requests + (0 if self._streams is None else self._streams.law.held)
         if self._sequences is not None:
             law = self._sequences.law
             pending += law.waiting
@@ -462,6 +471,8 @@ class Served(Watcher):
             error = Unavailable(f"{self.name} is down and is being restarted", reason="restarting")
             if self._sequences is not None:
                 self._sequences.stop(error, until_placed=True)
+            if self._streams is not None:
+                self._streams.stop(error)
             self.driver.refuse_until_placed(error)
 
     # ---- coming and going -------------------------------------------------------------------------------
@@ -480,6 +491,8 @@ class Served(Watcher):
         """Free the model when its last rider has left, however long that takes."""
         if self._sequences is not None:
             await self._sequences.drained(None)
+        if self._streams is not None:
+            await self._streams.drained(None)
         if self._driver is not None:
             while not await self.driver.drained(None):
                 """Somebody came while it was being said that nobody was there."""
@@ -491,6 +504,8 @@ class Served(Watcher):
         if self._sequences is not None:
             await self._sequences.drained(timeout)
             self._sequences.stop(Unavailable(f"{self.name} was unloaded", reason="unloading"))
+        if self._streams is not None:
+            await self._streams.drained(timeout)
         if self._driver is not None:
             self.driver.refuse_from_now_on(Unavailable(f"{self.name} is being unloaded", reason="unloading"))
             if not await self.driver.drained(timeout):
@@ -508,6 +523,9 @@ class Served(Watcher):
         if self._sequences is not None:
             self._sequences.stop(Unavailable(f"{self.name} was unloaded", reason="unloading"))
             self._sequences.close()
+        if self._streams is not None:
+            self._streams.stop(Unavailable(f"{self.name} was unloaded", reason="unloading"))
+            self._streams.close()
         if self._driver is not None:
             idle = self._driver.idle
             executors = self._driver.close()

@@ -1,0 +1,117 @@
+"""One key takes all places of a model behind a whole server: another's requests are answered all the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from frontend.access.key_files import write
+from frontend.http.harness import Client, Response
+from live.server import Live, infer_path, serving, wait_until
+
+GREEDY, OTHER = "greedy-0123456789", "other-0123456789ab"
+PLACES = 4
+COUNT = """
+class Model:
+    def predict(self, n):
+        number = 0
+        while number < n[0, 0]:
+            yield {"y": [[number]]}
+            number += 1
+"""
+SUM = """
+sums = {}
+class Model:
+    def predict(self, n, id, start):
+        for row, key in enumerate(id[:, 0]):
+            sums[int(key)] = int(n[row, 0]) + (0 if start[row, 0] else sums[int(key)])
+        return {"y": [[sums[int(key)]] for key in id[:, 0]]}
+"""
+TENSORS = """
+[[input]]
+name = "n"
+datatype = "INT32"
+shape = [1]
+[[output]]
+name = "y"
+datatype = "INT32"
+shape = [1]
+"""
+SETTINGS = {
+    "count": f"decoupled = true\nmax_batch = 4\nmax_open = {PLACES}\n{TENSORS}",
+    "sum": f"""backend = "python"
+max_batch = {PLACES}
+[sequences]
+max_candidates = {PLACES}
+idle_ms = 600000
+[[sequences.control]]
+name = "start"
+kind = "start"
+datatype = "INT32"
+[[sequences.control]]
+name = "id"
+kind = "corrid"
+datatype = "UINT64"
+{TENSORS}""",
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    folder = tmp_path_factory.mktemp("shares")
+    for name, source in (("count", COUNT), ("sum", SUM)):
+        (folder / "models" / name / "1").mkdir(parents=True)
+        (folder / "models" / name / "model.toml").write_text(SETTINGS[name])
+        (folder / "models" / name / "1" / "model.py").write_text(source)
+    keys = write(folder / "keys", f"greedy {GREEDY}\nother {OTHER}\n")
+    environment = {"CARPOOL_API_KEY_FILE": keys}
+    with serving(folder / "models", folder=folder, environment=environment) as running:
+        yield running
+
+
+def with_key(key: str) -> bytes:
+    return b"X-API-Key: %b\r\n" % key.encode()
+
+
+def test_streams_without_end_give_way_to_another_keys(server: Live) -> None:
+    path = "/v2/models/count/generate_stream"
+    head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n%b\r\n%b"
+    endless = b'{"n": 2000000000}'
+    with ExitStack() as clients:
+        for _ in range(2 * PLACES):  # half of them wait
+            client = clients.enter_context(server.connect())
+            client.send(head % (path.encode(), len(endless), with_key(GREEDY), endless))
+        other = clients.enter_context(server.connect())
+        for _ in range(3):
+            answer = other.post(path, b'{"n": 3}', with_key(OTHER))
+            events = [json.loads(line[6:]) for line in answer.body.split(b"\n\n") if line]
+            assert [event.get("y", event) for event in events] == [0, 1, 2]
+
+
+def step(client: Client, key: str, name: int, value: int, *, start: bool = False) -> Response:
+    tensor = {"name": "n", "datatype": "INT32", "shape": [1, 1], "data": [value]}
+    said = {"sequence_id": name, "sequence_start": start}
+    return client.post(
+        infer_path("sum"), json.dumps({"inputs": [tensor], "parameters": said}).encode(), with_key(key)
+    )
+
+
+def total(answer: Response) -> int:
+    assert answer.status == 200, answer.body
+    return int(json.loads(answer.body)["outputs"][0]["data"][0])
+
+
+def test_sequences_give_way_and_an_id_is_its_keys_own(server: Live) -> None:
+    with server.connect() as client:
+        for name in range(1, PLACES + 1):
+            assert total(step(client, GREEDY, name, 100 * name, start=True)) == 100 * name
+        assert total(step(client, OTHER, PLACES, 1, start=True)) == 1
+        assert total(step(client, OTHER, PLACES, 2)) == 3
+        assert total(step(client, GREEDY, PLACES, 1)) == 100 * PLACES + 1, "the model tells them apart"
+        gone = step(client, GREEDY, 1, 1)
+        assert gone.status == 400
+        assert b"had more than its share" in gone.body
+        wait_until(lambda: step(client, OTHER, PLACES, 0).status == 200, "it goes on")
