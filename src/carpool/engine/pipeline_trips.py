@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from carpool.config.pipeline_settings import MOST_CROPS
 from carpool.core.job import OFFERED, READY, RUNNING, Reason
 from carpool.core.refusal_words import replaced
-from carpool.core.remaining import Remaining
+from carpool.core.remaining import Trip
 from carpool.engine.batch import Outcome, Work
 from carpool.errors import Unavailable
 from carpool.link.records import (
@@ -34,7 +34,6 @@ from carpool.types import StepTiming, Timing
 
 if TYPE_CHECKING:
     from carpool.engine.models.pipeline_model import Pipeline
-    from carpool.engine.models.served import Served
 
 Done: TypeAlias = Callable[[Work, Outcome], None]
 
@@ -43,18 +42,17 @@ class OpenTrip:
     """One request. `left` has, by step, the images that its step has still to answer."""
 
     __slots__ = (
-        *("_remaining", "_trip", "arrived", "binding", "deadline", "ended", "left", "live", "pipeline"),
+        *("_trip", "arrived", "binding", "deadline", "ended", "left", "live", "pipeline"),
         *("replaced", "source", "timings", "works"),
     )
 
     def __init__(self, pipeline: Pipeline, work: Work, now: float) -> None:
         """Raises what the gate says."""
-        self._remaining: Remaining = pipeline.lets_in(work, now)
+        self._trip: Trip = pipeline.lets_in(work, now)
         self.pipeline = pipeline
         self.binding = pipeline.binding
         self.arrived, self.deadline = work.arrived, work.deadline
         self.source, self.live = work.source, work.latest
-        self._trip = self._remaining.enters()
         self.works: dict[Work, int] = {}
         self.left: dict[int, int] = {}
         self.ended: dict[int, float] = {}  # by step: when
@@ -80,7 +78,6 @@ class OpenTrip:
             raise ProtocolError(f"{work.images} images of a trip in step {step}, of {self.left.get(step, 0)}")
         if self.replaced:
             raise replaced(pipeline.name, self.source)
-        place = pipeline.place[step]
         work.deadline = self.deadline
         if step != pipeline.graph.base:
             before = pipeline.graph.after[step]
@@ -91,10 +88,9 @@ class OpenTrip:
             work.latest = False
             if self.live:
                 self._take_place(step)
-        if pipeline.promises:
-            later = self._remaining.planned(place, now)
+        if pipeline.promises or step != pipeline.graph.base:
+            later = self._trip.plan(pipeline.place[step], work, self.arrived, self.deadline, now)
             pipeline.show_later(step, later)
-            plan_step(work, self.binding.models[place], self.arrived, self.deadline, later, now)
         self.works[work] = step
         work.done = partial(self._over, work.done)
 
@@ -154,15 +150,6 @@ class OpenTrip:
         else:
             for step in self.ended:
                 pipeline.rows[step].add(columns.STEP_WASTED)
-
-
-def plan_step(work: Work, served: Served, arrived: float, deadline: float, later: float, now: float) -> None:
-    """Until when this model has to have answered a step of a request. A shorter promise of its own begins
-    when the step does; what the later steps take is only taken off the whole."""
-    if not served.promises or served.slo >= deadline - arrived:
-        work.arrived, work.deadline, work.later = arrived, deadline, later
-    else:
-        work.arrived, work.deadline = now, deadline - later
 
 
 def _longer(before: Timing | None, timing: Timing) -> Timing:
