@@ -136,8 +136,10 @@ class OpenTrip:
         """The front end has answered, or nobody wants it any more."""
         pipeline = self.pipeline
         pipeline.open.discard(self)
-        for key in [key for key, trip in pipeline.waiting.items() if trip is self] if self.live else ():
-            del pipeline.waiting[key]
+        for step in self.left if self.live else ():
+            key = step, self.source
+            if pipeline.waiting.get(key) is self:
+                del pipeline.waiting[key]
         whole = len(self.left) == len(pipeline.settings.steps)
         if answered and whole and not any(self.left.values()):
             self._trip.done(now)  # all the way: only from those something can be learnt
