@@ -220,18 +220,20 @@ class Trip:
     def reaches(self, step: int, images: int = 1) -> None:
         """It is offered to this step, with so many images; with none, the step is over at once."""
         if step in self._to_reach:
-            self._to_reach.discard(step)
             self._remaining._reached(step, images)
+            self._to_reach.discard(step)
 
     def ends(self, step: int, now: float) -> None:
         self._ended[step] = now
 
     def done(self, now: float) -> None:
         """Only those who came through are learned from: who was given up was short of time."""
-        self._remaining._kept = now <= self._deadline
-        for step, at in self._ended.items():
-            self._remaining._later[step].seen(now - at, now)
-        self._leave()
+        try:
+            self._remaining._kept = now <= self._deadline
+            for step, at in self._ended.items():
+                self._remaining._later[step].seen(now - at, now)
+        finally:
+            self._leave()
 
     def gone(self) -> None:
         if self._probe:

@@ -187,11 +187,10 @@ class PipelineJourney:
                 self._workers.finish(partial(self._cut, at, state), partial(self._was_cut, at, state))
                 return
             self._describe(at, state, self._device.token)
+            self._ask(at, state)
         except Exception as error:
             give_back(state.requests)
             self._failed(number, explained(error, at.entry.name))
-            return
-        self._ask(at, state)
 
     def _describe(self, at: StepModel, state: StepState, token: int) -> None:
         """Which parts of its picture the device is to cut out."""
@@ -225,15 +224,16 @@ class PipelineJourney:
         state.cut = monotonic() - started
 
     def _was_cut(self, at: StepModel, state: StepState, _: None, error: BaseException | None) -> None:
-        if error is None and self._done is not None and not self._is_late(at.number):
-            self._guarded(partial(self._ask, at, state))
-            return
-        give_back(state.requests)
-        if error is not None:
-            self._guarded(partial(self._failed, at.number, explained(error, at.entry.name)))
+        self._guarded(partial(self._ask, at, state, error))
+        give_back(state.requests)  # what no request took over
 
-    def _ask(self, at: StepModel, state: StepState) -> None:
+    def _ask(self, at: StepModel, state: StepState, error: BaseException | None = None) -> None:
         """The slots go over to the door, each as a request."""
+        if self._done is None or self._is_late(at.number):
+            return
+        if error is not None:
+            self._failed(at.number, explained(error, at.entry.name))
+            return
         for request in state.requests:
             slot, request.slot = request.slot, None
             assert slot is not None
@@ -308,13 +308,15 @@ class PipelineJourney:
         self, number: int, state: StepState, answers: list[Document] | None, error: BaseException | None
     ) -> None:
         release_all(state.requests)
+        self._guarded(partial(self._go_on_after, number, answers, error))
+
+    def _go_on_after(self, number: int, answers: list[Document] | None, error: BaseException | None) -> None:
         if self._done is None or self._is_late(number):
             return
         if answers is None:
-            failed = explained(error, self._model.steps[number].entry.name)
-            self._guarded(partial(self._failed, number, failed))
+            self._failed(number, explained(error, self._model.steps[number].entry.name))
         else:
-            self._guarded(partial(self._over, number, answers))
+            self._over(number, answers)
 
     def _over(self, number: int, answers: list[Document]) -> None:
         """The step is; those begin that waited for it, and the whole ends with the last."""
