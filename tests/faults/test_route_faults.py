@@ -140,7 +140,8 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 @pytest.fixture(scope="module")
 def sharing(redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Routes]:
     folder = tmp_path_factory.mktemp("shared") / "models"
-    with routes.routes(folder, cache_url=f"redis://127.0.0.1:{redis.port}") as found:
+    url, secret = f"redis://127.0.0.1:{redis.port}", "a-secret-of-this-test-alone"
+    with routes.routes(folder, cache_url=url, cache_secret=secret) as found:
         yield found
 
 
