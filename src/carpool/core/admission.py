@@ -120,7 +120,7 @@ def is_probe(core: Scheduler, job: Job, slo: float, now: float) -> bool:
     """
     if job.probe:
         return True
-    if job.later or job.deadline - job.arrived < 0.99 * (job.promise or slo) or now >= job.due:
+    if job.later or job.deadline - job.arrived < 0.99 * slo or now >= job.due:
         return False
     if job.ready_at > -INFINITY and job.state is not READY and core.lanes.waiting:
         return False  # its input is still to come, as another's is, who will show how it is
