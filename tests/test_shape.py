@@ -52,7 +52,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "frontend/http": "cache config console core frontend frontend/access frontend/pictures link memory "
     "observe vision vision/tasks wire",
     "frontend/pictures": "config core link memory observe pipelines quality vision vision/tasks wire",
-    "lab": "backends config core engine engine/generation engine/models engine/profile sim vision",
+    "lab": "backends config core engine engine/generation engine/models engine/profile pipelines sim vision",
     "lab/cascade": "client config core engine lab/evaluate vision",
     "lab/evaluate": "client config engine vision",
     "lab/load": "sim wire wire/proto",

@@ -28,8 +28,19 @@ def test_the_steps_are_drawn() -> None:
         "└─ for each of find.boxes: cut out, 10% more on every side, at least 16 pixels",
         "└─ kind: efficientnet_lite0, classify, sees 224 × 224, 1000 labels",
         "detections[…].kind",
+        "a picture with a few crops takes about ",
     ):
         assert words in done.stdout
+
+
+def test_a_promise_that_cannot_be_kept_is_reported(tmp_path: Path) -> None:
+    folder = tmp_path / "street"
+    shutil.copytree(STREET, folder)
+    settings = folder / "pipeline.toml"
+    settings.write_text(settings.read_text().replace("slo_ms = 2000", "slo_ms = 0.01"))
+    done = check(folder)
+    assert done.exit_code == 0, done.stderr
+    assert "so slo_ms = 0.01 cannot be kept; promise at least " in done.stdout
 
 
 @pytest.mark.parametrize(

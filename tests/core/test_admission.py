@@ -112,6 +112,32 @@ def test_a_device_believed_too_slow_gets_one_probe_per_promise() -> None:
     assert core.offer(Job(1.021), 1.021) is not None  # the probe is out; the others wait for its news
 
 
+def test_all_parts_of_a_pipelines_probe_run_whatever_is_believed() -> None:
+    core = scheduler(slo=0.012)
+    core.instances[0].speed.mean = core.instances[0].speed.cautious = 100.0
+    probes = [Job(0.0), Job(0.0)]
+    for job in probes:
+        job.promise, job.probe, job.ready_at = 0.5, True, 0.001
+        assert core.offer(job, 0.0, ready=False) is None
+        assert (job.deadline, job.due) == (0.5, 0.5)  # the pipeline's SLO, not the model's
+        core.ready(job, 0.001)
+    for job in probes:
+        batch = core.decide(0.01).batch
+        assert batch is not None
+        assert batch.jobs == [job]
+        core.finished(batch, 0.01, 0.001)
+
+
+def test_a_step_with_others_after_it_is_no_probe_of_its_own() -> None:
+    core = scheduler(slo=0.012)
+    core.instances[0].speed.mean = core.instances[0].speed.cautious = 100.0
+    first = Job(0.0)
+    first.promise, first.later = 0.5, 0.1
+    assert core.refuses(first, 0.0) is not None
+    first.later = 0.0
+    assert core.refuses(first, 0.0) is None
+
+
 def test_without_instances_the_answer_is_no_at_once() -> None:
     core = scheduler(instances=2)
     core.instances[1].speed.mean = 3.0

@@ -101,3 +101,38 @@ def test_steps_are_read() -> None:
     assert (first.after, second.after, third.after) == ((), (0,), (0, 1))
     assert (first.images, second.images, third.images) == (1.0, 4.2, 2.0)
     assert second.curve.max_batch == 4
+
+
+def sleeping(slow: float, own: float, crops: int = 2) -> tuple[StepSimulation, int]:
+    """Two models that take 135 ms a batch and 76 ms an image, whose profile says `slow` times that; each has
+    an SLO of its own (0: that of the whole, which is 2 s). How many of 50 are answered, one a second."""
+    takes = (BatchCurve.linear(0.135, 0.0, 8), BatchCurve.linear(0.0, 0.076, 8))
+    profiled = (BatchCurve.linear(0.135 * slow, 0.0, 8), BatchCurve.linear(0.0, 0.076 * slow, 8))
+    steps = (StepPlan(profiled[0], slo=own), StepPlan(profiled[1], 4.0, (0,), own))
+    simulation = StepSimulation(steps, Promise(2.0, 64), lambda step, n, *_: takes[step].times[n])
+    for fan_out in simulation._fan_outs[1:]:
+        fan_out.draw = lambda _: crops  # type: ignore[method-assign]
+    rides = simulation.play([Arrival(float(second)) for second in range(50)]).rides
+    return simulation, sum(ride.latency is not None and ride.latency <= 2.0 for ride in rides)
+
+
+@pytest.mark.parametrize("own", [0.5, 0.0])
+@pytest.mark.parametrize("slow", [1.0, 2.0, 3.5, 12.0])
+def test_an_idle_pipeline_answers_whatever_the_forecast_says(own: float, slow: float) -> None:
+    """Also where the steps' own SLOs are shorter than what the steps after them take, and where the profile
+    was taken on a busy machine and says that not even the whole can be within its SLO."""
+    assert sleeping(slow, own)[1] == 50
+
+
+def test_an_idle_pipeline_learns_that_its_profile_was_taken_slow() -> None:
+    simulation, _ = sleeping(12.0, 0.0)
+    assert simulation.remaining.alone() < 1.0
+
+
+def test_a_pipeline_that_is_too_slow_is_tried_now_and_then() -> None:
+    """Its probes prove the forecast right: one for each time that all of it was idle for an SLO."""
+    steps = (StepPlan(BatchCurve.linear(0.9, 0.0, 8)), StepPlan(BatchCurve.linear(1.5, 0.0, 8), 1.0, (0,)))
+    simulation = StepSimulation(steps, Promise(2.0, 64), lambda step, n, *_: steps[step].curve.times[n])
+    rides = simulation.play([Arrival(float(second)) for second in range(60)]).rides
+    assert 10 <= sum(ride.probe for ride in rides) <= 20
+    assert all(ride.refused for ride in rides if not ride.probe)

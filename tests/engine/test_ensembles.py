@@ -245,7 +245,8 @@ def test_what_a_later_step_could_not_finish_is_refused_at_arrival(tmp_path: Path
 
     async def story() -> None:
         async with Engine(tmp_path) as engine:
-            engine.find("first").driver.scheduler.instances[0].idle_since = float("inf")  # it has just run
+            for step in ("first", "second"):  # which have just run: else it would be a probe
+                engine.find(step).driver.scheduler.instances[0].idle_since = float("inf")
             with pytest.raises(Refused) as caught:
                 await engine.infer("slow", {"in": rows(1)})
             assert caught.value.reason == "cannot-finish"

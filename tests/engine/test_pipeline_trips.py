@@ -13,7 +13,7 @@ from carpool.config.pipeline_toml import pipeline_config
 from carpool.core.curve import BatchCurve
 from carpool.core.job import GONE, READY, RUNNING
 from carpool.core.objectives import Promise
-from carpool.core.remaining import Step
+from carpool.core.remaining import Step, Trip
 from carpool.core.scheduler import Scheduler
 from carpool.engine.batch import Outcome, Work
 from carpool.engine.journey import Binding
@@ -22,7 +22,7 @@ from carpool.engine.pipeline_trips import LinkTrips
 from carpool.errors import Cancelled, CarpoolError, Refused, Replaced, Unavailable
 from carpool.link.records import ANSWERED, GIVEN_UP, REACHES, STEP_PART, TRIP_NEWS, ProtocolError
 from carpool.observe import columns
-from carpool.observe.counters import Slot, Table, table_bytes
+from carpool.observe.counters import Row, Slot, Table, table_bytes
 from carpool.types import Timing
 
 KEY, FIND, KIND = 7, 0, 1
@@ -204,3 +204,49 @@ def test_lies() -> None:
         bench.ask(trip, FIND, bench.work(), 0.0)
     with pytest.raises(ProtocolError):
         bench.ask(9, FIND, bench.work(), 0.0)
+
+
+class Unwalked(dict[Any, Any]):
+    """Says how often it was walked through: a frame's end must not cost more where there are more sources."""
+
+    walks = 0
+
+    def items(self) -> Any:
+        self.walks += 1
+        return super().items()
+
+    def __iter__(self) -> Any:
+        self.walks += 1
+        return super().__iter__()
+
+
+def test_the_end_of_a_frame_costs_the_same_however_many_sources_there_are() -> None:
+    bench = Bench()
+    camera(bench, 1, 0.0)
+    bench.pipeline.waiting = waiting = Unwalked(bench.pipeline.waiting)
+    assert list(waiting.keys()) == [(KIND, "door")]
+    bench.say(1, GIVEN_UP)
+    assert not len(waiting)
+    assert waiting.walks == 0
+
+
+def test_a_fault_of_ours_costs_one_request_and_not_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+
+    def bug(*_: object, **_named: object) -> None:
+        raise KeyError("a bug")
+
+    first = bench.ask(1, FIND, bench.work(), 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Trip, "reaches", bug)
+        bench.say(1, REACHES, KIND, 2)
+        with pytest.raises(CarpoolError, match="KeyError"):
+            bench.ask(2, FIND, bench.work(), 0.0)
+        patch.setattr(Row, "observe", bug)
+        good(first)
+    assert bench.told == [(first, None)]
+    with pytest.raises(CarpoolError, match="the engine failed on this request of street"):
+        bench.ask(1, KIND, bench.work(2), 0.0)
+    bench.say(1, ANSWERED)
+    assert bench.coming() == [0, 0]
+    assert not bench.pipeline.open

@@ -8,6 +8,8 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import tritonclient.grpc
 
 from carpool.demo import bundled_models, pictures
 from frontend.http.test_pipelines import STREET
+from live import sleeping_models
 from live.server import Live, serving, wait_until
 
 pytestmark = pytest.mark.conformance
@@ -123,3 +126,19 @@ def test_who_dies_between_steps(server: Live, who: str) -> None:
             return False
 
     wait_until(answers, "it does not answer again")
+
+
+@pytest.mark.parametrize("slow", [False, True], ids=["profiled calm", "profiled slow"])
+def test_a_slow_pipeline_answers_on_an_idle_server(tmp_path: Path, *, slow: bool) -> None:
+    """All of 50, one a second: a forecast never refuses what an idle server would answer within the SLO."""
+    busy = tmp_path / "busy"
+    if slow:
+        busy.touch()
+    with serving(sleeping_models.write(tmp_path / "models", busy), folder=tmp_path) as running:
+        busy.unlink(missing_ok=True)
+        statuses = []
+        for _ in range(50):
+            began = monotonic()
+            statuses.append(ask(running, "street")[0])
+            sleep(max(0.0, 1.0 - (monotonic() - began)))
+    assert statuses == [200] * 50

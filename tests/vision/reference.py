@@ -18,7 +18,7 @@ def transformed(pixels: Array, settings: ImageSettings, size: tuple[int, int], c
     height, width = pixels.shape[:2]
     canvas = np.full((rows, columns, 3), float(settings.pad))
     if settings.resize == "letterbox":
-        scale = min(columns / width, rows / height)
+        scale = min(columns / width, rows / height, settings.enlarge or math.inf)
         wide, high = nearest(width * scale, columns), nearest(height * scale, rows)
         left, top = ((columns - wide) // 2, (rows - high) // 2) if settings.anchor == "center" else (0, 0)
         canvas[top : top + high, left : left + wide] = resized(pixels, high, wide, settings.kernel)

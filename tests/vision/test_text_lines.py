@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,11 +52,37 @@ def test_every_box_is_read_once(corners: list[Box]) -> None:
     assert sorted(read) == list(range(len(boxes)))
 
 
+def region(left: float, top: float, right: float, bottom: float, slope: float = 0.0) -> dict[str, Any]:
+    """`slope`: pixels down for each one to the right."""
+    down = slope * (right - left)
+    polygon = [[left, top], [right, top + down], [right, bottom + down], [left, bottom]]
+    box = [left, min(top, top + down), right, max(bottom, bottom + down)]
+    return {"polygon": polygon, "box": box, "score": 0.5}
+
+
+def texts(regions: Sequence[dict[str, Any]], *read: str) -> list[str]:
+    lines = as_lines(regions, [{"text": text, "score": 0.9} for text in read])["lines"]
+    return [line["text"] for line in lines]
+
+
+def test_a_fragment_inside_a_line_that_was_read_is_part_of_it() -> None:
+    line = region(10, 10, 300, 60)
+    inside, at_its_edge = region(20, 15, 50, 55), region(250, 4, 290, 40)
+    assert texts([inside, line, at_its_edge], "C", "Credit hundred", "4") == ["Credit hundred"]
+    assert texts([inside, line], "C", "") == ["C"]  # the line was not read
+    assert texts([line, line], "twice", "seen") == ["twice"]
+
+
+def test_lines_beside_each_other_stay_whatever_their_boxes_do() -> None:
+    above, below = region(0, 0, 900, 30, slope=0.1), region(20, 40, 120, 70, slope=0.1)
+    assert above["box"][3] > below["box"][3]  # the box of the long one holds the other's
+    assert texts([above, below], "a long line that slopes", "short") == ["a long line that slopes", "short"]
+    touching = [region(0, 0, 200, 30), region(0, 26, 60, 56), region(195, 2, 260, 28)]
+    assert sorted(texts(touching, "one", "two", "three")) == ["one", "three", "two"]
+
+
 def test_lines_and_text() -> None:
-    regions = [
-        {"polygon": [], "box": box, "score": 0.5}
-        for box in ((0, 40, 90, 60), (100, 0, 150, 20), (0, 2, 90, 22))
-    ]
+    regions = [region(*box) for box in ((0, 40, 90, 60), (100, 0, 150, 20), (0, 2, 90, 22))]
     read = [
         {"text": "third", "score": 0.7},
         {"text": "second", "score": 0.8},

@@ -45,6 +45,7 @@ SETTINGS = st.builds(
     kernel=st.sampled_from(["auto", "area", "bilinear", "bicubic"]),
     anchor=st.sampled_from(["center", "top_left"]),
     crop=st.sampled_from([1.0, 0.875, 0.3]),
+    enlarge=st.sampled_from([None, 0.8, 1.5]),
     pad=st.sampled_from([0, 114, 255]),
     channels=st.sampled_from(["rgb", "bgr"]),
     layout=st.sampled_from(["nchw", "nhwc"]),

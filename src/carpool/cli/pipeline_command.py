@@ -28,8 +28,8 @@ class PipelineVerb:
 
         carpool pipeline check models/street
 
-    Its models are looked for beside it, or where --models says. Each is opened and tried once, and nothing is
-    served. What is wrong is told with its line.
+    Its models are looked for beside it, or where --models says. Each is opened, tried and timed, and nothing
+    is served. What is wrong is reported with its line, and an SLO that cannot be kept here with one that can.
     """
 
     action: Annotated[Action, typer.Argument(metavar="check", help="What to do.", show_default=False)]
@@ -43,6 +43,7 @@ class PipelineVerb:
         from carpool.config.repository import folder_settings
         from carpool.core.objectives import Promise
         from carpool.lab.model_report import how_it_sees
+        from carpool.lab.pipeline_times import picture_seconds, time_report
         from carpool.pipelines.picture_graph import PictureGraph, StepFacts
 
         folder = self.folder.absolute()
@@ -52,9 +53,10 @@ class PipelineVerb:
         assert config.pipeline is not None
         graph = PictureGraph(config.pipeline)
         there = self._models(folder.parent)
-        facts, seen = [], []
+        facts, seen, sources = [], [], []
         for number, step in enumerate(graph.steps):
             source = _found(there, step.model, graph.settings.at(number))
+            sources.append(source)
             vision = None if source.config.needs else how_it_sees(source)
             seen.append(vision)
             if vision is None:
@@ -64,6 +66,7 @@ class PipelineVerb:
         graph.check(facts)
         promise = config.policy.slo if isinstance(config.policy, Promise) else None
         print("\n".join(drawn(config.name, graph, seen, promise)))
+        print(f"  {time_report(config.name, promise, picture_seconds(graph, sources))}")
 
     def _models(self, beside: Path) -> dict[str, ModelSource]:
         from carpool.config.repository import find_models

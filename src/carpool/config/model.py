@@ -151,6 +151,8 @@ class ImageSettings:
     kernel: str = _key("auto", "auto", "area", "bilinear", "bicubic")
     pad: int = _key(114, within=(0, 255), resize=("letterbox", "line"))  # grey level of what a picture leaves
     anchor: str = _key("center", "center", "top_left", resize=("letterbox",))  # where such a picture lies
+    # The most times larger that a small picture becomes; None: as large as the input
+    enlarge: float | None = _key(None, within=(0, INFINITY), above=True, resize=("letterbox",))
     crop: float = _key(1.0, within=(0, 1), above=True, resize=("crop",))  # share of the shorter side to keep
     decode: str = _key("auto", *_WHERE)  # where pictures are decoded: auto is the device, on a GPU
 

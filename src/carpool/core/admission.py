@@ -116,8 +116,11 @@ def is_probe(core: Scheduler, job: Job, slo: float, now: float) -> bool:
 
     Without this a device that was slow for a second would refuse everybody for ever: nothing runs, so nothing
     is learned. Only a job with the whole promise ahead of it: a client's own short deadline proves nothing.
+    Where steps of a pipeline come after this one, that decides for all of them (core/remaining.py).
     """
-    if job.deadline - job.arrived < 0.99 * slo or now >= job.due:
+    if job.probe:
+        return True
+    if job.later or job.deadline - job.arrived < 0.99 * slo or now >= job.due:
         return False
     if job.ready_at > -INFINITY and job.state is not READY and core.lanes.waiting:
         return False  # its input is still to come, as another's is, who will show how it is

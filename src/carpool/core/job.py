@@ -56,6 +56,8 @@ class Job:
             "outside",
             "payload",
             "priority",
+            "probe",
+            "promise",
             "rank",
             "ready_at",
             "shape",
@@ -83,6 +85,8 @@ class Job:
         self.deadline = deadline  # the client's
         self.outside = outside  # seconds that it will wait beside the queue and its batch
         self.later = 0.0  # seconds that are left to the steps after this one, of a pipeline
+        self.promise = 0.0  # seconds: the pipeline's SLO, which a step is held against; 0: the model's own
+        self.probe = False  # part of a pipeline's probe: it runs whatever is believed of the time it takes
         self.due = deadline  # when its batch must end, for the client to have the answer by its deadline
         self.images = images
         self.shape = shape

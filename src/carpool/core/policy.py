@@ -79,8 +79,9 @@ class PromisePolicy:
     def place(self, job: Job, sequence: int) -> tuple[int, str]:
         """The job's lane, after giving it its place in that lane's order."""
         arrived, deadline = job.arrived, job.deadline
-        if deadline > arrived + self.settings.slo:
-            deadline = job.deadline = arrived + self.settings.slo
+        slo = job.promise or self.settings.slo
+        if deadline > arrived + slo:
+            deadline = job.deadline = arrived + slo
         outside = job.outside = planned(job.outside, deadline - arrived, self._constants)
         job.rank = job.due = deadline - outside - job.later
         return level_of(job.priority) if job.priority else ORDINARY, job.source
@@ -91,7 +92,8 @@ class PromisePolicy:
     def expires(self, job: Job) -> float:
         """One whose input is still to come is too late when it could not run any more; so it is told, and
         its input need not be made. Who waits with its input is judged when an instance is free."""
-        return job.due if job.ready_at == -INFINITY else job.due - self._curve.times[job.images]
+        there = job.probe or job.ready_at == -INFINITY
+        return job.due if there else job.due - self._curve.times[job.images]
 
     def expired(self, core: Scheduler, job: Job, now: float) -> Reason | None:
         return Reason.DEADLINE

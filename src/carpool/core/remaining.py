@@ -4,6 +4,10 @@ A step plans with the end of the promise less what the later steps take, which i
 ten took no longer. That needs no split of the promise, and follows the load. Two things it does not see: what
 already waits for the later steps, which the gate asks for at arrival (`at_gate`), and that a request which
 has come far is worth more than one that begins, which on a shared device is the arbiter's to know.
+
+A step is held against the SLO of the whole, not against that of the model which runs it. All of this is a
+forecast. Where it says that nothing can be within the SLO although all steps are idle, one request goes
+through as a probe: otherwise a forecast that is wrong would never be put right.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from math import ceil, exp, floor
 from typing import NamedTuple
 
 from carpool.core.constants import CONSTANTS, Constants
+from carpool.core.job import INFINITY, Job, Reason, Refusal
 from carpool.core.scheduler import Scheduler
 
 
@@ -65,23 +70,61 @@ class Remaining:
         self.steps = tuple(steps)
         self._later = [Spread(constants) for _ in steps]  # from a step's end to that of all
         self.images = [step.images for step in steps]  # of a request, on average
+        self._reached_by = [0] * len(steps)  # requests, so far
+        self._under_way = 0  # requests that were let in and are not over
+        self._kept = True  # the last request that was answered was so within the SLO
         self._coming = [0] * len(steps)  # requests that are on their way to a step
         needed = [step for step in steps if not step.optional]
         self._ends = [not any(number in other.after for other in needed) for number in range(len(steps))]
 
     # ---- what happens to a request ------------------------------------------------------------------------
 
-    def enters(self) -> Trip:
-        """A request was let in."""
+    def enters(self, promise: float = 0.0, deadline: float = INFINITY, *, probe: bool = False) -> Trip:
+        """A request was let in; `promise` is the SLO of the whole in seconds, 0 where it has none."""
         for number in range(len(self.steps)):
             self._coming[number] += 1
-        return Trip(self)
+        self._under_way += 1
+        return Trip(self, promise, deadline, probe=probe)
 
     def _reached(self, step: int, images: int) -> None:
+        """The first few count as much as what was assumed before them."""
         self._coming[step] -= 1
-        self.images[step] += self._constants.fan_out_weight * (images - self.images[step])
+        self._reached_by[step] += 1
+        weight = max(self._constants.fan_out_weight, 1.0 / (1 + self._reached_by[step]))
+        self.images[step] += weight * (images - self.images[step])
 
     # ---- what is asked ------------------------------------------------------------------------------------
+
+    def refuses(self, first: int, job: Job, slo: float, now: float, *, alone: bool = False) -> Refusal | None:
+        """What the gate says to a request that would begin with this step, where this SLO holds for all of
+        them; with `alone`, for the first step only. Whoever is let in as a probe is marked as one."""
+        scheduler = self.steps[first].scheduler
+        job.promise = slo
+        job.later = 0.0 if alone else self.at_gate(first, job.images, now)
+        refusal = scheduler.refuses(job, now)
+        if refusal is None:
+            return None
+        if refusal.reason is Reason.CANNOT_FINISH and self._is_probe(first, job, now):
+            job.probe = True
+            return None
+        scheduler.refused_elsewhere(job.images, 1, refusal.reason, now, job.source)
+        return refusal
+
+    def _is_probe(self, first: int, job: Job, now: float) -> bool:
+        """A request with the whole SLO ahead of it, while every step is idle; the first need not be, if it
+        would do. Either the last answer was within the SLO, or the steps have been idle for that long: a
+        device that is slow is not tried at all times."""
+        whole = job.deadline - job.arrived >= 0.99 * job.promise and now < job.deadline - job.outside
+        if self._under_way or not whole:
+            return False
+        job.later = 0.0
+        for number, step in enumerate(self.steps):
+            scheduler = step.scheduler
+            since = now if self._kept else now - min(job.promise, scheduler.slo)
+            idle = any(instance.idle_since <= since for instance in scheduler.instances.idle)
+            if (scheduler.lanes.waiting or not idle) and (number != first or scheduler.refuses(job, now)):
+                return False
+        return True
 
     def planned(self, step: int, now: float) -> float:
         """Seconds that a request in this step leaves to those after it."""
@@ -154,29 +197,51 @@ def _same_device(one: Scheduler, other: Scheduler) -> bool:
 class Trip:
     """One request on its way. Whoever carries it says where it is; `done` or `gone` ends it, once."""
 
-    __slots__ = ("_ended", "_remaining", "_to_reach")
+    __slots__ = ("_deadline", "_ended", "_probe", "_promise", "_remaining", "_to_reach")
 
-    def __init__(self, remaining: Remaining) -> None:
+    def __init__(self, remaining: Remaining, promise: float, deadline: float, *, probe: bool) -> None:
         self._remaining = remaining
+        self._promise, self._deadline, self._probe = promise, deadline, probe
         self._to_reach = set(range(len(remaining.steps)))
         self._ended: dict[int, float] = {}
+
+    def plan(self, step: int, job: Job, arrived: float, deadline: float, now: float) -> float:
+        """Give this job, which is its part in a step, the time that it has, and return how much of that is
+        left to the later steps. With an SLO for the whole, that is what counts; otherwise the model's own,
+        which begins when the step does."""
+        later = 0.0 if self._probe else self._remaining.planned(step, now)
+        if self._promise:
+            job.arrived, job.deadline, job.later = arrived, deadline, later
+            job.promise, job.probe = self._promise, self._probe
+        else:
+            job.arrived, job.deadline = now, deadline - later
+        return later
 
     def reaches(self, step: int, images: int = 1) -> None:
         """It is offered to this step, with so many images; with none, the step is over at once."""
         if step in self._to_reach:
-            self._to_reach.discard(step)
             self._remaining._reached(step, images)
+            self._to_reach.discard(step)
 
     def ends(self, step: int, now: float) -> None:
         self._ended[step] = now
 
     def done(self, now: float) -> None:
         """Only those who came through are learned from: who was given up was short of time."""
-        for step, at in self._ended.items():
-            self._remaining._later[step].seen(now - at, now)
-        self.gone()
+        try:
+            self._remaining._kept = now <= self._deadline
+            for step, at in self._ended.items():
+                self._remaining._later[step].seen(now - at, now)
+        finally:
+            self._leave()
 
     def gone(self) -> None:
+        if self._probe:
+            self._remaining._kept = False
+        self._leave()
+
+    def _leave(self) -> None:
+        self._remaining._under_way -= 1
         for step in self._to_reach:
             self._remaining._coming[step] -= 1
         self._to_reach.clear()

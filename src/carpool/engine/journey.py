@@ -17,13 +17,11 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool.core.job import GONE, INFINITY, OFFERED, READY, Job, Refusal
+from carpool.core.job import GONE, INFINITY, OFFERED, READY, Job
 from carpool.core.refusal_words import turned_away
 from carpool.core.remaining import Remaining, Step, Trip
-from carpool.core.scheduler import Scheduler
 from carpool.engine.batch import NO_INPUTS, Outcome, Route, Work
 from carpool.engine.model_inputs import shape_key
-from carpool.engine.pipeline_trips import plan_step
 from carpool.errors import Cancelled, CarpoolError, InvalidInput, ModelError, Refused, Unavailable
 from carpool.link.step_memory import Lent, StepMemory
 from carpool.observe.logs import logger
@@ -62,7 +60,6 @@ class Binding(NamedTuple):
 class Whole(NamedTuple):
     """For a nested ensemble: the journey that it is a part of, and the place of its first model there."""
 
-    remaining: Remaining
     trip: Trip
     first: int
 
@@ -168,23 +165,21 @@ class Journeys:
         assert remaining is not None
         if work.arrived + self.slo < work.deadline:
             work.deadline = work.arrived + self.slo
-        now = monotonic()
-        if self.slo < INFINITY:
-            for number, leaf in enumerate(binding.leaves):
-                if not leaf.after:
-                    self._ask_gate(work, remaining, number, leaf.scheduler, now)
-        return Whole(remaining, remaining.enters(), 0)
-
-    def _ask_gate(
-        self, work: Work, remaining: Remaining, number: int, scheduler: Scheduler, now: float
-    ) -> None:
-        images = min(work.images, scheduler.policy.max_images)
-        job = Job(work.arrived, work.deadline, images, None, work.priority, work.source, outside=work.outside)
-        job.later = remaining.at_gate(number, images, now)
-        refusal: Refusal | None = scheduler.refuses(job, now)
-        if refusal is not None:
-            scheduler.refused_elsewhere(images, 1, refusal.reason, now, work.source)
-            raise turned_away(self.name, work, refusal, knobs=False)
+        if self.slo == INFINITY:
+            return Whole(remaining.enters(), 0)
+        now, probe = monotonic(), False
+        for number, leaf in enumerate(binding.leaves):
+            if leaf.after:
+                continue
+            images = min(work.images, leaf.scheduler.policy.max_images)
+            job = Job(
+                work.arrived, work.deadline, images, None, work.priority, work.source, outside=work.outside
+            )
+            refusal = remaining.refuses(number, job, self.slo, now)
+            if refusal is not None:
+                raise turned_away(self.name, work, refusal, knobs=False)
+            probe = probe or job.probe
+        return Whole(remaining.enters(self.slo, work.deadline, probe=probe), 0)
 
     def left(self, work: Work, outcome: Outcome) -> None:
         """Its journey is over."""
@@ -324,8 +319,7 @@ class Journey:
             child.arrived = work.arrived
             child.payload = self._whole._replace(first=number)
         elif served.promises:
-            later = self._whole.remaining.planned(number, now)
-            plan_step(child, served, work.arrived, work.deadline, later, now)
+            self._whole.trip.plan(number, child, work.arrived, work.deadline, now)
         return child
 
     def _given_back(self, lent: Lent, child: Work, outcome: Outcome) -> None:

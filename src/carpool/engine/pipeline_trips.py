@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, TypeAlias
 from carpool.config.pipeline_settings import MOST_CROPS
 from carpool.core.job import OFFERED, READY, RUNNING, Reason
 from carpool.core.refusal_words import replaced
-from carpool.core.remaining import Remaining
+from carpool.core.remaining import Trip
 from carpool.engine.batch import Outcome, Work
-from carpool.errors import Unavailable
+from carpool.errors import CarpoolError, Unavailable
 from carpool.link.records import (
     ANSWERED,
     GIVEN_UP,
@@ -30,11 +30,13 @@ from carpool.link.records import (
     ProtocolError,
 )
 from carpool.observe import columns
+from carpool.observe.logs import logger
 from carpool.types import StepTiming, Timing
 
 if TYPE_CHECKING:
     from carpool.engine.models.pipeline_model import Pipeline
-    from carpool.engine.models.served import Served
+
+_log = logger("engine")
 
 Done: TypeAlias = Callable[[Work, Outcome], None]
 
@@ -43,25 +45,24 @@ class OpenTrip:
     """One request. `left` has, by step, the images that its step has still to answer."""
 
     __slots__ = (
-        *("_remaining", "_trip", "arrived", "binding", "deadline", "ended", "left", "live", "pipeline"),
-        *("replaced", "source", "timings", "works"),
+        *("_trip", "arrived", "binding", "deadline", "ended", "left", "live", "pipeline"),
+        *("failed", "replaced", "source", "timings", "works"),
     )
 
     def __init__(self, pipeline: Pipeline, work: Work, now: float) -> None:
         """Raises what the gate says."""
-        self._remaining: Remaining = pipeline.lets_in(work, now)
+        self._trip: Trip = pipeline.lets_in(work, now)
         self.pipeline = pipeline
         self.binding = pipeline.binding
         self.arrived, self.deadline = work.arrived, work.deadline
         self.source, self.live = work.source, work.latest
-        self._trip = self._remaining.enters()
         self.works: dict[Work, int] = {}
         self.left: dict[int, int] = {}
         self.ended: dict[int, float] = {}  # by step: when
         self.timings: dict[int, Timing] = {}
         self.replaced = False
+        self.failed: CarpoolError | None = None  # what every later step of it hears
         pipeline.open.add(self)
-        self.reaches(pipeline.graph.base, 1)
 
     def reaches(self, step: int, images: int) -> None:
         pipeline = self.pipeline
@@ -76,11 +77,12 @@ class OpenTrip:
         """This is one of its requests to that step: with the deadline of the whole, less what is left to the
         later steps."""
         pipeline = self.pipeline
+        if self.failed is not None:
+            raise self.failed
         if self.left.get(step, 0) < work.images:
             raise ProtocolError(f"{work.images} images of a trip in step {step}, of {self.left.get(step, 0)}")
         if self.replaced:
             raise replaced(pipeline.name, self.source)
-        place = pipeline.place[step]
         work.deadline = self.deadline
         if step != pipeline.graph.base:
             before = pipeline.graph.after[step]
@@ -91,10 +93,9 @@ class OpenTrip:
             work.latest = False
             if self.live:
                 self._take_place(step)
-        if pipeline.promises:
-            later = self._remaining.planned(place, now)
+        if pipeline.promises or step != pipeline.graph.base:
+            later = self._trip.plan(pipeline.place[step], work, self.arrived, self.deadline, now)
             pipeline.show_later(step, later)
-            plan_step(work, self.binding.models[place], self.arrived, self.deadline, later, now)
         self.works[work] = step
         work.done = partial(self._over, work.done)
 
@@ -119,11 +120,20 @@ class OpenTrip:
     def _over(self, done: Done, work: Work, outcome: Outcome) -> None:
         """One of its requests is over."""
         step = self.works.pop(work)
-        row = self.pipeline.rows[step]
-        model = self.binding.models[self.pipeline.place[step]]
-        model.count_asked(outcome.error, monotonic() - work.entered)
-        if self.replaced and outcome.error is not None:
+        error = outcome.error
+        if self.replaced and error is not None:
             outcome = Outcome(error=replaced(self.pipeline.name, self.source), timing=outcome.timing)
+        try:
+            model = self.binding.models[self.pipeline.place[step]]
+            model.count_asked(error, monotonic() - work.entered)
+            self._count(step, work, outcome)
+        except Exception:
+            _log.exception("step-not-counted", model=self.pipeline.name)
+        done(work, outcome)
+
+    def _count(self, step: int, work: Work, outcome: Outcome) -> None:
+        row = self.pipeline.rows[step]
+        if self.replaced and outcome.error is not None:
             row.add(columns.SHED[Reason.REPLACED.value])
         elif outcome.error is None:
             timing = outcome.timing
@@ -136,14 +146,22 @@ class OpenTrip:
                 self._trip.ends(self.pipeline.place[step], now)
         elif outcome.error.reason in columns.SHED:
             row.add(columns.SHED[outcome.error.reason])
-        done(work, outcome)
 
     def over(self, now: float, *, answered: bool) -> None:
         """The front end has answered, or nobody wants it any more."""
         pipeline = self.pipeline
         pipeline.open.discard(self)
-        for key in [key for key, trip in pipeline.waiting.items() if trip is self] if self.live else ():
-            del pipeline.waiting[key]
+        for step in self.left if self.live else ():
+            key = step, self.source
+            if pipeline.waiting.get(key) is self:
+                del pipeline.waiting[key]
+        try:
+            self._learn(now, answered=answered)
+        except Exception as bug:  # all is given back, and the front end waits for nothing
+            _failed(pipeline.name, bug)
+
+    def _learn(self, now: float, *, answered: bool) -> None:
+        pipeline = self.pipeline
         whole = len(self.left) == len(pipeline.settings.steps)
         if answered and whole and not any(self.left.values()):
             self._trip.done(now)  # all the way: only from those something can be learnt
@@ -156,15 +174,6 @@ class OpenTrip:
         else:
             for step in self.ended:
                 pipeline.rows[step].add(columns.STEP_WASTED)
-
-
-def plan_step(work: Work, served: Served, arrived: float, deadline: float, later: float, now: float) -> None:
-    """Until when this model has to have answered a step of a request. A shorter promise of its own begins
-    when the step does; what the later steps take is only taken off the whole."""
-    if not served.promises or served.slo >= deadline - arrived:
-        work.arrived, work.deadline, work.later = arrived, deadline, later
-    else:
-        work.arrived, work.deadline = now, deadline - later
 
 
 def _longer(before: Timing | None, timing: Timing) -> Timing:
@@ -184,6 +193,12 @@ def summed(steps: tuple[tuple[str, Timing], ...]) -> StepTiming:
         max((timing.batch for timing in each), default=0),
         steps,
     )
+
+
+def _failed(pipeline: str, bug: Exception) -> CarpoolError:
+    """What is said of a fault of ours: it costs one request, not the link."""
+    _log.exception("pipeline-failed", model=pipeline)
+    return CarpoolError(f"the engine failed on this request of {pipeline}: {type(bug).__name__}")
 
 
 class LinkTrips:
@@ -207,9 +222,29 @@ class LinkTrips:
                 raise Unavailable("the pipeline was unloaded meanwhile", reason="unloading")
             if len(self._open) >= self._most:
                 raise ProtocolError(f"more than {self._most} trips")
-            trip = self._open[number] = OpenTrip(pipeline, work, now)
-        trip.asks(step, work, now)
+            trip = self._begin(number, pipeline, work, now)
+        try:
+            trip.asks(step, work, now)
+        except (CarpoolError, ProtocolError):
+            raise
+        except Exception as bug:
+            raise _failed(trip.pipeline.name, bug) from None
         return payload[STEP_PART.size :]
+
+    def _begin(self, number: int, pipeline: Pipeline, work: Work, now: float) -> OpenTrip:
+        try:
+            trip = OpenTrip(pipeline, work, now)
+        except CarpoolError:
+            raise
+        except Exception as bug:
+            raise _failed(pipeline.name, bug) from None
+        try:
+            trip.reaches(pipeline.graph.base, 1)
+        except Exception as bug:
+            trip.over(now, answered=False)
+            raise _failed(pipeline.name, bug) from None
+        self._open[number] = trip
+        return trip
 
     def hear(self, number: int, payload: bytes, now: float) -> None:
         try:
@@ -220,7 +255,12 @@ class LinkTrips:
         if trip is None:
             return
         if what == REACHES:
-            trip.reaches(step, images)
+            try:
+                trip.reaches(step, images)
+            except ProtocolError:
+                raise
+            except Exception as bug:
+                trip.failed = _failed(trip.pipeline.name, bug)
         elif what in (ANSWERED, GIVEN_UP):
             del self._open[number]
             trip.over(now, answered=what == ANSWERED)

@@ -228,11 +228,10 @@ class SequenceRoute:
 
     def _done(self, work: Work, outcome: Outcome) -> None:
         """The driver is done with it. One that the loop itself has run is still counted as running."""
-        now = monotonic()
-        ran = work.state is DONE or work.state is RUNNING or work in self._rode
-        if self._rode:
-            self._rode.discard(work)
-        self.law.finished(work, now, ran=ran)
+        try:
+            self._count(work)
+        except Exception:  # whoever waits for it must hear of it all the same
+            log.exception("sequence-failed", model=self._model)
         if self._lost and work in self._lost:
             self._lost.discard(work)
             if outcome.error is not None:
@@ -241,7 +240,14 @@ class SequenceRoute:
         if self.law.has_news or self.law.live != self._shown[0]:
             self._plan()
         else:  # its sequence may be quiet from now on
+            now = monotonic()
             self._reminder.set(now + self._settings.idle, now)
+
+    def _count(self, work: Work) -> None:
+        ran = work.state is DONE or work.state is RUNNING or work in self._rode
+        if self._rode:
+            self._rode.discard(work)
+        self.law.finished(work, monotonic(), ran=ran)
 
     def _plan(self) -> None:
         """Once for all that a batch has answered, and all that it lets go on."""

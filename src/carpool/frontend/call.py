@@ -453,7 +453,10 @@ class ClientCall:
         pictures, slot = self._pictures, self._slot
         if self.state == OFFERED and self._job is None and pictures is not None and slot is not None:
             work, workers = partial(pictures.prepare, slot.view), self.service.pictures.workers
-            self._job = workers.begin(work, self._decoded, self._until, pictures.weight)
+            try:
+                self._job = workers.begin(work, self._decoded, self._until, pictures.weight)
+            except Exception as fault:
+                self._break_off(fault)
 
     def _decoded(self, seconds: float | None, error: BaseException | None) -> None:
         """The thread is done with the slot, which goes over to the door with the tensors in it."""
@@ -469,15 +472,30 @@ class ClientCall:
             slot.release()
             self._fail(explained(error, self.entry.name))
         else:
-            now = monotonic()
-            self.service.pictures.workers.came_true(self._ready_in, now - self._offered_at, now)
-            self._offered_at = now
-            self.state = RUNNING
-            assert self.row is not None
-            self.row.observe(DECODE_SECONDS, seconds)
-            if self._beside is not None:
-                self._beside.decoded(slot)
+            try:
+                self._count_decoded(slot, seconds)
+            except Exception as fault:
+                self._slot = slot
+                self._break_off(fault)
+                return
             call.ready(slot)
+
+    def _break_off(self, fault: Exception) -> None:
+        """A bug while the engine waits for the input. Never raises."""
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()
+        self._fail_unexpectedly(fault)
+
+    def _count_decoded(self, slot: Slot, seconds: float) -> None:
+        now = monotonic()
+        self.service.pictures.workers.came_true(self._ready_in, now - self._offered_at, now)
+        self._offered_at = now
+        self.state = RUNNING
+        assert self.row is not None
+        self.row.observe(DECODE_SECONDS, seconds)
+        if self._beside is not None:
+            self._beside.decoded(slot)
 
     # ── the answer ──
 
@@ -490,6 +508,15 @@ class ClientCall:
             call.cancel()
 
     def _done(self, answer: Answer) -> None:
+        """Never raises: the door has nothing more to say of it."""
+        try:
+            self._take_answer(answer)
+        except Exception as fault:
+            answer.error = CarpoolError(f"the server failed on this request: {type(fault).__name__}")
+            self.service.log.exception("request-failed", **self._what())
+            self._finish(answer)
+
+    def _take_answer(self, answer: Answer) -> None:
         if self._beside is not None and answer.error is not None and self._runs_again(answer.error):
             return
         self.state = ANSWERING

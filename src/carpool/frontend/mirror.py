@@ -175,6 +175,24 @@ class Mirror:
             return beside
         now = monotonic()
         beside = Beside(self, call, split, compares=self._wants(split, call, now))
+        try:
+            self._hold(beside, call, head, slot, tail, ready_in, now)
+        except BaseException:
+            beside.failed()
+            raise
+        return beside
+
+    @staticmethod
+    def _hold(
+        beside: Beside,
+        call: ClientCall,
+        head: RequestHead,
+        slot: Slot,
+        tail: int,
+        ready_in: float | None,
+        now: float,
+    ) -> None:
+        split = beside.split
         pictures, spares = call.pictures, split.spares(call.entry)
         if pictures is not None and (beside.compares or spares):
             pictures.kept = True
@@ -186,7 +204,6 @@ class Mirror:
         if spares and slo is not None:
             reserve = min(_RESERVE[1] * slo, max(_RESERVE[0] * slo, 3.0 * split.stable_s))
             beside.expect(promised(call.entry, call.arrived, call.deadline) - reserve - now)
-        return beside
 
     def _wants(self, split: Split, call: ClientCall, now: float) -> bool:
         """Whether the other version is to answer it, too."""

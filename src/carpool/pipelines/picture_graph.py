@@ -17,6 +17,7 @@ from carpool.config.model import Task
 from carpool.config.pipeline_settings import (
     BOXES,
     MOST_CROPS,
+    REFUSE,
     REGIONS,
     CropSettings,
     PipelineSettings,
@@ -37,6 +38,7 @@ _CERTAIN: Mapping[str, tuple[str, ...]] = {
     "detect": ("confidence",),
 }
 """How it can be told how certain an answer is, by task."""
+_USUAL_FAN_OUT, _USUAL_ESCALATED = 4.0, 0.3  # before any was seen
 _TURNED = 1.5  # times as high as wide: text that runs downwards
 
 
@@ -101,6 +103,19 @@ class PictureGraph:
             listed.append(ready)
             waiting.remove(ready)
         return listed
+
+    def usual_images(self, number: int) -> float:
+        """How many images of a request this step gets, as long as nothing is known of the traffic."""
+        after = self.after[number]
+        if after is None:
+            return 1.0
+        if self.steps[number].escalate is not None:
+            return _USUAL_ESCALATED
+        return min(_USUAL_FAN_OUT, self.steps[after].keep.most)
+
+    def optional(self, number: int) -> bool:
+        """Whether the request is answered without this step when there is no time for it."""
+        return self.steps[number].escalate is not None and self.settings.under_load != REFUSE
 
     def reader(self, tasks: Sequence[str | None]) -> str | None:
         """The step that reads every region of text in the answer, of steps with these tasks. With one, all of

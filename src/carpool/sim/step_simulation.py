@@ -41,6 +41,7 @@ class StepPlan:
     curve: BatchCurve
     images: float = 1.0
     after: tuple[int, ...] = ()
+    slo: float = 0.0  # of its model, where that is not the one of the whole
 
 
 def read_steps(texts: Sequence[str], max_batch: int | None = None) -> tuple[StepPlan, ...]:
@@ -102,6 +103,7 @@ class StepRide(Ride):
     trip: Trip | None = None
     jobs: dict[Job, int] = field(default_factory=dict)  # that are not over, each with its step
     over: set[int] = field(default_factory=set)  # steps
+    probe: bool = False  # let in although it was not expected to be within the SLO
     degraded: bool = False  # answered by the cheap model of a cascade, for want of time
 
 
@@ -147,6 +149,7 @@ class StepSimulation:
         self._fan_outs = [FanOut(step.images, at_most_one=cascade and bool(step.after)) for step in steps]
         self._quick = under_load == "quick"
         self._promise = isinstance(settings, Promise)
+        self._slo = settings.slo if isinstance(settings, Promise) else inf
         self.schedulers = [Scheduler(step.curve, _settings(settings, step), instances) for step in steps]
         listed = zip(self.schedulers, steps, strict=True)
         self.remaining = Remaining(
@@ -220,7 +223,9 @@ class StepSimulation:
         if self._promise and any(self._refused_at_gate(ride, number, now) for number in first):
             ride.refused = True
             return
-        ride.trip = self.remaining.enters()
+        deadline = arrival.at + self._slo - self._outside
+        promise = self._slo if self._promise else 0.0
+        ride.trip = self.remaining.enters(promise, deadline, probe=ride.probe)
         for number in first:
             if not ride.given_up:
                 self._offer(ride, number, now)
@@ -231,12 +236,9 @@ class StepSimulation:
         if not ride.images[step]:
             return False
         job = self._job(ride, ride.images[step])
-        job.later = self.remaining.at_gate(step, job.images, now)
-        core = self.schedulers[step]
-        refusal = core.refuses(job, now)
-        if refusal is not None:
-            core.refused_elsewhere(job.images, 1, refusal.reason, now, job.source)
-        return refusal is not None
+        refused = self.remaining.refuses(step, job, self._slo, now) is not None
+        ride.probe = ride.probe or job.probe
+        return refused
 
     def _job(self, ride: StepRide, images: int) -> Job:
         arrival = ride.arrival
@@ -260,7 +262,7 @@ class StepSimulation:
         ride.jobs |= dict.fromkeys(jobs, step)
         for job in jobs:
             if self._promise:
-                job.later = self.remaining.planned(step, now)
+                ride.trip.plan(step, job, job.arrived, job.deadline, now)
             if not ride.given_up and core.offer(job, now) is not None:
                 self._no_time(ride, step, now)
         if not sizes:
@@ -307,7 +309,7 @@ class StepSimulation:
 
 def _settings(settings: Promise | Knobs, step: StepPlan) -> Promise | Knobs:
     if isinstance(settings, Promise):
-        return Promise(settings.slo, step.curve.max_batch, settings.max_queue)
+        return Promise(step.slo or settings.slo, step.curve.max_batch, settings.max_queue)
     most = 1 if settings.max_batch == 1 else step.curve.max_batch
     return replace(settings, max_batch=most, preferred=tuple(n for n in settings.preferred if n <= most))
 

@@ -99,7 +99,7 @@ def place(width: int, height: int, size: tuple[int, int], settings: ImageSetting
         return _crop(width, height, size, settings)
     into = (columns, rows)
     if settings.resize == "letterbox":
-        scale = min(columns / width, rows / height)
+        scale = min(columns / width, rows / height, settings.enlarge or np.inf)
         into = (_side(width * scale, columns), _side(height * scale, rows))
     elif settings.resize == "line":  # as high as the input, from its left; what is too long is squeezed
         into = (_side(width * rows / height, columns), rows)

@@ -7,11 +7,13 @@ from statistics import median
 from typing import Any
 
 Box = Sequence[float]  # x1, y1, x2, y2
+Polygon = Sequence[Sequence[float]]  # its corners, x and y, in order
 
 _SAME_ROW = 0.5  # of the lower of two boxes: so much of it lies beside the other
 _GUTTER = 1.0  # of the usual height: a gap between columns is wider
 _COLUMN_LINES, _COLUMN_WIDTH = 3, 6.0  # running text: so many lines, as long as so many times their height
 _DEEPEST = 8
+_INSIDE = 4  # of a region's middle and the points halfway to its corners: so many lie in the line around it
 
 
 def reading_order(boxes: Sequence[Box]) -> list[list[int]]:
@@ -81,12 +83,48 @@ def _blocks(boxes: Sequence[Box], chosen: Sequence[int]) -> list[list[int]]:
     return _split([(boxes[one][1], boxes[one][3], one) for one in chosen], usual)
 
 
+def whole_lines(regions: Sequence[Mapping[str, Any]], chosen: Sequence[int]) -> list[int]:
+    """Of these regions those that do not lie inside another one: a finder sees parts of large letters as
+    lines of their own. Boxes alone would not do, since those of sloping lines overlap."""
+    areas = {number: _area(regions[number]["polygon"]) for number in chosen}
+    kept: list[int] = []
+    for number in sorted(chosen, key=lambda one: -areas[one]):
+        box, points = regions[number]["box"], _points(regions[number]["polygon"])
+        around = (regions[one] for one in kept if _overlap(box, regions[one]["box"]))
+        if not any(sum(_holds(one["polygon"], point) for point in points) >= _INSIDE for one in around):
+            kept.append(number)
+    return sorted(kept)
+
+
+def _area(polygon: Polygon) -> float:
+    around = zip(polygon, [*polygon[1:], polygon[0]], strict=True)
+    return abs(sum(one[0] * two[1] - two[0] * one[1] for one, two in around)) / 2
+
+
+def _points(polygon: Polygon) -> list[tuple[float, float]]:
+    x, y = (sum(corner[axis] for corner in polygon) / len(polygon) for axis in (0, 1))
+    return [(x, y), *(((x + corner[0]) / 2, (y + corner[1]) / 2) for corner in polygon)]
+
+
+def _holds(polygon: Polygon, point: tuple[float, float]) -> bool:
+    """The polygon is convex: a point inside it lies on the same side of every edge."""
+    x, y = point
+    around = zip(polygon, [*polygon[1:], polygon[0]], strict=True)
+    sides = [(two[0] - one[0]) * (y - one[1]) - (two[1] - one[1]) * (x - one[0]) for one, two in around]
+    return min(sides) >= 0.0 or max(sides) <= 0.0
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
 def as_lines(
     regions: Sequence[Mapping[str, Any]], read: Sequence[Mapping[str, Any] | None]
 ) -> dict[str, Any]:
-    """`text` and `lines`, from the answers of the two tasks. Where nothing was read there is no line; `score`
-    is the reader's."""
+    """`text` and `lines`, from the answers of the two tasks. Where nothing was read there is no line, and a
+    region inside a larger one that was read is part of that line; `score` is the reader's."""
     there = [number for number, found in enumerate(read) if found and found["text"]]
+    there = whole_lines(regions, there)
     lines, text = list[dict[str, Any]](), list[str]()
     for row in reading_order([regions[number]["box"] for number in there]):
         said = []

@@ -293,3 +293,30 @@ def test_whatever_happens_it_ends_once(found: int, together: int, if_late: str, 
     journey.run_to_the_end()
     assert len(journey.answers) == (0 if journey.over else 1)
     journey.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("broken", ["following", "items", "answer", "kept"])
+def test_an_error_that_nobody_expected_is_an_answer(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(*_: object) -> None:
+        raise KeyError(broken)
+
+    journey = Journey(3)
+    monkeypatch.setattr(journey.call._graph, broken, bug)  # type: ignore[attr-defined]
+    journey.run_to_the_end()
+    (answer,) = journey.answers
+    assert answer.error is not None
+    assert "KeyError" in answer.error.message
+    journey.check_nothing_is_left()
+
+
+def test_a_thread_that_cannot_be_had_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    journey = Journey(3)
+
+    def none_left(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(journey.workers, "finish", none_left)
+    journey.run_to_the_end()
+    (answer,) = journey.answers
+    assert answer.error is not None
+    journey.check_nothing_is_left()

@@ -135,3 +135,43 @@ def test_what_nobody_waits_for_is_done_last_and_is_bounded() -> None:
         assert not workers.idle(lambda: None, lambda *_: None)
 
     asyncio.run(main())
+
+
+def test_a_result_that_cannot_be_delivered_keeps_no_other_from_its_own() -> None:
+    async def main() -> None:
+        workers, go, seen = Workers(1), threading.Event(), list[int]()
+
+        def broken(*_: object) -> None:
+            raise RuntimeError("a bug")
+
+        workers.finish(lambda: go.wait(PATIENCE_S), lambda *_: None)
+        workers.finish(lambda: 1, broken)
+        workers.finish(lambda: 2, lambda result, _: seen.append(result))
+        workers._told = True  # the loop gets all three in one turn
+        go.set()
+        await over(lambda: len(workers._over) == 3)
+        workers._deliver()
+        assert seen == [2]
+        workers.begin(lambda: go.wait(PATIENCE_S), broken)
+        workers.close()
+
+    asyncio.run(main())
+
+
+def test_a_thread_that_cannot_be_started_leaves_nothing_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        workers, real, seen = Workers(2), threading.Thread.start, list[int]()
+
+        def refused(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RuntimeError):
+            workers.begin(lambda: 1, lambda result, _: seen.append(result))
+        assert workers.waiting == 0
+        monkeypatch.setattr(threading.Thread, "start", real)
+        workers.begin(lambda: 2, lambda result, _: seen.append(result))
+        await over(lambda: seen == [2])
+        workers.close()
+
+    asyncio.run(main())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import count
 from time import monotonic
 from typing import Protocol
@@ -264,7 +265,16 @@ class TextDriver:
                 return
             except CarpoolError as wrong:
                 error = wrong
-        self._turn_away(work, error)
+            except Exception as bug:
+                _log.exception("submit-failed", model=self._model)
+                error = CarpoolError(f"the engine failed: {type(bug).__name__}")
+        ride = self._of.get(work)
+        if ride is None:
+            self._turn_away(work, error)
+            return
+        with suppress(Exception):
+            ride.writer.cancel(ride.number)  # it may have got that far
+        self._end(ride, Outcome(error=error))
 
     def _turn_away(self, work: Work, error: CarpoolError) -> None:
         work.state = GONE

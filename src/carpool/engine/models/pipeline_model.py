@@ -14,17 +14,17 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from carpool.config.model import EnsembleStep, Task
-from carpool.config.pipeline_settings import REFUSE, WITHOUT
+from carpool.config.pipeline_settings import WITHOUT
 from carpool.core.job import GONE, INFINITY, Job
 from carpool.core.objectives import Promise
 from carpool.core.refusal_words import turned_away
-from carpool.core.remaining import Remaining, Step
+from carpool.core.remaining import Remaining, Step, Trip
 from carpool.engine.batch import Outcome, Route, Work
 from carpool.engine.journey import Binding
 from carpool.engine.model_inputs import signature_of
 from carpool.engine.models.ensemble_model import Ensemble
 from carpool.engine.models.served import Served
-from carpool.engine.profile.model_profile import grown
+from carpool.engine.profile.model_profile import cannot_keep, grown
 from carpool.errors import ConfigError, Unavailable, Unsupported
 from carpool.observe import columns
 from carpool.observe.counters import Row
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from carpool.engine.pipeline_trips import OpenTrip
 
 _log = logger("engine")
-_USUAL_FAN_OUT = 4.0  # before any was seen
-_USUAL_ESCALATED = 0.3
+_FEW = "a picture with a few crops"
 
 
 class _NoTensors:
@@ -109,13 +108,18 @@ class Pipeline(Ensemble):
         _log.info("model-ready", model=self.name, version=self.version, seconds=round(monotonic() - began, 3))
 
     def _grown(self) -> list[str]:
-        """The promise, where it may: what can be kept here. In words."""
-        if not self.config.slo_may_grow:
-            return []
+        """What becomes of the promise here, in words: it grows where it may, and is warned of where it cannot
+        be kept. That is a forecast, so the pipeline is served all the same."""
         assert self._remaining is not None
-        self.config, said = grown(self.config, self._remaining.alone(), "a picture with a few crops")
-        if said:
-            _log.info("choice", model=self.name, why=said)
+        alone = self._remaining.alone()
+        if self.config.slo_may_grow:
+            self.config, said = grown(self.config, alone, _FEW)
+            if said:
+                _log.info("choice", model=self.name, why=said)
+        else:
+            said = cannot_keep(self.name, self.slo, alone, _FEW)
+            if said:
+                _log.warning("slo-too-short", model=self.name, why=said)
         return [said] if said else []
 
     @property
@@ -136,15 +140,9 @@ class Pipeline(Ensemble):
         leaves: list[Step] = []
         for number in self.graph.order:
             after = self.graph.after[number]
-            scheduler, step = found[number].driver.scheduler, self.settings.steps[number]
-            if after is None:
-                leaves.append(Step(scheduler))
-            elif step.escalate is not None:
-                optional = self.settings.under_load != REFUSE
-                leaves.append(Step(scheduler, (self.place[after],), _USUAL_ESCALATED, optional))
-            else:
-                fan_out = min(_USUAL_FAN_OUT, self.settings.steps[after].keep.most)
-                leaves.append(Step(scheduler, (self.place[after],), fan_out))
+            scheduler, images = found[number].driver.scheduler, self.graph.usual_images(number)
+            before = () if after is None else (self.place[after],)
+            leaves.append(Step(scheduler, before, images, self.graph.optional(number)))
         binding = Binding((), tuple(leaves), tuple(found[number] for number in self.graph.order))
         if self.promises:
             self._order_turns(binding)
@@ -164,7 +162,7 @@ class Pipeline(Ensemble):
     def _close_gate(self, why: str) -> None:
         self.closed = why
 
-    def lets_in(self, work: Work, now: float) -> Remaining:
+    def lets_in(self, work: Work, now: float) -> Trip:
         """Raises what the gate says to a request whose first step this is; from here on its deadline is that
         of the whole. With `if_late = "without"` the first step alone has to be in time."""
         if self.closed:
@@ -172,20 +170,18 @@ class Pipeline(Ensemble):
         binding, remaining = self.binding, self._remaining
         assert remaining is not None
         work.deadline = min(work.deadline, work.arrived + self.slo)
-        if self.slo < INFINITY:
-            for number, leaf in enumerate(binding.leaves):
-                if leaf.after:
-                    continue
-                job = Job(
-                    work.arrived, work.deadline, 1, None, work.priority, work.source, outside=work.outside
-                )
-                if self.settings.if_late != WITHOUT:
-                    job.later = remaining.at_gate(number, 1, now)
-                refusal = leaf.scheduler.refuses(job, now)
-                if refusal is not None:
-                    leaf.scheduler.refused_elsewhere(1, 1, refusal.reason, now, work.source)
-                    raise turned_away(self.name, work, refusal, knobs=False)
-        return remaining
+        if self.slo == INFINITY:
+            return remaining.enters()
+        probe, alone = False, self.settings.if_late == WITHOUT
+        for number, leaf in enumerate(binding.leaves):
+            if leaf.after:
+                continue
+            job = Job(work.arrived, work.deadline, 1, None, work.priority, work.source, outside=work.outside)
+            refusal = remaining.refuses(number, job, self.slo, now, alone=alone)
+            if refusal is not None:
+                raise turned_away(self.name, work, refusal, knobs=False)
+            probe = probe or job.probe
+        return remaining.enters(self.slo, work.deadline, probe=probe)
 
     def answered(self, timing: StepTiming) -> None:
         self._answered(1, timing)

@@ -45,12 +45,20 @@ def keepable(config: ModelConfig, curve: BatchCurve) -> tuple[ModelConfig, str]:
     alone, slo = curve.times[1], policy.slo
     if config.slo_may_grow and slo < LEAST * alone:
         return grown(config, alone, "one image")
-    if alone > slo:
-        raise ConfigError(
-            f"{config.name}: one image takes {numeral(alone * 1e3)} ms here, so slo_ms = {slo * 1e3:g} "
-            f"cannot be kept; promise at least {numeral(LEAST * alone * 1e3)} ms"
-        )
+    said = cannot_keep(config.name, slo, alone, "one image")
+    if said:
+        raise ConfigError(said)
     return config, ""
+
+
+def cannot_keep(name: str, slo: float, alone: float, what: str) -> str:
+    """Why this SLO cannot be kept where `what` takes so long alone; empty where it can."""
+    if alone <= slo:
+        return ""
+    return (
+        f"{name}: {what} takes {numeral(alone * 1e3)} ms here, so slo_ms = {slo * 1e3:g} cannot be kept; "
+        f"promise at least {numeral(LEAST * alone * 1e3)} ms"
+    )
 
 
 def grown(config: ModelConfig, alone: float, what: str) -> tuple[ModelConfig, str]:

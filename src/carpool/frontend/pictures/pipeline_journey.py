@@ -18,11 +18,15 @@ Everything but `_cut` and most of `_read` happens in the loop's thread. A step i
 its source is over; a slot is the journey's until its request has it. Calls whose outputs are being read, and
 slots that are being cut into, belong to the thread: they are given back when it is done, whatever became of
 the journey.
+
+What runs in the loop goes through `_guarded`: an error that nobody expected ends the journey with an answer,
+and gives back what it holds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -92,6 +96,16 @@ class PipelineJourney:
         self._kept = 0
         self._last = Answer()
 
+    def _guarded(self, act: Callable[[], None]) -> None:
+        """Never raises: whoever calls serves others too."""
+        try:
+            act()
+        except Exception as error:
+            try:
+                self._end(explained(error, self._model.entry.name))
+            except Exception as again:  # by now it is answered, and all is given back
+                explained(again, self._model.entry.name)
+
     def begin(
         self,
         head: RequestHead,
@@ -132,6 +146,9 @@ class PipelineJourney:
         call = self._steps[self._graph.base].requests[0].call
         assert call is not None
         call.ready(slot)
+        self._guarded(self._begin_beside)
+
+    def _begin_beside(self) -> None:
         if self._done is not None and self._keep(self._pictures.whole[0]):
             for number in self._graph.beside:
                 self._open(number, list(_WHOLE))
@@ -166,21 +183,24 @@ class PipelineJourney:
         try:
             for request in state.requests:
                 request.slot = self._door.slot(self._head(at, state, request).tail_size)
-        except CarpoolError as error:
+            if self._device is None:
+                self._workers.finish(partial(self._cut, at, state), partial(self._was_cut, at, state))
+                return
+            self._describe(at, state, self._device.token)
+            self._ask(at, state)
+        except Exception as error:
             give_back(state.requests)
-            self._failed(number, error)
-            return
-        if self._device is None:
-            self._workers.finish(partial(self._cut, at, state), partial(self._was_cut, at, state))
-            return
+            self._failed(number, explained(error, at.entry.name))
+
+    def _describe(self, at: StepModel, state: StepState, token: int) -> None:
+        """Which parts of its picture the device is to cut out."""
         geometry = self._pictures.geometry
         for request in state.requests:
-            asked = [items[number] for number in request.items]
+            asked = [state.items[number] for number in request.items]
             assert request.slot is not None
             size, view = (geometry.width, geometry.height), request.slot.view
-            request.geometries = at.describe(self._device.token, asked, size, view)
+            request.geometries = at.describe(token, asked, size, view)
             request.sizes = [(one.width, one.height) for one in request.geometries]
-        self._was_cut(at, state, None, None)
 
     def _head(self, at: StepModel, state: StepState, request: Request) -> RequestHead:
         if self._device is not None:
@@ -204,11 +224,14 @@ class PipelineJourney:
         state.cut = monotonic() - started
 
     def _was_cut(self, at: StepModel, state: StepState, _: None, error: BaseException | None) -> None:
+        self._guarded(partial(self._ask, at, state, error))
+        give_back(state.requests)  # what no request took over
+
+    def _ask(self, at: StepModel, state: StepState, error: BaseException | None = None) -> None:
+        """The slots go over to the door, each as a request."""
         if self._done is None or self._is_late(at.number):
-            give_back(state.requests)
             return
         if error is not None:
-            give_back(state.requests)
             self._failed(at.number, explained(error, at.entry.name))
             return
         for request in state.requests:
@@ -227,15 +250,18 @@ class PipelineJourney:
                     trip=self._trip,
                     step=at.number,
                 )
-            except CarpoolError as failed:
+            except Exception as failed:
                 slot.release()
                 give_back(state.requests)
-                self._failed(at.number, failed)
+                self._failed(at.number, explained(failed, at.entry.name))
                 return
 
     def _step_answered(self, number: int, request: Request, answer: Answer) -> None:
         """By the door: one request of the step is over."""
         request.answer = answer
+        self._guarded(partial(self._go_on, number, answer))
+
+    def _go_on(self, number: int, answer: Answer) -> None:
         if answer.error is not None:
             self._failed(number, answer.error)
             return
@@ -244,10 +270,10 @@ class PipelineJourney:
         if state.waiting or self._is_late(number):
             return
         at = self._model.steps[number]
-        if not at.model.quick or len(state.items) > _FEW:
-            self._workers.finish(partial(self._read, at, state), partial(self._was_read, number, state))
-            return
         try:
+            if not at.model.quick or len(state.items) > _FEW:
+                self._workers.finish(partial(self._read, at, state), partial(self._was_read, number, state))
+                return
             answers = self._read(at, state)
         except Exception as error:
             self._was_read(number, state, None, error)
@@ -282,6 +308,9 @@ class PipelineJourney:
         self, number: int, state: StepState, answers: list[Document] | None, error: BaseException | None
     ) -> None:
         release_all(state.requests)
+        self._guarded(partial(self._go_on_after, number, answers, error))
+
+    def _go_on_after(self, number: int, answers: list[Document] | None, error: BaseException | None) -> None:
         if self._done is None or self._is_late(number):
             return
         if answers is None:
@@ -339,6 +368,14 @@ class PipelineJourney:
         error: BaseException | None,
     ) -> None:
         slot.release()
+        self._guarded(partial(self._begin_following, following, picture, error))
+
+    def _begin_following(
+        self,
+        following: Sequence[tuple[int, list[Item]]],
+        picture: Decoded | None,
+        error: BaseException | None,
+    ) -> None:
         if self._done is None:
             return
         if picture is None:
@@ -394,9 +431,11 @@ class PipelineJourney:
             return
         done, self._done = self._done, None
         picture = self._picture
-        self._trip.over(answered=True)
-        self._let_go()
-        done(answer)
+        try:
+            self._trip.over(answered=True)
+            self._let_go()
+        finally:
+            done(answer)
         if self._model.cascade is not None and picture is not None:
             count(self._model, self._steps, picture, self._pictures.options, self._degraded)
 
@@ -460,28 +499,36 @@ class PipelineJourney:
 
     def _end(self, error: CarpoolError) -> None:
         done, self._done = self._done, None
-        self._let_go()
-        if done is not None:
-            done(Answer(error=without_stack(error)))
+        try:
+            self._let_go()
+        finally:
+            if done is not None:
+                done(Answer(error=without_stack(error)))
 
     def _let_go(self) -> None:
-        """Of everything that no thread has: siblings are cancelled, and the pixels are free."""
-        self._trip.over(answered=False)  # unless it was said to be answered
-        for number in self._steps:
-            self._drop(number)
+        """Of everything that no thread has: siblings are cancelled, and the pixels are free. All of it is
+        tried, whatever part of it raises."""
         self._picture = None
-        self._let_go_of_device()
         self._pictures.whole.clear()
         kept, self._kept = self._kept, 0
         self._model.service.forget(kept)
+        with ExitStack() as rest:
+            for number in self._steps:
+                rest.callback(self._drop, number)
+            rest.callback(self._let_go_of_device)
+            rest.callback(self._trip.over, answered=False)  # unless it was said to be answered
 
     def _drop(self, number: int) -> None:
         """What is under way of a step. What a thread reads or cuts is given back when it comes back."""
         state = self._steps.get(number)
-        for request in state.requests if state is not None and state.answers is None else ():
-            if request.call is not None and request.answer is None:
-                call, request.call = request.call, None
-                call.cancel()
-            elif request.call is not None and state is not None and state.waiting:
-                call, request.call = request.call, None
-                call.release()
+        if state is None or state.answers is not None:
+            return
+        with ExitStack() as rest:
+            for request in state.requests:
+                call = request.call
+                if call is not None and request.answer is None:
+                    request.call = None
+                    rest.callback(call.cancel)
+                elif call is not None and state.waiting:
+                    request.call = None
+                    rest.callback(call.release)

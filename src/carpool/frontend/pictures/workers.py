@@ -76,6 +76,7 @@ class Workers:
         self.waiting = 0  # to begin
         self._sequence = 0
         self._closed = False
+        self._started = 0  # threads
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def foresee(self, weight: float, now: float) -> float:
@@ -108,13 +109,12 @@ class Workers:
     ) -> Job:
         """Do the first part of a picture's work in a thread, after those whose deadline is earlier."""
         job = Job(work, then, weight)
+        self._start()
         with self._lock:
             self._sequence += 1
             self._forecast.joined(weight)
             self.waiting += 1
             heappush(self._beginning, (deadline, self._sequence, job))
-        if self._loop is None:
-            self._start()
         self._tokens.put(None)
         return job
 
@@ -134,10 +134,9 @@ class Workers:
 
     def finish(self, work: Callable[[], Any], then: Then) -> None:
         """Do the last part, before anything else begins."""
+        self._start()
         with self._lock:
             self._finishing.append(Job(work, then))
-        if self._loop is None:
-            self._start()
         self._tokens.put(None)
 
     @property
@@ -146,12 +145,11 @@ class Workers:
 
     def idle(self, work: Callable[[], Any], then: Then) -> bool:
         """Do what nobody waits for, when nothing else is to do; False if too much of it waits already."""
+        self._start()
         with self._lock:
             if self._closed or not self.takes_idle:
                 return False
             self._idle.append(Job(work, then))
-        if self._loop is None:
-            self._start()
         self._tokens.put(None)
         return True
 
@@ -168,14 +166,22 @@ class Workers:
         for job in jobs:
             if job.work is not None:
                 job.begun = True
-                job.then(None, asyncio.CancelledError())
+                _call(job.then, None, asyncio.CancelledError())
         for _ in range(self.threads):
             self._tokens.put(None)
 
     def _start(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        for number in range(self.threads):
-            threading.Thread(target=self._live, name=f"{_NAME}-{number}", daemon=True).start()
+        """Raises where not one thread can be started: then nothing was begun. A few are better than none."""
+        while self._started < self.threads:
+            self._loop = asyncio.get_running_loop()
+            try:
+                name = f"{_NAME}-{self._started}"
+                threading.Thread(target=self._live, name=name, daemon=True).start()
+            except (RuntimeError, MemoryError):
+                if self._started:
+                    return
+                raise
+            self._started += 1
 
     # ── in the threads ──
 
@@ -245,8 +251,16 @@ class Workers:
         self._told = False
         over = self._over
         while over:
-            then, result, error = over.popleft()
-            then(result, error)
+            _call(*over.popleft())
+
+
+def _call(then: Then, result: Any, error: BaseException | None) -> None:
+    """One that raises is a bug, and must not keep the others from their results."""
+    try:
+        then(result, error)
+    except Exception as bug:
+        _log.exception("result-lost")
+        without_stack(bug)
 
 
 def stopping() -> Unavailable:

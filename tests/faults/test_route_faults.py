@@ -1,0 +1,194 @@
+"""Whatever raises, once, on whichever route: every client is answered once, and nothing is left behind."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from cache.redis_server import RedisServer, redis_server
+from carpool.errors import CarpoolError
+from carpool.registry import remote_listing, remote_repository, version_store
+from carpool.registry.remote_repository import RemoteRepository
+from faults import routes
+from faults.injection import Fault, Point
+from faults.routes import Routes, points_of
+from later import first, later
+from registry.test_remote import ADDRESS, TOML, contents
+
+WHERE = {
+    "cached": ("frontend.cached_call", "frontend.front_caches", "cache.answer_store", "cache.cache_key"),
+    "pipeline": (
+        *("frontend.pictures.pipeline_journey", "frontend.pictures.pipeline_pictures"),
+        *("frontend.pictures.journey_steps", "engine.pipeline_trips", "engine.models.pipeline_model"),
+        *("core.remaining", "pipelines.picture_graph"),
+    ),
+    "cascade": ("frontend.pictures.cascade_steps", "frontend.pictures.cascade_audit"),
+    "workers": (
+        *("frontend.pictures.workers", "frontend.pictures.picture_service"),
+        *("frontend.pictures.sent_pictures", "vision.transforms"),
+    ),
+    "text": ("engine.generation.text_driver", "engine.generation.text_loop", "core.steps"),
+    "sequence": ("engine.sequence_route", "core.sequences"),
+    "canary": ("frontend.mirror", "frontend.comparison", "frontend.routing", "frontend.call"),
+}
+"""The modules of each route, by which it is called in routes.py."""
+GIVES_BACK = {
+    # What other code trusts to give back, or to answer: where that fails, nothing else can help.
+    *("PipelineJourney._guarded", "PipelineJourney._end", "PipelineJourney._let_go", "PipelineJourney._drop"),
+    *("PipelineJourney._let_go_of_device", "frontend.pictures.journey_steps.give_back"),
+    *("frontend.pictures.journey_steps.release_all", "PictureService.forget", "PictureService.let_go"),
+    *("OpenTrip.over", "Trip.gone", "Trip.done", "Trip._leave", "LinkTrips.end", "OpenTrip._over"),
+    *("frontend.pictures.workers._call", "Workers._deliver", "Workers._tell", "Workers._next"),
+    *("Workers.drop", "ClientCall._let_go", "ClientCall._fail", "ClientCall._fail_unexpectedly"),
+    *("ClientCall._finish", "ClientCall._break_off", "TextDriver._end", "TextDriver._turn_away"),
+    *("SequenceRoute._tell", "SequenceRoute._done", "Beside.failed", "Beside._stop"),
+    # What the link calls, one line above what is guarded. An error there costs the link, as everywhere.
+    *("PipelineJourney.ready", "PipelineJourney._was_cut", "PipelineJourney._was_read"),
+    *(
+        "ClientCall._admitted",
+        "ClientCall._decoded",
+        "ClientCall._done",
+        "TextDriver.ready",
+        "LinkTrips.join",
+    ),
+    *("LinkTrips.hear", "LinkTrips._begin", "OpenTrip._learn", "TextDriver._take"),
+    *("SequenceRoute._count", "Sequences.finished"),  # without it a place is taken until its sequence is idle
+}
+SHARED = ("cache.redis_client", "frontend.cached_call", "frontend.front_caches")
+
+
+def modules(names: tuple[str, ...]) -> list[Any]:
+    return [importlib.import_module(f"carpool.{name}") for name in names]
+
+
+def cases() -> list[object]:
+    """Of each route every twelfth point in `make test`, and all of them later."""
+    found: list[object] = []
+    for route, names in WHERE.items():
+        points = [point for point in points_of(*modules(names)) if str(point) not in GIVES_BACK]
+        points.append(Point(routes.Backend, "run"))
+        for number, point in enumerate(points):
+            case = (route, point)
+            name = f"{route}-{point}"
+            found.append(later(*case, name=name) if number % 12 else pytest.param(*case, id=name))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_logged() -> Iterator[None]:
+    """Who keeps a record keeps what raised, and with it everything that its stack refers to."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+class Kept:
+    """One server for all points; a new one after a failure, which may have left something."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._number = folder, 0
+        self._stack = ExitStack()
+        self._server: Routes | None = None
+
+    def server(self) -> Routes:
+        if self._server is None:
+            self._number += 1
+            folder = self._folder / str(self._number) / "models"
+            folder.parent.mkdir()
+            self._server = self._stack.enter_context(routes.routes(folder))
+        return self._server
+
+    def end(self) -> None:
+        self._server = None
+        self._stack.close()
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
+    found = Kept(tmp_path_factory.mktemp("routes"))
+    found.server()
+    yield found
+    found.end()
+
+
+@pytest.mark.parametrize(("route", "point"), cases())
+def test_one_fault_on_a_route(kept: Kept, route: str, point: Point, request: pytest.FixtureRequest) -> None:
+    """A point that the route does not come to is none of it."""
+    thorough = any(mark.name == "conformance" for mark in request.node.iter_markers())
+    server, ask = kept.server(), getattr(routes, route)
+    try:
+        routes.recovers(server, ask)
+        routes.suffer(server, ask, point, 3 if thorough else 1)
+    except BaseException:
+        kept.end()
+        raise
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with redis_server(tmp_path_factory.mktemp("redis")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def sharing(redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Routes]:
+    folder = tmp_path_factory.mktemp("shared") / "models"
+    url, secret = f"redis://127.0.0.1:{redis.port}", "a-secret-of-this-test-alone"
+    with routes.routes(folder, cache_url=url, cache_secret=secret) as found:
+        yield found
+
+
+REDIS_POINTS = [point for point in points_of(*modules(SHARED)) if str(point) not in GIVES_BACK]
+
+
+@pytest.mark.parametrize("point", first(6, REDIS_POINTS), ids=str)
+def test_one_fault_beside_redis(sharing: Routes, point: Point) -> None:
+    routes.suffer(sharing, routes.cached, point, 1)
+
+
+REMOTE = points_of(remote_repository, remote_listing, version_store)
+
+
+@pytest.fixture
+def bucket() -> Iterator[Any]:
+    fs = fsspec.filesystem("memory")
+    fs.store.clear()
+    fs.pseudo_dirs[:] = [""]
+    fs.pipe({"/bucket/models/a/model.toml": TOML, "/bucket/models/a/1/weights.bin": b"one"})
+    fs.pipe({"/bucket/models/b/model.toml": TOML, "/bucket/models/b/1/weights.bin": b"two"})
+    yield fs
+    fs.store.clear()
+    fs.pseudo_dirs[:] = [""]
+
+
+@pytest.mark.parametrize("kind", [OSError, later(RuntimeError)])
+@pytest.mark.parametrize("point", first(12, REMOTE), ids=str)
+def test_one_fault_while_a_remote_repository_is_read(
+    bucket: Any, tmp_path: Path, point: Point, kind: type[Exception]
+) -> None:
+    """The folder is never half of what is there, the next look mends it, and nothing is left over."""
+    whole = {"a/model.toml": TOML, "a/1/weights.bin": b"one", "b/model.toml": TOML, "b/1/weights.bin": b"two"}
+    for at in range(1, 40):
+        found = RemoteRepository(ADDRESS, tmp_path / str(at), remote_listing.Budget())
+        made = Point(point.owner, point.name, lambda: kind("a fault that was made"))
+        with Fault(made, at).injected() as fault:
+            try:
+                found.refresh()
+            except (CarpoolError, RuntimeError, OSError):
+                """The caller is told."""
+        now = contents(found.folder) if found.folder.exists() else {}
+        assert now.items() <= whole.items()
+        assert len(now) in (0, 2, 4)
+        assert found.refresh() == []
+        assert contents(found.folder) == whole
+        left = [path for path in (found._root / "parts").rglob("*") if path.is_file()]
+        assert not left
+        if fault.calls < at:
+            break
