@@ -327,6 +327,9 @@ class HttpCall(ClientCall):
         target = self._route.for_sender(self.sender.with_options(head.options), self._exchange.head_at)
         self.entry, self.row = target.entry, target.row
 
+    def _client(self) -> str:
+        return self._exchange.payer
+
     def sent_field(self, name: bytes) -> bytes | None:
         return self._exchange.head.headers.get(name)
 
