@@ -116,10 +116,12 @@ class Bucket:
 class Account:
     """Of one client. Its stakes are in the order in which their clients were heard of last."""
 
-    __slots__ = ("bucket", "name", "stakes")
+    __slots__ = ("bucket", "name", "stakes", "turn", "turn_left")
 
     def __init__(self, name: str, now: float) -> None:
         self.name = name
+        self.turn = 0  # of the loop, in which it was read last
+        self.turn_left = 0.0  # seconds that it may still be read in that
         self.bucket = Bucket(now)
         self.stakes: tuple[dict[Stake, None], ...] = ({}, {})
 

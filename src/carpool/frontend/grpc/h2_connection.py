@@ -298,9 +298,10 @@ class H2Connection:
     def _parse(self, data: bytes | bytearray, position: int, end: int) -> tuple[int, bool]:
         """Use what is complete; returns where the rest begins, and whether that has to wait for others."""
         view = memoryview(data)
-        ends = monotonic() + _SECONDS_PER_TURN
+        ends = monotonic() + self._turn_left()
         while position < end and self._phase != CLOSED:
             if monotonic() >= ends:
+                self._turn_used(_SECONDS_PER_TURN)
                 return position, True
             if self._left or self._pad:
                 position += self._take_payload(view[position:end])
@@ -332,6 +333,21 @@ class H2Connection:
                 position = start + length
                 _FRAMES[kind](self, flags, number, view[start:position])
         return position, False
+
+    def _turn_left(self) -> float:
+        """Seconds for which it may be read in this turn of the loop: all connections of a client together."""
+        stake, shared = self.stake, self._shared
+        account = None if stake is None else stake.account
+        if account is None or len(shared.accounts) < 2:
+            return _SECONDS_PER_TURN
+        if account.turn != shared.turns.number:
+            account.turn, account.turn_left = shared.turns.number, _SECONDS_PER_TURN
+            shared.turns.spend(0)  # the next one begins soon
+        return account.turn_left
+
+    def _turn_used(self, seconds: float) -> None:
+        if self.stake is not None and self.stake.account is not None:
+            self.stake.account.turn_left -= seconds
 
     def _check_frame(self, kind: int, length: int) -> None:
         """Whether it can come now, before it is waited for."""
@@ -698,8 +714,7 @@ class H2Connection:
         if wasted:
             self._charge(wasted * _CALL_S)
         self.outgoing.blocked.clear()
-        for rpc in rpcs:
-            rpc.leave()
+        self._shared.abandon(rpcs)
 
 
 _H2 = H2Connection

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ LARGEST_FRAME = MIB
 
 _LONGEST_BLOCK = 256 * KIB  # a head up to this is refused, and its connection goes on
 _TELL_EVERY_S = 1.0
+_LET_GO_AT_ONCE = 8  # calls
 
 
 class H2Shared:
@@ -41,6 +43,7 @@ class H2Shared:
         self.less = memoryview(self.buffer)[: 64 * KIB]  # each connection may keep so much that waits
         self.accounts = service.accounts
         self.connections: set[H2Connection] = set()
+        self._abandoned: deque[Rpc] = deque()
         self.stopping = False
         self.emptied = asyncio.Event()
         self.emptied.set()
@@ -96,6 +99,22 @@ class H2Shared:
                 rpc.start(handler)
             elif not rpc.over:
                 rpc.end(Status.UNIMPLEMENTED, "Method not found!")
+
+    def abandon(self, rpcs: list[Rpc]) -> None:
+        """Their connection is gone. Many calls are let go a few in a turn: to end a stream takes a while."""
+        if self.stopping or len(rpcs) <= _LET_GO_AT_ONCE:
+            for rpc in rpcs:
+                rpc.leave()
+            return
+        if not self._abandoned:
+            self.loop.call_soon(self._let_go)
+        self._abandoned.extend(rpcs)
+
+    def _let_go(self) -> None:
+        for _ in range(min(_LET_GO_AT_ONCE, len(self._abandoned))):
+            self._abandoned.popleft().leave()
+        if self._abandoned:
+            self.loop.call_soon(self._let_go)
 
     def told(self, breach: Breach) -> None:
         """Not once for each: whoever breaks the rules must not fill the disk."""

@@ -42,7 +42,7 @@ def _nobody_counts(_address: str, _seconds: float) -> None:
 class Turns:
     """Work is counted in bytes read; what is dear for another reason counts as so many more."""
 
-    __slots__ = ("_loop", "_resting", "_rests", "_scheduled", "_waiting", "left")
+    __slots__ = ("_loop", "_resting", "_rests", "_scheduled", "_waiting", "left", "number")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -51,6 +51,7 @@ class Turns:
         self._resting: list[tuple[int, int, Callable[[], None]]] = []  # a heap
         self._rests = 0
         self._scheduled = False
+        self.number = 1  # of this turn
 
     @property
     def waiting(self) -> int:
@@ -88,6 +89,7 @@ class Turns:
 
     def _next(self) -> None:
         self._scheduled = False
+        self.number += 1
         self.left = _TURN_BYTES
         ends = monotonic() + _TURN_S
         for _ in range(min(_MOST_GO_ON, len(self._waiting))):
