@@ -12,6 +12,17 @@ itself got to its requests late, other work on the machine has a part in the row
     python benchmarks/attack.py                       # about nine minutes
     python benchmarks/attack.py --only gzip           # attacks with this in their name
     python benchmarks/attack.py --quick               # fewer and shorter attacks, within a minute
+    python benchmarks/attack.py --clients             # one client beside another: half an hour
+    python benchmarks/attack.py --clients --only N3   # some of those
+    python benchmarks/attack.py --random --seconds 600 --seed 7
+
+With --clients, the attacks of `attacks/isolation.py`, each with 1, 16 and 64 connections, with keys and
+without, beside an honest client of the protocol that is attacked (30 requests/s, 16+4 ms, a promise of
+200 ms). Its control is measured just before. Such a row passes with 0.95 of the control's attainment, at most
+300 MB more during the attack and 50 MB after it; cores are what the server took beyond the control, its
+attacker being held to half a core. A row that falls short of its attainment alone is measured up to three
+times, and each try is shown. With --random, attacks are drawn for so many seconds, and the same bounds
+hold.
 """
 
 from __future__ import annotations
@@ -28,7 +39,7 @@ from dataclasses import asdict, dataclass, replace
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from attacks import behind, bodies, documents, over_grpc, pictures, streams
+from attacks import behind, bodies, documents, isolation_rows, over_grpc, pictures, streams
 from attacks.attacker import Attack, Ports, attack_until_killed
 from load import open_loop
 from load.burst import LoadError
@@ -42,6 +53,7 @@ RATE, SLO_MS, PATIENCE_S = 60.0, 50.0, 1.0
 ATTAINMENT, MOST_KEPT_MB = 0.95, 100.0
 SETTLED_S = 5.0
 ARMED_WITHIN_S = 60.0
+TRIES = 3  # of a row whose attainment alone falls short: other work on the machine may have a part in that
 CALM = "nobody"
 
 ATTACKS: Mapping[str, Attack | None] = {
@@ -140,8 +152,13 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="within a minute")
     parser.add_argument("--json", action="store_true", help="print rows for machines")
     parser.add_argument("--only", default="", metavar="NAME", help="attacks with this in their name")
-    parser.add_argument("--seconds", type=float, help="of each attack; 10, with --quick 3")
+    parser.add_argument("--seconds", type=float, help="of each attack, or of all with --random")
+    parser.add_argument("--clients", action="store_true", help="one client beside another")
+    parser.add_argument("--random", action="store_true", help="attacks that are drawn")
+    parser.add_argument("--seed", type=int, default=1, help="of --random")
     given = parser.parse_args()
+    if given.clients or given.random:
+        return beside(given)
     names = [
         name
         for name in (QUICK if given.quick and not given.only else ATTACKS)
@@ -165,7 +182,42 @@ def main() -> int:
     return 0
 
 
-def measure(folder: Path, names: Sequence[str], seconds: float, rows: list[Row], quick: bool) -> None:
+def beside(given: argparse.Namespace) -> int:
+    """One client beside another."""
+    rows: list[isolation_rows.Row] = []
+    seconds = given.seconds or (60.0 if given.random else 6.0)
+    for keyed in (False,) if given.random else (False, True):
+        names = [one for one in isolation_rows.names(keyed=keyed) if given.only.lower() in one.lower()]
+        if given.quick:
+            names = [one for one in names if ", 16 " in one]
+        if not names:
+            continue
+        with tempfile.TemporaryDirectory(prefix="carpool-attack-") as folder:
+            models = _models(Path(folder))
+            isolation_rows.write_models(models)
+            ports = Ports(0, *(free_port() for _ in range(4)))
+            options = ["--grpc-frontends", "1", "--grpc-port", str(ports.grpc)]
+            options += ["--metrics-port", str(ports.metrics)]
+            if keyed:
+                options += ["--api-key-file", str(isolation_rows.write_keys(Path(folder)))]
+            with carpool_server(models, options=options) as server:
+                ports = replace(ports, http=int(server.url.rpartition(":")[2]))
+                pid = server.process.pid
+                if given.random:
+                    rows += isolation_rows.fuzz(pid, ports, seconds, given.seed, _started, tell)
+                for name in [] if given.random else names:
+                    for _ in range(TRIES):
+                        row = isolation_rows.measure(pid, ports, name, seconds, _started)
+                        tell(str(row))
+                        if row.failures != ["attainment"]:
+                            break
+                    rows.append(row)
+    found = [row.as_json() for row in rows]
+    print(json.dumps(found, indent=1) if given.json else isolation_rows.as_text(rows))
+    return 0
+
+
+def _models(folder: Path) -> Path:
     models = FakeModel("10+1", 16, slo_ms=SLO_MS).write(folder, "fast")
     others = {"free": FREE, "pictures": PICTURES, "kept": KEPT, "writer": WRITER, "tracker": TRACKER}
     for name, text in others.items():
@@ -173,6 +225,11 @@ def measure(folder: Path, names: Sequence[str], seconds: float, rows: list[Row],
         (models / name / "model.toml").write_text(text)
     (models / "tracker" / "1").mkdir()
     (models / "tracker" / "1" / "model.py").write_text(TRACKER_CODE)
+    return models
+
+
+def measure(folder: Path, names: Sequence[str], seconds: float, rows: list[Row], quick: bool) -> None:
+    models = _models(folder)
     for dangerous in (False, True):  # who stands behind the server: nobody, or the attacker
         chosen = [name for name in names if (name in behind.ATTACKS) is dangerous]
         if chosen:

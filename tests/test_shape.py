@@ -47,11 +47,13 @@ MAY_IMPORT: Mapping[str, str] = {
     "engine/profile": "backends config core engine link observe",
     "frontend": "cache config core frontend/pictures link memory observe quality vision wire",
     "frontend/access": "config observe",
-    "frontend/grpc": "cache config core frontend frontend/access frontend/http frontend/pictures link "
-    "memory observe wire wire/proto",
-    "frontend/http": "cache config console core frontend frontend/access frontend/pictures link memory "
-    "observe vision vision/tasks wire",
-    "frontend/pictures": "config core link memory observe pipelines quality vision vision/tasks wire",
+    "frontend/clients": "",
+    "frontend/grpc": "cache config core frontend frontend/access frontend/clients frontend/http "
+    "frontend/pictures link memory observe wire wire/proto",
+    "frontend/http": "cache config console core frontend frontend/access frontend/clients frontend/pictures "
+    "link memory observe vision vision/tasks wire",
+    "frontend/pictures": "config core frontend/clients link memory observe pipelines quality vision "
+    "vision/tasks wire",
     "lab": "backends config core engine engine/generation engine/models engine/profile pipelines sim vision",
     "lab/cascade": "client config core engine lab/evaluate vision",
     "lab/evaluate": "client config engine vision",
@@ -61,8 +63,8 @@ MAY_IMPORT: Mapping[str, str] = {
     "memory": "",
     "observe": "core",
     "pipelines": "config",
-    "process": "cache config engine engine/models frontend frontend/access frontend/grpc frontend/http "
-    "frontend/pictures link memory observe wire",
+    "process": "cache config engine engine/models frontend frontend/access frontend/clients frontend/grpc "
+    "frontend/http frontend/pictures link memory observe wire",
     "quality": "config core vision",
     "ray": "cluster",
     "registry": "config",

@@ -28,6 +28,10 @@ def refused(text: str) -> str:
     [
         ('name: "a/b"', "cannot be a model's name"),
         ("max_batch_size: -1", "max_batch_size must be 0"),
+        (
+            'input { name: "x" data_type: TYPE_FP32 dims: [4294967296, 4294967296] }',
+            "more than 1099511627776 elements",
+        ),
         ("max_batch_size: 70000", "max_batch_size must be 0"),
         ("max_batch_size: 99999999999", "max_batch_size takes a whole number from -2147483648 to 2147483647"),
         ("max_batch_size: 1 max_batch_size: 2", "one value only"),

@@ -6,6 +6,7 @@ import difflib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path, PurePosixPath
 from unicodedata import category
 
@@ -28,6 +29,8 @@ MAX_OPEN = 1024
 MAX_PRIORITY_LEVELS = 2**64 - 1
 MAX_INSTANCES = 1024
 MAX_RANK = 32
+MAX_ELEMENTS = 2**40
+"""Of a tensor, as its settings declare it: more fit no memory, and no number of 64 bits counts them."""
 MAX_FILE_NAME = 255
 
 _SHOWN = 64  # characters of a user's word that a message repeats
@@ -106,6 +109,8 @@ def check_dims(dims: Sequence[int], where: str) -> tuple[int, ...]:
     for dim in dims:
         if dim < 1 and dim != DYNAMIC:
             raise ConfigError(f"{where}: a dimension must be 1 or more, or -1 where it varies, not {dim}")
+    if prod(dim for dim in dims if dim != DYNAMIC) > MAX_ELEMENTS:
+        raise ConfigError(f"{where}: a tensor of {list(dims)} would have more than {MAX_ELEMENTS} elements")
     return tuple(dims)
 
 

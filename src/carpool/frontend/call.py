@@ -97,6 +97,10 @@ class ClientCall:
     siblings = b""  # tells requests that came as one from all others
     looked: Looked | None = None  # what was found where its answer was looked for already
 
+    def _client(self) -> str:
+        """Whose account it is charged to: the holder of its key, or its address."""
+        return self.sender.holder
+
     def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
         """Send the outputs; those in `placed` are in the client's memory already. Or what is `kept` of them,
         as the answer to this request."""
@@ -260,7 +264,7 @@ class ClientCall:
             return
         slot = service.door.slot(pictures.size)
         try:
-            self._ready_in = service.pictures.workers.foresee(weight, now)
+            self._ready_in = service.pictures.workers.foresee(weight, now, self._client())
             self._offer(pictures.head, slot, 0, self._ready_in)
         finally:
             self._slot = slot  # until its tensors are in it
@@ -280,8 +284,8 @@ class ClientCall:
         entry, pictures = self.entry, self.service.pictures
         self._until = until = promised(entry, self.arrived, self.deadline)
         if on_route:
-            return pictures.refuses_now(entry, self.deadline, until, now, self.sender, weight)
-        return pictures.cannot_decode(entry, until, now, weight)
+            return pictures.refuses_now(entry, self.deadline, until, now, self.sender, weight, self._client())
+        return pictures.cannot_decode(entry, until, now, weight, self._client())
 
     def _offer(self, head: RequestHead, slot: Slot, tail: int, ready_in: float | None = None) -> None:
         """The one way through the door."""
@@ -453,8 +457,9 @@ class ClientCall:
         pictures, slot = self._pictures, self._slot
         if self.state == OFFERED and self._job is None and pictures is not None and slot is not None:
             work, workers = partial(pictures.prepare, slot.view), self.service.pictures.workers
+            until, weight = self._until, pictures.weight
             try:
-                self._job = workers.begin(work, self._decoded, self._until, pictures.weight)
+                self._job = workers.begin(work, self._decoded, until, weight, self._client())
             except Exception as fault:
                 self._break_off(fault)
 

@@ -11,6 +11,7 @@ import carpool
 from carpool.config.otel_settings import read_otel
 from carpool.config.server import ServerSettings
 from carpool.frontend.access.access import Access, all_loopback
+from carpool.frontend.clients.accounts import Accounts
 from carpool.frontend.forwarded_headers import ForwardedHeaders
 from carpool.frontend.front_caches import CacheParts
 from carpool.frontend.http.app import MetricsApp
@@ -118,8 +119,9 @@ async def http(parts: FrontendParts) -> Frontend:
     )
     trace(app.tracer, block.server, parts)
     limits = Limits(**{name: getattr(settings, name) for name in _LIMITS})
-    metrics = HttpServer(MetricsApp(page, fair, access.guard), limits, charge=fair.charge)
-    servers = {"http": HttpServer(app, limits, unread, fair.charge), "metrics": metrics}
+    accounts = Accounts(limits.max_connections, most_bytes=limits.max_held_bytes)
+    metrics = HttpServer(MetricsApp(page, fair, access.guard), limits, charge=fair.charge, accounts=accounts)
+    servers = {"http": HttpServer(app, limits, unread, fair.charge, accounts), "metrics": metrics}
     for name, server in servers.items():
         await server.start(parts.sockets[name], access.context)
     return recording.frontend(HttpFrontend(app, list(servers.values()), block.server, access))

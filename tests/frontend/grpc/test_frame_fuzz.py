@@ -43,7 +43,7 @@ def survives(front: FrontEnd, frames: int, first_seed: int) -> None:
     until(lambda: not shared.connections)
     front.until_slots_are_back()
     until(lambda: not service.running)
-    assert (shared.calls, service.in_flight, len(shared.stalled)) == (0, 0, 0)
+    assert (service.accounts.calls, service.accounts.bytes, service.accounts.unread) == (0, 0, 0)
     assert descriptors() <= before + 1
 
 

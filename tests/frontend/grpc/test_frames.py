@@ -281,7 +281,7 @@ def test_bombs_are_refused_by_what_comes_out(
     said = client.answer(1)
     assert said.status == Status.RESOURCE_EXHAUSTED
     assert "larger than max" in said.fields["grpc-message"]
-    until(lambda: front.server.service.in_flight == 0)
+    until(lambda: front.server.service.accounts.bytes == 0)
     assert is_good(ask(client, 3))
 
 
@@ -597,8 +597,8 @@ def test_a_thousand_clients_that_leave_anywhere_leave_nothing(front: FrontEnd) -
     finally:
         front.door.held = False
     front.until_slots_are_back()
-    service = front.server.service
-    assert (shared.calls, service.running, service.in_flight, shared.stalled) == (0, 0, 0, set())
+    service, accounts = front.server.service, front.server.service.accounts
+    assert (accounts.calls, service.running, accounts.bytes, accounts.unread) == (0, 0, 0, 0)
     with wire(front) as client:
         assert is_good(ask(client))
 
@@ -648,11 +648,11 @@ def test_empty_messages_take_no_memory(front: FrontEnd, client: Wire) -> None:
         assert shared is not None
         (rpc_here,) = [rpc for one in shared.connections for rpc in one._rpcs.values()]
         assert len(rpc_here._queue) <= 64
-        assert 0 < service.in_flight <= 50 * 3000 * 5
+        assert 0 < service.accounts.bytes - service.accounts.unread <= 50 * 3000 * 5
     finally:
         front.door.held = False
     client.close()
-    until(lambda: service.in_flight == 0)
+    until(lambda: service.accounts.bytes == 0)
 
 
 # ── time ──
@@ -663,7 +663,13 @@ def later(front: FrontEnd, seconds: float) -> None:
     shared = front.server._shared
     assert shared is not None
     now = monotonic() + seconds
-    front.run(lambda: [connection.check_time(now) for connection in list(shared.connections)])
+
+    def look() -> None:
+        for connection in list(shared.connections):
+            connection.check_time(now)
+        front.server.service.sweep(now)
+
+    front.run(look)
 
 
 @pytest.mark.parametrize(
@@ -694,7 +700,7 @@ def test_a_message_that_comes_too_slowly_is_given_up() -> None:
     with front_end() as front, wire(front) as client:
         stream = {"path": SERVICE + "ModelStreamInfer"}
         client.send(head(1), data(1, MESSAGE[:20], 0), head(3, **stream), data(3, MESSAGE[:20], 0))
-        until(lambda: front.server.service.in_flight == 30)
+        until(lambda: front.server.service.accounts.bytes == 30)
         later(front, 6.0)
         said = client.answer(1)
         assert (said.status, said.fields["grpc-message"]) == (
@@ -743,7 +749,7 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
         calls = [head(n) + data(n, message[:half], 0) + data(n, message[half:]) for n in range(1, 401, 2)]
         sender = threading.Thread(target=client.send, args=calls, daemon=True)
         sender.start()
-        until(lambda: bool(shared.stalled))
+        until(lambda: shared.accounts.unread > 0)
         later(front, 11.0)
         until(lambda: not shared.connections)
         sender.join(PATIENCE)

@@ -5,17 +5,16 @@ from __future__ import annotations
 import threading
 
 import grpc
-import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from carpool.config.server import ServerSettings
-from carpool.frontend.grpc import grpc_service as service
 from carpool.frontend.grpc.grpc_service import largest_message
 from carpool.link.door import Catalog
 from carpool.types import Datatype
 from frontend.fake_door import FakeDoor, FakeModel, echo
 from frontend.grpc.front_end import FrontEnd, channel, front_end, image_request, infer, refusal, send
 from frontend.http.front_end import image_model
+from frontend.http.harness import until
 from frontend.picture_models import classifier
 
 Code = grpc.StatusCode
@@ -110,20 +109,18 @@ def test_metadata_ends_where_the_documentation_says() -> None:
             assert code is Code.RESOURCE_EXHAUSTED
 
 
-def test_bytes_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_under_way_are_bounded() -> None:
     message = image_request().SerializeToString()
-    monkeypatch.setattr(service, "MOST_BYTES_IN_FLIGHT", len(message) + 10)
     with front_end() as front, channel(front) as connected:
+        front.server.service.accounts.most_bytes = len(message) + 10
         front.door.held = True
         method = connected.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         first = method.future(message, timeout=30)
         call = front.wait_for_calls()[0]
-        code, sentence, metadata = refusal(lambda: send(connected, message))
+        code, _, metadata = refusal(lambda: send(connected, message))
         assert (code, metadata["carpool-reason"]) == (Code.UNAVAILABLE, "busy")
-        monkeypatch.setattr(service, "MOST_BYTES_IN_FLIGHT", len(message) - 1)  # full: told at the head
-        assert refusal(lambda: send(connected, message))[1] == sentence
         front.run(call.finish)
         first.result()
         front.door.held = False
         assert infer(connected, image_request()).model_name == "image"
-        assert front.server.service.in_flight == 0
+        until(lambda: front.server.service.accounts.bytes == 0)

@@ -44,7 +44,7 @@ class FakeTransport:
             return b""
 
     def get_extra_info(self, name: str) -> Any:
-        return {"socket": self.socket, "ssl_object": self if self.secure else None}[name]
+        return {"socket": self.socket, "ssl_object": self if self.secure else None}.get(name)
 
     def get_write_buffer_size(self) -> int:
         return self.waiting

@@ -1,4 +1,4 @@
-"""Streams whose client takes nothing: each is cut off in its time, and all together have a bound."""
+"""Answers whose client takes nothing: each is cut off in its time, and all together have a bound."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 import tritonclient.grpc.service_pb2 as pb
 
 from carpool.frontend.grpc import h2_frames as h2
+from carpool.frontend.grpc.rpc import TOO_SLOW
 from carpool.frontend.grpc.rpc_heads import Status
-from carpool.frontend.grpc.stream_infer import MOST_UNWRITTEN, TOO_SLOW
-from carpool.frontend.grpc.unread_answers import UnreadAnswers
+from carpool.frontend.grpc.stream_infer import MOST_UNWRITTEN
 from frontend.fake_door import FakeCall
 from frontend.grpc.front_end import SERVICE, FrontEnd, front_end
 from frontend.grpc.test_many_answers import ONE, REPEAT
@@ -21,59 +21,6 @@ from frontend.http.harness import until
 NO_WINDOW = h2.PREFACE + h2.settings({h2.INITIAL_WINDOW_SIZE: 0})
 PIECE = {"OUT": np.zeros(1 << 18, np.int32)}
 STREAM = SERVICE + "ModelStreamInfer"
-
-
-class FakeReader:
-    def __init__(self, unread: UnreadAnswers) -> None:
-        self._unread = unread
-        self.taken = 0
-        self.cuts = 0
-
-    def cut(self) -> None:
-        self.cuts += 1
-        self._unread.left(self)
-
-
-# ---- the rule
-
-
-def test_who_takes_nothing_is_cut_off_in_time_and_who_takes_some_is_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("carpool.frontend.grpc.unread_answers.monotonic", lambda: 100.0)
-    unread = UnreadAnswers()
-    idle, trickles, reads, done = (FakeReader(unread) for _ in range(4))
-    for one in (idle, trickles, reads, done):
-        unread.add(one, 50_000)
-    unread.written(done, 50_000)
-    for now in range(101, 110):
-        trickles.taken += 1
-        reads.taken += 1000
-        unread.sweep(now)
-    assert not any(one.cuts for one in (idle, trickles, reads, done))
-    unread.sweep(110.0)
-    assert [one.cuts for one in (idle, trickles, reads, done)] == [1, 1, 0, 0]
-    assert unread.total == 50_000
-    unread.left(reads)
-    assert unread.total == 0
-
-
-def test_beyond_the_bound_of_all_who_made_no_progress_for_longest_goes_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = iter(range(100, 200))
-    monkeypatch.setattr("carpool.frontend.grpc.unread_answers.monotonic", lambda: float(next(clock)))
-    unread = UnreadAnswers(most=100_000)
-    large, small, late = (FakeReader(unread) for _ in range(3))
-    unread.add(large, 80_000)
-    unread.add(small, 15_000)
-    large.taken += 40_000  # it reads
-    unread.add(late, 10_000)
-    assert [one.cuts for one in (large, small, late)] == [0, 1, 0]
-    assert unread.total == 90_000
-
-
-# ---- on the wire
 
 
 @pytest.fixture
@@ -99,15 +46,15 @@ def say(front: FrontEnd, call: FakeCall, count: int) -> None:
 
 
 def test_a_client_without_a_window_is_cut_off_with_a_status_and_its_memory_is_free(front: FrontEnd) -> None:
-    unread = front.server.service.unread
+    accounts = front.server.service.accounts
     with wire(front, NO_WINDOW) as client, wire(front) as other:
         asked(client)
         (call,) = front.wait_for_calls(1)
         say(front, call, 64)
         assert call.cancelled  # the model goes on with others
-        assert MOST_UNWRITTEN < unread.total < MOST_UNWRITTEN + (3 << 20)
-        unread.patience_s = 0.0
-        until(lambda: unread.total == 0)
+        assert MOST_UNWRITTEN < accounts.unread < MOST_UNWRITTEN + (3 << 20)
+        accounts.patience_s = 0.0
+        until(lambda: accounts.unread == 0)
         said = client.answer(1)
         assert (said.status, said.fields["grpc-message"]) == (Status.UNAVAILABLE, TOO_SLOW)
         assert said.fields["carpool-reason"] == "slow-reader"
@@ -118,34 +65,34 @@ def test_a_client_without_a_window_is_cut_off_with_a_status_and_its_memory_is_fr
 
 
 def test_a_request_that_is_under_way_is_let_go_with_its_stream(front: FrontEnd) -> None:
-    unread = front.server.service.unread
+    accounts = front.server.service.accounts
     with wire(front, NO_WINDOW) as client:
         asked(client)
         (call,) = front.wait_for_calls(1)
         say(front, call, 1)
         assert not call.cancelled
-        unread.patience_s = 0.0
+        accounts.patience_s = 0.0
         assert client.answer(1).status == Status.UNAVAILABLE
         until(lambda: call.cancelled)
-        assert unread.total == 0
+        assert accounts.unread == 0
 
 
 def test_streams_of_many_requests_have_one_bound(front: FrontEnd) -> None:
-    unread = front.server.service.unread
-    unread.most = 8 << 20
+    accounts = front.server.service.accounts
+    accounts.most_bytes = 16 << 20  # one client gets half
     with wire(front, NO_WINDOW) as client:
         for number in range(16):
             asked(client, 2 * number + 1)
         for call in front.wait_for_calls(16):
             say(front, call, 3)
-            assert unread.total <= unread.most
+            assert accounts.unread <= accounts.most_bytes // 2
         ended = [client.answer(2 * number + 1).status for number in range(13)]
         assert set(ended) == {Status.UNAVAILABLE}
 
 
 def test_who_reads_is_not_cut_off_for_those_who_do_not(front: FrontEnd) -> None:
-    unread = front.server.service.unread
-    unread.most = 8 << 20
+    accounts = front.server.service.accounts
+    accounts.most_bytes = 16 << 20  # one client gets half
     with wire(front, NO_WINDOW) as idle, wire(front) as reader:
         asked(idle)
         (first,) = front.wait_for_calls(1)

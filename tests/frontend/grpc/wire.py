@@ -65,8 +65,9 @@ class HasPort(Protocol):
 
 
 class Wire:
-    def __init__(self, front: HasPort, opening: bytes = OPENING) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", front.port), PATIENCE)
+    def __init__(self, front: HasPort, opening: bytes = OPENING, source: str = "127.0.0.1") -> None:
+        address, ours = ("127.0.0.1", front.port), (source, 0)
+        self.socket = socket.create_connection(address, PATIENCE, source_address=ours)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._read = b""
         self._decoder = hpack.Decoder()
@@ -137,8 +138,9 @@ class Wire:
 
 
 @contextlib.contextmanager
-def wire(front: HasPort, opening: bytes = OPENING) -> Iterator[Wire]:
-    made = Wire(front, opening)
+def wire(front: HasPort, opening: bytes = OPENING, source: str = "127.0.0.1") -> Iterator[Wire]:
+    """`source` is the address of the client."""
+    made = Wire(front, opening, source)
     try:
         yield made
     finally:

@@ -219,11 +219,15 @@ class Response:
 class Client:
     """One connection; everything is bounded in time."""
 
-    def __init__(self, host: str, port: int, *, receive_buffer: int | None = None) -> None:
+    def __init__(
+        self, host: str, port: int, *, receive_buffer: int | None = None, source: str | None = None
+    ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.socket = socket.socket(family, socket.SOCK_STREAM)
         if receive_buffer is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        if source is not None:
+            self.socket.bind((source, 0))
         self.socket.settimeout(PATIENCE)
         self._buffer = b""
         try:

@@ -258,6 +258,7 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("load", {"parameters": {"file:1/a": 3}}, 400, "file:1/a must be a string"),
     ("load", {"parameters": {"config": CONFIG, "file:1/a": "§"}}, 400, "base64"),
     ("load", {"parameters": {"config": CONFIG, "file:../a": "AA=="}}, 400, "must be named like"),
+    ("load", {"parameters": {"config": CONFIG, "file:1/" + "a" * 300: "AA=="}}, 400, "at most 255"),
     ("load", {"parameters": {"file:1/a": "AA=="}}, 400, "needs its settings too"),
     ("load", {"parameters": {"unload_dependents": True}}, 400, "unknown parameter"),
     ("unload", {"parameters": {"unload_dependents": 1}}, 400, "true or false"),

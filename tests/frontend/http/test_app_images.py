@@ -422,7 +422,7 @@ def test_a_full_queue_of_pictures_is_refused_before_their_bodies(served: FrontEn
 
 
 def test_too_many_bytes_under_way_are_refused(served: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.frontend.pictures.picture_service._MOST_HELD_BYTES", 1000)
+    monkeypatch.setattr(served.app._service.pictures._held, "most", 1000)
     with holding(served) as go, served.connect() as first:
         data = picture(size=(64, 64))
         first.send(b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data))
@@ -590,11 +590,11 @@ def test_large_pictures_of_one_request_wait_for_each_other(served: FrontEnd) -> 
             go.set()
             assert answer_of(other.response())["classes"][0]["label"] == "green"
         assert len(answer_of(client.response())["results"]) == 5
-    assert served.app._service.pictures._pixels == 0
+    assert served.app._service.pictures._pixels.total == 0
 
 
 def test_pixels_that_wait_are_bounded(served: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.frontend.pictures.picture_service.MOST_PIXELS_WAITING", 30_000_000)
+    monkeypatch.setattr(served.app._service.pictures._pixels, "most", 30_000_000)
     with holding(served) as go, served.connect() as client:
         client.send(post("/classify", large()))
         until(lambda: served.app._service.pictures.workers.waiting == 1)

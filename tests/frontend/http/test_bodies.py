@@ -135,7 +135,7 @@ def test_a_body_over_the_apps_limit(client: Client) -> None:
 
 def test_bodies_that_are_gathered_share_one_budget() -> None:
     app = PathApp()
-    with serving(app, max_gathered_bytes=1000) as server, server.connect() as first:
+    with serving(app, max_held_bytes=1000) as server, server.connect() as first:
         first.send(b"POST /hold HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n" + b"x" * 800)
         app.held.get(timeout=PATIENCE)
         with server.connect() as second:

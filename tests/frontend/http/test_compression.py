@@ -9,11 +9,16 @@ import zlib
 
 import pytest
 
-from carpool.frontend.http.body import MOST_MEMBERS, CompressedBody, Inflater, Ledger
+from carpool.frontend.clients.accounts import Accounts
+from carpool.frontend.http.body import MOST_MEMBERS, CompressedBody, Inflater, Payer
 from carpool.frontend.http.exchange import Fault, choose_encoding, compress
 from frontend.http.harness import post, serving, until
 
 GZIP = b"Content-Encoding: gzip\r\n"
+
+
+def payer(most_bytes: int) -> Payer:
+    return Payer(Accounts(1, most_bytes=most_bytes), "somebody")
 
 
 @pytest.mark.parametrize(
@@ -53,7 +58,7 @@ def finish(inflater: Inflater) -> None:
 
 
 def inflated(body: bytes | bytearray, limit: int = 1 << 20, encoding: bytes = b"gzip") -> bytes:
-    inflater = Inflater(encoding, body, limit, Ledger(1 << 30))
+    inflater = Inflater(encoding, body, limit, payer(1 << 30))
     finish(inflater)
     return bytes(inflater.body)
 
@@ -82,7 +87,7 @@ def test_members_are_counted() -> None:
 
 def test_members_that_wait_are_not_copied_for_each_one_before_them() -> None:
     """Three million members take as many steps as are allowed, and no memory to speak of."""
-    inflater = Inflater(b"gzip", gzip.compress(b"") * 3_000_000, 1 << 20, Ledger(1 << 30))
+    inflater = Inflater(b"gzip", gzip.compress(b"") * 3_000_000, 1 << 20, payer(1 << 30))
     tracemalloc.start()
     try:
         with pytest.raises(Fault, match="members"):
@@ -93,16 +98,16 @@ def test_members_that_wait_are_not_copied_for_each_one_before_them() -> None:
 
 
 def test_what_comes_out_is_counted_while_it_is_there() -> None:
-    ledger = Ledger(1 << 20)
-    inflater = Inflater(b"gzip", gzip.compress(bytes(1 << 19)), 1 << 20, ledger)
+    paid = payer(1 << 21)
+    inflater = Inflater(b"gzip", gzip.compress(bytes(1 << 19)), 1 << 20, paid)
     finish(inflater)
-    assert ledger.held == 1 << 19
+    assert paid.accounts.bytes == 1 << 19
     del inflater
-    assert ledger.held == 0
+    assert paid.accounts.bytes == 0
 
 
 def test_what_is_too_much_for_all_bodies_is_refused() -> None:
-    inflater = Inflater(b"gzip", gzip.compress(bytes(1 << 21)), 1 << 22, Ledger(1 << 20))
+    inflater = Inflater(b"gzip", gzip.compress(bytes(1 << 21)), 1 << 22, payer(1 << 20))
     with pytest.raises(Fault, match="too many bodies"):
         finish(inflater)
 
@@ -115,8 +120,8 @@ def test_work_for_a_client_that_left_ends() -> None:
             client.send(post("/hold", gzip.compress(bytes(200 << 20), 1), GZIP))
             app.held.get()
             shared = server.server._shared
-            until(lambda: shared.inflating == 1)
-        until(lambda: shared.inflating == 0 and shared.ledger.held == 0)
+            until(lambda: shared.inflating.total == 1)
+        until(lambda: shared.inflating.total == 0 and shared.accounts.bytes == 0)
 
 
 def test_so_many_compressed_bodies_wait_and_no_more() -> None:
@@ -135,7 +140,7 @@ def test_a_bad_start_is_refused_before_the_rest_comes() -> None:
         refused = client.response()
         assert refused.status == 400
         assert b"members" in refused.body
-        until(lambda: server.server._shared.ledger.held == 0)
+        until(lambda: server.server._shared.accounts.bytes == 0)
 
 
 @pytest.mark.parametrize("start", [b"", b"\x1f\x8b\x08\x08" + bytes(6) + b"n" * (1 << 15) + b"\0"])
@@ -144,7 +149,7 @@ def test_a_start_that_says_nothing_yet_is_no_reason(start: bytes) -> None:
     noise = random.Random(1).randbytes(1 << 18)
     plain = gzip.compress(noise)
     body = start + plain[10:] if start else plain
-    gather = CompressedBody(b"gzip", 1 << 20, 1 << 20, Ledger(1 << 22))
+    gather = CompressedBody(b"gzip", 1 << 20, 1 << 20, payer(1 << 22))
     for at in range(0, len(body), 5000):
         gather.take(memoryview(body)[at : at + 5000])
     assert inflated(gather) == noise

@@ -121,7 +121,7 @@ def answers_to(pieces: list[bytes], empty_socket: socket.socket) -> bytes:
         loop.run()
     assert transport.closing, "the connection hangs"
     connection.connection_lost(None)
-    assert (shared.lingering, shared.ledger.held, shared.connections) == (0, 0, set())
+    assert (shared.lingering, shared.accounts.bytes, shared.connections) == (0, 0, set())
     return bytes(transport.sent)
 
 

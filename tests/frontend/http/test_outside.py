@@ -121,7 +121,7 @@ def test_a_request_behind_another_of_its_connection_says_nothing(size: int) -> N
         def begin(self, _head: RequestHead, exchange: Exchange) -> BodyPlan:
             return Collect(1 << 20, lambda _body, _at: held.append(exchange))
 
-    with serving(Slow(), unread=unread, max_gathered_bytes=1 << 22) as server, server.connect() as client:
+    with serving(Slow(), unread=unread, max_held_bytes=1 << 22) as server, server.connect() as client:
         client.send(post("/", b"first") + post("/", bytes(size)))
         until(lambda: len(held) == 1)
         looked = unread.look_at

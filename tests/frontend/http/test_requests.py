@@ -107,6 +107,11 @@ def test_the_target_may_be_a_whole_url(server: Serving, client: Client) -> None:
     client.send(b"GET http://example.org:80/echo?a=1&b=%20 HTTP/1.1\r\nHost: x\r\n\r\n").response()
     head = server.app.heads[-1]
     assert (head.path, head.query) == ("/echo", "a=1&b=%20")
+    assert head.headers[b"host"] == b"example.org:80"  # what counts is the target's, and not the field
+    for wrong in (b"user@example.org", b"a b", b"exa mple", b"<x>"):
+        with server.connect() as other:
+            refused = other.send(b"GET http://%b/echo HTTP/1.1\r\nHost: x\r\n\r\n" % wrong).response()
+            assert refused.status == 400
 
 
 def test_options_may_ask_about_the_whole_server(server: Serving, client: Client) -> None:

@@ -217,7 +217,7 @@ def test_the_next_request_waits_until_the_answer_is_read() -> None:
 
 def test_unread_answers_share_one_budget() -> None:
     app = PathApp()
-    with serving(app, max_unsent_bytes=8 << 20) as server:
+    with serving(app, max_held_bytes=16 << 20) as server:
         clients = [server.connect(receive_buffer=4096) for _ in range(4)]
         for client in clients:
             client.send(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -226,10 +226,34 @@ def test_unread_answers_share_one_budget() -> None:
             client.socket.close()
 
 
+def test_an_answer_that_is_not_read_leaves_other_clients_theirs() -> None:
+    app = PathApp()
+    with serving(app, max_held_bytes=48 << 20) as server, contextlib.ExitStack() as held:
+        for _ in range(4):
+            client = held.enter_context(server.connect(receive_buffer=4096, source="127.0.0.2"))
+            client.send(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
+        accounts = server.server._shared.accounts
+        until(lambda: accounts.unread > 8 << 20)
+        honest = held.enter_context(server.connect())
+        assert len(honest.get("/big").body) == (8 << 20) + 2
+        assert accounts.bytes_of("127.0.0.2") <= 24 << 20
+
+
 # ── many ──
 
 
-def test_one_connection_too_many_gets_a_503() -> None:
+def test_idle_connections_of_one_client_yield_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(max_connections=4) as server, contextlib.ExitStack() as held:
+        idle = [held.enter_context(server.connect(source="127.0.0.2")) for _ in range(4)]
+        assert [client.get().status for client in idle[:3]] == [200] * 3
+        monkeypatch.setattr("carpool.frontend.clients.accounts.QUIET_S", (0.0, 0.0))
+        for _ in range(2):
+            with server.connect() as honest:
+                assert honest.get().status == 200
+
+
+def test_one_connection_too_many_gets_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("carpool.frontend.clients.accounts.QUIET_S", (PATIENCE, PATIENCE))  # none yields
     with serving(max_connections=3) as server:
         clients = [server.connect() for _ in range(3)]
         assert [client.get().status for client in clients] == [200] * 3

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -40,6 +42,67 @@ def test_results_and_errors_come_back_in_the_loop() -> None:
         assert seen[0] == (7, None, True)
         assert isinstance(seen[1][1], CarpoolError)
         assert seen[1][2]
+        workers.close()
+
+    asyncio.run(main())
+
+
+def test_clients_get_equal_parts_of_the_threads_whatever_their_deadlines() -> None:
+    async def main() -> None:
+        workers, go, order = Workers(1), threading.Event(), list[str]()
+        workers.begin(lambda: go.wait(PATIENCE_S), lambda *_: None, client="large")
+
+        def decoded(name: str) -> None:
+            order.append(name)
+            if name == "large":
+                time.sleep(0.06)  # more than what counts as even
+
+        for _ in range(12):
+            workers.begin(partial(decoded, "large"), lambda *_: None, 1.0, 49e6, "large")
+        workers.begin(partial(decoded, "small"), lambda *_: None, 9.0, 1e6, "small")
+        go.set()
+        await over(lambda: len(order) == 13)
+        assert order.index("small") <= 2
+        workers.close()
+
+    asyncio.run(main())
+
+
+def test_a_forecast_leaves_out_what_other_clients_do_later() -> None:
+    async def main() -> None:
+        workers, go = Workers(1), threading.Event()
+        done: list[float] = []
+        workers.begin(lambda: time.sleep(0.01), lambda *_: done.append(0.0), weight=1e6)
+        await over(lambda: len(done) == 1)
+        workers.begin(lambda: go.wait(PATIENCE_S), lambda *_: None, client="large", weight=1.0)
+        await over(lambda: not workers.waiting)
+        for _ in range(12):
+            workers.begin(int, lambda *_: None, weight=49e6, client="large")
+        assert workers.foresee(1e6, 0.0, "small") < workers.foresee(1e6, 0.0, "large") / 10
+        assert workers.refuses("m", 3.0, 0.0, 1e6, client="small") is None
+        assert workers.refuses("m", 3.0, 0.0, 1e6, client="large") is not None
+        go.set()
+        workers.close()
+
+    asyncio.run(main())
+
+
+def test_pictures_that_take_long_leave_a_thread_to_the_others() -> None:
+    async def main() -> None:
+        workers, go, begun = Workers(2), threading.Event(), list[str]()
+
+        def decode(name: str) -> None:
+            begun.append(name)
+            if name == "long":
+                go.wait(PATIENCE_S)
+
+        for number in range(4):
+            workers.begin(partial(decode, "long"), lambda *_: None, 1.0, 49e6, f"client {number}")
+        await over(lambda: begun == ["long"])
+        workers.begin(partial(decode, "short"), lambda *_: None, 9.0, 1e6, "other")
+        await over(lambda: begun == ["long", "short"])
+        go.set()
+        await over(lambda: len(begun) == 5)
         workers.close()
 
     asyncio.run(main())

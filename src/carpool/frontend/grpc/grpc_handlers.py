@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -22,9 +21,10 @@ from carpool.frontend.access.route_rules import Kind, rule_of
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import is_model_ready
 from carpool.frontend.grpc.grpc_infer import UnaryInfer
-from carpool.frontend.grpc.grpc_service import SERVICE, Service, log, refuse, too_many_messages
+from carpool.frontend.grpc.grpc_service import SERVICE, Service, log, refuse
 from carpool.frontend.grpc.infer_messages import parse
 from carpool.frontend.grpc.rpc import Handler, InTask, Rpc
+from carpool.frontend.grpc.rpc_heads import Status
 from carpool.frontend.grpc.stream_infer import Stream
 from carpool.link.door import ModelEntry
 from carpool.wire.head import shorten
@@ -34,8 +34,14 @@ Document = Mapping[str, Any]
 
 HEALTH = "grpc.health.v1.Health"
 
+MOST_WATCHES = 4
+"""Calls of Health/Watch on one connection."""
+
 _INFER = f"/{SERVICE}/ModelInfer"
 _STREAM = f"/{SERVICE}/ModelStreamInfer"
+_SPARED = frozenset((f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady", f"/{HEALTH}/Check"))
+_WATCH = f"/{HEALTH}/Watch"
+_REFUSED_WATCH = 24  # credit, of which the answer gives back a part
 _LOOK_S = 0.1
 _FILE = "file:"
 _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
@@ -224,7 +230,10 @@ class Handlers:
         self._service = service
         self._guard = guard or Guard()
         self._calls = {f"/{SERVICE}/{call.name}": _work(service, call) for call in CALLS}
-        self._others = {f"/{HEALTH}/Check": self._check, f"/{HEALTH}/Watch": self._watch}
+        self._watching: set[asyncio.Future[None]] = set()
+        self._looking: asyncio.TimerHandle | None = None
+        self._seen = False  # whether the server was ready at the last look
+        self._others = {f"/{HEALTH}/Check": self._check, _WATCH: self._watch}
 
     def find(self, rpc: Rpc) -> Handler | None:
         """None if it was refused, or there is no such call."""
@@ -236,16 +245,23 @@ class Handlers:
             except CarpoolError as error:
                 refuse(rpc, error)
                 return None
+        client = rpc.client if who is None else who.name
+        if not self._service.admit(rpc, client, spared=path in _SPARED):
+            rpc.end(Status.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!")  # in the words of gRPC
+            return None
         if path == _INFER:
-            if self._service.is_full():
-                refuse(rpc, too_many_messages())
-                return None
+            rpc.of_models = True
             return UnaryInfer(self._service, rpc, who)
         if path == _STREAM:
+            rpc.of_models = True
             stream = Stream(self._service, rpc, who, self._guard, partial(self._holder, rpc))
             return InTask(rpc, stream.run, many=True)
         if path in self._calls:
             return InTask(rpc, partial(self._calls[path], rpc, who))
+        if path == _WATCH and rpc.others_like_this() > MOST_WATCHES:
+            rpc.mistake(_REFUSED_WATCH)
+            refuse(rpc, Unavailable(f"a connection has at most {MOST_WATCHES} of these calls", reason="busy"))
+            return None
         if path in self._others:
             return InTask(rpc, partial(self._others[path], rpc))
         return None
@@ -274,6 +290,7 @@ class Handlers:
     async def _watch(self, rpc: Rpc, message: bytes) -> None:
         """Tell the status now and whenever it changes, until the server stops."""
         name = _service_asked_for(rpc, message)
+        rpc.owed = False  # for as long as nothing changes, it is silent
         sent = None
         while name is not None:
             status = self._health(name)
@@ -282,8 +299,30 @@ class Handlers:
                 sent = status
             if self._service.stopping.is_set():
                 return
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._service.stopping.wait(), _LOOK_S)
+            await self._change()
+
+    async def _change(self) -> None:
+        """Until the server's health is another: one look for all who watch."""
+        loop = asyncio.get_running_loop()
+        waiter = loop.create_future()
+        self._watching.add(waiter)
+        if self._looking is None:
+            self._seen = self._service.ready
+            self._looking = loop.call_later(_LOOK_S, self._look)
+        try:
+            await waiter
+        finally:
+            self._watching.discard(waiter)
+
+    def _look(self) -> None:
+        self._looking = None
+        service = self._service
+        if service.ready != self._seen or service.stopping.is_set():
+            for waiter in self._watching:
+                if not waiter.done():
+                    waiter.set_result(None)
+        elif self._watching:
+            self._looking = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
 
     def _health(self, name: str) -> int:
         """Of the whole server, or of a service that it has; of others it knows nothing."""

@@ -10,14 +10,16 @@ from urllib.parse import quote
 
 from carpool import errors
 from carpool.config.server import ServerSettings
-from carpool.errors import CarpoolError, Unavailable, retry_after, without_stack
+from carpool.errors import CarpoolError, retry_after, without_stack
+from carpool.frontend.clients.accounts import CALL, Accounts
+from carpool.frontend.clients.fair_threads import FairThreads
 from carpool.frontend.forwarded_headers import ForwardedHeaders
 from carpool.frontend.front_caches import CacheParts
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.grpc.infer_messages import FINAL_PARAMETER, Families
 from carpool.frontend.grpc.rpc import Rpc
 from carpool.frontend.grpc.rpc_heads import PRINTABLE, Status
-from carpool.frontend.grpc.unread_answers import UnreadAnswers
+from carpool.frontend.grpc.stream_turns import StreamTurns
 from carpool.frontend.http.infer_route import LargestBody
 from carpool.frontend.packing import AT_ONCE
 from carpool.frontend.trace_context import Origin
@@ -32,10 +34,10 @@ T = TypeVar("T")
 
 log = logger("grpc")
 
-MOST_BYTES_IN_FLIGHT = 512 << 20
-"""Of messages whose calls are under way: more are refused, those that are known by then before they come."""
-
 _SHORT_MESSAGE = 4 << 20  # gRPC's own default
+_SHORT_HEAD = 4096  # bytes; what is more counts as held for the call
+_AROUND = 64 * 1024  # bytes of a message beside its tensors
+_INFLATERS = 2  # messages at a time
 _LONGEST_MESSAGE = 2**31 - 1  # what clients' libraries take for the length of a message
 
 
@@ -74,8 +76,9 @@ class Service(FrontService):
         self.idle = asyncio.Event()
         self.idle.set()
         self.running = 0
-        self.in_flight = 0  # bytes of messages
-        self.unread = UnreadAnswers()  # of streams
+        self.accounts = Accounts(settings.max_connections, settings.max_connections)
+        self._inflaters = FairThreads(self.accounts, self.threads, _INFLATERS)
+        self.turns = StreamTurns(self.accounts)
 
     def _allow(self, size: int) -> None:
         self.largest_message = max(self.largest_message, size)
@@ -91,16 +94,40 @@ class Service(FrontService):
             return function(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self.threads, function, *arguments)
 
-    def freed(self, size: int) -> None:
-        """The call is over whose messages had so many bytes."""
-        self.in_flight -= size
-        self._spare_memory.freed(size)
+    def admit(self, rpc: Rpc, client: str, *, spared: bool) -> bool:
+        """Count a call in its client's account; False if that has its part of all calls, or of all bytes."""
+        now, head = rpc.since, rpc.head
+        rpc.stake = stake = self.accounts.open(client, CALL, rpc, now, spared=spared)
+        if stake is None:
+            return False
+        return head.size <= _SHORT_HEAD or spared or self.accounts.take(stake, head.size)
 
-    def is_full(self, more: int = 0) -> bool:
-        return self.in_flight > 0 and self.in_flight + more > MOST_BYTES_IN_FLIGHT
+    def sweep(self, now: float) -> None:
+        self.accounts.sweep(now)
+        self._spare_memory.freed(self.accounts.freed())
 
-    def refuse_full(self, rpc: Rpc) -> None:
-        error = too_many_messages()
+    async def inflate(self, rpc: Rpc, work: Callable[[], None]) -> None:
+        """In a thread: one message of a connection at a time, and clients in their turns."""
+        outgoing, stake = rpc.outgoing, rpc.stake
+        if outgoing is None or stake is None or stake.account is None:
+            return
+        if outgoing.inflating is None:
+            outgoing.inflating = asyncio.Lock()
+        async with outgoing.inflating:
+            if not rpc.over:
+                await self._inflaters.submit(stake.account.name, work)
+
+    def most_of(self, start: bytes) -> int:
+        """How long a message may be that begins like this: it names its model first. In any thread."""
+        catalog, name = self.door.catalog, named_model(start)
+        entries = [entry for entry in catalog.entries.values() if entry.name == name]
+        if not entries:
+            return min(_SHORT_MESSAGE, self.largest_message)
+        needed = max(LargestBody(entry, self.max_body_bytes).gathered() for entry in entries)
+        return min(self.largest_message, max(needed, AT_ONCE) + _AROUND)
+
+    def end(self, rpc: Rpc, error: CarpoolError) -> None:
+        """A call that its handler has not ended."""
         rpc.cut(status_of(error), details_of(error), metadata_of(error))
 
     def failed(self, rpc: Rpc, error: Exception) -> None:
@@ -124,8 +151,11 @@ class Service(FrontService):
         super().close()
 
 
-def too_many_messages() -> Unavailable:
-    return Unavailable("too many messages are under way at once; try again", reason="busy")
+def named_model(start: bytes) -> str:
+    """In the first field of a ModelInferRequest, where every client writes it; "" elsewhere."""
+    if len(start) < 2 or start[0] != 0x0A or start[1] > 0x7F:
+        return ""
+    return start[2 : 2 + start[1]].decode(errors="replace")
 
 
 # ---- errors as gRPC statuses: the one table, and the metadata that goes with them -------------------------

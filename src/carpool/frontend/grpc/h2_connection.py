@@ -14,6 +14,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import cast
 
+from carpool.frontend.clients.accounts import Stake, client_of
 from carpool.frontend.grpc import h2_frames as h2
 from carpool.frontend.grpc.h2_frames import FRAME, FRAME_BYTES, Breach, Code
 from carpool.frontend.grpc.h2_outgoing import Outgoing
@@ -32,7 +33,9 @@ _MOST_CREDIT, _CREDIT_PER_S = 1000, 100
 _MOST_EARLY = 1024
 _KEEPALIVE_S = 60.0  # a client that is gone is noticed within this and the next
 _KEEPALIVE_WAIT_S = 20.0
-_WINDOW_WAIT_S = 60.0  # for a client to take an answer that it asked for
+_CHARGED_AT_S, _LONGEST_REST_S = 0.0005, 1.0
+_BREACH_S, _CALL_S = 0.005, 0.0003  # about what a connection, or a call, costs that came to nothing
+TOO_LONG_HEAD = 48  # credit
 _OURS, _ALIVE = b"carpool1", b"carpool2"
 
 
@@ -43,8 +46,8 @@ class H2Connection:
         *("_ahead", "_ahead_since", "_block", "_block_ends", "_block_number", "_credit", "_cuts"),
         *("_data_bytes", "_direct", "_early", "_ends", "_final", "_heads", "_heard", "_last", "_left"),
         *("_mark", "_mark_at", "_owed", "_pad", "_phase", "_pinged_at", "_quiet_since"),
-        *("_receiver", "_rpcs", "_settled", "_shared", "_since", "_swept_at", "_transport"),
-        *("_window", "outgoing"),
+        *("_receiver", "_rests", "_rpcs", "_settled", "_shared", "_since", "_swept_at", "_transport"),
+        *("_window", "outgoing", "stake"),
     )
 
     def __init__(self, shared: H2Shared) -> None:
@@ -55,6 +58,8 @@ class H2Connection:
         self._since = self._swept_at = self._quiet_since = monotonic()
         self._settled = False  # the client's first settings are here
         self._credit = _MOST_CREDIT
+        self._rests = False  # it has made us decode too much, and is not read for a while
+        self.stake: Stake | None = None
         # what is read
         self._heads = HeadReader(shared.limits.max_header_bytes)
         self._ahead = b""  # read, but not used yet
@@ -77,7 +82,7 @@ class H2Connection:
         self._data_bytes = 0
         self._mark, self._mark_at = 0, 0.0  # how much data there was when the window of time began
         # what is sent
-        self.outgoing = Outgoing(shared.loop, self._sent, self._earn)
+        self.outgoing = Outgoing(shared.loop, shared.accounts, self._sent, self._earn, self._given_up)
         self._rpcs = self.outgoing.rpcs
         self._pinged_at = 0.0
 
@@ -86,11 +91,14 @@ class H2Connection:
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self.outgoing.connect(self._transport)
+        self.outgoing.client = client_of(transport.get_extra_info("peername"))
         self._transport.set_write_buffer_limits(high=_UNSENT)
         self.outgoing.send(self._shared.greeting)
         refusal = self._shared.enter(self)
         if refusal is not None:
             self._breach(refusal)
+        else:
+            self._rests_for(0.0)  # whoever was cut off for a flood comes back, and has it to pay for
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._phase = CLOSED
@@ -132,20 +140,38 @@ class H2Connection:
 
     def pause_writing(self) -> None:
         """The client does not read as fast as we answer: then we do not read either."""
-        self.outgoing.stall(monotonic())
+        self.outgoing.stalled = True
         self._transport.pause_reading()
-        stalled = self._shared.stalled
-        stalled.add(self.outgoing)
-        if sum(outgoing.unsent for outgoing in stalled) > self._shared.limits.max_unsent_bytes:
+        stake = self.stake
+        if stake is not None and not self._shared.accounts.wait(stake, self.outgoing.unsent, monotonic()):
             self._transport.abort()
 
     def resume_writing(self) -> None:
         self.outgoing.stalled = False
-        self._shared.stalled.discard(self.outgoing)
+        if self.stake is not None:
+            self._shared.accounts.read(self.stake, self.stake.unread)
         if self._phase != CLOSED:
             self._mark, self._mark_at = self._data_bytes, monotonic()  # meanwhile nothing could come
             self.outgoing.pump_all()
             self._continue()
+
+    # ── as its client's account asks ──
+
+    @property
+    def taken(self) -> int:
+        """Of what waits for its socket, which is more only when that has room again."""
+        return -self.outgoing.unsent
+
+    @property
+    def silent(self) -> bool:
+        return not self._rpcs
+
+    def give_up(self) -> None:
+        self._shared.accounts.close(self.stake)
+        if self.outgoing.stalled:
+            self._transport.abort()
+        else:
+            self._breach(Breach(Code.ENHANCE_YOUR_CALM, "this client has its part of all connections"))
 
     # ── what the server calls ──
 
@@ -161,8 +187,7 @@ class H2Connection:
             if now - self._since > limits.header_timeout_s:
                 self._breach(Breach(Code.SETTINGS_TIMEOUT, "no settings came"))
         elif self.outgoing.stalled:
-            if self.outgoing.is_read_too_slowly(now, limits):
-                self._transport.abort()
+            pass  # its account has an eye on it
         elif self._ahead_since and now - self._ahead_since > limits.header_timeout_s:
             self._breach(Breach(Code.ENHANCE_YOUR_CALM, "a frame took too long"))
         else:
@@ -172,6 +197,8 @@ class H2Connection:
     def _check_alive(self, now: float) -> None:
         if self._heard:
             self._heard, self._quiet_since, self._pinged_at = False, now, 0.0
+            if self.stake is not None:
+                self._shared.accounts.heard(self.stake, now)
         elif self._pinged_at:
             if now - self._pinged_at > _KEEPALIVE_WAIT_S:
                 self._transport.abort()
@@ -180,11 +207,8 @@ class H2Connection:
             self.outgoing.send(h2.frame(h2.PING, 0, 0, _ALIVE))
 
     def _check_calls(self, now: float) -> None:
-        """Messages that come too slowly, and answers that nobody takes."""
+        """Messages that come too slowly."""
         limits = self._shared.limits
-        for rpc in list(self.outgoing.blocked):
-            if rpc.over and now - rpc.queued_at > _WINDOW_WAIT_S:
-                self._reset(rpc, Code.CANCEL)
         if now - self._mark_at <= limits.body_timeout_s:
             return
         if self._data_bytes - self._mark < limits.min_body_rate * (now - self._mark_at):
@@ -229,13 +253,32 @@ class H2Connection:
             self._ahead_since = 0.0
         if self._final and not self._rpcs:
             self._close()
+        elif self._heads.spent >= _CHARGED_AT_S and self._rests_for(self._heads.spent):
+            return
         elif over:
             self._let_others_run()
+
+    def _rests_for(self, spent: float) -> bool:
+        """Charge its client for so much work that came to nothing; whether it is not read for a while now."""
+        self._heads.spent = 0.0
+        accounts, now = self._shared.accounts, monotonic()
+        seconds = accounts.spend(accounts.account(self.outgoing.client, now), spent, now)
+        if seconds <= 0.0 or self._phase == CLOSED or self._transport.is_closing():
+            return False
+        self._rests = True
+        self._transport.pause_reading()
+        self._shared.loop.call_later(min(seconds, _LONGEST_REST_S), self._rested)
+        return True
+
+    def _rested(self) -> None:
+        self._rests = False
+        self._continue()
 
     def _continue(self) -> None:
         """Go on with what was read ahead: after a turn of the others, or a write that got through."""
         if (
             self._phase == CLOSED
+            or self._rests
             or self.outgoing.busy
             or self.outgoing.stalled
             or self._transport.is_closing()
@@ -248,16 +291,17 @@ class H2Connection:
 
     def _let_others_run(self) -> None:
         """A client with much to say takes turns: the loop would read on from it as long as there is more."""
-        if self._phase != CLOSED and not self._transport.is_closing():
+        if self._phase != CLOSED and not self._transport.is_closing() and not self._rests:
             self._transport.pause_reading()
             self._shared.turns.wait(self._continue, first=self._left > 0)
 
     def _parse(self, data: bytes | bytearray, position: int, end: int) -> tuple[int, bool]:
         """Use what is complete; returns where the rest begins, and whether that has to wait for others."""
         view = memoryview(data)
-        ends = monotonic() + _SECONDS_PER_TURN
+        ends = monotonic() + self._turn_left()
         while position < end and self._phase != CLOSED:
             if monotonic() >= ends:
+                self._turn_used(_SECONDS_PER_TURN)
                 return position, True
             if self._left or self._pad:
                 position += self._take_payload(view[position:end])
@@ -289,6 +333,21 @@ class H2Connection:
                 position = start + length
                 _FRAMES[kind](self, flags, number, view[start:position])
         return position, False
+
+    def _turn_left(self) -> float:
+        """Seconds for which it may be read in this turn of the loop: all connections of a client together."""
+        stake, shared = self.stake, self._shared
+        account = None if stake is None else stake.account
+        if account is None or len(shared.accounts) < 2:
+            return _SECONDS_PER_TURN
+        if account.turn != shared.turns.number:
+            account.turn, account.turn_left = shared.turns.number, _SECONDS_PER_TURN
+            shared.turns.spend(0)  # the next one begins soon
+        return account.turn_left
+
+    def _turn_used(self, seconds: float) -> None:
+        if self.stake is not None and self.stake.account is not None:
+            self.stake.account.turn_left -= seconds
 
     def _check_frame(self, kind: int, length: int) -> None:
         """Whether it can come now, before it is waited for."""
@@ -453,6 +512,8 @@ class H2Connection:
             if len(block) > self._shared.limits.max_header_bytes:
                 self._spend(len(block) >> 8)
         head = self._heads.read(block)
+        if head.size > self._shared.limits.max_header_bytes:
+            self._spend(TOO_LONG_HEAD)  # its refusal earns a part of that
         self._last = number
         if head.fault:
             self._refuse_stream(number, Code.PROTOCOL_ERROR, ends)
@@ -470,7 +531,6 @@ class H2Connection:
         rpc = Rpc(self.outgoing, number, head, shared.service)
         rpc.ended = ends
         self._rpcs[number] = rpc
-        shared.calls += 1
         if not self._mark_at or len(self._rpcs) == 1:
             self._mark, self._mark_at = self._data_bytes, rpc.since
         shared.begin(rpc)
@@ -578,7 +638,11 @@ class H2Connection:
             raise Breach(Code.ENHANCE_YOUR_CALM, "too many frames that bring nothing")
 
     def _earn(self, credit: int) -> None:
+        """Or lose: a message that is a mistake costs more than its answer brings."""
         self._credit = min(_MOST_CREDIT, self._credit + credit)
+        if self._credit < 0:
+            breach = Breach(Code.ENHANCE_YOUR_CALM, "too many messages that are mistakes")
+            self._shared.loop.call_soon(self._breach, breach)
 
     # ── the ends of calls ──
 
@@ -608,8 +672,13 @@ class H2Connection:
         self._remember(rpc.number, rpc.ended)
         self._gone(rpc)
 
+    def _given_up(self, rpc: Rpc) -> None:
+        """Its client does not read the answer. It costs no credit: an account is no flood."""
+        if rpc.number in self._rpcs:
+            self._reset(rpc, Code.CANCEL)
+            self._credit += 5
+
     def _gone(self, rpc: Rpc) -> None:
-        self._shared.calls -= 1
         self.outgoing.blocked.pop(rpc, None)
         rpc.leave()
         if self._final and not self._rpcs and not self.outgoing.busy:
@@ -621,7 +690,12 @@ class H2Connection:
         if self._phase != CLOSED:
             self.outgoing.send(h2.goaway(self._last, breach.code, str(breach)))
             self._shared.told(breach)
+            self._charge(_BREACH_S)
             self._close()
+
+    def _charge(self, seconds: float) -> None:
+        accounts, now = self._shared.accounts, monotonic()
+        accounts.spend(accounts.account(self.outgoing.client, now), seconds, now)
 
     def _close(self) -> None:
         """As soon as what was sent is out."""
@@ -636,10 +710,11 @@ class H2Connection:
     def _abandon(self) -> None:
         rpcs = list(self._rpcs.values())
         self._rpcs.clear()
+        wasted = sum(not rpc.sent for rpc in rpcs)
+        if wasted:
+            self._charge(wasted * _CALL_S)
         self.outgoing.blocked.clear()
-        for rpc in rpcs:
-            self._shared.calls -= 1
-            rpc.leave()
+        self._shared.abandon(rpcs)
 
 
 _H2 = H2Connection

@@ -194,8 +194,8 @@ class BlockReader:
         self.changes = 0  # of the dynamic table: between two equal numbers, equal blocks mean the same
 
     def read(self, block: bytes) -> tuple[Fields, int]:
-        """The fields, and the size that they count. Of what is longer than the limit, only as much is read as
-        others may refer to."""
+        """The fields, and the size that they count. A list over the limit has none: it is read only for what
+        later blocks may refer to in the table."""
         try:
             return self._read(block)
         except (HPACKError, IndexError) as error:
@@ -204,7 +204,7 @@ class BlockReader:
     def _read(self, block: bytes) -> tuple[Fields, int]:
         fields: Fields = []
         table = self._table
-        size = position = 0
+        size = position = count = 0
         end = len(block)
         most_read = _CANNOT_BE_KEPT if end > self._limit else end
         while position < end:
@@ -213,7 +213,7 @@ class BlockReader:
                 index, position = _number(block, position, 0x7F)
                 found = table.get_by_index(index)
             elif first & 0x60 == 0x20:
-                position = self._resize(block, position, bool(fields))
+                position = self._resize(block, position, bool(count))
                 continue
             else:
                 indexed = first & 0x40
@@ -227,11 +227,13 @@ class BlockReader:
                 if indexed:
                     table.add(name, value)
                     self.changes += 1
-            fields.append(found)
+            count += 1
             size += _FIELD_BYTES + len(found[0]) + len(found[1])
-            if len(fields) > _MOST_FIELDS:
+            if count > _MOST_FIELDS:
                 raise Breach(Code.ENHANCE_YOUR_CALM, "the header list is too long")
-        return fields, size
+            if size <= self._limit:
+                fields.append(found)
+        return (fields if size <= self._limit else []), size
 
     def _resize(self, block: bytes, position: int, late: bool) -> int:
         size, position = _number(block, position, 0x1F)

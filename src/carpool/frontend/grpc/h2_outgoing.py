@@ -1,5 +1,6 @@
 """What goes out on a connection of HTTP/2: answers as far as the windows allow, the rest when they open, and
-all that was said in one turn of the loop in one write. What answers its only call goes at once."""
+all that was said in one turn of the loop in one write. What answers its only call goes at once. Answers that
+wait are counted in their client's account."""
 
 from __future__ import annotations
 
@@ -7,10 +8,10 @@ import asyncio
 from collections.abc import Callable, Iterable
 from time import monotonic
 
+from carpool.frontend.clients.accounts import Accounts
 from carpool.frontend.grpc import h2_frames as h2
 from carpool.frontend.grpc.h2_frames import FRAME, Breach, Code
 from carpool.frontend.grpc.rpc import Rpc
-from carpool.frontend.http.limits import Limits
 from carpool.link.records import write_at_once
 
 _WRITTEN_TOGETHER = 64 * 1024
@@ -18,19 +19,30 @@ _LAST_BLOCK = h2.END_HEADERS | h2.END_STREAM
 
 
 class Outgoing:
-    """`sent` is told of each call whose last block went out, and `credit` of each frame of data."""
+    """`sent` is told of each call whose last block went out, `credit` of each frame of data, and `ended` of
+    each call whose answer is given up."""
 
     __slots__ = (
-        *("_bytes", "_credit", "_file", "_loop", "_out", "_scheduled", "_sent", "_stalled_at", "_transport"),
-        *("_unsent", "blocked", "busy", "call_window", "largest", "no_table", "rpcs", "stalled", "window"),
+        *("_accounts", "_bytes", "_credit", "_ended", "_file", "_loop", "_out", "_scheduled", "_sent"),
+        *("_transport", "blocked", "busy", "call_window", "client", "inflating", "largest", "no_table"),
+        *("rpcs", "stalled", "window"),
     )
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, sent: Callable[[Rpc], None], credit: Callable[[int], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        accounts: Accounts,
+        sent: Callable[[Rpc], None],
+        credit: Callable[[int], None],
+        ended: Callable[[Rpc], None],
     ) -> None:
         self._loop = loop
+        self._accounts = accounts
         self._sent = sent
         self._credit = credit
+        self._ended = ended
+        self.client = ""  # whose connection it is, by address
+        self.inflating: asyncio.Lock | None = None  # one message of a connection at a time
         self._transport: asyncio.Transport
         self._file = -1  # of the transport's socket; over TLS nothing is written past the transport
         self.rpcs: dict[int, Rpc] = {}  # the calls that are under way
@@ -43,8 +55,6 @@ class Outgoing:
         self.no_table = False  # to be said before the next header block
         self.blocked: dict[Rpc, None] = {}  # calls with data that waits for a window
         self.stalled = False  # the client does not read as fast as we answer
-        self._stalled_at = 0.0
-        self._unsent = 0  # then
 
     def connect(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -54,23 +64,19 @@ class Outgoing:
     def disconnect(self) -> None:
         """Nobody is told any more: the connection, which knows this, is freed at once and not by a collector,
         which hardly ever comes."""
-        self._sent = self._credit = _nobody
-
-    def stall(self, now: float) -> None:
-        self.stalled = True
-        self._stalled_at, self._unsent = now, self.unsent
-
-    def is_read_too_slowly(self, now: float, limits: Limits) -> bool:
-        if now - self._stalled_at < limits.write_timeout_s:
-            return False
-        before, self._unsent = self._unsent, self.unsent
-        self._stalled_at = now
-        return before - self._unsent < limits.min_progress_bytes
+        self._sent = self._credit = self._ended = _nobody
 
     @property
     def unsent(self) -> int:
-        waiting = sum(len(piece) for rpc in self.blocked for piece in rpc.pending)
-        return self._transport.get_write_buffer_size() + self._bytes + waiting
+        """Bytes that wait for the socket. Those that wait for a window are their calls'."""
+        return self._transport.get_write_buffer_size() + self._bytes
+
+    def mistake(self, credit: int) -> None:
+        self._credit(-credit)
+
+    def reset(self, rpc: Rpc) -> None:
+        """Its answer was begun, and is given up."""
+        self._ended(rpc)
 
     @property
     def is_awaited(self) -> bool:
@@ -84,9 +90,7 @@ class Outgoing:
         number, size = rpc.number, len(message) + len(prefix)
         fits = size <= rpc.send_window and size <= self.window and size <= self.largest
         if not fits or self.stalled or self.no_table:
-            self.send_head(rpc, head)
-            rpc.pending.append(memoryview(prefix + message))
-            self.send_end(rpc, last)
+            self._send_later(rpc, head, prefix + message, last)
             return
         self.window -= size
         start = FRAME.pack(0, len(head), h2.HEADERS, h2.END_HEADERS, number)
@@ -103,6 +107,16 @@ class Outgoing:
             self.send(message)
             self.send(end + last)
         self._sent(rpc)
+
+    def _send_later(self, rpc: Rpc, head: bytes, data: bytes, last: bytes) -> None:
+        """As much as there is room for now; the rest waits, if its client's account has room for that."""
+        rpc.answered()
+        if rpc.stake is not None and not self._accounts.wait(rpc.stake, len(data), monotonic()):
+            self._ended(rpc)
+            return
+        self.send_head(rpc, head)
+        rpc.pending.append(memoryview(data))
+        self.send_end(rpc, last)
 
     def send_head(self, rpc: Rpc, head: bytes) -> None:
         self.send_block(rpc.number, h2.END_HEADERS, head)
@@ -140,9 +154,7 @@ class Outgoing:
             self._credit(2)
             self.send(FRAME.pack(count >> 8, count & 0xFF, h2.DATA, 0, rpc.number) + piece[:count])
         if pending:
-            if rpc not in self.blocked:
-                self.blocked[rpc] = None
-                rpc.queued_at = monotonic()
+            self.blocked[rpc] = None
             return
         self.blocked.pop(rpc, None)
         if rpc.last_block is None:

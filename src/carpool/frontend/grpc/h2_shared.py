@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from carpool.errors import without_stack
+from carpool.frontend.clients.accounts import CONNECTION
 from carpool.frontend.grpc import h2_frames as h2
 from carpool.frontend.grpc.grpc_service import Service, log
 from carpool.frontend.grpc.h2_frames import Breach, Code
-from carpool.frontend.grpc.h2_outgoing import Outgoing
 from carpool.frontend.grpc.rpc import WINDOW, Handler, Rpc
 from carpool.frontend.grpc.rpc_heads import ENCODINGS, Status
 from carpool.frontend.http.limits import KIB, MIB, Limits
@@ -28,6 +29,7 @@ LARGEST_FRAME = MIB
 
 _LONGEST_BLOCK = 256 * KIB  # a head up to this is refused, and its connection goes on
 _TELL_EVERY_S = 1.0
+_LET_GO_AT_ONCE = 8  # calls
 
 
 class H2Shared:
@@ -39,9 +41,9 @@ class H2Shared:
         self.turns = Turns(loop)
         self.buffer = bytearray(256 * KIB)  # most messages in one read
         self.less = memoryview(self.buffer)[: 64 * KIB]  # each connection may keep so much that waits
+        self.accounts = service.accounts
         self.connections: set[H2Connection] = set()
-        self.stalled: set[Outgoing] = set()
-        self.calls = 0  # under way, on all connections
+        self._abandoned: deque[Rpc] = deque()
         self.stopping = False
         self.emptied = asyncio.Event()
         self.emptied.set()
@@ -62,13 +64,13 @@ class H2Shared:
         self.emptied.clear()
         if self.stopping:
             return Breach(Code.NO_ERROR, "the server is stopping")
-        if len(self.connections) > self.limits.max_connections:
-            return Breach(Code.ENHANCE_YOUR_CALM, "too many connections")
-        return None
+        client = connection.outgoing.client
+        connection.stake = self.accounts.open(client, CONNECTION, connection, monotonic())
+        return None if connection.stake else Breach(Code.ENHANCE_YOUR_CALM, "too many connections")
 
     def leave(self, connection: H2Connection) -> None:
         self.connections.discard(connection)
-        self.stalled.discard(connection.outgoing)
+        self.accounts.close(connection.stake)
         connection.outgoing.disconnect()
         if not self.connections:
             self.emptied.set()
@@ -76,9 +78,7 @@ class H2Shared:
     def begin(self, rpc: Rpc) -> None:
         """The head of a call is here: find who answers it, or refuse it."""
         head = rpc.head
-        if self.calls > self.limits.max_connections:
-            rpc.end(Status.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!")
-        elif head.size > self.limits.max_header_bytes:
+        if head.size > self.limits.max_header_bytes:
             most = self.limits.max_header_bytes
             rpc.end(
                 Status.RESOURCE_EXHAUSTED, f"received metadata size exceeds limit ({head.size} vs. {most})"
@@ -100,6 +100,22 @@ class H2Shared:
             elif not rpc.over:
                 rpc.end(Status.UNIMPLEMENTED, "Method not found!")
 
+    def abandon(self, rpcs: list[Rpc]) -> None:
+        """Their connection is gone. Many calls are let go a few in a turn: to end a stream takes a while."""
+        if self.stopping or len(rpcs) <= _LET_GO_AT_ONCE:
+            for rpc in rpcs:
+                rpc.leave()
+            return
+        if not self._abandoned:
+            self.loop.call_soon(self._let_go)
+        self._abandoned.extend(rpcs)
+
+    def _let_go(self) -> None:
+        for _ in range(min(_LET_GO_AT_ONCE, len(self._abandoned))):
+            self._abandoned.popleft().leave()
+        if self._abandoned:
+            self.loop.call_soon(self._let_go)
+
     def told(self, breach: Breach) -> None:
         """Not once for each: whoever breaks the rules must not fill the disk."""
         self._untold += 1
@@ -113,4 +129,4 @@ class H2Shared:
         now = monotonic()
         for connection in list(self.connections):
             connection.check_time(now)
-        self.service.unread.sweep(now)
+        self.service.sweep(now)

@@ -19,6 +19,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 from carpool.core.job import INFINITY
+from carpool.errors import Unavailable
+from carpool.frontend.clients.accounts import Stake
 from carpool.frontend.grpc.h2_frames import LARGEST_WINDOW
 from carpool.frontend.grpc.rpc_heads import HEAD, HEADS, CallHead, Metadata, Status, trailers
 from carpool.frontend.packing import AT_ONCE
@@ -36,7 +38,10 @@ _MOST_QUEUED = 64  # messages that nobody has read yet
 _CUT_OFF = "the call ended within a message"
 _GROWTH = 4  # bytes copied per byte of a message: at most a third
 _INFLATED_AT_ONCE = 1 << 10  # bytes of a compressed message; what comes out may be a thousand times that
+_INFLATED_START, _INFLATED_STEP = 1 << 12, 1 << 20  # the first bytes name the model
 _LEVEL = 6
+
+TOO_SLOW = "the answers are not read as fast as the model gives them"
 
 Message = bytes | bytearray | memoryview
 
@@ -63,10 +68,10 @@ class Handler(Protocol):
 
 class Rpc:
     __slots__ = (
-        *("_compressed", "_counted", "_drained", "_got", "_head_sent", "_later", "_messages"),
+        *("_compressed", "_drained", "_got", "_head_sent", "_inflated", "_later", "_messages"),
         *("_outgoing", "_prefix", "_queue", "_reader", "_size", "_timer", "_unread", "body", "compress"),
-        *("deadline", "ended", "handler", "head", "number", "over", "pending", "last_block", "queued_at"),
-        *("received", "send_window", "sent", "service", "since", "window"),
+        *("deadline", "ended", "handler", "head", "number", "over", "owed", "pending", "last_block"),
+        *("of_models", "received", "send_window", "sent", "service", "since", "stake", "window"),
     )
 
     def __init__(self, outgoing: Outgoing, number: int, head: CallHead, service: Service) -> None:
@@ -79,6 +84,9 @@ class Rpc:
         self.handler: Handler | None = None
         self.compress = ""  # how its answers are encoded, where its client takes that
         self._timer: asyncio.TimerHandle | None = None
+        self.stake: Stake | None = None  # of its client's account, from its handler's beginning
+        self.of_models = False  # its messages name the models that they are for
+        self.owed = False  # its client waits for us, and not we for it
         # what comes
         self.window = WINDOW  # bytes that the client may still send
         self.received = 0  # bytes of data
@@ -88,7 +96,7 @@ class Rpc:
         self._size = self._got = 0
         self._compressed = False
         self._messages = 0
-        self._counted = 0
+        self._inflated = 0  # bytes of the message that was read last
         self._queue: deque[tuple[memoryview, bool]] = deque()  # messages that nobody has read yet
         self._later = bytearray()  # what came behind as many as are kept
         self._unread = 0  # bytes of both
@@ -100,7 +108,6 @@ class Rpc:
         self._head_sent = False
         self.pending: deque[memoryview] = deque()  # data for which there is no window
         self.last_block: bytes | None = None  # the last block, behind them
-        self.queued_at = 0.0
         self._drained: asyncio.Future[None] | None = None
 
     def start(self, handler: Handler) -> None:
@@ -110,9 +117,77 @@ class Rpc:
             self._timer = loop.call_later(max(0.0, self.deadline - monotonic()), self._too_late)
 
     @property
+    def outgoing(self) -> Outgoing | None:
+        return self._outgoing
+
+    @property
+    def client(self) -> str:
+        """Whose call it is, by address."""
+        return "" if self._outgoing is None else self._outgoing.client
+
+    def mistake(self, credit: int = 8) -> None:
+        """It asks for what cannot be had: that costs its connection more credit than its answer brings."""
+        if self._outgoing is not None:
+            self._outgoing.mistake(credit)
+
+    def others_like_this(self) -> int:
+        """Calls of this name on its connection, with this one."""
+        rpcs = {} if self._outgoing is None else self._outgoing.rpcs
+        return sum(rpc.head.path == self.head.path for rpc in rpcs.values())
+
+    @property
     def incomplete(self) -> bool:
         """Its one message is not all here."""
         return not self.over and not self._messages and self.handler is not None and not self.handler.many
+
+    # ── as its client's account asks ──
+
+    @property
+    def taken(self) -> int:
+        return self.sent
+
+    @property
+    def silent(self) -> bool:
+        return not self.owed and not self.over
+
+    def give_up(self) -> None:
+        """Its client does not read, or has more calls than its part. What waits for a window is dropped, so
+        that the status, which needs none, goes out; an answer that was begun cannot end well any more."""
+        unread = self.stake is not None and self.stake.unread > 0
+        if self.over:
+            outgoing = self._outgoing
+            if outgoing is not None:
+                outgoing.reset(self)
+            return
+        self.pending.clear()
+        if unread:
+            error = Unavailable(TOO_SLOW, reason="slow-reader")
+        else:
+            error = Unavailable("this client has its part of all calls, and a new one came", reason="busy")
+        self.service.end(self, error)
+        self.free()
+
+    def answered(self) -> None:
+        """Its messages are not needed any more, while its answer waits to be read."""
+        if self.stake is not None:
+            self._let_go(self.stake.bytes - self.stake.unread)
+
+    def free(self) -> None:
+        """Nothing is held for it any more."""
+        stake, self.stake = self.stake, None
+        self.service.accounts.close(stake)
+
+    def _hold(self, size: int) -> bool:
+        """So many bytes of messages more; False, and the call is refused, if its client has its part."""
+        stake, service = self.stake, self.service
+        if stake is None or not service.accounts.take(stake, size):
+            service.end(self, too_many_messages())
+            return False
+        return True
+
+    def _let_go(self, size: int) -> None:
+        if self.stake is not None:
+            self.service.accounts.give(self.stake, size)
 
     # ── messages that come ──
 
@@ -144,13 +219,11 @@ class Rpc:
 
     def filled(self, count: int) -> None:
         """So many bytes of the message were put there."""
+        if not self._hold(count):
+            return
         self._got += count
-        self._counted += count
-        self.service.in_flight += count
         if self._got == self._size:
             self._complete()
-        elif self.service.is_full():
-            self.service.refuse_full(self)
         elif self.body is not None and self._got == len(self.body):
             longer = bytearray(min(_GROWTH * self._got, self._size))
             longer[: self._got] = self.body
@@ -158,12 +231,9 @@ class Rpc:
 
     def _put_off(self, data: memoryview) -> None:
         """More messages than anybody reads: as the bytes that they came in, they take no more memory."""
-        self._later += data
-        self._unread += len(data)
-        self._counted += len(data)
-        self.service.in_flight += len(data)
-        if self.service.is_full():
-            self.service.refuse_full(self)
+        if self._hold(len(data)):
+            self._later += data
+            self._unread += len(data)
 
     def _take_later(self) -> None:
         with memoryview(self._later) as data:
@@ -171,8 +241,7 @@ class Rpc:
         if not self.over:
             del self._later[:used]
             self._unread -= used
-            self._counted -= used
-            self.service.in_flight -= used
+            self._let_go(used)
 
     def _take_prefix(self, data: memoryview, position: int) -> int:
         if self._prefix or len(data) - position < _PREFIX:
@@ -197,8 +266,6 @@ class Rpc:
             self.cut(Status.INTERNAL, "a message is marked as compressed in no way that was named")
         elif size > service.largest_message:
             self.cut(Status.RESOURCE_EXHAUSTED, too_long(size, service.largest_message))
-        elif service.is_full(size):
-            service.refuse_full(self)
         else:
             self._compressed = bool(flags)
             self._size, self._got = size, 0
@@ -219,6 +286,7 @@ class Rpc:
         if handler is None:
             return
         if not handler.many:
+            self.owed = True
             handler.take(message, compressed)
             return
         self._queue.append((message, compressed))
@@ -238,7 +306,9 @@ class Rpc:
             self.cut(Status.INTERNAL, "the call ended without its message")
 
     async def read(self) -> Message | None:
-        """The next message; None after the last."""
+        """The next message; None after the last. The one before is not needed any more."""
+        self._let_go(self._inflated)
+        self._inflated = 0
         while not self._queue:
             if self.over:
                 return None
@@ -251,8 +321,7 @@ class Rpc:
         message, compressed = self._queue.popleft()
         size = len(message)
         self._unread -= size + _PREFIX
-        self._counted -= size
-        self.service.in_flight -= size
+        self._let_go(size)
         if self._later and len(self._queue) < _MOST_QUEUED // 2:
             self._take_later()
         self._open_window()
@@ -279,19 +348,19 @@ class Rpc:
         """The message as it was before its client compressed it. Ends the call if it cannot be had."""
         if not compressed:
             return message
-        encoding, most = self.head.encoding, self.service.largest_message
-        inflated = await self.service.aside(
-            AT_ONCE + 1 if len(message) > _INFLATED_AT_ONCE else 0, inflate, message, encoding, most
-        )
+        encoding = self.head.encoding
+        inflater = Inflater(message, encoding, self.service, self.stake, by_model=self.of_models)
+        if len(message) <= _INFLATED_AT_ONCE:
+            inflater.run()
+        else:
+            await self.service.inflate(self, inflater.run)
         if self.over:
             raise Ended
-        if inflated is None:
-            self.end(Status.INTERNAL, f"a message cannot be decompressed as {encoding}")
+        if inflater.fault is not None:
+            self.end(*inflater.fault)
             raise Ended
-        if len(inflated) > most:
-            self.end(Status.RESOURCE_EXHAUSTED, too_long(len(inflated), most))
-            raise Ended
-        return inflated
+        self._inflated = len(inflater.found)
+        return inflater.found
 
     # ── answers that go ──
 
@@ -366,6 +435,7 @@ class Rpc:
         over, self._outgoing = self.over, None
         self._finish()
         self.pending.clear()
+        self.free()
         if handler is not None and not over:
             handler.left()
         self.drained()
@@ -388,8 +458,6 @@ class Rpc:
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
-        self.service.freed(self._counted)
-        self._counted = 0
 
     def _too_late(self) -> None:
         self._timer = None
@@ -404,15 +472,54 @@ def too_long(size: int, most: int) -> str:
     return f"SERVER: Received message larger than max ({size} vs. {most})"
 
 
-def inflate(message: Message, encoding: str, most: int) -> bytes | None:
-    """None for what was not compressed like that. No more than a byte longer than `most`."""
-    inflater = zlib.decompressobj(zlib.MAX_WBITS + (16 if encoding == "gzip" else 0))
-    try:
-        found = inflater.decompress(message, most + 1)
-    except zlib.error:
-        return None
-    whole = inflater.eof and not inflater.unused_data
-    return found if whole or len(found) > most else None
+class Inflater:
+    """Undoes the compression of one message. What comes out is counted before there is more of it, and ends
+    where it is more than the model takes that the message names."""
+
+    __slots__ = ("_by_model", "_encoding", "_message", "_service", "_stake", "fault", "found")
+
+    def __init__(
+        self, message: Message, encoding: str, service: Service, stake: Stake | None, *, by_model: bool
+    ) -> None:
+        self._message = message
+        self._encoding = encoding
+        self._service = service
+        self._stake = stake
+        self._by_model = by_model
+        self.found = b""
+        self.fault: tuple[Status, str] | None = None
+
+    def run(self) -> None:
+        """Sets `found` or `fault`. In any thread."""
+        stream = zlib.decompressobj(zlib.MAX_WBITS + (16 if self._encoding == "gzip" else 0))
+        pieces: list[bytes] = []
+        size, most, rest = 0, self._service.largest_message, bytes(self._message)
+        while not stream.eof:
+            try:
+                piece = stream.decompress(rest, _INFLATED_STEP if pieces else _INFLATED_START)
+            except zlib.error:
+                piece = b""
+            if not piece and not stream.eof:
+                break
+            size += len(piece)
+            if not pieces and self._by_model:
+                most = self._service.most_of(piece)
+            if size > most:
+                self.fault = Status.RESOURCE_EXHAUSTED, too_long(size, most)
+                return
+            if self._stake is not None and not self._service.accounts.take(self._stake, len(piece)):
+                self.fault = Status.UNAVAILABLE, too_many_messages().message
+                return
+            pieces.append(piece)
+            rest = stream.unconsumed_tail
+        if stream.eof and not stream.unused_data:
+            self.found = b"".join(pieces)
+        else:
+            self.fault = Status.INTERNAL, f"a message cannot be decompressed as {self._encoding}"
+
+
+def too_many_messages() -> Unavailable:
+    return Unavailable("this client has too many messages under way at once; try again", reason="busy")
 
 
 def compressed(message: bytes, encoding: str) -> bytes:
@@ -495,5 +602,6 @@ class InTask:
             rpc.answer(answer)
 
     def left(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        task, self._task = self._task, None  # it knows us too: only the collector could free both
+        if task is not None:
+            task.cancel()

@@ -7,6 +7,7 @@ import binascii
 import re
 from base64 import b64decode
 from enum import IntEnum
+from time import monotonic
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -46,7 +47,7 @@ PRINTABLE = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 
 ENCODINGS = ("identity", "deflate", "gzip")
 
-_KNOWN_BLOCKS = 64
+_KNOWN_BYTES = 32 * 1024  # of heads that a connection remembers, as their fields count
 _LONGEST_KNOWN = 2048  # bytes of a block
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
@@ -180,12 +181,15 @@ class HeadReader:
     table that it may refer to stays as it is. One that traces sends another parent each time, which is left
     out of them."""
 
-    __slots__ = ("_blocks", "_known", "_traced")
+    __slots__ = ("_blocks", "_known", "_known_bytes", "_limit", "_traced", "spent")
 
     def __init__(self, limit: int) -> None:
         self._blocks = BlockReader(limit)
+        self._limit = limit
         self._known: dict[bytes, CallHead] = {}
         self._traced: dict[bytes, CallHead] = {}  # by a block without the parent
+        self._known_bytes = 0  # of both
+        self.spent = 0.0  # seconds that blocks took that were not known, until somebody has charged them
 
     def read(self, block: bytes) -> CallHead:
         """Raises `Breach`."""
@@ -199,36 +203,53 @@ class HeadReader:
             known = self._traced.get(others)
             if known is not None:
                 return known.with_parent(parent)
+        began = monotonic()
         before = self._blocks.changes
-        head = CallHead(*self._blocks.read(block))
+        head = self._decoded(block)
         if self._blocks.changes != before:
             self._forget()
+        elif head.size > self._limit:
+            pass  # nobody looks at it twice
         elif found is not None and not head.fault and head.parents() == [parent]:
             # Inside another field it would not be text: its first byte is none. And it is the only one.
-            _keep(self._traced, others, head)
+            self._keep(self._traced, others, head)
         elif short:
-            _keep(self._known, block, head)
+            self._keep(self._known, block, head)
+        self.spent += monotonic() - began
         return head
+
+    def _decoded(self, block: bytes) -> CallHead:
+        fields, size = self._blocks.read(block)
+        head = CallHead(fields, size)
+        if size > self._limit:
+            head.fault = ""  # what is wrong with it is its size
+        return head
+
+    def _keep(self, known: dict[bytes, CallHead], key: bytes, head: CallHead) -> None:
+        size = len(key) + head.size
+        if self._known_bytes + size > _KNOWN_BYTES:
+            self._forget()
+        self._known_bytes += size
+        known[key] = head
 
     def _forget(self) -> None:
         self._known.clear()
         self._traced.clear()
+        self._known_bytes = 0
 
     def read_trailers(self, block: bytes) -> str:
         """What is wrong with them: else they say nothing to us. Raises `Breach`."""
+        began = monotonic()
         before = self._blocks.changes
-        fields, _ = self._blocks.read(block)
+        fields, size = self._blocks.read(block)
         if self._blocks.changes != before:
             self._forget()
+        self.spent += monotonic() - began
+        if size > self._limit:
+            return "trailers over the limit of heads"
         if any(name.startswith(b":") for name, _ in fields):
             return "a pseudo-header in trailers"
         return next(filter(None, (wrong_field(*one) for one in fields)), "")
-
-
-def _keep(known: dict[bytes, CallHead], key: bytes, head: CallHead) -> None:
-    if len(known) >= _KNOWN_BLOCKS:
-        known.clear()
-    known[key] = head
 
 
 def trailers(status: Status, details: str, metadata: Metadata = ()) -> bytes:

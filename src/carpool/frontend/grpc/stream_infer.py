@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 
 from carpool.cache.answer_store import Kept
-from carpool.errors import CarpoolError, InvalidInput, Unavailable
+from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable, Unsupported
 from carpool.frontend.access.guard import Guard
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.grpc import infer_messages as messages
@@ -19,14 +19,11 @@ from carpool.frontend.grpc.grpc_infer import Asked, GrpcCall, Reply, read_metada
 from carpool.frontend.grpc.grpc_service import (
     Failure,
     Service,
-    details_of,
     failed_in_stream,
-    metadata_of,
     refuse,
-    status_of,
 )
 from carpool.frontend.grpc.infer_messages import FINAL_PARAMETER, NOT_FINAL_PARAMETER
-from carpool.frontend.grpc.rpc import Message, Rpc
+from carpool.frontend.grpc.rpc import TOO_SLOW, Message, Rpc
 from carpool.frontend.pictures.workers import stopping
 from carpool.link.door import Answer
 from carpool.link.step_times import in_words, there
@@ -35,10 +32,9 @@ from carpool.types import StepTiming, Timing
 from carpool.wire.v2 import Buffer, Placed
 
 MOST_UNANSWERED = 256
-TOO_SLOW = "the answers are not read as fast as the model gives them"
 MOST_UNWRITTEN = 16 << 20
 """Bytes of answers that a stream's client has not read: beyond them the next piece of a request cuts that
-request off. What there is already waits, as long as `UnreadAnswers` allows."""
+request off. What there is already waits, as long as its client's account allows."""
 EMPTY_FINAL = "triton_enable_empty_final_response"
 """A client's wish to be told of the end of a request also where no answer says so."""
 
@@ -111,9 +107,10 @@ class Stream:
         self._locked_out: CarpoolError | None = None
         self._answers: asyncio.Queue[tuple[bytes, bool]] = asyncio.Queue()  # and whether one is the last
         self._unwritten = 0  # bytes of those
-        self._unread = service.unread
+        self._accounts = service.accounts
         self._room = asyncio.Semaphore(MOST_UNANSWERED)
         self._unanswered = 0
+        self._failures = 0
         self._answered = asyncio.Event()
         self._answered.set()
         self._waiting: set[GrpcCall] = set()
@@ -148,12 +145,13 @@ class Stream:
             await asyncio.wait({emptied, writing}, return_when=asyncio.FIRST_COMPLETED)
         except BaseException as error:
             failure = error
-        self._unread.left(self)
         for task in tasks:
             task.cancel()
         for call in self._waiting:
             call.leave()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._answers = asyncio.Queue()  # what nobody has read is not kept by a frame that is left behind
+        self._waiting = set()
         try:
             if failure is not None:
                 raise failure
@@ -162,11 +160,18 @@ class Stream:
         return ended
 
     async def _read(self, asked: Asked) -> None:
+        turns = self._service.turns
         while True:
             await self._room.acquire()
             message = await self._rpc.read()
             if message is None:
                 return
+            stake = self._rpc.stake
+            account = None if stake is None else stake.account
+            if stake is None or account is None:
+                return  # it is being given up
+            began = await turns.begin(account)
+            self._accounts.heard(stake, began)
             if self._guard.generation != self._keys:
                 try:
                     self._who = self._holder()
@@ -177,12 +182,18 @@ class Stream:
                 asked = read_metadata(self._rpc.head.metadata, self._who)
             self._unanswered += 1
             self._answered.clear()
-            await self._begin(message, asked, asked.deadline(self._rpc, monotonic()))
+            self._rpc.owed = True
+            failures = self._failures
+            await self._begin(message, asked, asked.deadline(self._rpc, began))
+            turns.ended(account, monotonic() - began, failed=self._failures > failures)
 
     async def _begin(self, message: Message, asked: Asked, deadline: float) -> None:
         def reply(result: bytes | Failure) -> None:
             self._waiting.discard(call)
             if isinstance(result, Failure):
+                self._failures += 1
+                if isinstance(result.error, InvalidInput | NotFound | Unsupported):
+                    self._rpc.mistake()
                 self._say(failed_in_stream(result, call.id), last=True)
             else:
                 self._say(messages.in_stream(result) if result else b"", last=True)
@@ -190,6 +201,7 @@ class Stream:
         call = StreamCall(self._service, asked, deadline, self._who, reply)
         call.say_part = self._say_part
         call.wish = asked.wish
+        call.address = self._rpc.client
         self._waiting.add(call)
         await call.begin(message)
 
@@ -203,21 +215,9 @@ class Stream:
             return  # nobody hears it
         self._unwritten += len(answer)
         self._answers.put_nowait((answer, last))
-        if answer:
-            self._unread.add(self, len(answer))
-
-    @property
-    def taken(self) -> int:
-        return self._rpc.sent
-
-    def cut(self) -> None:
-        """Its client does not read. What waits for a window is dropped, so that the status, which needs none,
-        goes out; and whoever rides is let go."""
-        self._unread.left(self)
-        self._answers = asyncio.Queue()
-        error = Unavailable(TOO_SLOW, reason="slow-reader")
-        self._rpc.pending.clear()
-        self._rpc.cut(status_of(error), details_of(error), metadata_of(error))
+        stake = self._rpc.stake
+        if answer and stake is not None and not self._accounts.wait(stake, len(answer), monotonic()):
+            self._rpc.give_up()
 
     async def _write(self) -> None:
         while True:
@@ -225,10 +225,12 @@ class Stream:
             if answer:
                 await self._rpc.write(answer)
                 self._unwritten -= len(answer)
-                self._unread.written(self, len(answer))
+                if self._rpc.stake is not None:
+                    self._accounts.read(self._rpc.stake, len(answer))
             if not last:
                 continue
             self._room.release()
             self._unanswered -= 1
             if not self._unanswered:
+                self._rpc.owed = False
                 self._answered.set()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-import threading
 import zlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, cast
+from time import monotonic
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from carpool.compiling import mypyc_attr
 from carpool.errors import without_stack
+from carpool.frontend.clients.accounts import Accounts
 from carpool.frontend.http.borrowed_socket import skip_received
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Fault, More, Receive, bad_request
 from carpool.frontend.http.limits import Limits
@@ -54,60 +55,33 @@ class Discard:
             raise too_large(self._limit)
 
 
-class Ledger:
-    """How many bytes of gathered bodies there are, of all connections together, wherever they are.
+class Payer(NamedTuple):
+    """Whose account bodies are charged to."""
 
-    Loop and threads count in it. The lock can be taken twice by one thread: a body may be freed, and so give
-    its bytes back, at any point of any thread.
-    """
-
-    __slots__ = ("_freed", "_lock", "held", "limit")
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.held = self._freed = 0
-        self._lock = threading.RLock()
-
-    def take(self, size: int) -> bool:
-        with self._lock:
-            if self.held + size > self.limit:
-                return False
-            self.held += size
-            return True
-
-    def give_back(self, size: int) -> None:
-        with self._lock:
-            self.held -= size
-            self._freed += size
-
-    def freed(self) -> int:
-        """Bytes that were given back since this was asked last."""
-        with self._lock:
-            freed, self._freed = self._freed, 0
-            return freed
+    accounts: Accounts
+    name: str
 
 
 @mypyc_attr(native_class=False)
 class GatheredBody(bytearray):
-    """A body in memory, up to a limit of its own and one shared by all connections. It counts for as long as
-    anybody holds it: a queue, a thread, a view."""
+    """A body in memory, up to a limit of its own and what its client's account has room for. It counts for as
+    long as anybody holds it: a queue, a thread, a view."""
 
-    def __init__(self, limit: int, ledger: Ledger) -> None:
+    def __init__(self, limit: int, payer: Payer) -> None:
         super().__init__()
-        self.ledger = ledger
+        self.payer = payer
         self._limit = limit
-        self._counted = 0
+        self._stake = payer.accounts.body(payer.name, monotonic())
 
     def take(self, piece: bytes | memoryview) -> None:
         if len(self) + len(piece) > self._limit:
             raise too_large(self._limit)
-        if not self.ledger.take(len(piece)):
-            raise Fault(503, "too many bodies are here at once; try again", "busy")
-        self._counted += len(piece)
+        if not self.payer.accounts.take(self._stake, len(piece)):
+            raise Fault(503, "too many bodies of this client are here at once; try again", "busy")
         self += piece
 
     def __del__(self) -> None:
-        self.ledger.give_back(self._counted)
+        self.payer.accounts.close(self._stake)
 
 
 def too_large(limit: int) -> Fault:
@@ -136,7 +110,7 @@ class Inflater:
     """
 
     def __init__(
-        self, encoding: bytes, data: bytes | bytearray, limit: int, ledger: Ledger, *, whole: bool = True
+        self, encoding: bytes, data: bytes | bytearray, limit: int, payer: Payer, *, whole: bool = True
     ) -> None:
         """Of `data` that is not `whole`, there may be more."""
         self._wbits = _GZIP if encoding == b"gzip" else _deflate_kind(data)
@@ -145,7 +119,7 @@ class Inflater:
         self._at = 0
         self._members = 1
         self._stream = zlib.decompressobj(self._wbits)
-        self.body = GatheredBody(limit, ledger)
+        self.body = GatheredBody(limit, payer)
 
     def step(self) -> bool:
         """Produce one more piece; True when the body is complete."""
@@ -202,9 +176,9 @@ def _deflate_kind(data: bytes | bytearray) -> int:
 class CompressedBody(GatheredBody):
     """Looks at the start of a body before the rest is kept: what is wrong with it is often wrong there."""
 
-    def __init__(self, encoding: bytes, limit: int, most: int, ledger: Ledger) -> None:
+    def __init__(self, encoding: bytes, limit: int, most: int, payer: Payer) -> None:
         """`limit` is of the body as it comes, `most` of what may become of it."""
-        super().__init__(limit, ledger)
+        super().__init__(limit, payer)
         self.encoding = encoding
         self._most = most
         self._looked = False
@@ -213,7 +187,7 @@ class CompressedBody(GatheredBody):
         super().take(piece)
         if not self._looked and len(self) >= _WINDOW:
             self._looked = True
-            Inflater(self.encoding, bytes(self[:_WINDOW]), self._most, self.ledger, whole=False).begin()
+            Inflater(self.encoding, bytes(self[:_WINDOW]), self._most, self.payer, whole=False).begin()
 
 
 def inflate(
@@ -225,23 +199,23 @@ def inflate(
     failed: Callable[[Exception], None],
 ) -> None:
     """Tell the app that its request is here. Raises what goes wrong, or tells it later to `failed`."""
-    inflater = Inflater(body.encoding, body, plan.limit, shared.ledger)
+    inflater = Inflater(body.encoding, body, plan.limit, body.payer)
     if inflater.begin():
         plan.done(inflater.body, received_at)
         return
-    if shared.inflating >= shared.limits.max_inflating:
-        raise Fault(503, "too many compressed bodies are here at once; try again", "busy")
+    if not shared.inflating.take(body.payer.name, 1):
+        raise Fault(503, "too many compressed bodies of this client are here at once; try again", "busy")
     Inflation(plan, inflater, received_at, exchange, shared, failed).go_on()
 
 
 class Inflation:
     """A few KB can hold many MB: what is not done in one step is done in a thread, not in the loop.
 
-    There it gets one turn after the other, with those of other bodies in between, and no more of them once
-    its client has left.
+    There it gets one turn after the other, with those of other clients' bodies in between, and no more of
+    them once its client has left.
     """
 
-    __slots__ = ("_exchange", "_failed", "_inflater", "_plan", "_received_at", "_shared")
+    __slots__ = ("_complete", "_exchange", "_failed", "_inflater", "_plan", "_received_at", "_shared")
 
     def __init__(
         self,
@@ -258,18 +232,21 @@ class Inflation:
         self._exchange = exchange
         self._shared = shared
         self._failed = failed
-        shared.inflating += 1
+        self._complete = False
 
     def go_on(self) -> None:
-        work = self._shared.loop.run_in_executor(self._shared.inflaters, self._inflater.turn)
+        work = self._shared.fair_inflaters.submit(self._inflater.body.payer.name, self._turn)
         work.add_done_callback(self._turned)
 
-    def _turned(self, work: asyncio.Future[bool]) -> None:
+    def _turn(self) -> None:
+        self._complete = self._inflater.turn()
+
+    def _turned(self, work: asyncio.Future[None]) -> None:
         error = asyncio.CancelledError() if work.cancelled() else work.exception()
-        if error is None and self._exchange.pending and not work.result():
+        if error is None and self._exchange.pending and not self._complete:
             self.go_on()
             return
-        self._shared.inflating -= 1
+        self._shared.inflating.give(self._inflater.body.payer.name, 1)
         if isinstance(error, asyncio.CancelledError) or not self._exchange.pending:
             return
         if isinstance(error, Exception):
@@ -381,13 +358,13 @@ class Intake:
     """
 
     __slots__ = (
-        *("_ledger", "_limits", "_more", "_sink"),
+        *("_accounts", "_limits", "_more", "_sink"),
         *("chunks", "gathered", "got", "into", "room", "size"),
     )
 
-    def __init__(self, limits: Limits, ledger: Ledger) -> None:
+    def __init__(self, limits: Limits, accounts: Accounts) -> None:
         self._limits = limits
-        self._ledger = ledger
+        self._accounts = accounts
         self.into: memoryview | None = None
         self._more: More | None = None
         self._sink: Sink | None = None  # takes a body of known length that goes elsewhere
@@ -397,7 +374,7 @@ class Intake:
         self.size = 0  # of a body of known length
         self.room = 0  # how much of it `into` can hold
 
-    def start(self, head: RequestHead, plan: BodyPlan) -> None:
+    def start(self, head: RequestHead, plan: BodyPlan, exchange: Exchange) -> None:
         """Follow the app's plan; raises `Fault` for a body that will not do."""
         self.got = 0
         size = head.content_length
@@ -409,15 +386,16 @@ class Intake:
             self.into = plan.buffer[: size + 1]
             self.room = min(size, plan.buffer.nbytes)
         elif isinstance(plan, Collect):
+            payer = Payer(self._accounts, exchange.payer)
             field = head.headers.get(b"content-encoding")
             encoding = body_encoding(field) if field is not None and plan.inflate else None
             if encoding is not None:
                 limit = self._limits.max_body_bytes
-                self.gathered = CompressedBody(encoding, limit, plan.limit, self._ledger)
+                self.gathered = CompressedBody(encoding, limit, plan.limit, payer)
             elif size is not None and size > plan.limit:
                 raise too_large(plan.limit)
             else:
-                self.gathered = GatheredBody(plan.limit, self._ledger)
+                self.gathered = GatheredBody(plan.limit, payer)
             self._give_to(self.gathered, size)
         else:
             self.skip(head)

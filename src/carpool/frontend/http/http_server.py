@@ -12,6 +12,7 @@ from typing import Protocol, cast
 
 from carpool.config.server import LOCALHOST
 from carpool.errors import ConfigError
+from carpool.frontend.clients.accounts import Accounts
 from carpool.frontend.http.exchange import App
 from carpool.frontend.http.fairness import Unread
 from carpool.frontend.http.limits import Limits
@@ -157,9 +158,11 @@ class HttpServer:
         limits: Limits | None = None,
         unread: Unread | None = None,
         charge: Charge | None = None,
+        accounts: Accounts | None = None,
     ) -> None:
         """`unread` is told how long requests wait to be read, for whoever else wants to know; `charge`, what
-        connections take."""
+        connections take. `accounts` are those of its clients, where others charge them, too."""
+        self._accounts = accounts
         self._app = app
         self._charge = charge
         self._unread = unread or Unread()
@@ -172,7 +175,9 @@ class HttpServer:
     async def start(self, sockets: Sequence[socket.socket], tls: ssl.SSLContext | None = None) -> None:
         """Begin to accept; the sockets are the server's from now on."""
         loop = asyncio.get_running_loop()
-        shared = self._shared = Shared(self._app, self._limits, loop, self._unread, self._charge)
+        shared = self._shared = Shared(
+            self._app, self._limits, loop, self._unread, self._charge, self._accounts
+        )
         self._timer = loop.call_later(self._limits.sweep_s, self._sweep)
 
         def accepted() -> Connection:

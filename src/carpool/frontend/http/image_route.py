@@ -96,7 +96,9 @@ class ImageRoute(ModelRoute[ImageTarget]):
         if target.entry.cache is not None and self.service.caches.of(target.entry).holds_back:
             return None  # what is known is answered in any case: asked again when it was looked up
         size = exchange.head.content_length or 0
-        return self.service.pictures.refuses(target.entry, now + asked.budget, now, asked.sender, size)
+        return self.service.pictures.refuses(
+            target.entry, now + asked.budget, now, asked.sender, size, exchange.payer
+        )
 
     def _plan(self, exchange: Exchange, target: ImageTarget) -> BodyPlan:
         """A picture that the device may decode comes straight into a slot."""
@@ -178,6 +180,9 @@ class ImageCall(ClientCall):
         self._request = request
         self._number = number
         self._pixels = pixels
+
+    def _client(self) -> str:
+        return self._request.exchange.payer
 
     def start(self, data: Buffer, slot: Slot | None = None, as_file: Geometry | None = None) -> None:
         """Or with a slot that holds the picture's file, and how the device will see it."""
@@ -387,7 +392,7 @@ class ImageRequest:
         self._several = several
         self._pixels = pixels_of_request(pictures)
         pixels = sum(self._pixels)
-        if not self.service.pictures.hold(size, pixels):
+        if not self.service.pictures.hold(self.exchange.payer, size, pixels):
             raise Refused("too many pictures are under way", reason="queue-full", retry_after_s=1.0)
         self._held, self._pixels_held = size, pixels
         self._outcomes = [None] * len(pictures)
@@ -485,7 +490,7 @@ class ImageRequest:
             slot.release()
         held, self._held = self._held, 0
         pixels, self._pixels_held = self._pixels_held, 0
-        self.service.pictures.let_go(held, pixels)
+        self.service.pictures.let_go(self.exchange.payer, held, pixels)
 
 
 def _listed(outcome: Outcome) -> bytes:

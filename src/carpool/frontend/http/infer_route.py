@@ -327,6 +327,9 @@ class HttpCall(ClientCall):
         target = self._route.for_sender(self.sender.with_options(head.options), self._exchange.head_at)
         self.entry, self.row = target.entry, target.row
 
+    def _client(self) -> str:
+        return self._exchange.payer
+
     @property
     def sent_fields(self) -> Mapping[bytes, bytes]:
         return self._exchange.head.headers

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from carpool.frontend.clients.accounts import MOST_BYTES, PATIENCE_S
+
 KIB = 1024
 MIB = 1024 * KIB
 
@@ -22,11 +24,11 @@ class Limits:
     max_header_fields: int = 100
     max_body_bytes: int = 64 * MIB  # of one body as it comes over the wire
     max_chunks: int = 65_536  # of one chunked body, as in Triton: each is work, however short
-    max_gathered_bytes: int = 512 * MIB
-    """Of all bodies that were gathered in memory and are still needed, over all connections."""
+    max_held_bytes: int = MOST_BYTES
+    """Of all bodies in memory that are still needed, and all answers that clients have not read yet. One
+    client gets as much of it as is left for the others: see `Accounts`."""
     max_inflating: int = 64
-    """Bodies that are decompressed in turns, or wait for theirs; the next one gets a 503."""
-    max_unsent_bytes: int = 512 * MIB  # of all answers that clients have not read yet, over all connections
+    """Bodies that are decompressed in turns, or wait for theirs, shared in the same way."""
     read_ahead_bytes: int = 64 * KIB
     """Kept from a client that sends its next requests before it has its answer."""
 
@@ -37,9 +39,8 @@ class Limits:
     look_at_pace_s: float = 1.0  # how old a body has to be before its pace says something
     slow_body_s: float = 10.0
     """When memory for bodies is short, those that would take longer are cut off, the slowest first."""
-    write_timeout_s: float = 10.0
-    """A window in which a client must have read its answer or `min_progress_bytes` of it."""
-    min_progress_bytes: int = 4 * KIB
+    write_timeout_s: float = PATIENCE_S
+    """A window in which a client must have read its answer or `accounts.PROGRESS_BYTES` of it."""
     idle_timeout_s: float = 75.0  # between an answer and the next request
 
     drain_bytes: int = 64 * MIB

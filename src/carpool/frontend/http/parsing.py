@@ -25,7 +25,7 @@ _LINE_OF_FIELD = re.compile(_FIELD)
 _NOT_PRINTABLE = re.compile(rb"[^ -~]")
 _LENGTH = re.compile(rb"[0-9]+")
 _HOST = re.compile(rb"[0-9A-Za-z\-._~%!$&'()*+;=:\[\]]*")
-_TARGET = re.compile(rb"(?:https?://[^/?#]+)?(/[^?#]*)?(?:\?([^#]*))?", re.IGNORECASE)
+_TARGET = re.compile(rb"(?:https?://([^/?#]+))?(/[^?#]*)?(?:\?([^#]*))?", re.IGNORECASE)
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 _TOO_MANY_DIGITS = 19
@@ -166,7 +166,7 @@ def parse_head(raw: bytes, limits: Limits, finder: HeadFinder) -> RequestHead:
     headers = _fields_of(fields)
     _check_host(headers, minor)
     named, http_minor = method.decode(), min(int(minor), 1)
-    parts = _split_target(named, target)
+    parts = _split_target(named, target, headers)
     framing = _framing(headers, http_minor, limits.max_body_bytes)
     return RequestHead(named, target, parts, http_minor, headers, framing)
 
@@ -235,13 +235,19 @@ def _expects_continue(headers: dict[bytes, bytes], minor: int) -> bool:
     return True
 
 
-def _split_target(method: str, target: bytes) -> tuple[str, str]:
+def _split_target(method: str, target: bytes, headers: dict[bytes, bytes]) -> tuple[str, str]:
+    """Path and query. The name of the server in a whole URL takes the place of the Host field (RFC 9112,
+    3.2.2): that is what is compared with the names that are allowed."""
     if target == b"*" and method == "OPTIONS":
         return "*", ""
     match = _TARGET.fullmatch(target)
-    if match is None or (match[1] is None and target.startswith(b"?")):
+    if match is None or (match[2] is None and target.startswith(b"?")):
         raise bad_request("the request target is neither a path nor an http URL")
-    return (match[1] or b"/").decode(), (match[2] or b"").decode()
+    if match[1] is not None:
+        if not _HOST.fullmatch(match[1]):
+            raise bad_request("the name of the server in the request target is malformed")
+        headers[b"host"] = match[1]
+    return (match[2] or b"/").decode(), (match[3] or b"").decode()
 
 
 def _unescape(part: str) -> str:

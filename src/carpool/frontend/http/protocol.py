@@ -20,6 +20,7 @@ from time import monotonic
 from typing import cast
 
 from carpool.errors import without_stack
+from carpool.frontend.clients.accounts import Stake, client_of
 from carpool.frontend.http.body import CompressedBody, Intake, inflate, too_large
 from carpool.frontend.http.borrowed_socket import BorrowedSocket, skip_received
 from carpool.frontend.http.exchange import (
@@ -64,8 +65,8 @@ class Connection:
     __slots__ = (
         "_ahead", "_borrowed", "_busy", "_ended", "_exchange", "_expected", "_finder", "_head", "_intake",
         "_keep", "_known", "_known_raw", "_mark", "_partial", "_peer", "_phase", "_plan", "_queued",
-        "_rests", "_scratch", "_secure", "_served", "_shared", "_since", "_stalled", "_stalled_at",
-        "_transport", "_unsent",
+        "_rests", "_scratch", "_secure", "_served", "_shared", "_since", "_stalled",
+        "_transport", "_written", "stake",
     )  # fmt: skip
 
     def __init__(self, shared: Shared) -> None:
@@ -93,13 +94,13 @@ class Connection:
         self._head: RequestHead | None = None
         self._exchange: Exchange | None = None  # None again as soon as there is nothing left to answer
         self._plan: BodyPlan = None
-        self._intake = Intake(shared.limits, shared.ledger)
+        self._intake = Intake(shared.limits, shared.accounts)
         self._mark = 0  # how much of the body was here when the window began
         self._keep = True  # the connection outlives the current request
         # what is sent
         self._stalled = False  # the client does not read as fast as we answer
-        self._stalled_at = 0.0
-        self._unsent = 0
+        self._written = 0  # bytes, ever
+        self.stake: Stake | None = None  # of its client's account
 
     # ── what the loop calls ──
 
@@ -109,8 +110,7 @@ class Connection:
         self._secure = transport.get_extra_info("ssl_object") is not None
         # One byte that waits is one too many; over TLS none that waits would already count as 0.
         self._transport.set_write_buffer_limits(high=1 if self._secure else 0)
-        name = transport.get_extra_info("peername")
-        self._peer = str(name[0]) if isinstance(name, tuple) and name else ""
+        self._peer = client_of(transport.get_extra_info("peername"))
         refusal = self._shared.enter(self, self._peer)
         if refusal is not None:
             self._fail(refusal)
@@ -206,18 +206,36 @@ class Connection:
     def pause_writing(self) -> None:
         """The client does not read as fast as we answer."""
         self._stalled = True
-        self._stalled_at = monotonic()
-        self._unsent = self.unsent
-        stalled = self._shared.stalled
-        stalled.add(self)
-        if sum(connection.unsent for connection in stalled) > self._shared.limits.max_unsent_bytes:
+        self._count_unread(self.unsent)
+
+    def _count_unread(self, size: int) -> None:
+        stake = self.stake
+        if stake is not None and not self._shared.accounts.wait(stake, size, monotonic()):
             self._transport.abort()
 
     def resume_writing(self) -> None:
         self._stalled = False
-        self._shared.stalled.discard(self)
+        if self.stake is not None:
+            self._shared.accounts.read(self.stake, self.stake.unread)
         if self._phase == HEAD:
             self._continue()
+
+    # ── as its client's account asks ──
+
+    @property
+    def taken(self) -> int:
+        return self._written - self.unsent
+
+    @property
+    def silent(self) -> bool:
+        return self._phase == HEAD
+
+    def give_up(self) -> None:
+        self._shared.accounts.close(self.stake)
+        if self._stalled:
+            self._transport.abort()
+        else:
+            self._close()
 
     # ── what the server calls ──
 
@@ -226,9 +244,13 @@ class Connection:
         limits = self._shared.limits
         waited = now - self._since
         if self._stalled:
-            if self._reads_too_slowly(now):
+            uncounted = self.stake is None or self.stake.account is None  # else its account looks after it
+            if uncounted and waited > limits.write_timeout_s:
                 self._transport.abort()
-        elif self._phase == HEAD:
+            return
+        if self.stake is not None and self._since > self.stake.since:
+            self._shared.accounts.heard(self.stake, self._since)
+        if self._phase == HEAD:
             if self._partial and waited > limits.header_timeout_s:
                 self._fail(Fault(408, "the head took too long", "timeout"))
             elif waited > (limits.idle_timeout_s if self._served else limits.header_timeout_s):
@@ -249,17 +271,6 @@ class Connection:
                 self._fail(Fault(408, "the body came too slowly", "timeout"))
             self._mark = received
             self._since = now
-
-    def _reads_too_slowly(self, now: float) -> bool:
-        limits = self._shared.limits
-        if now - self._stalled_at < limits.write_timeout_s:
-            return False
-        unsent = self.unsent
-        if self._unsent - unsent < limits.min_progress_bytes:
-            return True
-        self._stalled_at = now
-        self._unsent = unsent
-        return False
 
     @property
     def unsent(self) -> int:
@@ -417,7 +428,7 @@ class Connection:
             plan = shared.app.begin(head, exchange)
             if self._phase == BODY and self._answers(exchange):
                 intake = self._intake
-                intake.start(head, plan)
+                intake.start(head, plan, exchange)
                 self._plan = plan
                 self._mark = 0
                 if intake.into is None and intake.chunks is None:
@@ -572,6 +583,8 @@ class Connection:
         self._since = monotonic()
         self._ahead = b""
         self._intake.forget()
+        if not self._stalled:
+            self._shared.accounts.close(self.stake)
         self._shared.lingering += 1
         self._transport.resume_reading()
         if not self._secure:  # TLS cannot close one direction alone
@@ -615,7 +628,9 @@ class Connection:
     # ── sending ──
 
     def send(self, data: bytes) -> None:
-        self._unsent += len(data)  # what a client that stalls takes is counted down from this
+        self._written += len(data)
+        if self._stalled:
+            self._count_unread(len(data))
         try:
             self._transport.write(data)
         except RuntimeError:

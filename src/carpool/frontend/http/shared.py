@@ -10,7 +10,8 @@ from heapq import heappop, heappush
 from time import monotonic, time
 from typing import TYPE_CHECKING, TypeAlias
 
-from carpool.frontend.http.body import Ledger
+from carpool.frontend.clients.accounts import CONNECTION, Accounts, Shares
+from carpool.frontend.clients.fair_threads import FairThreads
 from carpool.frontend.http.exchange import App, Fault, date_line
 from carpool.frontend.http.fairness import Unread
 from carpool.frontend.http.limits import KIB, Limits
@@ -20,6 +21,7 @@ from carpool.memory.spare_memory import SpareMemory
 if TYPE_CHECKING:
     from carpool.frontend.http.protocol import Connection
 
+_INFLATERS = 2
 _TURN_BYTES = 1536 * 1024
 _TURN_S = 0.0005
 _REST_S = 0.002
@@ -40,7 +42,7 @@ def _nobody_counts(_address: str, _seconds: float) -> None:
 class Turns:
     """Work is counted in bytes read; what is dear for another reason counts as so many more."""
 
-    __slots__ = ("_loop", "_resting", "_rests", "_scheduled", "_waiting", "left")
+    __slots__ = ("_loop", "_resting", "_rests", "_scheduled", "_waiting", "left", "number")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -49,6 +51,7 @@ class Turns:
         self._resting: list[tuple[int, int, Callable[[], None]]] = []  # a heap
         self._rests = 0
         self._scheduled = False
+        self.number = 1  # of this turn
 
     @property
     def waiting(self) -> int:
@@ -86,6 +89,7 @@ class Turns:
 
     def _next(self) -> None:
         self._scheduled = False
+        self.number += 1
         self.left = _TURN_BYTES
         ends = monotonic() + _TURN_S
         for _ in range(min(_MOST_GO_ON, len(self._waiting))):
@@ -106,6 +110,7 @@ class Shared:
         loop: asyncio.AbstractEventLoop,
         unread: Unread,
         charge: Charge | None = None,
+        accounts: Accounts | None = None,
     ) -> None:
         self.app = app
         self.charge = charge or _nobody_counts
@@ -114,11 +119,11 @@ class Shared:
         self.head_buffer = bytearray(16 * KIB)
         self.body_buffer = bytearray(BODY_READ)
         self.heads = KnownHeads(limits)
-        self.ledger = Ledger(limits.max_gathered_bytes)
+        self.accounts = accounts or Accounts(limits.max_connections, most_bytes=limits.max_held_bytes)
+        self.accounts.patience_s = limits.write_timeout_s
         self.unread = unread
         self.turns = Turns(loop)
         self.connections: set[Connection] = set()
-        self.stalled: set[Connection] = set()
         self.lingering = 0
         self.stopping = False
         self.emptied = asyncio.Event()
@@ -126,15 +131,17 @@ class Shared:
         self.date = date_line(time())
         self.answered_here: Counter[str] = Counter()
         """Answers that no app has seen, by reason: bad requests, timeouts, connections turned away."""
-        self.inflating = 0  # bodies that are being decompressed, or wait for that
+        self.inflating = Shares(limits.max_inflating)
+        """Bodies that are being decompressed, or wait for that, by client."""
         self._inflaters: ThreadPoolExecutor | None = None
         self._spare_memory = SpareMemory(self.inflaters, decodes=True)
+        self.fair_inflaters = FairThreads(self.accounts, self.inflaters, _INFLATERS)
 
     @property
     def inflaters(self) -> ThreadPoolExecutor:
         """Threads for bodies that are long when decompressed; few, so that bombs leave cores to the rest."""
         if self._inflaters is None:
-            self._inflaters = ThreadPoolExecutor(2, thread_name_prefix="inflate")
+            self._inflaters = ThreadPoolExecutor(_INFLATERS, thread_name_prefix="inflate")
         return self._inflaters
 
     def enter(self, connection: Connection, peer: str) -> Fault | None:
@@ -144,13 +151,12 @@ class Shared:
         self.emptied.clear()
         if self.stopping:
             return Fault(503, "the server is stopping", "stopping")
-        if len(self.connections) - self.lingering > self.limits.max_connections:
-            return Fault(503, "too many connections", "too-many-connections")
-        return None
+        connection.stake = self.accounts.open(peer, CONNECTION, connection, monotonic())
+        return None if connection.stake else Fault(503, "too many connections", "too-many-connections")
 
     def leave(self, connection: Connection) -> None:
         self.connections.discard(connection)
-        self.stalled.discard(connection)
+        self.accounts.close(connection.stake)
         if not self.connections:
             self.emptied.set()
 
@@ -171,8 +177,9 @@ class Shared:
         self._spare_memory.close()
 
     def sweep(self) -> None:
-        self._spare_memory.freed(self.ledger.freed())
+        self._spare_memory.freed(self.accounts.freed())
         self.date = date_line(time())
         now = monotonic()
+        self.accounts.sweep(now)
         for connection in list(self.connections):
             connection.check_time(now)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from carpool import __version__
-from carpool.config.rules import nearest, shown
+from carpool.config.rules import MAX_FILE_NAME, nearest, shown
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unsupported
 from carpool.frontend import documents
@@ -305,6 +305,11 @@ def load(service: Service, exchange: Exchange, variables: Variables) -> Collect:
         for name, value in parameters.items():
             if not isinstance(value, str):
                 raise InvalidInput(f"{name[:64]} must be a string", field=f"parameters.{name[:64]}")
+        for name in files:  # over gRPC, Triton's own example takes it for the server's fault
+            if len(name) > MAX_FILE_NAME:
+                raise InvalidInput(
+                    f"the name of a file has at most {MAX_FILE_NAME} characters", field=f"file:{name[:64]}"
+                )
         return {"model": variables["model"], "config": rest.get("config"), "files": files}
 
     return _ask(service, exchange, variables, "load", arguments)

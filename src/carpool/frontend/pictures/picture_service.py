@@ -9,6 +9,7 @@ from contextlib import suppress
 import cv2
 
 from carpool.errors import CarpoolError, InvalidInput, Unavailable
+from carpool.frontend.clients.accounts import Shares
 from carpool.frontend.pictures.pipeline_pictures import PipelineModel
 from carpool.frontend.pictures.sent_pictures import PictureModel, weight_of_size
 from carpool.frontend.pictures.workers import Workers
@@ -68,8 +69,8 @@ class PictureService:
         self._after: dict[int, float] = {}  # by the model's key: what its batches take, seconds
         self._passed: defaultdict[int, Passed] = defaultdict(Passed)  # by the model's key
         self._models: dict[int, PictureModel] = {}  # by the entry's key
-        self._held = 0
-        self._pixels = 0
+        self._held = Shares(_MOST_HELD_BYTES)
+        self._pixels = Shares(MOST_PIXELS_WAITING)
         self._kept = 0  # bytes of pixels, for later steps
         door.watch(self._renewed)
 
@@ -109,25 +110,33 @@ class PictureService:
         return made
 
     def refuses(
-        self, entry: ModelEntry, deadline: float, now: float, sender: Sender, size: int
+        self, entry: ModelEntry, deadline: float, now: float, sender: Sender, size: int, client: str = ""
     ) -> CarpoolError | None:
         """Before anything is done for so many bytes of pictures: the gate's word, and that of the threads."""
         passed = self._passed[entry.key]
         refusal = self.door.refuses(entry, deadline, now, sender, ahead=passed.ahead)
         if refusal is None and self.workers.waiting and not self.model(entry).encoded:  # else for no thread
-            refusal = self.cannot_decode(entry, promised(entry, now, deadline), now, weight_of_size(size))
+            until = promised(entry, now, deadline)
+            refusal = self.cannot_decode(entry, until, now, weight_of_size(size), client)
         if refusal is None:
             passed.heads.append(now)
         return refusal
 
     def refuses_now(
-        self, entry: ModelEntry, deadline: float, until: float, now: float, sender: Sender, weight: float
+        self,
+        entry: ModelEntry,
+        deadline: float,
+        until: float,
+        now: float,
+        sender: Sender,
+        weight: float,
+        client: str = "",
     ) -> CarpoolError | None:
         """As `refuses`, for a picture that is here: it will be offered if this says nothing."""
         passed = self._passed[entry.key]
         refusal = self.door.refuses(entry, deadline, now, sender, ahead=passed.offered_since)
         if refusal is None and self.workers.waiting:
-            refusal = self.cannot_decode(entry, until, now, weight)
+            refusal = self.cannot_decode(entry, until, now, weight, client)
         if refusal is None:
             passed.offered(now)
         return refusal
@@ -137,10 +146,10 @@ class PictureService:
         self._passed[entry.key].offered(now)
 
     def cannot_decode(
-        self, entry: ModelEntry, until: float, now: float, weight: float
+        self, entry: ModelEntry, until: float, now: float, weight: float, client: str = ""
     ) -> CarpoolError | None:
         """The threads' word on so much to decode, whose answer has to be there by then."""
-        return self.workers.refuses(entry.name, until, now, weight, self._after.get(entry.key, 0.0))
+        return self.workers.refuses(entry.name, until, now, weight, self._after.get(entry.key, 0.0), client)
 
     def ran(self, entry: ModelEntry, timing: Timing) -> None:
         """A picture was answered: so long a batch of its model takes now."""
@@ -148,15 +157,14 @@ class PictureService:
         before = self._after.get(entry.key, took)
         self._after[entry.key] = before + _LEARNING * (took - before)
 
-    def hold(self, size: int, pixels: int) -> bool:
-        """Count the bytes and the pixels of a body whose pictures are under way; False when there are too
-        many already. Until then, the body itself is counted where it is gathered."""
-        if self._held and self._held + size > _MOST_HELD_BYTES:
+    def hold(self, client: str, size: int, pixels: int) -> bool:
+        """Count the bytes and the pixels of a body whose pictures are under way; False when its client has
+        its part of either. Until then, the body itself is counted where it is gathered."""
+        if not self._held.take(client, size):
             return False
-        if self._pixels and self._pixels + pixels > MOST_PIXELS_WAITING:
+        if not self._pixels.take(client, pixels):
+            self._held.give(client, size)
             return False
-        self._held += size
-        self._pixels += pixels
         return True
 
     def keep(self, size: int) -> bool:
@@ -169,9 +177,9 @@ class PictureService:
     def forget(self, size: int) -> None:
         self._kept -= size
 
-    def let_go(self, size: int, pixels: int) -> None:
-        self._held -= size
-        self._pixels -= pixels
+    def let_go(self, client: str, size: int, pixels: int) -> None:
+        self._held.give(client, size)
+        self._pixels.give(client, pixels)
 
     def close(self) -> None:
         self.workers.close()

@@ -1,8 +1,10 @@
 """Threads for what would hold up the loop: decoding pictures, and making answers of outputs.
 
-What finishes a picture goes before what begins one, so that answers leave as soon as they can; of those that
-begin, the earliest deadline goes first. How many may wait to begin is bounded, and whoever would be late is
-told so at once, before any work is done for it. What nobody waits for is done when nothing else is to do.
+What finishes a picture goes before what begins one, so that answers leave as soon as they can. Of those that
+begin, clients get equal parts of the time; among clients that are about even, and for each, the earliest
+deadline goes first. Pictures that take long leave a thread to the others. How many may wait to begin is
+bounded, and a picture that would be late is refused at once, before any work is done for it. What nobody
+waits for is done when nothing else is to do.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
 from queue import SimpleQueue
 from time import monotonic
 from typing import Any, TypeAlias
@@ -21,6 +22,7 @@ from carpool.core.front_load import DecodeForecast
 from carpool.core.job import INFINITY
 from carpool.core.numerals import numeral
 from carpool.errors import CarpoolError, Refused, Unavailable, without_stack
+from carpool.frontend.clients.fair_queue import FairQueue
 from carpool.observe.logs import logger
 
 _log = logger("pictures")
@@ -31,6 +33,7 @@ Then: TypeAlias = Callable[[Any, BaseException | None], None]
 _MOST_WAITING_EACH = 64
 _NAME = "pictures"
 _COMPACT_AT = 64
+_LONG = 16e6  # of weight, which is about that of a pixel: it takes some tenths of a second
 _MOST_IDLE = 4  # they hold pictures, and it is no harm to leave one out
 
 
@@ -40,14 +43,17 @@ def threads_for(frontends: int) -> int:
 
 
 class Job:
-    """Work for a thread. `weight`, of what begins a picture, is how much there is to decode."""
+    """Work for a thread. `weight`, of what begins a picture, is how much there is to decode for `client`."""
 
-    __slots__ = ("begun", "then", "weight", "work")
+    __slots__ = ("begun", "client", "then", "weight", "work")
 
-    def __init__(self, work: Callable[[], Any] | None, then: Then, weight: float = 0.0) -> None:
+    def __init__(
+        self, work: Callable[[], Any] | None, then: Then, weight: float = 0.0, client: str = ""
+    ) -> None:
         self.work = work  # None: it is not wanted any more
         self.then = then
         self.weight = weight
+        self.client = client
         self.begun = False
 
 
@@ -67,31 +73,40 @@ class Workers:
         self.most_waiting = most_waiting or threads * _MOST_WAITING_EACH
         self._lock = threading.Lock()
         self._forecast = DecodeForecast(threads)
-        self._beginning: list[tuple[float, int, Job]] = []  # a heap, by deadline and then by arrival
+        self._beginning: FairQueue[Job] = FairQueue(lambda job: job.work is not None)  # by deadline
+        self._dropped = 0  # of them
+        self._long = 0  # pictures under way that take long
         self._finishing: deque[Job] = deque()
         self._idle: deque[Job] = deque()  # for threads that have nothing else to do
         self._tokens: SimpleQueue[None] = SimpleQueue()  # one for each job, or to end a thread
         self._over: deque[tuple[Then, Any, BaseException | None]] = deque()
         self._told = False  # the loop will look at what is over
         self.waiting = 0  # to begin
-        self._sequence = 0
         self._closed = False
         self._started = 0  # threads
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def foresee(self, weight: float, now: float) -> float:
+    def foresee(self, weight: float, now: float, client: str = "") -> float:
         """Seconds until one that comes now would be decoded."""
         with self._lock:
-            return self._forecast.seconds(weight, now)
+            # What waits and comes behind it is no reason to wait: the forecast counts it by its threads.
+            behind = self._beginning.behind(client, weight) if self.waiting else 0.0
+            return max(0.0, self._forecast.seconds(weight - behind / self.threads, now))
 
     def refuses(
-        self, who: str, deadline: float, now: float, weight: float = 1.0, then_s: float = 0.0
+        self,
+        who: str,
+        deadline: float,
+        now: float,
+        weight: float = 1.0,
+        then_s: float = 0.0,
+        client: str = "",
     ) -> Refused | None:
         """Whether there is no sense in beginning one more now, which takes `then_s` after it is decoded."""
         waiting = self.waiting
         if not waiting:
             return None
-        wait = self.foresee(weight, now)
+        wait = self.foresee(weight, now, client)
         if waiting >= self.most_waiting:
             why = f"{waiting} pictures wait to be decoded already"
             return Refused(f"{who}: {why}", reason="queue-full", retry_after_s=wait)
@@ -105,16 +120,20 @@ class Workers:
         return None
 
     def begin(
-        self, work: Callable[[], Any], then: Then, deadline: float = INFINITY, weight: float = 1.0
+        self,
+        work: Callable[[], Any],
+        then: Then,
+        deadline: float = INFINITY,
+        weight: float = 1.0,
+        client: str = "",
     ) -> Job:
-        """Do the first part of a picture's work in a thread, after those whose deadline is earlier."""
-        job = Job(work, then, weight)
+        """Do the first part of a picture's work in a thread, after those whose turn is earlier."""
+        job = Job(work, then, weight, client)
         self._start()
         with self._lock:
-            self._sequence += 1
             self._forecast.joined(weight)
             self.waiting += 1
-            heappush(self._beginning, (deadline, self._sequence, job))
+            self._beginning.push(client, deadline, job, weight)
         self._tokens.put(None)
         return job
 
@@ -127,9 +146,11 @@ class Workers:
             job.work, job.then = None, _nobody
             self.waiting -= 1
             self._forecast.left(job.weight)
-            if len(self._beginning) > _COMPACT_AT + 2 * self.waiting:
-                self._beginning = [entry for entry in self._beginning if entry[2].work is not None]
-                heapify(self._beginning)
+            self._beginning.left(job.client, job.weight)
+            self._dropped += 1
+            if self._dropped > _COMPACT_AT + self.waiting:
+                self._dropped = 0
+                self._beginning.compact()
         return True
 
     def finish(self, work: Callable[[], Any], then: Then) -> None:
@@ -157,8 +178,7 @@ class Workers:
         """End the threads after what they are at; the rest is over too, as if it had been cancelled."""
         with self._lock:
             self._closed = True
-            beginning = (job for _, _, job in sorted(self._beginning, key=lambda e: e[:2]))
-            jobs = [*self._finishing, *beginning, *self._idle]
+            jobs = [*self._finishing, *self._beginning, *self._idle]
             self._finishing.clear()
             self._idle.clear()
             self._beginning.clear()
@@ -203,6 +223,10 @@ class Workers:
                 now = monotonic()
                 with self._lock:
                     self._forecast.ended(job.weight, now - started)
+                    self._beginning.ended(job.client, now - started)
+                    if job.weight > _LONG:
+                        self._long -= 1
+                        self._tokens.put(None)  # another may have been passed over for it
             self._over.append((job.then, result, error))
             del job, work, result, error  # they hold pictures, and the next job may be long in coming
             if not self._tell():
@@ -214,19 +238,24 @@ class Workers:
                 job = self._finishing.popleft()
                 work, job.work = job.work, None
                 return job, work
-            while self._beginning:
-                job = heappop(self._beginning)[2]
-                if job.work is not None:
-                    job.begun = True
-                    self.waiting -= 1
-                    self._forecast.began(job.weight)
-                    work, job.work = job.work, None
-                    return job, work
+            found = self._beginning.pop(self._may_begin)
+            if found is not None:
+                job = found[1]
+                job.begun = True
+                self.waiting -= 1
+                self._forecast.began(job.weight)
+                self._long += job.weight > _LONG
+                work, job.work = job.work, None
+                return job, work
             if self._idle:
                 job = self._idle.popleft()
                 work, job.work = job.work, None
                 return job, work
         return None, None
+
+    def _may_begin(self, job: Job) -> bool:
+        """Pictures that take long leave a thread to the others, where there are two."""
+        return job.weight <= _LONG or self._long < max(1, self.threads - 1)
 
     def _tell(self) -> bool:
         """Have the loop look, unless it is about to; False when there is no loop any more."""

@@ -1,0 +1,81 @@
+"""Threads for what clients make us decode, shared fairly among them: see `fair_queue`. A client that has had
+its part of the time rests while there are others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+from time import monotonic
+from typing import NamedTuple
+
+from carpool.frontend.clients.accounts import Accounts
+from carpool.frontend.clients.fair_queue import FairQueue
+
+_LONGEST_REST_S = 1.0
+
+
+class _Work(NamedTuple):
+    client: str
+    run: Callable[[], None]
+    done: asyncio.Future[None]
+
+
+class FairThreads:
+    """To be used in the loop's thread."""
+
+    def __init__(self, accounts: Accounts, pool: Executor, most: int) -> None:
+        """`most` at a time."""
+        self._accounts = accounts
+        self._pool = pool
+        self._free = most
+        self._queue: FairQueue[_Work] = FairQueue(lambda work: not work.done.done())
+        self._rested: asyncio.TimerHandle | None = None
+
+    def submit(self, client: str, run: Callable[[], None]) -> asyncio.Future[None]:
+        """Done when it was run. What is cancelled before is not run."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.push(client, 0.0, _Work(client, run, done))
+        self._go_on()
+        return done
+
+    def _go_on(self) -> None:
+        self._rested = None
+        loop, now, resting = asyncio.get_running_loop(), monotonic(), [_LONGEST_REST_S]
+
+        def may(work: _Work) -> bool:
+            rest_s = self._accounts.rest_s(work.client, now)
+            if rest_s > 0.0:
+                resting.append(rest_s)
+            return rest_s <= 0.0
+
+        while self._free and (found := self._queue.pop(may)) is not None:
+            self._free -= 1
+            running = loop.run_in_executor(self._pool, _timed, found[1].run)
+            running.add_done_callback(partial(self._ended, found[1]))
+        if self._free and len(resting) > 1:
+            self._rested = loop.call_later(min(resting), self._go_on)
+
+    def _ended(self, work: _Work, running: asyncio.Future[float]) -> None:
+        self._free += 1
+        error = asyncio.CancelledError() if running.cancelled() else running.exception()
+        seconds = running.result() if error is None else 0.0
+        self._queue.ended(work.client, seconds)
+        now = monotonic()
+        self._accounts.spend(self._accounts.account(work.client, now), seconds, now)
+        if not work.done.done():
+            if isinstance(error, asyncio.CancelledError):
+                work.done.cancel()
+            elif error is not None:
+                work.done.set_exception(error)
+            else:
+                work.done.set_result(None)
+        if self._rested is None:
+            self._go_on()
+
+
+def _timed(run: Callable[[], None]) -> float:
+    began = monotonic()
+    run()
+    return monotonic() - began
