@@ -175,6 +175,8 @@ def test_a_candidate_that_did_not_take_over_never_stands_in_for_stable(tmp_path:
 
 def test_without_the_candidate_that_serves_stable_does(tmp_path: Path) -> None:
     assert chosen(folder(tmp_path, 1), Rollout("1", "2", State.STANDBY)) == (1,)
+    assert chosen(folder(tmp_path, 3), Rollout("1", "2", State.STANDBY)) == (1,), "nobody has judged 3"
+    (tmp_path / "3").rmdir()
     assert chosen(tmp_path, Rollout("2", "2", State.DONE)) == (1,)
 
 

@@ -79,8 +79,8 @@ def swapped_in(
 def _without_serving(
     config: ModelConfig, rollout: Rollout, unjudged: Collection[int], loaded: Collection[int]
 ) -> ModelConfig:
-    """The version that answers is not in its folder any more. What is in memory goes on, and else any other
-    is served, but for those that did not take over: whoever wants one of them has to name it."""
+    """The version that answers is not in its folder any more. What is in memory goes on, and else stable, or
+    any other, is served, but for those that did not take over: whoever wants one of them has to name it."""
     if isinstance(config.versions, SpecificVersions):
         return config
     over = rollout.stable == rollout.candidate
@@ -91,7 +91,8 @@ def _without_serving(
             f"{config.name}: version {rollout.serving}, which serves, is not in its folder{judged}: "
             "put it back, or name another in versions, without [rollout]"
         )
-    return replace(config, versions=SpecificVersions((max(others),)))
+    stable = int(rollout.stable)  # of a candidate that had taken over, and is gone
+    return replace(config, versions=SpecificVersions((stable if stable in others else max(others),)))
 
 
 def first_pair(config: ModelConfig, present: Collection[int]) -> tuple[int | None, int | None]:
