@@ -42,8 +42,10 @@ def test_all_of_it_and_nothing_of_it() -> None:
         ("[drift]\nsample = nan", "drift.sample must be"),
         ("[drift]\nwindow_h = 0", "drift.window_h must be"),
         ("[drift]\npsi = 0", "drift.psi must be above 0"),
-        ('[drift]\nreference = "last-24h"', 'like "first-24h", or a .json file'),
+        ('[drift]\nreference = "last-24h"', 'like "first-24h", with 0.01 to 2160 hours, or a .json file'),
         ('[drift]\nreference = "first-0h"', 'like "first-24h"'),
+        ('[drift]\nreference = "first-0.001h"', "with 0.01 to 2160 hours"),
+        ('[drift]\nreference = "first-9999h"', "with 0.01 to 2160 hours"),
         ('[drift]\nreference = "../usual.json"', "inside the model's folder"),
         ('[drift]\nreference = "/etc/usual.json"', "inside the model's folder"),
         ("[drift]\nuncertain = 1", "drift.uncertain must be a table"),
@@ -66,3 +68,8 @@ def test_mistakes(text: str, words: str) -> None:
 def test_where_state_is_kept() -> None:
     assert server_settings({}, {"HOME": "/h"})[0].state_dir == Path("/h/.local/state/carpool")
     assert server_settings({}, {"CARPOOL_STATE_DIR": "/s"})[0].state_dir == Path("/s")
+
+
+def test_a_reference_may_take_less_than_an_hour() -> None:
+    settings = DriftSettings(reference="first-0.015h")
+    assert (settings.learn_s, settings.reference_file) == (54.0, "")

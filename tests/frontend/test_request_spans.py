@@ -70,7 +70,7 @@ def test_a_request_over_http_and_its_parts() -> None:
     assert about["url.path"] == "/v2/models/image/infer"
     parts = [span for span in collector.spans if span.parent_span_id == root.span_id]
     assert parts
-    assert all(span.trace_id.hex() == TRACE for span in parts)
+    assert all((span.trace_id.hex(), span.trace_state) == (TRACE, "a=1") for span in parts)
     assert all(root.start_time_unix_nano <= span.start_time_unix_nano for span in parts)
     assert all(span.end_time_unix_nano <= root.end_time_unix_nano for span in parts)
     resource = {one.key for one in collector.requests[0].resource_spans[0].resource.attributes}
@@ -236,6 +236,53 @@ def test_a_collector_that_talks_nonsense(status: int, answer: bytes) -> None:
         exporting._thread.join(30)
     counted = table.server()[SPANS["exported" if status == 200 else "failed"]]
     assert counted == 1
+
+
+class Clock:
+    """In the place of the event that a stopping exporter waits for, too: waiting takes no time."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> bool:
+        self.now += seconds
+        return False
+
+    def is_set(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(("takes", "most"), [(0.0, 5.0), (10.0, 10.0)])
+def test_lost_spans_are_counted_within_seconds(
+    monkeypatch: pytest.MonkeyPatch, takes: float, most: float
+) -> None:
+    """Whether the collector refuses at once or never answers, and with those that came meanwhile."""
+    table, clock = Table(bytearray(table_bytes(1))), Clock()
+    exporting = exporter("http://x/", table, lambda records: (b"", len(records)), delay_s=3600.0)
+    counted: list[tuple[float, float]] = []
+
+    def send(_body: bytes) -> int:
+        clock.now += takes
+        exporting.put(2)
+        raise TimeoutError("nobody there")
+
+    def count(_column: object, spans: int) -> None:
+        counted.append((clock.now, spans))
+
+    exporting._row = type("Row", (), {"add": staticmethod(count)})()
+    exporting._send, exporting._most_at_once, exporting._most_waiting = send, 1000, 1000
+    alive, exporting._closing = exporting._closing, clock
+    monkeypatch.setattr("carpool.frontend.span_export.monotonic", clock)
+    exporting._export([1])
+    tries = 3 if most < 10.0 else 1
+    assert counted == [(most, 1), (most, tries)]
+    before = clock.now
+    exporting._export([1])  # it is known not to answer: once is enough
+    assert counted[2:] == [(before + takes, 1), (before + takes, 1)]
+    exporting._closing = alive
+    exporting.close()
 
 
 def test_a_slow_collector_holds_up_nobody() -> None:

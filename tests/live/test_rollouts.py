@@ -66,7 +66,13 @@ def infer(server: Live, source: str = "") -> Any:
 
 
 def until_state(server: Live, state: str) -> dict[str, Any]:
-    wait_until(lambda: status(server)["state"] == state, state)
+    """And until it has gone on there, where its server was started again."""
+
+    def there() -> bool:
+        found = status(server)
+        return found["state"] == state and not found.get("why", "").startswith("after a restart")
+
+    wait_until(there, state)
     return status(server)
 
 

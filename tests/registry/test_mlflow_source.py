@@ -108,6 +108,7 @@ def test_keys_go_along_and_are_never_told(mlflow: StandIn) -> None:
         mlflow.instead = lambda _path: (401, {}, b"who are you?")
         with pytest.raises(RegistryDown, match="MLFLOW_TRACKING_TOKEN") as told:
             MlflowSource(server, CHAMPION).resolve()
+        assert "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" in str(told.value)
         assert "s3cret" not in str(told.value)
         mlflow.instead = lambda _path: None
     named = MlflowServer.at(mlflow.url.replace("//", "//me:s3cret@"), {})

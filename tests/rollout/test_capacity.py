@@ -35,6 +35,13 @@ def test_without_arrivals_both_capacities_are_told() -> None:
     assert found["candidate_rps"] < found["stable_rps"]
 
 
+def test_one_that_carries_nothing_is_not_enough_even_without_arrivals() -> None:
+    never = SLOW._replace(curve=BatchCurve.parse("80+20"))
+    found = carries(FAST, never, [])
+    assert (found["enough"], found["candidate_rps"]) == (False, 0.0)
+    assert carries(never, never, [])["enough"], "stable carries as little"
+
+
 def test_without_a_promise_there_is_nothing_to_break() -> None:
     knobs = FAST._replace(policy=Knobs(8))
     assert carries(knobs, knobs, [100.0])["enough"]

@@ -159,7 +159,8 @@ def test_other_answers_send_it_back_and_the_pictures_are_kept(tmp_path: Path, pl
             assert time.monotonic() < end
         assert lines[0]["stable"]["classes"][0]["label"] == "red"
         assert lines[0]["candidate"]["classes"][0]["label"] != "red"
-        assert ask(server, "GET", f"{path}/{lines[0]['number']}")[1] == picture()
+        status, body, headers = ask(server, "GET", f"{path}/{lines[0]['number']}")
+        assert (status, body, headers["content-type"]) == (200, picture(), "image/jpeg")
 
 
 @pytest.mark.parametrize("side", [SAME_SIZE, 24])

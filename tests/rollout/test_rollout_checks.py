@@ -104,9 +104,14 @@ def folder(tmp_path: Path, *versions: int) -> Path:
 
 
 def chosen(
-    home: Path, rollout: Rollout | None, serving: tuple[int, ...] = (), by_hand: bool = False
+    home: Path,
+    rollout: Rollout | None,
+    serving: tuple[int, ...] = (),
+    by_hand: bool = False,
+    sent_back: tuple[int, ...] = (),
+    config: ModelConfig = CONFIG,
 ) -> object:
-    versions = pinned(CONFIG, home, rollout, by_hand, serving).versions
+    versions = pinned(config, home, rollout, by_hand=by_hand, serving=serving, sent_back=sent_back).versions
     return versions.versions if isinstance(versions, SpecificVersions) else versions
 
 
@@ -125,9 +130,33 @@ def test_which_versions_are_loaded(tmp_path: Path) -> None:
 
 def test_a_newer_version_after_one_by_hand_is_swapped_in(tmp_path: Path) -> None:
     home = folder(tmp_path, 1, 2, 3)
-    over = Rollout("1", "2", State.ROLLED_BACK)
-    assert chosen(home, over, (1,), by_hand=True) == LatestVersions()
+    over, none = Rollout("1", "2", State.ROLLED_BACK), replace(CONFIG, rollout=None)
+    assert chosen(home, over, (1,), by_hand=True, config=none) == LatestVersions()
+    assert chosen(home, over, (1,), by_hand=True, config=none, sent_back=(3,)) == (1,)
     assert chosen(home, over, (1,)) == (1,)
+
+
+@pytest.mark.parametrize("state", [State.ROLLED_BACK, State.FAILED, State.DONE])
+def test_a_newer_version_after_one_by_hand_waits_where_the_settings_ask_for_rollouts(
+    tmp_path: Path, state: State
+) -> None:
+    home, over = folder(tmp_path, 1, 2, 3), Rollout("1", "2", state)
+    assert chosen(home, over, (1,), by_hand=True) == (1,)
+
+
+def test_what_serves_goes_on_when_rollouts_are_asked_for(tmp_path: Path) -> None:
+    home = folder(tmp_path, 1, 2, 3)
+    assert chosen(home, None, (2,)) == (2,)
+    assert chosen(home, None) == (2,), "at a first start"
+
+
+def test_none_that_was_ever_sent_back_stands_in_for_stable(tmp_path: Path) -> None:
+    home = folder(tmp_path, 2, 3, 4)
+    over = Rollout("1", "4", State.FAILED)
+    assert chosen(home, over, sent_back=(3, 4)) == (2,)
+    assert chosen(home, Rollout("5", "5", State.DONE), sent_back=(4,)) == (3,)
+    with pytest.raises(ConfigError, match="put it back"):
+        chosen(home, over, sent_back=(2, 3, 4))
 
 
 @pytest.mark.parametrize("state", [State.ROLLED_BACK, State.FAILED, State.CANARY, State.PAUSED])
@@ -141,17 +170,19 @@ def test_a_candidate_that_did_not_take_over_never_stands_in_for_stable(tmp_path:
     with pytest.raises(ConfigError, match="put it back"):
         chosen(home, rollout, (1, 2))  # stable is in memory, and goes on there
     named = replace(CONFIG, rollout=None, versions=SpecificVersions((2,)))
-    assert pinned(named, home, rollout, False, ()) is named
+    assert pinned(named, home, rollout) is named
 
 
 def test_without_the_candidate_that_serves_stable_does(tmp_path: Path) -> None:
     assert chosen(folder(tmp_path, 1), Rollout("1", "2", State.STANDBY)) == (1,)
-    assert chosen(tmp_path, Rollout("2", "2", State.DONE)) == LatestVersions()
+    assert chosen(folder(tmp_path, 3), Rollout("1", "2", State.STANDBY)) == (1,), "nobody has judged 3"
+    (tmp_path / "3").rmdir()
+    assert chosen(tmp_path, Rollout("2", "2", State.DONE)) == (1,)
 
 
 def test_without_rollout_nothing_is_pinned(tmp_path: Path) -> None:
     config = replace(CONFIG, rollout=None)
-    assert pinned(config, folder(tmp_path, 1, 2), None, False, ()) is config
+    assert pinned(config, folder(tmp_path, 1, 2), None) is config
 
 
 def test_digests_are_of_the_content(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from random import Random
 
@@ -126,9 +127,13 @@ def test_counts_come_back_from_json() -> None:
             read_counts({**counts.as_document(), **wrong})
 
 
-def test_a_new_state_counts_sides_anew_and_keeps_comparisons() -> None:
+def test_a_new_stage_counts_sides_anew_and_keeps_comparisons() -> None:
     counts = Counts(Side(5), Side(4), 10, 2, 5)
-    counts.new_state()
+    counts.new_stage(State.FULL)
+    assert (counts.stable, counts.candidate) == (Side(5), Side()), (
+        "what stable did is what it is held against"
+    )
+    counts.new_stage(State.CANARY)
     assert (counts.stable, counts.candidate, counts.compared, counts.compared_here) == (Side(), Side(), 10, 0)
     counts.forget()
     assert counts.compared == 0
@@ -146,3 +151,37 @@ def test_a_candidate_exactly_at_the_limit_is_rarely_sent_back() -> None:
                 back += 1
                 break
     assert back <= 2
+
+
+@pytest.mark.parametrize("state", [State.FULL, State.STANDBY])
+def test_a_candidate_that_took_over_is_held_against_what_stable_did(state: State) -> None:
+    good = Counts(Side(2000, 4), Side(9000, 15))
+    assert guard("errors", good, state=state).verdict == "proven"
+    assert guard("errors", Counts(Side(2000, 4), Side(900, 60)), state=state).verdict == "breach"
+    alone = guard("errors", Counts(candidate=Side(200, 60)), state=state)
+    assert (alone.verdict, alone.limit) == ("breach", 2.0)
+    assert "since stable has none" in alone.sentence
+    assert guard("errors", Counts(candidate=Side(2000)), state=state).verdict == "proven"
+
+
+def test_slower_is_off_and_asks_for_the_middle_of_the_times() -> None:
+    assert guard("slower", Counts(candidate=Side(timed=500, slow=500))).verdict == "off"
+    plan = replace(PLAN, guards=replace(PLAN.guards, slower=1.5))
+
+    def asked(timed: int, slow: int, state: State = State.CANARY) -> Guard:
+        counts = Counts(candidate=Side(timed, timed=timed, slow=slow))
+        return next(one for one in look(plan, state, counts) if one.name == "slower")
+
+    assert (asked(0, 0).verdict, asked(10, 5).verdict) == ("waits", "waits")
+    assert asked(300, 30).verdict == "proven"
+    breach = asked(300, 280)
+    assert breach.verdict == "breach"
+    assert "280 of 300 took more than 1.5 times as long as stable usually does" in breach.sentence
+    assert asked(300, 280, State.STANDBY).verdict == "breach"
+    assert asked(300, 280, State.SHADOW).verdict == "proven", "a shadow is last in the queue by design"
+
+
+def test_without_comparisons_it_says_why() -> None:
+    assert guard("disagreement", Counts()).sentence == "nothing was compared yet"
+    busy = guard("disagreement", Counts(skipped={"busy": 900, "late": 20}))
+    assert busy.sentence == "nothing was compared yet, mostly because the device had nothing to spare"

@@ -50,7 +50,7 @@ def test_everything_can_be_said() -> None:
     rollout = read(WHOLE)
     assert rollout.candidate == 3
     assert rollout.canary == (0.25, 0.75)
-    assert rollout.guards == GuardSettings(None, 3.0, 1.5, 1.5, None, 0.95, "pause")
+    assert rollout.guards == GuardSettings(None, 3.0, 1.5, 1.5, None, None, 0.95, "pause")
     assert rollout.compare.top_k == 5
     assert rollout.compare.cosine == 0.98
     assert rollout.keep.pictures == 10
@@ -83,6 +83,7 @@ def test_a_plan_comes_back_from_json(text: str) -> None:
         ("candidate = 0", "rollout.candidate"),
         ("guards = { disagrement = 0.1 }", 'did you mean "disagreement"?'),
         ("guards = { late = 0 }", "rollout.guards.late must be above 0"),
+        ("guards = { slower = 1 }", "rollout.guards.slower must be above 1"),
         ("guards = { late = true }", "rollout.guards.late must be a number"),
         ("guards = { confidence = 1 }", "rollout.guards.confidence"),
         ('guards = { on_breach = "abort" }', "rollout.guards.on_breach cannot be"),

@@ -115,6 +115,42 @@ def test_a_breach_leads_back(state: State) -> None:
     assert rollout.serving == "1"
 
 
+@pytest.mark.parametrize("on_breach", ["rollback", "pause"])
+@pytest.mark.parametrize("state", [State.SHADOW, State.CANARY, State.FULL, State.STANDBY])
+def test_guards_act_while_it_is_paused_by_hand(state: State, on_breach: str) -> None:
+    plan = replace(PLAN, guards=GuardSettings(on_breach=on_breach))
+    paused = act(Rollout("1", "2", state, int(state is State.CANARY), since=0.0), plan, "pause", 1.0)
+    after = run(paused, 2.0, BREACH, plan=plan)
+    assert (after.serving, after.traffic(plan)) == ("1", Traffic())
+    if on_breach == "pause":
+        assert (after.state, after.before, after.held, after.why) == (
+            State.PAUSED,
+            state,
+            True,
+            BREACH.breach,
+        )
+        assert run(after, 3.0, BREACH, plan=plan) is after
+    else:
+        assert after.state is State.ROLLED_BACK
+
+
+def test_what_could_not_carry_the_traffic_is_shown_it_and_answers_none_by_itself() -> None:
+    slow = Verdict(capacity="version 2 carries 0/s")
+    checked = BEGUN.moved(State.CHECKED, 0.0, "")
+    for plan in (replace(PLAN, shadow=0.0), replace(PLAN, shadow=0.0, canary=())):
+        waits = run(checked, 1.0, slow, plan=plan)
+        assert (waits.state, waits.why) == (State.CHECKED, "version 2 carries 0/s: promote it by hand")
+        assert act(waits, plan, "promote", 2.0).state in (State.CANARY, State.FULL)
+    assert run(checked, 1.0, slow).state is State.SHADOW
+
+
+def test_what_was_proven_is_said_of_where_it_was() -> None:
+    shadow = BEGUN.moved(State.SHADOW, 0.0, "")
+    canary = run(shadow, 3600.0)
+    assert canary.why == "every guard was proven in the shadow"
+    assert run(canary, 2 * 3600.0 + 3600.0).why == "every guard was proven in step 1 of the canary"
+
+
 def test_a_breach_may_only_pause_and_stable_answers_meanwhile() -> None:
     plan = replace(PLAN, guards=GuardSettings(on_breach="pause"))
     rollout = run(BEGUN.moved(State.CANARY, 0.0, "", 2), 1.0, BREACH, plan=plan)

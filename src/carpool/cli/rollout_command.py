@@ -50,6 +50,9 @@ class RolloutVerb(o.AsksServer):
     canary_h: float | None = o.option(None, "start: hours of each.")
     standby_h: float | None = o.option(None, "start: hours for which the old version stays loaded.")
     least: int | None = o.option(None, "start: comparisons, or answers, before a step may end.")
+    slower: float | None = o.option(
+        None, "start: back if it takes more than so many times as long as stable, also within the SLO."
+    )
 
     def run(self) -> int:
         from carpool.lab.load.facts import RunningServer
@@ -85,6 +88,7 @@ class RolloutVerb(o.AsksServer):
             "canary_h": self.canary_h,
             "standby_h": self.standby_h,
             "least": self.least,
+            "guards": None if self.slower is None else {"slower": self.slower},
         }
         return {key: value for key, value in given.items() if value is not None}
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 Inside: TypeAlias = "Callable[[Table, str], str | None]"
 """Reads the name of a file inside the model's folder."""
 
-HOURS = re.compile(r"first-([1-9][0-9]{0,3})h")
-MOST_HOURS = 24 * 90.0
+_HOURS = re.compile(r"first-([0-9]{1,4}(?:\.[0-9]{1,6})?)h")
+LEAST_HOURS, MOST_HOURS = 0.01, 24 * 90.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +40,23 @@ class DriftSettings:
     @property
     def learn_s(self) -> float:
         """For how long a reference is learned, when there is none."""
-        found = HOURS.fullmatch(self.reference)
-        return (float(found[1]) if found else 24.0) * 3600.0
+        return (_hours(self.reference) or 24.0) * 3600.0
 
     @property
     def reference_file(self) -> str:
-        return "" if HOURS.fullmatch(self.reference) else self.reference
+        return "" if _hours(self.reference) else self.reference
+
+
+def _hours(text: str) -> float | None:
+    """Of `first-24h`, if it is that."""
+    found = _HOURS.fullmatch(text)
+    return float(found[1]) if found and LEAST_HOURS <= float(found[1]) <= MOST_HOURS else None
 
 
 def read_drift(table: Table, inside: Inside) -> DriftSettings:
     usual = DriftSettings()
     sample = table.number("sample", 0.0, 1.0, above=True)
-    window_h = table.number("window_h", 0.01, MOST_HOURS)
+    window_h = table.number("window_h", LEAST_HOURS, MOST_HOURS)
     psi = table.number("psi", 0.0, 100.0, above=True)
     return DriftSettings(
         usual.sample if sample is None else sample,
@@ -64,10 +69,14 @@ def read_drift(table: Table, inside: Inside) -> DriftSettings:
 
 def _reference(table: Table, inside: Inside) -> str | None:
     text = table.text("reference")
-    if text is None or HOURS.fullmatch(text):
+    if text is None or _hours(text):
         return text
     if not text.endswith(".json"):
-        raise table.error("reference", f'must be like "first-24h", or a .json file, not "{text[:64]}"')
+        raise table.error(
+            "reference",
+            f'must be like "first-24h", with {LEAST_HOURS:g} to {MOST_HOURS:g} hours, or a .json file, '
+            f'not "{text[:64]}"',
+        )
     return inside(table, "reference")
 
 

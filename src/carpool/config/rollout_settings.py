@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class GuardSettings:
-    """Limits; None is a guard that is switched off. All but the first: so many times as often as stable."""
+    """Limits; None is a guard that is switched off. All but the first: so many times as often as stable, or
+    as long."""
 
     disagreement: float | None = 0.05  # share of the answers that were compared
     late: float | None = 2.0
     errors: float | None = 2.0
     feedback: float | None = 1.5
+    slower: float | None = None  # times as long as stable usually takes, also within the SLO
     memory_gb: float | None = None  # that loading the candidate may take
     confidence: float = 0.99
     on_breach: str = "rollback"  # or "pause"

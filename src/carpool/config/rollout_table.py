@@ -75,6 +75,8 @@ def plan_of(document: Mapping[str, Any], where: str) -> RolloutSettings:
 def as_document(plan: RolloutSettings) -> dict[str, Any]:
     """As JSON: what `plan_of` reads."""
     document = {**asdict(plan), "canary": list(plan.canary), "candidate": plan.candidate or NEWEST}
+    if plan.guards.slower is None:
+        del document["guards"]["slower"]  # releases that do not know it read what is kept and shared, too
     return {key: value for key, value in document.items() if value != ""}
 
 
@@ -136,6 +138,7 @@ def _guards(table: Table | None) -> GuardSettings | None:
         late=_limit(table, "late", 0, 1e6),
         errors=_limit(table, "errors", 0, 1e6),
         feedback=_limit(table, "feedback", 0, 1e6),
+        slower=_limit(table, "slower", 1, 1e6),
         memory_gb=_limit(table, "memory_gb", 0, 1e6),
         confidence=GuardSettings().confidence if confidence is None else confidence,
         on_breach=table.text("on_breach", ("rollback", "pause")) or GuardSettings().on_breach,

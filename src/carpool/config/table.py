@@ -57,7 +57,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
             "candidate shadow canary shadow_h canary_h standby_h least sticky promote fallback evaluate "
             "tolerate guards compare keep"
         ),
-        "rollout.guards": "disagreement late errors feedback memory_gb confidence on_breach",
+        "rollout.guards": "disagreement late errors feedback slower memory_gb confidence on_breach",
         "rollout.compare": "score iou mask_iou cosine top_k",
         "rollout.keep": "folder pictures mb",
         "sequences": (

@@ -28,14 +28,20 @@ from carpool.observe.counters import Row, Table
 from carpool.rollout.capacity import Carrier
 from carpool.rollout.rollout_file import Record
 from carpool.rollout.rollout_guards import Guard
-from carpool.rollout.rollout_states import Rollout
+from carpool.rollout.rollout_states import Rollout, Traffic
 from carpool.types import TensorSpec
 
 _SCALES_WITH_THE_PICTURE = ("detect", "segment", "pose", "obb", "depth", "text_regions")
 
 
 def pinned(
-    config: ModelConfig, folder: Path, rollout: Rollout | None, by_hand: bool, serving: Collection[int]
+    config: ModelConfig,
+    folder: Path,
+    rollout: Rollout | None,
+    *,
+    by_hand: bool = False,
+    serving: Collection[int] = (),
+    sent_back: Collection[int] = (),
 ) -> ModelConfig:
     """The settings with the versions that a rollout wants loaded: the one that serves first, and alone until
     it does, so that a candidate which does not load keeps nobody waiting. For any thread."""
@@ -43,12 +49,11 @@ def pinned(
     wanted: tuple[int, ...] = ()
     if rollout is None:
         if config.rollout is not None and config.registry is None:
-            wanted = tuple(filter(None, (first_pair(config, present)[0],)))
-    elif config.registry is not None or not (
-        rollout.over and by_hand and max(present, default=0) > int(rollout.candidate)
-    ):
+            there = [version for version in serving if version in present]  # what serves goes on
+            wanted = tuple(filter(None, (max(there, default=None) or first_pair(config, present)[0],)))
+    elif config.registry is not None or not swapped_in(config, rollout, by_hand, present, sent_back):
         if config.registry is None and int(rollout.serving) not in present:
-            return _without_serving(config, rollout, present, serving)
+            return _without_serving(config, rollout, {*present} - {*sent_back}, serving)
         versions = [int(version) for version in rollout.wanted if int(version) in present]
         wanted = tuple(versions[:1] if versions and versions[0] not in serving else versions)
     if not wanted:
@@ -57,23 +62,37 @@ def pinned(
     return replace(config, versions=SpecificVersions(tuple(sorted(wanted))))
 
 
+def swapped_in(
+    config: ModelConfig,
+    rollout: Rollout,
+    by_hand: bool,
+    versions: Collection[int],
+    sent_back: Collection[int],
+) -> bool:
+    """Whether the newest of these serves as if there had been no rollout: the last one was asked for by hand
+    and is over, the settings ask for none, and nobody has sent back what came since."""
+    newest = max(versions, default=0)
+    known = rollout.over and newest > int(rollout.candidate) and newest not in sent_back
+    return known and by_hand and config.rollout is None
+
+
 def _without_serving(
-    config: ModelConfig, rollout: Rollout, present: Collection[int], loaded: Collection[int]
+    config: ModelConfig, rollout: Rollout, unjudged: Collection[int], loaded: Collection[int]
 ) -> ModelConfig:
-    """The version that answers is not in its folder any more. What is in memory goes on, and else any other
-    is served, but for a candidate that did not take over: whoever wants that one has to name it."""
+    """The version that answers is not in its folder any more. What is in memory goes on, and else stable, or
+    any other, is served, but for those that did not take over: whoever wants one of them has to name it."""
     if isinstance(config.versions, SpecificVersions):
         return config
-    if rollout.stable == rollout.candidate:
-        return replace(config, versions=LatestVersions())
-    others = [number for number in present if number != int(rollout.candidate)]
-    if not others or loaded:
-        judged = "" if others == list(present) else f", and version {rollout.candidate} is {rollout.state}"
+    over = rollout.stable == rollout.candidate
+    others = [number for number in unjudged if number != int(rollout.candidate)]
+    if not others or (int(rollout.serving) in loaded and not over):
+        judged = "" if over else f", and version {rollout.candidate} is {rollout.state}"
         raise ConfigError(
             f"{config.name}: version {rollout.serving}, which serves, is not in its folder{judged}: "
             "put it back, or name another in versions, without [rollout]"
         )
-    return replace(config, versions=SpecificVersions((max(others),)))
+    stable = int(rollout.stable)  # of a candidate that had taken over, and is gone
+    return replace(config, versions=SpecificVersions((stable if stable in others else max(others),)))
 
 
 def first_pair(config: ModelConfig, present: Collection[int]) -> tuple[int | None, int | None]:
@@ -176,10 +195,14 @@ def curve_document(served: Served) -> dict[str, Any]:
     }
 
 
-def status_document(record: Record, now: float, more: Mapping[str, Any]) -> dict[str, Any]:
-    """What `GET …/rollout` answers: rich enough for a page that draws it."""
+def status_document(
+    record: Record, now: float, route: Route | None, more: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What `GET …/rollout` answers: rich enough for a page that draws it. `route` is what front ends do."""
     rollout, plan = record.rollout, record.plan
     traffic = rollout.traffic(plan)
+    if route is None and rollout.serving == rollout.stable:  # the candidate is not loaded, or may not answer
+        traffic = Traffic()
     return {
         "model": record.model,
         "state": str(rollout.state),
@@ -218,6 +241,7 @@ def route_of(record: Record, epoch: int) -> Route:
         epoch,
         bool(plan.keep.folder),
         asdict(plan.compare),
+        plan.guards.slower or 0.0,
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Mapping
+from concurrent.futures import Future
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -37,6 +38,8 @@ _MOST_SOURCES = 10_000
 _MOST_IDS, _ID_S = 100_000, 86400.0
 _LONGEST = 500  # characters of a reason
 _MOST_LISTED = 200
+_MOST_KEEPING = 64 << 20
+_LOADING_AGAIN = "after a restart: its versions are being loaded"
 
 
 class RolloutDesk:
@@ -47,6 +50,7 @@ class RolloutDesk:
         self.rollouts = Rollouts(host, settings)
         LabelledCheck(host, settings, self.rollouts)
         self._answered: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()  # by model and id
+        self._keeping: deque[tuple[Future[None], int]] = deque()  # what is being written, and its bytes
         self._judged: OrderedDict[tuple[str, str], str] = OrderedDict()  # the verdict on an id
         self._kept: dict[
             str, tuple[object, Disagreements]
@@ -90,6 +94,8 @@ class RolloutDesk:
         if watched is None:
             raise NotFound(f"nothing of '{name[:80]}' is being rolled out", reason="no-rollout")
         plan, shared = watched.record.plan, self.rollouts.shared
+        if action == "promote" and watched.loads_again:
+            raise WrongState("its versions are not loaded: it cannot be promoted", field="action")
 
         def acted(rollout: Rollout) -> Rollout:
             return act(rollout, plan, action, monotonic(), reason)
@@ -122,6 +128,8 @@ class RolloutDesk:
                 f"'{name}' has no version {candidate}; there are {there}", reason="unknown-version"
             )
         stable = max(model.serving) if watched is None else int(watched.record.rollout.stable)
+        if stable not in model.serving:
+            raise WrongState(f"version {stable} of '{name}', which serves, is not loaded: load it first")
         if candidate == stable:
             raise WrongState(f"version {candidate} of '{name}' serves already", field="version")
         why = f"by hand: {reason}" if reason else "by hand"
@@ -135,8 +143,13 @@ class RolloutDesk:
         if not isinstance(given, dict):
             raise InvalidInput("plan must be an object with the keys of [rollout]", field="plan")
         base = {} if known is None else as_document(known)
+        for key, value in base.items():  # of a table, what the request does not name stays as well
+            if isinstance(value, dict) and isinstance(given.get(key), dict):
+                base[key] = {**value, **given[key]}
+            else:
+                base[key] = given.get(key, value)
         try:
-            plan = plan_of({**base, **given}, "plan")
+            plan = plan_of({**given, **base}, "plan")
         except ConfigError as error:
             raise InvalidInput(error.message, field="plan") from None
         if plan.keep.folder not in ("", (known or RolloutSettings()).keep.folder):
@@ -151,6 +164,7 @@ class RolloutDesk:
             missing = f"version {watched.missing} is not here yet" if watched.missing else ""
             more = {
                 "counts": counts.as_document(),
+                **({"why": _LOADING_AGAIN} if watched.loads_again else {}),
                 "guards": {guard.name: guard.as_document() for guard in watched.guards},
                 "needs": comparisons_needed(record.plan, record.rollout.state, counts),
                 "actions": list(actions(record.rollout)),
@@ -160,7 +174,7 @@ class RolloutDesk:
                 "trouble": self._not_loaded(name) or missing or watched.trouble,
                 **({} if shared is None else {"shared": shared.status(name)}),
             }
-            return status_document(record, monotonic(), more)
+            return status_document(record, monotonic(), self.rollouts.route(watched), more)
         model = self._engine.control.known(name)
         serving = {} if model is None else model.serving
         unfit = not_for_two(model)
@@ -256,7 +270,13 @@ class RolloutDesk:
             except OSError as error:
                 watched.trouble = f"pictures that differ cannot be kept: {error.strerror or error}"
 
-        self.rollouts.disk.submit(write)
+        waiting = self._keeping
+        while waiting and waiting[0][0].done():
+            waiting.popleft()
+        if waiting and sum(size for _, size in waiting) + len(picture) > _MOST_KEEPING:
+            watched.trouble = "pictures that differ come faster than they can be kept"
+            return
+        waiting.append((self.rollouts.disk.submit(write), len(picture)))
 
     async def _disagreements(self, arguments: Mapping[str, Any]) -> Any:
         """The list, or with a number one picture in base64."""

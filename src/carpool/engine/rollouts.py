@@ -19,6 +19,7 @@ from time import monotonic
 from typing import Any
 
 from carpool.config.fingerprint import Fingerprint
+from carpool.config.model import ModelConfig
 from carpool.config.repository import version_folders
 from carpool.config.rollout_settings import RolloutSettings
 from carpool.config.server import ServerSettings
@@ -35,15 +36,17 @@ from carpool.engine.rollout_checks import (
     requests_so_far,
     resident_gb,
     route_of,
+    swapped_in,
     write_row,
 )
 from carpool.engine.shared_rollouts import SharedRollouts, goes_on
 from carpool.engine.watched_rollout import Watched
 from carpool.errors import CarpoolError, Unavailable, WrongState
+from carpool.link.door import Route
 from carpool.observe import columns
 from carpool.observe.logs import logger
 from carpool.rollout.capacity import Arrivals, carries
-from carpool.rollout.rollout_file import Record, file_for, read_record
+from carpool.rollout.rollout_file import Record, file_for, of_the_first, read_record
 from carpool.rollout.rollout_guards import Counts, look, together
 from carpool.rollout.rollout_states import Rollout, State, advance, failed, retired
 from carpool.rollout.shared_places import place_of
@@ -99,11 +102,15 @@ class Rollouts:
         if not model.places or model.places[0].is_file():
             return None
         watched = self.known(model.name, model.places[0])
+        serving = tuple(model.serving)
         if watched is None:
-            return partial(pinned, rollout=None, by_hand=False, serving=tuple(model.serving))
+            return partial(pinned, rollout=None, serving=serving)
         self._check_files(watched, files)
         record = watched.record
-        return partial(pinned, rollout=record.rollout, by_hand=record.by_hand, serving=tuple(model.serving))
+        sent_back = tuple(map(int, record.sent_back))
+        return partial(
+            pinned, rollout=record.rollout, by_hand=record.by_hand, serving=serving, sent_back=sent_back
+        )
 
     def known(self, name: str, home: Path) -> Watched | None:
         """Its rollout, the last or the one under way; from the file the first time."""
@@ -114,7 +121,9 @@ class Rollouts:
             if trouble:
                 log.error("rollout-not-read", model=name, error=trouble)
             if record is not None and record.model == name:
-                self._watch(Watched(record, file))
+                watched = Watched(record, file)
+                watched.guards = look(record.plan, record.judged_in, record.counts)
+                self._watch(watched)
                 log.info("rollout-read", model=name, state=str(record.rollout.state))
         return self._models[name]
 
@@ -183,26 +192,33 @@ class Rollouts:
     async def _begin_if_new(self, name: str, watched: Watched | None) -> None:
         """A version that was not judged yet, where its settings ask for a rollout."""
         model, home = self._control.known(name), self.home(name)
-        if model is None or home is None or not model.serving:
+        if model is None or home is None or home.is_file() or not model.serving:
             return
         present = await asyncio.to_thread(version_folders, home)
         stable = max(model.serving, default=0) if watched is None else int(watched.record.rollout.stable)
         config = next((served.config for served in model.serving.values()), None)
         if config is None or config.registry is not None:
             return  # what follows a registry is rolled out when an alias moves
-        if stable not in model.serving and stable not in present:  # it is gone, and another had to serve
+        gone = stable not in model.serving and stable not in present  # and another had to serve
+        if gone or (watched is not None and _swapped(watched.record, config, model)):
             stable = max(model.serving)
             self.take(name, stable)
         plan = config.rollout
         if plan is None or stable not in model.serving:
             return
+        if watched is None:
+            watched = Watched(of_the_first(name, plan, str(stable), time.time()), self._file(name))
+            self._watch(watched)
+            watched.save(self.disk)
         candidate = plan.candidate or max(present, default=0)
         if candidate == stable or candidate not in present or (plan.candidate is None and candidate < stable):
             return
-        if watched is not None and watched.record.rollout.candidate == str(candidate):
-            digest = await asyncio.to_thread(digest_of, home, str(candidate))
-            if watched.record.digests.get(str(candidate)) in (digest, _CHANGED):
-                return  # it was judged already
+        judged = watched.record.sent_back.get(str(candidate))
+        if judged is not None and judged in (
+            _CHANGED,
+            await asyncio.to_thread(digest_of, home, str(candidate)),
+        ):
+            return
         with contextlib.suppress(WrongState, Unavailable):  # somebody was faster, or it is tried later
             await self.start(name, plan, str(stable), str(candidate), "a new version is in the folder")
 
@@ -233,16 +249,20 @@ class Rollouts:
 
     def new(self, record: Record) -> None:
         """From here on it is what is watched."""
-        name, before, home = record.model, self._models.get(record.model), self.home(record.model)
+        name, before = record.model, self._models.get(record.model)
         if before is not None:
-            record.history, record.rollbacks = before.record.history, before.record.rollbacks
-        file = None if self._folder is None or home is None else file_for(self._folder, name, home)
-        watched, rollout = Watched(record, file), record.rollout
+            record.sent_back, record.rollbacks = before.record.sent_back, before.record.rollbacks
+            record.history = before.record.history if before.record.begun else []
+        watched, rollout = Watched(record, self._file(name)), record.rollout
         record.note(time.time(), "", rollout.why)
         self._watch(watched)
         log.info("rollout", model=name, **rollout.facts())
         watched.save(self.disk)
         self.publish()
+
+    def _file(self, name: str) -> Path | None:
+        home = self.home(name)
+        return None if self._folder is None or home is None else file_for(self._folder, name, home)
 
     def take(self, name: str, version: int) -> None:
         """Another version is stable from the next load on, without a rollout: none is under way."""
@@ -252,6 +272,7 @@ class Rollouts:
             record.rollout = replace(record.rollout, stable=str(version))
             self._engine.fleet.prefer(name, record.rollout.serving)
             watched.save(self.disk)
+            self.publish()
 
     def bring(self, name: str) -> None:
         """After `start`: load the candidate; and after an end, what serves."""
@@ -265,26 +286,16 @@ class Rollouts:
     async def _bring(self, watched: Watched) -> None:
         """Load what it wants, look at it, and let it go on."""
         record = watched.record
-        name, rollout = record.model, record.rollout
+        name = record.model
         if self.shared is not None and await self.shared.waits_for_files(watched):
             return
-        missing, asked = self._missing(record), self._control.under_way.get(name)
-        if missing or (asked is not None and not asked.done()):  # which may be to unload it
-            before = resident_gb()
-            try:
-                await self._control.load(name)
-            except CarpoolError as error:
-                self._fail(watched, f"version {rollout.candidate} does not load: {error.message}")
-                return
-            missing = self._missing(record)
-            most, taken = record.plan.guards.memory_gb, resident_gb() - before
-            if most is not None and taken > most:
-                self._fail(watched, f"loading it took {taken:.2f} GB, more than memory_gb = {most:g}")
-                return
+        if why := await self._load_wanted(record):
+            self._fail(watched, why)
+            return
         if record.rollout.over or self._models.get(name) is not watched:
             self.do(self._unload_loser(name))  # somebody ended it while its candidate was being loaded
             return
-        if missing:
+        if missing := self._missing(record):
             why = f"version {missing[0]} is not there"
             if not self._retire_without(watched, missing[0], why):
                 self._fail(watched, why)
@@ -293,6 +304,23 @@ class Rollouts:
             await self._look_at(watched)
         elif self._identities(record) != watched.identities:
             self._fail(watched, "its settings changed")
+
+    async def _load_wanted(self, record: Record) -> str:
+        """Why that cannot be done, if it cannot. Where the version that serves is not there either, it is
+        loaded first, alone, and then both."""
+        before, most = resident_gb(), record.plan.guards.memory_gb
+        for _ in range(2):
+            asked = self._control.under_way.get(record.model)
+            if not self._missing(record) and (asked is None or asked.done()):  # it may be to unload it
+                break
+            try:
+                await self._control.load(record.model)
+            except CarpoolError as error:
+                return f"version {record.rollout.candidate} does not load: {error.message}"
+            taken = resident_gb() - before
+            if most is not None and taken > most:
+                return f"loading it took {taken:.2f} GB, more than memory_gb = {most:g}"
+        return ""
 
     def _missing(self, record: Record) -> list[str]:
         model = self._control.known(record.model)
@@ -351,7 +379,7 @@ class Rollouts:
         record = watched.record
         while not (record.rollout.over or self._control.closed):
             rollout, counts = record.rollout, watched.counts
-            state = rollout.before or rollout.state
+            state = rollout.stage[0]
             watched.guards = look(record.plan, state, counts)
             capacity = "" if record.capacity.get("enough", True) else record.capacity["sentence"]
             verdict = together(watched.guards, capacity)
@@ -362,7 +390,7 @@ class Rollouts:
             after = advance(
                 rollout, record.plan, monotonic(), verdict, counted, loaded=watched.ready, labelled=known
             )
-            if (after.state, after.step) == (rollout.state, rollout.step):
+            if after.alike(rollout):
                 record.rollout = after
                 return
             if self.shared is not None and goes_on(after):
@@ -378,11 +406,15 @@ class Rollouts:
         """One catalogue: from here on everybody does as this state says. `told`: by the other replicas."""
         record, decided = watched.record, monotonic()
         before, record.rollout = record.rollout, after
-        record.note(time.time(), str(before.state), after.why, watched.counts)
+        total = watched.counts
+        record.note(time.time(), str(before.state), after.why, total)
         if self.shared is None:
-            record.counts.new_state()
+            if after.stage != before.stage and not after.over:
+                record.counts.new_stage(after.stage[0])
         else:
             record.counts = Counts()  # all that was counted before is kept together
+            if after.over:  # what it was judged by
+                record.counts, watched.others = total, Counts()
             if not told:
                 self.shared.decided(record.model, record.mark, after)
                 record.mark = record.mark._replace(change=record.mark.change + 1)
@@ -392,11 +424,13 @@ class Rollouts:
         self.do(self._measure_switch(watched, decided))
         level = log.warning if after.state in (State.ROLLED_BACK, State.FAILED) else log.info
         level("rollout", model=record.model, **after.facts())
+        if after.over or after.state is State.RETIRED:
+            record.ended()
+            watched.ready = False
         watched.save(self.disk)
         for tell in self.listeners:
             tell(record)
         if after.over or after.state is State.RETIRED:
-            watched.ready = False
             self.do(self._unload_loser(record.model))
 
     async def _measure_switch(self, watched: Watched, decided: float) -> None:
@@ -418,23 +452,28 @@ class Rollouts:
             log.warning("not-unloaded", model=name, error=error.message)
 
     def publish(self) -> None:
-        cut_off = self.shared is not None and self.shared.cut_off
-        self._host.extra["routes"] = {
-            name: route_of(watched.record, watched.epoch)
-            for name, watched in self._models.items()
-            if watched is not None and watched.ready and not watched.record.rollout.over
-            if not (cut_off and watched.record.rollout.serving == watched.record.rollout.stable)
-        }
-        for watched in self._models.values():
-            if watched is not None:
-                self._show(watched)
+        known = [watched for watched in self._models.values() if watched is not None]
+        routes = {watched.record.model: self.route(watched) for watched in known}
+        self._host.extra["routes"] = {name: route for name, route in routes.items() if route is not None}
+        for watched in known:
+            self._show(watched)
         self._tell_states()
         self._host.publish()
 
+    def route(self, watched: Watched) -> Route | None:
+        """What front ends do for it, if they have anything to do."""
+        rollout = watched.record.rollout
+        if not watched.ready or rollout.over:
+            return None
+        if self.shared is not None and self.shared.cut_off and rollout.serving == rollout.stable:
+            return None
+        return route_of(watched.record, watched.epoch)
+
     def _tell_states(self) -> None:
         """With the next catalogue, for the console."""
-        known = [watched.record for watched in self._models.values() if watched is not None]
-        self._host.extra["rollouts"] = {record.model: str(record.rollout.state) for record in known}
+        known = [self.find(name) for name in self._models]
+        records = [watched.record for watched in known if watched is not None]
+        self._host.extra["rollouts"] = {record.model: str(record.rollout.state) for record in records}
 
     # ---- time -------------------------------------------------------------------------------------------
 
@@ -474,12 +513,13 @@ class Rollouts:
         """On the metrics page, in the candidate's row, while it is loaded."""
         record = watched.record
         row = self._engine.fleet.row_of(record.model, record.rollout.candidate)
-        if row is not None:
+        if row is not None and record.begun:
             write_row(row, record.rollout, record.plan, watched.guards)
 
     def find(self, name: str) -> Watched | None:
         """The last rollout of a model, or the one under way."""
-        return self._models.get(name)
+        watched = self._models.get(name)
+        return watched if watched is not None and watched.record.begun else None
 
     def moved(self, watched: Watched, after: Rollout) -> None:
         """By hand."""
@@ -497,3 +537,9 @@ class Rollouts:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _swapped(record: Record, config: ModelConfig, model: ModelState) -> bool:
+    """The newest that is loaded has taken over without a rollout."""
+    sent_back = tuple(map(int, record.sent_back))
+    return swapped_in(config, record.rollout, record.by_hand, model.serving, sent_back)

@@ -102,7 +102,8 @@ class SharedRollouts:
         watched = self._rollouts.known(name, model.places[0])
         if watched is not None:
             record = watched.record
-            record.counts = Counts()  # what the life before this one counted is told already
+            if not record.rollout.over:
+                record.counts = Counts()  # what the life before this one counted is told already
             if record.mark.run or not record.rollout.over:  # what ended before it was shared is nobody else's
                 self._known[name] = of_record(record, monotonic())
         give_up = monotonic() + (0.0 if self.cut_off else _FIRST_LOOK_S)
@@ -198,7 +199,8 @@ class SharedRollouts:
         if watched is None or rank_of(watched.record) < shared.rank or told:
             watched = self._adopt(name, watched, shared)
         if watched is not None and rank_of(watched.record) == shared.rank:
-            watched.others = shared.counted(without=self.replica)
+            if not watched.record.rollout.over:
+                watched.others = shared.counted(without=self.replica)
             if watched.ready:
                 self._rollouts.decide(watched)
 

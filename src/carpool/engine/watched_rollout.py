@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from time import monotonic
 from carpool.observe.logs import logger
 from carpool.rollout.rollout_file import Record, as_json, write_document
 from carpool.rollout.rollout_guards import Counts, Guard
-from carpool.rollout.rollout_states import Labelled
+from carpool.rollout.rollout_states import Labelled, State
 
 log = logger("rollout")
 
@@ -32,6 +33,8 @@ class Watched:
         self.sources: OrderedDict[str, float] = OrderedDict()  # when each was last counted
         self.seen_ms: float | None = None  # how long the last change took to the last front end
         self.saving: Future[None] | None = None
+        self._unwritten: bytes | None = None  # what a write that has not begun will write
+        self._lock = threading.Lock()  # for that
         self.saved_at = self.looked_at = 0.0
         self.guards: list[Guard] = []
         self.labelled: Labelled | None = None  # what its labelled set said
@@ -44,18 +47,33 @@ class Watched:
         return self.record.counts.plus(self.others)
 
     def save(self, disk: Executor) -> None:
+        """One write at most waits for a disk that hangs, and it writes the latest."""
         self.saved_at = monotonic()
-        if self.file is not None:
-            self.saving = disk.submit(self._write, self.file, as_json(self.record, self.saved_at))
+        if self.file is None:
+            return
+        document = as_json(self.record, self.saved_at)
+        with self._lock:
+            waits, self._unwritten = self._unwritten is not None, document
+        if not waits:
+            self.saving = disk.submit(self._write, self.file)
+
+    @property
+    def loads_again(self) -> bool:
+        """Its server was started in the middle of it, and it does not go on yet."""
+        rollout = self.record.rollout
+        return not (self.ready or rollout.over or rollout.state in (State.LOADING, State.RETIRED))
 
     async def kept(self) -> None:
         """What was decided is on the disk: only then may somebody be told that it was done."""
         if self.saving is not None:
             await asyncio.wrap_future(self.saving)
 
-    def _write(self, file: Path, document: bytes) -> None:
+    def _write(self, file: Path) -> None:
         """In the disk's thread. A disk that is full or read-only stops no rollout: it is told, and tried
         again."""
+        with self._lock:
+            document, self._unwritten = self._unwritten, None
+        assert document is not None  # whoever puts one there has it written
         try:
             write_document(file, document)
             self.trouble = ""

@@ -43,7 +43,7 @@ _PER_SECOND = 10.0  # comparisons in the canary, of one front end
 _LEARNING = 0.1
 _RESERVE = (0.2, 0.5)  # of the promise, at least and at most: for stable, where the candidate is slow
 _MOST_KEPT_BYTES = 4 << 20  # of a picture that goes to the engine to be kept
-_KEPT_EVERY_S = 0.5
+_KEPT_AT_ONCE, _KEPT_PER_SECOND = float(32 << 20), float(8 << 20)  # bytes of them, of one front end
 _LONGEST_ID = 128
 _MOST_IDS = 4096  # in one report
 
@@ -155,7 +155,7 @@ class Mirror:
         self._seen: OrderedDict[tuple[str, str], Seen] = OrderedDict()  # by model and source
         self._tokens: dict[str, tuple[float, float]] = {}  # by model: when, and how many comparisons it may
         self._reports: dict[tuple[str, int], dict[str, Any]] = {}  # by model and epoch
-        self._kept_at = 0.0
+        self._keeping = 0.0, _KEPT_AT_ONCE  # when, and how many bytes of pictures may be kept
         self._flushing: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -219,20 +219,25 @@ class Mirror:
             return False
         at, tokens = self._tokens.get(name, (now, _PER_SECOND))
         tokens = min(_PER_SECOND, tokens + (now - at) * _PER_SECOND)
-        self._tokens[name] = now, max(0.0, tokens - 1.0)
-        if tokens < 1.0:
+        wanted = tokens >= 1.0
+        self._tokens[name] = now, tokens - wanted  # who is not compared takes nothing from whoever comes next
+        if not wanted:
             self.skipped(split, "thinned")
-        return tokens >= 1.0
+        return wanted
 
     # ── what was seen ──
 
     def count_answer(self, split: Split, call: ClientCall, now: float) -> None:
         entry, took = call.entry, now - call.arrived
-        if entry is split.stable:
-            split.stable_s += _LEARNING * (took - split.stable_s)
         report = self._report(split)
         side = report["candidate" if entry is split.candidate else "stable"]
         side["answers"] += 1
+        if entry is split.stable:
+            split.stable_s += _LEARNING * (took - split.stable_s)
+            split.usual.learn(took)
+        elif split.route.slower and (usual := split.usual.median) is not None:
+            side["timed"] += 1
+            side["slow"] += took > split.route.slower * usual
         if entry.slo is not None and took > entry.slo:
             side["late"] += 1
         if call.request_id and len(report["ids"]) < _MOST_IDS:
@@ -279,9 +284,18 @@ class Mirror:
             report["seen"] += 1
         else:
             report["comparisons"].append((source, difference.differs))
-        if difference.differs and split.route.keeps and now - self._kept_at >= _KEPT_EVERY_S:
-            self._kept_at = now
-            report["differences"].append(_kept(source, difference, answers, picture))
+        if difference.differs and split.route.keeps:
+            fits = len(picture) <= min(_MOST_KEPT_BYTES, self._room_to_keep(now))
+            whole = picture if fits else b""
+            self._keeping = now, self._keeping[1] - len(whole)
+            report["differences"].append(_kept(source, difference, answers, whole))
+
+    def _room_to_keep(self, now: float) -> float:
+        """Bytes of pictures that may go to the engine now; without room, the answers go alone."""
+        at, room = self._keeping
+        room = min(_KEPT_AT_ONCE, room + (now - at) * _KEPT_PER_SECOND)
+        self._keeping = now, room
+        return room
 
     def _counts(self, model: str, source: str, small: Array | None, now: float) -> bool:
         """Whether it is a new trial: frames of one still camera are not."""
@@ -304,7 +318,7 @@ class Mirror:
         if report is None:
             report = self._reports[key] = {
                 "stable": {"answers": 0, "errors": 0, "late": 0},
-                "candidate": {"answers": 0, "errors": 0, "late": 0},
+                "candidate": {"answers": 0, "errors": 0, "late": 0, "timed": 0, "slow": 0},
                 "comparisons": [],
                 "seen": 0,
                 "skipped": {},
@@ -356,7 +370,6 @@ class Mirror:
 
 def _kept(source: str, difference: Difference, answers: Any, picture: bytes) -> dict[str, Any]:
     stable, candidate = answers or (None, None)
-    whole = picture if len(picture) <= _MOST_KEPT_BYTES else b""
     return {
         "source": source,
         "how_much": difference.how_much,
@@ -364,7 +377,7 @@ def _kept(source: str, difference: Difference, answers: Any, picture: bytes) -> 
         "details": difference.details,
         "stable": stable,
         "candidate": candidate,
-        "picture": base64.b64encode(whole).decode(),
+        "picture": base64.b64encode(picture).decode(),
     }
 
 

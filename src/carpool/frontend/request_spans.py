@@ -225,7 +225,6 @@ class _Writing:
         context = ended.context
         span = self._add(context, context.span, context.parent, ended.origin.name, ended.arrived, ended.ended)
         span.kind = self._kinds.SPAN_KIND_SERVER
-        span.trace_state = context.state
         _describe(span.attributes, {**ended.origin.attributes, **_about(ended)})
         if ended.failure:
             span.status.code = self._error
@@ -325,6 +324,7 @@ class _Writing:
             span_id=own,
             parent_span_id=parent,
             name=name,
+            trace_state=context.state,
             flags=1,
             start_time_unix_nano=self._offset + int(start * 1e9),
             end_time_unix_nano=self._offset + int(max(start, end) * 1e9),

@@ -7,6 +7,8 @@ with nothing to keep to is drawn by the time at which its head came.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Mapping
 from hashlib import blake2b
 
@@ -16,12 +18,37 @@ from carpool.link.door import Catalog, Door, ModelEntry, Route, Sender
 _ALL = 1 << 64
 _HEADER = "header:"
 _LONGEST_KEY = 512
+_FEWEST_TIMES, _MOST_TIMES = 50, 501
+
+
+class Usual:
+    """How long something usually takes: the middle of the last times."""
+
+    __slots__ = ("_last", "_sorted")
+
+    def __init__(self) -> None:
+        self._last: deque[float] = deque()
+        self._sorted: list[float] = []
+
+    def learn(self, seconds: float) -> None:
+        self._last.append(seconds)
+        insort(self._sorted, seconds)
+        if len(self._last) > _MOST_TIMES:
+            del self._sorted[bisect_left(self._sorted, self._last.popleft())]
+
+    @property
+    def median(self) -> float | None:
+        """None: too little is known."""
+        return self._sorted[len(self._sorted) // 2] if len(self._sorted) >= _FEWEST_TIMES else None
 
 
 class Split:
     """Two versions of one model, and who gets which."""
 
-    __slots__ = ("_header", "_of_candidate", "_salt", "alike", "candidate", "route", "stable", "stable_s")
+    __slots__ = (
+        *("_header", "_of_candidate", "_salt", "alike", "candidate", "route", "stable", "stable_s"),
+        "usual",
+    )
 
     def __init__(self, route: Route, stable: ModelEntry, candidate: ModelEntry) -> None:
         self.route = route
@@ -30,6 +57,7 @@ class Split:
         mine, its = stable.signature, candidate.signature
         self.alike = (mine.inputs, mine.outputs) == (its.inputs, its.outputs)  # tensors for one fit the other
         self.stable_s = 0.0  # what stable takes for an answer, learnt from those that it gives
+        self.usual = Usual()  # the same, as the candidate is held against it
         self._of_candidate = int(route.share * _ALL)
         self._salt = route.salt.encode()[:64]
         sticky = route.sticky
@@ -77,8 +105,11 @@ class Routing:
             if stable is None or candidate is None:
                 continue  # one of them is being loaded: what serves is what the catalogue has without a route
             self.splits[name] = split = Split(route, stable, candidate)
-            if name in before:
-                split.stable_s = before[name].stable_s
+            known = before.get(name)
+            if known is not None:
+                split.stable_s = known.stable_s
+                if known.stable.version == stable.version:
+                    split.usual = known.usual
 
     def split(self, name: str, wish: str = "", *, tensors: bool) -> Split | None:
         """Who answers requests for this model, if that is a question. For versions that take pictures of

@@ -1,7 +1,9 @@
 """Sends spans to a collector from a thread of its own: OTLP over HTTP.
 
 Whoever hands over a request never waits: what does not fit the queue is dropped, and counted. A collector
-that is dead, slow or talks nonsense costs spans and nothing else; it is tried again, ever more rarely.
+that is dead, slow or talks nonsense costs spans and nothing else: a message is given up seconds after it was
+first tried, with all that came meanwhile, and counted then; the next ones are tried once each, ever more
+rarely.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
@@ -22,8 +25,9 @@ from carpool.observe.logs import logger
 
 Record = TypeVar("Record")
 
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
-_TRIES = 3
+_AGAIN_S = (1.0, 4.0)  # after which a message is tried again, where the one before it was taken
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 5.0  # between messages to a collector that takes none
+_PATIENCE_S = 6.0  # with a message that is tried again
 _LAST_MOMENT_S = 0.25  # that a stopping server gives a collector which took what came before
 _MOST_ANSWER = 64 << 10
 _WORTH_TRYING_AGAIN = (429, 502, 503, 504)
@@ -58,6 +62,7 @@ class SpanExporter(Generic[Record]):
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._fails = False  # written by the exporter's thread alone
+        self._pause = _FIRST_PAUSE_S
         self._thread = threading.Thread(target=self._serve, name="spans", daemon=True)
         self._thread.start()
 
@@ -91,15 +96,11 @@ class SpanExporter(Generic[Record]):
 
     def _export(self, records: Sequence[Record]) -> None:
         """Never raises: there are others to come."""
-        why, spans = "", len(records) * self._spans_each
+        why, spans, reached = "", len(records) * self._spans_each, True
         try:
             body, spans = self._encode(records)
-            wait = _FIRST_WAIT_S
-            for _ in range(_TRIES):
-                why = self._try(body)
-                if not why or self._closing.wait(wait):
-                    break
-                wait = min(wait * 4, _LONGEST_WAIT_S)
+            why = self._try_again(body)
+            reached = not why
         except _NotTaken as error:
             why = str(error)
         except Exception as error:  # a fault of ours
@@ -110,6 +111,30 @@ class SpanExporter(Generic[Record]):
             self._fails = False
             _log.info("spans-exported-again")
         self._row.add(SPANS["failed" if why else "exported"], spans)
+        if reached:
+            self._pause = _FIRST_PAUSE_S
+        else:
+            self._give_up_waiting()
+            self._closing.wait(self._pause)
+            self._pause = min(2.0 * self._pause, _LONGEST_PAUSE_S)
+
+    def _give_up_waiting(self) -> None:
+        """What came while a message was tried in vain is as lost as that one, and counted at once."""
+        lost = len(self._waiting)
+        for _ in range(lost):
+            self._waiting.popleft()
+        if lost:
+            self._row.add(SPANS["failed"], lost * self._spans_each)
+
+    def _try_again(self, body: bytes) -> str:
+        """As often as it is worth it: what went wrong the last time."""
+        patient, began = not self._fails, monotonic()
+        why = self._try(body)
+        for wait in _AGAIN_S if patient else ():
+            if not why or monotonic() - began + wait > _PATIENCE_S or self._closing.wait(wait):
+                break
+            why = self._try(body)
+        return why
 
     def _try(self, body: bytes) -> str:
         """What went wrong, and may go well the next time. Raises `_NotTaken` for what will not."""
@@ -124,7 +149,7 @@ class SpanExporter(Generic[Record]):
         return ""
 
     def _failed(self, why: str) -> str:
-        """Told at the first try, since the last is half a minute later. Nobody who stops waits for it now."""
+        """Told at the first try, since the last is seconds later. Nobody who stops waits for it now."""
         if not self._fails:
             self._fails = True
             _log.warning("spans-not-exported", error=why)

@@ -195,6 +195,7 @@ class Route(NamedTuple):
     epoch: int = 0  # what is counted under one number belongs together
     keeps: bool = False  # pictures that are answered differently are kept
     limits: Mapping[str, float] = {}  # from when on answers differ
+    slower: float = 0.0  # times as long as stable: such answers are counted; 0: nobody asks
 
 
 UNLOADED = "unloaded"

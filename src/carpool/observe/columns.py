@@ -75,7 +75,7 @@ FAILURE_WORDS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 SHED_WORDS = tuple(reason.value for reason in Reason)
 COMPARED_WORDS = ("same", "differs", "candidate-failed")
 SKIPPED_WORDS = ("busy", "slots", "late", "thinned", "failed")
-GUARD_WORDS = ("disagreement", "late", "errors", "feedback")
+GUARD_WORDS = ("disagreement", "late", "errors", "feedback", "slower")
 STATE_WORDS = (
     *("loading", "checked", "shadow", "canary", "full", "standby", "retired", "paused"),
     *("done", "rolled-back", "failed"),

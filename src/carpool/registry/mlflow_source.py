@@ -180,7 +180,8 @@ class _Reply:
         if (status == 404 and (code or path.startswith(_ARTIFACTS))) or (status == 400 and code in _ABSENT):
             return NotInRegistry(f"{url}: {said or f'there is no {path}'}")
         if status in (401, 403):
-            who = " or ".join((_VARIABLES[0], f"{_VARIABLES[1]} and {_VARIABLES[2].removeprefix('MLFLOW_')}"))
+            token, user, password = _VARIABLES
+            who = f"{token}, or {user} and {password}"
             return RegistryDown(f"{url}: status {status}, so that it does not know us: set {who}")
         down = RegistryDown(f"{url}: status {status} for {path}{f': {said}' if said else ''}")
         later = self._response.headers.get("Retry-After", "")

@@ -67,9 +67,10 @@ def carries(stable: Carrier, candidate: Carrier, rates: Sequence[float]) -> dict
     )
     peak = max(rates, default=0.0)
     if peak <= 0.0:
+        enough = mine > 0.0 or others <= 0.0  # what carries nothing carries less than anything that may come
         return {
             **found,
-            "enough": True,
+            "enough": enough,
             "sentence": f"{told}; no arrivals were recorded to hold against that",
         }
     lost, before = (_lost(one, promise, peak) for one in (candidate, stable))

@@ -18,7 +18,10 @@ from carpool.rollout.rollout_file import write_document
 
 INDEX = "index.jsonl"
 _MOST_INDEX = 256 << 20
-_MARKS = ((b"\xff\xd8", "jpg"), (b"\x89PNG", "png"), (b"RIFF", "webp"), (b"BM", "bmp"))
+_MARKS = (
+    *((b"\xff\xd8", "jpg"), (b"\x89PNG", "png"), (b"RIFF", "webp"), (b"BM", "bmp"), (b"GIF8", "gif")),
+    *((b"II*\0", "tif"), (b"MM\0*", "tif")),
+)
 
 
 class Disagreements:

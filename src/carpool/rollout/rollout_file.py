@@ -62,10 +62,34 @@ class Record:
     curves: dict[str, Any] = field(default_factory=dict)
     rollbacks: dict[str, int] = field(default_factory=dict)  # by guard
     mark: Mark = NOT_SHARED
+    sent_back: dict[str, str] = field(default_factory=dict)
+    """Versions that did not take over, in any rollout of the model, and the digests of their files."""
 
     @property
     def salt(self) -> str:
         return self.digests.get(self.rollout.candidate, self.rollout.candidate)
+
+    @property
+    def begun(self) -> bool:
+        """False: nothing was rolled out yet, and this only says who was there first (`of_the_first`)."""
+        return bool(self.mark.run) or not (self.rollout.over and len(self.history) == 1)
+
+    @property
+    def judged_in(self) -> State:
+        """The state that its guards speak of: the one it is in, or was in before its end."""
+        if not self.rollout.over:
+            return self.rollout.stage[0]
+        states = (State(line["to"]) for line in reversed(self.history))
+        return next((state for state in states if state not in (*ENDS, State.PAUSED)), State.LOADING)
+
+    def ended(self) -> None:
+        """Remember whether its candidate may serve without being named."""
+        candidate = self.rollout.candidate
+        known = self.sent_back.pop(candidate, "")
+        if self.rollout.state in (State.ROLLED_BACK, State.FAILED):
+            self.sent_back[candidate] = self.digests.get(candidate, known)
+            while len(self.sent_back) > MOST_HISTORY:
+                del self.sent_back[next(iter(self.sent_back))]
 
     def note(self, at: float, before: str, why: str, counts: Counts | None = None) -> None:
         """`at` is Unix time, for people; `counts` are those of all replicas, where there are several."""
@@ -81,6 +105,14 @@ class Record:
             "counts": (counts or self.counts).as_document(),
         }
         self.history = [*self.history, line][-MOST_HISTORY:]
+
+
+def of_the_first(model: str, plan: RolloutSettings, version: str, at: float) -> Record:
+    """A model has no rollout yet: who serves it is written down all the same, so that no version which comes
+    later is taken for that one."""
+    first = Record(model, plan, Rollout(version, version, State.DONE, why="it was the first"))
+    first.note(at, "", first.rollout.why)
+    return first
 
 
 def file_for(folder: Path, model: str, home: Path) -> Path:
@@ -111,6 +143,7 @@ def as_json(record: Record, now: float) -> bytes:
             "capacity": record.capacity,
             "curves": record.curves,
             "rollbacks": record.rollbacks,
+            "sent_back": record.sent_back,
         }
     )
 
@@ -183,12 +216,12 @@ def _record(document: Mapping[str, Any]) -> Record:
     capacity = dict(document["capacity"])
     if not capacity.get("enough", True) and not isinstance(capacity.get("sentence"), str):
         raise ValueError("why its capacity is not enough is not said")
-    return Record(
+    record = Record(
         str(document["model"]),
         plan,
         read_rollout(document, plan),
         bool(document["by_hand"]),
-        {str(version): str(digest) for version, digest in document["digests"].items()},
+        _by_version(document["digests"]),
         read_counts(document["counts"]),
         _history(document["history"]),
         [_number(rate, _MAX_RATE) for rate in document["rates"]][-MINUTES:],
@@ -196,7 +229,15 @@ def _record(document: Mapping[str, Any]) -> Record:
         dict(document["curves"]),
         {str(guard): int(count) for guard, count in document["rollbacks"].items()},
         read_mark(document.get("mark") or NOT_SHARED),
+        _by_version(document.get("sent_back") or {}),
     )
+    if "sent_back" not in document and record.rollout.over:
+        record.ended()
+    return record
+
+
+def _by_version(given: Mapping[str, Any]) -> dict[str, str]:
+    return {_version(version): str(digest) for version, digest in given.items()}
 
 
 def read_mark(given: Sequence[Any]) -> Mark:

@@ -7,6 +7,9 @@ promoted: without traffic a rollout waits for ever, and says so.
 Errors, late answers and complaints are rare, so it is asked whose they are: of all that happened to both, how
 many times as often to the candidate. Where next to nothing happens to anybody there is nothing to compare:
 then it is enough that it happens to at most one of fifty of the candidate's answers.
+
+When the candidate has taken over, nobody answers beside it: then it is held against what stable did before,
+in the last step that both were in.
 """
 
 from __future__ import annotations
@@ -18,10 +21,11 @@ from typing import Any, NamedTuple
 
 from carpool.config.rollout_settings import RolloutSettings
 from carpool.core.evidence import Interval, good_until_below, interval, times_as_often
-from carpool.rollout.rollout_states import State, Verdict
+from carpool.rollout.rollout_states import TAKEN_OVER, State, Verdict
 
-GUARDS = ("disagreement", "late", "errors", "feedback")
+GUARDS = ("disagreement", "late", "errors", "feedback", "slower")
 RARE = 0.02
+_HALF = 0.5  # of the answers: more slow ones than others
 _MOST_COUNTED = 10**12
 _NUMBERS = ("compared", "differ", "compared_here", "seen", "fallbacks")  # of `Counts`
 _WHY_SKIPPED = {
@@ -41,6 +45,8 @@ class Side:
     errors: int = 0
     late: int = 0  # beyond the promise, or refused for want of time
     complaints: int = 0
+    timed: int = 0  # those whose time was compared with stable's
+    slow: int = 0  # of these, more than `slower` times as long as stable usually takes
 
     def add(self, more: Mapping[str, Any]) -> None:
         for each in fields(self):
@@ -49,7 +55,7 @@ class Side:
 
 @dataclass(slots=True)
 class Counts:
-    """Sides count anew in each state, since its share is another; comparisons go on."""
+    """Sides count anew in each stage, since its share is another; comparisons go on."""
 
     stable: Side = field(default_factory=Side)
     candidate: Side = field(default_factory=Side)
@@ -60,8 +66,11 @@ class Counts:
     skipped: dict[str, int] = field(default_factory=dict)  # by reason
     fallbacks: int = 0
 
-    def new_state(self) -> None:
-        self.stable, self.candidate, self.compared_here = Side(), Side(), 0
+    def new_stage(self, state: State) -> None:
+        """Of stable, what it did is remembered where it does nothing any more."""
+        self.candidate, self.compared_here = Side(), 0
+        if state not in TAKEN_OVER:
+            self.stable = Side()
 
     def plus(self, other: Counts) -> Counts:
         """Both together, as a new one."""
@@ -76,7 +85,7 @@ class Counts:
 
     def forget(self) -> None:
         """Somebody looked at it and let it go on."""
-        self.new_state()
+        self.stable, self.candidate, self.compared_here = Side(), Side(), 0
         self.compared = self.differ = 0
 
     def as_document(self) -> dict[str, Any]:
@@ -159,10 +168,12 @@ def _guard(name: str, limit: float | None, state: State, counts: Counts, confide
     if name == "disagreement":
         found = interval(counts.differ, counts.compared, confidence)
         told = f"{counts.differ:,} of {counts.compared:,} differ ({_shares(found)}, limit {limit * 100:g} %)"
-        return _judged(name, limit, found, told if counts.compared else "nothing was compared yet")
-    mine, others = counts.candidate, counts.stable
-    if name in ("late", "feedback") and state is State.SHADOW:
+        return _judged(name, limit, found, told if counts.compared else _nothing_compared(counts))
+    if name != "errors" and state is State.SHADOW:
         return Guard(name, limit, 0.0, inf, "proven", "asked in the canary")
+    if name == "slower":
+        return _slower(limit, counts.candidate, confidence)
+    mine, others = counts.candidate, counts.stable
     attribute = {"late": "late", "errors": "errors", "feedback": "complaints"}[name]
     bad, other_bad = getattr(mine, attribute), getattr(others, attribute)
     answers, other_answers = (
@@ -173,8 +184,14 @@ def _guard(name: str, limit: float | None, state: State, counts: Counts, confide
         return Guard(name, limit, 0.0, inf, "proven", "nobody has complained")
     if not answers:
         return Guard(name, limit, 0.0, inf, "waits", "the candidate has answered nothing yet")
-    found = times_as_often(bad, other_bad, answers / (answers + other_answers), confidence)
     own = interval(bad, answers, confidence)
+    if state in TAKEN_OVER and not other_answers:
+        told = (
+            f"{name}: {bad:,} of {answers:,} ({_shares(own)}, limit {RARE * 100:g} %, since stable has none)"
+        )
+        verdict = _judged(name, RARE, own, told).verdict
+        return Guard(name, limit, 0.0, inf, verdict, told, own.high)
+    found = times_as_often(bad, other_bad, answers / (answers + other_answers), confidence)
     told = (
         f"{name}: {bad:,} of {answers:,}, stable {other_bad:,} of {other_answers:,} "
         f"({_times(found)}, limit {limit:g} times)"
@@ -186,6 +203,25 @@ def _guard(name: str, limit: float | None, state: State, counts: Counts, confide
     if own.high <= RARE:
         return judged._replace(verdict="proven", sentence=told)
     return judged._replace(sentence=f"{told}, {RARE * 100:g} % would do")
+
+
+def _slower(limit: float, mine: Side, confidence: float) -> Guard:
+    """More than half of its answers take so many times as long as stable usually does."""
+    if not mine.timed:
+        return Guard("slower", _HALF, 0.0, 1.0, "waits", "no answer's time was compared with stable's yet")
+    found = interval(mine.slow, mine.timed, confidence)
+    told = (
+        f"{mine.slow:,} of {mine.timed:,} took more than {limit:g} times as long as stable usually does "
+        f"({_shares(found)}, limit {_HALF * 100:g} %)"
+    )
+    return _judged("slower", _HALF, found, told)
+
+
+def _nothing_compared(counts: Counts) -> str:
+    lost = {why: count for why, count in counts.skipped.items() if count and why in _WHY_SKIPPED}
+    if not lost:
+        return "nothing was compared yet"
+    return f"nothing was compared yet, mostly because {_WHY_SKIPPED[max(lost, key=lambda why: lost[why])]}"
 
 
 def _judged(name: str, limit: float, found: Interval, told: str) -> Guard:
@@ -210,7 +246,7 @@ def together(guards: list[Guard], capacity: str = "") -> Verdict:
         if guard.verdict == "breach":
             return Verdict(breach=guard.sentence, guard=guard.name)
     waits = [*dict.fromkeys(_waiting(guards)), *([capacity] if capacity else [])]
-    return Verdict(proven=not waits, waits_for="; ".join(waits))
+    return Verdict(proven=not waits, waits_for="; ".join(waits), capacity=capacity)
 
 
 def _waiting(guards: list[Guard]) -> Iterator[str]:

@@ -6,8 +6,9 @@
        │         │         │         │
        └─────────┴─────────┴─────────┴──► failed (it does not load, does not fit, its files changed)
 
-Beside them `paused`, from which `resume` goes on where it stood. From every state, abort leads to stable at
-once: what a state sends to whom (`traffic`) is a function of it alone, so that a change is one catalogue.
+Beside them `paused`, from which `resume` goes on where it stood; guards act there, too. From every state,
+abort leads to stable at once: what a state sends to whom (`traffic`) is a function of it alone, so that a
+change is one catalogue.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class State(StrEnum):
 
 
 ENDS = (State.DONE, State.ROLLED_BACK, State.FAILED)
-_HALVES = (State.FULL, State.STANDBY)  # the candidate has all of it, and the old version is still there
+TAKEN_OVER = (State.FULL, State.STANDBY)  # the candidate has all of it, and the old version is still there
+_GUARDED = (State.SHADOW, State.CANARY, *TAKEN_OVER)
 ACTIONS: Mapping[State, tuple[str, ...]] = {
     State.LOADING: ("pause", "abort"),
     State.CHECKED: ("promote", "pause", "abort"),
@@ -65,6 +67,7 @@ class Verdict(NamedTuple):
     guard: str = ""  # its name
     proven: bool = False
     waits_for: str = ""  # in words, what is not proven yet
+    capacity: str = ""  # why the candidate could not carry the traffic, and so does not go on by itself
 
 
 NO_VERDICT = Verdict()
@@ -96,9 +99,14 @@ class Rollout:
         return self.state in ENDS
 
     @property
+    def stage(self) -> tuple[State, int]:
+        """Where it is, also while it is paused there."""
+        return self.before or self.state, self.step
+
+    @property
     def serving(self) -> str:
         """Who answers what names no version, apart from the canary's share."""
-        return self.candidate if (self.before or self.state) in _HALVES and not self.held else self.stable
+        return self.candidate if (self.before or self.state) in TAKEN_OVER and not self.held else self.stable
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -118,7 +126,7 @@ class Rollout:
             return Traffic(mirrored=plan.shadow)
         if state is State.CANARY:
             return Traffic(plan.canary[self.step - 1], compared=True)
-        return Traffic(1.0) if state in _HALVES else Traffic()
+        return Traffic(1.0) if state in TAKEN_OVER else Traffic()
 
     def alike(self, other: Rollout) -> bool:
         """The same state of the same versions, whatever their clocks and words say."""
@@ -154,14 +162,16 @@ def advance(
     """The next state, or this one with what it waits for. `counted` are comparisons in the shadow, and the
     candidate's answers in the canary; `loaded`: the candidate is there."""
     state = rollout.state
-    if rollout.over or state is State.PAUSED:
+    if rollout.over:
         return rollout
-    if verdict.breach and state in (State.SHADOW, State.CANARY):
+    if verdict.breach and rollout.stage[0] in _GUARDED and not rollout.held:
         return breached(rollout, plan, now, verdict)
+    if state is State.PAUSED:
+        return rollout
     if state is State.LOADING:
         return rollout.moved(State.CHECKED, now, "it is loaded and fits") if loaded else rollout
     if state is State.CHECKED:
-        return _evaluated(rollout, plan, now, labelled)
+        return _checked(rollout, plan, now, verdict, labelled)
     if state is State.FULL:
         return rollout.moved(State.STANDBY, now, f"version {rollout.candidate} answers everything")
     if state is State.STANDBY:
@@ -171,6 +181,16 @@ def advance(
     if state is State.RETIRED:
         return rollout.moved(State.DONE, now, rollout.why)
     return _proven(rollout, plan, now, verdict, counted)
+
+
+def _checked(
+    rollout: Rollout, plan: RolloutSettings, now: float, verdict: Verdict, labelled: Labelled | None
+) -> Rollout:
+    """What could not carry the traffic may be shown it, and answers none of it by itself."""
+    ahead = _evaluated(rollout, plan, now, labelled)
+    if verdict.capacity and ahead.state in (State.CANARY, *TAKEN_OVER):
+        return replace(rollout, why=f"{verdict.capacity}: promote it by hand")
+    return ahead
 
 
 def _evaluated(rollout: Rollout, plan: RolloutSettings, now: float, labelled: Labelled | None) -> Rollout:
@@ -202,7 +222,8 @@ def _proven(rollout: Rollout, plan: RolloutSettings, now: float, verdict: Verdic
         waits.append(verdict.waits_for)
     if not waits and verdict.proven:
         if plan.promote == "proven":
-            return after(rollout, plan, now, "every guard is proven")
+            where = "the shadow" if rollout.state is State.SHADOW else f"step {rollout.step} of the canary"
+            return after(rollout, plan, now, f"every guard was proven in {where}")
         waits.append("every guard is proven: promote it by hand")
     return replace(rollout, why="; ".join(waits))
 
@@ -231,7 +252,8 @@ def retired(rollout: Rollout, now: float, why: str) -> Rollout:
 
 def breached(rollout: Rollout, plan: RolloutSettings, now: float, verdict: Verdict) -> Rollout:
     if plan.guards.on_breach == "pause":
-        return replace(_paused(rollout, now, verdict.breach), held=True)
+        paused = rollout if rollout.state is State.PAUSED else _paused(rollout, now, verdict.breach)
+        return replace(paused, held=True, why=verdict.breach)
     return rollout.moved(State.ROLLED_BACK, now, verdict.breach)
 
 

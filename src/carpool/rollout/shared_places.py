@@ -14,7 +14,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -66,12 +66,14 @@ def place_of(setting: str, secret: str) -> Place:
 
 
 class FolderPlace:
-    """All that touches the volume is done in one thread: one that hangs holds up nothing else."""
+    """All that touches the volume is done in one thread: one that hangs holds up nothing else. While it does,
+    nothing more is asked of it: what nobody waits for any more would pile up behind it."""
 
     def __init__(self, folder: Path) -> None:
         self.where = str(folder)
         self._folder = folder
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="rollout-state")
+        self._hangs: Future[Any] | None = None  # what was not over in time
 
     async def read(self, model: str) -> Found:
         data = await self._do(partial(self._read, self._file(model)))
@@ -84,10 +86,14 @@ class FolderPlace:
         self._disk.shutdown(wait=False, cancel_futures=True)
 
     async def _do(self, work: Callable[[], T]) -> T:
+        if self._hangs is not None and not self._hangs.done():
+            raise OutOfReach("the folder does not answer")
         try:
             future = self._disk.submit(work)
             return await asyncio.wait_for(asyncio.wrap_future(future), _WAIT_S)
         except TimeoutError:
+            if not future.cancelled():  # it was begun
+                self._hangs = future
             raise OutOfReach("the folder does not answer") from None
         except OSError as error:
             raise OutOfReach(error.strerror or str(error)) from None

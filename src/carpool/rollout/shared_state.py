@@ -72,12 +72,13 @@ class SharedRollout:
         return replace(self, rollout=rollout, parts={**self.parts, replica: part})
 
     def went(self, after: Rollout, live: Collection[str], *, forget: bool = False) -> SharedRollout:
-        """The next state. Sides count anew in it; with `forget`, somebody has looked at what was broken."""
+        """The next state. Sides count anew in another stage; with `forget`, somebody has looked at what was
+        broken."""
         before = self.counted()
         if forget:
             before.forget()
-        else:
-            before.new_state()
+        elif not after.over and after.stage != self.rollout.stage:
+            before.new_stage(after.stage[0])
         parts = {name: replace(part, counts=Counts()) for name, part in self.parts.items() if name in live}
         mark = self.mark._replace(change=self.mark.change + 1)
         return replace(self, mark=mark, rollout=after, before=before, parts=parts)

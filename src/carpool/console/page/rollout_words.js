@@ -61,4 +61,4 @@ export function span({ low, high, limit }) {
 }
 
 /** The limit as people say it: a share of the answers, or so many times as often as stable. */
-export const limited = (name, limit) => (limit === null ? "off" : name === "disagreement" ? percent(limit) : `${limit} ×`);
+export const limited = (name, limit) => (limit === null ? "off" : name === "disagreement" || name === "slower" ? percent(limit) : `${limit} ×`);

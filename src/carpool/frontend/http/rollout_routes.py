@@ -16,11 +16,12 @@ from carpool.frontend.http.http_service import Service, Variables
 from carpool.frontend.http.image_reading import read_query
 from carpool.frontend.http.small_routes import with_json
 from carpool.observe.columns import VERDICT_WORDS
+from carpool.vision.heads import sniff
 
 _TO_ACT = ("action", "version", "reason", "plan")
 _TO_COMPLAIN = ("id", "verdict")
 _LONGEST_ID = 128
-_PICTURE = b"content-type: application/octet-stream\r\nx-content-type-options: nosniff\r\n"
+_PICTURE = b"content-type: %b\r\nx-content-type-options: nosniff\r\n"
 
 
 def status(service: Service, exchange: Exchange, variables: Variables) -> None:
@@ -54,7 +55,8 @@ def picture(service: Service, exchange: Exchange, variables: Variables) -> None:
     async def answer() -> None:
         try:
             found = await service.door.ask("rollout-disagreements", question)
-            exchange.respond(200, _PICTURE, base64.b64decode(found))
+            data = base64.b64decode(found)
+            exchange.respond(200, _PICTURE % _type(data), data)
         except CarpoolError as error:
             answer_error(exchange, error)
 
@@ -78,6 +80,14 @@ def feedback(service: Service, exchange: Exchange, variables: Variables) -> Coll
         service.answer_later(exchange, service.door.ask("feedback", question))
 
     return with_json(exchange, received)
+
+
+def _type(picture: bytes) -> bytes:
+    """By its first bytes: it is kept as it came."""
+    try:
+        return f"image/{sniff(picture).lower()}".encode()
+    except CarpoolError:
+        return b"application/octet-stream"
 
 
 def _number(text: str, name: str) -> int:
