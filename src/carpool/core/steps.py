@@ -23,7 +23,7 @@ from heapq import heappop, heappush
 
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
-from carpool.core.job import DONE, GONE, INFINITY, READY, RUNNING, SOON, JobState, Reason, Refusal
+from carpool.core.job import DONE, GONE, INFINITY, READY, RUNNING, SOON, JobState, Reason, Refusal, Terms
 from carpool.core.learning import Belief, Rate
 from carpool.core.lengths import Departures, Lengths
 from carpool.core.scheduler import Ledger
@@ -246,9 +246,10 @@ class StepScheduler:
         batch = self._batch(now)
         takes = self._until_first(min(batch, self.waiting + 1))
         ahead = self.waiting // batch
-        wait = self._until_left((ahead + 1) * batch)
-        wait += ahead * self._encodes(batch) / self.encoders
-        wait += self._under_way(now)
+        queue = self._until_left((ahead + 1) * batch)
+        queue += ahead * self._encodes(batch) / self.encoders
+        running = self._under_way(now)
+        wait = queue + running
         first = now + wait + takes
         rest = (min(self.lengths.mean, job.limit) - 1) * self._pace()
         whole = first + rest
@@ -256,13 +257,16 @@ class StepScheduler:
             return None
         soonest = now + self._until_left(self.waiting + 1) + takes
         hopeless = soonest > job.first_due or whole > job.deadline
+        terms = Terms(job.first_due - job.arrived, now - job.arrived, queue, running, batch=takes)
+        if first <= job.first_due:  # the first token would be in time, and the last one not
+            terms = terms._replace(deadline=job.deadline - job.arrived, later=rest)
         return Refusal(
             Reason.CANNOT_FINISH if hopeless else Reason.OVERLOAD,
-            predicted_finish=first,
             retry_after=(wait or SOON) if self._would_do(job, rest) else 0.0,
             waiting=self.waiting,
             asked=self._rate.at(now),
             answerable=1.0 / self._costs[self._best - 1],
+            terms=terms,
         )
 
     def _would_do(self, job: TextJob, rest: float) -> bool:
@@ -328,7 +332,7 @@ class StepScheduler:
                 self.waiting -= 1
                 reason = Reason.DEADLINE if now >= due else Reason.GIVEN_UP
                 self.ledger.given_up[reason] += 1
-                given_up.append(TextGivenUp(job, reason))
+                given_up.append(TextGivenUp(job, reason, takes))
 
     def _to_encode(self, now: float) -> int:
         """How many to encode now; 0: a step first, or nothing."""
