@@ -142,8 +142,8 @@ def test_the_sentence_counts_what_the_client_sees() -> None:
     assert message == (
         "m rejected the request: the answer would be ready in 6.6 ms (5 ms its own batch + 1.6 ms reading "
         "and sending), plus a safety margin of 0.5 ms that covers how much batch times vary here; that is "
-        "later than the deadline of 7 ms. 0 images are queued. Retry after 1.6 ms, or raise the deadline (slo_ms, "
-        "or the request's own)."
+        "later than the deadline of 7 ms. 0 images are queued. Retry after 1.6 ms, or raise the deadline "
+        "(slo_ms, or the request's own)."
     )
 
 

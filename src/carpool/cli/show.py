@@ -5,6 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 def percent(share: float) -> str:
@@ -12,8 +16,16 @@ def percent(share: float) -> str:
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[str] = ()) -> None:
-    """Figures to the right, words in the columns named `left`."""
+    """Print it: figures to the right, words in the columns named `left`."""
     from rich.console import Console
+
+    Console().print(made_table(titles, rows, left=left))
+
+
+def made_table(
+    titles: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[str] = ()
+) -> RenderableType:
+    """The same, to be shown with other things."""
     from rich.table import Table
     from rich.text import Text
 
@@ -22,7 +34,7 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collect
         made.add_column(title, justify="left" if title in left else "right")
     for row in rows:
         made.add_row(*(Text(cell) for cell in row))
-    Console().print(made)
+    return made
 
 
 def paragraph(text: str, bullet: str = "") -> None:

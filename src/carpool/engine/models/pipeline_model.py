@@ -115,7 +115,7 @@ class Pipeline(Ensemble):
         assert self._remaining is not None
         self.config, said = grown(self.config, self._remaining.alone(), "a picture with a few crops")
         if said:
-            _log.info("choice", model=self.name, why=said)
+            _log.debug("choice", model=self.name, why=said)
         return [said] if said else []
 
     @property
