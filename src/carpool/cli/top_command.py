@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 _BARS = " ▁▂▃▄▅▆▇█"
-_BAR_POINTS = 40
+_BAR_POINTS = 20
 _MOST_SENDERS = 8
+_WIDE = 140  # columns, where there is no terminal
 _LATENCY = {"p50": 0.5, "p99": 0.99}
 
 
@@ -57,7 +58,8 @@ class TopVerb(o.AsksServer):
         elif self.once or not sys.stdout.isatty():
             from rich.console import Console
 
-            Console().print(_screen(summary(ask(), seconds), self.url))
+            wide = None if sys.stdout.isatty() else _WIDE
+            Console(width=wide).print(_screen(summary(ask(), seconds), self.url))
         else:
             self._watch(ask, seconds)
         return 0

@@ -7,7 +7,7 @@ from math import floor, log10
 from typing import TYPE_CHECKING
 
 from carpool.core.job import INFINITY, GivenUp, Job, Reason, Refusal, Terms
-from carpool.core.numerals import numeral
+from carpool.core.numerals import apart, numeral
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput, Refused, Replaced, Unavailable
 
 if TYPE_CHECKING:
@@ -155,16 +155,16 @@ def _overload(refusal: Refusal) -> str:
     """Three ways to be too much: requests pile up before the scheduler, a text would be late in a whole
     batch, and the batch that meets this deadline is too small for the traffic."""
     if refusal.lag > 0.0:
-        lag, most = _apart(refusal.lag * 1e3, refusal.most_lag * 1e3)
+        lag, most = apart(refusal.lag * 1e3, refusal.most_lag * 1e3)
         return f": requests wait {lag} ms before they reach the scheduler, and at most {most} ms are accepted"
     if refusal.room == 0:
         return f": {_too_late(refusal.terms)}; a smaller batch would make other requests late"
-    sustained, asked = _apart(refusal.sustained, refusal.asked)
+    sustained, asked = apart(refusal.sustained, refusal.asked)
     return f": {_room(refusal, sustained)}, but {asked} images/s are offered"
 
 
 def _over_share(refusal: Refusal) -> str:
-    sustained, asked = _apart(refusal.sustained, refusal.asked)
+    sustained, asked = apart(refusal.sustained, refusal.asked)
     return f": {_room(refusal, sustained)} of this source's share, but the source offers {asked} images/s"
 
 
@@ -234,15 +234,6 @@ def _parts(terms: Terms) -> str:
         f"{ms.rstrip('0').rstrip('.') if '.' in ms else ms} ms {words}" for ms, words in shown if float(ms)
     ]
     return f" ({' + '.join(told)})" if len(told) > 1 else ""
-
-
-def _apart(one: float, other: float) -> tuple[str, str]:
-    """Two numbers, with as many digits as it takes to see that they differ."""
-    for digits in _DIGITS:
-        said = numeral(one, digits), numeral(other, digits)
-        if said[0] != said[1]:
-            break
-    return said
 
 
 def _ms(seconds: float) -> str:

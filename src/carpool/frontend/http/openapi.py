@@ -140,6 +140,7 @@ def _operation(task: str, models: Sequence[str], *, piped: bool) -> Document:
     options = [*tasks.parameters(task), *_explain(piped), *_stream(task)]
     return {
         "operationId": str(task),
+        "x-carpool-models": list(models),
         "summary": tasks.kinds()[task].summary,
         "parameters": [*who, *options, *_header_parameters()],
         "requestBody": _request_body(),
