@@ -129,8 +129,13 @@ def test_a_client_that_leaves_is_noticed(tls: Tls) -> None:
 
 def test_whoever_does_not_speak_tls_is_cut_off(tls: Tls) -> None:
     with serving(tls=tls.context, **QUICK) as server:
-        with server.connect() as plain, pytest.raises((AssertionError, OSError)):
-            plain.get()
+        with server.connect() as plain:
+            assert plain.get().status == 400
+            assert plain.is_closed()
+        with server.connect() as other:
+            other.send(b"\x00\x01\x02\x03 neither HTTP nor TLS")
+            with pytest.raises((AssertionError, OSError)):
+                other.response()
         with server.connect() as silent:
             assert silent.is_closed()
 

@@ -11,7 +11,7 @@ const table = (titles, rows) =>
   el("div", { class: "wide" }, el("table", {},
     el("thead", {}, el("tr", {}, ...titles.map((title) => el("th", { scope: "col" }, title)))),
     el("tbody", {}, ...rows.map((row) =>
-      el("tr", {}, ...row.map((cell) => el("td", {}, ...[cell].flat())))))));
+      el("tr", {}, ...row.map((cell, index) => el("td", { "data-title": titles[index] }, ...[cell].flat())))))));
 
 const code = (text) => el("code", {}, String(text));
 

@@ -27,7 +27,7 @@ export const mainReason = (sheds) => Object.entries(sheds).sort((a, b) => b[1] -
 const TILES = [
   {
     name: "Answered",
-    read: ({ short }) => ({ text: rate(answered(short)), note: "requests, mean of 3 s" }),
+    read: ({ short }) => ({ text: rate(answered(short)), note: "mean of 3 s" }),
     series: ({ history, span, end }) => ({ points: history.series(span, SMOOTH_S, answered, end) }),
   },
   {
@@ -64,7 +64,7 @@ const TILES = [
   },
   {
     name: "Waiting",
-    read: ({ short }) => ({ text: short ? number(short.pending) : NOTHING, note: "in the queue, then" }),
+    read: ({ short }) => ({ text: short ? number(short.pending) : NOTHING, note: "in the queue" }),
     series: ({ history, span, end }) => ({ points: history.series(span, 0, (period) => period?.pending ?? null, end) }),
   },
   {
