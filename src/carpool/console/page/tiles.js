@@ -46,7 +46,7 @@ const TILES = [
     name: "In time",
     read: ({ minute, bounds, slo }) => {
       const share = kept(minute, bounds, slo);
-      const note = slo ? "of answers, last 60 s" : "no promise";
+      const note = slo ? "of answers, in 60 s" : "no promise";
       return { text: percent(share), note, tone: share !== null && share < 0.99 ? "warn" : "" };
     },
     series: ({ history, span, end, bounds, slo }) => ({

@@ -63,8 +63,8 @@ def openapi(catalog: Catalog, *, with_keys: bool = False) -> Document:
             "title": "Carpool: pictures",
             "version": __version__,
             "summary": "Pictures in, typed answers out.",
-            "description": "Tensors go over the v2 inference protocol at `/v2`, of which only `generate` is "
-            "part of this document.",
+            "description": "Tensors go over the v2 inference protocol at `/v2`, of which only `generate` and "
+            "`history` are part of this document.",
         },
         "servers": [{"url": "/"}],
         "paths": paths,
