@@ -77,11 +77,12 @@ class Output:
             getattr(log, level)("output", **self._who, text=text)
 
 
-def marked(text: str, level: str) -> str:
+def marked(text: str, level: str, plainly: str = "") -> str:
     """The lines of a text, so that the process that reads them knows how serious they are. What is not marked
-    counts as a warning. Where no process of Carpool reads them, a person does, and they stay as they are."""
+    counts as a warning. Where no process of Carpool reads them, a person does, and they stay as they are,
+    behind `plainly`."""
     if _MARKED not in os.environ:
-        return f"{text}\n"
+        return f"{plainly}{text}\n"
     return "".join(f"{_MARK}{level}{_MARK}{line}\n" for line in text.splitlines())
 
 

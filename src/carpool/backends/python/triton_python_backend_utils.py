@@ -482,7 +482,7 @@ class Logger:
     @staticmethod
     def log(message: str, level: LogLevel = LogLevel.INFO) -> None:
         if level is not Logger.VERBOSE or os.environ.get("CARPOOL_LOG_LEVEL", "").lower() == "debug":
-            sys.stderr.write(marked(message, level.value))
+            sys.stderr.write(marked(message, level.value, f"{level.value}: "))
 
     @staticmethod
     def log_info(message: str) -> None:
