@@ -28,6 +28,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 from carpool.lab.load.aim import Aim
 from carpool.lab.load.messages import Filling
@@ -178,7 +179,7 @@ class Bench:
         log = self.given.out / f"serve-{self.network}.log"
         with serving.carpool(self.repository, log, self.cores, frontends=self.given.frontends) as server:
             self.keep("ready_after_s", server.ready_after_s)
-            self.keep("choices", choices(log))
+            self.keep("choices", choices(server.url))
             for what, aim in self.aims(server.url).items():
                 if what in sections:
                     self.attempt(what, partial(self.saturate, server, what, aim))
@@ -286,10 +287,11 @@ def in_order(networks: Sequence[str], wanted: set[str]) -> list[tuple[str, str]]
     return [(network, what) for network, what in steps if what in asked]
 
 
-def choices(log: Path) -> list[str]:
-    """What the server said it chose, and why."""
-    lines = log.read_text(errors="replace").splitlines()
-    return [json.loads(line).get("why", "") for line in lines if line.startswith("{") and '"choice"' in line]
+def choices(url: str) -> list[str]:
+    """What the server chose at loading, and why."""
+    with urlopen(f"{url}/console/live", timeout=60) as answer:
+        models = json.load(answer)["models"]
+    return [why for model in models for why in model.get("choices", ())]
 
 
 def machine(given: argparse.Namespace) -> dict[str, Any]:

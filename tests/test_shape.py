@@ -26,7 +26,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "__init__": "client engine",
     "backends": "config core memory",
     "backends/hosted": "backends backends/python config",
-    "backends/python": "backends config memory",
+    "backends/python": "backends config memory observe",
     "backends/torch": "backends backends/python config memory observe",
     "cache": "config core observe vision wire",
     "cli": "client cluster config core demo deploying engine frontend frontend/access lab lab/cascade "

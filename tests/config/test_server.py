@@ -46,6 +46,7 @@ def test_every_variable_reaches_its_setting() -> None:
         "state_dir": "/s",
         "host": "h",
         "metrics_key": "yes",
+        "quiet": "yes",
         "task": "pose",
         "metrics_config": "histogram_latencies=true",
         "cache_url": "redis://localhost",

@@ -11,6 +11,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
@@ -18,6 +19,7 @@ from carpool.link.door import IndexEntry
 from console.conftest import Watched, watched
 from console.stage import EVIL, Stage
 from frontend.http.front_end import infer, infer_body
+from frontend.http.harness import until
 from later import later
 
 WIDTH, HEIGHT = 64, 40
@@ -127,8 +129,8 @@ def test_models_and_live_numbers(console: Watched) -> None:
     expect(tiles.filter(has_text="Saturation").locator("strong")).to_have_text("40.0 %")
     expect(tiles.filter(has_text="p99").locator("strong")).to_have_text("20 ms")
     expect(tiles.filter(has_text="In time").locator("strong")).to_have_text("100 %")
-    expect(tiles.filter(has_text="Refused")).to_contain_text("cannot-finish")
-    expect(page.locator(".reasons")).to_contain_text("took too long for their deadline")
+    expect(tiles.filter(has_text="Rejected")).to_contain_text("cannot-finish")
+    expect(page.locator(".reasons").first).to_contain_text("took too long for their deadline")
     expect(page.locator(".card", has_text="Batch sizes")).to_contain_text("mean 4 of at most 16")
     expect(page.get_by_role("img", name="Latency: p50")).to_be_visible()
     expect(page.locator("#cache")).to_contain_text("nothing was asked yet")
@@ -218,9 +220,11 @@ def test_a_real_request_moves_the_numbers(console: Watched) -> None:
     with console.stage.front.connect() as client:
         for _ in range(12):
             assert infer(client, "tensors", infer_body([TENSOR])).status == 200
-    expect(page.locator(".card", has_text="Latency")).to_contain_text("12 answers in 10 s")
+    expect(page.locator(".card", has_text="Latency")).to_contain_text(
+        re.compile(r"12 answers in the \d+ s to \d\d:\d\d:\d\d")
+    )
     page.get_by_role("radio", name="60 s").check(force=True)
-    expect(page.locator(".card", has_text="Latency")).to_contain_text("12 answers in 60 s")
+    expect(page.locator(".card", has_text="Latency")).to_contain_text("12 answers in the ")
     expect(page.locator("#model-list li", has_text="tensors")).to_contain_text("serving")
 
 
@@ -247,10 +251,49 @@ def test_a_server_that_is_not_ready_or_gone_is_told(console: Watched) -> None:
     front.door.catalog = catalog
     expect(page.locator("#server-state")).to_have_text("Ready")
     console.expected = ["net::ERR_FAILED"]
-    page.route("**/console/live", lambda route: route.abort())
+    page.route("**/console/live*", lambda route: route.abort())
     expect(page.locator("#server-state")).to_contain_text("No answer")
-    page.unroute("**/console/live")
+    page.unroute("**/console/live*")
     expect(page.locator("#server-state")).to_have_text("Ready")
+
+
+def test_a_page_that_is_opened_after_the_trouble_shows_it(console: Watched) -> None:
+    """Rejections happened before anybody looked, and long enough ago that nothing else tells of them."""
+    history = console.stage.front.door.table.history
+    console.stage.count("detector", 400, 0.02, cannot_finish=349)
+    told = lambda: [point for _, point in history.read() if b"cannot-finish" in point]  # noqa: E731
+    until(lambda: len(told()) > 0)
+    trouble = orjson.loads(told()[0])["time"]
+    until(lambda: orjson.loads(history.read()[-1][1])["time"] > trouble + 5.0)
+    page = console.open()
+    console.choose("detector")
+    rejected = page.locator(".card", has_text="Rejected")
+    expect(rejected).to_contain_text("349 requests")
+    expect(rejected).to_contain_text("cannot-finish")
+    expect(rejected).not_to_contain_text("Nothing was rejected")
+    expect(page.locator("#window-says")).to_contain_text("The server remembers")
+
+
+def test_time_can_be_stopped_and_looked_at_closely(console: Watched) -> None:
+    page = console.open()
+    console.choose("detector")
+    says = page.locator("#window-says")
+    expect(says).to_contain_text(re.compile(r"Charts: \d\d:\d\d:\d\d to"))
+    page.get_by_role("button", name="Pause").click()
+    expect(says).to_contain_text("Paused.")
+    stopped = says.inner_text()
+    console.stage.count("detector", 400, 0.02, cannot_finish=40)
+    before = len(console.stage.front.door.table.history.read())
+    until(lambda: len(console.stage.front.door.table.history.read()) > before + 8)
+    assert stopped.split("The server")[0] == says.inner_text().split("The server")[0]
+    page.get_by_role("button", name="Earlier").click()
+    page.get_by_role("button", name="Back to live").click()
+    expect(page.locator(".card", has_text="Rejected")).to_contain_text("40 requests")
+    page.get_by_role("radio", name="15 min").check(force=True)
+    chart = page.get_by_role("img", name="Latency: p50")
+    chart.click(position={"x": 300, "y": 60})
+    expect(page.get_by_role("radio", name="1 min", exact=True)).to_be_checked()
+    expect(says).to_contain_text("Paused.")
 
 
 # ---- a picture
@@ -380,6 +423,8 @@ def test_it_works_with_the_keyboard_alone(answering: Watched, picture: Path) -> 
     expect(page.get_by_role("radio", name="classifier")).to_be_focused()
     page.keyboard.press("ArrowDown")
     expect(page.locator("h1")).to_contain_text("detector")
+    page.keyboard.press("Tab")  # how much time is shown, and to stop it
+    page.keyboard.press("Tab")
     page.keyboard.press("Tab")
     expect(page.locator("#file")).to_be_focused()
     ring = "() => getComputedStyle(document.querySelector('#file + label')).outlineStyle"

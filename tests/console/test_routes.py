@@ -13,10 +13,12 @@ import pytest
 
 import carpool.console
 from carpool.console import page_files
+from carpool.frontend.access.guard import Guard
 from carpool.frontend.http.http_service import site
 from carpool.link.door import IndexEntry
 from carpool.observe.columns import SHED_WORDS
 from console.stage import EVIL, TASKS, Stage, stage
+from frontend.access.key_files import ALICE, ROOT, admin_keys, api_keys
 from frontend.http.front_end import error_of
 from frontend.http.harness import Client, Response, until
 
@@ -278,3 +280,20 @@ def test_it_stays_bounded_with_many_models() -> None:
             assert packed.fields["content-encoding"] == "gzip"
             assert len(packed.body) < 40_000
             assert orjson.loads(zlib.decompress(packed.body, 31))["left_out"] == found["left_out"]
+
+
+def test_who_sends_is_for_administrators_where_keys_are_asked_for(tmp_path: Path) -> None:
+    guard = Guard(api_key_file=api_keys(tmp_path), admin_key_file=admin_keys(tmp_path))
+    with stage(guard) as running:
+        running.front.door.table.history.tell_senders(b'[{"source":"gate"}]')
+        until(lambda: bool(running.front.door.table.history.read()))
+        with running.front.connect() as client:
+
+            def sees(key: str) -> bool:
+                answer = client.get("/v2/history", b"X-API-Key: %b\r\n" % key.encode())
+                assert answer.status == 200
+                return "senders" in orjson.loads(answer.body)["points"][-1]
+
+            assert client.get("/v2/history").status == 401
+            assert not sees(ALICE)
+            assert sees(ROOT)

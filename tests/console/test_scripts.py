@@ -71,35 +71,36 @@ def test_buckets_of_batch_sizes_are_named(page: Page) -> None:
     assert call(page, "histogram.labels", list(map(int, BATCH_BOUNDS))) == named
 
 
-def counts(ok: int = 0, pending: int = 0, **words: Any) -> dict[str, Any]:
+def counts(ok: int = 0, **words: object) -> dict[str, object]:
+    """What happened in a window, as `between` says it."""
     empty = [0] * (len(SECONDS_BOUNDS) + 1)
-    batches = [0] * (len(BATCH_BOUNDS) + 1)
     return {
+        "seconds": 10,
         "ok": ok,
         "failures": {},
         "sheds": {},
         "request": {"buckets": [ok, *empty[1:]], "sum": ok * 0.001},
-        "queue": {"buckets": empty, "sum": 0},
-        "infer": {"buckets": empty, "sum": 0},
-        "batch": {"buckets": batches, "sum": ok},
-        "pending": pending,
-        "saturation": 0.5,
         **words,
     }
 
 
-HISTORY = """async ([samples, seconds]) => {
+def happened(ok: int = 0, **more: object) -> dict[str, object]:
+    answered = {"latency": {"buckets": {"0": ok}, "sum": ok * 0.001}} if ok else {}
+    return {**answered, **more}
+
+
+HISTORY = """async ([samples, seconds, end]) => {
     const { History } = await import("/console/history.js");
-    const history = new History();
-    for (const [clock, counts] of samples) history.add(clock, counts);
-    const window = history.window(seconds);
-    const series = history.series(120, 1, (found) => found.ok / found.seconds);
-    return { window, series };
+    const history = new History({ seconds: [0.001, 0.01], batch: [1, 2] });
+    for (const [clock, delta] of samples) history.add(clock, 1, delta);
+    const window = history.window(seconds, end ?? Infinity);
+    const series = history.series(120, 1, (found) => found.ok / found.seconds, end ?? Infinity);
+    return { window, series, first: history.first };
 }"""
 
 
 def test_a_window_is_the_difference_of_its_ends(page: Page) -> None:
-    samples = [(float(second), counts(ok=10 * second, pending=second)) for second in range(30)]
+    samples = [(float(second), happened(10, pending=second)) for second in range(30)]
     found = page.evaluate(HISTORY, [samples, 10])
     assert found["window"]["seconds"] == 10
     assert found["window"]["ok"] == 100
@@ -109,26 +110,31 @@ def test_a_window_is_the_difference_of_its_ends(page: Page) -> None:
     assert found["series"][-1]["age"] == 0
 
 
-def test_a_model_that_was_loaded_anew_starts_a_new_history(page: Page) -> None:
-    samples = [(1.0, counts(ok=500)), (2.0, counts(ok=600)), (3.0, counts(ok=5)), (4.0, counts(ok=8))]
-    found = page.evaluate(HISTORY, [samples, 60])
-    assert found["window"]["ok"] == 3
-    assert len(found["series"]) == 1
+def test_a_window_may_end_before_now(page: Page) -> None:
+    samples = [(float(second), happened(second)) for second in range(1, 30)]
+    found = page.evaluate(HISTORY, [samples, 2, 10.5])
+    assert (found["window"]["from"], found["window"]["to"]) == (8, 10)
+    assert found["window"]["ok"] == 9 + 10
+    assert found["series"][-1]["value"] == 10
 
 
-def test_only_new_sheds_count(page: Page) -> None:
+def test_silence_is_counted_and_sheds_add_up(page: Page) -> None:
     samples = [
-        (1.0, counts(sheds={"overload": 7})),
-        (2.0, counts(sheds={"overload": 7, "given-up": 2})),
+        (1.0, happened(rejected={"overload": 7})),
+        (2.0, None),
+        (3.0, happened(rejected={"overload": 1, "given-up": 2})),
     ]
-    assert page.evaluate(HISTORY, [samples, 10])["window"]["sheds"] == {"given-up": 2}
+    found = page.evaluate(HISTORY, [samples, 3])["window"]
+    assert found["sheds"] == {"overload": 8, "given-up": 2}
+    assert (found["seconds"], found["pending"]) == (3, 0)
+    assert page.evaluate(HISTORY, [samples, 1])["window"]["sheds"] == {"overload": 1, "given-up": 2}
 
 
-def test_history_is_bounded_and_ignores_a_page_seen_twice(page: Page) -> None:
-    samples = [(2.0 * number, counts(ok=number)) for number in range(150)]
+def test_history_is_bounded_and_ignores_a_point_seen_twice(page: Page) -> None:
+    samples = [(float(number), happened(1)) for number in range(2000)]
     found = page.evaluate(HISTORY, [[*samples, samples[-1]], 3600])
-    assert found["window"]["seconds"] <= 190
-    assert len(found["series"]) == 61
+    assert found["window"]["seconds"] <= 970
+    assert len(found["series"]) == 121
 
 
 @pytest.mark.parametrize(

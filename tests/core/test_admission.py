@@ -26,7 +26,8 @@ def test_a_deadline_shorter_than_the_model_is_refused_with_the_predicted_finish(
     refusal = scheduler().offer(Job(0.0, deadline=0.004), 0.0)
     assert refusal is not None
     assert refusal.reason is Reason.CANNOT_FINISH
-    assert refusal.predicted_finish == pytest.approx(0.0055)  # 5 ms, and a tenth for caution
+    assert refusal.terms.predicted == pytest.approx(0.005)
+    assert refusal.terms.margin == pytest.approx(0.0005)  # a tenth for caution
     assert refusal.retry_after == 0.0
 
 
@@ -232,7 +233,7 @@ def test_one_whose_input_comes_too_late_is_refused_with_when_it_would_finish() -
     refusal = core.offer(coming(0.0, 0.048), 0.0, ready=False)
     assert refusal is not None
     assert refusal.reason is Reason.CANNOT_FINISH
-    assert refusal.predicted_finish >= 0.053
+    assert refusal.terms.predicted >= 0.053
 
 
 def test_one_whose_input_misses_a_batch_rides_in_the_next() -> None:
@@ -244,7 +245,7 @@ def test_one_whose_input_misses_a_batch_rides_in_the_next() -> None:
     assert core.offer(coming(0.020, free_at - 0.001), 0.020, ready=False) is None
     refusal = core.offer(coming(0.020, free_at + 0.004), 0.020, ready=False)
     assert refusal is not None
-    assert refusal.predicted_finish > free_at + 0.005
+    assert 0.020 + refusal.terms.predicted > free_at + 0.005
 
 
 def test_of_pictures_no_more_gather_than_are_let_in() -> None:

@@ -10,7 +10,7 @@ from statistics import mean
 import pytest
 
 from carpool.core.curve import BatchCurve, slo_capacity
-from carpool.core.job import GONE, Job, Reason
+from carpool.core.job import GONE, GivenUp, Job, Reason
 from carpool.core.objectives import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.sim.arrivals import poisson
@@ -149,7 +149,7 @@ def test_one_that_does_not_come_in_time_is_told_while_it_is_still_coming() -> No
     job = coming(0.0, 0.010)
     core.offer(job, 0.0, ready=False)
     assert core.decide(0.044).given_up == []
-    assert core.decide(0.0451).given_up == [(job, Reason.DEADLINE)]
+    assert core.decide(0.0451).given_up == [GivenUp(job, Reason.DEADLINE, batch=pytest.approx(0.005))]
     core.ready(job, 0.046)  # too late: nothing comes of it
     assert job.state is GONE
     assert core.decide(0.046).batch is None
@@ -167,7 +167,7 @@ def test_a_newer_frame_takes_the_place_of_one_that_is_coming() -> None:
     )  # the first of them may be decoded by now, and stays
     for job in (decoded, old, new):
         core.offer(job, job.arrived, ready=False)
-    assert core.decide(0.005).given_up == [(old, Reason.REPLACED)]
+    assert core.decide(0.005).given_up == [GivenUp(old, Reason.REPLACED)]
     assert core.lanes.everybody() == [decoded, new]
     unfit = coming(0.006, 0.9, source="cam", latest=True)
     assert core.offer(unfit, 0.006, ready=False) is not None  # who is refused replaces nobody

@@ -102,8 +102,9 @@ def test_the_gate_counts_what_the_client_sees() -> None:
     refusal = scheduler().offer(job, 0.0)
     assert refusal is not None
     assert refusal.reason is Reason.CANNOT_FINISH
-    assert refusal.predicted_finish == pytest.approx(0.0055 + 0.0016)
-    assert refusal.predicted_finish > job.deadline == 0.007
+    terms = refusal.terms
+    assert (terms.predicted, terms.margin) == (pytest.approx(0.005 + 0.0016), pytest.approx(0.0005))
+    assert terms.predicted + terms.margin > terms.deadline == job.deadline == 0.007
     assert refusal.retry_after == pytest.approx(0.0016)  # what is outside passes
 
 

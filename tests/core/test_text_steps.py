@@ -283,7 +283,7 @@ def test_the_gate_refuses_with_what_it_foresees() -> None:
     while refusal is None:
         refusal = core.offer(TextJob(0.0), 0.0)
     assert refusal.reason in (Reason.OVERLOAD, Reason.CANNOT_FINISH)
-    assert 0.01 < refusal.predicted_finish < 0.1
+    assert 0.01 < refusal.terms.predicted < 0.1
     assert refusal.retry_after > 0.0
     assert refusal.waiting == core.waiting
     impossible = core.offer(TextJob(0.0, deadline=0.0005), 0.0)

@@ -276,7 +276,7 @@ def test_a_promise_refuses_what_cannot_finish(tmp_path: Path) -> None:
             refusals = [answer for answer in answers if isinstance(answer, Refused)]
             assert isinstance(answers[0], Refused)
             assert answers[0].reason == "cannot-finish"
-            assert "its deadline is 300 ms" in answers[0].message
+            assert "later than the deadline of 300 ms" in answers[0].message
             assert answers[0].predicted_ms is not None
             assert any(isinstance(answer, dict) for answer in answers)
             assert len(refusals) > 10

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any, cast
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from carpool.config.backend_kinds import kinds
 from carpool.core.curve import BatchCurve
@@ -60,9 +64,9 @@ def test_the_choices_in_words() -> None:
     assert said == (
         "2 instances × 1 thread: tried.",
         "Measured and warm: batches of 1, 2, 4; no larger ones, since the last takes longer than 30 ms.",
-        "Largest batch 3 of 8: a batch of 4 would take 35 ms, longer than the promise of 30 ms.",
-        "Under load batches near 2: two of 12 ms fit into 30 ms, the one that runs and one's own; "
-        "that carries 333 images/s.",
+        "Largest batch: 3 of 8. A batch of 4 takes 35 ms, longer than the SLO of 30 ms.",
+        "Under load, batches of about 2: a request waits for the running batch (12 ms) and then for its own "
+        "(12 ms), within the SLO of 30 ms. Sustained throughput: 333 images/s.",
         "Large batches run in pieces of 2: 40% less time for each image.",
         "Used again.",
     )
@@ -70,18 +74,48 @@ def test_the_choices_in_words() -> None:
 
 def test_a_promise_that_is_not_sure_says_so() -> None:
     said = choices(PROFILE, PROFILE.measured.curve(8), 8, 0.015)
-    assert "Nothing is sure: one image takes 10 ms" in said[-1]
-    assert "22 ms could be promised" in said[-1]
+    assert "The SLO of 15 ms is not certain under load: one image takes 10 ms" in said[-1]
+    assert "An SLO of 22 ms can be kept" in said[-1]
 
 
 def test_without_a_promise() -> None:
     said = choices(PROFILE, PROFILE.measured.curve(4), 4, None)
-    assert said[-1] == "A batch of 2 has nine tenths of the best rate; nothing is promised."
+    assert said[-1] == "A batch of 2 reaches 90 % of the highest throughput. There is no SLO."
 
 
 def test_a_model_that_fits_entirely() -> None:
     said = choices(Profile(Layout(1, 1)), BatchCurve.linear(0.004, 0.001, 8), 8, 0.1)
-    assert said[0] == "Largest batch 8: it takes 12 ms, within 100 ms."
+    assert said[0] == "Largest batch: 8. It takes 12 ms, within the SLO of 100 ms."
+
+
+_WHY = {
+    "too long": re.compile(r"takes ([\d.,]+) ms, longer than the SLO of ([\d.,]+) ms"),
+    "fits": re.compile(r"takes ([\d.,]+) ms, within the SLO of ([\d.,]+) ms"),
+    "two fit": re.compile(r"running batch \(([\d.,]+) ms\) .* own \(([\d.,]+) ms\), .* SLO of ([\d.,]+) ms"),
+    "not certain": re.compile(r"SLO of ([\d.,]+) ms is not .* takes ([\d.,]+) ms, .* SLO of ([\d.,]+) ms"),
+}
+
+
+@given(
+    st.lists(st.floats(0.0001, 0.05), min_size=4, max_size=4),
+    st.floats(0.001, 0.5).map(lambda slo: round(slo, 4)),
+)
+def test_the_numbers_of_every_reason_justify_it(steps: list[float], slo: float) -> None:
+    """Read back from the sentences, as a person would."""
+    curve = BatchCurve.measured(list(zip((1, 2, 4, 8), accumulate(steps), strict=True)), 8)
+    assume(curve.times[1] <= slo)
+    for sentence in choices(Profile(Layout(1, 1)), curve, 8, slo):
+        kind, found = next((k, m) for k, p in _WHY.items() if (m := p.search(sentence)))
+        numbers = [float(word.rstrip(",.").replace(",", "")) for word in found.groups()]
+        if kind == "too long":
+            assert numbers[0] > numbers[1], sentence
+        elif kind == "fits":
+            assert numbers[0] <= numbers[1], sentence
+        elif kind == "two fit":
+            assert numbers[0] + numbers[1] <= numbers[2], sentence
+        else:
+            assert 2 * numbers[1] > numbers[0] * 0.9, sentence
+            assert numbers[2] > numbers[0], sentence
 
 
 def test_pieces_where_they_are_clearly_cheaper() -> None:

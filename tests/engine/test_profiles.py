@@ -59,7 +59,7 @@ def test_a_promise_with_its_curve_its_fit_and_its_choices(tmp_path: Path) -> Non
         "promised_batch": 8,
         "capacity_rps": pytest.approx(8 / 0.012),
     }
-    assert any("Under load batches near 8" in choice for choice in found["choices"])
+    assert any("Under load, batches of about 8" in choice for choice in found["choices"])
     assert live["choices"] == found["choices"]
     assert live["counts"]["speed_ratio"] == 1.0
     (entry,) = read_catalog(1, write_catalog(catalog), {}).entries.values()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from carpool.core.curve import BatchCurve
-from carpool.core.job import Job, Reason
+from carpool.core.job import Job, Reason, Refusal, Terms
 from carpool.core.objectives import Promise
 from carpool.core.scheduler import Scheduler
 from carpool.errors import CarpoolError, Refused
@@ -195,20 +195,23 @@ def test_what_a_front_end_says_that_is_behind_is_counted_and_said_once() -> None
 def test_one_sentence_does_for_all_who_are_refused_in_the_same_moment() -> None:
     async def turn() -> None:
         gate = Gate()
-        row = (float(list(Reason).index(Reason.OVERLOAD)), 0.03, 0.5)
+        code = float(list(Reason).index(Reason.OVERLOAD))
 
         def told(waiting: int) -> Refused:
             gate.now += 0.001
-            gate.table.write(ENTRY.key, gate.now, 1.0, 0.0, 0.0, *row, float(waiting), 900.0, 400.0)
-            refusal = gate.advice(ENTRY, gate.now + 1.0, gate.now, NOBODY)
-            assert isinstance(refusal, Refused)
-            return refusal
+            refusal = Refusal(
+                Reason.OVERLOAD, 0.5, waiting, asked=900.0, room=2, sustained=400.0, terms=Terms(1.0)
+            )
+            gate.table.write(ENTRY.key, gate.now, 1.0, 0.0, 0.0, code, *refusal.flat())
+            error = gate.advice(ENTRY, gate.now + 1.0, gate.now, NOBODY)
+            assert isinstance(error, Refused)
+            return error
 
         first, second = told(5), told(6)
         assert second is not first  # one that is raised twice would keep both stacks
         assert (second.message, second.numbers) == (first.message, first.numbers)
         assert second.rendered is first.rendered is not None  # and what clients are sent is made once
         gate.now += 0.01
-        assert "(7 images wait)" in told(7).message
+        assert "7 images are queued." in told(7).message
 
     asyncio.run(turn())

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool import errors
-from carpool.core.job import INFINITY, Job, Reason, Refusal
+from carpool.core.job import INFINITY, GivenUp, Job, Reason, Refusal, Terms
 from carpool.core.refusal_words import dropped, given_up, refused, turned_away
 from carpool.errors import CarpoolError, ModelError, Refused, Unavailable
 from carpool.link.advice import GATE_BYTES, MAX_VALUES, GateTable
@@ -97,30 +97,34 @@ def test_an_error_of_one_side_only_arrives_as_the_nearest_both_know() -> None:
     assert type(read_failure(9999, b'{"error": "?"}')) is CarpoolError
 
 
+_SECONDS = st.floats(0, 100)
+
+
 @pytest.mark.parametrize(
-    "reason", [Reason.OVERLOAD, Reason.CANNOT_FINISH, Reason.OVER_SHARE, Reason.QUEUE_FULL]
+    "reason", [Reason.OVERLOAD, Reason.CANNOT_FINISH, Reason.OVER_SHARE, Reason.QUEUE_FULL, Reason.GIVEN_UP]
 )
 @given(
-    budget=st.floats(0, 100) | st.just(INFINITY),
-    predicted=st.floats(0, 100) | st.just(INFINITY),
+    terms=st.builds(Terms, _SECONDS | st.just(INFINITY), *[_SECONDS] * (len(Terms._fields) - 1)),
     retry=st.floats(0, 10),
     counts=st.tuples(st.integers(0, 10**9), st.integers(0, 10**9)),
     rates=st.tuples(st.floats(0, 1e9), st.floats(0, 1e9)),
+    sizes=st.tuples(st.integers(0, 64), st.integers(0, 64)),
+    rest=st.tuples(st.floats(0, 1e9), st.sampled_from([0.0, 0.5]), st.floats(0, 1)),
 )
 def test_a_refusal_is_put_into_words_where_it_arrives(
     reason: Reason,
-    budget: float,
-    predicted: float,
+    terms: Terms,
     retry: float,
     counts: tuple[int, int],
     rates: tuple[float, float],
+    sizes: tuple[int, int],
+    rest: tuple[float, float, float],
 ) -> None:
     """The very words, and numbers, that the engine would have used."""
-    job = Job(1000.0, 1000.0 + budget)
-    refusal = Refusal(reason, 1000.0 + predicted, retry, *counts, *rates)
-    sent = turned_away("model", job, refusal, knobs=False)
+    refusal = Refusal(reason, retry, *counts, *rates, *sizes, *rest, terms=terms)
+    sent = turned_away("model", Job(1000.0), refusal, knobs=False)
     back = read_failure(*write_failure(sent), "model")
-    said = refused("model", job, refusal, knobs=False)
+    said = refused("model", Job(1000.0), refusal, knobs=False)
     for error in (back, sent):
         assert isinstance(error, Refused)
         assert (error.message, error.reason, error.field) == (said.message, said.reason, None)
@@ -131,10 +135,10 @@ def test_a_refusal_is_put_into_words_where_it_arrives(
 
 @given(waited=st.floats(0, 100), budget=st.floats(0, 100), retry=st.floats(1e-3, 10))
 def test_who_was_given_up_hears_the_same_words_too(waited: float, budget: float, retry: float) -> None:
-    job = Job(1000.0, 1000.0 + budget)
-    sent = dropped("model", job, Reason.GIVEN_UP, 1000.0 + waited, retry)
+    gone = GivenUp(Job(1000.0, 1000.0 + budget), Reason.GIVEN_UP, 2, 8)
+    sent = dropped("model", gone, 1000.0 + waited, retry)
     back = read_failure(*write_failure(sent), "model")
-    said = given_up("model", job, Reason.GIVEN_UP, 1000.0 + waited, retry)
+    said = given_up("model", gone, 1000.0 + waited, retry)
     assert isinstance(back, Refused)
     assert str(sent) == back.message == said.message
     assert (back.reason, back.numbers, back.retry_after_s) == ("given-up", said.numbers, retry)

@@ -29,6 +29,9 @@ def a_model_that_sleeps(tmp_path: Path) -> Path:
     return repositories.python(tmp_path / "models", code, head="slo_ms = 5000", max_batch=4)
 
 
+VERBOSE = {"CARPOOL_LOG_LEVEL": "debug"}
+
+
 def told(server: Live) -> list[str]:
     names = ("profile-measured", "profile-reused", "profile-unreadable", "profile-outdated")
     return [name for name in names if server.events(name)]
@@ -36,11 +39,11 @@ def told(server: Live) -> list[str]:
 
 @pytest.mark.conformance  # tests/engine/test_loading.py asks the same without processes
 def test_a_profile_is_kept_checked_and_given_up(model: Path, tmp_path: Path) -> None:
-    with serving(model, folder=tmp_path) as server:
+    with serving(model, folder=tmp_path, environment=VERBOSE) as server:
         assert told(server) == ["profile-measured"]
         first = server.get_json("/console/live")["models"][0]["choices"]
         assert any("Under load" in choice for choice in first)
-    with serving(model, folder=tmp_path) as server:
+    with serving(model, folder=tmp_path, environment=VERBOSE) as server:
         assert told(server) == ["profile-reused"]
         again = server.get_json("/console/live")["models"][0]["choices"]
         (reused,) = [choice for choice in again if choice not in first]
@@ -48,14 +51,14 @@ def test_a_profile_is_kept_checked_and_given_up(model: Path, tmp_path: Path) -> 
         assert [choice for choice in again if choice is not reused] == first
     (kept,) = (tmp_path / "cache" / "profiles").iterdir()
     kept.write_bytes(b"\xff\x00 not JSON")
-    with serving(model, frontends=0, folder=tmp_path) as server:
+    with serving(model, frontends=0, folder=tmp_path, environment=VERBOSE) as server:
         assert told(server) == ["profile-measured", "profile-unreadable"]
     (tmp_path / "slow").touch()
-    with serving(model, frontends=0, folder=tmp_path) as server:
+    with serving(model, frontends=0, folder=tmp_path, environment=VERBOSE) as server:
         assert told(server) == ["profile-measured", "profile-outdated"]
     file = model / "1" / "model.py"
     file.write_text(file.read_text() + "\n# another model\n")
-    with serving(model, frontends=0, folder=tmp_path) as server:
+    with serving(model, frontends=0, folder=tmp_path, environment=VERBOSE) as server:
         assert told(server) == ["profile-measured"]
     assert not (model / "cache").exists()
     assert len(list((tmp_path / "cache" / "profiles").iterdir())) == 2
@@ -74,7 +77,7 @@ def requests(server: Live) -> Iterator[None]:
 
 @pytest.mark.conformance
 def test_a_machine_that_slows_down_is_told_of_once_and_when_it_is_over(model: Path, tmp_path: Path) -> None:
-    with serving(model, folder=tmp_path) as server:
+    with serving(model, folder=tmp_path, environment=VERBOSE) as server:
         assert server.metric("carpool_speed_ratio", model="model") == 1.0
         (tmp_path / "slow").touch()
         for _ in requests(server):

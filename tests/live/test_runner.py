@@ -298,16 +298,17 @@ def test_log_settings_reach_the_process(controlled: tuple[Live, Path]) -> None:
             assert client.post("/v2/repository/models/model/load", b"{}").status == 200
             return len(server.events("choice"))
 
-        chosen = len(server.events("choice"))
+        assert client.post("/v2/logging", b'{"log_verbose_level": 1}').status == 200
+        chosen = load_again()
         assert chosen > 0
-        assert client.post("/v2/logging", b'{"log_info": false}').status == 200
+        assert client.post("/v2/logging", b'{"log_verbose_level": 0}').status == 200
         assert load_again() == chosen
         (runner,) = runner_pids(server)
         os.kill(runner, signal.SIGKILL)
         wait_until(lambda: not is_alive(runner), "it is dead")
         until_answered(server, "model")
         assert load_again() == chosen
-        assert client.post("/v2/logging", b'{"log_info": true}').status == 200
+        assert client.post("/v2/logging", b'{"log_verbose_level": 1}').status == 200
         assert load_again() > chosen
 
 

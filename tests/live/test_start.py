@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import carpool.demo
 from engine import repositories
 from frontend.http.harness import Response
 from live.server import (
@@ -16,6 +20,7 @@ from live.server import (
     infer_path,
     json_request,
     outputs_of,
+    serving,
     start,
     wait_until,
 )
@@ -68,3 +73,69 @@ def ask(server: Live, model: str, body: bytes) -> Response:
 
 def told(server: Live) -> str:
     return str(server.get_json("/console/live")["server"]["loading"])
+
+
+EFFICIENTNET = Path(carpool.demo.__file__).parent / "models" / "efficientnet_lite0"
+TROUBLE = ("error", "warning")
+
+
+@pytest.mark.parametrize("frontends", LAYOUTS)
+@pytest.mark.parametrize("kind", ["file", "folder of versions", "repository", "demo"])
+def test_a_start_that_works_logs_no_trouble_and_a_line_for_each_model(
+    tmp_path: Path, kind: str, frontends: int
+) -> None:
+    """Also what is done once models have been loaded: rollouts begin, registries are asked."""
+    file = shutil.copy(EFFICIENTNET / "1" / "model.onnx", tmp_path / "classifier.onnx")
+    repository = tmp_path / "repository"
+    shutil.copytree(EFFICIENTNET, repository / "classifier")
+    paths = {"file": [Path(file)], "folder of versions": [repository / "classifier"], "demo": []}
+    with serving(*paths.get(kind, [repository]), frontends=frontends, folder=tmp_path) as server:
+        names = {line["name"] for line in server.get_json("/console/live")["models"]}
+        wait_until(lambda: len(server.events("model-ready")) >= len(names), "each has its line")
+        ready = server.events("model-ready")
+        assert {line["model"] for line in ready} == names
+        assert len(ready) == len(names)
+        for line in ready:
+            assert {"version", "engine", "device", "instances", "max_batch", "seconds"} <= line.keys()
+        progress = ("loading",)
+        about_models = [
+            line for line in events(server) if line.get("model") and line["event"] not in progress
+        ]
+        assert [line["event"] for line in about_models if line["level"] == "info"] == ["model-ready"] * len(
+            names
+        )
+    late = "engine-stalled", "engine-moves-again"  # of a machine that others use
+    assert [line for line in events(server) if line["level"] in TROUBLE and line["event"] not in late] == []
+    assert "Traceback" not in server.log()
+
+
+def events(server: Live) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in server.log().splitlines() if line.startswith("{")]
+
+
+def test_a_quiet_server_says_nothing(tmp_path: Path) -> None:
+    models = repositories.fake(tmp_path / "models", head="slo_ms = 60000").parent
+    with serving(models, folder=tmp_path, environment={"CARPOOL_QUIET": "true"}) as server:
+        assert server.get("/v2/health/ready").status == 200
+    assert [line for line in server.log().splitlines() if "engine-" not in line] == []
+
+
+PRINTS = """
+import sys
+def predict(x):
+    print("plainly", flush=True)
+    print("in anger", file=sys.stderr, flush=True)
+    return x
+"""
+
+
+@pytest.mark.parametrize("frontends", LAYOUTS)
+def test_what_a_model_prints_keeps_its_level(tmp_path: Path, frontends: int) -> None:
+    models = repositories.python(tmp_path / "models", PRINTS, name="loud").parent
+    with serving(models, frontends=frontends, folder=tmp_path) as server:
+        outputs_of(ask(server, "loud", json_request([1, 2], (1, 2))))
+        wait_until(
+            lambda: {line["text"] for line in server.events("output")} >= {"plainly", "in anger"}, "said"
+        )
+        levels = {line["text"]: line["level"] for line in server.events("output")}
+        assert (levels["plainly"], levels["in anger"]) == ("info", "warning")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
-from carpool.observe.output import Output, library_of
+from carpool.observe.output import Output, Printed, library_of, marked
 
 
 @pytest.mark.parametrize(
@@ -76,3 +77,28 @@ def test_a_crash_is_not_swallowed() -> None:
     done = run("ctypes.string_at(0)")
     assert done.returncode < 0
     assert "Fatal Python error: Segmentation fault" in done.stderr
+
+
+def test_lines_that_say_how_serious_they_are_keep_their_level(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert marked("as it is", "info") == "as it is\n", "a person reads it"
+    monkeypatch.setenv("_CARPOOL_OUTPUT_IS_READ", "1")
+    output = Output()
+    with caplog.at_level("DEBUG", "carpool"):
+        output.feed(marked("first\nsecond", "info").encode() + marked("third", "error").encode())
+        output.feed(b"unmarked\n\x1eloud\x1ethis is no level\n")
+    found = [(record.levelname, record.msg.fields["text"]) for record in caplog.records]
+    assert found[:4] == [("INFO", "first"), ("INFO", "second"), ("ERROR", "third"), ("WARNING", "unmarked")]
+    assert found[4][0] == "WARNING"
+
+
+def test_what_is_printed_is_information_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_CARPOOL_OUTPUT_IS_READ", "1")
+    reading, writing = os.pipe()
+    printed = Printed(writing)
+    print("one", end=" ", file=printed)
+    print("line\nand half", end="", file=printed)
+    os.close(writing)
+    with os.fdopen(reading) as text:
+        assert text.read() == "\x1einfo\x1eone line\n"

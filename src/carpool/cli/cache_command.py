@@ -39,7 +39,7 @@ class CacheVerb(o.AsksServer):
 
     action: Annotated[Action, typer.Argument(metavar="status|clear", help="What to do.", show_default=False)]
     name: Annotated[str, typer.Argument(help="The model.", show_default=False)]
-    url: o.ServerUrl = "http://localhost:8000"
+    url: o.ServerUrl = o.DEFAULT_URL
 
     def run(self) -> None:
         from carpool.lab.load.facts import Failed, RunningServer

@@ -39,7 +39,7 @@ class DriftVerb(o.AsksServer):
         Action, typer.Argument(metavar="status|learn|reset", help="What to do.", show_default=False)
     ]
     name: Annotated[str, typer.Argument(help="The model.", show_default=False)]
-    url: o.ServerUrl = "http://localhost:8000"
+    url: o.ServerUrl = o.DEFAULT_URL
     version: str | None = o.option(None, "Which version. Default: the one that serves.")
     hours: float = o.option(24.0, "learn: for how long.")
     save: Path | None = o.option(None, "status: write the reference to this file.", metavar="FILE.json")

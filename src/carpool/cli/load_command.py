@@ -70,6 +70,7 @@ class Load(o.AsksServer, o.HasTraffic):
             metavar="URL",
             help="http://HOST:PORT, grpc://HOST:PORT, or with --image the route, like http://HOST:PORT/detect.",
             show_default=False,
+            envvar=o.URL_VARIABLE,
         ),
     ]
     rate: str | None = o.option(

@@ -35,6 +35,7 @@ _VERBS = {  # each in a file of its own, which is read when somebody asks for it
     "watch": "WatchVerb",
     "evaluate": "Evaluate",
     "models": "ModelsVerb",
+    "top": "TopVerb",
     "pipeline": "PipelineVerb",
     "registry": "RegistryVerb",
     "drift": "DriftVerb",

@@ -40,7 +40,7 @@ class ModelsVerb(o.AsksServer):
     name: Annotated[
         str | None, typer.Argument(help="The model; list shows all without it.", show_default=False)
     ] = None
-    url: o.ServerUrl = "http://localhost:8000"
+    url: o.ServerUrl = o.DEFAULT_URL
     config: Path | None = o.option(
         None, "load: settings to use instead of the model's own, a file in Triton's JSON form."
     )

@@ -55,7 +55,7 @@ class Predict(o.AsksServer):
             help="Pictures, patterns like 'in/**/*.jpg', or folders, with those inside them.",
         ),
     ]
-    url: o.ServerUrl = "http://localhost:8000"
+    url: o.ServerUrl = o.DEFAULT_URL
     task: Task | None = o.option(None, "What to ask for; without it, what the server's first model does.")
     model: str | None = o.option(None, "Which model is to answer.")
     score: float | None = o.option(None, "Lowest score that counts.", min=0.0, max=1.0)

@@ -236,7 +236,7 @@ def _print_document(document: dict[str, Any]) -> None:
     if promise:
         notes.append(
             f"Largest batch {promise['largest_batch']}, under load near {promise['promised_batch'] or '–'}: "
-            f"that carries {numeral(promise['capacity_rps'])} images/s."
+            f"sustained throughput {numeral(promise['capacity_rps'])} images/s."
         )
     for note in (*notes, *map(str, document["choices"])):
         show.paragraph(note, "· ")

@@ -41,7 +41,7 @@ class RolloutVerb(o.AsksServer):
         Action, typer.Argument(metavar="|".join(Action), help="What to do.", show_default=False)
     ]
     name: Annotated[str, typer.Argument(help="The model.", show_default=False)]
-    url: o.ServerUrl = "http://localhost:8000"
+    url: o.ServerUrl = o.DEFAULT_URL
     to: int | None = o.option(None, "start: the version that takes over. Default: the newest.")
     reason: str = o.option("", "Why, for the history.")
     shadow: float | None = o.option(None, "start: part of the requests that it is shown first, 0 to 1.")

@@ -113,6 +113,10 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
     from carpool.process.supervisor import FrontendKind, Supervisor
 
     settings, warnings = server_settings(given)
+    if settings.quiet:
+        if settings.log_level == "debug":
+            raise ConfigError("--quiet and --log-level debug contradict each other: give one", field="quiet")
+        settings = replace(settings, log_level="error" if settings.log_level == "error" else "warning")
     configure(settings.log_format, settings.log_level)
     read_otel(settings)  # before anything is loaded: it may be wrong
     for warning in filter(None, (*warnings, otel_warning(settings))):
@@ -127,7 +131,8 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
     if settings.record:
         settings = replace(settings, record=str(claim(settings.record)))
     verb = "Expecting" if settings.on_demand else "Loading"
-    print(f"{verb} {_count(len(sources) + mistaken, 'model')} …", flush=True)
+    if not settings.quiet:
+        print(f"{verb} {_count(len(sources) + mistaken, 'model')} …", flush=True)
     screen = _Screen(sources, settings)
     if settings.frontends == 0:
         return _alone(paths, settings, screen)
@@ -282,7 +287,7 @@ class _Screen:
     def __init__(self, sources: Sequence[ModelSource], settings: ServerSettings) -> None:
         self._sources = sources
         self._settings = settings
-        self.progress = LoadingProgress()
+        self.progress = LoadingProgress(quiet=settings.quiet)
         self.shown = False
 
     def show(
@@ -301,6 +306,8 @@ class _Screen:
         self.shown = True
         self.progress.end()
         settings = self._settings
+        if settings.quiet:
+            return
         host = "localhost" if settings.host in ("0.0.0.0", "::") else settings.host
         http = "https" if settings.tls_cert else "http"
         address = f"{http}://{host}:{ports['http']}"
@@ -350,13 +357,13 @@ def _count(number: int, noun: str) -> str:
 class LoadingProgress:
     """Told every step, in the loop's thread; a step may take minutes, so that the time goes on being told."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, quiet: bool = False) -> None:
         self._last: LoadingStep | None = None
         self._said = 0  # models before this one are over with, and that was told
         self._began = time.monotonic()
         self._watched = sys.stdout.isatty()
         self._timer: asyncio.TimerHandle | None = None
-        self._over = False
+        self._over = quiet
 
     def step(self, step: LoadingStep) -> None:
         if self._over:

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_SOON_S = 2.0
+_SAY_EVERY_S = 5.0
 
 
 def percent(share: float) -> str:
@@ -12,8 +20,16 @@ def percent(share: float) -> str:
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[str] = ()) -> None:
-    """Figures to the right, words in the columns named `left`."""
+    """Print it: figures to the right, words in the columns named `left`."""
     from rich.console import Console
+
+    Console().print(made_table(titles, rows, left=left))
+
+
+def made_table(
+    titles: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[str] = ()
+) -> RenderableType:
+    """The same, to be shown with other things."""
     from rich.table import Table
     from rich.text import Text
 
@@ -22,7 +38,7 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collect
         made.add_column(title, justify="left" if title in left else "right")
     for row in rows:
         made.add_row(*(Text(cell) for cell in row))
-    Console().print(made)
+    return made
 
 
 def paragraph(text: str, bullet: str = "") -> None:
@@ -41,11 +57,32 @@ def paragraph(text: str, bullet: str = "") -> None:
         console.print(Padding(indent + line, 0, expand=False))
 
 
+class _Lines:
+    """Progress in a log or a pipe: a line now and then, and none for what is soon over."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + _SOON_S
+
+    def say(self, text: str) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _SAY_EVERY_S
+            print(f"carpool: {text}", file=sys.stderr, flush=True)
+
+
 @contextmanager
 def steps(what: str, total: int) -> Iterator[Callable[[], None]]:
     """Call what it yields once for every finished part of the work."""
     if not sys.stderr.isatty():
-        yield lambda: None
+        lines, done = _Lines(), 0
+
+        def finished() -> None:
+            nonlocal done
+            done += 1
+            if done < total:
+                lines.say(f"{what}: {done} of {total}")
+
+        yield finished
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -60,7 +97,7 @@ def steps(what: str, total: int) -> Iterator[Callable[[], None]]:
 def status(what: str) -> Iterator[Callable[[str], None]]:
     """For work whose length is not known: call what it yields with what is being done now."""
     if not sys.stderr.isatty():
-        yield lambda _: None
+        yield _Lines().say
         return
     from rich.console import Console
 

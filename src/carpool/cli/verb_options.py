@@ -47,7 +47,9 @@ def _shared(panel: str | None, words: str, name: str | None = None, **more: Any)
 Noise = Annotated[float, _shared(DEVICE, "Spread of batch times: sigma of a lognormal factor.")]
 Seed = Annotated[int, _shared(RUN, "The same seed gives the same run.")]
 Json = Annotated[bool, _shared(RUN, "Print one JSON object.", "--json")]
-ServerUrl = Annotated[str, typer.Option(help="Where the server is.")]
+URL_VARIABLE = "CARPOOL_URL"
+DEFAULT_URL = "http://localhost:8000"
+ServerUrl = Annotated[str, typer.Option(help="Address of the server.", envvar=URL_VARIABLE)]
 _CURVE = "How long a batch takes: 4+1 (ms fixed + ms per image), or points 1:6.2,4:9.1,16:21 (batch:ms)."
 
 MOST_IN_A_BATCH = 4096

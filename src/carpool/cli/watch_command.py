@@ -68,7 +68,7 @@ class WatchVerb(o.AsksServer):
             show_default=False,
         ),
     ] = None
-    url: o.ServerUrl = "http://localhost:8000"
+    url: o.ServerUrl = o.DEFAULT_URL
     listed: Path | None = o.option(
         None, "More cameras, 'name address' or 'address' a line.", name="--list", metavar="FILE"
     )

@@ -25,7 +25,7 @@ FALSE = ("0", "false", "no", "off")
 _PORTS = ("http_port", "grpc_port", "metrics_port")
 _HOST_NAME = re.compile(r"[0-9A-Za-z_.-]{1,253}|\[?[0-9A-Fa-f:.]{2,45}\]?")
 _PICTURE_HOST = re.compile(r"[0-9A-Za-z_.-]{1,253}(:[1-9][0-9]{0,4})?")
-_OF_CLIENTS = ("CARPOOL_API_KEY",)  # for `carpool models` and its like, not for the server
+_OF_CLIENTS = ("CARPOOL_API_KEY", "CARPOOL_URL")  # for `carpool models` and its like, not for the server
 
 
 def usual_frontends(cores: int) -> int:
@@ -238,6 +238,9 @@ class ServerSettings:
     cache_secret: str = _setting("", secret=True)
     cache_wait_ms: float = _setting(2.0, within=(0.1, 1000.0))
     cache_mb: float = _setting(64.0, within=(0.0, 1e6))  # of answers that are kept, over all front ends
+    quiet: bool = _setting(
+        False, "Print nothing at the start, and log warnings and errors only.", name="--quiet"
+    )
     log_format: str = _setting("text", "text or json.", choices=("text", "json"))
     log_level: str = _setting(
         "info", "debug, info, warning or error.", choices=("debug", "info", "warning", "error")

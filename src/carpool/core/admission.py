@@ -6,7 +6,7 @@ from bisect import bisect_left
 from math import ceil, floor
 from typing import TYPE_CHECKING
 
-from carpool.core.job import INFINITY, READY, SOON, Job, Reason, Refusal
+from carpool.core.job import INFINITY, READY, SOON, Job, Reason, Refusal, Terms
 from carpool.core.queue import Lane
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ def gate(core: Scheduler, shares: Shares, slo: float, job: Job, lane: Lane, now:
     else:
         instance = instances.next_free
         wait = behind + (instance.free_at - now if instance.free_at > now else 0.0)
+    starts = wait
+    spare = 0.0
     if coming:
         wait = _wait_of_coming(core, instance, job, batch, wait, now)
         own = curve.times[min(batch, lane.waiting % batch + job.images)]
@@ -47,7 +49,8 @@ def gate(core: Scheduler, shares: Shares, slo: float, job: Job, lane: Lane, now:
     if room < job.images:
         if is_probe(core, job, slo, now):
             return None
-        return _refusal(core, Reason.CANNOT_FINISH, instance, job, wait, now)
+        terms = _terms(core, instance, job, behind, starts, wait, spare, now)
+        return _refusal(core, Reason.CANNOT_FINISH, terms)
     if room >= batch:
         return None  # whatever gathers, it rides in a batch of the best size
     most = instances.pace * curve.throughput(batch) * share
@@ -56,9 +59,11 @@ def gate(core: Scheduler, shares: Shares, slo: float, job: Job, lane: Lane, now:
     if coming:  # no more gather than are let in, and decoding may carry less than is asked
         gathered = min(gathered, (lane.waiting + job.images) / share)
     enough = core.constants.keeps_up * rate
-    if room < min(batch, gathered) and instances.pace * curve.throughput(room) * share < enough:
+    sustained = instances.pace * curve.throughput(room) * share
+    if room < min(batch, gathered) and sustained < enough:
         reason = Reason.OVERLOAD if share == 1.0 else Reason.OVER_SHARE
-        return _refusal(core, reason, instance, job, wait, now, rate, most)
+        terms = _terms(core, instance, job, behind, starts, wait, spare, now)
+        return _refusal(core, reason, terms, rate, most, room, sustained)
     return None
 
 
@@ -101,7 +106,10 @@ def backed_up(core: Scheduler, job: Job, now: float) -> Refusal | None:
     short = lag <= core.constants.most_lag * core.slo
     if short and not (_is_flooded(core, now) and core.entrance.has_company(now)):
         return None
-    return _refusal(core, Reason.OVERLOAD, core.instances.next_free, job, lag, now, core.rate(now))
+    terms = _terms(core, core.instances.next_free, job, lag, lag, lag, 0.0, now)
+    most = core.constants.spared_lag if short else core.constants.most_lag
+    refusal = _refusal(core, Reason.OVERLOAD, terms)
+    return refusal._replace(asked=core.rate(now), lag=lag, most_lag=most * core.slo)
 
 
 def _is_flooded(core: Scheduler, now: float) -> bool:
@@ -137,25 +145,56 @@ def _starts_on(core: Scheduler, job: Job, behind: float, now: float) -> tuple[In
     return max(starts, key=lambda start: instances.fits(start[0], job.due - now - start[1]))
 
 
+def _terms(
+    core: Scheduler,
+    instance: Instance,
+    job: Job,
+    behind: float,
+    starts: float,
+    wait: float,
+    doubt: float,
+    now: float,
+) -> Terms:
+    """What the gate has weighed: it would start after `wait` seconds, or after `starts` with its input there,
+    `behind` of which is the queue's. Caution is taken once: `doubt` covers all that is foreseen."""
+    takes = core.curve.times[job.images]
+    speed = instance.speed
+    coming = job.ready_at > -INFINITY
+    return Terms(
+        deadline=job.deadline - job.arrived,
+        waited=now - job.arrived,
+        queue=behind,
+        running=starts - behind,
+        input=wait - starts,
+        batch=speed.mean * takes,
+        outside=job.outside,
+        later=job.later,
+        spread=0.0 if coming else (speed.cautious - speed.mean) * takes,
+        doubt=doubt,
+    )
+
+
 def _refusal(
     core: Scheduler,
     reason: Reason,
-    instance: Instance,
-    job: Job,
-    wait: float,
-    now: float,
+    terms: Terms,
     asked: float = 0.0,
     answerable: float = 0.0,
+    room: int = 0,
+    sustained: float = 0.0,
 ) -> Refusal:
     """With when to come back: after the wait, when those ahead are served. Who brings too little time even
     for an idle instance would be refused then as well; who lost it on the way has all of it again. What is
     outside may be less by then."""
-    takes = instance.speed.cautious * core.curve.times[job.images]
+    wait = terms.queue + terms.running + terms.input
+    alone = terms.batch + terms.spread
     return Refusal(
         reason,
-        predicted_finish=now + wait + takes + job.outside + job.later,
-        retry_after=(wait or job.outside or SOON) if takes <= job.deadline - job.arrived else 0.0,
+        retry_after=(wait or terms.outside or SOON) if alone <= terms.deadline else 0.0,
         waiting=core.lanes.waiting,
         asked=asked,
         answerable=answerable,
+        room=room,
+        sustained=sustained,
+        terms=terms,
     )

@@ -43,7 +43,7 @@ def next_batch(
         if is_probe(core, head, slo, now):
             core.lanes.serve(head)
             return [head]
-        _give_up(core, head, now, given_up)
+        _give_up(core, instance, head, want, now, given_up)
     return []
 
 
@@ -68,13 +68,18 @@ def _wanted(core: Scheduler, head: Job, line: Line, largest: int, now: float) ->
     return max(core.curve.efficient[min(largest, ceil(waiting / free))], head.images)
 
 
+def _room(core: Scheduler, instance: Instance, job: Job, now: float) -> int:
+    """The largest batch that meets the job's deadline if it starts now."""
+    left = job.due - now
+    if job.lane is not None and job.lane.level == PROTECTED:
+        left /= core.constants.guard_margin
+    return core.instances.fits(instance, left)
+
+
 def _size(
     core: Scheduler, shares: Shares, instance: Instance, job: Job, lane: Lane, want: int, now: float
 ) -> int:
-    left = job.due - now
-    if lane.level == PROTECTED:
-        left /= core.constants.guard_margin
-    room = core.instances.fits(instance, left)
+    room = _room(core, instance, job, now)
     if room >= want:
         return want
     carried = core.instances.pace * core.curve.throughput(room) if room else 0.0
@@ -111,7 +116,7 @@ def _fill(
             continue
         size_for_job = _size(core, shares, instance, job, lane, size, now)
         if size_for_job < used + job.images:
-            _give_up(core, job, now, given_up)
+            _give_up(core, instance, job, size, now, given_up)
             continue
         size = min(size, size_for_job)
         core.lanes.serve(job)
@@ -121,8 +126,11 @@ def _fill(
     return batch
 
 
-def _give_up(core: Scheduler, job: Job, now: float, given_up: list[GivenUp]) -> None:
-    given_up.append(core.give_up(job, reason_to_give_up(job, now), now))
+def _give_up(
+    core: Scheduler, instance: Instance, job: Job, want: int, now: float, given_up: list[GivenUp]
+) -> None:
+    room = _room(core, instance, job, now)
+    given_up.append(core.give_up(job, reason_to_give_up(job, now), now, room=room, needed=want))
 
 
 def _faster_one_carries(core: Scheduler, instance: Instance, job: Job, now: float) -> bool:

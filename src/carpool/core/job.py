@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from carpool.core.constants import CONSTANTS, Constants
@@ -113,27 +113,89 @@ SOON = 0.001
 """Seconds: when to come back where nothing is ahead, and the next one has its whole time."""
 
 
-class Refusal(NamedTuple):
-    """A no at the gate: why, when the job would have finished, and when asking again makes sense.
+class Terms(NamedTuple):
+    """What one decision about a request was made of: seconds, in the order in which a request meets them.
 
-    The rest is what it was weighed against: the images that wait, the most that may, and in images per
-    second what is asked and what can be answered in time. Of the job's source, where its share decided.
+    The request is late where what is `predicted` and the `margin` together exceed its `deadline`, which is
+    counted from its arrival as they are.
     """
 
+    deadline: float = INFINITY
+    waited: float = 0.0  # from its arrival until the decision
+    queue: float = 0.0  # the batches that start before its own
+    running: float = 0.0  # what is left of the batch that runs
+    input: float = 0.0  # what the wait for its input adds
+    batch: float = 0.0  # its own batch
+    outside: float = 0.0  # reading the request, and sending the answer
+    later: float = 0.0  # what comes after its batch: later steps, or the rest of a text
+    spread: float = 0.0  # margin: how far batches may come out above their mean
+    doubt: float = 0.0  # margin: how much later than foreseen requests end whose input was still to come
+
+    @property
+    def predicted(self) -> float:
+        """Seconds from its arrival until the answer is there."""
+        before = self.waited + self.queue + self.running + self.input
+        return before + self.batch + self.outside + self.later
+
+    @property
+    def margin(self) -> float:
+        return self.spread + self.doubt
+
+    @property
+    def late(self) -> bool:
+        return self.predicted + self.margin > self.deadline
+
+
+NO_TERMS = Terms()
+
+
+class Refusal(NamedTuple):
+    """A rejection: why, when a retry makes sense, and the numbers that it was decided by."""
+
     reason: Reason
-    predicted_finish: float = INFINITY
-    retry_after: float = 0.0  # seconds; 0: asking again would not help
-    waiting: int = 0
-    most: int = 0
-    asked: float = 0.0
-    answerable: float = 0.0
+    retry_after: float = 0.0  # seconds; 0: a retry would not help
+    waiting: int = 0  # images in the queue
+    most: int = 0  # images that may be there, or in one request
+    asked: float = 0.0  # images per second: offered to the model, or by the source whose share decided
+    answerable: float = 0.0  # images per second: what batches of the best size sustain of that
+    room: int = 0  # the largest batch that would meet the deadline
+    needed: int = 0  # the batch that the queue needs
+    sustained: float = 0.0  # images per second: what batches of `room` sustain
+    lag: float = 0.0  # seconds that requests spend before the scheduler knows of them
+    most_lag: float = 0.0  # how many of these are accepted
+    images: int = 1  # of the request
+    terms: Terms = NO_TERMS
+
+    def flat(self) -> tuple[float, ...]:
+        """All but the reason as numbers, for other processes."""
+        return (*map(float, self[1:-1]), *self.terms)
+
+
+REFUSAL_NUMBERS = len(Refusal._fields) - 2 + len(Terms._fields)
+
+
+def refusal_of(reason: Reason, numbers: Sequence[float]) -> Refusal:
+    """The refusal whose `flat` form this is."""
+    retry_after, waiting, most, asked, answerable, room, needed, sustained, lag, most_lag, images = numbers[
+        :11
+    ]
+    counts = int(waiting), int(most)
+    sizes = int(room), int(needed)
+    terms = Terms(*numbers[11:])
+    return Refusal(
+        reason, retry_after, *counts, asked, answerable, *sizes, sustained, lag, most_lag, int(images), terms
+    )
 
 
 class GivenUp(NamedTuple):
-    """A job that was accepted and will not run."""
+    """A job that was accepted and will not run: with the batch that its deadline has room for, the one that
+    the queue needs, and the seconds of its own batch where those decided."""
 
     job: Job
     reason: Reason
+    room: int = 0
+    needed: int = 0
+    batch: float = 0.0
 
 
 def planned(outside: float, budget: float, constants: Constants = CONSTANTS) -> float:

@@ -14,6 +14,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, isfinite, sqrt
+from typing import TYPE_CHECKING
+
+from carpool.core.curve import promised_batch
+from carpool.core.job import INFINITY
+
+if TYPE_CHECKING:
+    from carpool.core.scheduler import Scheduler
 
 TARGET_LOAD = 0.75
 """Of what replicas can answer: the rest is for bursts, and for what comes while another one starts."""
@@ -135,3 +142,14 @@ def replicas_for(rate: float, capacity: float, *, target: float = TARGET_LOAD, s
     if not capacity > 0.0:
         raise ValueError(f"capacity must be above 0, not {capacity}")
     return max(1, ceil(max(0.0, rate) / (target * capacity) - _ROUNDING)) + spare
+
+
+def capacity(scheduler: Scheduler) -> float:
+    """Images per second within the promise, with the device to itself: by the curve that is believed now, at
+    the speed that the instances have. 0 without a promise, and while no instance is there."""
+    speeds = [1.0 / instance.speed.mean for instance in scheduler.instances if instance.available]
+    if not speeds or scheduler.slo == INFINITY:
+        return 0.0
+    pace = sum(speeds)
+    batch = promised_batch(scheduler.curve, scheduler.slo * pace / len(speeds))
+    return pace * scheduler.curve.throughput(batch) if batch else 0.0

@@ -14,7 +14,19 @@ from carpool.core.admission import backed_up
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch, Instance, Instances
-from carpool.core.job import DONE, GONE, INFINITY, OFFERED, READY, RUNNING, GivenUp, Job, Reason, Refusal
+from carpool.core.job import (
+    DONE,
+    GONE,
+    INFINITY,
+    OFFERED,
+    READY,
+    RUNNING,
+    GivenUp,
+    Job,
+    Reason,
+    Refusal,
+    Terms,
+)
 from carpool.core.knobs import KnobsPolicy
 from carpool.core.learning import Belief, Beliefs, Doubt, Drift, Lag, Rate
 from carpool.core.objectives import Knobs, Promise
@@ -244,12 +256,14 @@ class Scheduler:
                 decision.look_again = min(spare.look_again, decision.look_again or INFINITY)
         return decision
 
-    def give_up(self, job: Job, reason: Reason, now: float) -> GivenUp:
+    def give_up(
+        self, job: Job, reason: Reason, now: float, *, room: int = 0, needed: int = 0, batch: float = 0.0
+    ) -> GivenUp:
         self.lanes.remove(job, GONE)
         if job.foreseen < INFINITY:  # it would have ended after it was due
             self.doubt.seen(max(now, job.due) - job.foreseen, now)
         self.ledger.given_up[reason] += 1
-        return GivenUp(job, reason)
+        return GivenUp(job, reason, room, needed, batch)
 
     @property
     def next_expiry(self) -> float:
@@ -366,11 +380,14 @@ class Scheduler:
 
     def _limits(self, job: Job, now: float) -> Refusal | None:
         if job.images > self.policy.max_images:
-            return Refusal(Reason.TOO_LARGE, most=self.policy.max_images)
+            return Refusal(Reason.TOO_LARGE, most=self.policy.max_images, images=job.images)
         waiting, most = self.lanes.waiting, self.policy.max_queue
         if waiting + job.images > most:
             wait = self._until_room_for(waiting + job.images - most, now)
-            return Refusal(Reason.QUEUE_FULL, retry_after=wait, waiting=waiting, most=most)
+            terms = Terms(deadline=job.deadline - job.arrived)
+            return Refusal(
+                Reason.QUEUE_FULL, wait, waiting=waiting, most=most, images=job.images, terms=terms
+            )
         return None
 
     def _until_room_for(self, images: int, now: float) -> float:
@@ -407,10 +424,11 @@ class Scheduler:
     def _expire(self, now: float, given_up: list[GivenUp]) -> None:
         expiries = self._expiries
         while expiries and (expiries[0][2].state >= RUNNING or expiries[0][0] <= now):
-            job = heappop(expiries)[2]
+            expiry, _, job = heappop(expiries)
             if job.state < RUNNING:
                 reason = self.policy.expired(self, job, now)
                 if reason is not None:
-                    given_up.append(self.give_up(job, reason, now))
+                    batch = max(0.0, job.due - expiry) if reason is Reason.DEADLINE else 0.0
+                    given_up.append(self.give_up(job, reason, now, batch=batch))
                 else:
                     self._watch(job)

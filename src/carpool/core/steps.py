@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
-from carpool.core.job import DONE, GONE, INFINITY, READY, RUNNING, SOON, JobState, Reason, Refusal
+from carpool.core.job import DONE, GONE, INFINITY, READY, RUNNING, SOON, JobState, Reason, Refusal, Terms
 from carpool.core.learning import Belief, Rate
 from carpool.core.lengths import Departures, Lengths
 from carpool.core.scheduler import Ledger
@@ -256,21 +256,26 @@ class StepScheduler:
         if job.first_due == INFINITY or self._has_ample(job, now):  # nothing was promised, or it is easy
             return None
         foreseen = self._foresee(now)
-        wait = foreseen.wait + max(0.0, foreseen.busy_until - now)
-        first = now + wait + foreseen.takes
+        queue, running = foreseen.wait, max(0.0, foreseen.busy_until - now)
+        takes = foreseen.takes
+        wait = queue + running
+        first = now + wait + takes
         rest = (self.lengths.expected(job.limit) - 1) * self._pace()
         whole = first + rest
         if first <= job.first_due and whole <= job.deadline:
             return None
         soonest = now + foreseen.soonest + foreseen.takes
         hopeless = soonest > job.first_due or whole > job.deadline
+        terms = Terms(job.first_due - job.arrived, now - job.arrived, queue, running, batch=takes)
+        if first <= job.first_due:  # the first token would be in time, and the last one not
+            terms = terms._replace(deadline=job.deadline - job.arrived, later=rest)
         return Refusal(
             Reason.CANNOT_FINISH if hopeless else Reason.OVERLOAD,
-            predicted_finish=first,
             retry_after=(wait or SOON) if self._would_do(job, rest) else 0.0,
             waiting=self.waiting,
             asked=self._rate.at(now),
             answerable=1.0 / self._costs[self._best - 1],
+            terms=terms,
         )
 
     def _has_ample(self, job: TextJob, now: float) -> bool:
@@ -366,7 +371,7 @@ class StepScheduler:
             job.state = GONE
             reason = Reason.DEADLINE if now >= job.first_due else Reason.GIVEN_UP
             self.ledger.given_up[reason] += 1
-            given_up.append(TextGivenUp(job, reason))
+            given_up.append(TextGivenUp(job, reason, takes))
 
     def _to_encode(self, now: float) -> int:
         """How many to encode now; 0: a step first, or nothing."""

@@ -121,6 +121,7 @@ class TextGivenUp(NamedTuple):
 
     job: TextJob
     reason: Reason
+    takes: float = 0.0  # seconds until its first token, for one that was late for that
 
 
 @dataclass(slots=True)

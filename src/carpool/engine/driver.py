@@ -269,7 +269,7 @@ class Driver:
         except Exception:  # what it should do next is a courtesy; that it will not run is not
             log.exception("gate-failed", model=self._model)
             wait = 0.0
-        error = dropped(self._model, work, gone.reason, now, wait)
+        error = dropped(self._model, gone, now, wait)
         self._tell(work, Outcome(error=error, timing=Timing(queue=max(0.0, now - work.arrived))))
 
     def _give_up_waiting(self, error: CarpoolError) -> None:

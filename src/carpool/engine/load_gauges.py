@@ -6,30 +6,47 @@ Nothing is done for single requests: the schedulers count, and a timer looks.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from heapq import nlargest
 from time import monotonic
+from typing import Any
 
-from carpool.core.curve import promised_batch
-from carpool.core.job import INFINITY
-from carpool.core.scaling import Arrivals
+import orjson
+
+from carpool.core.scaling import Arrivals, capacity
 from carpool.core.scheduler import Scheduler
 from carpool.engine.models.served import Served
 from carpool.observe.columns import CAPACITY, LOAD, OFFERED
 from carpool.observe.counters import Table
+from carpool.observe.history import MOST_SENDERS
 
 LOAD_WINDOW_S = 5.0
 _LOOK_S = 0.5
+_LATELY_S = 1.0
+_LEAST_RPS = 0.01
+_LONGEST_SOURCE = 80
 
 
-def capacity(scheduler: Scheduler) -> float:
-    """Images per second within the promise, with the device to itself: by the curve that is believed now, at
-    the speed that the instances have. 0 without a promise, and while no instance is there."""
-    speeds = [1.0 / instance.speed.mean for instance in scheduler.instances if instance.available]
-    if not speeds or scheduler.slo == INFINITY:
-        return 0.0
-    pace = sum(speeds)
-    batch = promised_batch(scheduler.curve, scheduler.slo * pace / len(speeds))
-    return pace * scheduler.curve.throughput(batch) if batch else 0.0
+def senders(models: Iterable[Served], now: float) -> list[dict[str, Any]]:
+    """Who asks most of the models just now, by images per second: sources, and the keys they came with."""
+    lanes = [
+        (lane.rate.at(now), served.name, lane)
+        for served in models
+        if served.scheduler is not None
+        for lane in served.scheduler.lanes
+    ]
+    return [
+        {
+            "model": model,
+            "source": lane.source[:_LONGEST_SOURCE],
+            "key": lane.holder,
+            "offered_rps": round(rate, 2),
+            "queued": lane.waiting,
+            "rejected": lane.refused > now - _LATELY_S,
+        }
+        for rate, model, lane in nlargest(MOST_SENDERS, lanes, key=lambda found: found[0])
+        if rate >= _LEAST_RPS
+    ]
 
 
 class _Gauge:
@@ -78,6 +95,7 @@ class LoadGauges:
             if key not in self._gauges:
                 self._gauges[key] = _Gauge(self._table.cells(served.slot)[OFFERED], now)
             self._gauges[key].look(served, scheduler, self._table, now)
+        self._table.history.tell_senders(orjson.dumps(senders(offered.values(), now)))
 
     def stop(self) -> None:
         if self._timer is not None:

@@ -108,7 +108,7 @@ class RolloutDesk:
     async def _start(self, name: str, arguments: Mapping[str, Any], reason: str) -> None:
         """Idempotent: what is under way already is not started again."""
         model, home = self._engine.control.known(name), self.rollouts.home(name)
-        if model is None or home is None or home.is_file() or not model.serving:
+        if model is None or home is None or not model.serving:
             raise WrongState(f"'{name[:80]}' is not served from a folder of versions: load it first")
         present = await asyncio.to_thread(version_folders, home)
         plan, by_hand = self._plan(next(iter(model.serving.values())).config.rollout, arguments.get("plan"))

@@ -155,8 +155,10 @@ class Rollouts:
         return True
 
     def home(self, name: str) -> Path | None:
+        """The folder of its versions; None for a model that is a single file, which has none."""
         model = self._control.known(name)
-        return model.places[0] if model is not None and model.places else None
+        home = model.places[0] if model is not None and model.places else None
+        return None if home is None or home.is_file() else home
 
     def _loaded(self, model: ModelState) -> None:
         if self._ticking is None:

@@ -18,6 +18,7 @@ from carpool.errors import CarpoolError, InvalidInput, NotFound
 from carpool.link.door import ON_DEMAND, UNLOADED, Catalog, Door, IndexEntry, ModelEntry
 from carpool.observe.counters import MODEL_ROWS, Table
 from carpool.observe.counters import Slot as CounterRow
+from carpool.observe.shared_history import KEPT_S
 from carpool.observe.statistics import (
     BOUNDS,
     cache_counts,
@@ -99,6 +100,14 @@ def model_metadata(catalog: Catalog, entry: ModelEntry) -> Document:
         "inputs": _tensors(signature.inputs, signature.max_batch),
         "outputs": _tensors(signature.outputs, signature.max_batch),
     }
+
+
+def model_config(_catalog: Catalog, entry: ModelEntry) -> Document:
+    """Its settings, with what was chosen for it at loading and why as a parameter more."""
+    if not entry.choices:
+        return dict(entry.config)
+    why = {"carpool_choices": {"string_value": "\n".join(entry.choices)}}
+    return {**entry.config, "parameters": {**entry.config.get("parameters", {}), **why}}
 
 
 def served_versions(catalog: Catalog, name: str) -> list[str]:
@@ -208,6 +217,20 @@ class LivePage:
 def with_profile(page: bytes, profile: Document | None) -> bytes:
     """The same page for somebody who looks at one model: the rest of it is shared, and written once."""
     return b'%b,"profile":%b}' % (page[:-1], orjson.dumps(profile))
+
+
+def with_history(page: bytes, table: Table, after: int, *, senders: bool) -> bytes:
+    """The same page with the points since then, for somebody who has seen those before."""
+    points = b",".join(point for _, point in table.history.read(after, with_senders=senders))
+    return b'%b,"history":[%b]}' % (page[:-1], points)
+
+
+def history(table: Table, after: int, seconds: int, *, senders: bool) -> bytes:
+    """The points after that number, of so many seconds at most. They are JSON already."""
+    points = table.history.read(after, with_senders=senders)
+    newest = points[-1][0] if points else 0
+    shown = b",".join(point for number, point in points if number > newest - seconds)
+    return b'{"every_s":1,"kept_s":%d,"bounds":%b,"points":[%b]}' % (KEPT_S, orjson.dumps(BOUNDS), shown)
 
 
 def _model(catalog: Catalog, line: IndexEntry) -> dict[str, Any]:

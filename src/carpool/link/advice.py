@@ -17,7 +17,7 @@ from hashlib import blake2b
 from mmap import mmap
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from carpool.core.job import Job, Reason, Refusal
+from carpool.core.job import REFUSAL_NUMBERS, Job, Reason, Refusal, refusal_of
 from carpool.core.refusal_words import refused
 from carpool.core.shares import ORDINARY
 from carpool.errors import CarpoolError, Refused
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 WriteGate: TypeAlias = Callable[..., None]
 ReadGate: TypeAlias = Callable[[int, int], tuple[float, ...] | None]
 
-MAX_VALUES = 58
+_BEFORE = 3  # numbers of a row before its verdicts: when, whether nobody names a source, and for how many
+_VERDICT = 2 + REFUSAL_NUMBERS  # numbers of one: see `_numbers`
+_MOST_SOURCES = 7  # that are told apart: those who flood
+MAX_VALUES = _BEFORE + _MOST_SOURCES * _VERDICT
 _ROWS = 1024
 _HEAD = struct.Struct("<IIQ")  # checksum of the rest, number of values, key
 _ROW = _HEAD.size + 8 * MAX_VALUES
@@ -46,9 +49,6 @@ _REPORT_S = 0.02
 _MOST_SAID = 256
 _SAME_S = 0.005  # for so long one sentence does for all who are refused for the same reason
 _LATELY_S = 0.25  # nobody was refused for so long: there is room
-_VERDICT = 7  # numbers of one: see `_numbers`
-_BEFORE = 3  # numbers of a row before its verdicts: when, whether nobody names a source, and for how many
-_MOST_SOURCES = (MAX_VALUES - _BEFORE) // _VERDICT  # that are told apart: those who flood
 
 
 class Gate(Protocol):
@@ -124,23 +124,21 @@ def publish(write: WriteGate, key: int, scheduler: Scheduler, now: float) -> boo
     if all(lane.level == ORDINARY for lane in lanes):
         if nameless and any(lane.refused > now - _LATELY_S for lane in lanes):
             room, refusal = scheduler.room(scheduler.newcomer("", now), now)
-            verdicts += _numbers("", refusal, now)
+            verdicts += _numbers("", refusal)
         else:
             since = now - _STALE_S
             lately = [lane.source for lane in lanes if lane.refused > since and lane.source != "*"]
             for source in [""] if nameless else lately[:_MOST_SOURCES]:
-                verdicts += _numbers(source, scheduler.refuses(scheduler.newcomer(source, now), now), now)
+                verdicts += _numbers(source, scheduler.refuses(scheduler.newcomer(source, now), now))
     write(key, now, float(nameless), float(room), *verdicts)
     return bool(verdicts or room)
 
 
-def _numbers(source: str, refusal: Refusal | None, now: float) -> tuple[float, ...]:
+def _numbers(source: str, refusal: Refusal | None) -> tuple[float, ...]:
     """A verdict: nothing, or a refusal in numbers."""
     if refusal is None:
         return ()
-    code = float(_REASONS.index(refusal.reason))
-    times = (refusal.predicted_finish - now, refusal.retry_after)
-    return _number(source), code, *times, float(refusal.waiting), refusal.asked, refusal.answerable
+    return _number(source), float(_REASONS.index(refusal.reason)), *refusal.flat()
 
 
 def _number(source: str) -> float:
@@ -243,16 +241,11 @@ class Advice:
 
 
 def _error(entry: ModelEntry, job: Job, reason: Reason, verdict: tuple[float, ...]) -> CarpoolError:
-    _, _, predicted, retry_after, waiting, asked, answerable = verdict
-    refusal = Refusal(
-        reason,
-        job.arrived + predicted,
-        retry_after,
-        waiting=int(waiting),
-        asked=asked,
-        answerable=answerable,
-    )
-    return refused(entry.name, job, refusal, knobs=False)
+    """The verdict is about one with its whole time ahead: this one may have less."""
+    refusal = refusal_of(reason, verdict[2:])
+    terms = refusal.terms
+    less = terms._replace(deadline=min(terms.deadline, job.deadline - job.arrived))
+    return refused(entry.name, job, refusal._replace(terms=less), knobs=False)
 
 
 def _behind(entry: ModelEntry, waited: float) -> Refused:

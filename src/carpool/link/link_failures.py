@@ -5,7 +5,7 @@ from __future__ import annotations
 from struct import Struct
 
 from carpool import errors
-from carpool.core.job import Reason, Refusal
+from carpool.core.job import REFUSAL_NUMBERS, Reason, refusal_of
 from carpool.core.refusal_words import RefusalInNumbers, in_words
 from carpool.errors import CarpoolError, Refused, Unavailable
 from carpool.link.records import GONE
@@ -18,26 +18,16 @@ _CLASSES: list[type[CarpoolError]] = [
 """In the order of their file: both ends run the same one."""
 _IN_NUMBERS = GONE + 1 + len(_CLASSES)
 _REASONS = list(Reason)
-_numbers_record = Struct("<Iqqddddd")
-"""Reason, images that wait and the most that may; seconds: its time, when it would have finished, when to
-come back; images per second: asked for, and answerable."""
+_numbers_record = Struct(f"<I{REFUSAL_NUMBERS}d")
+"""The reason, and the numbers of the refusal."""
 _NUMBERS = {kind: number for number, kind in enumerate(_CLASSES, GONE + 1)}
 
 
 def write_failure(error: CarpoolError) -> tuple[int, bytes]:
     """A status and a payload. A class that the other side may not know goes as the nearest it does."""
     if isinstance(error, RefusalInNumbers):
-        told = error.refusal
-        return _IN_NUMBERS, _numbers_record.pack(
-            _REASONS.index(told.reason),
-            told.waiting,
-            told.most,
-            error.budget,
-            error.predicted,
-            told.retry_after,
-            told.asked,
-            told.answerable,
-        )
+        refusal = error.refusal
+        return _IN_NUMBERS, _numbers_record.pack(_REASONS.index(refusal.reason), *refusal.flat())
     for kind in type(error).__mro__:
         if kind in _NUMBERS:
             return _NUMBERS[kind], encode_error(error)
@@ -46,7 +36,8 @@ def write_failure(error: CarpoolError) -> tuple[int, bytes]:
 
 def read_failure(status: int, payload: bytes, model: str = "the model") -> CarpoolError:
     if status == _IN_NUMBERS:
-        return _read_numbers(payload, model)
+        code, *told = _numbers_record.unpack(payload)
+        return in_words(model, refusal_of(_REASONS[code], told))
     number = status - GONE - 1
     kind = _CLASSES[number] if 0 <= number < len(_CLASSES) else CarpoolError
     document = load_object(payload, "error")
@@ -61,16 +52,3 @@ def read_failure(status: int, payload: bytes, model: str = "the model") -> Carpo
     if isinstance(error, Unavailable):
         error.retry_after_s = retry
     return error
-
-
-def _read_numbers(payload: bytes, model: str) -> CarpoolError:
-    reason, waiting, most, budget, predicted, retry_after, asked, answerable = _numbers_record.unpack(payload)
-    refusal = Refusal(
-        _REASONS[reason],
-        retry_after=retry_after,
-        waiting=waiting,
-        most=most,
-        asked=asked,
-        answerable=answerable,
-    )
-    return in_words(model, budget, predicted, refusal)

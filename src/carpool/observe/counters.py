@@ -1,6 +1,6 @@
 """The shared table of counters: every process adds to its own block, whoever scrapes sums them all.
 
-    directory │ block 0: row 0 (the server), rows 1…256 (model versions) │ block 1: … │ … │ exemplars
+    directory │ block 0: row 0 (the server), rows 1…256 (model versions) │ block 1 │ … │ exemplars │ history
 
 No locks: a block has one writer, one thread of one process. An aligned float64 is written in one store, so a
 reader sees it before or after, never half. A block outlives its process; the successor adds to what it finds.
@@ -36,6 +36,7 @@ from carpool.observe.columns import (
     Histogram,
 )
 from carpool.observe.exemplars import EXEMPLAR_BYTES, Exemplar, Exemplars, read_exemplars
+from carpool.observe.shared_history import HISTORY_BYTES, SharedHistory
 
 Buffer: TypeAlias = bytearray | mmap | memoryview
 
@@ -126,7 +127,7 @@ _MAXIMA = list(columns.MAXIMA)
 
 def table_bytes(blocks: int) -> int:
     """The size of the buffer for so many processes; it must start out as zeros."""
-    return DIRECTORY_BYTES + blocks * (_BLOCK * _CELL + EXEMPLAR_BYTES)
+    return DIRECTORY_BYTES + blocks * (_BLOCK * _CELL + EXEMPLAR_BYTES) + HISTORY_BYTES
 
 
 class Row:
@@ -229,13 +230,15 @@ class Table:
 
     def __init__(self, buffer: Buffer) -> None:
         view = memoryview(buffer).cast("B")
-        self.blocks = (len(view) - DIRECTORY_BYTES) // (_BLOCK * _CELL + EXEMPLAR_BYTES)
+        self.blocks = (len(view) - DIRECTORY_BYTES - HISTORY_BYTES) // (_BLOCK * _CELL + EXEMPLAR_BYTES)
         if self.blocks < 1:
             raise ValueError(f"a table of counters takes at least {table_bytes(1)} bytes, not {len(view)}")
         self.directory = Directory(view[:DIRECTORY_BYTES])
         exemplars = DIRECTORY_BYTES + self.blocks * _BLOCK * _CELL
         self._view = view[DIRECTORY_BYTES:exemplars]
-        self._exemplars = view[exemplars : table_bytes(self.blocks)]
+        history = table_bytes(self.blocks) - HISTORY_BYTES
+        self._exemplars = view[exemplars:history]
+        self.history = SharedHistory(view[history : history + HISTORY_BYTES])
         self._cells: npt.NDArray[np.float64] = np.frombuffer(self._view).reshape(
             self.blocks, MODEL_ROWS + 1, _STRIDE
         )

@@ -10,14 +10,19 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import fcntl
+import io
 import logging
 import os
 import re
+import sys
 import threading
 from collections.abc import Iterator
 
 from carpool.observe import logs
 
+LEVELS = ("debug", "info", "warning", "error")
+_MARK = "\x1e"  # a separator that nobody prints
+_MARKED = "_CARPOOL_OUTPUT_IS_READ"
 _READ = 1 << 16
 _PIPE = 1 << 20
 _LONGEST = 2000  # bytes of a line; the rest is another one
@@ -64,11 +69,59 @@ class Output:
 
     def _tell(self, line: bytes) -> None:
         text = line.decode(errors="backslashreplace").rstrip()
+        level, text = _level_of(text)
         library = library_of(text)
         if library:
             log.warning("library-output", **self._who, library=library, text=text)
         elif text:
-            log.warning("output", **self._who, text=text)
+            getattr(log, level)("output", **self._who, text=text)
+
+
+def marked(text: str, level: str, plainly: str = "") -> str:
+    """The lines of a text, so that the process that reads them knows how serious they are. What is not marked
+    counts as a warning. Where no process of Carpool reads them, a person does, and they stay as they are,
+    behind `plainly`."""
+    if _MARKED not in os.environ:
+        return f"{plainly}{text}\n"
+    return "".join(f"{_MARK}{level}{_MARK}{line}\n" for line in text.splitlines())
+
+
+def _level_of(line: str) -> tuple[str, str]:
+    if line.startswith(_MARK):
+        level, mark, text = line[1:].partition(_MARK)
+        if mark and level in LEVELS:
+            return level, text
+    return "warning", line
+
+
+class Printed(io.TextIOBase):
+    """Standard output of Python code that is not ours: what a model prints is information."""
+
+    def __init__(self, fd: int = 2) -> None:
+        self._fd = fd
+        self._rest = ""
+        self._lock = threading.Lock()
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def write(self, text: str) -> int:
+        with self._lock:
+            whole, newline, self._rest = (self._rest + text).rpartition("\n")
+            if len(self._rest) > _LONGEST:
+                whole, newline, self._rest = whole + newline + self._rest, "\n", ""
+        if newline:
+            _write_all(self._fd, marked(whole, "info").encode(errors="backslashreplace"))
+        return len(text)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    with contextlib.suppress(OSError):  # nobody reads it any more, or not fast enough
+        while data:
+            data = data[os.write(fd, data) :]
 
 
 def library_of(line: str) -> str:
@@ -82,6 +135,8 @@ def keep_stream() -> int:
     """
     stream = os.dup(1)
     os.dup2(2, 1)
+    sys.stdout = Printed()
+    os.environ[_MARKED] = "1"  # for the processes of models, too, which write into the same pipe
     faulthandler.enable()  # into the pipe: whoever reads it outlives us
     logging.captureWarnings(True)  # of Python libraries: these can be logged where they happen
     return stream
@@ -101,6 +156,7 @@ def caught(log_format: str, log_level: str) -> Iterator[None]:
     os.set_blocking(writing, False)
     os.dup2(writing, 2)
     os.close(writing)
+    os.environ[_MARKED] = "1"
     logs.configure(log_format, log_level, stream)
     faulthandler.enable(stream)
     thread = threading.Thread(target=_pump, args=(reading,), name="output", daemon=True)
@@ -108,6 +164,7 @@ def caught(log_format: str, log_level: str) -> Iterator[None]:
     try:
         yield
     finally:
+        os.environ.pop(_MARKED, None)
         os.dup2(stream, 2)  # the pipe has no other writer, unless a model's process still has it
         faulthandler.disable()
         thread.join(1.0)

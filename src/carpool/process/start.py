@@ -31,6 +31,7 @@ from carpool.link.door import Catalog, LoadingStep
 from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.observe.columns import RESTARTS, UP
 from carpool.observe.counters import Block, Table, table_bytes
+from carpool.observe.history import keep_history
 from carpool.observe.logs import logger
 from carpool.process.inner_door import InnerDoor
 from carpool.process.lone_watch import watched
@@ -137,6 +138,7 @@ async def serve(
     desk = add_questions(host, settings)
     sockets = _sockets(settings)
     ports = {name: int(bound[0].getsockname()[1]) for name, bound in sockets.items()}
+    end_history = keep_history(table)
     side, door = await _joined(host, settings, stop)
     parts = FrontendParts(door, gates, settings, sockets, table, 0, time.monotonic(), apart=False)
     frontends = [await front_ends.http(parts)]
@@ -168,6 +170,7 @@ async def serve(
         await asyncio.gather(opening, stopping, return_exceptions=True)
         side.close()
         door.close()
+        end_history()
     return sum(cut_off)
 
 

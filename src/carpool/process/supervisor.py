@@ -30,6 +30,7 @@ from carpool.memory.arena import create_memory, map_memory
 from carpool.memory.pulse import Beats, Pulses, Watch, pulse_bytes
 from carpool.observe.columns import RESTARTS, UP
 from carpool.observe.counters import Table, table_bytes
+from carpool.observe.history import keep_history
 from carpool.observe.logs import logger
 from carpool.process.children import ENGINE_BLOCK, EXIT_CONFIG, EXIT_CUT_OFF, EXIT_FAILED
 from carpool.process.shared_settings import apply_log_settings
@@ -139,6 +140,7 @@ class Supervisor:
             stack.enter_context(heard_signals(self._signalled, _log))
             _log.info("listening", host=self._settings.host, **self.ports)
             stack.callback(Beats(self._look).stop)
+            stack.callback(keep_history(self._table))
             for post in (self._engine, *self._posts):
                 self._keepers[post] = asyncio.create_task(self._keep(post))
             code = await self._finished

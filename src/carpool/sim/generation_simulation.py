@@ -182,7 +182,7 @@ class GenerationSimulation:
     def _act(self, now: float) -> float | None:
         while True:
             decision = self.scheduler.decide(now)
-            for job, _ in decision.given_up:
+            for job, *_ in decision.given_up:
                 job.payload.given_up = True
             work = decision.work
             if work is None:
@@ -207,7 +207,7 @@ class GenerationSimulation:
         boundary = self.scheduler.stepped(work, now, ended, now - work.started)
         for job in boundary.done:
             job.payload.whole = now - job.arrived
-        for job, _ in boundary.given_up:
+        for job, *_ in boundary.given_up:
             job.payload.given_up = True
         for job in work.jobs:
             if job.tokens == job.payload.leaves:

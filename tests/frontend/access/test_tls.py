@@ -70,6 +70,17 @@ def test_requests_of_every_kind(server: Serving) -> None:
         assert client.post("/place", b"x").body == b"x"
 
 
+@pytest.mark.parametrize("body", [b"", bytes(200_000)])
+def test_plain_http_is_told_that_this_is_not_the_way(server: Serving, body: bytes) -> None:
+    with server.connect() as client:
+        client.send(post("/place", body) if body else b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = client.response()
+        assert answer.status == 400
+        assert b"https://" in answer.body
+    with connect(server) as client:  # others are served as before
+        assert client.get().body == b"hello"
+
+
 def test_a_large_answer_is_what_it_was_when_it_was_given(server: Serving) -> None:
     with connect(server) as client:
         assert set(client.get("/big").body[1:-1]) == {ord("a")}
@@ -118,8 +129,13 @@ def test_a_client_that_leaves_is_noticed(tls: Tls) -> None:
 
 def test_whoever_does_not_speak_tls_is_cut_off(tls: Tls) -> None:
     with serving(tls=tls.context, **QUICK) as server:
-        with server.connect() as plain, pytest.raises((AssertionError, OSError)):
-            plain.get()
+        with server.connect() as plain:
+            assert plain.get().status == 400
+            assert plain.is_closed()
+        with server.connect() as other:
+            other.send(b"\x00\x01\x02\x03 neither HTTP nor TLS")
+            with pytest.raises((AssertionError, OSError)):
+                other.response()
         with server.connect() as silent:
             assert silent.is_closed()
 

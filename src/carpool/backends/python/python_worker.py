@@ -27,6 +27,7 @@ import numpy as np
 
 from carpool.errors import ModelError
 from carpool.memory.batch_region import BatchRegion, WrittenTensor
+from carpool.observe.output import Printed
 from carpool.types import DATATYPES, Array, Datatype
 
 if TYPE_CHECKING:
@@ -277,6 +278,7 @@ def explain(error: BaseException, file: Path) -> str:
 
 
 def main(arguments: list[str]) -> int:
+    sys.stdout = Printed()
     channel, inputs, outputs, _ = connect(arguments)
 
     def make(settings: dict[str, Any]) -> Made:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from carpool.observe.output import marked
 from carpool.types import DATATYPES, Array, Datatype
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
@@ -481,7 +482,7 @@ class Logger:
     @staticmethod
     def log(message: str, level: LogLevel = LogLevel.INFO) -> None:
         if level is not Logger.VERBOSE or os.environ.get("CARPOOL_LOG_LEVEL", "").lower() == "debug":
-            sys.stderr.write(f"{level.value}: {message}\n")
+            sys.stderr.write(marked(message, level.value, f"{level.value}: "))
 
     @staticmethod
     def log_info(message: str) -> None:

@@ -32,6 +32,7 @@ from carpool.backends.python.python_worker import (
 )
 from carpool.errors import ModelError
 from carpool.memory.batch_region import BatchRegion
+from carpool.observe.output import Printed
 from carpool.types import Array
 
 _SHOWN = 2000  # characters of an error's text that are passed on
@@ -370,6 +371,7 @@ def _failed(text: str, code: pb_utils.TritonError.ErrorCode) -> pb_utils.Inferen
 
 
 def main(arguments: list[str]) -> int:
+    sys.stdout = Printed()
     channel, inputs, outputs, calls = connect(arguments)
     way_out = Channel(socket.socket(fileno=calls[0])) if calls else None  # to other models
     sys.modules["triton_python_backend_utils"] = pb_utils

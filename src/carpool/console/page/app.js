@@ -15,19 +15,23 @@ import { poll } from "./poll.js";
 import { RolloutPanel } from "./rollout.js";
 import { Tiles } from "./tiles.js";
 import { offerThemes } from "./themes.js";
+import { SendersPanel } from "./senders.js";
+import { Timeline } from "./timeline.js";
 import { TryPanel } from "./try.js";
 import { WritingPanel } from "./writing.js";
 
 const SHORT_S = 3;
 const RECENT_S = 10;
 const MINUTE_S = 60;
+const KEPT_POINTS = 900;
 const LONGEST_QUERY = 4000;
 
 class Console {
   #histories = new Map();
   #traffic = null;
   #selected = chosenByAddress();
-  #seconds = RECENT_S;
+  #time = new Timeline(() => this.#showModel());
+  #points = []; // of the server, by the second
   #document = null;
   #profile = null; // of the model that is looked at
   #asked = 0;
@@ -36,6 +40,7 @@ class Console {
   #curve = new CurvePanel();
   #drift = new DriftPanel();
   #live = new LivePanel();
+  #senders = new SendersPanel();
   #writing = new WritingPanel();
   #cache = new CachePanel();
   #pipeline = new PipelinePanel();
@@ -44,23 +49,19 @@ class Console {
   #rollout = new RolloutPanel(this.#key);
 
   constructor() {
-    for (const input of document.querySelectorAll('input[name="window"]')) {
-      input.addEventListener("change", () => {
-        this.#seconds = Number(input.value);
-        this.#showModel();
-      });
-    }
+    this.#live.pointed = (age) => this.#time.zoomTo(age);
     new ResizeObserver(() => this.#showModel()).observe(document.body);
     addEventListener("hashchange", () => this.#select(chosenByAddress()));
   }
 
-  /** The profile of the model that is looked at comes along every other time: it changes slowly. */
+  /** What was not seen yet of the history; and the profile of the model that is looked at every other time, which changes slowly. */
   query() {
     this.#asked += 1;
+    const after = `?after=${this.#points.at(-1)?.number ?? 0}`;
     const model = this.#document?.models.find((line) => keyOf(line) === this.#selected);
-    if (model?.state !== "READY" || (this.#profile && this.#asked % 2)) return "";
-    const query = `?${new URLSearchParams({ model: model.name, version: model.version })}`;
-    return query.length <= LONGEST_QUERY ? query : ""; // the numbers must come whatever a model is called
+    if (model?.state !== "READY" || (this.#profile && this.#asked % 2)) return after;
+    const query = `${after}&${new URLSearchParams({ model: model.name, version: model.version })}`;
+    return query.length <= LONGEST_QUERY ? query : after; // the numbers must come whatever a model is called
   }
 
   take(page) {
@@ -68,13 +69,17 @@ class Console {
     this.#document = page;
     const { profile } = page;
     if (profile === null || (profile && keyOf(profile) === this.#selected)) this.#profile = profile;
+    const fresh = page.history ?? [];
     const present = new Map();
     for (const model of page.models) {
-      const history = this.#histories.get(keyOf(model)) ?? new History();
-      if (model.counts) history.add(page.clock, model.counts);
+      const known = this.#histories.get(keyOf(model));
+      const history = known ?? new History(page.bounds);
+      const points = known ? fresh : [...this.#points, ...fresh];
+      for (const point of points) history.add(point.time, point.seconds, point.models[keyOf(model)]);
       present.set(keyOf(model), history);
     }
     this.#histories = present;
+    this.#points = [...this.#points, ...fresh].slice(-KEPT_POINTS);
     this.#showServer();
     this.#choose();
     this.#showList();
@@ -146,24 +151,29 @@ class Console {
       return;
     }
     const history = this.#histories.get(keyOf(model));
+    const { span, seconds, end } = this.#time;
+    this.#time.show(history.first, history.clock());
     const view = {
       model,
       history,
       bounds: page.bounds,
       slo: model.slo_ms ?? null,
       profile: model.state === "READY" ? this.#profile : null,
-      seconds: this.#seconds,
-      latest: history.latest?.counts ?? null,
-      short: history.window(SHORT_S),
-      recent: history.window(this.#seconds),
-      minute: history.window(MINUTE_S),
+      span,
+      seconds,
+      end,
+      latest: model.counts ?? null,
+      short: history.window(SHORT_S, end),
+      recent: history.window(seconds, end),
+      minute: history.window(MINUTE_S, end),
     };
     showAbout(model, health(model, history.window(RECENT_S), page.bounds));
     this.#tiles.show(view);
-    this.#rollout.show(view, (version) => this.#histories.get(keyOf({ name: model.name, version }))?.window(this.#seconds) ?? null);
+    this.#rollout.show(view, (version) => this.#histories.get(keyOf({ name: model.name, version }))?.window(seconds, end) ?? null);
     this.#curve.show(view);
     this.#drift.show(view);
     this.#live.show(view);
+    this.#senders.show(this.#points.findLast((point) => point.time <= end), model);
     this.#writing.show(view);
     this.#cache.show(view);
     this.#pipeline.show(view);

@@ -1,6 +1,7 @@
 // Small charts in SVG. They are drawn at the size they have on the screen, so that lines and letters stay sharp.
 
 import { svg } from "./dom.js";
+import { clockTime } from "./format.js";
 
 const GAP_S = 3.5; // more than this between two points, and the line is broken
 
@@ -44,16 +45,16 @@ export function spark(node, points, { span, most, limit = null }) {
 }
 
 /** Lines over the last `span` seconds with an axis, and the promise as a dashed line. */
-export function lineChart(node, series, { span, limit, format }) {
+export function lineChart(node, series, { span, limit, format, end = null }) {
   const [width, height] = [node.clientWidth || 480, node.clientHeight || 200];
-  const box = { left: 58, right: width - 8, top: 14, bottom: height - 22 };
+  const box = chartBox(width, height);
   const values = series.flatMap(({ points }) => points.map((point) => point.value ?? 0));
   const top = roundUp(Math.max(...values, (limit ?? 0) * 1.15, 0) || 10);
   const x = (age) => box.right - (age / span) * (box.right - box.left);
   const y = (value) => box.bottom - (Math.min(value, top) / top) * (box.bottom - box.top);
   const drawn = [0, 0.5, 1].flatMap((share) => gridLine(box, y(top * share), format(top * share)));
-  drawn.push(...timeLabels(box, height, x, span));
-  const promised = limit === null ? [] : limitLine(box, y(limit), `promise ${format(limit)}`);
+  drawn.push(...timeLabels(box, height, x, span, end));
+  const promised = limit === null ? [] : limitLine(box, y(limit), `SLO ${format(limit)}`);
   drawn.push(...promised.slice(0, 1));
   for (const { name, points } of series) drawn.push(svg("path", { class: `line ${name}`, d: paths(points, x, y) || "M0 0" }));
   resize(node, width, height).replaceChildren(...drawn, ...promised.slice(1)); // its words above all lines
@@ -73,8 +74,18 @@ function limitLine(box, y, label) {
   ];
 }
 
-function timeLabels(box, height, x, span) {
-  const words = [[span, `${span / 60} min ago`, "start"], [span / 2, `${span / 120} min`, "middle"], [0, "now", "end"]];
+const chartBox = (width, height) => ({ left: 58, right: width - 8, top: 14, bottom: height - 22 });
+
+/** Where in a line chart somebody points: 0 is its end, 1 its beginning, null beside it. */
+export function shareFromRight(node, x) {
+  const box = chartBox(node.clientWidth, node.clientHeight);
+  const share = (box.right - x) / (box.right - box.left);
+  return share >= 0 && share <= 1 ? share : null;
+}
+
+function timeLabels(box, height, x, span, end) {
+  const at = (age) => (end === null ? "" : clockTime(end - age));
+  const words = [[span, at(span), "start"], [span / 2, at(span / 2), "middle"], [0, at(0), "end"]];
   return words.map(([age, word, anchor]) => svg("text", { x: x(age), y: height - 5, "text-anchor": anchor }, word));
 }
 

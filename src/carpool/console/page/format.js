@@ -56,6 +56,9 @@ export function duration(seconds) {
   return rest ? `${head} ${rest} ${next[1]}` : head;
 }
 
+/** The time of day, on the clock of whoever looks. */
+export const clockTime = (seconds) => new Date(seconds * 1000).toLocaleTimeString("en-GB");
+
 export function count(value, noun) {
   return `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
 }

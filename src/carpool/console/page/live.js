@@ -1,13 +1,13 @@
-// The charts of one model: percentiles over time, batch sizes, refusals by reason, where the time goes.
+// The charts of one model: percentiles over time, batch sizes, rejections by reason, where the time goes.
 
-import { barChart, lineChart } from "./charts.js";
+import { barChart, lineChart, shareFromRight } from "./charts.js";
 import { el, find, setText, svg } from "./dom.js";
-import { count, milliseconds, NOTHING, number, percent, rate } from "./format.js";
+import { clockTime, count, milliseconds, NOTHING, number, percent, rate } from "./format.js";
 import { labels, mean, total } from "./histogram.js";
 import { sumOf } from "./history.js";
 import { meaning, meaningPage } from "./refusals.js";
 import { stackBar } from "./stack.js";
-import { percentile, SPAN_S } from "./tiles.js";
+import { percentile } from "./tiles.js";
 
 const LINES = [["p50", 0.5], ["p90", 0.9], ["p99", 0.99]];
 
@@ -15,7 +15,7 @@ export class LivePanel {
   #latency = card("Latency", "wide");
   #batch = card("Batch sizes");
   #time = card("Where the time goes");
-  #refusals = card("Refused", "wide");
+  #refusals = card("Rejected", "wide");
   #chart = svg("svg", { class: "chart tall", role: "img" });
   #bars = svg("svg", { class: "chart tall", role: "img" });
   #legend = el("ul", { class: "legend lines" });
@@ -23,7 +23,15 @@ export class LivePanel {
   #stackLegend = el("ul", { class: "legend" });
   #reasons = el("ul", { class: "reasons" });
 
+  #span = 120;
+  /** Told where somebody points in the chart: how many seconds before its end. */
+  pointed = () => {};
+
   constructor() {
+    this.#chart.addEventListener("click", (event) => {
+      const share = shareFromRight(this.#chart, event.offsetX);
+      if (share !== null) this.pointed(share * this.#span);
+    });
     this.#latency.body.append(this.#legend, this.#chart);
     this.#batch.body.append(this.#bars);
     this.#time.body.append(this.#stack, this.#stackLegend);
@@ -39,20 +47,21 @@ export class LivePanel {
     this.#showRefusals(view);
   }
 
-  #showLatency({ history, recent, bounds, slo, seconds }) {
+  #showLatency({ history, recent, bounds, slo, span, seconds, end }) {
     const now = LINES.map(([name, q]) => [name, percentile(recent, bounds, q)]);
     this.#legend.replaceChildren(
       ...now.map(([name, value]) => el("li", { class: name }, name, el("b", { class: "figure" }, milliseconds(value)))),
     );
     const series = LINES.map(([name, q]) => ({
       name,
-      points: history.series(SPAN_S, seconds, (period) => percentile(period, bounds, q)),
+      points: history.series(span, seconds, (period) => percentile(period, bounds, q), end),
     }));
-    lineChart(this.#chart, series, { span: SPAN_S, limit: slo, format: milliseconds });
+    lineChart(this.#chart, series, { span, limit: slo, format: milliseconds, end: history.clock(end) });
+    this.#span = span;
     const said = now.map(([name, value]) => `${name} ${milliseconds(value)}`).join(", ");
     this.#chart.setAttribute("aria-label", `Latency: ${said}${slo ? `; promise ${milliseconds(slo)}` : ""}`);
     const answers = recent ? total(recent.request.buckets) : 0;
-    setText(this.#latency.note, answers ? `${count(answers, "answer")} in ${seconds} s` : `no answers in ${seconds} s`);
+    setText(this.#latency.note, answers ? `${count(answers, "answer")} in ${covered(recent)}` : `no answers in ${covered(recent) || NOTHING}`);
   }
 
   #showBatches({ minute, bounds, model }) {
@@ -63,7 +72,8 @@ export class LivePanel {
     const buckets = minute?.batch.buckets ?? names.map(() => 0);
     barChart(this.#bars, names.slice(0, shown).map((name, index) => ({ name, value: buckets[index] })));
     const average = minute ? mean(minute.batch) : null;
-    const note = average === null ? "no batches in 60 s" : `mean ${number(average)} of at most ${limit}`;
+    const over = covered(minute);
+    const note = average === null ? `no batches in ${over || NOTHING}` : `mean ${number(average)} of at most ${limit}, in ${over}`;
     setText(this.#batch.note, note);
     this.#bars.setAttribute("aria-label", `Batch sizes: ${note}`);
   }
@@ -71,7 +81,7 @@ export class LivePanel {
   #showTime({ minute }) {
     const whole = minute ? mean(minute.request) : null;
     if (whole === null) {
-      setText(this.#time.note, "no answers in 60 s");
+      setText(this.#time.note, `no answers in ${covered(minute) || NOTHING}`);
       stackBar(this.#stack, this.#stackLegend, []);
       return;
     }
@@ -84,7 +94,7 @@ export class LivePanel {
     ];
     const sum = parts.reduce((all, part) => all + part.ms, 0) || 1;
     stackBar(this.#stack, this.#stackLegend, parts.map((part) => ({ ...part, share: part.ms / sum })));
-    setText(this.#time.note, `mean ${milliseconds(whole * 1000)}, last 60 s`);
+    setText(this.#time.note, `mean ${milliseconds(whole * 1000)}, in ${covered(minute)}`);
   }
 
   #showRefusals({ recent, minute }) {
@@ -99,11 +109,14 @@ export class LivePanel {
         return el("li", {}, el("a", { href: meaningPage(word) }, word), el("p", { class: "hint" }, meaning(word)), ...figures);
       }),
     );
-    if (!rows.length) this.#reasons.append(el("li", { class: "hint" }, minute ? "Nothing was refused in the last minute." : NOTHING));
+    if (!rows.length) this.#reasons.append(el("li", { class: "hint" }, minute ? `Nothing was rejected in ${covered(minute)}.` : NOTHING));
     const asked = all + (minute?.ok ?? 0);
-    setText(this.#refusals.note, all ? `${percent(all / asked)} of requests, last 60 s` : "");
+    setText(this.#refusals.note, all ? `${count(all, "request")}, ${percent(all / asked)} of those in ${covered(minute)}` : "");
   }
 }
+
+/** Which time a figure is of: so many seconds, and when they ended. */
+export const covered = (period) => (period ? `the ${number(period.seconds)} s to ${clockTime(period.to)}` : "");
 
 export function card(title, more = "") {
   const note = el("span", { class: "hint" });

@@ -1,4 +1,4 @@
-// The row of key figures: each a number, what it means, and its last two minutes.
+// The row of key figures: each a number, what it means, and how it went over the time that is looked at.
 
 import { spark } from "./charts.js";
 import { el, find, setText, setTone, svg } from "./dom.js";
@@ -6,7 +6,6 @@ import { milliseconds, NOTHING, number, percent, rate } from "./format.js";
 import { quantile, shareWithin } from "./histogram.js";
 import { sumOf } from "./history.js";
 
-export const SPAN_S = 120;
 const SMOOTH_S = 3; // rates over less than this flicker
 
 const perSecond = (part) => (period) => (period ? part(period) / period.seconds : null);
@@ -28,18 +27,18 @@ export const mainReason = (sheds) => Object.entries(sheds).sort((a, b) => b[1] -
 const TILES = [
   {
     name: "Answered",
-    read: ({ short }) => ({ text: rate(answered(short)), note: "requests" }),
-    series: ({ history }) => ({ points: history.series(SPAN_S, SMOOTH_S, answered) }),
+    read: ({ short }) => ({ text: rate(answered(short)), note: "mean of 3 s" }),
+    series: ({ history, span, end }) => ({ points: history.series(span, SMOOTH_S, answered, end) }),
   },
   {
     name: "p99",
-    read: ({ recent, bounds, slo }) => {
+    read: ({ recent, bounds, slo, seconds }) => {
       const value = percentile(recent, bounds, 0.99);
       const tone = slo && value > slo ? "warn" : "";
-      return { text: milliseconds(value), note: slo ? `promise ${milliseconds(slo)}` : "no promise", tone };
+      return { text: milliseconds(value), note: `${seconds} s, ${slo ? `SLO ${milliseconds(slo)}` : "no SLO"}`, tone };
     },
-    series: ({ history, bounds, slo, seconds }) => ({
-      points: history.series(SPAN_S, seconds, (period) => percentile(period, bounds, 0.99)),
+    series: ({ history, span, end, bounds, slo, seconds }) => ({
+      points: history.series(span, seconds, (period) => percentile(period, bounds, 0.99), end),
       limit: slo,
     }),
   },
@@ -47,36 +46,36 @@ const TILES = [
     name: "In time",
     read: ({ minute, bounds, slo }) => {
       const share = kept(minute, bounds, slo);
-      const note = slo ? "of answers, last 60 s" : "no promise";
+      const note = slo ? "of answers, in 60 s" : "no promise";
       return { text: percent(share), note, tone: share !== null && share < 0.99 ? "warn" : "" };
     },
-    series: ({ history, bounds, slo }) => ({
-      points: history.series(SPAN_S, 10, (period) => kept(period, bounds, slo)),
+    series: ({ history, span, end, bounds, slo }) => ({
+      points: history.series(span, 10, (period) => kept(period, bounds, slo), end),
       most: 1,
     }),
   },
   {
-    name: "Refused",
+    name: "Rejected",
     read: ({ short, recent }) => {
       const value = refused(short);
-      return { text: rate(value), note: (recent && mainReason(recent.sheds)) || "nothing", tone: value ? "warn" : "" };
+      return { text: rate(value), note: (recent && mainReason(recent.sheds)) || "mean of 3 s", tone: value ? "warn" : "" };
     },
-    series: ({ history }) => ({ points: history.series(SPAN_S, SMOOTH_S, refused) }),
+    series: ({ history, span, end }) => ({ points: history.series(span, SMOOTH_S, refused, end) }),
   },
   {
     name: "Waiting",
-    read: ({ latest }) => ({ text: latest ? number(latest.pending) : NOTHING, note: "in the queue" }),
-    series: ({ history }) => ({ points: history.series(SPAN_S, 0, (period) => period?.pending ?? null) }),
+    read: ({ short }) => ({ text: short ? number(short.pending) : NOTHING, note: "in the queue" }),
+    series: ({ history, span, end }) => ({ points: history.series(span, 0, (period) => period?.pending ?? null, end) }),
   },
   {
     name: "Saturation",
-    read: ({ latest, slo }) => {
-      if (!slo || !latest) return { text: NOTHING, note: slo ? "of the time to wait" : "no promise" };
-      const tone = latest.saturation >= 0.9 ? "warn" : "";
-      return { text: percent(Math.min(1, latest.saturation)), note: "of the time to wait", tone };
+    read: ({ short, slo }) => {
+      if (!slo || !short) return { text: NOTHING, note: slo ? "of the time to wait" : "no promise" };
+      const tone = short.saturation >= 0.9 ? "warn" : "";
+      return { text: percent(Math.min(1, short.saturation)), note: "of the time to wait", tone };
     },
-    series: ({ history, slo }) => ({
-      points: slo ? history.series(SPAN_S, 0, (period) => period?.saturation ?? null) : [],
+    series: ({ history, span, end, slo }) => ({
+      points: slo ? history.series(span, 0, (period) => period?.saturation ?? null, end) : [],
       most: 1,
     }),
   },
@@ -98,7 +97,7 @@ export class Tiles {
       setTone(tile.value, tone);
       const { points, limit = null, most } = tile.kind.series(view);
       const highest = most ?? Math.max(...points.map((point) => point.value ?? 0), 0);
-      spark(tile.spark, points, { span: SPAN_S, most: highest, limit });
+      spark(tile.spark, points, { span: view.span, most: highest, limit });
     }
   }
 }

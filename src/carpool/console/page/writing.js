@@ -22,15 +22,15 @@ export class WritingPanel {
   }
 
   /** Other models have no such panel. */
-  show({ model, latest, history, recent, bounds, profile, seconds }) {
+  show({ model, latest, history, recent, bounds, profile, seconds, end }) {
     const text = latest?.text;
     this.#card.node.hidden = !text;
     if (!text) return;
     const slots = text.used + text.free;
     const used = `${number(text.used)} of ${number(slots)} in use`;
     setText(this.#card.note, `${used}, last 60 s`);
-    this.#draw(history.series(SPAN_S, 0, (period) => (period?.text ? period.text.used / slots : null)));
-    const short = history.window(SMOOTH_S);
+    this.#draw(history.series(SPAN_S, 0, (period) => (period?.text ? period.text.used / slots : null), end));
+    const short = history.window(SMOOTH_S, end);
     const tokens = short?.text ? short.text.tokens / short.seconds : null;
     const first = recent?.text ? quantile(recent.text.first.buckets, bounds.seconds, 0.99) : null;
     const promised = profile?.ttft_ms ? `, promise ${milliseconds(profile.ttft_ms)}` : "";

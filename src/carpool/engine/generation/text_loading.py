@@ -169,7 +169,7 @@ class TextLoading:
         steps = BatchCurve.measured([(p.size, p.seconds) for p in step.points], slots, opened[0].widths)
         said = (*opened[0].notes, *_in_words(self.config, curve, steps))
         for sentence in said:
-            _log.info("choice", model=self.config.name, why=sentence)
+            _log.debug("choice", model=self.config.name, why=sentence)
         config, signature = self.config, self._signature
         return Ready(config, signature, curve, opened, {}, self._vision, profile, 1, said, steps)
 

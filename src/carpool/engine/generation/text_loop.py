@@ -27,7 +27,7 @@ from time import monotonic
 from typing import Any
 
 from carpool.backends.stepper import AHEAD, Decoder, TextInstance
-from carpool.core.job import DONE, INFINITY, RUNNING, Job
+from carpool.core.job import DONE, INFINITY, RUNNING, GivenUp, Job
 from carpool.core.refusal_words import dropped, turned_away
 from carpool.core.steps import StepScheduler
 from carpool.core.text_job import Encode, Step, TextGivenUp, TextJob
@@ -378,11 +378,12 @@ class TextLoop:
             events.append(Piece(number, text, job.tokens, finish))
 
     def _dropped(self, gone: TextGivenUp, now: float) -> Failed:
-        job, reason = gone
+        job = gone.job
         number = job.payload.number
         self._open.pop(number, None)
         due = job.first_due if job.first_at is None else job.deadline
-        return Failed(number, dropped(self._model, Job(job.arrived, due), reason, now, 0.0))
+        lost = GivenUp(Job(job.arrived, due), gone.reason, batch=gone.takes)
+        return Failed(number, dropped(self._model, lost, now, 0.0))
 
     @property
     def _full(self) -> tuple[int, int, int, int]:

@@ -75,7 +75,7 @@ def settle(
             raise
         vision, notes = None, [f"it has no image route: {error.message}"]  # nobody asked for one
     for note in notes:
-        log.info("pictures", model=config.name, note=note)
+        log.debug("pictures", model=config.name, note=note)
     if ask:
         log.warning("pictures", model=config.name, note=f"it is served as tensors: {ask}")
     if told is not None and notes:
@@ -282,7 +282,7 @@ class Loading:
             log.warning("profile-outdated", model=model, ratio=round(off, 3), of=kept.measured_at)
             close_all(opened)
             return None
-        log.info("profile-reused", model=model, ratio=round(off, 3), of=kept.measured_at)
+        log.debug("profile-reused", model=model, ratio=round(off, 3), of=kept.measured_at)
         said = f"The profile of {kept.measured_at} was used again: batches take {off:.3g} × what it says."
         return opened, replace(kept, reused=said), curve
 
@@ -309,7 +309,7 @@ class Loading:
                 return opened, profile, BatchCurve.linear(0.001, 0.001, self._largest)
         at = datetime.now(UTC).isoformat(timespec="seconds")
         points = ",".join(f"{point.size}:{point.seconds * 1e3:.4g}" for point in measured.points)
-        log.info("profile-measured", model=name, layout=str(chosen.layout), curve=points)
+        log.debug("profile-measured", model=name, layout=str(chosen.layout), curve=points)
         curve = measured.curve(self._largest, self._config.pytorch.buckets)
         return opened, replace(profile, measured=measured, measured_at=at), curve
 
@@ -352,7 +352,7 @@ class Loading:
         if isinstance(opened[0], OnDevice):
             said += tuple(opened[0].notes)
         for sentence in said:
-            log.info("choice", model=config.name, why=sentence)
+            log.debug("choice", model=config.name, why=sentence)
         signature, labels, vision = self._signature, self._labels, self._vision
         return Ready(config, signature, curve, opened, labels, vision, profile, piece, said)
 

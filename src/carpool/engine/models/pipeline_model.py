@@ -115,7 +115,7 @@ class Pipeline(Ensemble):
         if self.config.slo_may_grow:
             self.config, said = grown(self.config, alone, _FEW)
             if said:
-                _log.info("choice", model=self.name, why=said)
+                _log.debug("choice", model=self.name, why=said)
         else:
             said = cannot_keep(self.name, self.slo, alone, _FEW)
             if said:

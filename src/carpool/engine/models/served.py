@@ -18,12 +18,13 @@ import orjson
 from carpool.backends.backend import AnswersEach, AsksModels, Backend
 from carpool.config.backend_kinds import kind_of
 from carpool.config.fingerprint import settings_of_answers, whole_digest
-from carpool.config.model import Mode, ModelConfig
+from carpool.config.model import InstanceGroup, Kind, Mode, ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.core.instance import Batch, Instance
 from carpool.core.job import INFINITY, Reason
 from carpool.core.objectives import Knobs, Promise
 from carpool.core.pinned import pin
+from carpool.core.scaling import capacity
 from carpool.core.scheduler import Scheduler
 from carpool.core.spare import SpareTurn
 from carpool.engine.batch import BatchResult, Route, Watcher
@@ -211,7 +212,22 @@ class Served(Watcher):
         self._begin(ready)
         seconds = monotonic() - began
         self.row.set(columns.LOAD_SECONDS, seconds)
-        log.info("model-ready", model=self.name, version=self.version, seconds=round(seconds, 3))
+        facts = {**self._facts(), "seconds": round(seconds, 1)}
+        log.info("model-ready", model=self.name, version=self.version, **facts)
+
+    def _facts(self) -> dict[str, object]:
+        """What an operator wants to know of a model that serves; why it is so is in its profile."""
+        config, layout = self.config, None if self.profile is None else self.profile.layout
+        gpus = sorted({gpu for group in config.instances for gpu in group.gpus})
+        facts: dict[str, object] = {"engine": config.backend, "device": _device(config.instances, gpus)}
+        if layout is not None:
+            facts["instances"] = f"{layout.instances}x{layout.threads}"
+        facts["max_batch"] = self.signature.max_batch
+        if isinstance(config.policy, Promise):
+            facts["slo_ms"] = round(config.policy.slo * 1e3, 3)
+        if self.scheduler is not None and (able := capacity(self.scheduler)):
+            facts["capacity_rps"] = round(able, 1)
+        return facts
 
     async def _digest(self) -> str:
         file = self._version.file
@@ -249,7 +265,7 @@ class Served(Watcher):
             pin(scheduler, sequences.knobs(policy) if isinstance(policy, Knobs) else None)
         timeout, chosen = execution_timeout(ready.config, ready.curve)
         if chosen:
-            log.info("choice", model=self.name, why=chosen)
+            log.debug("choice", model=self.name, why=chosen)
             self.choices = (*self.choices, chosen)
         self._driver = driver = Driver(self.name, scheduler, knobs, self, self._loop, timeout)
         if timeout is None or timeout >= STOPPED_S:
@@ -536,3 +552,8 @@ class Served(Watcher):
         if self.upload is not None:
             await asyncio.to_thread(self.upload.leave)
             self.upload = None
+
+
+def _device(groups: Sequence[InstanceGroup], gpus: Sequence[int]) -> str:
+    on_gpu = any(group.kind is Kind.GPU for group in groups)
+    return ",".join(f"cuda:{gpu}" for gpu in gpus) or "cuda" if on_gpu else "cpu"

@@ -24,7 +24,7 @@ from carpool.config.fingerprint import content_digest
 from carpool.config.model import ModelConfig, values_on_device
 from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve, promised_batch, shape_of, slo_capacity
-from carpool.core.numerals import numeral
+from carpool.core.numerals import apart, numeral
 from carpool.core.objectives import Promise
 from carpool.engine.hardware import Hardware, hardware
 from carpool.engine.profile.instance_layout import Layout
@@ -137,7 +137,7 @@ def choices(
         said += _promised(curve, slo, profile.layout.instances)
     elif profile.points:
         knee = shape_of(curve.points).knee
-        said.append(f"A batch of {knee} has nine tenths of the best rate; nothing is promised.")
+        said.append(f"A batch of {knee} reaches 90 % of the highest throughput. There is no SLO.")
     if piece < curve.max_batch:
         saved = 1 - curve.times[piece] / piece / (curve.times[curve.max_batch] / curve.max_batch)
         said.append(f"Large batches run in pieces of {piece}: {saved:.0%} less time for each image.")
@@ -147,29 +147,32 @@ def choices(
 
 
 def _promised(curve: BatchCurve, slo: float, instances: int) -> list[str]:
-    promise = f"{slo * 1e3:g} ms"
+    """Numbers are given with as many digits as show that they justify the sentence."""
     largest = max(1, curve.fits(slo))
+    takes = (
+        curve.times[min(largest + 1, curve.max_batch)] if largest < curve.max_batch else curve.times[largest]
+    )
+    said_takes, said_slo = apart(takes * 1e3, slo * 1e3)
     if largest < curve.max_batch:
-        first = f"a batch of {largest + 1} would take {numeral(curve.times[largest + 1] * 1e3)} ms"
         said = [
-            f"Largest batch {largest} of {curve.max_batch}: {first}, longer than the promise of {promise}."
+            f"Largest batch: {largest} of {curve.max_batch}. A batch of {largest + 1} takes {said_takes} ms, "
+            f"longer than the SLO of {said_slo} ms."
         ]
     else:
-        said = [
-            f"Largest batch {largest}: it takes {numeral(curve.times[largest] * 1e3)} ms, within {promise}."
-        ]
+        said = [f"Largest batch: {largest}. It takes {said_takes} ms, within the SLO of {said_slo} ms."]
     batch = promised_batch(curve, slo)
     if not batch:
         said.append(
-            f"Nothing is sure: one image takes {numeral(curve.times[1] * 1e3)} ms, and who arrives just "
-            "after another began would need twice that; "
-            f"{numeral(LEAST * curve.times[1] * 1e3)} ms could be promised."
+            f"The SLO of {numeral(slo * 1e3, 4)} ms is not certain under load: one image takes "
+            f"{numeral(curve.times[1] * 1e3, 4)} ms, and a request may wait for the running batch first. "
+            f"An SLO of {numeral(LEAST * curve.times[1] * 1e3, 4)} ms can be kept."
         )
         return said
-    rate = slo_capacity(curve, slo, instances)
+    each = numeral(curve.times[batch] * 1e3, 4)
     said.append(
-        f"Under load batches near {batch}: two of {numeral(curve.times[batch] * 1e3)} ms fit into {promise}, "
-        f"the one that runs and one's own; that carries {numeral(rate)} images/s."
+        f"Under load, batches of about {batch}: a request waits for the running batch ({each} ms) and then "
+        f"for its own ({each} ms), within the SLO of {apart(2e3 * curve.times[batch], slo * 1e3)[1]} ms. "
+        f"Sustained throughput: {numeral(slo_capacity(curve, slo, instances))} images/s."
     )
     return said
 

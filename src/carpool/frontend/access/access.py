@@ -23,6 +23,7 @@ from carpool.config.server import ServerSettings
 from carpool.errors import ConfigError
 from carpool.frontend.access.guard import Guard, Names, restrictions_of
 from carpool.frontend.access.keys import read_keys
+from carpool.frontend.access.plain_http import AnswersPlainHttp
 from carpool.observe.logs import logger
 
 log = logger("access")
@@ -53,6 +54,7 @@ class Tls:
         self._files = cert_file, key_file, client_ca_file
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.set_alpn_protocols([protocol])
+        self.context.sslobject_class = AnswersPlainHttp
         self._read()
         if Path(key_file).stat().st_mode & stat.S_IROTH:
             log.warning("private-key-readable", file=key_file, why="everybody on this machine can read it")

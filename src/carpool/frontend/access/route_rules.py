@@ -53,6 +53,7 @@ _TABLE: dict[Rule, tuple[str, ...]] = {
     Rule(Kind.INFERENCE, False, "model-config"): (f"GET {_MODEL}/config", "ModelConfig"),
     Rule(Kind.INFERENCE, False, "statistics"): (
         *(f"GET {_MODEL}/stats", f"GET {_MODEL}/profile", "GET /v2/models/stats", "GET /console/live"),
+        "GET /v2/history",
         *(f"GET {_MODEL}/drift", f"GET {_MODEL}/cache", f"GET {_ROLLOUT}"),
         "ModelStatistics",
     ),

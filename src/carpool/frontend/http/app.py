@@ -111,6 +111,7 @@ def _post(pattern: str, handler: Handler) -> Route[Starter]:
 
 _MODEL = "/v2/models/{model}[/versions/{version}]"
 _ROLLOUT = "/v2/models/{model}/rollout"
+_HISTORY_S = 0.002  # of the front end's, to gather the points of 15 minutes
 _ASKED_S = 0.002  # of the engine's time, for a document that only it can write
 
 ROUTES: tuple[Route[Starter], ...] = (
@@ -139,9 +140,10 @@ ROUTES: tuple[Route[Starter], ...] = (
     _get("/v2/health/live", small_routes.live),
     _get("/v2/health/ready", small_routes.ready),
     _get("/v2/models/stats", small_routes.statistics, _ASKED_S),
+    _get("/v2/history", small_routes.history, _HISTORY_S),
     _get(_MODEL, small_routes.about_model(documents.model_metadata)),
     _get(f"{_MODEL}/ready", small_routes.model_ready),
-    _get(f"{_MODEL}/config", small_routes.about_model(lambda _catalog, entry: entry.config)),
+    _get(f"{_MODEL}/config", small_routes.about_model(documents.model_config)),
     _get(f"{_MODEL}/stats", small_routes.statistics, _ASKED_S),
     _get(f"{_MODEL}/profile", small_routes.profile, _ASKED_S),
     _get(f"{_MODEL}/drift", small_routes.drift, _ASKED_S),

@@ -47,10 +47,12 @@ _ERROR: Document = {
 def chat_paths(models: Sequence[str]) -> Document:
     """Of a server whose models for text these are."""
     named: Document = {"type": "string", **({"enum": list(models)} if models else {})}
+    who = {"x-carpool-models": list(models)}
+    one = _get("one_model", "One of the models that make text of pictures")
     return {
-        "/v1/chat/completions": {"post": _completions(named)},
-        "/v1/models": {"get": _get("list_models", "The models that make text of pictures")},
-        "/v1/models/{model}": {"get": _get("one_model", "One of them") | {"parameters": [in_path(named)]}},
+        "/v1/chat/completions": {"post": _completions(named) | who},
+        "/v1/models": {"get": _get("list_models", "The models that make text of pictures") | who},
+        "/v1/models/{model}": {"get": one | {"parameters": [in_path(named)]} | who},
     }
 
 

@@ -18,6 +18,7 @@ from carpool.frontend.http.task_models import in_order
 from carpool.frontend.http.text_route import TEXT_TASKS
 from carpool.frontend.pictures.pipeline_pictures import EXPLAIN, EXPLAIN_OPTION
 from carpool.link.door import DEADLINE, LATEST, SOURCE, Catalog
+from carpool.observe.shared_history import KEPT_S
 from carpool.vision import draw, tasks
 from carpool.wire.head import MAX_SOURCE_CHARS
 
@@ -55,14 +56,15 @@ def openapi(catalog: Catalog, *, with_keys: bool = False) -> Document:
     paths["/models/{model}/predict"] = {"post": _predict(names, piped=bool(piped))}
     paths |= generate_paths([entry.name for entry in in_order(catalog)], _refusals())
     paths |= _torchserve_paths(names, piped=bool(piped))
+    paths["/v2/history"] = {"get": _history()}
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Carpool: pictures",
             "version": __version__,
             "summary": "Pictures in, typed answers out.",
-            "description": "Tensors go over the v2 inference protocol at `/v2`, of which only `generate` is "
-            "part of this document.",
+            "description": "Tensors go over the v2 inference protocol at `/v2`, of which only `generate` and "
+            "`history` are part of this document.",
         },
         "servers": [{"url": "/"}],
         "paths": paths,
@@ -71,6 +73,48 @@ def openapi(catalog: Catalog, *, with_keys: bool = False) -> Document:
         "x-carpool-models": [
             {"name": name, "version": version, "task": str(task)} for name, version, task in models
         ],
+    }
+
+
+def _history() -> Document:
+    """What happened lately, by the second."""
+    whole = {"type": "integer", "minimum": 0}
+    point = {
+        "type": "object",
+        "properties": {
+            "number": {"type": "integer", "description": "Seconds since 1970; each is larger than the last."},
+            "time": {"type": "number", "description": "When the point was taken, in seconds since 1970."},
+            "seconds": {"type": "number", "description": "What the point covers, up to `time`."},
+            "server": {"type": "object", "description": "Connections, bytes, cores, memory, GPUs."},
+            "models": {"type": "object", "description": "By `name/version`, of models with traffic."},
+            "senders": {"type": "array", "description": "Who asks most; with keys, for admin keys only."},
+        },
+    }
+    return {
+        "summary": "What the server did in the last 15 minutes, one point a second",
+        "operationId": "history",
+        "parameters": [
+            _parameter("after", "Only points with a larger number.", whole),
+            _parameter("seconds", "Only so many of the last seconds.", {**whole, "maximum": KEPT_S}),
+        ],
+        "responses": {
+            "200": {
+                "description": "The points, the oldest first.",
+                "content": {
+                    "application/json": {
+                        "schema": {
+                            "type": "object",
+                            "properties": {
+                                "every_s": {"type": "number"},
+                                "kept_s": {"type": "integer"},
+                                "bounds": {"type": "object", "description": "Of the histograms' buckets."},
+                                "points": {"type": "array", "items": point},
+                            },
+                        }
+                    }
+                },
+            }
+        },
     }
 
 
@@ -96,6 +140,7 @@ def _operation(task: str, models: Sequence[str], *, piped: bool) -> Document:
     options = [*tasks.parameters(task), *_explain(piped), *_stream(task)]
     return {
         "operationId": str(task),
+        "x-carpool-models": list(models),
         "summary": tasks.kinds()[task].summary,
         "parameters": [*who, *options, *_header_parameters()],
         "requestBody": _request_body(),

@@ -39,6 +39,7 @@ from carpool.frontend.http.image_reading import read_query
 from carpool.frontend.http.parsing import RequestHead
 from carpool.link.door import Catalog, ModelEntry
 from carpool.observe.prometheus import CONTENT_TYPE, OPENMETRICS_TYPE
+from carpool.observe.shared_history import KEPT_S
 from carpool.wire.head import load_object, shorten
 from carpool.wire.v2 import encode_error
 
@@ -51,6 +52,7 @@ _REGION_FIELDS = ("key", "offset", "byte_size")
 _TO_CHANGE_DRIFT = ("action", "hours")
 _DRIFT_ACTIONS = ("learn", "reset")
 _MAX_JSON_BODY = 64 * 1024
+_MOST_TIME = 10**11  # seconds since 1970, which points are numbered by
 _METRICS_FIELDS = b"content-type: %b\r\n" % CONTENT_TYPE.encode()
 _OPENMETRICS_FIELDS = b"content-type: %b\r\n" % OPENMETRICS_TYPE.encode()
 _WEIGHT = re.compile(rb";\s*q=([01](?:\.[0-9]{1,3})?)\s*(?:;|$)")
@@ -254,11 +256,43 @@ def console_file(_service: Service, exchange: Exchange, variables: Variables) ->
 
 
 def console_live(service: Service, exchange: Exchange, _variables: Variables) -> None:
-    """With `?model=…&version=…` also the profile of that one, as far as the engine has told it."""
+    """With `?model=…&version=…` also the profile of that one, as far as the engine has told it; with
+    `?after=…` the points of the history since then."""
     page = service.live.read(service.door)
     asked = read_query(exchange.head.query)
     if "model" in asked:
         page = documents.with_profile(page, service.profiles.look(asked["model"], asked.get("version", "")))
+    if "after" in asked:
+        after = _whole(asked, "after", 0, _MOST_TIME)
+        page = documents.with_history(page, service.table, after, senders=_sees_senders(exchange))
+    _answer_page(service, exchange, page)
+
+
+def history(service: Service, exchange: Exchange, _variables: Variables) -> None:
+    """What happened in the last `seconds`, or since the point with the number `after`."""
+    asked = read_query(exchange.head.query)
+    unknown = next((name for name in asked if name not in ("after", "seconds")), None)
+    if unknown is not None:
+        raise InvalidInput(f"{shorten(unknown)} is no parameter here: after and seconds are", field="query")
+    after = _whole(asked, "after", 0, _MOST_TIME)
+    seconds = _whole(asked, "seconds", KEPT_S, KEPT_S)
+    page = documents.history(service.table, after, seconds, senders=_sees_senders(exchange))
+    _answer_page(service, exchange, page)
+
+
+def _sees_senders(exchange: Exchange) -> bool:
+    """Sources and keys of others are for administrators, where keys are asked for."""
+    return exchange.who is None or exchange.who.admin
+
+
+def _whole(asked: Mapping[str, str], name: str, default: int, most: int) -> int:
+    text = asked.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(most)) and int(text) <= most):
+        raise InvalidInput(f"{name} must be a whole number from 0 to {most}, not {shorten(text)}", field=name)
+    return int(text)
+
+
+def _answer_page(service: Service, exchange: Exchange, page: bytes) -> None:
     encoding = choose_encoding(exchange.head.headers.get(b"accept-encoding", b""))
     if encoding is None or len(page) < _WORTH_COMPRESSING:
         exchange.respond(200, _LIVE_FIELDS, page)

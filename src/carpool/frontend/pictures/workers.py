@@ -19,8 +19,8 @@ from typing import Any, TypeAlias
 
 from carpool.config.usable_cores import usable_cores
 from carpool.core.front_load import DecodeForecast
-from carpool.core.job import INFINITY
-from carpool.core.numerals import numeral
+from carpool.core.job import INFINITY, Reason, Refusal, Terms
+from carpool.core.refusal_words import in_words
 from carpool.errors import CarpoolError, Refused, Unavailable, without_stack
 from carpool.frontend.clients.fair_queue import FairQueue
 from carpool.observe.logs import logger
@@ -108,15 +108,11 @@ class Workers:
             return None
         wait = self.foresee(weight, now, client)
         if waiting >= self.most_waiting:
-            why = f"{waiting} pictures wait to be decoded already"
-            return Refused(f"{who}: {why}", reason="queue-full", retry_after_s=wait)
-        if now + wait + then_s > deadline:
-            predicted = (wait + then_s) * 1e3
-            why = (
-                f"would finish in {numeral(predicted)} ms, after its deadline: "
-                f"it would be decoded in {numeral(wait * 1e3)} ms, {waiting} pictures wait for that"
-            )
-            return Refused(f"{who} {why}", reason="cannot-finish", predicted_ms=predicted, retry_after_s=wait)
+            why = f"{waiting} pictures are queued for decoding, and at most {self.most_waiting} may be"
+            return Refused(f"{who} rejected the request: {why}.", reason="queue-full", retry_after_s=wait)
+        terms = Terms(deadline - now, input=wait, later=then_s)
+        if terms.late:
+            return in_words(who, Refusal(Reason.CANNOT_FINISH, wait, waiting, terms=terms))
         return None
 
     def begin(

@@ -15,10 +15,11 @@ from carpool.client.client import Client
 from carpool.config.model import ModelConfig, SpecificVersions
 from carpool.config.repository import find_places, the_place, version_folders
 from carpool.engine.engine import Engine
-from carpool.errors import InvalidInput, Refused, Unavailable
+from carpool.errors import DeadlineExceeded, InvalidInput, Refused, Unavailable
 from carpool.vision.python_pictures import Answer
 
 _PATIENCE_S = 60.0
+_PAUSE_S = 0.1
 
 Ask: TypeAlias = Callable[[Path, Mapping[str, Any]], Answer]
 """A picture's file and the options; called from several threads at once."""
@@ -29,7 +30,7 @@ def asked_server(client: Client, task: str, model: str, version: str) -> Iterato
     def ask(file: Path, options: Mapping[str, Any]) -> Answer:
         return client.predict(file, task="" if model else task, model=model, version=version, **options)
 
-    yield ask
+    yield _patient(ask)
 
 
 @contextmanager
@@ -49,20 +50,28 @@ def loaded_model(path: Path, model: str, version: str, cache_dir: Path | None) -
 
 
 def asked_engine(engine: Engine, loop: asyncio.AbstractEventLoop, name: str) -> Ask:
-    """Who is refused, and told to come back, does."""
-
     def ask(file: Path, options: Mapping[str, Any]) -> Answer:
+        answer = asyncio.run_coroutine_threadsafe(engine.predict(file, model=name, **options), loop)
+        return answer.result()
+
+    return _patient(ask)
+
+
+def _patient(ask: Ask) -> Ask:
+    """What an SLO rejected is sent again: how well a model sees has nothing to do with how busy it is. Also
+    where no time to come back was named: the pictures that were ahead of this one are soon answered."""
+
+    def again(file: Path, options: Mapping[str, Any]) -> Answer:
         give_up = monotonic() + _PATIENCE_S
         while True:
-            answer = asyncio.run_coroutine_threadsafe(engine.predict(file, model=name, **options), loop)
             try:
-                return answer.result()
-            except (Refused, Unavailable) as error:
-                if error.retry_after_s is None or monotonic() > give_up:
+                return ask(file, options)
+            except (Refused, Unavailable, DeadlineExceeded) as error:
+                if monotonic() > give_up:
                     raise
-                sleep(min(max(error.retry_after_s, 0.01), 1.0))
+                sleep(min(max(getattr(error, "retry_after_s", None) or _PAUSE_S, 0.01), 1.0))
 
-    return ask
+    return again
 
 
 @contextmanager

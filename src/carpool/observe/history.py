@@ -1,0 +1,211 @@
+"""Fifteen minutes of what the server did, one point a second, in the memory that all processes share.
+
+One process writes points (`HistoryKeeper`, in the supervisor, which outlives front ends and engines), any may
+read them: nothing is asked of it, and nothing is done for single requests. A point is JSON, and holds what
+happened since the one before it. Memory is bounded: where many models are busy, the oldest points are
+overwritten before their time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from carpool.observe import columns
+from carpool.observe.columns import Column, Histogram
+from carpool.observe.counters import Cells, Table
+from carpool.observe.gpu_readings import Gpus
+from carpool.observe.logs import logger
+
+EVERY_S = 1.0
+MOST_SENDERS = 20
+
+_log = logger("history")
+
+Document = dict[str, Any]
+
+_HISTOGRAMS: Mapping[str, Histogram] = {
+    "latency": columns.REQUEST_SECONDS,
+    "queue": columns.QUEUE_SECONDS,
+    "infer": columns.INFER_SECONDS,
+    "batch": columns.BATCH_SIZE,
+    "first_token": columns.FIRST_TOKEN_SECONDS,
+}
+_FAILURES = {word: column for word, column in columns.FAILURES.items() if word != "REJECTED"}
+_PERCENTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99}
+_GAUGES: Mapping[str, Column] = {
+    "pending": columns.PENDING,
+    "saturation": columns.SATURATION,
+}
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def keep_history(table: Table) -> Callable[[], None]:
+    """Write a point a second from the running loop on, until what is returned is called."""
+    loop = asyncio.get_running_loop()
+    keeper = HistoryKeeper(table)
+    timer = loop.call_later(EVERY_S, lambda: None)
+
+    def look() -> None:
+        nonlocal timer
+        timer = loop.call_later(EVERY_S, look)
+        try:
+            keeper.look()
+        except Exception:  # what is shown is no reason to lose what is served
+            _log.exception("history-failed")
+
+    timer.cancel()
+    look()
+    return lambda: timer.cancel()
+
+
+def quantile(buckets: Sequence[float], bounds: Sequence[float], share: float) -> float | None:
+    """The value below which this share of the observations lies, interpolated inside its bucket. None without
+    any; the last bound where it is only known to be above that."""
+    wanted = share * sum(buckets)
+    if not wanted:
+        return None
+    below = 0.0
+    for index, bound in enumerate(bounds):
+        here = buckets[index]
+        if here and below + here >= wanted:
+            start = bounds[index - 1] if index else 0.0
+            return start + (bound - start) * (wanted - below) / here
+        below += here
+    return bounds[-1]
+
+
+class HistoryKeeper:
+    """Writes the points. `look` is called once a second, by one process."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._gpus = Gpus()
+        self._before = {row.slot: row.cells for row in table.models()}
+        self._server = table.server()
+        self._at = time.monotonic()
+        self._number = 0
+        self._cpu = _cpu_seconds(_processes())
+
+    def look(self) -> None:
+        now, wall = time.monotonic(), time.time()
+        self._number = max(self._number + 1, int(wall))
+        rows = self._table.models()
+        points = {
+            f"{row.model}/{row.version}": _difference(self._before.get(row.slot), row.cells) for row in rows
+        }
+        self._before = {row.slot: row.cells for row in rows}
+        seconds = now - self._at
+        document = {
+            "number": self._number,
+            "time": round(wall, 3),
+            "seconds": round(seconds, 3),
+            "server": self._server_point(seconds),
+            "models": {name: point for name, point in points.items() if point},
+        }
+        self._at = now
+        shared = self._table.history
+        shared.write(self._number, orjson.dumps(document), shared.senders() or b"[]")
+
+    def _server_point(self, seconds: float) -> Document:
+        before, self._server = self._server, self._table.server()
+        processes = _processes()
+        cpu, self._cpu = self._cpu, _cpu_seconds(processes)
+        known = sum(self._cpu[pid] - cpu.get(pid, self._cpu[pid]) for pid in self._cpu)
+        return {
+            "connections": int(self._server[columns.CONNECTIONS]),
+            "bytes_received": int(self._server[columns.BYTES_RECEIVED] - before[columns.BYTES_RECEIVED]),
+            "bytes_sent": int(self._server[columns.BYTES_SENT] - before[columns.BYTES_SENT]),
+            "cores": round(known / seconds, 2) if seconds > 0 else 0.0,
+            "memory_bytes": _memory_bytes(processes),
+            "gpus": [
+                {
+                    "uuid": uuid,
+                    "utilization": _known(gpu.utilization),
+                    "memory_used_bytes": _known(gpu.memory_used_bytes),
+                    "memory_total_bytes": _known(gpu.memory_total_bytes),
+                }
+                for uuid, gpu in self._gpus.read()
+            ],
+        }
+
+
+def _difference(before: Cells | None, after: Cells) -> Document:
+    """What happened between the two; nothing for a model at rest. Without the first, since it was loaded."""
+    before = [0.0] * len(after) if before is None else before
+    point: Document = {}
+    for name, histogram in _HISTOGRAMS.items():
+        buckets = [b - a for a, b in zip(before[histogram.buckets], after[histogram.buckets], strict=True)]
+        if any(buckets):
+            happened = {str(index): int(count) for index, count in enumerate(buckets) if count}
+            point[name] = {"buckets": happened, "sum": round(after[histogram.sum] - before[histogram.sum], 6)}
+            if name == "latency":
+                point |= _latency(buckets, histogram.bounds)
+    for name, words in (("rejected", columns.SHED), ("failed", _FAILURES)):
+        more = {word: int(after[column] - before[column]) for word, column in words.items()}
+        if any(more.values()):
+            point[name] = {word: count for word, count in more.items() if count}
+    if after[columns.TOKENS] > before[columns.TOKENS]:
+        point["tokens"] = int(after[columns.TOKENS] - before[columns.TOKENS])
+    return point | _gauges(after)
+
+
+def _latency(buckets: Sequence[float], bounds: Sequence[float]) -> Document:
+    found = {word: quantile(buckets, bounds, share) for word, share in _PERCENTILES.items()}
+    shown = {word: round(value * 1e3, 3) for word, value in found.items() if value is not None}
+    return {"answered": int(sum(buckets)), **shown}
+
+
+def _gauges(after: Cells) -> Document:
+    used, free = (int(after[columns.SLOTS[word]]) for word in ("used", "free"))
+    slots = {"slots": [used, used + free]} if used else {}
+    return {name: round(after[column], 4) for name, column in _GAUGES.items() if after[column]} | slots
+
+
+def _known(value: float) -> float | None:
+    return None if value != value else value  # it does not say
+
+
+def _processes() -> list[int]:
+    """This process and all that it has started, as far as the system says."""
+    found, todo = [], [os.getpid()]
+    while todo:
+        pid = todo.pop()
+        found.append(pid)
+        try:
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                todo += map(int, (task / "children").read_text().split())
+        except OSError:
+            continue  # it has ended, or the system does not tell
+    return found
+
+
+def _cpu_seconds(processes: Sequence[int]) -> dict[int, float]:
+    tick = os.sysconf("SC_CLK_TCK")
+    seconds = {}
+    for pid in processes:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        seconds[pid] = (int(fields[11]) + int(fields[12])) / tick
+    return seconds
+
+
+def _memory_bytes(processes: Sequence[int]) -> int:
+    """What is theirs alone, and the largest part that one of them shares with others."""
+    own, shared = 0, 0
+    for pid in processes:
+        try:
+            _, resident, with_others, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
+        except OSError:
+            continue
+        own += resident - with_others
+        shared = max(shared, with_others)
+    return (own + shared) * _PAGE

@@ -1,0 +1,52 @@
+"""The history of a whole server: kept in one place, and longer than the processes that serve."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import repositories
+from live.server import LAYOUTS, Live, infer_path, is_alive, json_request, serving, wait_until
+
+REQUEST = json_request([1, 2, 3, 4], (1, 4))
+
+
+def answered(server: Live) -> int:
+    points: list[dict[str, Any]] = server.get_json("/v2/history")["points"]
+    return sum(point["models"].get("fake/1", {}).get("answered", 0) for point in points)
+
+
+@pytest.mark.parametrize("frontends", LAYOUTS)
+def test_all_that_was_answered_is_in_it_and_who_asked(tmp_path: Path, frontends: int) -> None:
+    model = repositories.fake(tmp_path / "models", head="slo_ms = 60000")
+    with serving(model.parent, frontends=frontends, folder=tmp_path) as server:
+        with server.connect() as client:
+            for _ in range(20):
+                assert client.post(infer_path("fake"), REQUEST, b"X-Carpool-Source: gate\r\n").status == 200
+        wait_until(lambda: answered(server) == 20, "all of them are in the history")
+        points = server.get_json("/v2/history")["points"]
+        assert any(sender["source"] == "gate" for point in points for sender in point["senders"])
+        assert points[-1]["server"]["memory_bytes"] > 1e6
+        last = points[-1]["number"]
+        assert all(point["number"] > last for point in server.get_json(f"/v2/history?after={last}")["points"])
+        assert len(server.get_json("/v2/history?seconds=1")["points"]) == 1
+        for wrong in ("after=x", "seconds=901", "seconds=-1", "model=fake"):
+            assert server.get(f"/v2/history?{wrong}").status == 400
+
+
+def test_front_ends_and_engines_that_die_lose_nothing_of_it(tmp_path: Path) -> None:
+    model = repositories.fake(tmp_path / "models", head="slo_ms = 60000")
+    with serving(model.parent, frontends=1, folder=tmp_path) as server:
+        with server.connect() as client:
+            for _ in range(20):
+                assert client.post(infer_path("fake"), REQUEST).status == 200
+        wait_until(lambda: answered(server) == 20, "all of them are in the history")
+        for pid in (*server.frontend_pids, server.engine_pid):
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda pid=pid: not is_alive(pid), "it is dead")  # type: ignore[misc]
+        server.until_ready()
+        assert answered(server) == 20
