@@ -450,8 +450,10 @@ def _classes(facts: Facts, one: OutputFact, sample: Array | None) -> Reading:
 
 
 def _stays_small(one: OutputFact) -> bool:
-    """Logits of a network that answers little to noise may be fractions, too, and grow with the picture's
-    values; what a sigmoid made does not."""
+    """Logits of a network that answers little to noise may be fractions, too; but some are below 0, or they
+    grow with the picture's values. What a sigmoid made does neither."""
+    if one.sample is not None and (one.sample < 0).any():
+        return False
     return one.loud is None or not np.isfinite(one.loud).all() or _fractions(one.loud)
 
 
