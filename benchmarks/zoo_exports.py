@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import cv2
+import numpy as np
 import onnx
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 SIDE = 320  # of pictures for detectors
@@ -18,6 +21,47 @@ STATIC, DYNAMIC = "static", "dynamic"
 LAYERS = "layers"
 COCO = [f"thing {number}" for number in range(80)]
 Network = Callable[[], nn.Module]
+
+
+Reference = Callable[[Image.Image, int, int], np.ndarray]
+"""Takes a photo, and the input's height and width; returns [3, height, width] as the network gets it."""
+
+
+def letterboxed(photo: Image.Image, height: int, width: int) -> np.ndarray:
+    """Ultralytics' detectors: OpenCV's bilinear, grey 114 around, values from 0 to 1."""
+    pixels = np.asarray(photo)
+    scale = min(height / pixels.shape[0], width / pixels.shape[1])
+    across, down = round(pixels.shape[1] * scale), round(pixels.shape[0] * scale)
+    canvas = np.full((height, width, 3), 114, np.uint8)
+    left, top = round((width - across) / 2 - 0.1), round((height - down) / 2 - 0.1)
+    resized = cv2.resize(pixels, (across, down), interpolation=cv2.INTER_LINEAR)
+    canvas[top : top + down, left : left + across] = resized
+    return canvas.transpose(2, 0, 1) / 255
+
+
+def cropped(
+    share: float, kernel: Image.Resampling, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)
+) -> Reference:
+    """The shorter side resized, the middle cut out, values from 0 to 1 and then normalised."""
+
+    def make(photo: Image.Image, height: int, width: int) -> np.ndarray:
+        scale = int(height / share + 1e-6) / min(photo.size)
+        sides = int(photo.width * scale), int(photo.height * scale)
+        left, top = round((sides[0] - width) / 2), round((sides[1] - height) / 2)
+        middle = photo.resize(sides, kernel).crop((left, top, left + width, top + height))
+        return _normalised(middle, mean, std)
+
+    return make
+
+
+def stretched(
+    kernel: Image.Resampling, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)
+) -> Reference:
+    return lambda photo, height, width: _normalised(photo.resize((width, height), kernel), mean, std)
+
+
+def _normalised(photo: Image.Image, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
+    return ((np.asarray(photo) / 255 - np.array(mean)) / np.array(std)).transpose(2, 0, 1)
 
 
 @dataclass(frozen=True)
@@ -35,11 +79,28 @@ class Export:
     script: bool = False  # TorchScript instead of ONNX
     quantised: str = ""  # in 8 bits, by onnxruntime's own tools: its layers, or everything
     quick: bool = False
+    reference: Reference | None = None  # the library's own way from a photo to the input
+    fit: str = ""  # the lines of model.toml that say how pictures come into the input, and no more
+    preset: str = ""  # the one setting that makes pixels right, where nothing says it
+    make: Callable[[Path], Path] | None = None  # writes it, where no network of torch does
+    refusal: str = ""  # the option that a refusal names
+    again: Callable[[Path], Path] | None = None  # the same export with that option
 
     def fits(self, found: Mapping[str, object]) -> bool:
         return bool(self.expected) and all(found.get(key) == value for key, value in self.expected.items())
 
+    @property
+    def own_way(self) -> Reference | None:
+        """Of exports with Ultralytics' metadata it is known."""
+        if self.reference is not None or ("task" not in self.metadata and "names" not in self.metadata):
+            return self.reference
+        if self.metadata.get("task") == "classify":
+            return cropped(1.0, Image.Resampling.BILINEAR)
+        return letterboxed
+
     def write(self, folder: Path) -> Path:
+        if self.make is not None:
+            return self.make(folder)
         torch.manual_seed(7)
         network = self.network().eval()
         example = torch.rand(1, 3, *self.side)
@@ -335,10 +396,13 @@ def _queries() -> Iterator[Export]:
     yield Export("RT-DETR, 80 classes", lambda: Queries(80), sigmoid, names, quick=True)
     config = {"architectures": ["RTDetrForObjectDetection"], "id2label": {str(n): f"c{n}" for n in range(5)}}
     shown = {"do_normalize": False, "do_rescale": True, "rescale_factor": 1 / 255, "do_resize": True}
-    shown["size"] = {"height": SIDE, "width": SIDE}
+    shown |= {"size": {"height": SIDE, "width": SIDE}, "resample": 2}
     beside = {"config.json": config, "preprocessor_config.json": shown}
     five = {**sigmoid, "labels": 5, "resize": "stretch"}
-    yield Export("RT-DETR, transformers", lambda: Queries(5), five, names, DYNAMIC, beside=beside)
+    plain = stretched(Image.Resampling.BILINEAR)
+    yield Export(
+        "RT-DETR, transformers", lambda: Queries(5), five, names, DYNAMIC, beside=beside, reference=plain
+    )
     yield Export("DETR, COCO", lambda: Queries(92), softmax, names, quick=True)
     four = {"config.json": {"architectures": ["DetrForObjectDetection"], "id2label": {"0": "a", "1": "b"}}}
     yield Export(
@@ -368,10 +432,18 @@ def _maps() -> Iterator[Export]:
     config = {"architectures": ["SegformerForSemanticSegmentation"]}
     config |= {"id2label": {str(n): f"c{n}" for n in range(7)}}
     shown = {"size": {"height": 128, "width": 128}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    shown |= {"resample": 2, "do_normalize": True}
+    halves = stretched(Image.Resampling.BILINEAR, (0.5,), (0.5,))
     beside = {"config.json": config, "preprocessor_config.json": shown}
     seven = {**segment, "labels": 7, "mean": [0.5] * 3}
     yield Export(
-        "SegFormer, 7 classes, transformers", lambda: Maps(7, 4), seven, ("logits",), DYNAMIC, beside=beside
+        "SegFormer, 7 classes, transformers",
+        lambda: Maps(7, 4),
+        seven,
+        ("logits",),
+        DYNAMIC,
+        beside=beside,
+        reference=halves,
     )
     plain = {"task": "segment", "format": "maps"}
     yield Export("Segmenter, 5 classes, no metadata", lambda: Maps(5, 4), plain, setting='task = "segment"')
@@ -410,10 +482,19 @@ def _vectors() -> Iterator[Export]:
     config = {"architectures": ["ViTForImageClassification"], "problem_type": "multi_label_classification"}
     config |= {"id2label": {str(n): f"c{n}" for n in range(4)}}
     shown = {"size": {"height": 224, "width": 224}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    shown |= {"resample": 2, "do_normalize": True}
+    halves = stretched(Image.Resampling.BILINEAR, (0.5,), (0.5,))
     beside = {"config.json": config, "preprocessor_config.json": shown}
     several = {"task": "classify", "activation": "sigmoid", "labels": 4, "std": [0.5] * 3}
     yield Export(
-        "Multi-label, transformers", lambda: Vector(4), several, ("logits",), DYNAMIC, side, beside=beside
+        "Multi-label, transformers",
+        lambda: Vector(4),
+        several,
+        ("logits",),
+        DYNAMIC,
+        side,
+        beside=beside,
+        reference=halves,
     )
     cfg = {
         "mean": [0.485, 0.456, 0.406],
@@ -426,7 +507,8 @@ def _vectors() -> Iterator[Export]:
         "num_classes": 37,
         "pretrained_cfg": {**cfg, "input_size": [3, 224, 224]},
     }
-    named = {**softmax, "crop": 0.95, "kernel": "bicubic"}
+    named = {**softmax, "resize": "crop", "kernel": "pil-bicubic"}
+    as_timm = cropped(0.95, Image.Resampling.BICUBIC, cfg["mean"], cfg["std"])
     yield Export(
         "Classifier, 37 classes, timm",
         lambda: Vector(37),
@@ -434,6 +516,7 @@ def _vectors() -> Iterator[Export]:
         axes=DYNAMIC,
         side=side,
         beside={"config.json": config},
+        reference=as_timm,
     )
     embed = {"task": "embed"}
     yield Export("Embedding by name", lambda: Vector(512), embed, ("image_embeds",), side=side, quick=True)
@@ -445,131 +528,7 @@ def exports(*, quick: bool) -> tuple[list[Export], list[str]]:
     made = [*_yolo(), *_queries(), *_maps(), *_vectors()]
     if quick:
         return [one for one in made if one.quick], []
-    found, missing = _libraries()
+    from zoo_libraries import libraries
+
+    found, missing = libraries()
     return [*made, *found], missing
-
-
-# ---- networks of other people's libraries, with random weights
-
-
-def _libraries() -> tuple[list[Export], list[str]]:
-    found: list[Export] = []
-    missing: list[str] = []
-    for library in (_torchvision, _timm, _transformers):
-        try:
-            found += library()
-        except (ImportError, RuntimeError) as error:
-            missing.append(f"{library.__name__[1:]}: {' '.join(str(error).split())[:100]}")
-    return found, missing
-
-
-class _Outputs(nn.Module):
-    """Some outputs of a network that answers a dict or an object."""
-
-    def __init__(self, network: nn.Module, names: Sequence[str]) -> None:
-        super().__init__()
-        self.network, self.names = network, names
-
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
-        answer = self.network(x)
-        found = tuple(answer[name] for name in self.names)
-        return found if len(found) > 1 else found[0]
-
-
-def _torchvision() -> list[Export]:
-    from torchvision import __version__, models
-
-    softmax = {"task": "classify", "activation": "softmax"}
-    segment = {"task": "segment", "format": "maps", "activation": "softmax"}
-    side, ask = (224, 224), 'task = "classify"'
-    told = f"torchvision {__version__}"
-    return [
-        Export(f"ResNet-18, {told}", lambda: models.resnet18(), softmax, side=side),
-        Export(
-            f"MobileNetV3, 10 classes, {told}",
-            lambda: models.mobilenet_v3_small(num_classes=10),
-            softmax,
-            side=side,
-            setting=ask,
-        ),
-        Export(
-            f"LR-ASPP, VOC, {told}",
-            lambda: _Outputs(
-                models.segmentation.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None), ["out"]
-            ),
-            segment,
-            ("out",),
-        ),
-    ]
-
-
-def _timm() -> list[Export]:
-    import timm
-
-    config = {"architecture": "resnet10t", "num_classes": 12}
-    network = timm.create_model("resnet10t", pretrained=False, num_classes=12)
-    cfg = {
-        key: value
-        for key, value in network.pretrained_cfg.items()
-        if isinstance(value, int | float | str | tuple)
-    }
-    beside = {"config.json": {**config, "pretrained_cfg": cfg}}
-    expected = {"task": "classify", "activation": "softmax", "resize": "crop"}
-    return [
-        Export(
-            f"ResNet-10-T, 12 classes, timm {timm.__version__}",
-            lambda: network,
-            expected,
-            axes=DYNAMIC,
-            side=(176, 176),
-            beside=beside,
-        )
-    ]
-
-
-def _transformers() -> list[Export]:
-    import transformers as hf
-
-    told = f"transformers {hf.__version__}"
-    small = {"hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 64}
-    segment = {"task": "segment", "format": "maps", "activation": "softmax", "labels": 6}
-    classify = {"task": "classify", "activation": "softmax", "labels": 9}
-    detect = {"task": "detect", "format": "detr", "activation": "softmax", "labels": 7}
-    maps = hf.SegformerConfig(num_labels=6, depths=[1, 1, 1, 1])
-    rows = hf.YolosConfig(num_labels=7, image_size=[128, 128], num_detection_tokens=20, **small)
-    clip = hf.CLIPVisionConfig(projection_dim=32, image_size=64, patch_size=16, **small)
-    logits = ("logits",)
-    return [
-        _of_transformers(
-            f"SegFormer, {told}", hf.SegformerForSemanticSegmentation(maps), segment, 128, logits
-        ),
-        _of_transformers(
-            f"ViT, {told}",
-            hf.ViTForImageClassification(hf.ViTConfig(num_labels=9, **small)),
-            classify,
-            224,
-            logits,
-        ),
-        _of_transformers(
-            f"YOLOS, {told}", hf.YolosForObjectDetection(rows), detect, 128, ("logits", "pred_boxes")
-        ),
-        _of_transformers(
-            f"CLIP, {told}", hf.CLIPVisionModelWithProjection(clip), {"task": "embed"}, 64, ("image_embeds",)
-        ),
-        _of_transformers(
-            f"GLPN, {told}",
-            hf.GLPNForDepthEstimation(hf.GLPNConfig(depths=[1, 1, 1, 1])),
-            {"task": "depth"},
-            128,
-            ("predicted_depth",),
-        ),
-    ]
-
-
-def _of_transformers(
-    name: str, network: nn.Module, expected: Mapping[str, object], side: int, outputs: Sequence[str]
-) -> Export:
-    document = {**network.config.to_dict(), "architectures": [type(network).__name__]}
-    beside = {"config.json": json.loads(json.dumps(document, default=str))}
-    answers = _Outputs(network, outputs)
-    return Export(name, lambda: answers, expected, outputs, side=(side, side), beside=beside)

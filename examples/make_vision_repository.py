@@ -34,6 +34,7 @@ dynamic_batching {
 model_warmup [ { name: "one" batch_size: 1 inputs { key: "image" value {
   data_type: TYPE_FP32 dims: [ 3, 128, 128 ] zero_data: true } } } ]
 version_policy { latest { num_versions: 1 } }
+parameters [ { key: "carpool_preset" value: { string_value: "plain" } } ]
 """
 
 

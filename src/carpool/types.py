@@ -86,6 +86,21 @@ class Signature:
         object.__setattr__(self, "input_named", {spec.name: spec for spec in self.inputs})
         object.__setattr__(self, "output_named", {spec.name: spec for spec in self.outputs})
 
+    def why_unbatched(self) -> str:
+        """Why requests of this model never share a batch; empty where they can."""
+        firsts = {spec.shape[0] for spec in self.inputs if spec.shape}
+        if self.max_batch > 1 or not firsts:
+            return ""
+        if self.max_batch == 1 or -1 in firsts:
+            return f"its settings say max_batch = {self.max_batch}, so requests cannot be batched"
+        fixed = firsts == {1} and all(len(spec.shape) > 1 for spec in self.inputs)
+        if not fixed:
+            return "its tensors have no batch dimension, so requests cannot be batched"
+        return (
+            "the file fixes the batch to 1, so requests cannot be batched; export with a dynamic "
+            "first dimension"
+        )
+
     def is_like(self, other: Signature) -> bool:
         """Whether a request that was checked against one fits the other as well."""
         mine = (self.inputs, self.outputs, self.max_batch)

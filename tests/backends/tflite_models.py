@@ -197,3 +197,18 @@ def brightness(path: Path, side: int = 8, scale: float = 0) -> Path:
     graph.ends(["tensor 0"], ["tensor 1"])
     file.signature({"image": "tensor 0"}, {"scores": "tensor 1"}, graph)
     return file.save(path)
+
+
+def classifier(path: Path, side: int = 16, *, softmax: bool = True, batch: int = BATCH) -> Path:
+    """The mean colour of a picture in NHWC, with a softmax at the end or without."""
+    file = File()
+    graph = file.graph()
+    graph.tensor("image", "FP32", (batch, side, side, 3))
+    graph.tensor("axes", "INT32", (2,), np.array([1, 2], np.int32))
+    graph.tensor("mean", "FP32", (batch, 3))
+    graph.node("MEAN", ["image", "axes"], ["mean"], schema.ReducerOptionsT(), keepDims=False)
+    if softmax:
+        graph.tensor("Identity", "FP32", (batch, 3))
+        graph.node("SOFTMAX", ["mean"], ["Identity"], schema.SoftmaxOptionsT(), beta=1.0)
+    graph.ends(["image"], ["Identity" if softmax else "mean"])
+    return file.save(path)

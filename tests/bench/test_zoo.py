@@ -1,4 +1,4 @@
-"""Exports as people have them: none is taken for what it is not."""
+"""Exports as people have them: none is taken for what it is not, nor sees other pixels without a word."""
 
 from __future__ import annotations
 
@@ -15,5 +15,7 @@ def test_nothing_is_silently_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     assert zoo.main(["--quick", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["exports"]
     assert len(rows) >= 20
-    results = {row["result"] for row in rows}
-    assert results == {zoo.RIGHT, zoo.ASKS, zoo.TENSORS}
+    assert {row["result"] for row in rows} == {zoo.RIGHT, zoo.ASKS, zoo.TENSORS}
+    served = [row for row in rows if row["task"]]
+    assert {row["pixels"] for row in served} == {zoo.EQUAL, zoo.ASSUMED}
+    assert all(row["cosine"] >= 0.999 for row in served if row["pixels"] == zoo.EQUAL)

@@ -331,3 +331,26 @@ def test_a_file_keeps_its_name_and_may_go(tmp_path: Path) -> None:
 def test_an_empty_repository_may_be_meant(tmp_path: Path) -> None:
     assert find_models([tmp_path], some=False) == ([], [])
     assert "no models" in refused(tmp_path)
+
+
+def test_a_folder_of_model_files_is_one_model_each(tmp_path: Path) -> None:
+    for name in ("a.onnx", "b.tflite", "script.py", "notes.txt", "form.xml"):
+        (tmp_path / name).write_bytes(b"")
+    sources, _ = find_models([tmp_path])
+    assert [(one.config.name, one.config.backend) for one in sources] == [
+        ("a", "onnxruntime"),
+        ("b", "litert"),
+    ]
+
+
+def test_a_folder_that_is_a_model(tmp_path: Path) -> None:
+    saved, hub = tmp_path / "net", tmp_path / "vit"
+    saved.mkdir()
+    hub.mkdir()
+    (saved / "saved_model.pb").write_bytes(b"")
+    (hub / "config.json").write_text("{}")
+    (hub / "model.safetensors").write_bytes(b"")
+    for folder, backend in ((saved, "tensorflow"), (hub, "transformers")):
+        [source], _ = find_models([folder])
+        assert (source.config.name, source.config.backend) == (folder.name, backend)
+    assert {one.config.name for one in find_models([tmp_path])[0]} == {"net", "vit"}

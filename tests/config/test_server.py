@@ -39,6 +39,8 @@ def test_every_variable_reaches_its_setting() -> None:
         "allow_client_shm": "Yes",
         "allow_rollouts": "1",
         "exit_on_error": "on",
+        "strict_models": "on",
+        "preset": "timm",
         "strict_readiness": "false",
         "gate_status": "503",
         "load_report": "asked",

@@ -115,6 +115,7 @@ def test_everything_at_once() -> None:
     config = read(FULL)
     assert config == ModelConfig(
         name="m",
+        image_keys=(*("size", "resize", "crop", "kernel", "mean", "std", "scale", "channels", "layout"),),
         path=Path("models/m"),
         backend="onnxruntime",
         task=Task.DETECT,

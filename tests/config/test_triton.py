@@ -271,3 +271,13 @@ def test_as_many_priority_levels_as_triton_takes(levels: int) -> None:
     config, _ = pbtxt_config(text, Path("/m/config.pbtxt"))
     assert isinstance(config.policy, Knobs)
     assert (config.policy.priority_levels, config.policy.default_priority) == (levels, levels)
+
+
+def test_a_preset_is_a_parameter_of_ours() -> None:
+    text = 'parameters [ { key: "carpool_preset" value: { string_value: "%s" } } ]'
+    config, warnings = pbtxt_config(text % "torchvision", PATH)
+    assert (config.preset, warnings) == ("torchvision", [])
+    assert config.image is not None
+    assert config.image.resize == "crop"
+    with pytest.raises(ConfigError, match='"carpool_preset" cannot be "torch"'):
+        pbtxt_config(text % "torch", PATH)

@@ -14,10 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import _registry
 
 from carpool.config.fingerprint import take_fingerprint
 from carpool.config.remote_address import remote_address, shown_address
@@ -457,3 +459,55 @@ def test_a_server_that_cuts_off(site: Site, tmp_path: Path) -> None:
 def test_what_is_no_address() -> None:
     with pytest.raises(ConfigError):
         RemoteFiles("nonsense://x", Budget()).listing()
+
+
+class Hub(MemoryFileSystem):  # type: ignore[misc]
+    """A stand-in for the hub: repositories of models in this process."""
+
+    protocol = "hf"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return f"/{path.removeprefix('hf://').strip('/')}"
+
+
+@pytest.fixture
+def hub() -> Iterator[Any]:
+    fsspec.register_implementation("hf", Hub, clobber=True)
+    fs = Hub(skip_instance_cache=True)
+    fs.store.clear()
+    fs.pseudo_dirs[:] = [""]
+    yield fs
+    _registry.pop("hf", None)
+
+
+@pytest.mark.parametrize(
+    ("there", "expected"),
+    [
+        (["onnx/model.onnx", "onnx/model_quantized.onnx"], ["model.onnx"]),
+        (["model.onnx", "model.onnx_data", "model.safetensors"], ["model.onnx", "model.onnx_data"]),
+        (["model.safetensors", "pytorch_model.bin"], ["model.safetensors"]),
+    ],
+)
+def test_a_model_on_the_hub(there: list[str], expected: list[str], hub: Any, tmp_path: Path) -> None:
+    beside = ["config.json", "preprocessor_config.json"]
+    hub.pipe({f"/owner/net/{name}": name.encode() for name in (*there, *beside, "README.md")})
+    address = remote_address("hf:owner/net")
+    assert address == "hf://owner/net"
+    found = repository(tmp_path, address)
+    assert found.refresh() == []
+    assert sorted(contents(found.folder)) == sorted(f"net/{name}" for name in (*expected, *beside))
+    backend = "transformers" if expected == ["model.safetensors"] else "onnxruntime"
+    assert [one.config.backend for one in find_models([found.folder])[0]] == [backend]
+
+
+def test_a_hub_without_what_can_be_served_says_what_is_missing(hub: Any, tmp_path: Path) -> None:
+    hub.pipe({"/owner/net/pytorch_model.bin": b"x", "/owner/net/config.json": b"{}"})
+    with pytest.raises(NotInRegistry, match=r"none of model\.onnx, onnx/model\.onnx, model\.safetensors"):
+        repository(tmp_path, "hf://owner/net").refresh()
+    hub.pipe({"/owner/many/a/model.toml": TOML, "/owner/many/a/1/weights.bin": b"one"})
+    found = repository(tmp_path, "hf://owner/many")
+    assert found.refresh() == []
+    assert sorted(contents(found.folder)) == ["a/1/weights.bin", "a/model.toml"]

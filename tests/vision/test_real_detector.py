@@ -32,7 +32,7 @@ def settings() -> VisionSettings:
         TensorSpec("scores", Datatype.FP32, (3549, 80)),
     )
     labels = (FOLDER / "coco_labels.txt").read_text("utf-8").splitlines()
-    found, notes, _ = describe(
+    found, notes, *_ = describe(
         read_toml(FOLDER / "model.toml"), Signature("nanodet", inputs, outputs, 8), {"boxes": labels}
     )
     assert found is not None

@@ -12,6 +12,7 @@ import pytest
 from onnx import helper
 
 from carpool.config.file_metadata import FileMetadata, read_metadata
+from carpool.config.model import ImageSettings
 from carpool.types import Array, Datatype, TensorSpec
 from carpool.vision.claims import Claims, literal, read_claims
 from carpool.vision.head_rules import readings
@@ -214,14 +215,15 @@ def test_settings_of_transformers_and_timm() -> None:
     config["problem_type"] = "multi_label_classification"
     shown = {"size": {"shortest_edge": 256}, "crop_size": 224, "do_center_crop": True, "resample": 3}
     shown |= {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.2, 0.2, 0.2], "rescale_factor": 1 / 255}
+    shown["do_normalize"] = True
     claims = read_claims(FileMetadata({}, config, shown))
     assert (claims.task, claims.labels, claims.activation) == ("classify", ("a", "b"), "sigmoid")
-    image = claims.settings()
-    assert (image.size, image.resize, image.crop, image.kernel) == ((224, 224), "crop", 0.875, "bicubic")
+    image = ImageSettings(size=claims.size, **claims.image)
+    assert (image.size, image.resize, image.crop, image.kernel) == ((224, 224), "crop", 0.875, "pil-bicubic")
     assert (image.mean, image.std, image.scale) == ((0.5,) * 3, (0.2,) * 3, 1 / 255)
     cfg = {"input_size": [3, 288, 288], "mean": [0.1, 0.2, 0.3], "std": [1, 1, 1], "crop_pct": 0.9}
     claims = read_claims(FileMetadata({}, {"architecture": "r", "num_classes": 0, "pretrained_cfg": cfg}))
-    assert (claims.task, claims.size, claims.settings().mean) == ("embed", (288, 288), (0.1, 0.2, 0.3))
+    assert (claims.task, claims.size, claims.image["mean"]) == ("embed", (288, 288), (0.1, 0.2, 0.3))
 
 
 @pytest.mark.parametrize(
@@ -240,4 +242,4 @@ def test_odd_settings_claim_nothing_odd(config: dict[str, object]) -> None:
     shown = {"size": [1], "image_mean": "x", "image_std": [0, 0, 0], "rescale_factor": "y", "crop_size": None}
     claims = read_claims(FileMetadata({}, config, shown))
     assert claims.size is None
-    assert set(claims.settings().std) == {1.0}
+    assert not {"mean", "std", "scale"} & claims.image.keys()

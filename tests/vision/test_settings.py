@@ -23,7 +23,7 @@ def told(
     input_shape: tuple[int, ...] = (3, 640, 640),
     toml: str = "",
 ) -> tuple[VisionSettings, str]:
-    found, notes, _ = describe(
+    found, notes, *_ = describe(
         config(toml), signature(outputs, input_shape), {next(iter(outputs)): labels} if labels else {}
     )
     assert found is not None
@@ -136,7 +136,7 @@ def test_two_inputs_are_not_one_picture() -> None:
 
 def test_an_input_of_any_size_needs_one() -> None:
     shapes = signature({"y": (1000,)}, (3, -1, -1))
-    found, _, ask = describe(config(), shapes)
+    found, _, ask, _ = describe(config(), shapes)
     assert found is None
     assert "takes pictures of any size: set size in [image] of model.toml, or give --size" in ask
     with pytest.raises(

@@ -304,8 +304,9 @@ def _signature(config: ModelConfig, session: onnxruntime.InferenceSession) -> Mo
 
 def _tensor(model: str, kind: str, node: Any, *, optional: bool = False) -> TensorSignature:
     if node.type not in ONNX_TYPES:
+        hint = ': export it with options={"zipmap": False} (skl2onnx)' if "map(" in node.type else ""
         raise Unsupported(
-            f'{model}: {kind} "{node.name}" is a {node.type}, which the v2 protocol cannot carry'
+            f'{model}: {kind} "{node.name}" is a {node.type}, which the v2 protocol cannot carry{hint}'
         )
     # A length that varies has a name or nothing in place of a number.
     shape = tuple(dim if isinstance(dim, int) and dim >= 0 else DYNAMIC for dim in node.shape)

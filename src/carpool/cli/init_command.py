@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
-from carpool.cli.inspect_command import Labels, Model, Size, Task, read_report
+from carpool.cli.inspect_command import Labels, Model, Preset, Size, Task, choice_of, read_report
 from carpool.errors import InvalidInput
 
 
@@ -15,6 +15,7 @@ class Init:
     """Write a commented model.toml beside a model, with what was recognised of it.
 
         carpool init yolov8n.onnx
+        carpool init resnet50.onnx --preset torchvision
 
     Classes that stand in the model's own metadata are written to labels.txt.
     """
@@ -23,21 +24,26 @@ class Init:
     task: Task = ""
     labels: Labels = ""
     size: Size = ""
-    force: bool = o.option(False, "Write over what is there.", name="--force")
+    preset: Preset = ""
+    force: bool = o.option(
+        False, "Add what was found to a model.toml that is there; what it says already stays.", name="--force"
+    )
 
     def run(self) -> None:
+        from carpool.lab.settings_file import LABELS, refers_to_labels
+
         if not self.model.exists():
             raise InvalidInput(f"{self.model}: no such file or folder")
         folder = self.model if self.model.is_dir() else self.model.parent
-        target, names = folder / "model.toml", folder / "labels.txt"
+        target, names = folder / "model.toml", folder / LABELS
         if target.exists() and not self.force:
-            raise InvalidInput(f"{target} is there already: --force writes over it")
-        report = read_report(self.model, self.task, self.labels, self.size)
+            raise InvalidInput(f"{target} is there already: --force adds what it lacks")
+        report = read_report(self.model, choice_of(self.task, self.labels, self.size, self.preset))
         written = [target]
-        if report.labels and (self.force or not names.exists()):
+        if report.labels and refers_to_labels(report.toml) and not names.exists():
             names.write_text("".join(f"{' '.join(label.split())}\n" for label in report.labels), "utf-8")
             written.append(names)
         target.write_text(report.toml, "utf-8")
         print(f"Wrote {' and '.join(map(str, written))}.")
-        if report.ask:
-            show.paragraph(report.ask, "  ! ")
+        if report.ask or report.assumed:
+            show.paragraph(report.ask or report.evidence[-1], "  ! ")

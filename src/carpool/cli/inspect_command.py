@@ -1,8 +1,10 @@
-"""`carpool inspect`: what a model file is recognised as, and why."""
+"""`carpool inspect`: what a model file is recognised as, and why; and what each preset answers to a photo."""
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,14 +13,25 @@ import typer
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
+from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from carpool.config.presets import PictureChoice
     from carpool.lab.model_report import ModelReport, Tensor
+    from carpool.lab.preset_trial import PresetAnswer
+
+_BEST = 5
+_LABELS = {"imagenet": "imagenet_labels.txt", "coco": "coco_labels.txt"}
 
 Model = Annotated[Path, typer.Argument(help="A model file or a model's folder.", show_default=False)]
 Task = Annotated[str, typer.Option(help="What it does with pictures, if you know.", metavar="TASK")]
-Labels = Annotated[str, typer.Option(help="Its classes, one a line.", metavar="FILE")]
+Labels = Annotated[
+    str, typer.Option(help="Its classes, one a line; or imagenet or coco for theirs.", metavar="FILE")
+]
 Size = Annotated[str, typer.Option(help="The size of its pictures: 640, or height,width.", metavar="PIXELS")]
+Preset = Annotated[
+    str, typer.Option(help="The library whose pixels it was trained with, if you know.", metavar="PRESET")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +40,12 @@ class Inspect:
 
         carpool inspect yolov8n.onnx
 
+    Where nothing says how it sees pixels, show what it answers to a photo under each preset, and write
+    the one that is right:
+
+        carpool inspect resnet50.onnx --picture coffee.jpg --labels imagenet
+        carpool inspect resnet50.onnx --write torchvision
+
     The model is opened and run once on a picture of noise; nothing is served.
     """
 
@@ -34,10 +53,26 @@ class Inspect:
     task: Task = ""
     labels: Labels = ""
     size: Size = ""
+    preset: Preset = ""
+    picture: Path | None = o.option(
+        None, "A photo: show what the model answers to it under each preset.", metavar="FILE"
+    )
+    out: Path = o.option(Path(), "Folder for the pictures with boxes or masks drawn in.", metavar="FOLDER")
+    write: str = o.option("", "Write this preset into the model.toml beside the model.", metavar="PRESET")
     as_json: o.Json = False
 
     def run(self) -> None:
-        report = read_report(self.model, self.task, self.labels, self.size)
+        if self.picture is not None:
+            answers = self._compare(self.picture)
+            self._show(answers)
+            chosen = self.write or _asked(answers, asking=not self.as_json)
+            if chosen:
+                write_preset(self.model, chosen)
+            return
+        if self.write:
+            write_preset(self.model, self.write)
+            return
+        report = read_report(self.model, choice_of(self.task, self.labels, self.size, self.preset))
         if self.as_json:
             print(json.dumps(report.as_json(), indent=2))
             return
@@ -54,12 +89,96 @@ class Inspect:
             show.paragraph(f"It would be served as tensors: {report.ask}", "  ! ")
         print(f"\nmodel.toml (carpool init {self.model} writes it):\n\n{report.toml}", end="")
 
+    def _compare(self, picture: Path) -> list[PresetAnswer]:
+        from carpool.lab.model_report import one_model
+        from carpool.lab.preset_trial import PresetTrial
+        from carpool.vision.python_pictures import picture_file
 
-def read_report(model: Path, task: str, labels: str, size: str) -> ModelReport:
+        photo = bytes(picture_file(picture))
+        choice = choice_of(self.task, self.labels, self.size, "")
+        return PresetTrial(one_model(self.model), choice).answers(photo)
+
+    def _show(self, answers: Sequence[PresetAnswer]) -> None:
+        if self.as_json:
+            print(json.dumps({one.preset: one.answer or {"error": one.trouble} for one in answers}, indent=2))
+            return
+        titles = ("preset", *("" for _ in range(_BEST + 1)))
+        rows = [(one.preset, *_lines(one)) for one in answers]
+        width = max(map(len, rows))
+        show.table(titles[:width], [(*row, *[""] * (width - len(row))) for row in rows], left=titles)
+        for one in answers:
+            if one.drawn is not None and one.task != "classify":
+                self.out.mkdir(parents=True, exist_ok=True)
+                file = self.out / f"{self.model.stem}-{one.preset}.jpg"
+                file.write_bytes(one.drawn)
+                print(f"Wrote {file}.")
+        print(f"\ncarpool inspect {self.model} --write PRESET sets the one that is right.")
+
+
+def _lines(one: PresetAnswer) -> list[str]:
+    """The best things of an answer, a line each."""
+    if one.trouble:
+        return [one.trouble]
+    for key in ("classes", "detections", "masks", "regions"):
+        if key in one.answer:
+            found = one.answer[key]
+            best = [f"{each.get('label', 'text')} {each['score']:.3f}" for each in found[:_BEST]]
+            return best if key == "classes" else [*best, f"{len(found)} in all"]
+    if "embedding" in one.answer:
+        return ["; ".join(f"{value:.3f}" for value in one.answer["embedding"][:3]) + " …"]
+    return [str(one.answer["text"])[:40]] if "text" in one.answer else ["answered"]
+
+
+def _asked(answers: Sequence[PresetAnswer], *, asking: bool) -> str:
+    """Which one is right, where somebody sits there to say so."""
+    if not asking or not sys.stdin.isatty():
+        return ""
+    chosen = str(
+        typer.prompt("Write which preset into model.toml (none: Enter)", default="", show_default=False)
+    )
+    if chosen and chosen not in [one.preset for one in answers]:
+        raise InvalidInput(f"there is no preset {chosen!r}")
+    return chosen
+
+
+def write_preset(model: Path, preset: str) -> None:
+    from carpool.config.presets import PRESETS
+    from carpool.config.rules import nearest, shown
+    from carpool.lab.model_report import one_model, read_before
+    from carpool.lab.settings_file import with_preset_text
+
+    if preset not in PRESETS:
+        raise InvalidInput(f"preset cannot be {shown(preset)}; {nearest(preset, PRESETS)}")
+    config = one_model(model).config
+    target = config.path / "model.toml"
+    text, gone = with_preset_text(read_before(config), preset, config)
+    target.write_text(text, "utf-8")
+    instead = f", in place of {', '.join(gone)} in [image]" if gone else ""
+    print(f'Wrote preset = "{preset}" into {target}{instead}.')
+
+
+def choice_of(task: str, labels: str, size: str, preset: str) -> PictureChoice:
     from carpool.config.server import ServerSettings
+
+    return ServerSettings(task=task, labels=named_labels(labels), size=size, preset=preset).pictures
+
+
+def named_labels(labels: str) -> str:
+    """A file, or the one of a well-known list of classes."""
+    if labels not in _LABELS or Path(labels).exists():
+        return labels
+    from carpool.demo import bundled_models
+
+    found = next(iter(bundled_models().glob(f"*/{_LABELS[labels]}")), None)
+    if found is None:
+        raise InvalidInput(f"the labels of {labels} are in the demo models: pip install 'carpool[demos]'")
+    return str(found)
+
+
+def read_report(model: Path, choice: PictureChoice) -> ModelReport:
     from carpool.lab.model_report import inspect_model
 
-    return inspect_model(model, ServerSettings(task=task, labels=labels, size=size).pictures)
+    return inspect_model(model, choice)
 
 
 def _facts(report: ModelReport) -> dict[str, str]:
@@ -70,6 +189,7 @@ def _facts(report: ModelReport) -> dict[str, str]:
         "task": report.task or "not sure",
         **({"format": report.format} if report.format else {}),
         **({"labels": f"{len(report.labels)}: {names}"} if report.labels else {}),
+        **({"assumed": ", ".join(report.assumed)} if report.assumed else {}),
     }
 
 

@@ -10,11 +10,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields, make_dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from carpool.cli import verb_options as o
+from carpool.cli.inspect_command import named_labels
 from carpool.config.server import FALSE, TRUE, ServerSettings
 from carpool.errors import CarpoolError, ConfigError
 
@@ -117,6 +119,7 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
         if settings.log_level == "debug":
             raise ConfigError("--quiet and --log-level debug contradict each other: give one", field="quiet")
         settings = replace(settings, log_level="error" if settings.log_level == "error" else "warning")
+    settings = replace(settings, labels=named_labels(settings.labels))
     configure(settings.log_format, settings.log_level)
     read_otel(settings)  # before anything is loaded: it may be wrong
     for warning in filter(None, (*warnings, otel_warning(settings))):
@@ -210,11 +213,11 @@ def _find(paths: Sequence[Path], settings: ServerSettings) -> tuple[Sequence[Mod
     )
     if mistakes and not sources and settings.needs_models:
         raise next(iter(mistakes.values()))
-    if settings.task or settings.labels or settings.size:
+    if settings.task or settings.labels or settings.size or settings.preset:
         if len(sources) + len(mistakes) != 1:
             raise ConfigError(
-                f"--task, --labels and --size are about one model, and {len(sources) + len(mistakes)} are "
-                "served here: write them into the model.toml of each"
+                "--task, --labels, --size and --preset are about one model, and "
+                f"{len(sources) + len(mistakes)} are served here: write them into the model.toml of each"
             )
         settings.pictures.applied(sources[0].config)
     return sources, len(mistakes)
@@ -242,7 +245,7 @@ def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> 
 
     import uvloop
 
-    from carpool.frontend.documents import failures, picture_tasks, promises
+    from carpool.frontend.documents import assumptions, failures, picture_tasks, promises
     from carpool.observe.logs import logger
     from carpool.observe.output import caught
     from carpool.process import start  # all of the engine, which otherwise has a process of its own
@@ -259,7 +262,8 @@ def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> 
             stop.set()
 
         def ready(catalog: Catalog, ports: Mapping[str, int]) -> None:
-            screen.show(ports, picture_tasks(catalog), promises(catalog), failures(catalog))
+            told = picture_tasks(catalog), promises(catalog), failures(catalog), assumptions(catalog)
+            screen.show(ports, *told)
 
         def progress(step: LoadingStep) -> None:  # from the thread that loads
             loop.call_soon_threadsafe(screen.progress.step, step)
@@ -296,9 +300,10 @@ class _Screen:
         tasks: Mapping[str, str],
         promised: Mapping[str, float],
         failed: Mapping[str, str],
+        assumed: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """By model: the tasks of those that take pictures, the milliseconds of those that promise, and why
-        others are not served."""
+        """By model: the tasks of those that take pictures, the milliseconds of those that promise, why
+        others are not served, and what nothing says about their pixels."""
         from carpool.frontend.access.access import is_loopback
 
         if self.shown:
@@ -321,6 +326,8 @@ class _Screen:
             print(f"    {config.name:<24} version {versions:<8} {config.backend or '?':<12} {promise}")
         for name, why in failed.items():
             print(f"    {name:<24} not served: {why}")
+        for name, keys in assumed.items():
+            print(f"    ! {name}: answers may be wrong, since nothing says its {keys}: set its preset")
         if served:
             metadata = f"curl -s {address}/v2/models/{served[0].config.name}"
             print(f"\n  Try:      {_line_to_try(address, tasks) or metadata}")

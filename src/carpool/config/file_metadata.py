@@ -7,21 +7,22 @@ extra/. Exports of transformers and timm have their settings in JSON files besid
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-_MOST_FIELDS = 100_000  # of an ONNX model: a handful, and a function each
+from carpool.config.first_layers import FirstLayers, read_first_layers
+from carpool.config.protobuf_fields import fields_in, walk
+
 _MOST_PAIRS = 256
 _LONGEST_PAIR = 1 << 20
 _LONGEST_JSON = 4 << 20
-_METADATA_PROPS = 14  # of ModelProto; of a pair, the key is field 1 and the value field 2
-_VARINT, _EIGHT, _LENGTH, _FOUR = 0, 1, 2, 5  # protobuf's wire types
+_GRAPH, _METADATA_PROPS = 7, 14  # of ModelProto; of a pair, the key is field 1 and the value field 2
 _SETTINGS = ("config.json", "preprocessor_config.json", "meta.json")
 _SAYS_NOTHING = ("model", "inference")  # of a file's name: then its folder's counts, which may be a version's
 
@@ -33,18 +34,28 @@ class FileMetadata:
     preprocessor: Mapping[str, Any] = field(default_factory=dict)  # preprocessor_config.json
     meta: Mapping[str, Any] = field(default_factory=dict)  # meta.json: alphabets of readers
     name: str = ""  # of the file, or of the model's folder
+    layers: FirstLayers | None = None  # what the file itself does to pixels
 
 
-def read_metadata(file: Path | None) -> FileMetadata:
-    """What can be read; what is broken says nothing here, for whoever loads the model will say it."""
+def read_metadata(file: Path | None, folder: Path | None = None) -> FileMetadata:
+    """What can be read; what is broken says nothing here, for whoever loads the model will say it. JSON
+    beside the file counts before that in the model's `folder`."""
     if file is None:
         return FileMetadata()
-    try:
-        entries = _onnx(file) if file.suffix == ".onnx" else _extra_files(file)
-    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError):
-        entries = {}
-    config, preprocessor, meta = (_json(file.parent / name) for name in _SETTINGS)
-    return FileMetadata(entries, config, preprocessor, meta, _name(file))
+    entries: dict[str, str] = {}
+    layers = None
+    with suppress(OSError, ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError):
+        if file.suffix == ".onnx":
+            entries, layers = _onnx(file)
+        else:
+            entries = _extra_files(file)
+    places = [file.parent] if folder is None else [file.parent, folder]
+    config, preprocessor, meta = (_first_json(places, name) for name in _SETTINGS)
+    return FileMetadata(entries, config, preprocessor, meta, _name(file), layers)
+
+
+def _first_json(places: Sequence[Path], name: str) -> dict[str, Any]:
+    return next((found for place in places if (found := _json(place / name))), {})
 
 
 def _name(file: Path) -> str:
@@ -54,50 +65,20 @@ def _name(file: Path) -> str:
     return folder.parent.name if folder.name.isdigit() else folder.name
 
 
-def _onnx(file: Path) -> dict[str, str]:
-    """The graph, which is nearly all of the file, is stepped over."""
+def _onnx(file: Path) -> tuple[dict[str, str], FirstLayers | None]:
+    """Nearly all of the file is the graph, of which little is read."""
     found: dict[str, str] = {}
+    layers = None
     with file.open("rb") as data:
-        end = os.fstat(data.fileno()).st_size
-        for _ in range(_MOST_FIELDS):
-            if data.tell() >= end or len(found) >= _MOST_PAIRS:
-                break
-            number, kind = divmod(_varint(data), 8)
-            if kind == _VARINT:
-                _varint(data)
-                continue
-            length = _varint(data) if kind == _LENGTH else {_EIGHT: 8, _FOUR: 4}.get(kind)
-            if length is None or length > end - data.tell():
-                raise ValueError("this is no protobuf message")
-            if number == _METADATA_PROPS and kind == _LENGTH and length <= _LONGEST_PAIR:
-                key, value = _pair(data.read(length))
+        for number, length in walk(data, os.fstat(data.fileno()).st_size):
+            if number == _METADATA_PROPS and length <= _LONGEST_PAIR and len(found) < _MOST_PAIRS:
+                pair = dict(fields_in(data.read(length)))
+                key, value = (pair.get(field, b"").decode("utf-8", "replace") for field in (1, 2))
                 found[key] = value
-            else:
-                data.seek(length, os.SEEK_CUR)
-    return found
-
-
-def _varint(data: BinaryIO) -> int:
-    value = 0
-    for shift in range(0, 64, 7):
-        byte = data.read(1)
-        if not byte:
-            break
-        value |= (byte[0] & 0x7F) << shift
-        if byte[0] < 0x80:
-            return value
-    raise ValueError("this is no protobuf message")
-
-
-def _pair(data: bytes) -> tuple[str, str]:
-    texts = {1: "", 2: ""}
-    view = io.BytesIO(data)
-    while view.tell() < len(data):
-        number, kind = divmod(_varint(view), 8)
-        if kind != _LENGTH:
-            raise ValueError("this is no pair of texts")
-        texts[number] = view.read(_varint(view)).decode("utf-8", "replace")
-    return texts[1], texts[2]
+            elif number == _GRAPH:
+                with suppress(ValueError, IndexError):
+                    layers = read_first_layers(data, length)
+    return found, layers
 
 
 def _extra_files(file: Path) -> dict[str, str]:

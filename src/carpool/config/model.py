@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -18,7 +18,6 @@ from carpool.config.registry_settings import RegistrySettings
 from carpool.config.rollout_settings import RolloutSettings
 from carpool.config.sequence_settings import SequenceSettings
 from carpool.core.objectives import Knobs, Promise
-from carpool.errors import ConfigError
 
 DEFAULT_MAX_BATCH = 32  # for a model that can batch when nobody said how far
 DYNAMIC = -1  # a dimension that differs from request to request
@@ -121,6 +120,10 @@ def _key(default: Any, *choices: str, **said: Any) -> Any:
 
 INFINITY = float("inf")
 LAYOUTS = ("nchw", "nhwc")
+PILLOW = ("pil-bilinear", "pil-bicubic", "pil-lanczos", "pil-nearest")
+"""Kernels that see every pixel and place the picture to a fraction of one: what Pillow computes, and so
+torchvision, timm and transformers. The others are OpenCV's."""
+KERNELS = ("auto", "area", "bilinear", "bicubic", *PILLOW)
 MAX_SIDE = 16384
 MAX_DETECTIONS = 1000
 MAX_REGIONS = 1000
@@ -148,7 +151,7 @@ class ImageSettings:
     scale: float | None = _key(None, within=(0, INFINITY), above=True)
     channels: str = _key("rgb", "rgb", "bgr")
     layout: str | None = _key(None, *LAYOUTS)
-    kernel: str = _key("auto", "auto", "area", "bilinear", "bicubic")
+    kernel: str = _key("auto", *KERNELS)
     pad: int = _key(114, within=(0, 255), resize=("letterbox", "line"))  # grey level of what a picture leaves
     anchor: str = _key("center", "center", "top_left", resize=("letterbox",))  # where such a picture lies
     # The most times larger that a small picture becomes; None: as large as the input
@@ -374,7 +377,10 @@ class ModelConfig:
     onnxruntime: OnnxruntimeSettings = OnnxruntimeSettings()
     accelerators: tuple[str, ...] = ()  # providers of onnxruntime to take where they are there
     pytorch: PytorchSettings = PytorchSettings()
+    preset: str | None = None  # whose pixels it was trained with; `image` has its values already
     image: ImageSettings | None = None
+    image_keys: tuple[str, ...] | None = None  # what `image` says; None: whatever is not as usual
+    strict_pixels: bool = False  # refuse it where nothing says how it sees pixels
     detect: DetectSettings | None = None
     classify: ClassifySettings | None = None
     segment: SegmentSettings | None = None
@@ -413,24 +419,6 @@ class ModelConfig:
         """Which answers are kept; None: none."""
         kept = self.cache or (CacheSettings(min_uses=1) if self.response_cache else None)
         return kept if kept is not None and (kept.exact or kept.similar) else None
-
-
-@dataclass(frozen=True, slots=True)
-class PictureChoice:
-    """What is said about a model's pictures when it is served, in place of its settings."""
-
-    task: str | None = None
-    labels: Path | None = None
-    size: tuple[int, int] | None = None  # height, width
-
-    def applied(self, config: ModelConfig) -> ModelConfig:
-        if self.labels is not None and not self.labels.is_file():
-            raise ConfigError(f"{config.name}: there is no file {self.labels} for its labels", field="labels")
-        image = config.image
-        if self.size is not None:
-            image = replace(image or ImageSettings(), size=self.size)
-        labels = config.labels if self.labels is None else str(self.labels.absolute())
-        return replace(config, task=self.task or config.task, labels=labels, image=image)
 
 
 @dataclass(frozen=True, slots=True)

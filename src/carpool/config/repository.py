@@ -38,6 +38,9 @@ _FOREIGN = {
 
 PBTXT = "config.pbtxt"
 TOML = "model.toml"
+WEIGHTS, _ARCHITECTURE = "model.safetensors", "config.json"
+_TRANSFORMERS = "transformers"
+_NOT_BARE = (".py", ".xml")  # files of these kinds are many things beside models
 
 VERSION = re.compile(r"[1-9][0-9]{0,17}")
 _NOT_VERSIONS = ("warmup", "initial_state", "configs", "__pycache__")
@@ -130,7 +133,17 @@ def _places_under(path: Path, names: Mapping[Path, str]) -> dict[str, Path]:
     if is_model_folder(path):
         return {path.name: path}
     archives = [unpacked(file) for file in sorted(path.glob(f"*{MAR}")) if file.is_file()]
-    return {folder.name: folder for folder in (*_folders(path), *archives) if is_model_folder(folder)}
+    found = {folder.name: folder for folder in (*_folders(path), *archives) if is_model_folder(folder)}
+    return found or {file.stem: file for file in _bare_files(path)}
+
+
+def _bare_files(folder: Path) -> list[Path]:
+    """Model files side by side, each of which is a model of its own."""
+    return [
+        file
+        for file in sorted(folder.iterdir())
+        if is_model_file(file) and file.suffix not in _NOT_BARE and file.is_file()
+    ]
 
 
 def the_place(name: str, places: Places) -> Path:
@@ -158,10 +171,23 @@ def _full(path: Path) -> Path:
 
 
 def is_model_folder(path: Path) -> bool:
-    """True for a folder with settings, a model file or numbered versions directly inside."""
+    """True for a folder with settings, a model file or numbered versions directly inside; and for one that
+    is a model: TensorFlow's, or one of transformers."""
     if any((path / name).exists() for name in (PBTXT, TOML, PIPELINE_TOML, *files_of(None))):
         return True
+    if _as_a_whole(path) is not None:
+        return True
     return any(VERSION.fullmatch(folder.name) for folder in _folders(path))
+
+
+def _as_a_whole(folder: Path) -> tuple[Path, str] | None:
+    """The file to open and the backend, where a folder is one model by the names of what lies in it."""
+    if (folder / WEIGHTS).is_file() and (folder / _ARCHITECTURE).is_file():
+        return folder / WEIGHTS, _TRANSFORMERS
+    for kind in kinds().values():
+        if kind.inside and (folder / kind.inside).is_file():
+            return folder / kind.inside, kind.name
+    return None
 
 
 def _folders(path: Path) -> list[Path]:
@@ -350,6 +376,9 @@ def _find_file(folder: Path, config: ModelConfig) -> tuple[Path | None, str]:
         return _named(folder, config, asked)
     names = [name for name in files_of(None) if _fits(config.backend, Path(name))] or files_of(config.backend)
     found = _existing(folder, names) or _existing(folder, files_of(None))
+    whole = _as_a_whole(folder)
+    if not found and whole is not None and config.backend in (None, whole[1]):
+        return whole
     if not found:
         raise _nothing(folder, config, names or files_of(None))
     if config.backend is None and len(found) > 1:

@@ -330,9 +330,13 @@ def _merge(
 ) -> tuple[TensorConfig, ...]:
     if not found:
         if not declared:
-            raise ConfigError(
-                f"{config.name}: the model file does not say its {kind}s; declare them in the settings"
-            )
+            said = f"{config.name}: the model file does not say its {kind}s"
+            if kind == "input" and kind_of(config.backend).values_on_device:
+                raise ConfigError(
+                    f"{said}; if it takes pictures, give their size, as --size 224 or as size in [image], "
+                    "else declare them as [[input]] in model.toml"
+                )
+            raise ConfigError(f"{said}; declare them in the settings")
         return tuple(declared)
     if not declared:
         return tuple(

@@ -10,7 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from carpool.config.model import PictureChoice, task_names
+from carpool.config.model import task_names
+from carpool.config.presets import PRESETS, PictureChoice
 from carpool.config.redis_url import read_redis_url
 from carpool.config.rules import nearest, resembling, shown
 from carpool.config.usable_cores import usable_cores
@@ -74,6 +75,18 @@ class ServerSettings:
     labels: str = _setting("", "Its classes, one a line.", metavar="FILE")
     size: str = _setting(
         "", "The size of its pictures, where it takes any: 640, or height,width.", metavar="PIXELS"
+    )
+    preset: str = _setting(
+        "",
+        "The library whose pixels it was trained with, where nothing says so: torchvision, timm, clip, "
+        "keras-tf, keras-caffe, ultralytics or plain.",
+        choices=("", *PRESETS),
+        metavar="PRESET",
+    )
+    strict_models: bool = _setting(
+        False,
+        "Refuse models of which nothing says how they see pixels, instead of answering with a warning.",
+        name="--strict-models",
     )
     host: str = _setting(
         LOCALHOST,
@@ -348,7 +361,7 @@ class ServerSettings:
             raise ConfigError(f"size must be like 640 or 480,640, not {shown(self.size)}", field="size")
         height = int(sides[1]) if sides else 0
         size = (height, int(sides[2] or height)) if sides else None
-        return PictureChoice(self.task or None, labels, size)
+        return PictureChoice(self.task or None, labels, size, self.preset or None, self.strict_models)
 
     @property
     def metrics(self) -> Mapping[str, bool]:

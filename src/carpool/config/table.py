@@ -37,10 +37,10 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     table: tuple(keys.split())
     for table, keys in {
         "": (
-            "name backend file task slo_ms slo_may_grow ttft_ms per_token_ms max_batch instances versions "
-            "labels execution_timeout_ms decoupled max_open response_cache device_weight batching image "
-            "detect classify segment pose obb depth embed text_regions read generate encoder decoder fake "
-            "onnxruntime pytorch cache drift registry rollout parameters input output sequences"
+            "name backend file task preset slo_ms slo_may_grow ttft_ms per_token_ms max_batch instances "
+            "versions labels execution_timeout_ms decoupled max_open response_cache device_weight batching "
+            "image detect classify segment pose obb depth embed text_regions read generate encoder decoder "
+            "fake onnxruntime pytorch cache drift registry rollout parameters input output sequences"
         ),
         "instances": "count kind gpus",
         "versions": "latest",

@@ -27,6 +27,7 @@ from carpool.config.model import (
     eager_policy,
     task_names,
 )
+from carpool.config.presets import PRESETS, preset_fields, with_preset
 from carpool.config.registry_settings import RegistrySettings, read_address
 from carpool.config.rollout_table import read_rollout
 from carpool.config.sequence_settings import read_sequences_table
@@ -69,12 +70,16 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
     ttft_ms, per_token_ms = (top.number(key, 0, above=True) for key in ("ttft_ms", "per_token_ms"))
     task = top.text("task", task_names())
     inputs, outputs = _tensors(top, "input", max_batch), _tensors(top, "output", max_batch)
+    preset = top.text("preset", PRESETS)
+    usual = ImageSettings().resize if preset is None else preset_fields(preset, task)["resize"]
     sequences = top.table("sequences")
     config = ModelConfig(
         name=rules.check_name(top.text("name") or name, top.where("name")),
         path=path.parent,
         backend=_backend(top),
         task=next((known for known in task_names() if known == task), None),
+        preset=preset,
+        image_keys=None if (image := top.table("image")) is None else tuple(image.data),
         inputs=inputs,
         outputs=outputs,
         mode=mode,
@@ -97,11 +102,11 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
         sequences=None
         if sequences is None
         else read_sequences_table(sequences, _inside, [tensor.name for tensor in inputs]),
-        **{name: _section(table) for name in SECTIONS if (table := top.table(name)) is not None},
+        **{name: _section(table, usual) for name in SECTIONS if (table := top.table(name)) is not None},
     )
     if config.registry is not None:
         _check_registry(top, config.registry)
-    config = _checked_generation(top, config)
+    config = with_preset(_checked_generation(top, config))
     if config.rollout is not None and top.has("versions"):
         raise top.error("versions", "does not go with [rollout], which chooses the versions itself")
     if max_batch is None:
@@ -321,12 +326,12 @@ def _tensor(table: Table, max_batch: int | None) -> TensorConfig:
 # ---- tables that describe pictures and runtimes ------------------------------------------------------------
 
 
-def _section(table: Table) -> Any:
+def _section(table: Table, usual_resize: str) -> Any:
     """What is said; the rest is as the settings have it by themselves."""
     values: dict[str, object] = {}
     for key in fields(SECTIONS[table.section]):
         said = key.metadata
-        resize = table.data.get("resize", ImageSettings().resize)
+        resize = table.data.get("resize", usual_resize)
         if table.has(key.name) and resize not in said.get("resize", [resize]):
             ways = " or ".join(f'"{way}"' for way in said["resize"])
             raise table.error(key.name, f'goes with resize = {ways}, not with "{resize}"')

@@ -24,6 +24,7 @@ from carpool.config.model import (
     eager_policy,
 )
 from carpool.config.pipeline_toml import PIPELINE, pipeline_document
+from carpool.config.presets import PRESETS, with_preset
 from carpool.config.triton_ensemble import ENSEMBLE, SLO, ensemble_document, read_ensemble, read_promise
 from carpool.config.triton_sequences import read_sequences, sequences_document
 from carpool.core.objectives import Knobs, Promise, QueueLimits, TimeoutAction
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 # A v2 datatype is TYPE_ and its name in Triton's settings, except that BYTES is TYPE_STRING.
 _TRITON_TYPES = {name: "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}" for name in DATATYPES}
+PRESET = "carpool_preset"
 _RAGGED = "requests of different shapes are not put into one batch here"
 _TENSORRT_ONLY = "it exists for TensorRT engines only"
 # Ignoring these would change answers, so they are errors.
@@ -136,9 +138,9 @@ def _read(source: Source, path: Path, name: str) -> tuple[ModelConfig, list[str]
     _account_for_accelerators(source, config, idle)
     # A Python model reads its parameters itself; those for a runtime do what it knows, or nothing.
     known = (SLO,) if config.ensemble is not None else kind_of(config.backend).parameters
-    idle |= {
-        f"parameters.{key[:64]}": None for key in config.parameters if known is not None and key not in known
-    }
+    if known is not None:
+        ours = (*known, PRESET)
+        idle |= {f"parameters.{key[:64]}": None for key in config.parameters if key not in ours}
     return config, [f"{path}: no effect here: {', '.join(idle)}"] if idle else []
 
 
@@ -213,9 +215,19 @@ def _model(source: Source, path: Path, name: str) -> ModelConfig:
         ensemble=ensemble,
         sequences=read_sequences(source),
     )
+    config = with_preset(replace(config, preset=_preset(parameters, source)))
     if max_batch is None:
         return config
     return rules.with_max_batch(config, max_batch, source.where("dynamic_batching"))
+
+
+def _preset(parameters: Mapping[str, str], source: Source) -> str | None:
+    """Whose pixels the model was trained with, which Triton has no field for."""
+    preset = parameters.get(PRESET)
+    if preset is not None and preset not in PRESETS:
+        wrong = f'parameter "{PRESET}" cannot be {rules.shown(preset)}; {rules.nearest(preset, PRESETS)}'
+        raise source.error("parameters", wrong)
+    return preset
 
 
 def _max_batch(source: Source) -> int | None:

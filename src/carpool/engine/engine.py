@@ -14,7 +14,8 @@ import orjson
 
 from carpool.backends.torch.device_sharing import limit_device_memory
 from carpool.clock import now
-from carpool.config.model import ModelConfig, PictureChoice
+from carpool.config.model import ModelConfig
+from carpool.config.presets import PictureChoice
 from carpool.config.repository import find_models, with_promise
 from carpool.core.job import INFINITY, NEW
 from carpool.engine.batch import Outcome, Work
@@ -383,7 +384,7 @@ class Engine:
             model, {name: pixels}, version=version, outputs=wanted, deadline_ms=deadline_ms
         )
         answer = await asyncio.to_thread(plan.answer, outputs, geometry, asked)
-        return typed({"model": served.name, "version": served.version, **answer})
+        return typed({"model": served.name, "version": served.version, **plan.assumed, **answer})
 
     def _first_for_pictures(self) -> str:
         ready = {

@@ -80,6 +80,12 @@ def promises(catalog: Catalog) -> dict[str, float]:
     return {name: entry.slo * 1e3 for name, entry in catalog.newest.items() if entry.slo is not None}
 
 
+def assumptions(catalog: Catalog) -> dict[str, str]:
+    """What nothing says about how models see pixels, by name, for those of which something is missing."""
+    found = {name: (entry.vision or {}).get("assumed", ()) for name, entry in catalog.newest.items()}
+    return {name: ", ".join(keys) for name, keys in found.items() if keys}
+
+
 def failures(catalog: Catalog) -> dict[str, str]:
     """Why models that should serve do not, by name."""
     return {
@@ -247,6 +253,7 @@ def _model(catalog: Catalog, line: IndexEntry) -> dict[str, Any]:
         "rollout": catalog.rollouts.get(entry.name),
         "task": task_of(entry),
         "ask": entry.ask,
+        "assumed": list((entry.vision or {}).get("assumed", ())),
         "platform": entry.platform,
         "mode": entry.mode,
         "slo_ms": None if entry.slo is None else round(entry.slo * 1e3, 3),

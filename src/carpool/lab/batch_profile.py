@@ -128,7 +128,9 @@ def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileRe
         rate = layout.instances * point.rate
         size, ms = point.size, point.seconds * 1e3
         rows.append(BatchRow(size, ms, point.spread, sure, point.runs, rate, off[size]))
-    notes = [_line(shape), _gain(shape, curve, layout.instances)]
+    why = signature.why_unbatched()
+    notes = [f"Only single images were measured: {why}."] if why else [_line(shape)]
+    notes += [] if why else [_gain(shape, curve, layout.instances)]
     if chosen.reason:
         notes.append(f"{layout}: {chosen.reason}.")
     doubted = doubts(measured.points, again, stolen)

@@ -7,7 +7,7 @@ from math import ceil
 
 from carpool import backends
 from carpool.backends.backend import Placement
-from carpool.config.model import PictureChoice
+from carpool.config.presets import PictureChoice
 from carpool.config.repository import ModelSource
 from carpool.config.usable_cores import usable_cores
 from carpool.engine.models.trial import examine

@@ -21,6 +21,7 @@ from carpool.wire import head
 from carpool.wire.v2 import RequestHead
 
 ASK = "carpool_ask"
+ASSUMED = "carpool_assumed"
 """The parameter, in the settings that clients read, which says what to set before a model takes pictures."""
 DEADLINE = "X-Carpool-Deadline-Ms"
 SOURCE = "X-Carpool-Source"

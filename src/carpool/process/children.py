@@ -21,7 +21,7 @@ import uvloop
 
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, ConfigError
-from carpool.frontend.documents import failures, picture_tasks, promises
+from carpool.frontend.documents import assumptions, failures, picture_tasks, promises
 from carpool.frontend.remote_door import RemoteDoor
 from carpool.link.advice import GateTable
 from carpool.link.child_process import Control, Message, live_as_child, spare_the_collector, switch_often
@@ -194,6 +194,7 @@ class EngineProcess:
                 tasks=picture_tasks(catalog),
                 promises=promises(catalog),
                 failed=failures(catalog),
+                assumed=assumptions(catalog),
             )
 
     def _report_dropped(self, frontend: int) -> None:

@@ -46,9 +46,11 @@ _DIVERT_S = 1.0  # with a longer delay, clients are better sent to another front
 _FRONTENDS_SHARE = 0.9  # of the time to drain; the rest is the engine's
 
 
-Ready = Callable[[Mapping[str, int], Mapping[str, str], Mapping[str, float], Mapping[str, str]], None]
-"""Told the ports in use, and by the models' names the tasks of those that take pictures, the milliseconds
-that they promise, and why others do not serve, each time that an engine has warmed them up."""
+_Words = Mapping[str, str]
+Ready = Callable[[Mapping[str, int], _Words, Mapping[str, float], _Words, _Words], None]
+"""Called each time that an engine has warmed up its models: with the ports in use, and by the models' names
+the tasks of those that take pictures, the milliseconds that they promise, why others do not serve, and what
+nothing says about their pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class Supervisor:
         *,
         engine: str,
         frontends: Sequence[FrontendKind],
-        ready: Ready = lambda _ports, _tasks, _promises, _failed: None,
+        ready: Ready = lambda *_: None,
         loading: Callable[[LoadingStep], None] = lambda _step: None,
     ) -> None:
         """`loading` is told each step while the engine loads its models."""
@@ -278,7 +280,7 @@ class Supervisor:
         if self._warm is not None and all(post.was_up for post in self._posts):
             warm, self._warm = self._warm, None
             _log.info("ready", models=" ".join(warm["models"]), host=self._settings.host, **self.ports)
-            self._ready(self.ports, warm["tasks"], warm["promises"], warm["failed"])
+            self._ready(self.ports, warm["tasks"], warm["promises"], warm["failed"], warm["assumed"])
 
     def _finish(self, code: int) -> None:
         if not self._finished.done():

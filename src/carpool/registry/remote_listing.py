@@ -17,7 +17,7 @@ from urllib.parse import urljoin, urlsplit
 
 from carpool.config.backend_kinds import files_of
 from carpool.config.remote_address import shown_address
-from carpool.config.repository import PBTXT, TOML, VERSION, is_model_file
+from carpool.config.repository import PBTXT, TOML, VERSION, WEIGHTS, is_model_file
 from carpool.errors import ConfigError
 from carpool.registry.source import BadArtifacts, NotInRegistry, RegistryDown
 
@@ -28,6 +28,13 @@ _ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 _STAMPS = ("ETag", "etag", "generation", "blob_id", "oid", "md5Hash", "Content-MD5", "LastModified")
 _LATER_STAMPS = ("Last-Modified", "last_modified", "updated", "mtime", "created")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_OWNER_AND_NAME = 3  # slashes in hf://owner/name
+_HUB_MODELS = (
+    ("model.onnx", "model.onnx_data"),
+    ("onnx/model.onnx", "onnx/model.onnx_data"),
+    ("model.safetensors",),
+)
+_HUB_SETTINGS = ("config.json", "preprocessor_config.json")
 _PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "hf": "huggingface_hub"}
 
 
@@ -109,7 +116,9 @@ class RemoteFiles:
                 stem, suffix = PurePosixPath(name).stem, PurePosixPath(name).suffix
                 return RemoteListing({stem: (file._replace(path=f"1/model{suffix}"),)})
         files = list(self._walk(fs, root, "", Counter()))
-        return RemoteListing(self._by_model(files, name))
+        if urlsplit(self.address).scheme == "hf" and self.address.count("/") == _OWNER_AND_NAME:
+            files = self._of_hub(files)
+        return RemoteListing(self._by_model(files, name.partition("@")[0]))
 
     def _walk(self, fs: Any, root: str, inside: str, seen: Counter[str]) -> Iterator[RemoteFile]:
         """Hidden files are nobody's. `seen` counts files and folders of the whole address, each of which may
@@ -167,12 +176,32 @@ class RemoteFiles:
             files.append(RemoteFile(path, _size(entry, f"{self.shown}: {path}"), stamp, place, digest))
         return files
 
+    def _of_hub(self, files: list[RemoteFile]) -> list[RemoteFile]:
+        """Of a model on the hub, what is served: an ONNX file where there is one, else weights with their
+        settings. The rest are other formats of the same, and pages. Repositories of models stay so."""
+        there = {file.path: file for file in files}
+        chosen = next((names for names in _HUB_MODELS if names[0] in there), None)
+        named = {PBTXT, TOML, *files_of(None)}
+        ours = any(PurePosixPath(path).name in named for path in there if path.count("/") > 0)
+        if {PBTXT, TOML} & there.keys() or (chosen is None and ours):
+            return files
+        if chosen is None:
+            kinds = ", ".join(names[0] for names in _HUB_MODELS)
+            raise NotInRegistry(
+                f"{self.shown}: none of {kinds} is there: convert its weights to safetensors, or export them"
+            )
+        return [
+            there[path]._replace(path=PurePosixPath(path).name)
+            for path in (*chosen, *_HUB_SETTINGS)
+            if path in there
+        ]
+
     def _by_model(self, files: list[RemoteFile], name: str) -> dict[str, tuple[RemoteFile, ...]]:
         """A folder that is a model itself, or one with a folder for each model."""
         self._check(files)
         tops = {file.path.partition("/")[0] for file in files if "/" in file.path}
         plain = {file.path for file in files if "/" not in file.path}
-        if plain & {PBTXT, TOML, *files_of(None)} or any(VERSION.fullmatch(top) for top in tops):
+        if plain & {PBTXT, TOML, WEIGHTS, *files_of(None)} or any(VERSION.fullmatch(top) for top in tops):
             return {checked_path(name or "model", self.shown): tuple(sorted(files))}
         models: dict[str, list[RemoteFile]] = {}
         for file in files:

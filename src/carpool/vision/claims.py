@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from carpool.config.file_metadata import FileMetadata
-from carpool.config.model import MAX_CLASSES, MAX_KEYPOINTS, MAX_SIDE, ImageSettings
+from carpool.config.first_layers import BYTES, FRACTIONS, SYMMETRIC
+from carpool.config.model import MAX_CLASSES, MAX_KEYPOINTS, MAX_SIDE
+from carpool.config.presets import preset_fields
 
 _LONGEST = 1 << 20  # characters of a literal
 _DEEPEST = 4
@@ -31,7 +33,10 @@ _SOFTMAX_DETECTORS = ("Detr", "Yolos", "TableTransformer")  # with a last class 
 _FINDS_TEXT = re.compile(r"(?i).{0,60}(?:pp-?ocr|text)[a-z0-9._-]{0,20}[_-]det(?:[_-].{0,60})?")
 _PPOCR: Mapping[str, Any] = {"channels": "bgr", "scale": 1 / 255, "mean": (0.5,), "std": (0.5,)}
 _PPOCR_LINE, _PPOCR_PAGE = (48, 640), (960, 960)
-_KERNELS = {2: "bilinear", 3: "bicubic", "bilinear": "bilinear", "bicubic": "bicubic"}
+_KERNELS = {0: "pil-nearest", 1: "pil-lanczos", 2: "pil-bilinear", 3: "pil-bicubic"}
+_KERNELS_BY_NAME = {name.removeprefix("pil-"): name for name in _KERNELS.values()}
+_CROP_MODES = {"squash": "stretch", "border": "letterbox"}  # timm's, beside its center
+_WARPED = 384  # pixels from which on ConvNeXt's processor does not crop
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +50,28 @@ class Claims:
     keypoints: tuple[int, int] | None = None
     lines: tuple[str, ...] = ()  # what was found, in words
 
-    def settings(self) -> ImageSettings:
-        return ImageSettings(size=self.size, **self.image)
-
 
 NO_CLAIMS = Claims()
 
 
+_TAKES: Mapping[str, Mapping[str, Any]] = {
+    BYTES: {"scale": 1.0, "mean": (0.0,), "std": (1.0,)},
+    FRACTIONS: {"scale": 1 / 255, "mean": (0.0,), "std": (1.0,)},
+    SYMMETRIC: {"scale": 1 / 127.5, "mean": (1.0,), "std": (1.0,)},
+}
+
+
 def read_claims(metadata: FileMetadata) -> Claims:
-    """An empty one where nobody claims anything."""
+    """An empty one where nobody claims anything. What the file's own layers do to pixels counts before what
+    is said about the values that they were trained with."""
+    claims, layers = _claimed(metadata), metadata.layers
+    if layers is None:
+        return claims
+    image = {**claims.image, **_TAKES[layers.takes]}
+    return replace(claims, image=image, lines=(*claims.lines, layers.words))
+
+
+def _claimed(metadata: FileMetadata) -> Claims:
     entries, config = metadata.entries, metadata.config
     if "names" in entries or ("task" in entries and "stride" in entries):
         return _ultralytics(entries)
@@ -132,9 +150,9 @@ def _ultralytics(entries: Mapping[str, str]) -> Claims:
     told = {"task": entries.get("task"), "names": f"{len(labels)} of them" if labels else None}
     told |= {"imgsz": entries.get("imgsz"), "kpt_shape": entries.get("kpt_shape")}
     words = ", ".join(f"{key} {' '.join(value.split())[:60]}" for key, value in told.items() if value)
-    image = {"resize": "crop"} if task == "classify" else {}
+    image = preset_fields("ultralytics", task if task in _TASKS else None)
     if "rtdetr" in entries.get("description", "").lower().replace("-", ""):
-        image = {"resize": "stretch"}
+        image["resize"] = "stretch"
     return Claims(
         source="Ultralytics",
         task=task if task in _TASKS else None,
@@ -172,21 +190,32 @@ def _transformers(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) ->
 def _with_preprocessor(claims: Claims, settings: Mapping[str, Any]) -> Claims:
     if not settings:
         return claims
-    image: dict[str, Any] = {"resize": "stretch"}
-    size = _edges(settings.get("size"))
-    if settings.get("do_center_crop"):
-        cut, shown = _edges(settings.get("crop_size")), size
-        image["resize"] = "crop"
-        if cut and shown and min(cut) <= min(shown):
-            image["crop"] = min(cut) / min(shown)
-        size = cut or size
+    size, image = _fitted(settings)
     kernel = _KERNELS.get(settings.get("resample", -1))
     if kernel:
         image["kernel"] = kernel
+    if settings.get("do_flip_channel_order"):
+        image["channels"] = "bgr"
     image |= _values(settings)
     words = ", ".join(f"{key} {value}" for key, value in image.items())
     lines = (*claims.lines, f"preprocessor_config.json: size {size}, {words}")
     return replace(claims, size=size, image=image, lines=lines)
+
+
+def _fitted(settings: Mapping[str, Any]) -> tuple[tuple[int, int] | None, dict[str, Any]]:
+    """The input's size, and how pictures come into it. A processor that keeps their proportions and cuts
+    nothing off makes inputs of many sizes, which says nothing of a model that takes one."""
+    size, said = _edges(settings.get("size")), settings.get("size")
+    if settings.get("do_center_crop"):
+        cut = _edges(settings.get("crop_size"))
+        crop = min(cut) / min(size) if cut and size else 1.0
+        return cut or size, {"resize": "crop", "crop": min(crop, 1.0)}
+    share = settings.get("crop_pct")
+    if size and isinstance(share, float) and 0 < share <= 1:  # ConvNeXt's
+        crop = size[0] / int(size[0] / share)
+        return size, {"resize": "crop", "crop": crop} if size[0] < _WARPED else {"resize": "stretch"}
+    varies = isinstance(said, Mapping) and "shortest_edge" in said
+    return size, {} if varies or not size else {"resize": "stretch"}
 
 
 def _edges(value: object) -> tuple[int, int] | None:
@@ -198,17 +227,19 @@ def _edges(value: object) -> tuple[int, int] | None:
 
 
 def _values(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Scale, mean and deviation, as (pixel × scale − mean) ÷ std."""
+    """Scale, mean and deviation, as (pixel × scale − mean) ÷ std; nothing where one of them is missing, or
+    whether they count: each processor has its own defaults."""
     scale = settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 1.0
-    found: dict[str, Any] = {}
-    if isinstance(scale, float) and 0 < scale <= 1:
-        found["scale"] = scale
-    if settings.get("do_normalize", True):
-        for key, name in (("mean", "image_mean"), ("std", "image_std")):
-            numbers = _numbers(settings.get(name))
-            if numbers and (key == "mean" or min(numbers) > 0):
-                found[key] = numbers
-    return found
+    if not isinstance(scale, float) or not 0 < scale <= 1:
+        return {}
+    shift = 1.0 if settings.get("rescale_offset") else 0.0  # taken away before the rest
+    normalises = settings.get("do_normalize")
+    if normalises is False:
+        return {"scale": scale, "mean": (shift,)}
+    mean, std = _numbers(settings.get("image_mean")), _numbers(settings.get("image_std"))
+    if normalises is not True or not mean or not std or min(std) <= 0:
+        return {}
+    return {"scale": scale, "mean": tuple(number + shift for number in mean), "std": std}
 
 
 def _numbers(value: object) -> tuple[float, ...] | None:
@@ -222,20 +253,23 @@ def _timm(config: Mapping[str, Any]) -> Claims:
     cfg = config.get("pretrained_cfg")
     cfg = cfg if isinstance(cfg, Mapping) else config
     classes = config.get("num_classes", cfg.get("num_classes"))
-    image: dict[str, Any] = {"resize": "crop"}
-    crop, kernel = cfg.get("crop_pct"), _KERNELS.get(str(cfg.get("interpolation")))
-    if isinstance(crop, float) and 0 < crop <= 1:
-        image["crop"] = crop
+    image: dict[str, Any] = {}
+    size, crop = _sides(cfg.get("input_size")), cfg.get("crop_pct")
+    kernel, mode = _KERNELS_BY_NAME.get(str(cfg.get("interpolation"))), str(cfg.get("crop_mode"))
+    if mode in _CROP_MODES:
+        image["resize"] = _CROP_MODES[mode]
+    elif isinstance(crop, int | float) and 0 < crop <= 1 and size:
+        image |= {"resize": "crop", "crop": min(size) / int(min(size) / crop)}
     if kernel:
         image["kernel"] = kernel
-    image |= _values({"image_mean": cfg.get("mean"), "image_std": cfg.get("std")})
+    image |= _values({"image_mean": cfg.get("mean"), "image_std": cfg.get("std"), "do_normalize": True})
     words = ", ".join(f"{key} {value}" for key, value in image.items())
     architecture = str(config["architecture"])[:100]
     return Claims(
         source="timm",
         task="embed" if classes == 0 else "classify",
         labels=_names(config.get("label_names", cfg.get("label_names"))),
-        size=_sides(cfg.get("input_size")),
+        size=size,
         image=image,
         activation="softmax",
         lines=(f"config.json of timm: {architecture}, {classes} classes; {words}",),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from carpool.config.model import DYNAMIC, ImageSettings
+from carpool.config.model import DYNAMIC, PILLOW, ImageSettings
 from carpool.errors import ConfigError
 from carpool.types import Array, Datatype, TensorSpec
 
@@ -56,6 +56,8 @@ class Geometry:
 # A JPEG decoded k times smaller must keep this many times the pixels of the input, per side. Measured: below
 # it, the mean difference to a full decode passes 2.5 of 255 on sharp photos (docs/pictures.md).
 _ENOUGH = ((8, 2.75), (4, 2.0), (2, 1.6))
+_ENOUGH_FOR_PILLOW = ((8, 3.0), (4, 3.0), (2, 3.0))  # as Pillow's reducing_gap: nearly what the whole gives
+_SEE_ALL = tuple(kernel for kernel in PILLOW if kernel != "pil-nearest")
 _BILINEAR_SEES = 2  # times smaller: up to here every pixel counts in one of two neighbours
 
 
@@ -76,6 +78,8 @@ class Placement:
     into_width: int
     into_height: int
     grid: int
+    box: tuple[float, float, float, float] | None = None
+    """The rectangle's edges to a fraction of a pixel, left, top, right and bottom, for Pillow's kernels."""
 
     def kernel(self, asked: str) -> str:
         """How pixels are mixed: `auto` and `area` depend on how much smaller or larger they become."""
@@ -87,8 +91,9 @@ class Placement:
         return "area"
 
     def geometry(self, width: int, height: int, size: tuple[int, int]) -> Geometry:
-        scale_x, scale_y = self.into_width / self.width, self.into_height / self.height
-        left, top = self.into_left - self.left * scale_x, self.into_top - self.top * scale_y
+        x1, y1, x2, y2 = self.box or (self.left, self.top, self.left + self.width, self.top + self.height)
+        scale_x, scale_y = self.into_width / (x2 - x1), self.into_height / (y2 - y1)
+        left, top = self.into_left - x1 * scale_x, self.into_top - y1 * scale_y
         return Geometry(width, height, size[1], size[0], scale_x, scale_y, left, top)
 
 
@@ -118,7 +123,24 @@ def _crop(width: int, height: int, size: tuple[int, int], settings: ImageSetting
     grid = _grid((width, height), part, (columns, rows), settings.kernel)
     left, wide = _middle(width // grid, part[0] / grid)
     top, high = _middle(height // grid, part[1] / grid)
-    return Placement(left * grid, top * grid, wide * grid, high * grid, 0, 0, columns, rows, grid)
+    box = _box(width, height, size, settings) if settings.kernel in PILLOW else None
+    return Placement(left * grid, top * grid, wide * grid, high * grid, 0, 0, columns, rows, grid, box)
+
+
+def _box(
+    width: int, height: int, size: tuple[int, int], settings: ImageSettings
+) -> tuple[float, float, float, float]:
+    """As torchvision, timm and transformers crop: the picture is resized to whole pixels, its shorter side
+    first, and the middle is cut out of that from a whole pixel on."""
+    rows, columns = size
+    scale = max(columns / width, rows / height) / settings.crop
+    if rows == columns:
+        shorter = int(rows / settings.crop + 0.5)
+        scale = shorter / min(width, height)
+    whole = max(int(width * scale + 1e-6), columns), max(int(height * scale + 1e-6), rows)
+    left, top = (round((side - part) / 2) for side, part in zip(whole, (columns, rows), strict=True))
+    across, down = width / whole[0], height / whole[1]
+    return left * across, top * down, (left + columns) * across, (top + rows) * down
 
 
 def _middle(side: int, part: float) -> tuple[int, int]:
@@ -136,9 +158,9 @@ def _grid(picture: tuple[int, int], part: tuple[float, float], into: tuple[int, 
 
     The other kernels look at single pixels far apart, and would see other ones.
     """
-    if kernel not in ("auto", "area"):
+    if kernel not in ("auto", "area", *_SEE_ALL):
         return 1
-    for factor, enough in _ENOUGH:
+    for factor, enough in _ENOUGH_FOR_PILLOW if kernel in _SEE_ALL else _ENOUGH:
         whole = all(side % factor == 0 for side in picture)
         if whole and all(p >= factor * enough * i for p, i in zip(part, into, strict=True)):
             return factor

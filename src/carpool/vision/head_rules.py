@@ -441,12 +441,20 @@ def _classes(facts: Facts, one: OutputFact, sample: Array | None) -> Reading:
     how = f"the {activation} makes them scores"
     if shares or told:
         activation, how = "none", "they add up to 1" if shares else "its name says probabilities"
-    elif sample is not None and _fractions(sample) and _largest(sample) > 0:
+    elif sample is not None and _fractions(sample) and _largest(sample) > 0 and _stays_small(one):
         activation, how = "none", "fractions that do not exclude each other"
     certain = length > 1 and (shares or one.called("logit", "prob", "softmax") or length in _IMAGENETS)
     why = f"{one} is one number per class; {how}"
     settings = ClassifySettings(activation)
     return Reading(Task.CLASSIFY, settings, (one.spec,), why, length if length > 0 else None, certain)
+
+
+def _stays_small(one: OutputFact) -> bool:
+    """Logits of a network that answers little to noise may be fractions, too; but some are below 0, or they
+    grow with the picture's values. What a sigmoid made does neither."""
+    if one.sample is not None and (one.sample < 0).any():
+        return False
+    return one.loud is None or not np.isfinite(one.loud).all() or _fractions(one.loud)
 
 
 _RULES: tuple[Callable[[Facts], Iterator[Reading]], ...] = (

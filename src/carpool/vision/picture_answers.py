@@ -29,6 +29,12 @@ class Who(TypedDict):
 
     model: Annotated[str, "which model answered"]
     version: Annotated[str, "which version of it"]
+    assumed: NotRequired[
+        Annotated[
+            list[str],
+            "settings of [image] that nothing says: the answer may be wrong; absent where all is known",
+        ]
+    ]
 
 
 class Answer(TypedDict):

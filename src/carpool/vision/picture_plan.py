@@ -8,7 +8,7 @@ answer = plan.answer(outputs, geometry, Options())
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,9 +35,15 @@ class PicturePlan:
         self.transform = Transform(settings.image, settings.input, name)
         self.bytes = math.prod(self.transform.shape) * self.transform.dtype.itemsize
         self.encoded = settings.encoded
+        self.assumed: dict[str, list[str]] = {}  # a part of every answer
+        self.assumes(settings.assumed)
         numbers = [math.prod(spec.shape) for spec in settings.outputs]
         self.quick = self.answers.quick and min(numbers) >= 0 and sum(numbers) <= _FEW_NUMBERS
         """Whether an answer need not be made in a thread."""
+
+    def assumes(self, names: Sequence[str]) -> None:
+        """Of settings that nothing says."""
+        self.assumed = {"assumed": list(names)} if names else {}
 
     def read_options(self, given: Mapping[str, object]) -> Options:
         """By name, as a query has them or as plain values."""

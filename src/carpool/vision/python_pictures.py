@@ -76,6 +76,11 @@ class Answer(dict[str, Any]):
         return str(self.get("version", ""))
 
     @property
+    def assumed(self) -> list[str]:
+        """Settings of [image] that nothing says: where there are any, set the model's preset."""
+        return list(self.get("assumed", ()))
+
+    @property
     def width(self) -> int:
         """Of the upright picture."""
         return int(self["image"]["width"])

@@ -31,7 +31,6 @@ from carpool.vision.claims import NO_CLAIMS, Claims
 FLOATS = (Datatype.FP32, Datatype.FP16, Datatype.FP64, Datatype.BF16)
 WRITTEN, WRITTEN_END = "text_output", "finish_reason"
 """What the outputs of a model that writes are called: the text, and why it ends."""
-_LISTED = 3  # readings that a question names
 
 TaskTable: TypeAlias = (
     ClassifySettings
@@ -52,6 +51,9 @@ class OutputFact:
 
     spec: TensorSpec  # without the batch
     sample: Array | None = None
+    loud: Array | None = (
+        None  # the same for a picture with far larger values: what ends in a sigmoid stays small
+    )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -114,6 +116,7 @@ class Verdict:
     reading: Reading | None  # None: nothing is sure
     evidence: tuple[str, ...]
     ask: str = ""  # what to set, where nothing is sure
+    tasks: tuple[str, ...] = ()  # all that are possible then
 
 
 def recognise(facts: Facts, found: Iterable[Reading]) -> Verdict:
@@ -129,13 +132,14 @@ def recognise(facts: Facts, found: Iterable[Reading]) -> Verdict:
         found = [one for one in found if one.task == claimed]
         if not found:
             say = f"its metadata says {claimed}, and its outputs {facts.in_words()} are none of that"
-            return Verdict(None, (*evidence, say), f"{say}: {how_to_set(None)}")
+            return Verdict(None, (*evidence, say), f"{say}: {how_to_set()}")
     sure = _sure(facts, found, claimed is not None)
     if len(sure) == 1 and not sure[0].ask:
         return Verdict(sure[0], (*evidence, sure[0].why))
     left = sure or found
     evidence += [f"could be {one.task}: {one.why}" for one in left]
-    return Verdict(None, tuple(evidence), _question(facts, left))
+    tasks = tuple(dict.fromkeys(one.task for one in left))
+    return Verdict(None, tuple(evidence), _question(facts, left, tasks), tasks)
 
 
 def _sure(facts: Facts, found: Sequence[Reading], claimed: bool) -> list[Reading]:
@@ -161,19 +165,20 @@ def _as_declared(facts: Facts, found: list[Reading], evidence: list[str]) -> Ver
     return Verdict(best, (*evidence, best.why), best.ask)
 
 
-def _question(facts: Facts, found: Sequence[Reading]) -> str:
-    tasks = list(dict.fromkeys(one.task for one in found))
+def _question(facts: Facts, found: Sequence[Reading], tasks: Sequence[str]) -> str:
     asked = next((one.ask for one in found if one.ask), "")
     outputs = f"its outputs are {facts.in_words()}"
     if not found:
-        return f"{outputs}, which could be anything: {how_to_set(None)}"
+        return f"{outputs}, which could be anything: {how_to_set()}"
     if len(tasks) == 1 and asked:
         return f"{outputs}, which look like {tasks[0]}: {asked}"
-    could = " or ".join(f"{one.task} ({one.why})" for one in found[:_LISTED])
+    could = " or ".join(f"{one.task} ({one.why})" for one in found)
     counted = f", and there are {len(facts.labels)} labels" if facts.labels else ""
-    return f"{outputs}, which could be {could}{counted}: {how_to_set(tasks[0])}"
+    return f"{outputs}, which could be {could}{counted}: {how_to_set(*tasks)}"
 
 
-def how_to_set(task: str | None) -> str:
-    word = task or "…"
-    return f'set task = "{word}" in model.toml, or give --task {word} to carpool serve'
+def how_to_set(*tasks: str) -> str:
+    """Which of them it is, only its owner knows."""
+    words = " or ".join(f'"{task}"' for task in tasks or ("…",))
+    option = f"--task {tasks[0]}" if len(tasks) == 1 else "--task"
+    return f"set task = {words} in model.toml, or give {option} to carpool serve"

@@ -13,6 +13,7 @@ from carpool.types import DATATYPES, Array, Signature, TensorSpec
 from carpool.vision import tasks
 from carpool.vision.claims import NO_CLAIMS, Claims
 from carpool.vision.head_rules import readings
+from carpool.vision.pixels import refuse_assumed, see_pixels
 from carpool.vision.recognition import Facts, OutputFact, Reading, TaskTable, Verdict, recognise
 from carpool.vision.tasks.task import (
     LoadedModel,
@@ -58,12 +59,6 @@ def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
 # ---- from a loaded model --------------------------------------------------------------------------------
 
 
-_PLAIN_VALUES = (
-    "nothing says how it was trained to see pixels: they are letterboxed, and floats run from 0 to 1; "
-    "[image] can set resize, mean and std"
-)
-
-
 class Described(NamedTuple):
     """How a model answers pictures; None where it does not, and then `ask` says what to set, if that could
     help. `evidence` is what was found, in words."""
@@ -71,6 +66,7 @@ class Described(NamedTuple):
     vision: VisionSettings | None
     evidence: list[str]
     ask: str = ""
+    tasks: tuple[str, ...] = ()  # that it could be for, where nothing is sure
 
 
 class Seen(NamedTuple):
@@ -78,6 +74,7 @@ class Seen(NamedTuple):
 
     claims: Claims = NO_CLAIMS
     samples: Mapping[str, Array] = MappingProxyType({})  # what a dry run answered, by output, for one picture
+    loud: Mapping[str, Array] = MappingProxyType({})  # the same for noise 255 times as large
     whole: bool = False  # outputs do not begin with a batch, although the input does
     trouble: str = ""  # why there is no dry run, in words
     ask: str = ""  # what to set, where that alone says it
@@ -103,29 +100,29 @@ def describe(
                 f"the model's inputs are {in_words(signature.inputs)}"
             )
         return Described(None, [])
-    image = image_settings(config, picture, seen.claims)
+    image, _ = see_pixels(config, picture, seen.claims, declared)
     if image.size is None and DYNAMIC in (picture.height, picture.width):
         return _without_a_size(config, picture, declared)
     names = next((tuple(lines) for lines in (labels or {}).values() if lines), ()) or seen.claims.labels
     outputs = signature.outputs if seen.whole else outputs_of(signature, picture)
-    model = LoadedModel(config, picture, outputs, names, [])
-    if seen.trouble:
-        model.notes.append(seen.trouble)
+    fixed = signature.why_unbatched() if picture.leading == 1 else ""
+    model = LoadedModel(config, picture, outputs, names, [note for note in (seen.trouble, fixed) if note])
     if seen.ask and declared is None:
         return Described(None, model.notes, seen.ask)
     verdict = _judge(model, image, seen, declared)
     task = declared or (verdict.reading.task if verdict.reading is not None else None)
     if task is None:
-        return Described(None, [*verdict.evidence, *model.notes], verdict.ask)
+        return Described(None, [*verdict.evidence, *model.notes], verdict.ask, verdict.tasks)
     table, outputs = _settled(model, task, verdict)
+    image, assumed = see_pixels(config, picture, seen.claims, task)
     if values_on_device(config):  # who makes the pictures' tensors leaves their pixels as they are
         image = replace(image, mean=(0.0,), std=(1.0,), scale=None)
-    if declared is None and config.image is None and not seen.claims.source:
-        model.notes.append(_PLAIN_VALUES)
+    if config.strict_pixels:
+        refuse_assumed(config.name, assumed)
     told = [] if declared else [f"task {task}"]
     if not (declared and _answered(config, task)):
         told += verdict.evidence
-    vision = VisionSettings(task, image, picture.spec, outputs, table, names)
+    vision = VisionSettings(task, image, picture.spec, outputs, table, names, assumed=assumed)
     tasks.build(vision)  # what is wrong with it is said now, not where it is used
     return Described(vision, [*told, *model.notes])
 
@@ -156,19 +153,6 @@ def declared_task(config: ModelConfig) -> str | None:
     return config.task or next(iter(tables), None)
 
 
-def image_settings(config: ModelConfig, picture: Picture, claims: Claims) -> ImageSettings:
-    """As the settings say. Where they say nothing but a size, as the model's metadata claims; its size counts
-    where the model leaves it open."""
-    image = config.image or ImageSettings()
-    if image == ImageSettings(size=image.size):
-        image = replace(claims.settings(), size=image.size)
-    if image.size is None and claims.size and DYNAMIC in (picture.height, picture.width):
-        known, claimed = (picture.height, picture.width), claims.size
-        sides = [said if side == DYNAMIC else side for side, said in zip(known, claimed, strict=True)]
-        image = replace(image, size=(sides[0], sides[1]))
-    return replace(image, layout=picture.layout)
-
-
 def _because(config: ModelConfig, declared: str | None) -> str:
     if declared is None:
         return "[image]"
@@ -194,7 +178,7 @@ def _judge(model: LoadedModel, image: ImageSettings, seen: Seen, declared: str |
         height,
         width,
         image.layout == "nchw",
-        tuple(OutputFact(spec, seen.samples.get(spec.name)) for spec in model.outputs),
+        tuple(OutputFact(s, seen.samples.get(s.name), seen.loud.get(s.name)) for s in model.outputs),
         model.labels,
         claims,
         declared,

@@ -10,13 +10,16 @@ import threading
 
 import cv2
 import numpy as np
+from PIL import Image
 
-from carpool.config.model import ImageSettings
+from carpool.config.model import PILLOW, ImageSettings
 from carpool.types import Array, TensorSpec
 from carpool.vision.decode import Decoded
 from carpool.vision.geometry import Geometry, InputForm, Placement, lookup_tables, place, read_form
 
 _KERNELS = {"area": cv2.INTER_AREA, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
+_NONE = -1  # of OpenCV's: Pillow resizes
+_PILLOW = {kernel: Image.Resampling[kernel.removeprefix("pil-").upper()] for kernel in PILLOW}
 _BY_SIZE = {1: np.uint8, 2: np.uint16, 4: np.int32, 8: np.float64}  # what cv2 moves without a look inside
 
 _MOST_SIZES = 1024  # of pictures, whose places are kept
@@ -50,7 +53,8 @@ class Transform:
         found = self._placed.get((width, height))
         if found is None:
             placement = place(width, height, self._form.size, self._settings)
-            kernel = _KERNELS[placement.kernel(self._settings.kernel)]
+            asked = self._settings.kernel
+            kernel = _NONE if asked in PILLOW else _KERNELS[placement.kernel(asked)]
             found = placement, placement.geometry(width, height, self._form.size), kernel
             if len(self._placed) >= _MOST_SIZES:
                 self._placed.clear()
@@ -73,6 +77,8 @@ class Transform:
         top, left = at.top // factor, at.left // factor
         part = decoded.pixels[top : top + at.height // factor, left : left + at.width // factor]
         small = self._buffer("small", (at.into_height, at.into_width, 3))
+        if self._settings.kernel in PILLOW:
+            return _as_pillow(decoded.pixels, factor, at, self._settings.kernel)
         cv2.resize(part, (at.into_width, at.into_height), dst=small, interpolation=kernel)
         return small
 
@@ -112,6 +118,14 @@ class Transform:
             held = np.empty(self._form.size[0] * self._form.size[1] * 3, np.uint8)
             setattr(self._scratch, name, held)
         return held[: int(np.prod(shape))].reshape(shape)
+
+
+def _as_pillow(pixels: Array, factor: int, at: Placement, kernel: str) -> Array:
+    """A new array: Pillow has its own memory."""
+    x1, y1, x2, y2 = at.box or (at.left, at.top, at.left + at.width, at.top + at.height)
+    box = x1 / factor, y1 / factor, x2 / factor, y2 / factor
+    resized = Image.fromarray(pixels).resize((at.into_width, at.into_height), _PILLOW[kernel], box=box)
+    return np.array(resized)
 
 
 def _planes(out: Array, form: InputForm) -> list[Array]:

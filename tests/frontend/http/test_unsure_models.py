@@ -11,7 +11,7 @@ from frontend.picture_models import picture
 from frontend.whole_server import whole_server
 from vision.tiny_exports import ULTRALYTICS, detector
 
-ASKED = 'set task = "detect" in model.toml, or give --task detect to carpool serve'
+ASKED = 'set task = "detect" or "obb" in model.toml, or give --task to carpool serve'
 
 
 @pytest.mark.parametrize("route", ["/models/parts/predict", "/detect?model=parts", "/detect", "/classify"])

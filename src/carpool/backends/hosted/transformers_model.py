@@ -23,7 +23,10 @@ class Model:
             raise ModelError("its config.json asks for code of its own (auto_map), which is not run here")
         architecture = next(iter(said.get("architectures") or ()), None)
         if not isinstance(architecture, str):
-            raise ModelError("its config.json names no architecture")
+            timm = ": it is timm's, so export the model to ONNX" if "architecture" in said else ""
+            raise ModelError(f"its config.json names no architecture of transformers{timm}")
+        if architecture == "VisionEncoderDecoderModel":
+            raise ModelError("it writes text: put a model.toml with a table [generate] beside it")
         import torch
         import transformers
 
@@ -56,8 +59,10 @@ class Model:
 
 
 def _size(folder: Path, said: Mapping[str, Any]) -> tuple[int, int]:
-    prepared = folder / "preprocessor_config.json"
-    size = (_read(prepared).get("size") if prepared.is_file() else None) or said.get("image_size") or _SIDE
+    file = folder / "preprocessor_config.json"
+    prepared = _read(file) if file.is_file() else {}
+    cut = prepared.get("crop_size") if prepared.get("do_center_crop") else None
+    size = cut or prepared.get("size") or said.get("image_size") or _SIDE
     if isinstance(size, dict):
         size = (size["height"], size["width"]) if "height" in size else size.get("shortest_edge", _SIDE)
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))

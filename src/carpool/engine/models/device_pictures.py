@@ -11,7 +11,15 @@ import numpy as np
 
 from carpool.backends.backend import Filling, FillPictures, Finish, PictureForm, Placed
 from carpool.config.backend_kinds import kind_of
-from carpool.config.model import DYNAMIC, KEPT, DetectSettings, ImageSettings, ModelConfig, TensorConfig
+from carpool.config.model import (
+    DYNAMIC,
+    KEPT,
+    PILLOW,
+    DetectSettings,
+    ImageSettings,
+    ModelConfig,
+    TensorConfig,
+)
 from carpool.errors import ConfigError
 from carpool.types import Array, Datatype, Signature, TensorSpec
 from carpool.vision.geometry import place, read_form
@@ -134,7 +142,8 @@ def filling(config: ModelConfig, vision: VisionSettings | None) -> Filling | Non
 def _placed(width: int, height: int, size: tuple[int, int], settings: ImageSettings) -> Placed:
     at = place(width, height, size, settings)
     sides = {name: getattr(at, name) for name in Placed._fields if name != "kernel"}
-    return Placed(**sides, kernel=at.kernel(settings.kernel))
+    asked = "auto" if settings.kernel in PILLOW else settings.kernel  # the device has nothing nearer
+    return Placed(**sides, kernel=at.kernel(asked))
 
 
 def _pixels(file: Array) -> Array:

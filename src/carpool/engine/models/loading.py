@@ -43,10 +43,11 @@ from carpool.engine.profile.model_profile import (
     profile_key,
 )
 from carpool.errors import CarpoolError, ConfigError, ModelError
-from carpool.link.door import ASK
+from carpool.link.door import ASK, ASSUMED
 from carpool.observe.logs import logger
 from carpool.types import Signature
 from carpool.vision.geometry import lookup_tables, read_form
+from carpool.vision.pixels import what_is_assumed
 from carpool.vision.settings import NOTHING_SEEN, Seen, VisionSettings, describe
 
 log = logger("engine")
@@ -64,7 +65,7 @@ def settle(
 ) -> Settled:
     """With the output that its device adds, if it does. Raises what its settings say and it cannot be. `told`
     hears what it was recognised as, for clients who read its settings."""
-    vision, notes, ask = describe(config, signature, labels, seen)
+    vision, notes, ask, _ = describe(config, signature, labels, seen)
     try:
         if vision is not None:
             form = read_form(vision.image, vision.input, config.name)
@@ -78,9 +79,14 @@ def settle(
         log.debug("pictures", model=config.name, note=note)
     if ask:
         log.warning("pictures", model=config.name, note=f"it is served as tensors: {ask}")
-    if told is not None and notes:
+    assumed = () if vision is None else vision.assumed
+    if assumed:
+        words = what_is_assumed(config.name, assumed)
+        log.warning("pixels-assumed", model=config.name, assumed=", ".join(assumed), note=words)
+    if told is not None and (notes or assumed):
         told |= {"carpool_task": "" if vision is None else vision.task, "carpool_evidence": "; ".join(notes)}
         told |= {ASK: ask} if ask else {}
+        told |= {ASSUMED: ", ".join(assumed)} if assumed else {}
     return with_boxes(config, signature, vision)
 
 
@@ -349,6 +355,8 @@ class Loading:
         told = SAMPLE_TOLD if self._vision is not None and self._vision.encoded else ""
         slo = None if isinf(self._slo) else self._slo
         said = choices(profile, curve, piece, slo, told) + ((grown,) if grown else ())
+        if why := self._signature.why_unbatched():
+            said += (f"{why[0].upper()}{why[1:]}.",)
         if isinstance(opened[0], OnDevice):
             said += tuple(opened[0].notes)
         for sentence in said:

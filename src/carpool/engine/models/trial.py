@@ -16,14 +16,16 @@ from carpool import backends
 from carpool.backends.backend import Backend
 from carpool.config.backend_kinds import kind_of
 from carpool.config.file_metadata import read_metadata
-from carpool.config.model import DYNAMIC, ImageSettings, ModelConfig, Task
+from carpool.config.model import DYNAMIC, ModelConfig, Task
+from carpool.config.presets import said_of_pixels
 from carpool.config.repository import ModelVersion
 from carpool.engine.model_inputs import signature_of
 from carpool.errors import CarpoolError
 from carpool.observe.logs import logger
 from carpool.types import Array, Datatype, Signature
 from carpool.vision.claims import Claims, read_claims
-from carpool.vision.settings import Seen, declared_task, image_settings
+from carpool.vision.pixels import known_pixels, see_pixels
+from carpool.vision.settings import Seen, declared_task
 from carpool.vision.tasks.task import Picture, find_picture, outputs_of, widened
 
 log = logger("engine")
@@ -45,7 +47,7 @@ class Examined(NamedTuple):
 
 def examine(config: ModelConfig, version: ModelVersion) -> Examined:
     """What can be known of a model without running it."""
-    claims = read_claims(read_metadata(version.file))
+    claims = read_claims(read_metadata(version.file, config.path))
     config = backends.describe(_with_size(config, claims), version)
     return Examined(config, signature_of(config), read_labels(config), Seen(claims))
 
@@ -69,12 +71,11 @@ def try_out(found: Examined, load: Callable[[ModelConfig], Backend]) -> Examined
 
 def _with_size(config: ModelConfig, claims: Claims) -> ModelConfig:
     """A network whose file says nothing of its tensors has an input as soon as its pictures have a size."""
-    image = config.image or ImageSettings()
-    if not kind_of(config.backend).values_on_device or config.inputs or claims.size is None:
+    config = replace(config, image_keys=tuple(said_of_pixels(config)))  # what is filled in later is not said
+    if not kind_of(config.backend).values_on_device or config.inputs:
         return config
-    if image != ImageSettings(size=image.size):
-        return config
-    return replace(config, image=replace(claims.settings(), size=image.size or claims.size))
+    image = known_pixels(config, claims)
+    return config if image.size is None else replace(config, image=image)
 
 
 def read_labels(config: ModelConfig) -> Mapping[str, Sequence[str]]:
@@ -107,7 +108,7 @@ def trial_shape(found: Examined) -> tuple[int, ...] | None:
     picture = find_picture(found.config, found.signature)
     if picture is None or not _tells(found.config):
         return None
-    size = image_settings(found.config, picture, found.seen.claims).size
+    size = see_pixels(found.config, picture, found.seen.claims).image.size
     height, width = size or (picture.height, picture.width)
     if DYNAMIC in (height, width):
         return None
@@ -119,8 +120,9 @@ def trial_shape(found: Examined) -> tuple[int, ...] | None:
 def _tried(backend: Backend, signature: Signature, picture: Picture, shape: tuple[int, ...]) -> Seen:
     """With two pictures where it takes so many: what does not grow with the batch is found."""
 
-    def run(*leading: int) -> Mapping[str, Array]:
+    def run(*leading: int, loud: bool = False) -> Mapping[str, Array]:
         noise = _noise((*leading, *shape), picture.spec.datatype)
+        noise = noise * noise.dtype.type(255) if loud else noise
         return backend.run({picture.spec.name: noise}, ())
 
     images = min(2, signature.max_batch)
@@ -130,7 +132,18 @@ def _tried(backend: Backend, signature: Signature, picture: Picture, shape: tupl
             found = f'its output "{name}" is {list(array.shape)} for a batch of {images}'
             return Seen(trouble=found, ask=f"{found}: set max_batch = 0 in model.toml")
     whole = not images and picture.leading == DYNAMIC and not _grows(run)
-    return Seen(samples=_samples(signature, picture, answered, whole), whole=whole)
+    samples = _samples(signature, picture, answered, whole)
+    loud: dict[str, Array] = {}
+    if picture.spec.datatype.dtype.kind == "f" and any(map(_like_fractions, samples.values())):
+        again = (
+            run(images, loud=True) if images else run(*(() if picture.leading is None else (1,)), loud=True)
+        )
+        loud = _samples(signature, picture, again, whole)
+    return Seen(samples=samples, loud=loud, whole=whole)
+
+
+def _like_fractions(array: Array) -> bool:
+    return array.dtype.kind == "f" and bool(array.size) and bool(array.min() >= 0 and array.max() <= 1)
 
 
 def _grows(run: Callable[..., Mapping[str, Array]]) -> bool:
@@ -142,9 +155,9 @@ def _grows(run: Callable[..., Mapping[str, Array]]) -> bool:
 
 
 def _tells(config: ModelConfig) -> bool:
-    """Python models say in their settings what they answer, and are dear to start; fakes answer nothing."""
+    """Python models say in their settings what they answer, and may do anything; fakes answer nothing."""
     kind = kind_of(config.backend)
-    if not kind.needs_file or kind.process == "worker":
+    if not kind.needs_file or kind.name == "python":
         return False
     declared = declared_task(config)
     if declared is None:

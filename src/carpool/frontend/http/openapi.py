@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from carpool import __version__
-from carpool.frontend.documents import task_of
+from carpool.frontend.documents import assumptions, task_of
 from carpool.frontend.http.clients_openapi import EVENTS, chat_paths, generate_paths, in_path, ping_path
 from carpool.frontend.http.exchange import JSON_FIELDS, Exchange
 from carpool.frontend.http.http_service import Service, Variables
@@ -17,7 +17,7 @@ from carpool.frontend.http.image_route import TASK_ROUTES
 from carpool.frontend.http.task_models import in_order
 from carpool.frontend.http.text_route import TEXT_TASKS
 from carpool.frontend.pictures.pipeline_pictures import EXPLAIN, EXPLAIN_OPTION
-from carpool.link.door import DEADLINE, LATEST, SOURCE, Catalog
+from carpool.link.door import DEADLINE, LATEST, SOURCE, Catalog, ModelEntry
 from carpool.observe.shared_history import KEPT_S
 from carpool.vision import draw, tasks
 from carpool.wire.head import MAX_SOURCE_CHARS
@@ -64,16 +64,30 @@ def openapi(catalog: Catalog, *, with_keys: bool = False) -> Document:
             "version": __version__,
             "summary": "Pictures in, typed answers out.",
             "description": "Tensors go over the v2 inference protocol at `/v2`, of which only `generate` and "
-            "`history` are part of this document.",
+            f"`history` are part of this document.{_warning(catalog)}",
         },
         "servers": [{"url": "/"}],
         "paths": paths,
         "security": [{name: []} for name in _KEYS] if with_keys else [],
         "components": {"schemas": _schemas(piped), "responses": _responses(), "securitySchemes": _KEYS},
         "x-carpool-models": [
-            {"name": name, "version": version, "task": str(task)} for name, version, task in models
+            {"name": entry.name, "version": entry.version, "task": str(task), **_assumed(entry)}
+            for entry, task in listed
         ],
     }
+
+
+def _assumed(entry: ModelEntry) -> Document:
+    names = (entry.vision or {}).get("assumed")
+    return {"assumed": list(names)} if names else {}
+
+
+def _warning(catalog: Catalog) -> str:
+    """For who reads this document as a page: which answers may be wrong."""
+    found = assumptions(catalog)
+    named = "; ".join(f"`{name}` ({keys})" for name, keys in found.items())
+    what = "**Answers may be wrong.** Nothing says how these models see pixels, so that it is assumed: "
+    return f"\n\n{what}{named}. Set `preset` in their model.toml." if found else ""
 
 
 def _history() -> Document:

@@ -13,7 +13,7 @@ from carpool.frontend.cached_call import MOST_BYTES
 from carpool.frontend.front_caches import LOOKED_AT_ONCE, Caches, Looked, ModelCache
 from carpool.frontend.http.exchange import JSON_FIELDS
 from carpool.frontend.http.infer_route import TIMING, VERSION
-from carpool.frontend.pictures.sent_pictures import ASKED_ON_A_ROUTE
+from carpool.frontend.pictures.sent_pictures import ASKED_ON_A_ROUTE, PictureModel
 from carpool.link.step_times import Times
 from carpool.observe.columns import CACHE_AGE, REQUEST_SECONDS
 
@@ -26,6 +26,7 @@ _FORM = "picture"  # as `ImageCall.form`
 
 JSON_ANSWER = JSON_FIELDS + b"Vary: Accept\r\n" + TIMING
 DRAWN_ANSWER = b"Content-Type: image/%b\r\nVary: Accept\r\n" + TIMING
+_ASSUMED = b"X-Carpool-Assumed: %b\r\n"
 _HIT = b"X-Carpool-Cache: hit; kind=%b; age=%.1f\r\nCache-Status: carpool; hit; ttl=%.0f\r\n"
 
 
@@ -97,12 +98,17 @@ def _known(
     target.row.observe(REQUEST_SECONDS, now - arrived)
     times, drawn = Times((now - arrived) * 1e3), target.drawn
     fields = JSON_ANSWER % times if drawn is None else DRAWN_ANSWER % (drawn.encode(), *times)
-    return fields + _HIT % (kind, age, ends - now), kept.body
+    return fields + assumed_fields(target.model) + _HIT % (kind, age, ends - now), kept.body
 
 
 def joined(fields: bytes, more: bytes) -> bytes:
     """More fields; or first the rest of the last one, where it goes on."""
     return fields[:-2] + more if more.startswith(b", ") else fields + more
+
+
+def assumed_fields(model: PictureModel) -> bytes:
+    """What every answer of a model says of whose pixels nothing is known."""
+    return b"".join(_ASSUMED % ", ".join(names).encode() for names in model.assumed.values())
 
 
 def version_fields(version: str) -> bytes:

@@ -442,7 +442,8 @@ class PipelineJourney:
     def _answer(self, started: float) -> Answer:
         graph, steps = self._graph, self._steps
         there = {number: state for number, state in steps.items() if state.answers is not None}
-        document: dict[str, Any] = {"model": self._model.entry.name, "version": self._model.entry.version}
+        entry, assumed = self._model.entry, self._model.assumed
+        document: dict[str, Any] = {"model": entry.name, "version": entry.version, **assumed}
         answer = graph.answer(
             {number: state.items for number, state in there.items()},
             {number: state.answers or [] for number, state in there.items()},

@@ -133,6 +133,7 @@ class PipelineModel(PictureModel):
             self.cascade = Cascade(entry.name, self.graph, partial(service.row, entry), counts)
             self.options[STEP] = self.cascade.option
         self.outputs = (RequestedOutput("answer", binary=True),)
+        self.assumes([f"{at.step.name}.{key}" for at in steps for key in at.model.settings.assumed])
         self._reduction = crops.reduction_to(self.graph.settings.keep_px)
 
     @classmethod

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import orjson
@@ -160,6 +160,11 @@ class PictureModel(PicturePlan):
         mine, its = self.settings, other.settings
         return (mine.image, mine.input, mine.encoded) == (its.image, its.input, its.encoded)
 
+    def as_json(self, answer: Mapping[str, Any]) -> bytes:
+        """What a task answered, as it is sent."""
+        entry = self.entry
+        return orjson.dumps({"model": entry.name, "version": entry.version, **self.assumed, **answer})
+
     def of_one(self, outputs: Sequence[Tensor], number: int) -> dict[str, Array]:
         """The outputs for one picture of a batch, without the batch."""
         found: dict[str, Array] = {}
@@ -281,8 +286,7 @@ class SentPictures:
         if self.through is not None:
             return self.through.document(outputs)
         given = model.of_one(outputs, number), self._geometries[number], self.options
-        answer = model.answers.answer(*given)
-        return orjson.dumps({"model": model.entry.name, "version": model.entry.version, **answer})
+        return model.as_json(model.answers.answer(*given))
 
 
 class RoutePicture(SentPictures):
@@ -346,7 +350,7 @@ class RoutePicture(SentPictures):
         model = self._model
         outputs = written_as(self.text, self._finish)
         answer = model.answers.answer(outputs, self._geometries[0], self.options)
-        self.body = orjson.dumps({"model": model.entry.name, "version": model.entry.version, **answer})
+        self.body = model.as_json(answer)
 
     def prepare(self, memory: memoryview) -> float:
         started = monotonic()

@@ -86,6 +86,7 @@ class VisionSettings:
     outputs: tuple[TensorSpec, ...]  # those the task reads, in the order of its format
     table: TaskTable | None = None  # the task's own settings, if it has any
     labels: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()  # settings of [image] that nothing says
     encoded: bool = False  # the model's device decodes pictures; `image` says what is left to do elsewhere
 
     @property
