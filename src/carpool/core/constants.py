@@ -208,9 +208,6 @@ class Constants:
     """What is guessed of the lengths of answers weighs as much as four answers. When so many were seen that
     were so long, half of them are forgotten."""
 
-    limit_weight: float = 0.02
-    """One request moves what is thought of the lengths that clients ask for by a fiftieth."""
-
     spare_load: float = 0.7
     spare_delay: float = 0.1
     spare_quiet_s: float = 1.0

@@ -21,10 +21,7 @@ class Lengths:
     mean over whole answers would count it as short, and at the start only short ones are over.
     """
 
-    __slots__ = (
-        *("_bucket", "_constants", "_ended", "_guess", "_lasts", "_means", "_news", "_part", "_seen"),
-        "limit",
-    )
+    __slots__ = ("_bucket", "_constants", "_ended", "_guess", "_lasts", "_mean", "_news", "_seen", "limit")
 
     def __init__(self, limit: int, guess: float | None = None, constants: Constants = CONSTANTS) -> None:
         """Until something is known, answers are taken for `guess` tokens long: half of what they may be."""
@@ -40,8 +37,7 @@ class Lengths:
         self._ended = [0.0] * (bucket + 1)
         self._news = _LOOK_AFTER
         self._lasts: Sequence[float] = ()
-        self._means: Sequence[float] = ()
-        self._part = 1.0  # of the mean, that answers have within their limits
+        self._mean = 0.0
 
     def seen(self, tokens: int, ended: bool) -> None:
         """One that had so many tokens got another, with which it ended by itself, or did not."""
@@ -65,23 +61,9 @@ class Lengths:
     @property
     def mean(self) -> float:
         """Tokens of an answer that may have all of them."""
-        return self.expected(self.limit)
-
-    def expected(self, limit: int) -> float:
-        """Tokens of an answer that may have so many."""
         if self._news >= _LOOK_AFTER:
             self._look()
-        return self._means[limit]
-
-    def asked(self, limit: int) -> None:
-        """Somebody asks for an answer of at most so many tokens."""
-        self._part += self._constants.limit_weight * (self.expected(limit) / self.mean - self._part)
-
-    @property
-    def tokens(self) -> float:
-        """Of the answers that are asked for, with the limits that clients set: where many ask for less than
-        the model may write, their answers take less of the device than the model's mean."""
-        return self._part * self.mean
+        return self._mean
 
     def quantile(self, share: float) -> int:
         """So many tokens suffice for this share of the answers."""
@@ -102,7 +84,7 @@ class Lengths:
             for seen, ended in zip(self._seen, self._ended, strict=True)
         ]
         lasts = list(accumulate(self._bucket[:-1], lambda left, b: max(1e-9, left * stays[b]), initial=1.0))
-        self._means = tuple(accumulate(lasts, initial=0.0))
+        self._mean = sum(lasts)
         self._lasts = (*lasts, 0.0)
         self._news = 0
 
@@ -131,11 +113,11 @@ class Departures:
                 share = (places - before[1]) / (gone - before[1])
                 return before[0] + share * (steps - before[0])
             before = (steps, gone)
-        return before[0] + (places - before[1]) * self._lengths.tokens / slots
+        return before[0] + (places - before[1]) * self._lengths.mean / slots
 
     def _foresee(self, running: Sequence[tuple[int, int]]) -> list[tuple[int, float]]:
         found, steps = [], 1
-        most = int(self._lengths.tokens) + 1  # then slots that were taken meanwhile are free again
+        most = int(self._lengths.mean) + 1  # then slots that were taken meanwhile are free again
         while steps < most:
             found.append((steps, self._lengths.leave(running, steps)))
             steps *= 2

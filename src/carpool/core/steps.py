@@ -19,7 +19,6 @@ As in scheduler.py: it is told what happened and when, and answers with values.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
 
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
@@ -37,17 +36,6 @@ from carpool.core.text_job import (
     TextPromise,
     TextQueue,
 )
-
-_FAR = 0.05  # what answers are thought to be long may differ by so much before all is computed again
-
-
-class Forecast(NamedTuple):
-    """What awaits an answer that joins the queue now, in seconds; `busy_until` is a time."""
-
-    wait: float  # for its slot and for the encodings before it, once the device is free
-    busy_until: float
-    takes: float  # from the beginning of its encoding to its first token
-    soonest: float  # the wait for its slot, if it did not wait for a whole batch
 
 
 class StepScheduler:
@@ -86,9 +74,6 @@ class StepScheduler:
         self._planned: tuple[object, ...] = ()  # what `_costs` was computed from
         self._costs: list[float] = []
         self._best = 1
-        self._tokens = 0.0  # of an answer, for which they were computed
-        self._foreseen_at: tuple[int, ...] = ()  # what `_foreseen` was computed from
-        self._foreseen = Forecast(0.0, 0.0, 0.0, 0.0)
 
     # ---- what happened ----------------------------------------------------------------------------------
 
@@ -100,7 +85,6 @@ class StepScheduler:
         job.first_due = min(job.deadline, job.arrived + settings.ttft)
         self.ledger.offered += 1
         self._rate.add(1, now)
-        self.lengths.asked(job.limit)
         if self._is_idle:
             for belief in (self.encoder, self.step):
                 belief.taken_up(now)
@@ -253,18 +237,21 @@ class StepScheduler:
         only in a smaller batch would slow down all others. That is the second question."""
         if self.waiting >= self.settings.max_queue:
             return Refusal(Reason.QUEUE_FULL, waiting=self.waiting, most=self.settings.max_queue)
-        if job.first_due == INFINITY or self._has_ample(job, now):  # nothing was promised, or it is easy
+        if job.first_due == INFINITY:  # nothing was promised
             return None
-        foreseen = self._foresee(now)
-        queue, running = foreseen.wait, max(0.0, foreseen.busy_until - now)
-        takes = foreseen.takes
+        batch = self._batch(now)
+        takes = self._until_first(min(batch, self.waiting + 1))
+        ahead = self.waiting // batch
+        queue = self._until_left((ahead + 1) * batch)
+        queue += ahead * self._encodes(batch) / self.encoders
+        running = self._under_way(now)
         wait = queue + running
         first = now + wait + takes
-        rest = (self.lengths.expected(job.limit) - 1) * self._pace()
+        rest = (min(self.lengths.mean, job.limit) - 1) * self._pace()
         whole = first + rest
         if first <= job.first_due and whole <= job.deadline:
             return None
-        soonest = now + foreseen.soonest + foreseen.takes
+        soonest = now + self._until_left(self.waiting + 1) + takes
         hopeless = soonest > job.first_due or whole > job.deadline
         terms = Terms(job.first_due - job.arrived, now - job.arrived, queue, running, batch=takes)
         if first <= job.first_due:  # the first token would be in time, and the last one not
@@ -277,30 +264,6 @@ class StepScheduler:
             answerable=1.0 / self._costs[self._best - 1],
             terms=terms,
         )
-
-    def _has_ample(self, job: TextJob, now: float) -> bool:
-        """At the rate at which a full device answers, those who wait and a batch more would be gone in
-        time. The gate is asked beside the device, in the process that launches its steps: what it asks of
-        each request is taken from them, and with a forecast for each, a promise would cost throughput."""
-        if not self._costs:
-            return False
-        cost, best = self._costs[self._best - 1], self._best
-        first = now + (self.waiting + 1 + best) * cost + self._until_first(best)
-        return first <= job.first_due and first + self.slots_up * cost <= job.deadline
-
-    def _foresee(self, now: float) -> Forecast:
-        """The same for all who come between two events."""
-        busy = len(self.encoding), len(self.stepping)
-        known = (self._steps, self.waiting, self.used, self.encoders, *busy)
-        if known != self._foreseen_at:
-            batch = self._batch(now)
-            ahead = self.waiting // batch
-            wait = self._until_left((ahead + 1) * batch) + ahead * self._encodes(batch) / self.encoders
-            takes = self._until_first(min(batch, self.waiting + 1))
-            soonest = self._until_left(self.waiting + 1)
-            self._foreseen_at = known
-            self._foreseen = Forecast(wait, self._busy_until(), takes, soonest)
-        return self._foreseen
 
     def _would_do(self, job: TextJob, rest: float) -> bool:
         """An idle model would keep its promise to one that brings as much time as this one brought, and loses
@@ -415,10 +378,8 @@ class StepScheduler:
     def _batch(self, now: float) -> int:
         """The batch to wait for. While slots stand empty for it, steps carry less; encoded alone, each costs
         more. The smallest that keeps up with what is asked, or else the one that carries most."""
-        slots, tokens = self.most_slots(), self.lengths.tokens
-        if abs(tokens - self._tokens) > _FAR * self._tokens:
-            self._tokens = tokens
-        plan = (slots, self.encoders, self.encoder.curve, self.step.curve, self.lengths.lasts, self._tokens)
+        slots = self.most_slots()
+        plan = (slots, self.encoders, self.encoder.curve, self.step.curve, self.lengths.lasts)
         if plan != self._planned:
             self._planned = plan
             self._plan(slots)
@@ -433,7 +394,7 @@ class StepScheduler:
         fits = self.encoder.curve.fits((self.settings.per_token - step) / self.encoder.speeds[0].cautious)
         most = self.encoder.curve.max_batch if self.settings.apart else fits
         sizes = range(1, max(1, min(slots, most)) + 1)
-        written = self._tokens * self._steps_for(slots)
+        written = self.lengths.mean * self._steps_for(slots)
         if self.settings.apart:
             self._costs = [max(self._encodes(n) / n / self.encoders, written / slots) for n in sizes]
         else:
@@ -522,16 +483,16 @@ class StepScheduler:
     def _pace(self) -> float:
         """Seconds from token to token of one that is being written while slots are full."""
         slots = self.most_slots()
-        return slots * self._costs[self._best - 1] / self._tokens
+        return slots * self._costs[self._best - 1] / self.lengths.mean
 
-    def _busy_until(self) -> float:
-        """When there is a device that encodes."""
+    def _under_way(self, now: float) -> float:
+        """Until there is a device that encodes."""
         encodes = [work.started + self._encodes(len(work.jobs)) for work in self.encoding.values()]
         ends = min(encodes) if len(encodes) >= self.encoders else 0.0
         if not self.settings.apart:
             for work in self.stepping.values():
                 ends = max(ends, work.started + self._steps_for(work.width))
-        return ends
+        return max(0.0, ends - now)
 
     def _until_left(self, places: int) -> float:
         """Seconds of steps until so many slots were free, if nobody took one meanwhile."""

@@ -70,7 +70,6 @@ class TextRide:
     last: float = 0.0  # when its last token so far came
     longest: float = 0.0  # between two of its tokens
     leaves: int = 0  # its client leaves after so many; 0: stays to the end
-    limit: int = 0  # as many as its client asks for; 0: the model ends it
 
     def token(self, now: float) -> None:
         self.tokens += 1
@@ -123,16 +122,12 @@ class TextScenario:
     stall_share: float = 0.002
     stall_factor: float = 2.0
     leave_share: float = 0.0  # of the clients, who leave somewhere in their answer
-    limited: bool = False  # clients ask for as many tokens as they get
 
     def requests(self, seed: int) -> list[TextRide]:
         random = Random(seed)
         arrivals = self.traffic.arrivals(self.rate, self.seconds, random)
         most = self.promise.max_tokens
-        rides = [TextRide(arrival, min(most, self.lengths.draw(random))) for arrival in arrivals]
-        for ride in rides:
-            ride.limit = ride.length if self.limited else 0
-        return rides
+        return [TextRide(arrival, min(most, self.lengths.draw(random))) for arrival in arrivals]
 
     def device(self, curve: BatchCurve) -> Device:
         return Device(curve, self.noise, self.stall_share, self.stall_factor)
@@ -162,7 +157,7 @@ class GenerationSimulation:
 
     def _offer(self, ride: TextRide) -> None:
         self.run.rides.append(ride)
-        job = TextJob(ride.arrival.at, ride.limit, payload=ride)
+        job = TextJob(ride.arrival.at, payload=ride)
         ride.refused = self.scheduler.offer(job, ride.arrival.at) is not None
         if self._leaving.random() < self._scenario.leave_share:
             ride.leaves = self._leaving.randint(1, ride.length)
@@ -201,7 +196,7 @@ class GenerationSimulation:
         if isinstance(work, Encode):
             self.scheduler.encoded(work, now, now - work.started)
             return
-        ended = {job for job in work.jobs if job.tokens + 1 == job.payload.length and not job.payload.limit}
+        ended = {job for job in work.jobs if job.tokens + 1 == job.payload.length}
         for job in work.jobs:
             job.payload.token(now)
         boundary = self.scheduler.stepped(work, now, ended, now - work.started)
