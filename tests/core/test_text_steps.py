@@ -64,24 +64,27 @@ def step(core: StepScheduler, now: float) -> Step:
 # ---- a promise never makes it worse
 
 
-@pytest.mark.parametrize("seed", [1, later(2), later(3), later(4)])
 @pytest.mark.parametrize("load", [later(0.5), 0.7, later(0.8), 0.9])
 @pytest.mark.parametrize("kind", ["lines", "captions", later("pages")])
-def test_below_capacity_a_promise_makes_nothing_worse(kind: str, load: float, seed: int) -> None:
-    """As many are answered in time, and the first token comes no later."""
-    scenario = TEXTS[kind].scenario(SLOTS, seed)
-    rate = load * most_carried(scenario)  # a little more than can be: of what is always full
-    scenario = replace(scenario, rate=rate, seconds=2000 / rate)
-    promise = scenario.promise
-    found = []
-    for promised in (promise, replace(promise, ttft=inf)):
-        played = replace(scenario, promise=promised)
-        simulation = GenerationSimulation(played, seed)
-        simulation.scheduler._rate = Rate()  # else one of them would know its rate later than the other
-        found.append(text_report(simulation.play(played.requests(seed)), promise))
-    with_promise, without = found
-    assert with_promise.attainment >= 0.995 * without.attainment
-    assert with_promise.first_p99_ms <= 1.05 * without.first_p99_ms  # of 18 answers: chance is in it
+def test_below_capacity_a_promise_makes_nothing_worse(kind: str, load: float) -> None:
+    """As many are answered in time, and the first token comes no later. One run's p99 is that of twenty
+    answers, so that four are averaged."""
+    p99 = [0.0, 0.0]
+    for seed in (1, 2, 3, 4):
+        scenario = TEXTS[kind].scenario(SLOTS, seed)
+        rate = load * most_carried(scenario)  # a little more than can be: of what is always full
+        scenario = replace(scenario, rate=rate, seconds=2000 / rate)
+        promise = scenario.promise
+        attainment = []
+        for number, promised in enumerate((promise, replace(promise, ttft=inf))):
+            played = replace(scenario, promise=promised)
+            simulation = GenerationSimulation(played, seed)
+            simulation.scheduler._rate = Rate()  # else one of them would know its rate later than the other
+            report = text_report(simulation.play(played.requests(seed)), promise)
+            attainment.append(report.attainment)
+            p99[number] += report.first_p99_ms
+        assert attainment[0] >= attainment[1]
+    assert p99[0] <= 1.02 * p99[1]
 
 
 # ---- who leaves while waiting
