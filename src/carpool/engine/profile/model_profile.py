@@ -89,6 +89,11 @@ class Profile:
     def points(self) -> tuple[Point, ...]:
         return self.measured.points
 
+    @property
+    def provisional(self) -> str:
+        """What disturbed the machine while it was measured; empty: it was calm."""
+        return self.measured.provisional
+
 
 def read_profile(document: object) -> Profile:
     """What `as_json` made of one. Raises ValueError, KeyError or TypeError for what cannot be right."""
@@ -125,6 +130,11 @@ def choices(
         why = f"; no larger ones, since {profile.measured.ended}" if profile.measured.ended else ""
         how = f", {measured_with}" if measured_with else ""
         said.append(f"Measured and warm: batches of {sizes}{how}{why}.")
+    if profile.provisional:
+        said.append(
+            f"Provisional: {profile.provisional}; the times are what is left without the waiting for a core, "
+            "and it is measured again when the machine is calm."
+        )
     if slo is not None:
         said += _promised(curve, slo, profile.layout.instances)
     elif profile.points:
