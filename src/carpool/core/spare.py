@@ -209,7 +209,8 @@ class Slack:
 
     def _beside(self, core: Scheduler, now: float) -> Room:
         """Until it would hurt: a tenth of the promise, and half of what the most urgent, whose input may be
-        on its way, can spare once a batch with all who come meanwhile is taken off."""
+        on its way, can spare once a batch with all who come meanwhile is taken off; all of that, rarely,
+        while hardly anybody comes: else a model that promises just what it can would never run any."""
         c = self._constants
         if core.slo == INFINITY:
             promise = c.spare_promise_s
@@ -220,8 +221,10 @@ class Slack:
         takes = c.guard_margin * core.instances.next_free.speed.cautious * core.curve.times[size]
         newcomer = now + core.slo - planned(core.outside.at(now), core.slo, c)
         due = min((job.due for job in core.lanes.coming), default=newcomer)
-        half = (min(due, newcomer) - now - takes) / 2
-        return Room(min(tenth, half), half)
+        left = min(due, newcomer) - now - takes
+        half = left / 2
+        nobody = core.rate(now) * core.slo < c.spare_nobody and not core.lanes.waiting
+        return Room(min(tenth, half), left if nobody else half)
 
 
 class _Watched:

@@ -133,10 +133,10 @@ def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileRe
     notes = [_line(shape), _gain(shape, curve, layout.instances)]
     if chosen.reason:
         notes.append(f"{layout}: {chosen.reason}.")
-    busy = contention(taken, [point.spread for point in measured.points]).why
+    disturbed = contention(taken, [point.spread for point in measured.points]).why
     doubted = doubts(measured.points, again, taken.steal)
-    if busy and not doubted:
-        doubted.append(f"Provisional: {busy}. Measure again on a calm machine.")
+    if disturbed and not doubted:
+        doubted.append(f"Provisional: {disturbed}. Measure again on a calm machine.")
     notes += doubted
     if measured.ended:
         notes.append(
@@ -158,7 +158,7 @@ def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileRe
         curve=",".join(f"{size}:{seconds * 1e3:.4g}" for size, seconds in curve.points),
         budgets=tuple(_budget(slo, curve, layout.instances) for slo in q.slos),
         noisy=bool(doubted),
-        provisional=busy,
+        provisional=disturbed,
         steal=round(taken.steal, 4),
         notes=tuple(notes),
     )
