@@ -192,6 +192,8 @@ def test_a_promise_does_not_grow_because_the_machine_is_busy(shop: Workshop) -> 
     shop.factor, shop.taken = 2.0, BUSY
     busy = shop.prepare(slo_ms=100.0, grows=True)
     assert busy.profile.provisional == "others took 60% of its cores meanwhile"
+    assert busy.config.parameters["carpool_provisional"] == busy.profile.provisional
+    assert "carpool_provisional" not in alone.config.parameters
     assert busy.config.policy == alone.config.policy
     assert busy.curve.times[1] == pytest.approx(alone.curve.times[1])
     assert any(sentence.startswith("Provisional: others took 60%") for sentence in busy.choices)

@@ -19,7 +19,7 @@ from carpool.engine.models.second_look import SecondLook, wants_second_look
 from carpool.engine.models.served import Served
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
-from carpool.engine.profile.model_profile import Profile
+from carpool.engine.profile.model_profile import PROVISIONAL, Profile
 
 MODEL = """
 slo_ms = 2000
@@ -70,6 +70,7 @@ def provisional(served: Served) -> Profile:
     points = tuple(Point(size, 10.0 + size, 0.1, 5) for size in (1, 2, 4))
     served.profile = Profile(Layout(2, 1), "tried", Measured(points, "", "others took 60%"), "2026-01-01")
     served.choices = ("Something else.",)
+    served.config = replace(served.config, parameters={PROVISIONAL: "others took 60%", "mine": "1"})
     return served.profile
 
 
@@ -103,6 +104,7 @@ async def test_it_is_measured_when_the_machine_is_calm(
         assert all(p.seconds < 10 for p in after.points)
         scheduler = served.driver.scheduler
         assert scheduler.belief.runs.points == tuple((p.size, p.seconds) for p in after.points)
+        assert served.config.parameters == {"mine": "1"}
         assert served.choices[-1] == "Something else."
         assert "Measured and warm: batches of 1, 2, 4." in served.choices
         assert sum("profile-measured-again" in str(record.msg) for record in caplog.records) == 1

@@ -221,10 +221,11 @@ class Slack:
         takes = c.guard_margin * core.instances.next_free.speed.cautious * core.curve.times[size]
         newcomer = now + core.slo - planned(core.outside.at(now), core.slo, c)
         due = min((job.due for job in core.lanes.coming), default=newcomer)
-        left = min(due, newcomer) - now - takes
-        half = left / 2
-        nobody = core.rate(now) * core.slo < c.spare_nobody and not core.lanes.waiting
-        return Room(min(tenth, half), left if nobody else half)
+        half = (min(due, newcomer) - now - takes) / 2
+        rare = half
+        if core.rate(now) * core.slo < c.spare_nobody and not (core.lanes.waiting or core.lanes.coming):
+            rare = max(half, newcomer - now - core.instances.next_free.speed.mean * core.curve.times[1])
+        return Room(min(tenth, half), rare)
 
 
 class _Watched:

@@ -44,6 +44,7 @@ from carpool.engine.profile.measuring import (
     sizes,
 )
 from carpool.engine.profile.model_profile import (
+    PROVISIONAL,
     Key,
     Profile,
     ProfileStore,
@@ -376,7 +377,8 @@ class Loading:
         if profile.layout.instances != instance_count(config):
             group = replace(config.instances[0], count=profile.layout.instances)
             config = replace(config, instances=(group,))
-        config = self._config = replace(config, parameters={**config.parameters, **self._told})
+        busy = {PROVISIONAL: profile.provisional} if profile.provisional else {}
+        config = self._config = replace(config, parameters={**config.parameters, **self._told, **busy})
         piece = best_piece(curve, kind_of(config.backend))
         told = SAMPLE_TOLD if self._vision is not None and self._vision.encoded else ""
         slo = None if isinf(self._slo) else self._slo

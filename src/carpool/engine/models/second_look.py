@@ -20,7 +20,7 @@ from carpool.engine.hardware import CpuWatch
 from carpool.engine.models.loading import Loading
 from carpool.engine.profile.contention import contention
 from carpool.engine.profile.measuring import Measured, Point, Watches, sample
-from carpool.engine.profile.model_profile import Profile, choices
+from carpool.engine.profile.model_profile import PROVISIONAL, Profile, choices
 from carpool.observe.logs import logger
 
 if TYPE_CHECKING:
@@ -124,6 +124,9 @@ class SecondLook:
         scheduler.measured_again(curve, monotonic())
         served.choices = self._sentences(before, old, profile, curve)
         served.profile = profile
+        left = {name: value for name, value in served.config.parameters.items() if name != PROVISIONAL}
+        served.config = replace(served.config, parameters=left)
+        served.changed()
         ratio = round(ratios[min(ratios)], 3)
         _log.info("profile-measured-again", model=served.name, version=served.version, ratio=ratio)
         if isinstance(served.loading, Loading):
