@@ -7,9 +7,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
+from carpool.engine.hardware import CpuTaken
 from carpool.engine.profile.instance_layout import (
     Layout,
     Trying,
@@ -191,6 +193,19 @@ def test_a_short_run_is_not_tried_with_more() -> None:
     machine = Machine(lambda *_: 0.0005)
     assert choose_threads(3, 4, machine.trying).layout == Layout(3, 1)
     assert len(machine.opened) == 1
+
+
+class HalfTaken:
+    def read(self) -> CpuTaken:
+        return CpuTaken(0.0, 0.6, 0.5)
+
+
+def test_a_quick_model_is_quick_beside_others_too() -> None:
+    """12 ms of a promise of 100 are quick; every run takes twice that, since others have half of its core."""
+    machine = Machine(lambda layout, images: 2 * images * 0.012 / layout.threads**0.9)
+    chosen = choose_by_capacity(2, 0.1, replace(machine.trying, watch=HalfTaken))
+    assert chosen.layout == Layout(2, 1)
+    assert chosen.reason.startswith("one image takes 12 ms with one thread, little of the promise")
 
 
 class BusyMachine(Machine):

@@ -81,18 +81,16 @@ class CpuReading(NamedTuple):
 
 
 def taken_between(before: CpuReading, after: CpuReading, seconds: float) -> CpuTaken:
-    """All are shares from 0 to 1, whatever the counters say; none of threads that began or ended between."""
+    """All are shares from 0 to 1, whatever the counters say. Threads that began meanwhile count, those that ended do not."""
     total = after.total - before.total
     if total <= 0:
         return CpuTaken()
     steal = max(0.0, after.steal - before.steal)
     others = max(0.0, after.busy - before.busy - max(0.0, after.own - before.own))
     shares = CpuTaken(min(1.0, steal / total), min(1.0, others / total))
-    both = [
-        (before.threads[thread], now) for thread, now in after.threads.items() if thread in before.threads
-    ]
-    if not both or seconds <= 0:
+    if not after.threads or seconds <= 0:
         return shares
+    both = [(before.threads.get(thread, (0.0, 0.0)), now) for thread, now in after.threads.items()]
     ran, waited = (sum(max(0.0, now[i] - then[i]) for then, now in both) for i in (0, 1))
     side_by_side = max(1.0, (ran + waited) / seconds)  # threads that wanted to run at once
     return replace(shares, waited=min(1.0, waited / seconds / side_by_side))

@@ -252,7 +252,7 @@ class Loading:
         """Instances and threads: as the settings say, else as trying them says."""
         self._place()
         if not self._gpus:
-            trying = Trying(self._as_pictures(), self.open, self._now, self._turn)
+            trying = Trying(self._as_pictures(), self.open, self._now, self._turn, watch=self._watch)
             return choose_on_cpu(self._config, usable_cores(), trying, tell)
         self.threads = 1
 

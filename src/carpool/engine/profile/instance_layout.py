@@ -31,7 +31,8 @@ from carpool.core.scheduler import Scheduler
 from carpool.core.shares import Intake
 from carpool.core.spare import SpareTurn
 from carpool.engine.executor import LoopTime
-from carpool.engine.profile.measuring import Effort, Measuring
+from carpool.engine.profile.contention import contention
+from carpool.engine.profile.measuring import Effort, Measuring, NotWatched, Watches
 from carpool.errors import CarpoolError, ConfigError, ModelError
 from carpool.observe.logs import logger
 from carpool.types import Signature
@@ -145,6 +146,7 @@ class Trying:
     now: Callable[[], float] = monotonic
     turn: AbstractContextManager[object] = field(default_factory=nullcontext)
     beside: Callable[[int], AbstractContextManager[None]] = other_work
+    watch: Callable[[], Watches] = NotWatched
 
     def measuring(self, opened: Sequence[Backend]) -> Measuring:
         return Measuring(opened, self.signature, _TRIAL, now=self.now)
@@ -170,7 +172,9 @@ def choose_by_capacity(cores: int, slo: float, trying: Trying) -> Chosen:
         alone = open_trial(Layout(1, 1))
         loading = trying.now() - began
         with trying.turn:
+            watched = trying.watch()
             shortest = _single(trying.measuring(alone.backends), _QUICK * slo)
+            shortest *= 1 - contention(watched.read()).waited  # as it would be without others
             if shortest < _SHORT_S:
                 chosen = Chosen(alone.layout, _too_short(shortest), alone.backends)
                 return chosen
