@@ -81,7 +81,8 @@ class CpuReading(NamedTuple):
 
 
 def taken_between(before: CpuReading, after: CpuReading, seconds: float) -> CpuTaken:
-    """All are shares from 0 to 1, whatever the counters say. Threads that began meanwhile count, those that ended do not."""
+    """All are shares from 0 to 1, whatever the counters say. Threads that began meanwhile count, those that
+    ended do not."""
     total = after.total - before.total
     if total <= 0:
         return CpuTaken()

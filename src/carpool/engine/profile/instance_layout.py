@@ -51,7 +51,7 @@ _FAR_APART = 1.5  # times the rate of the next best: a slow model is not run aga
 _BATCH_S = 0.05  # batches that take longer show nothing that shorter ones do not
 _SLOW_S = 0.25  # of a single image
 _SURELY_LONG_S = 20 * _SHORT_S  # even for a first run
-_COLD = 3.0  # times as long as the next, at most: a first run, or one that others disturb
+_COLD = 6.0  # times as long as the next, at most: a first run that others disturb, too
 _CORES_FOR_ONE = 4  # that serve a model: about one more is kept busy by reading and decoding
 _HASHED = bytes(1 << 20)  # long enough that other Python threads run meanwhile
 
