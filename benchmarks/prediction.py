@@ -244,9 +244,8 @@ def undisturbed(servers: Sequence[CarpoolServer], showers: Sequence[Shower]) -> 
     watched = Disturbance(cpu)
     found = open_loop.pour(showers)
     _, _, others = watched.read()
-    others -= sum(fallen.generator_core_share for fallen in found) / CORES
     if not is_quiet(others):
-        reason = f"others took {max(0.0, others):.0%} of the machine"
+        reason = f"others took {others:.0%} of the machine"
         for fallen in found:
             fallen.late_because = (*fallen.late_because, reason)
     return found

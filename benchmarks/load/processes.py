@@ -10,10 +10,11 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class MachineCpu:
-    """Seconds of CPU since boot, over all cores: spent by processes here, and taken by the host."""
+    """Seconds of CPU since boot, over all cores: spent here, of that in interrupts, and taken by the host."""
 
     busy: float
     steal: float
+    interrupts: float = 0.0
 
 
 def cores() -> int:
@@ -21,7 +22,8 @@ def cores() -> int:
 
 
 def machine() -> MachineCpu:
-    """Read the first line of /proc/stat. Interrupts count as busy: processes are charged for them too."""
+    """Read the first line of /proc/stat. Interrupts count as busy; some kernels charge the process that they
+    came upon for them too, others nobody."""
     return _read_core((_PROC / "stat").read_text().split("\n", 1)[0])
 
 
@@ -33,7 +35,7 @@ def each_core() -> dict[int, MachineCpu]:
 
 def _read_core(line: str) -> MachineCpu:
     user, nice, system, _idle, _iowait, irq, softirq, steal = (int(f) / _TICK for f in line.split()[1:9])
-    return MachineCpu(busy=user + nice + system + irq + softirq, steal=steal)
+    return MachineCpu(user + nice + system + irq + softirq, steal, interrupts=irq + softirq)
 
 
 def tree_cpu(root: int) -> dict[int, float]:
@@ -48,6 +50,18 @@ def tree_cpu(root: int) -> dict[int, float]:
     while grown := {pid for pid, parent in parents.items() if parent in members} - members:
         members |= grown
     return {pid: seconds[pid] for pid in members}
+
+
+def tree_total(root: int) -> float:
+    """CPU seconds of `root` and all below it, those that have ended included: whoever waits for the end of a
+    process takes over its account. The difference of two readings leaves nothing of theirs out."""
+    return sum(_charged(_PROC / str(pid)) for pid in tree_cpu(root))
+
+
+def _charged(entry: Path) -> float:
+    """User and system time of a process, and of its ended children that it has waited for."""
+    fields = _stat(entry) or ["0"] * 15
+    return sum(map(int, fields[11:15])) / _TICK
 
 
 def session(leader: int) -> list[int]:

@@ -20,6 +20,7 @@ try:
         "chip.draw_processes",
         "chip.showing",
         "chip.watching",
+        "load.disturbance",
         *(("zoo",) if find_spec("torch") else ()),
     ):
         importlib.import_module(_name)

@@ -63,12 +63,15 @@ def test_settings_from_a_file(server: WholeServer, tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_not_there(server: WholeServer) -> None:
-    for action in ("load", "unload"):
-        result = models(action, "nobody/at home", "--url", server.url)
-        assert result.exit_code == 1
-        assert "there is no model 'nobody/at home'" in result.stderr
-    result = models("list", "nobody", "--url", server.url)
-    assert (result.exit_code, result.stderr) == (1, "carpool: the server has no model nobody\n")
+    refused = models("load", "nobody/at home", "--url", server.url)
+    assert refused.exit_code == 1
+    assert "invalid model name 'nobody/at home'" in refused.stderr
+    absent = models("load", "nobody at home", "--url", server.url)
+    assert absent.exit_code == 1
+    assert "there is no model 'nobody at home'" in absent.stderr
+    for action in ("list", "unload"):
+        result = models(action, "nobody", "--url", server.url)
+        assert (result.exit_code, result.stderr) == (1, "carpool: the server has no model nobody\n")
 
 
 def test_a_server_that_is_not_there() -> None:

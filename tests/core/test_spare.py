@@ -234,3 +234,20 @@ def test_a_gate_that_said_no_is_left_alone_for_a_second() -> None:
     assert core.decide(5.6).batch is None
     assert spare.offer(Job(6.1), 6.1)
     assert core.decide(6.1).batch is not None
+
+
+def test_a_model_that_promises_just_what_it_can_is_run_while_nobody_comes() -> None:
+    """An image, and another that comes just after it began, fit into the promise; half an image does not
+    help anybody."""
+    _, spare = joined(Promise(2.2 * CURVE.times[1], 1))
+    spare.offer(Job(0.0), 0.0)
+    assert spare.room(0.0) == 1
+
+
+def test_what_was_measured_again_is_what_is_believed() -> None:
+    core = Scheduler(CURVE, Promise(SLO, 64))
+    faster = BatchCurve([(size, seconds / 2) for size, seconds in CURVE.points], CURVE.max_batch)
+    core.measured_again(faster, 1.0)
+    assert core.curve.times == faster.times
+    assert core.drift.profile is faster
+    assert core.drift.factor == 1.0

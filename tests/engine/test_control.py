@@ -31,9 +31,9 @@ from engine.scripted import (
     scripted_stage,
     settings,
     states,
-    until,
     weights,
 )
+from waiting import until_in_loop as until
 
 __all__ = ["scripted_stage"]
 

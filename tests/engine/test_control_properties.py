@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from carpool.engine.engine import Engine
 from carpool.errors import CarpoolError, ModelError
-from engine.scripted import Stage, ask, model, run, settings, states, until, weights
+from engine.scripted import Stage, ask, model, run, settings, states, weights
 from later import many
+from waiting import until_in_loop as until
 
 VERSIONS = (1, 2, 3)
 POLICIES = {

@@ -12,9 +12,10 @@ from carpool.engine.models.served import State
 from carpool.errors import CarpoolError, ConfigError, NotFound, Unavailable
 from engine import ensembles
 from engine.repositories import python
-from engine.scripted import run, until
+from engine.scripted import run
 from engine.test_ensembles import rows
 from engine.test_text_driver import write_model
+from waiting import until_in_loop as until
 
 
 def states(engine: Engine) -> dict[str, str]:

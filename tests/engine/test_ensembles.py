@@ -13,7 +13,8 @@ from carpool.engine.engine import Engine
 from carpool.engine.models.ensemble_model import Ensemble
 from carpool.errors import ModelError, Refused
 from engine import ensembles, repositories
-from engine.scripted import run, until
+from engine.scripted import run
+from waiting import until_in_loop as until
 
 Array = np.ndarray[Any, Any]
 

@@ -22,7 +22,8 @@ from carpool.engine.driver import Driver
 from carpool.engine.executor import BRIEF_S, Brief, Executor, LoopTime
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, ModelError
 from carpool.types import Array, Datatype, Signature, TensorSpec
-from engine.scripted import run, until
+from engine.scripted import run
+from waiting import until_in_loop as until
 
 LOOP = "the loop"
 T_S = 1e-4  # of one image

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
+from carpool.engine.hardware import CpuTaken
 from carpool.engine.profile.instance_layout import (
     Layout,
     Trying,
@@ -106,10 +110,10 @@ def test_many_cores_are_tried_also_where_a_single_image_is_quick() -> None:
     assert chosen.layout != Layout(8, 1)
 
 
-def test_a_slow_model_runs_once_in_each_layout_and_beside_nothing() -> None:
+def test_a_slow_model_runs_twice_in_each_layout_and_beside_nothing() -> None:
     machine, layout, reason = capacity(lambda layout, images: images * 0.5 / layout.threads**0.9, slo=2.0)
     assert layout == Layout(1, 2)
-    assert [backends[0].sizes for _, backends in machine.opened] == [[1], [1], [1]]
+    assert [backends[0].sizes for _, backends in machine.opened] == [[1], [1, 1], [1, 1]]
     assert "beside" not in reason
 
 
@@ -189,3 +193,58 @@ def test_a_short_run_is_not_tried_with_more() -> None:
     machine = Machine(lambda *_: 0.0005)
     assert choose_threads(3, 4, machine.trying).layout == Layout(3, 1)
     assert len(machine.opened) == 1
+
+
+class HalfTaken:
+    def read(self) -> CpuTaken:
+        return CpuTaken(0.0, 0.6, 0.5)
+
+
+def test_a_quick_model_is_quick_beside_others_too() -> None:
+    """12 ms of a promise of 100 are quick; every run takes twice that, since others have half of its core."""
+    machine = Machine(lambda layout, images: 2 * images * 0.012 / layout.threads**0.9)
+    chosen = choose_by_capacity(2, 0.1, replace(machine.trying, watch=HalfTaken))
+    assert chosen.layout == Layout(2, 1)
+    assert chosen.reason.startswith("one image takes 12 ms with one thread, little of the promise")
+
+
+class BusyMachine(Machine):
+    """For some runs in a row everything takes longer, and now and then one run does."""
+
+    def __init__(self, takes: Callable[[Layout, int], float], seed: int) -> None:
+        super().__init__(self._disturbed)
+        self._alone = takes
+        self._random = random.Random(seed)
+        self._left, self._factor = 0, 1.0
+        self._lock = threading.Lock()
+
+    def _disturbed(self, layout: Layout, images: int) -> float:
+        draw = self._random
+        with self._lock:
+            if not self._left:
+                self._left, self._factor = (
+                    draw.randint(3, 25),
+                    draw.choice([1.0, 1.0, draw.uniform(1.2, 2.5)]),
+                )
+            self._left -= 1
+            factor = self._factor * draw.lognormvariate(0, 0.06)
+            if draw.random() < 0.15:
+                factor *= draw.uniform(1.2, 3)
+        return self._alone(layout, images) * max(1.0, factor)
+
+
+@pytest.mark.parametrize(
+    ("takes", "slo"),
+    [
+        (lambda layout, images: images * 0.018 / layout.threads**0.9, 0.1),
+        (lambda layout, images: images * 0.012 / layout.threads**0.9, 0.1),
+        (lambda layout, images: images * 0.020 / layout.threads**0.6, 0.1),
+        (lambda layout, images: (0.012 + images * 0.006) / layout.threads**0.8, 0.1),
+        (lambda layout, images: images * 0.045 / layout.threads**0.95, 0.25),
+    ],
+    ids=["near quick", "nearly quick", "threads help half", "batches help", "threads help"],
+)
+def test_a_busy_machine_comes_to_the_same_layout(takes: Callable[[Layout, int], float], slo: float) -> None:
+    calm = choose_by_capacity(2, slo, Machine(takes).trying).layout
+    chosen = Counter(choose_by_capacity(2, slo, BusyMachine(takes, seed).trying).layout for seed in range(30))
+    assert chosen[calm] >= 27, chosen

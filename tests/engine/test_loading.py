@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from carpool.config.model import (
     TensorSignature,
 )
 from carpool.config.repository import ModelVersion, with_promise
+from carpool.engine.hardware import CpuTaken
 from carpool.engine.models.loading import Loading, Ready
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.model_profile import ProfileStore
@@ -35,6 +36,10 @@ class Workshop:
     takes: Callable[[int, int], float] = lambda images, threads: (0.004 + 0.002 * images) / threads**0.8
     loads: list[Timed] = field(default_factory=list)
     fails: bool = False
+    taken: CpuTaken = field(default_factory=CpuTaken)  # by others, while times are measured
+
+    def read(self) -> CpuTaken:
+        return self.taken
 
     def load(self, _config: ModelConfig, _version: ModelVersion, placement: Placement) -> Timed:
         made = Timed(
@@ -45,13 +50,14 @@ class Workshop:
         self.loads.append(made)
         return made
 
-    def prepare(self, slo_ms: float | None = 100.0, **settings: object) -> Ready:
+    def prepare(self, slo_ms: float | None = 100.0, *, grows: bool = False, **settings: object) -> Ready:
         config = ModelConfig(name="m", path=self.folder, backend="onnxruntime", **settings)  # type: ignore[arg-type]
         if slo_ms is not None:
-            config = with_promise(config, slo_ms)[0]
+            config = replace(with_promise(config, slo_ms)[0], slo_may_grow=grows)
         version = ModelVersion(1, self.folder / "1" / "model.onnx")
         told: list[str] = []
-        loading = Loading(config, version, ProfileStore(self.folder.parent / "cache"), self.clock)
+        profiles = ProfileStore(self.folder.parent / "cache")
+        loading = Loading(config, version, profiles, self.clock, watch=lambda: self)
         ready = loading.prepare(told.append)
         assert told
         assert [backend.closed for backend in ready.backends] == [False] * len(ready.backends)  # type: ignore[attr-defined]
@@ -173,3 +179,40 @@ def test_a_model_that_does_not_take_zeros(shop: Workshop, caplog: pytest.LogCapt
     assert all(backend.closed for backend in shop.loads)
     assert shop.prepare(slo_ms=None).choices == ()
     assert "warm-up-failed" in events(caplog)
+
+
+BUSY = CpuTaken(0.0, 0.6, 0.5)
+"""Every run takes twice as long as it would alone."""
+
+
+def test_a_promise_does_not_grow_because_the_machine_is_busy(shop: Workshop) -> None:
+    shop.takes = lambda images, _threads: 0.040 * images
+    alone = shop.prepare(slo_ms=100.0, grows=True)
+    (shop.folder / "1" / "model.onnx").write_bytes(b"the same, with no profile")
+    shop.factor, shop.taken = 2.0, BUSY
+    busy = shop.prepare(slo_ms=100.0, grows=True)
+    assert busy.profile.provisional == "others took 60% of its cores meanwhile"
+    assert busy.config.parameters["carpool_provisional"] == busy.profile.provisional
+    assert "carpool_provisional" not in alone.config.parameters
+    assert busy.config.policy == alone.config.policy
+    assert busy.curve.times[1] == pytest.approx(alone.curve.times[1])
+    assert any(sentence.startswith("Provisional: others took 60%") for sentence in busy.choices)
+
+
+def test_a_busy_machine_is_no_reason_to_forget_a_profile(
+    shop: Workshop, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = shop.prepare()
+    shop.factor, shop.taken = 1.8, BUSY
+    again = shop.prepare()
+    assert again.curve.points == first.curve.points
+    assert again.profile.layout == first.profile.layout
+    assert "since others took 60% of its cores meanwhile" in again.choices[-1]
+    assert "profile-outdated" not in events(caplog)
+
+
+def test_a_busy_machine_explains_only_so_much(shop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+    shop.prepare()
+    shop.factor, shop.taken = 6.0, BUSY
+    assert shop.prepare(slo_ms=100.0).profile.provisional
+    assert "profile-outdated" in events(caplog)

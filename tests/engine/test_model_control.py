@@ -18,7 +18,8 @@ from carpool.link.door import LoadingStep
 from carpool.observe.columns import RESTARTS
 from carpool.observe.counters import Table, table_bytes
 from carpool.registry.remote_repository import Remotes
-from engine.scripted import Stage, ask, model, run, scripted_stage, states, until, weights
+from engine.scripted import Stage, ask, model, run, scripted_stage, states, weights
+from waiting import until_in_loop as until
 
 __all__ = ["scripted_stage"]
 

@@ -12,7 +12,8 @@ from carpool.engine.engine import Engine
 from carpool.engine.models.on_demand import OnDemand, free_memory, held_memory
 from carpool.errors import ConfigError, InvalidInput, ModelError, NotFound, Unavailable
 from carpool.link.door import ON_DEMAND
-from engine.scripted import Stage, ask, model, run, scripted_stage, states, until, weights
+from engine.scripted import Stage, ask, model, run, scripted_stage, states, weights
+from waiting import until_in_loop as until
 
 __all__ = ["scripted_stage"]
 

@@ -10,7 +10,7 @@ import pytest
 from carpool.config.model import InstanceGroup, ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.core.objectives import Promise
-from carpool.engine.hardware import Hardware, Steal, hardware
+from carpool.engine.hardware import Hardware, hardware
 from carpool.engine.profile import model_profile
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
@@ -149,13 +149,3 @@ def test_the_machine(tmp_path: Path) -> None:
     assert (found.cpu, found.gpus) == ("Some CPU @ 2GHz", ("Some GPU",))
     assert str(found).endswith("Some GPU")
     assert hardware(tmp_path / "nothing").cpu
-
-
-def test_stolen_time(tmp_path: Path) -> None:
-    stat = tmp_path / "stat"
-    stat.write_text("cpu  100 0 0 100 0 0 0 0 0 0\n")
-    steal = Steal(tmp_path)
-    assert steal.share() == 0.0
-    stat.write_text("cpu  160 0 0 120 0 0 0 20 0 0\n")
-    assert steal.share() == pytest.approx(0.2)
-    assert Steal(tmp_path / "nothing").share() == 0.0

@@ -20,8 +20,9 @@ from carpool.engine.models import served as served_module
 from carpool.engine.models.loading import execution_timeout
 from carpool.errors import DeadlineExceeded, ModelError
 from engine import repositories
-from engine.scripted import run, until
+from engine.scripted import run
 from engine.test_engine import row
+from waiting import until_in_loop as until
 
 MORTAL = "import os\ndef predict(x):\n    if x[0, 0] == 13: os._exit(3)\n    return x"
 

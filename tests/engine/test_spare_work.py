@@ -26,8 +26,8 @@ from carpool.link import records
 from carpool.link.door import Answer, ModelEntry
 from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.observe import columns
-from engine.scripted import until
 from link.joined import MAX_ANSWER, Asked, Client, packed, run
+from waiting import until_in_loop as until
 
 MODEL = """
 versions = "all"

@@ -222,8 +222,8 @@ def _of_pictures() -> dict[str, int]:
     (service,) = _services
     return {
         "kept pixels": service._kept,
-        "held bytes": service._held,
-        "pixels": service._pixels,
+        "held bytes": service._held.total,
+        "pixels": service._pixels.total,
         "decoding": service.workers.waiting,
     }
 

@@ -18,8 +18,9 @@ from carpool.engine.engine_host import EngineHost
 from carpool.engine.rollout_desk import RolloutDesk
 from carpool.errors import CarpoolError
 from carpool.link.door import Catalog
-from engine.scripted import until, weights
+from engine.scripted import weights
 from rollout import staged
+from waiting import until_in_loop as until
 
 PATIENCE_S = 30.0
 

@@ -24,8 +24,9 @@ from carpool.engine import watched_rollout
 from carpool.errors import WrongState
 from carpool.rollout.rollout_file import Record, as_json, read_record, write_record
 from carpool.rollout.rollout_states import Rollout, State, Verdict, act, advance, failed
-from engine.scripted import run, until, weights
+from engine.scripted import run, weights
 from rollout.lives import Life, Loader, life, models
+from waiting import until_in_loop as until
 
 PLAN = (
     "shadow = 1.0\nshadow_h = 24\ncanary = [0.1, 0.5]\ncanary_h = 24\nstandby_h = 24\nleast = 20\n"

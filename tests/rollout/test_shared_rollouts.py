@@ -19,9 +19,10 @@ from carpool.engine import shared_rollouts
 from carpool.errors import Unavailable, WrongState
 from carpool.rollout.rollout_guards import Counts, Side
 from carpool.rollout.shared_places import FolderPlace, OutOfReach
-from engine.scripted import run, until, weights
+from engine.scripted import run, weights
 from rollout import staged
 from rollout.lives import Life, life, models
+from waiting import until_in_loop as until
 
 HELD = "shadow = 0\ncanary = [0.1, 0.5]\ncanary_h = 24\nstandby_h = 24\nleast = 20\n"
 NOW = "shadow = 0\ncanary = [0.5]\ncanary_h = 0\nstandby_h = 24\nleast = 400\n"

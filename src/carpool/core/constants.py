@@ -217,8 +217,10 @@ class Constants:
 
     spare_rare: float = 0.005
     spare_long_s: float = 20.0
+    spare_nobody: float = 0.01
     """Longer batches of it may run, within half of what the most urgent has to spare, as long as all such
-    work takes this share of twenty seconds: fewer requests meet one than the slowest hundredth."""
+    work takes this share of twenty seconds: fewer requests meet one than the slowest hundredth. Where less
+    than a hundredth of a request comes within a promise, it is all of what one has to spare."""
 
     spare_promises: float = 10.0
     spare_promise_s: float = 0.5

@@ -315,6 +315,11 @@ class Scheduler:
         ahead += self.lanes.waiting / batch * self.curve.times[batch] / self.instances.pace
         return min(1.0, ahead / self.slo)
 
+    def measured_again(self, profile: BatchCurve, now: float) -> None:
+        """The curve that it began with was not right: what was learned by it is forgotten."""
+        self._beliefs = Beliefs(profile, len(self.instances), self.constants)
+        self._believe(self._beliefs.of(self.kind, now), now)
+
     # ---- inside -----------------------------------------------------------------------------------------
 
     def _learn(self, batch: Batch, seconds: float, now: float) -> None:

@@ -209,7 +209,8 @@ class Slack:
 
     def _beside(self, core: Scheduler, now: float) -> Room:
         """Until it would hurt: a tenth of the promise, and half of what the most urgent, whose input may be
-        on its way, can spare once a batch with all who come meanwhile is taken off."""
+        on its way, can spare once a batch with all who come meanwhile is taken off; all of that, rarely,
+        while hardly anybody comes: else a model that promises just what it can would never run any."""
         c = self._constants
         if core.slo == INFINITY:
             promise = c.spare_promise_s
@@ -221,7 +222,10 @@ class Slack:
         newcomer = now + core.slo - planned(core.outside.at(now), core.slo, c)
         due = min((job.due for job in core.lanes.coming), default=newcomer)
         half = (min(due, newcomer) - now - takes) / 2
-        return Room(min(tenth, half), half)
+        rare = half
+        if core.rate(now) * core.slo < c.spare_nobody and not (core.lanes.waiting or core.lanes.coming):
+            rare = max(half, newcomer - now - core.instances.next_free.speed.mean * core.curve.times[1])
+        return Room(min(tenth, half), rare)
 
 
 class _Watched:

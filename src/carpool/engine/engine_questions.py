@@ -174,6 +174,7 @@ def profile_document(served: Served, now: float) -> dict[str, Any]:
             {"size": p.size, "ms": p.seconds * 1e3, "spread": p.spread, "runs": p.runs} for p in measured
         ],
         "measured_at": None if profile is None else profile.measured_at or None,
+        "provisional": None if profile is None else profile.provisional or None,
         "instances": len(scheduler.instances) // served.seats,
         "threads": None if profile is None else profile.layout.threads,
         "fit": _fit(scheduler.drift.profile),

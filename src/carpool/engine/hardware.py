@@ -3,13 +3,19 @@ much of the processor others took meanwhile."""
 
 from __future__ import annotations
 
+import os
 import platform
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic
+from typing import NamedTuple
 
 from carpool.config.usable_cores import usable_cores
 
-_STEAL = 7  # field of the first line of /proc/stat: those after it are counted twice
+_IDLE, _STEAL = 3, 7  # fields of a line of /proc/stat: those after the last are counted twice
+_TICK = os.sysconf("SC_CLK_TCK")
 _MOST_GPUS = 64
 
 
@@ -54,20 +60,99 @@ def _field(file: Path, name: str) -> str:
     return ""
 
 
-class Steal:
-    """The share of processor time that the machine below gave to others, since this object was made."""
+@dataclass(frozen=True, slots=True)
+class CpuTaken:
+    """What others took meanwhile: shares of the time of our cores that went to the machine below and to other
+    processes, and the share of their time in which our threads waited for a core. None: nobody says here."""
+
+    steal: float = 0.0
+    others: float = 0.0
+    waited: float | None = None
+
+
+class CpuReading(NamedTuple):
+    """Seconds, counted from some beginning: of the cores that we may use, and of our processes on them."""
+
+    total: float = 0.0
+    busy: float = 0.0
+    steal: float = 0.0
+    own: float = 0.0
+    threads: Mapping[int, tuple[float, float]] = {}  # seconds on a core and waiting for one, by thread
+
+
+def taken_between(before: CpuReading, after: CpuReading, seconds: float) -> CpuTaken:
+    """All are shares from 0 to 1, whatever the counters say. Threads that began meanwhile count, those that
+    ended do not."""
+    total = after.total - before.total
+    if total <= 0:
+        return CpuTaken()
+    steal = max(0.0, after.steal - before.steal)
+    others = max(0.0, after.busy - before.busy - max(0.0, after.own - before.own))
+    shares = CpuTaken(min(1.0, steal / total), min(1.0, others / total))
+    if not after.threads or seconds <= 0:
+        return shares
+    both = [(before.threads.get(thread, (0.0, 0.0)), now) for thread, now in after.threads.items()]
+    ran, waited = (sum(max(0.0, now[i] - then[i]) for then, now in both) for i in (0, 1))
+    side_by_side = max(1.0, (ran + waited) / seconds)  # threads that wanted to run at once
+    return replace(shares, waited=min(1.0, waited / seconds / side_by_side))
+
+
+class CpuWatch:
+    """Watches from when it is made. Where nothing can be read, nobody took anything."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
-        self._file = proc / "stat"
-        self._before = self._ticks()
+        self._proc = proc
+        self._began = monotonic()
+        self._before = self._reading()
 
-    def share(self) -> float:
-        stolen, total = (now - before for now, before in zip(self._ticks(), self._before, strict=True))
-        return stolen / total if total > 0 else 0.0
+    def read(self) -> CpuTaken:
+        return taken_between(self._before, self._reading(), monotonic() - self._began)
 
-    def _ticks(self) -> tuple[int, int]:
+    def _reading(self) -> CpuReading:
+        ours = {f"cpu{core}" for core in os.sched_getaffinity(0)}
         try:
-            fields = [int(field) for field in self._file.read_text("ascii").split()[1 : 2 + _STEAL]]
-        except (OSError, ValueError):
-            return 0, 0
-        return fields[_STEAL], sum(fields)
+            lines = [line.split() for line in (self._proc / "stat").read_text("ascii").splitlines()]
+            cores = [line for line in lines if line and line[0] in ours] or lines[:1]
+            ticks = [[int(field) for field in core[1 : 2 + _STEAL]] for core in cores]
+            total, steal = sum(map(sum, ticks)), sum(core[_STEAL] for core in ticks)
+            idle = sum(core[_IDLE] + core[_IDLE + 1] for core in ticks)
+        except (OSError, ValueError, IndexError):
+            return CpuReading()
+        pids = _tree(self._proc, os.getpid())
+        own = sum(_cpu_ticks(self._proc / str(pid)) for pid in pids)
+        threads = {thread: told for pid in pids for thread, told in _schedules(self._proc / str(pid))}
+        return CpuReading(total / _TICK, (total - idle - steal) / _TICK, steal / _TICK, own / _TICK, threads)
+
+
+def _tree(proc: Path, root: int) -> list[int]:
+    """This process and all below it."""
+    children: dict[int, list[int]] = {}
+    for entry in proc.iterdir():
+        if entry.name.isdigit() and (fields := _process_fields(entry)):
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found = [root]
+    for pid in found:
+        found += children.get(pid, [])
+    return found
+
+
+def _cpu_ticks(process: Path) -> int:
+    """Of its own, and of its children that have ended."""
+    fields = _process_fields(process)
+    return sum(map(int, fields[11:15])) if fields else 0
+
+
+def _process_fields(process: Path) -> list[str]:
+    """Those after its name, from which anything may stand in brackets; none when it has ended."""
+    try:
+        return (process / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _schedules(process: Path) -> Iterator[tuple[int, tuple[float, float]]]:
+    with suppress(OSError):
+        for thread in (process / "task").iterdir():
+            with suppress(OSError, ValueError, IndexError):
+                ran, waited = (thread / "schedstat").read_text("ascii").split()[:2]
+                yield int(thread.name), (int(ran) / 1e9, int(waited) / 1e9)

@@ -15,9 +15,10 @@ from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelSource, ModelVersion, find_models
 from carpool.core.curve import BatchCurve, Shape, shape_of
 from carpool.core.numerals import numeral
-from carpool.engine.hardware import Steal, gpu_count, hardware
+from carpool.engine.hardware import CpuWatch, gpu_count, hardware
 from carpool.engine.model_inputs import signature_of
 from carpool.engine.models.loading import Loading
+from carpool.engine.profile.contention import contention
 from carpool.engine.profile.instance_layout import Chosen, Layout
 from carpool.engine.profile.measuring import Effort, Measuring, Point, sizes
 from carpool.errors import InvalidInput
@@ -79,6 +80,7 @@ class ProfileReport:
     curve: str  # as `--curve` of simulate and plan takes it
     budgets: tuple[Budget, ...]
     noisy: bool
+    provisional: str  # what disturbed the machine meanwhile; empty: it was calm
     steal: float
     notes: tuple[str, ...]
 
@@ -113,11 +115,11 @@ def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileRe
         each = max(2, ceil(q.repeats / _PASSES))  # runs of one size in one pass
         effort = Effort(each, 3 * each, seconds=1.0, warm_up=2.0, total=120.0, passes=_PASSES)
         measuring = Measuring(chosen.backends, signature, effort)
-        steal, began, spent = Steal(), monotonic(), process_time()
+        watched, began, spent = CpuWatch(), monotonic(), process_time()
         measured = measuring.points(wanted, tell=lambda size: tell(f"measuring batches of {size}"))
         tell("measuring the first size again")
         again = measuring.point(wanted[0])
-        stolen = steal.share()
+        taken = watched.read()
         busy = (process_time() - spent) / max(monotonic() - began, 1e-9)
     curve, layout = measured.curve(max(wanted[-1], 1)), chosen.layout
     shape = shape_of([(point.size, point.seconds) for point in measured.points])
@@ -133,7 +135,10 @@ def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileRe
     notes += [] if why else [_gain(shape, curve, layout.instances)]
     if chosen.reason:
         notes.append(f"{layout}: {chosen.reason}.")
-    doubted = doubts(measured.points, again, stolen)
+    disturbed = contention(taken, [point.spread for point in measured.points]).why
+    doubted = doubts(measured.points, again, taken.steal)
+    if disturbed and not doubted:
+        doubted.append(f"Provisional: {disturbed}. Measure again on a calm machine.")
     notes += doubted
     if measured.ended:
         notes.append(
@@ -155,7 +160,8 @@ def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileRe
         curve=",".join(f"{size}:{seconds * 1e3:.4g}" for size, seconds in curve.points),
         budgets=tuple(_budget(slo, curve, layout.instances) for slo in q.slos),
         noisy=bool(doubted),
-        steal=round(stolen, 4),
+        provisional=disturbed,
+        steal=round(taken.steal, 4),
         notes=tuple(notes),
     )
 

@@ -11,7 +11,7 @@ from statistics import median
 from carpool.config.repository import ModelSource
 from carpool.core.curve import BatchCurve
 from carpool.engine.generation.text_loading import TextLoading, own_processes, promise_of
-from carpool.engine.hardware import Steal, hardware
+from carpool.engine.hardware import CpuWatch, hardware
 from carpool.engine.profile.measuring import Point
 from carpool.lab.batch_profile import CAUTION, Tell, doubts
 
@@ -68,12 +68,12 @@ def profile_text(
 ) -> TextProfileReport:
     loading = TextLoading(source.config, source.versions[-1])
     loading.check()
-    config, steal = loading.config, Steal()
+    config, watched = loading.config, CpuWatch()
     tell(f"loading {config.name}")
     with closing(loading.backend(0, 1, tell)) as instance:
         passes = [loading.measured(instance, tell) for _ in range(max(2, ceil(repeats / _RUNS)))]
         slots, widths, said = instance.slots, instance.widths, instance.notes
-    stolen = steal.share()
+    stolen = watched.read().steal
     encoder, step = (
         [_over_all(points) for points in zip(*(one[part].points for one in passes), strict=True)]
         for part in (0, 1)

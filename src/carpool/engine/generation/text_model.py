@@ -138,7 +138,7 @@ class TextModel(Served):
     async def _load_in_place_of(self, instance: Instance) -> None:
         count = self.instances
         backend: Any = await self._off_the_loop(
-            lambda: self._loading.backend(instance.index, count), lambda late: late.close()
+            lambda: self.loading.backend(instance.index, count), lambda late: late.close()
         )
         try:
             writer = self._writer(backend)

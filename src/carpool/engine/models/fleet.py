@@ -16,6 +16,7 @@ from carpool.engine.generation.text_model import TextModel
 from carpool.engine.models.candidate import Upload
 from carpool.engine.models.ensemble_model import Ensemble
 from carpool.engine.models.pipeline_model import Pipeline
+from carpool.engine.models.second_look import SecondLook, wants_second_look
 from carpool.engine.models.served import Callers, Served
 from carpool.engine.profile.instance_layout import Devices
 from carpool.engine.profile.model_profile import ProfileStore
@@ -71,6 +72,7 @@ class Fleet:
         self._newest: dict[str, int] = {}
         self.memory: StepMemory | None = None  # for steps of ensembles that run in another process
         self._retiring: set[asyncio.Task[None]] = set()
+        self._looks: dict[Served, asyncio.Task[None]] = {}  # at those that were measured on a busy machine
 
     def build(
         self, config: ModelConfig, version: ModelVersion, identity: object, upload: Upload | None
@@ -123,6 +125,8 @@ class Fleet:
         for key, served in [item for item in self.offered.items() if item[1] in going]:
             del self.offered[key]
             served.withdraw()
+            if (look := self._looks.get(served)) is not None:
+                look.cancel()
             self.leaving[key] = served
             task = asyncio.get_running_loop().create_task(self._retire(key, served))
             self._retiring.add(task)
@@ -136,8 +140,15 @@ class Fleet:
             self._keys += 1
             self.offered[self._keys] = served
             self.routes[self._keys] = served.route()
+            if wants_second_look(served):
+                self._look_again(served)
         self._rebind()
         self.changed()
+
+    def _look_again(self, served: Served) -> None:
+        task = asyncio.get_running_loop().create_task(SecondLook(served).run())
+        self._looks[served] = task
+        task.add_done_callback(lambda _: self._looks.pop(served, None))
 
     def prefer(self, name: str, version: str) -> None:
         """Requests that name no version go there, if it is offered; `changed` is told by whoever says so."""
@@ -194,10 +205,10 @@ class Fleet:
 
     async def stop(self, timeout: float) -> None:
         """Finish what was accepted, within this time, and free everything."""
-        retiring = list(self._retiring)
-        for task in retiring:
+        tasks = [*self._retiring, *self._looks.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*retiring, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self.leaving |= self.offered
         self.offered.clear()
         everything = list(self.leaving.values())

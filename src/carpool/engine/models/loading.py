@@ -19,8 +19,10 @@ from carpool.config.usable_cores import usable_cores
 from carpool.core.curve import BatchCurve, promised_batch
 from carpool.core.numerals import numeral
 from carpool.core.objectives import Promise
+from carpool.engine.hardware import CpuWatch
 from carpool.engine.models.device_pictures import SAMPLE_TOLD, divided, filling, sample_picture, with_boxes
 from carpool.engine.models.trial import Examined, examine, trial_shape, try_out
+from carpool.engine.profile.contention import contention
 from carpool.engine.profile.instance_layout import (
     Chosen,
     Layout,
@@ -32,8 +34,17 @@ from carpool.engine.profile.instance_layout import (
     instance_count,
     places,
 )
-from carpool.engine.profile.measuring import FOR_DEVICES, FOR_SERVING, Effort, Measured, Measuring, sizes
+from carpool.engine.profile.measuring import (
+    FOR_DEVICES,
+    FOR_SERVING,
+    Effort,
+    Measured,
+    Measuring,
+    Watches,
+    sizes,
+)
 from carpool.engine.profile.model_profile import (
+    PROVISIONAL,
     Key,
     Profile,
     ProfileStore,
@@ -129,10 +140,11 @@ class Loading:
         signature: Signature | None = None,
         turn: AbstractContextManager[object] | None = None,
         caller: Callable[[int], AsksModels] | None = None,
+        watch: Callable[[], Watches] = CpuWatch,
     ) -> None:
         """With a `signature`, the settings have nothing left open. `turn` is held while times are taken:
         models load side by side, and are measured one by one. `caller` makes the way to other models of the
-        instance with this number."""
+        instance with this number; `watch` sees what others take of the cores meanwhile."""
         self._config = config
         self._signature = signature or Signature(config.name, (), ())
         self._version = version
@@ -142,6 +154,8 @@ class Loading:
         self._examined: Examined | None = None  # what its file says
         self._settled = False
         self._caller = caller
+        self._watch = watch
+        self._kept_as: Key | None = None
         self.threads: int | None = None  # of each instance, once that was found out
         self._labels: Mapping[str, Sequence[str]] = {}
         self._vision: VisionSettings | None = None
@@ -160,14 +174,18 @@ class Loading:
             self._settle()
         if self._config.fake is not None:
             return self._ready(*self._fake(tell))
-        key = self._key()
+        key = self._kept_as = self._key()
         kept = None if key is None or self._profiles is None else self._profiles.read(key)
         found = None if kept is None else self._reuse(kept, tell)
         if found is None:
             found = self._measure(tell)
-            if key is not None and self._profiles is not None and found[1].points:
-                self._profiles.write(key, found[1])
+            self.keep(found[1])
         return self._ready(*found)
+
+    def keep(self, profile: Profile) -> None:
+        """For the next start."""
+        if self._kept_as is not None and self._profiles is not None and profile.points:
+            self._profiles.write(self._kept_as, profile)
 
     def resume(self, config: ModelConfig, threads: int | None) -> None:
         """Be ready for more instances of what was prepared in another process, which is gone."""
@@ -240,7 +258,7 @@ class Loading:
         """Instances and threads: as the settings say, else as trying them says."""
         self._place()
         if not self._gpus:
-            trying = Trying(self._as_pictures(), self.open, self._now, self._turn)
+            trying = Trying(self._as_pictures(), self.open, self._now, self._turn, watch=self._watch)
             return choose_on_cpu(self._config, usable_cores(), trying, tell)
         self.threads = 1
 
@@ -279,11 +297,19 @@ class Loading:
             with closed_if_it_fails(opened):
                 tell("checking the kept profile")
                 with self._turn:
+                    watched = self._watch()
                     ratios = self._measuring(opened).ratios(sorted(wanted), curve, _STILL_TRUE)
+                    busy = contention(watched.read())
         except ModelError as error:
             log.warning("profile-outdated", model=model, error=error.message)
             return None
         off = max(ratios.values(), key=lambda ratio: max(ratio, 1 / ratio))
+        if busy.why and off > _STILL_TRUE >= off * (1 - busy.waited):  # the machine is slow, not the model
+            log.info("profile-reused", model=model, ratio=round(off, 3), of=kept.measured_at, busy=busy.why)
+            said = (
+                f"The profile of {kept.measured_at} was used again: batches take {off:.3g} × what it says, "
+            )
+            return opened, replace(kept, reused=f"{said}since {busy.why}."), curve
         if max(off, 1 / off) > _STILL_TRUE:
             log.warning("profile-outdated", model=model, ratio=round(off, 3), of=kept.measured_at)
             close_all(opened)
@@ -315,7 +341,11 @@ class Loading:
                 return opened, profile, BatchCurve.linear(0.001, 0.001, self._largest)
         at = datetime.now(UTC).isoformat(timespec="seconds")
         points = ",".join(f"{point.size}:{point.seconds * 1e3:.4g}" for point in measured.points)
-        log.debug("profile-measured", model=name, layout=str(chosen.layout), curve=points)
+        facts = {"layout": str(chosen.layout), "curve": points}
+        if measured.provisional:  # an operator has to know; else it is in the profile
+            log.info("profile-measured", model=name, **facts, provisional=measured.provisional)
+        else:
+            log.debug("profile-measured", model=name, **facts)
         curve = measured.curve(self._largest, self._config.pytorch.buckets)
         return opened, replace(profile, measured=measured, measured_at=at), curve
 
@@ -331,7 +361,13 @@ class Loading:
         """With pictures, where the device decodes them."""
         encoded = self._vision is not None and self._vision.encoded
         picture = sample_picture() if encoded else None
-        return Measuring(opened, self._as_pictures(), effort, now=self._now, picture=picture, warm=warm)
+        return Measuring(
+            *(opened, self._as_pictures(), effort),
+            now=self._now,
+            picture=picture,
+            warm=warm,
+            watch=self._watch,
+        )
 
     def _as_pictures(self) -> Signature:
         """With the size that pictures have, where the input leaves it open: that is what will be asked."""
@@ -350,7 +386,8 @@ class Loading:
         if profile.layout.instances != instance_count(config):
             group = replace(config.instances[0], count=profile.layout.instances)
             config = replace(config, instances=(group,))
-        config = self._config = replace(config, parameters={**config.parameters, **self._told})
+        busy = {PROVISIONAL: profile.provisional} if profile.provisional else {}
+        config = self._config = replace(config, parameters={**config.parameters, **self._told, **busy})
         piece = best_piece(curve, kind_of(config.backend))
         told = SAMPLE_TOLD if self._vision is not None and self._vision.encoded else ""
         slo = None if isinf(self._slo) else self._slo

@@ -128,7 +128,7 @@ class Served(Watcher):
         self.hosted = there is not None  # it runs in another process
         caller = None if callers is None else partial(callers, self)
         here = TextLoading(config, version) if config.generate is not None else None
-        self._loading: Loading | TextLoading | HostedLoading = (
+        self.loading: Loading | TextLoading | HostedLoading = (
             there or here or Loading(config, version, profiles, turn=turn, caller=caller)
         )
         self._devices = devices or Devices()
@@ -197,7 +197,7 @@ class Served(Watcher):
 
     async def check(self) -> None:
         """Raises what can be seen to be wrong without loading."""
-        await self._off_the_loop(self._loading.check, lambda _: None)
+        await self._off_the_loop(self.loading.check, lambda _: None)
 
     async def load(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Load, warm up and measure, off the loop; it serves once it is offered. Raises what went wrong."""
@@ -205,7 +205,7 @@ class Served(Watcher):
         self._loop = asyncio.get_running_loop()
         try:
             self.made_of = await self._digest()
-            ready = await self._off_the_loop(lambda: self._loading.prepare(progress), Ready.close)
+            ready = await self._off_the_loop(lambda: self.loading.prepare(progress), Ready.close)
         except CarpoolError:
             self.state = State.UNAVAILABLE
             raise
@@ -475,7 +475,7 @@ class Served(Watcher):
     async def _load_in_place_of(self, instance: Instance) -> None:
         number, count = instance.index // self.seats, len(self.driver.scheduler.instances) // self.seats
         backend: Backend | HostedInstance = await self._off_the_loop(
-            lambda: cast(Any, self._loading.backend(number, count)), lambda late: late.close()
+            lambda: cast(Any, self.loading.backend(number, count)), lambda late: late.close()
         )
         self._lost -= {number}
         self._place(number, backend)

@@ -4,7 +4,8 @@ They share them with front ends that read requests and decode pictures, too. Thr
 wait for the slowest of them: whoever takes a core for a moment costs all of them that moment. So layouts are
 tried while something else runs, as it will when they serve; but not those of a slow model, whose few requests
 a second keep no front end busy. A start waits for all this, so that nothing is tried for longer than it takes
-to tell the layouts apart.
+to tell the layouts apart. What disturbs a machine only makes runs longer: the least disturbed ones are
+compared, and a layout is tried until it did as well twice, so that every start comes to the same choice.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from carpool.core.scheduler import Scheduler
 from carpool.core.shares import Intake
 from carpool.core.spare import SpareTurn
 from carpool.engine.executor import LoopTime
-from carpool.engine.profile.measuring import Effort, Measuring
+from carpool.engine.profile.contention import contention
+from carpool.engine.profile.measuring import Effort, Measuring, NotWatched, Watches
 from carpool.errors import CarpoolError, ConfigError, ModelError
 from carpool.observe.logs import logger
 from carpool.types import Signature
@@ -43,11 +45,13 @@ _SHORT_S = 0.001  # next to what a request costs anyway: a second core is better
 _HARDLY = 1e-6
 _TRIAL_LOAD_S = 2.0
 _TRIAL = Effort(least_runs=2, most_runs=6, seconds=0.04, warm_up=0.05)
-_PASSES = 2  # in turns: what else disturbs the machine for a while disturbs all of them
-_FAR_APART = 1.5  # times the rate of the next best: another pass would find the same
+_PASSES, _SLOW_PASSES = 8, 3  # at most, in turns: what else disturbs a machine for a while disturbs all
+_SAME = 1.05  # times: so near to the best, another pass has found the same
+_FAR_APART = 1.5  # times the rate of the next best: a slow model is not run again to be sure
 _BATCH_S = 0.05  # batches that take longer show nothing that shorter ones do not
 _SLOW_S = 0.25  # of a single image
 _SURELY_LONG_S = 20 * _SHORT_S  # even for a first run
+_COLD = 6.0  # times as long as the next, at most: a first run that others disturb, too
 _CORES_FOR_ONE = 4  # that serve a model: about one more is kept busy by reading and decoding
 _HASHED = bytes(1 << 20)  # long enough that other Python threads run meanwhile
 
@@ -75,8 +79,18 @@ class Chosen:
 class _Trial:
     layout: Layout
     backends: Sequence[Backend]
-    rate: float = 0.0  # images per second that can be promised
+    rates: list[float] = field(default_factory=list)  # of each pass
     shortest: float = inf  # seconds of a single image
+
+    @property
+    def rate(self) -> float:
+        """Images per second that can be promised. What disturbs a pass only makes it slower: the best
+        counts."""
+        return max(self.rates, default=0.0)
+
+    @property
+    def is_sure(self) -> bool:
+        return _found_twice(self.rates)
 
     @property
     def promises(self) -> bool:
@@ -132,6 +146,7 @@ class Trying:
     now: Callable[[], float] = monotonic
     turn: AbstractContextManager[object] = field(default_factory=nullcontext)
     beside: Callable[[int], AbstractContextManager[None]] = other_work
+    watch: Callable[[], Watches] = NotWatched
 
     def measuring(self, opened: Sequence[Backend]) -> Measuring:
         return Measuring(opened, self.signature, _TRIAL, now=self.now)
@@ -157,7 +172,9 @@ def choose_by_capacity(cores: int, slo: float, trying: Trying) -> Chosen:
         alone = open_trial(Layout(1, 1))
         loading = trying.now() - began
         with trying.turn:
-            shortest = _single(trying.measuring(alone.backends))
+            watched = trying.watch()
+            shortest = _single(trying.measuring(alone.backends), _QUICK * slo)
+            shortest *= 1 - contention(watched.read()).waited  # as it would be without others
             if shortest < _SHORT_S:
                 chosen = Chosen(alone.layout, _too_short(shortest), alone.backends)
                 return chosen
@@ -178,20 +195,35 @@ def choose_by_capacity(cores: int, slo: float, trying: Trying) -> Chosen:
 
 
 def _compare(trials: Sequence[_Trial], cores: int, slo: float, trying: Trying, *, slow: bool) -> Chosen:
+    """In passes, until each layout did twice what it can do: a try that others disturbed is not done twice
+    alike. Of a slow model one is enough where the best is far ahead."""
     with nullcontext() if slow else trying.beside(-(-cores // _CORES_FOR_ONE)):
-        for _ in range(1 if slow else _PASSES):
+        for _ in range(_SLOW_PASSES if slow else _PASSES):
             for trial in trials:
-                _try(trial, slo, trying, once=slow)
+                if not trial.is_sure:
+                    _try(trial, slo, trying, once=slow)
             rates = sorted(trial.rate for trial in trials)
-            if len(rates) == 1 or rates[-1] > _FAR_APART * rates[-2]:
+            ahead = slow and (len(rates) == 1 or rates[-1] > _FAR_APART * rates[-2])
+            if ahead or all(trial.is_sure for trial in trials):
                 break
     return _best(trials, slo, "" if slow else " beside other work")
 
 
-def _single(measuring: Measuring) -> float:
-    """Seconds of one image. One run tells of most models that they are not short."""
-    first = measuring.once(1)
-    return first if first > _SURELY_LONG_S else measuring.point(1).seconds
+def _single(measuring: Measuring, quick: float) -> float:
+    """Seconds of one image. One run tells of most models that they are neither short nor quick, though a
+    first one may take several times as long as the next; others are looked at until it was found twice."""
+    found = [measuring.once(1)]
+    if found[0] > max(_SURELY_LONG_S, min(_COLD * quick, _SLOW_S)):
+        return found[0]
+    while len(found) < _PASSES and not _found_twice([1 / seconds for seconds in found]):
+        found.append(measuring.shortest(1))
+    return min(found)
+
+
+def _found_twice(rates: Sequence[float]) -> bool:
+    """Whether the best of them is no luck, and not the only one that nothing disturbed."""
+    best = sorted(rates)[-2:]
+    return len(best) == 2 and best[1] <= _SAME * best[0]
 
 
 def _best(trials: Sequence[_Trial], slo: float, how: str) -> Chosen:
@@ -227,7 +259,7 @@ def choose_threads(instances: int, shared: int, trying: Trying) -> Chosen:
         opened = trying.open(Layout(1, threads))
         try:
             with trying.turn:
-                times.append(trying.measuring(opened).point(1).seconds)
+                times.append(trying.measuring(opened).shortest(1))
         finally:
             close_all(opened)
         if times[0] < _SHORT_S:
@@ -239,20 +271,20 @@ def choose_threads(instances: int, shared: int, trying: Trying) -> Chosen:
 
 
 def _try(trial: _Trial, slo: float, trying: Trying, *, once: bool) -> None:
-    """Once more. What disturbs a try only makes it slower, so the better one counts."""
+    """Once more."""
     measuring = trying.measuring(trial.backends)
     largest = max(1, trying.signature.max_batch)
-    alone = measuring.once(1) if once else measuring.point(1).seconds
+    alone = measuring.once(1) if once else measuring.shortest(1)
     points = [(1, alone)]
     size = largest
     while size > 1 and size * alone > min(slo / 2, _BATCH_S):
         size //= 2
     if size > 1:  # the largest that surely fits: what batching brings shows there, and what other work takes
-        points = [(size, measuring.point(size).seconds)]
+        points = [(size, measuring.shortest(size))]
     curve = BatchCurve.measured(points, largest)
     # One that can promise nothing comes last, and is compared with its like by what it does at all.
     rate = trial.layout.instances * (slo_capacity(curve, slo) or _HARDLY * curve.throughput(1))
-    trial.rate = max(trial.rate, rate)
+    trial.rates.append(rate)
     trial.shortest = min(trial.shortest, alone)
 
 

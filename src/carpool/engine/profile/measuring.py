@@ -6,17 +6,21 @@ time is the whole time; `synchronise` is for a device that answers before it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import KW_ONLY, dataclass
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, replace
 from math import inf, sqrt
-from typing import cast
+from statistics import fmean
+from typing import Protocol, cast
 
 import numpy as np
 
 from carpool.backends.backend import Backend, Encoded, Gathers
 from carpool.clock import now as monotonic
 from carpool.core.curve import BatchCurve
+from carpool.engine.hardware import CpuTaken
+from carpool.engine.profile.contention import CALM, contention
 from carpool.types import Array, Datatype, Signature
 
 _ANY_LENGTH = 64  # stands in for a dimension that differs from request to request
@@ -28,6 +32,9 @@ _COLD = 1.4  # a first run takes up to so many times as long as the next
 _LONG_S = 0.5
 _SEEN_ANYWAY = 8  # images
 _NO_GAIN = 0.95  # of the best rate: larger batches that do worse, twice in a row, are not looked at
+
+
+_Threads = ThreadPoolExecutor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +71,13 @@ FOR_DEVICES = Effort(total=10.0)
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """`ended` says why no larger batch was measured, or is empty: there is none."""
+    """`ended` says why no larger batch was measured, or is empty: there is none. `provisional` says what
+    disturbed all of it, whose times are then those that the runs would have taken alone, as far as can be
+    told; it is empty where the machine was calm."""
 
     points: tuple[Point, ...] = ()
     ended: str = ""
+    provisional: str = ""
 
     def curve(self, largest: int, buckets: Sequence[int] = ()) -> BatchCurve:
         """With `buckets`, other sizes cost what the next larger one costs: they are padded."""
@@ -93,6 +103,19 @@ def sizes(largest: int) -> list[int]:
     return sorted({*powers, largest})
 
 
+class Watches(Protocol):
+    """Sees what others take of our cores, from when it is made."""
+
+    def read(self) -> CpuTaken: ...
+
+
+class NotWatched:
+    """For times that no other process can disturb, as those of a script."""
+
+    def read(self) -> CpuTaken:
+        return CpuTaken()
+
+
 @dataclass(frozen=True, slots=True)
 class Measuring:
     """Measures one model on all of its instances at once, as they run when there is much to do."""
@@ -105,12 +128,27 @@ class Measuring:
     synchronise: Callable[[], None] = lambda: None
     picture: Array | None = None  # a file: the backends get so many of it instead of tensors
     warm: bool = False  # they have run single images just now
+    watch: Callable[[], Watches] = NotWatched
 
     def points(
         self, wanted: Iterable[int], budget: float = inf, tell: Callable[[int], None] = lambda _: None
     ) -> Measured:
         """Sizes in rising order, as far as they matter: up to the first that takes longer than the budget,
         or, with a budget, that larger batches bring nothing more."""
+        with self._threads() as threads:
+            watched = self.watch()
+            times, ended = self._all_times(wanted, budget, tell, threads)
+            taken = watched.read()  # while the threads are there that ran
+        points = tuple(_point(*entry) for entry in times.items())
+        found = contention(taken, [point.spread for point in points])
+        if found is CALM:
+            return Measured(points, ended)
+        alone = (replace(point, seconds=found.calm_seconds(times[point.size])) for point in points)
+        return Measured(tuple(alone), ended, found.why)
+
+    def _all_times(
+        self, wanted: Iterable[int], budget: float, tell: Callable[[int], None], threads: _Threads
+    ) -> tuple[dict[int, list[float]], str]:
         end = self.now() + self._effort.total
         times: dict[int, list[float]] = {}
         ended = ""
@@ -119,7 +157,7 @@ class Measuring:
                 ended = f"the {self._effort.total:g} s for measuring were over"
                 break
             tell(images)
-            times[images] = self._times(images)
+            times[images] = self._times(images, threads)
             ended = _enough([_point(*entry) for entry in times.items()], budget)
             if ended:
                 break
@@ -127,16 +165,33 @@ class Measuring:
             for images in times:
                 if self.now() + self._expected(_point(images, times[images]), images) < end:
                     tell(images)
-                    times[images] += self._times(images)
-        return Measured(tuple(_point(*entry) for entry in times.items()), ended)
+                    times[images] += self._times(images, threads)
+        return times, ended
 
     def point(self, images: int) -> Point:
-        return _point(images, self._times(images))
+        with self._threads() as threads:
+            return _point(images, self._times(images, threads))
+
+    def shortest(self, images: int) -> float:
+        """Seconds of the run that was disturbed least, for comparing. Instances run at the same time, and
+        count together: one of them alone has the others' share of the memory, too."""
+        with self._threads() as threads:
+            times, count = self._times(images, threads), len(self._backends)
+        return min(fmean(times[at : at + count]) for at in range(0, len(times), count))
 
     def once(self, images: int) -> float:
         """Seconds of one run, the first there is perhaps: what it needs only once is counted too."""
-        with self._runs(images) as runs:
-            return min(runs.once())
+        with self._threads() as threads:
+            return min(self._runs(images, threads).once())
+
+    @contextmanager
+    def _threads(self) -> Iterator[_Threads]:
+        """One for each instance, where there are several."""
+        if len(self._backends) == 1:
+            yield None
+            return
+        with ThreadPoolExecutor(len(self._backends)) as threads:
+            yield threads
 
     def ratios(self, wanted: Sequence[int], curve: BatchCurve, near: float) -> dict[int, float]:
         """By size: what it takes now over what the curve says, the nearest of a few looks. One run is enough
@@ -155,24 +210,23 @@ class Measuring:
                     break
         return found
 
-    def _times(self, images: int) -> list[float]:
-        effort = self._effort
-        with self._runs(images) as runs:
-            times = self._warm_up(runs, warm=self.warm and images == 1)
-            began = self.now()
-            while len(times) < _fewest(times) or (
-                min(times) < _LONG_S
-                and len(times) < effort.most_runs
-                and self.now() - began < effort.seconds
-                and not (len(times) >= effort.least_runs and _is_clear(times))
-            ):
-                times += runs.once()
+    def _times(self, images: int, threads: _Threads) -> list[float]:
+        effort, runs = self._effort, self._runs(images, threads)
+        times = self._warm_up(runs, warm=self.warm and images == 1)
+        began = self.now()
+        while len(times) < _fewest(times) or (
+            min(times) < _LONG_S
+            and len(times) < effort.most_runs
+            and self.now() - began < effort.seconds
+            and not (len(times) >= effort.least_runs and _is_clear(times))
+        ):
+            times += runs.once()
         return times
 
-    def _runs(self, images: int) -> _Runs:
+    def _runs(self, images: int, threads: _Threads) -> _Runs:
         requests = sample(self._signature, images) if self.picture is None else {}
         pictures = [] if self.picture is None else [self.picture] * images
-        return _Runs(self._backends, requests, pictures, images, self.now, self.synchronise)
+        return _Runs(self._backends, requests, pictures, images, self.now, self.synchronise, threads)
 
     def _warm_up(self, runs: _Runs, *, warm: bool) -> list[float]:
         """Until the last few runs agree; those count. None do if that takes too long, unless it is `warm`."""
@@ -211,6 +265,7 @@ class _Runs:
         images: int,
         now: Callable[[], float],
         synchronise: Callable[[], None],
+        threads: _Threads,
     ) -> None:
         self._requests = requests
         self._pictures = pictures
@@ -221,14 +276,7 @@ class _Runs:
         ]
         self._now = now
         self._synchronise = synchronise
-        self._threads = ThreadPoolExecutor(len(backends)) if len(backends) > 1 else None
-
-    def __enter__(self) -> _Runs:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._threads is not None:
-            self._threads.shutdown()
+        self._threads = threads
 
     def once(self) -> list[float]:
         if self._threads is None:

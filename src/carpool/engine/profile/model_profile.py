@@ -79,6 +79,8 @@ def _rounded_up(seconds: float) -> float:
     return ceil(seconds / step) * step
 
 
+PROVISIONAL = "carpool_provisional"
+"""The parameter that tells clients who read the settings of a model what disturbed its profile."""
 _MOST_COUNT = 1 << 20
 _WORTH_IT = 0.85  # a piece must be this much cheaper per image before large batches are run in pieces
 
@@ -96,6 +98,11 @@ class Profile:
     @property
     def points(self) -> tuple[Point, ...]:
         return self.measured.points
+
+    @property
+    def provisional(self) -> str:
+        """What disturbed the machine while it was measured; empty: it was calm."""
+        return self.measured.provisional
 
 
 def read_profile(document: object) -> Profile:
@@ -133,6 +140,11 @@ def choices(
         why = f"; no larger ones, since {profile.measured.ended}" if profile.measured.ended else ""
         how = f", {measured_with}" if measured_with else ""
         said.append(f"Measured and warm: batches of {sizes}{how}{why}.")
+    if profile.provisional:
+        said.append(
+            f"Provisional: {profile.provisional}; the times are what is left without the waiting for a core, "
+            "and it is measured again when the machine is calm."
+        )
     if slo is not None:
         said += _promised(curve, slo, profile.layout.instances)
     elif profile.points:

@@ -33,7 +33,7 @@ from carpool.config.rules import read_settings
 from carpool.core.curve import BatchCurve
 from carpool.core.numerals import numeral
 from carpool.demo import pictures as demo_pictures
-from carpool.engine.hardware import Steal, hardware
+from carpool.engine.hardware import CpuWatch, hardware
 from carpool.errors import CarpoolError, InvalidInput, Unreachable
 from carpool.lab.load.aim import Aim, http_facts, read_url, take_aim
 from carpool.lab.load.facts import only_model
@@ -396,10 +396,10 @@ async def _measure(
     slo = basis.slo_ms / 1e3
     patience = max(_TIMEOUT_S, 4 * slo)
     plan = Plan(Open(tuple(phases), seed=order.seed + point.seed), slo=slo, timeout=patience, drain=patience)
-    seen, steal = Watcher(len(phases) - 1), Steal()
+    seen, watched = Watcher(len(phases) - 1), CpuWatch()
     at = _now()
     report = await run_load(plan, take_aim(aim), stop=stop, record=seen)
-    return measured(point, at, report, seen, steal.share())
+    return measured(point, at, report, seen, watched.read().steal)
 
 
 def _results(order: SweepOrder, basis: SweepBasis, journal: Journal) -> Results:
