@@ -198,7 +198,7 @@ class Stream:
             )
             call.say_part = self._say_part
             call.wish = asked.wish
-            call.address = rpc.client
+            call.client = call.client or rpc.client
             self._waiting.add(call)
             await call.begin(message)
         except Ended:
