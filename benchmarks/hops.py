@@ -77,7 +77,7 @@ class Asked:
 
 
 V2 = Asked("v2", "/v2/models/tensor/infer", {"Inference-Header-Content-Length": "0"}, 40, 230)
-JPEG = Asked("jpeg", "/classify", {"Content-Type": "image/jpeg"}, 50, 350)
+JPEG = Asked("jpeg", "/classify", {"Content-Type": "image/jpeg"}, 50, 355)
 
 
 @dataclass(frozen=True, slots=True)

@@ -322,22 +322,24 @@ def test_in_a_stream_what_is_refused_is_freed(by_grpc: over_grpc.FrontEnd) -> No
             assert len(list(stream(iter([message] * TIMES)))) == TIMES
 
 
-@pytest.mark.parametrize("work", ["inflate", "parse_whole"])
+@pytest.mark.parametrize("zipped", [True, False])
 def test_over_grpc_what_is_read_for_nobody_is_freed(
-    by_grpc: over_grpc.FrontEnd, monkeypatch: pytest.MonkeyPatch, work: str
+    by_grpc: over_grpc.FrontEnd, monkeypatch: pytest.MonkeyPatch, zipped: bool
 ) -> None:
-    module = rpc if work == "inflate" else infer_messages
-    begun, go_on, real = threading.Semaphore(0), threading.Event(), getattr(module, work)
+    place: Any = rpc.Inflater if zipped else infer_messages
+    work = "run" if zipped else "parse_whole"
+    begun, go_on, real = threading.Semaphore(0), threading.Event(), getattr(place, work)
 
     def held(*given: Any) -> Any:
         begun.release()
         assert go_on.wait(10)
         return real(*given)
 
-    monkeypatch.setattr(module, work, held)
+    monkeypatch.setattr(place, work, held)
+    compression = grpc.Compression.Gzip if zipped else grpc.Compression.NoCompression
     with over_grpc.channel(by_grpc) as connected, nothing_is_kept():
         call = connected.unary_unary(over_grpc.SERVICE + "ModelInfer")
-        calls = [call.future(ZEROS, compression=grpc.Compression.Gzip) for _ in range(TIMES)]
+        calls = [call.future(ZEROS, compression=compression) for _ in range(TIMES)]
         assert begun.acquire(timeout=10)
         for one in calls:
             one.cancel()

@@ -173,24 +173,23 @@ _LEAST = 1.0  # requests a second: who is asked less has nobody waiting
 class Entrance:
     """One model's part of the intake, in requests per second."""
 
-    __slots__ = ("__weakref__", "_asked", "_intake", "_taken")
+    __slots__ = ("__weakref__", "_intake", "_spared", "_taken")
 
     def __init__(self, intake: Intake, memory: float) -> None:
         self._intake = intake
-        self._asked = Rate(memory)
+        self._spared = Rate(memory)
         self._taken = Rate(memory)
 
     def takes(self, now: float) -> None:
         """A request was offered, whatever became of it."""
-        self._asked.add(1, now)
         self._taken.add(1, now)
 
     def spared(self, requests: int, now: float) -> None:
         """So many were refused before they came here."""
-        self._asked.add(requests, now)
+        self._spared.add(requests, now)
 
     def asked(self, now: float) -> float:
-        return self._asked.at(now)
+        return self._taken.at(now) + self._spared.at(now)
 
     def taken(self, now: float) -> float:
         return self._taken.at(now)

@@ -246,7 +246,8 @@ class Driver:
             self._give_up_waiting(_failed(error))
             self._free_lost_batches()
             look_again = now + _CATCH_UP_S
-        self._reminder.set(look_again, now)
+        if look_again is not None:
+            self._reminder.set(look_again, now)
         if self.scheduler.spare is not None:
             self._tell_skipped(self.scheduler.spare)
         try:

@@ -69,7 +69,7 @@ class Calls:
         self.trips = LinkTrips(engine.pipeline, self._most)
         self._works: dict[int, Work] = {}
         self._cancelled: set[int] = set()
-        self._taken: list[Work] = []  # not submitted yet, all for one model:
+        self.taken: list[Work] = []  # not submitted yet, all for one model:
         self._key = 0
 
     def __len__(self) -> int:
@@ -115,10 +115,10 @@ class Calls:
         if flags & records.SPARE:
             self._engine.submit_spare(template.key, work)
             return
-        if self._taken and template.key != self._key:
+        if self.taken and template.key != self._key:
             self.submit()
         self._key = template.key
-        self._taken.append(work)
+        self.taken.append(work)
 
     def _parts(self, call: int, entry: ModelEntry, flags: int) -> LinkParts | None:
         return (
@@ -130,7 +130,8 @@ class Calls:
         slot, and its own words. False: refused."""
         try:
             if flags & records.STEP:
-                self.submit()  # the gate is to count those who came before
+                if self.taken:
+                    self.submit()  # the gate is to count those who came before
                 payload = self.trips.join(work, payload, now)
             if flags & records.REGIONS:
                 work.reads, payload = template.reads(payload, self._engine.regions)
@@ -144,10 +145,7 @@ class Calls:
 
     def submit(self) -> None:
         """What was taken, which is all for one model."""
-        works = self._taken
-        if not works:
-            return
-        self._taken = []
+        works, self.taken = self.taken, []
         try:
             self._engine.submit(self._key, works)
         except Exception as error:
@@ -375,7 +373,8 @@ class EngineLink:
                 if fields[0] == records.SUBMIT:
                     take(fields, templates.get(fields[3]), now, payload)
                 else:
-                    self.calls.submit()
+                    if self.calls.taken:
+                        self.calls.submit()
                     self._obey(fields, payload)
             if len(said) > _AT_ONCE:
                 self._unheard = said[_AT_ONCE:]
@@ -387,7 +386,8 @@ class EngineLink:
             _log.exception("link-failed", frontend=self._frontend)
             self._drop("it could not be read")
         finally:
-            self.calls.submit()  # also what came before a lie: all that was taken is cancelled with its link
+            if self.calls.taken:  # also what came before a lie: it is cancelled with its link
+                self.calls.submit()
 
     def _drop(self, why: str) -> None:
         _log.error("link-dropped", frontend=self._frontend, error=why)

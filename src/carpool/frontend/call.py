@@ -63,7 +63,7 @@ class ClientCall:
 
     __slots__ = (
         *("_beside", "_call", "_done_at", "_job", "_lookup", "_offered_at", "_outlets", "_pictures"),
-        *("_ready_in", "_slot", "_until", "arrived", "deadline", "entry", "head", "row", "sender"),
+        *("_ready_in", "_slot", "_until", "arrived", "client", "deadline", "entry", "head", "row", "sender"),
         *("service", "split", "state", "told", "unread", "wish"),
     )
 
@@ -73,6 +73,7 @@ class ClientCall:
     def __init__(self, service: FrontService, sender: Sender, deadline: float, arrived: float = 0.0) -> None:
         self.service = service
         self.sender = sender
+        self.client = sender.holder  # whose account it is charged to, or its address
         self.deadline = deadline  # the client's own
         self.arrived = self._offered_at = arrived  # when all of it was here
         self.unread = 0.0  # seconds that it lay in its socket before that
@@ -96,10 +97,6 @@ class ClientCall:
     one_answer = ""  # what is said of a model that may give several, where they cannot be written
     siblings = b""  # tells requests that came as one from all others
     looked: Looked | None = None  # what was found where its answer was looked for already
-
-    def _client(self) -> str:
-        """Whose account it is charged to: the holder of its key, or its address."""
-        return self.sender.holder
 
     def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
         """Send the outputs; those in `placed` are in the client's memory already. Or what is `kept` of them,
@@ -264,7 +261,7 @@ class ClientCall:
             return
         slot = service.door.slot(pictures.size)
         try:
-            self._ready_in = service.pictures.workers.foresee(weight, now, self._client())
+            self._ready_in = service.pictures.workers.foresee(weight, now, self.client)
             self._offer(pictures.head, slot, 0, self._ready_in)
         finally:
             self._slot = slot  # until its tensors are in it
@@ -284,8 +281,8 @@ class ClientCall:
         entry, pictures = self.entry, self.service.pictures
         self._until = until = promised(entry, self.arrived, self.deadline)
         if on_route:
-            return pictures.refuses_now(entry, self.deadline, until, now, self.sender, weight, self._client())
-        return pictures.cannot_decode(entry, until, now, weight, self._client())
+            return pictures.refuses_now(entry, self.deadline, until, now, self.sender, weight, self.client)
+        return pictures.cannot_decode(entry, until, now, weight, self.client)
 
     def _offer(self, head: RequestHead, slot: Slot, tail: int, ready_in: float | None = None) -> None:
         """The one way through the door."""
@@ -297,7 +294,7 @@ class ClientCall:
         infer, pictures = self.service.door.infer, self._pictures
         if pictures is not None and pictures.through is not None:
             infer = partial(pictures.through.infer, pictures)
-        if self.entry.in_parts(self.one_answer):
+        if self.entry.decoupled and self.entry.in_parts(self.one_answer):
             infer = partial(infer, part=self._part)
         self._call = infer(
             self.entry,
@@ -459,7 +456,7 @@ class ClientCall:
             work, workers = partial(pictures.prepare, slot.view), self.service.pictures.workers
             until, weight = self._until, pictures.weight
             try:
-                self._job = workers.begin(work, self._decoded, until, weight, self._client())
+                self._job = workers.begin(work, self._decoded, until, weight, self.client)
             except Exception as fault:
                 self._break_off(fault)
 
@@ -529,7 +526,9 @@ class ClientCall:
         if self._lookup is not None:
             self._lookup.bytes_are_gone()
         pictures = self._pictures
-        if (pictures is None and self._outlets is None) or self.entry.in_parts(self.one_answer):
+        entry = self.entry
+        in_parts = entry.decoupled and entry.in_parts(self.one_answer)
+        if (pictures is None and self._outlets is None) or in_parts:
             self._finish(answer)
             return
         if pictures is None or answer.error is not None:

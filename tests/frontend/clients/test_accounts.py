@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -70,6 +72,31 @@ def test_one_client_alone_gets_half_of_the_bytes_and_others_theirs() -> None:
     accounts.close(greedy)
     accounts.close(honest)
     assert (accounts.bytes, accounts.calls, accounts.freed()) == (0, 0, 750)
+
+
+class Counted(dict[Stake, None]):
+    """Stakes, and how many of them were looked at."""
+
+    looked = 0
+
+    def __iter__(self) -> Iterator[Stake]:
+        for stake in super().__iter__():
+            self.looked += 1
+            yield stake
+
+
+def test_to_refuse_one_of_thousands_looks_at_few_of_them() -> None:
+    accounts = Accounts(10, 4096)
+    while opened(accounts, "mallory", 0.0) is not None:
+        pass
+    account = accounts.account("mallory", 0.0)
+    stakes = Counted(account.stakes[CALL])
+    account.stakes = (account.stakes[CONNECTION], stakes)
+    for _ in range(10):
+        assert opened(accounts, "mallory", 0.1) is None
+    for _ in range(10):
+        assert opened(accounts, "mallory", 5.0) is not None  # in the place of the oldest
+    assert stakes.looked <= 40
 
 
 def test_silent_calls_of_one_client_leave_room_for_others() -> None:

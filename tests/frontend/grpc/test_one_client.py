@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import tritonclient.grpc.service_pb2 as pb
 
-from carpool.frontend.clients.accounts import MOST_BYTES
+from carpool.frontend.clients.accounts import MOST_BYTES, Accounts
+from carpool.frontend.clients.fair_queue import EVEN_S
 from carpool.frontend.grpc import grpc_handlers
 from carpool.frontend.grpc import h2_frames as h2
+from carpool.frontend.grpc.grpc_infer import GrpcCall
 from carpool.frontend.grpc.h2_frames import BlockReader
 from carpool.frontend.grpc.rpc_heads import HeadReader, Status
+from carpool.frontend.grpc.stream_turns import StreamTurns
 from carpool.types import Datatype
 from frontend.fake_door import echo
 from frontend.grpc.front_end import SERVICE, FrontEnd, channel, front_end, image_request, models
@@ -205,6 +209,75 @@ def test_streams_take_turns(front: FrontEnd, monkeypatch: pytest.MonkeyPatch) ->
         answers = list(stream(iter(requests), timeout=60))
         assert len(answers) == 50
         assert not any(one.error_message for one in answers)
+
+
+def test_an_open_stream_costs_no_task(front: FrontEnd) -> None:
+    with wire(front) as client:
+        tasks = front.run(lambda: len(asyncio.all_tasks()))
+        for number in range(1, 401, 2):
+            client.send(head(number, path=SERVICE + "ModelStreamInfer"))
+        until(lambda: len(front.server.service.streams) == 200)
+        assert front.run(lambda: len(asyncio.all_tasks())) <= tasks + 1
+    until(lambda: not front.server.service.streams)
+    assert front.server.service.running == 0
+
+
+def test_few_empty_messages_are_begun_before_their_connection_ends(
+    front: FrontEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[object] = []
+    begin = GrpcCall.begin
+
+    def counted(call: GrpcCall, message: bytes) -> Any:
+        begun.append(call)
+        return begin(call, message)
+
+    monkeypatch.setattr(GrpcCall, "begin", counted)
+    streams = range(1, 401, 2)
+    with wire(front) as client, elsewhere(front) as honest:
+        client.send(*(head(number, path=SERVICE + "ModelStreamInfer") for number in streams))
+        client.send(*(data(number, framed(b"") * 8, 0) for number in streams))
+        assert client.goaway() is h2.Code.ENHANCE_YOUR_CALM
+        assert len(begun) <= 90
+        assert is_good(ask(honest))
+    until(lambda: front.server.service.running == 0)
+
+
+class Endless:
+    """A stream that always has one more message, each of which takes a third of a millisecond."""
+
+    over = False
+
+    def __init__(self, client: str, turns: StreamTurns, log: list[str], clock: list[float]) -> None:
+        self.client = client
+        self._turns, self._log, self._clock = turns, log, clock
+
+    def go_on(self, _now: float) -> bool:
+        self._clock[0] += 0.00034
+        self._log.append(self.client)
+        self._turns.push(cast(Any, self))
+        return False
+
+
+def test_a_turn_begins_messages_for_a_millisecond_and_clients_have_equal_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, log = [0.0], list[str]()
+    monkeypatch.setattr("carpool.frontend.grpc.stream_turns.monotonic", lambda: clock[0])
+
+    async def run() -> list[int]:
+        turns, a_turn = StreamTurns(Accounts(10)), list[int]()
+        for client in ["mallory"] * 200 + ["honest"]:
+            turns.push(cast(Any, Endless(client, turns, log, clock)))
+        for _ in range(600):
+            before = len(log)
+            await asyncio.sleep(0)  # the loop turns once
+            a_turn.append(len(log) - before)
+        return a_turn
+
+    assert max(asyncio.run(run())) == 3
+    later = log[len(log) // 2 :]
+    assert abs(later.count("honest") - later.count("mallory")) <= 2 * EVEN_S / 0.00034
 
 
 # ── compressed messages ──

@@ -215,7 +215,7 @@ def test_a_server_that_stops_answers_what_it_has_read() -> None:
         talk = Talk(connected)
         talk.ask(image_request(id="last"))
         call = front.wait_for_calls()[0]
-        front.run(front.server.service.stopping.set)
+        front.run(front.server.service.stop)
         front.run(call.finish)
         assert talk.hear().infer_response.id == "last"
         status, _, metadata = refusal(talk.hear)

@@ -120,6 +120,7 @@ class Served(Watcher):
         self.changed: Callable[[], None] = lambda: None  # told when it becomes able or unable to run anything
         self._was_able = True
         self._pending = -1  # as it was shown last
+        self._saturation = -1.0  # this, too
         self._refusing = False  # the gate's last advice
         self.slot = slot  # where its counters are
         self.row = row
@@ -358,7 +359,8 @@ class Served(Watcher):
         each kind of work."""
         if not self.promises or self.state is not State.READY:
             return
-        self.row.set(columns.SPEED_RATIO, self.driver.scheduler.drift.factor)
+        assert self._driver is not None
+        self.row.set(columns.SPEED_RATIO, self._driver.scheduler.belief.drift.factor)
         factor = batch.belief.drift.news(monotonic())
         if factor is not None:
             shape = batch.jobs[0].shape
@@ -383,7 +385,9 @@ class Served(Watcher):
             self.row.set(columns.PENDING, pending)
         if self.promises:
             saturation = scheduler.saturation(now)
-            self.row.set(columns.SATURATION, saturation)
+            if saturation != self._saturation:
+                self._saturation = saturation
+                self.row.set(columns.SATURATION, saturation)
             # Who would run nearly at once is not refused: it is left to say that nobody is any more.
             if saturation > _ADVISE_FROM or self._refusing:
                 self._refusing = self.gate(scheduler, now)

@@ -59,8 +59,9 @@ class FairQueue(Generic[T]):
                 first.append((line.served, heap[0][0], heap[0][1], client))
         if not first:
             return None
-        served = min(first)[0]
-        chosen = min(first, key=lambda one: (one[0] > served + EVEN_S, one[1:]))[3]
+        served, _, _, chosen = min(first)
+        if len(first) > 1:
+            chosen = min(first, key=lambda one: (one[0] > served + EVEN_S, one[1:]))[3]
         self._floor = max(self._floor, served)
         line = self._lines[chosen]
         line.running += 1

@@ -26,6 +26,7 @@ from carpool.frontend.grpc.infer_messages import parse
 from carpool.frontend.grpc.rpc import Handler, InTask, Rpc
 from carpool.frontend.grpc.rpc_heads import Status
 from carpool.frontend.grpc.stream_infer import Stream
+from carpool.frontend.pictures.workers import stopping
 from carpool.link.door import ModelEntry
 from carpool.wire.head import shorten
 from carpool.wire.proto import message_class
@@ -254,8 +255,7 @@ class Handlers:
             return UnaryInfer(self._service, rpc, who)
         if path == _STREAM:
             rpc.of_models = True
-            stream = Stream(self._service, rpc, who, self._guard, partial(self._holder, rpc))
-            return InTask(rpc, stream.run, many=True)
+            return self._stream(rpc, who)
         if path in self._calls:
             return InTask(rpc, partial(self._calls[path], rpc, who))
         if path == _WATCH and rpc.others_like_this() > MOST_WATCHES:
@@ -265,6 +265,15 @@ class Handlers:
         if path in self._others:
             return InTask(rpc, partial(self._others[path], rpc))
         return None
+
+    def _stream(self, rpc: Rpc, who: Principal | None) -> Handler | None:
+        try:
+            if self._service.stopping.is_set():
+                raise stopping()
+            return Stream(self._service, rpc, who, self._guard, partial(self._holder, rpc))
+        except CarpoolError as error:
+            refuse(rpc, error)
+            return None
 
     def _holder(self, rpc: Rpc) -> Principal | None:
         """Whose key the call brings; raises `Unauthenticated` or `Forbidden`."""

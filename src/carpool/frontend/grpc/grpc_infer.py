@@ -117,7 +117,7 @@ def read_metadata(metadata: Metadata, who: Principal | None = None) -> Asked:
 class GrpcCall(ClientCall):
     """`reply` gets the answer or the failure, once, unless the client has left."""
 
-    __slots__ = ("_asked", "_family", "_more", "_reply", "_service", "_who", "address", "id")
+    __slots__ = ("_asked", "_family", "_more", "_reply", "_service", "_who", "id")
 
     form = "grpc"
     one_answer = "ModelInfer RPC doesn't support models with decoupled transaction policy"  # Triton's words
@@ -138,7 +138,6 @@ class GrpcCall(ClientCall):
         self._asked = asked
         self.row = None
         self.id = b""
-        self.address = ""  # of its client
         self._family: Family | None = None
         self._who = who
         self._reply = reply
@@ -300,9 +299,6 @@ class GrpcCall(ClientCall):
     def request_id(self) -> str:
         return self.id.decode(errors="replace")
 
-    def _client(self) -> str:
-        return self.sender.holder or self.address
-
     @property
     def sent_fields(self) -> Mapping[bytes, bytes]:
         return self._asked.headers
@@ -400,7 +396,7 @@ class UnaryInfer:
         deadline = asked.deadline(rpc, rpc.since)
         call = self._call = GrpcCall(service, asked, deadline, who, self._reply, slot=slot)
         call.wish = asked.wish
-        call.address = rpc.client
+        call.client = call.client or rpc.client
         if compressed:
             self._task = begin_now(self._inflate(message))
         elif not call.begin_known(message):

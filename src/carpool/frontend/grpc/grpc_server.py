@@ -66,7 +66,7 @@ class GrpcServer:
     async def stop(self, within_s: float) -> int:
         """Refuse what is new, finish what has begun, cut off the rest; returns how many were cut off."""
         service, shared = self.service, self._shared
-        service.stopping.set()
+        service.stop()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(service.idle.wait(), within_s)
         cut_off = service.running

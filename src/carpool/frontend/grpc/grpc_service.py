@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
 from carpool import errors
@@ -29,6 +29,9 @@ from carpool.memory.spare_memory import SpareMemory
 from carpool.observe.counters import Block
 from carpool.observe.logs import logger
 from carpool.wire.proto import message_class
+
+if TYPE_CHECKING:
+    from carpool.frontend.grpc.stream_infer import Stream
 
 T = TypeVar("T")
 
@@ -79,6 +82,13 @@ class Service(FrontService):
         self.accounts = Accounts(settings.max_connections, settings.max_connections)
         self._inflaters = FairThreads(self.accounts, self.threads, _INFLATERS)
         self.turns = StreamTurns(self.accounts)
+        self.streams: dict[Stream, None] = {}  # that are open
+
+    def stop(self) -> None:
+        """Take no more requests; those that were taken are answered."""
+        self.stopping.set()
+        for stream in list(self.streams):
+            stream.stop()
 
     def _allow(self, size: int) -> None:
         self.largest_message = max(self.largest_message, size)

@@ -36,6 +36,7 @@ _KEEPALIVE_WAIT_S = 20.0
 _CHARGED_AT_S, _LONGEST_REST_S = 0.0005, 1.0
 _BREACH_S, _CALL_S = 0.005, 0.0003  # about what a connection, or a call, costs that came to nothing
 TOO_LONG_HEAD = 48  # credit
+_MISTAKES = "too many messages that are mistakes"
 _OURS, _ALIVE = b"carpool1", b"carpool2"
 
 
@@ -407,6 +408,8 @@ class H2Connection:
         self._owed += length
         if self._window < 0:
             raise Breach(Code.FLOW_CONTROL_ERROR, "more data than the window of the connection")
+        if self._credit < 0:
+            raise Breach(Code.ENHANCE_YOUR_CALM, _MISTAKES)
         if self._owed >= CONNECTION_WINDOW // 2:
             self.outgoing.send(h2.window_update(0, self._owed))
             self._window += self._owed
@@ -639,9 +642,10 @@ class H2Connection:
 
     def _earn(self, credit: int) -> None:
         """Or lose: a message that is a mistake costs more than its answer brings."""
-        self._credit = min(_MOST_CREDIT, self._credit + credit)
-        if self._credit < 0:
-            breach = Breach(Code.ENHANCE_YOUR_CALM, "too many messages that are mistakes")
+        before = self._credit
+        self._credit = min(_MOST_CREDIT, before + credit)
+        if self._credit < 0 <= before:
+            breach = Breach(Code.ENHANCE_YOUR_CALM, _MISTAKES)
             self._shared.loop.call_soon(self._breach, breach)
 
     # ── the ends of calls ──

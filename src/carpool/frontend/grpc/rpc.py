@@ -35,6 +35,7 @@ WINDOW = 4 << 20
 _PREFIX = 5
 _FIRST_BYTES = 64 * 1024  # of a message that was announced
 _MOST_QUEUED = 64  # messages that nobody has read yet
+_EMPTY = memoryview(b"")
 _CUT_OFF = "the call ended within a message"
 _GROWTH = 4  # bytes copied per byte of a message: at most a third
 _INFLATED_AT_ONCE = 1 << 10  # bytes of a compressed message; what comes out may be a thousand times that
@@ -54,7 +55,8 @@ class Handler(Protocol):
     """Does what a call asks for. Called in the loop's thread, and must not block it."""
 
     many: bool
-    """Its client may send any number of messages: they are read with `Rpc.read`, and `take` is not called."""
+    """Its client may send any number of messages: `Rpc.heard` is called as they come, and the handler gets
+    them with `Rpc.next_message`."""
 
     def memory(self, size: int) -> memoryview | None:
         """Where the message, of so many bytes, is to be put; None if that does not matter."""
@@ -69,9 +71,9 @@ class Handler(Protocol):
 class Rpc:
     __slots__ = (
         *("_compressed", "_drained", "_got", "_head_sent", "_inflated", "_later", "_messages"),
-        *("_outgoing", "_prefix", "_queue", "_reader", "_size", "_timer", "_unread", "body", "compress"),
-        *("deadline", "ended", "handler", "head", "number", "over", "owed", "pending", "last_block"),
-        *("of_models", "received", "send_window", "sent", "service", "since", "stake", "window"),
+        *("_outgoing", "_prefix", "_queue", "_size", "_timer", "_unread", "body", "compress", "deadline"),
+        *("ended", "handler", "head", "heard", "last_block", "number", "of_models", "over", "owed"),
+        *("pending", "received", "send_window", "sent", "service", "since", "stake", "window"),
     )
 
     def __init__(self, outgoing: Outgoing, number: int, head: CallHead, service: Service) -> None:
@@ -100,7 +102,7 @@ class Rpc:
         self._queue: deque[tuple[memoryview, bool]] = deque()  # messages that nobody has read yet
         self._later = bytearray()  # what came behind as many as are kept
         self._unread = 0  # bytes of both
-        self._reader: asyncio.Future[None] | None = None
+        self.heard: Callable[[], None] | None = None  # for a handler of many: there is something for it
         # what goes
         self.over = False  # its status is on its way, or its client has left
         self.send_window = outgoing.call_window
@@ -270,11 +272,13 @@ class Rpc:
             self._compressed = bool(flags)
             self._size, self._got = size, 0
             self.body = None if flags else handler.memory(size)
+            if size == 0:
+                self.body = _EMPTY
+                self._complete()
+                return
             if self.body is None:
                 self.body = memoryview(bytearray(min(size, _FIRST_BYTES)))  # more when more is here
-            if size == 0:
-                self._complete()
-            elif size > self.window:
+            if size > self.window:
                 self._open_window()
 
     def _complete(self) -> None:
@@ -291,33 +295,36 @@ class Rpc:
             return
         self._queue.append((message, compressed))
         self._unread += len(message) + _PREFIX
-        self._wake()
+        if not message and self.of_models:
+            self.mistake()  # it names no model: nothing that it could be answered is worth a flood of them
+        if self.heard is not None:
+            self.heard()
 
     def said_all(self) -> None:
         """The client ends its side."""
         self.ended = True
         if self.over or self.handler is None:
             return
-        if self.handler.many:
-            self._wake()
+        if self.heard is not None:
+            self.heard()
         elif self.body is not None or self._prefix:
             self.cut(Status.INTERNAL, _CUT_OFF)
         elif not self._messages:
             self.cut(Status.INTERNAL, "the call ended without its message")
 
-    async def read(self) -> Message | None:
-        """The next message; None after the last. The one before is not needed any more."""
+    @property
+    def has_more(self) -> bool:
+        """There is a message, or the end of all."""
+        return self.ended or bool(self._queue)
+
+    def next_message(self) -> tuple[Message, bool] | None:
+        """With whether it is compressed; None while there is none. The one before is not needed any more."""
         self._let_go(self._inflated)
         self._inflated = 0
-        while not self._queue:
-            if self.over:
-                return None
-            if self.ended:
-                if self.body is not None or self._prefix:
-                    self.cut(Status.INTERNAL, _CUT_OFF)
-                return None
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
+        if not self._queue:
+            if self.ended and (self.body is not None or self._prefix):
+                self.cut(Status.INTERNAL, _CUT_OFF)
+            return None
         message, compressed = self._queue.popleft()
         size = len(message)
         self._unread -= size + _PREFIX
@@ -325,12 +332,7 @@ class Rpc:
         if self._later and len(self._queue) < _MOST_QUEUED // 2:
             self._take_later()
         self._open_window()
-        return await self.plain(message, compressed)
-
-    def _wake(self) -> None:
-        reader, self._reader = self._reader, None
-        if reader is not None and not reader.done():
-            reader.set_result(None)
+        return message, compressed
 
     def _open_window(self) -> None:
         """As much as the message that is coming takes, and for more of them unless they lie unread."""
@@ -454,7 +456,7 @@ class Rpc:
         self.handler = self.body = None
         self._queue.clear()
         self._later = bytearray()
-        self._wake()
+        self.heard = None
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
@@ -564,15 +566,14 @@ class InTask:
     """A handler whose work is a coroutine. It gets the message, if there is one to wait for, and returns the
     answer, or nothing if it has answered or refused itself."""
 
-    __slots__ = ("_rpc", "_task", "_work", "many")
+    __slots__ = ("_rpc", "_task", "_work")
 
-    def __init__(self, rpc: Rpc, work: Callable[..., Coroutine[Any, Any, bytes | None]], many: bool = False):
+    many = False
+
+    def __init__(self, rpc: Rpc, work: Callable[..., Coroutine[Any, Any, bytes | None]]) -> None:
         self._rpc = rpc
         self._work = work
         self._task: asyncio.Task[None] | None = None
-        self.many = many
-        if many:
-            self._task = asyncio.get_running_loop().create_task(self._run())
 
     def memory(self, size: int) -> memoryview | None:
         return None
@@ -585,12 +586,9 @@ class InTask:
             plain = await self._rpc.plain(message, compressed)
         except Ended:
             return
-        await self._run(bytes(plain))
-
-    async def _run(self, *given: bytes) -> None:
         rpc = self._rpc
         try:
-            answer = await self._work(*given)
+            answer = await self._work(bytes(plain))
         except Ended:
             return
         except Exception as error:

@@ -7,6 +7,7 @@ answers, and each says whether it is the last.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 
@@ -23,7 +24,7 @@ from carpool.frontend.grpc.grpc_service import (
     refuse,
 )
 from carpool.frontend.grpc.infer_messages import FINAL_PARAMETER, NOT_FINAL_PARAMETER
-from carpool.frontend.grpc.rpc import TOO_SLOW, Message, Rpc
+from carpool.frontend.grpc.rpc import TOO_SLOW, Ended, Message, Rpc, begin_now
 from carpool.frontend.pictures.workers import stopping
 from carpool.link.door import Answer
 from carpool.link.step_times import in_words, there
@@ -51,6 +52,10 @@ class StreamCall(GrpcCall):
         super().__init__(service, asked, deadline, who, reply, FINAL_PARAMETER)
         self._ended = False  # an answer has said that it is the last
         self._last: Answer | None = None  # of a text: it waits for the times, which come right behind it
+
+    def forget(self) -> None:
+        """Nobody is told any more: the two would keep each other."""
+        self._reply = self.say_part = _nobody
 
     def _write_part(self, answer: Answer) -> None:
         self._ended = answer.last
@@ -87,8 +92,17 @@ class StreamCall(GrpcCall):
 
 
 class Stream:
-    """One call of ModelStreamInfer: a task reads requests, another writes answers, and the calls are in
-    between. `guard` may come to know other keys while it is open: `holder` then says whose key it brought."""
+    """One call of ModelStreamInfer. It has no task of its own: its client's turns begin its messages, and
+    what is not done at once is left to a task. `guard` may come to know other keys while it is open: `holder`
+    then says whose key it brought."""
+
+    __slots__ = (
+        *("_accounts", "_answers", "_asked", "_beginning", "_began", "_closing", "_failures", "_guard"),
+        *("_holder", "_keys", "_queued", "_refusal", "_rpc", "_service", "_task", "_unanswered"),
+        *("_unwritten", "_waiting", "_who", "_writer", "_writing", "client", "over"),
+    )
+
+    many = True
 
     def __init__(
         self,
@@ -98,112 +112,137 @@ class Stream:
         guard: Guard,
         holder: Callable[[], Principal | None],
     ) -> None:
+        """Raises `InvalidInput` that names the entry of its metadata at fault."""
+        self._asked = read_metadata(rpc.head.metadata, who)
         self._service = service
         self._rpc = rpc
         self._who = who
         self._guard = guard
         self._keys = guard.generation
         self._holder = holder
-        self._locked_out: CarpoolError | None = None
-        self._answers: asyncio.Queue[tuple[bytes, bool]] = asyncio.Queue()  # and whether one is the last
-        self._unwritten = 0  # bytes of those
         self._accounts = service.accounts
-        self._room = asyncio.Semaphore(MOST_UNANSWERED)
+        stake = rpc.stake
+        self.client = "" if stake is None or stake.account is None else stake.account.name
+        # what comes
+        self._queued = False  # for a turn of its client
+        self._beginning = False  # its last message is not understood yet
+        self._began = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self._closing = False  # nothing more is read
+        self._refusal: CarpoolError | None = None  # with which it ends
+        self.over = False
+        # what goes
+        self._waiting: set[StreamCall] = set()
         self._unanswered = 0
         self._failures = 0
-        self._answered = asyncio.Event()
-        self._answered.set()
-        self._waiting: set[GrpcCall] = set()
+        self._answers: deque[tuple[bytes, bool]] = deque()  # and whether one is the last
+        self._unwritten = 0  # bytes of those
+        self._writing = False
+        self._writer: asyncio.Task[None] | None = None
+        rpc.compress = self._asked.compression
+        rpc.heard = self._heard
+        service.__enter__()
+        service.streams[self] = None
 
-    async def run(self) -> None:
-        rpc = self._rpc
-        with self._service:
+    # ── requests ──
+
+    def memory(self, size: int) -> memoryview | None:
+        return None
+
+    def _heard(self) -> None:
+        """A message is here, or there is room for one: it waits for its turn."""
+        if self._queued or self._beginning or self._closing or self._unanswered >= MOST_UNANSWERED:
+            return
+        if self._rpc.has_more and not self._rpc.over:
+            self._queued = True
+            self._service.turns.push(self)
+
+    def go_on(self, now: float) -> bool:
+        """Begin its next message; whether that was a mistake."""
+        self._queued = False
+        rpc, stake = self._rpc, self._rpc.stake
+        if rpc.over or stake is None or self._closing:
+            return False
+        found = rpc.next_message()
+        if found is None:
+            if rpc.ended:
+                self._read_no_more(None)
+            return False
+        self._accounts.heard(stake, now)
+        if self._guard.generation != self._keys:
             try:
-                asked = read_metadata(rpc.head.metadata, self._who)
-            except InvalidInput as error:
-                refuse(rpc, error)
-                return
-            rpc.compress = asked.compression
-            if not await self._serve(asked):
-                refuse(rpc, stopping())
-            elif self._locked_out is not None:
-                refuse(rpc, self._locked_out)
+                self._who = self._holder()
+            except CarpoolError as error:
+                self._read_no_more(error)
+                return False
+            self._keys = self._guard.generation
+            self._asked = read_metadata(rpc.head.metadata, self._who)
+        failures = self._failures
+        self._began = now
+        self.take(*found)
+        return self._failures > failures
 
-    async def _serve(self, asked: Asked) -> bool:
-        """Answer everything that is read; False when the server stops before the client is done."""
-        reading = asyncio.create_task(self._read(asked))
-        writing = asyncio.create_task(self._write())
-        stop = asyncio.create_task(self._service.stopping.wait())
-        tasks = {reading, writing, stop}
-        ended, failure = False, None  # no finally: compiled code forgets what was raised when it waits there
+    def take(self, message: Message, compressed: bool) -> None:
+        self._unanswered += 1
+        self._rpc.owed = self._beginning = True
+        self._task = begin_now(self._begin(message, compressed))
+
+    async def _begin(self, message: Message, compressed: bool) -> None:
+        rpc, asked = self._rpc, self._asked
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            ended = reading.done()
-            reading.cancel()
-            emptied = asyncio.create_task(self._answered.wait())
-            tasks.add(emptied)
-            await asyncio.wait({emptied, writing}, return_when=asyncio.FIRST_COMPLETED)
-        except BaseException as error:
-            failure = error
-        for task in tasks:
-            task.cancel()
-        for call in self._waiting:
-            call.leave()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._answers = asyncio.Queue()  # what nobody has read is not kept by a frame that is left behind
-        self._waiting = set()
-        try:
-            if failure is not None:
-                raise failure
-        finally:
-            failure = None  # or it and this frame would keep each other
-        return ended
+            if compressed:
+                message = await rpc.plain(message, compressed)
+            deadline = asked.deadline(rpc, self._began)
+            call = StreamCall(
+                self._service, asked, deadline, self._who, lambda result: self._reply(call, result)
+            )
+            call.say_part = self._say_part
+            call.wish = asked.wish
+            call.client = call.client or rpc.client
+            self._waiting.add(call)
+            await call.begin(message)
+        except Ended:
+            self.left()
+            return
+        except Exception as error:
+            self._service.failed(rpc, error)
+            self.left()
+            return
+        self._task = None
+        self._beginning = False
+        self._heard()
 
-    async def _read(self, asked: Asked) -> None:
-        turns = self._service.turns
-        while True:
-            await self._room.acquire()
-            message = await self._rpc.read()
-            if message is None:
-                return
-            stake = self._rpc.stake
-            account = None if stake is None else stake.account
-            if stake is None or account is None:
-                return  # it is being given up
-            began = await turns.begin(account)
-            self._accounts.heard(stake, began)
-            if self._guard.generation != self._keys:
-                try:
-                    self._who = self._holder()
-                except CarpoolError as error:
-                    self._locked_out = error
-                    return
-                self._keys = self._guard.generation
-                asked = read_metadata(self._rpc.head.metadata, self._who)
-            self._unanswered += 1
-            self._answered.clear()
-            self._rpc.owed = True
-            failures = self._failures
-            await self._begin(message, asked, asked.deadline(self._rpc, began))
-            turns.ended(account, monotonic() - began, failed=self._failures > failures)
+    def stop(self) -> None:
+        """The server stops: what was read is answered."""
+        self._read_no_more(stopping())
 
-    async def _begin(self, message: Message, asked: Asked, deadline: float) -> None:
-        def reply(result: bytes | Failure) -> None:
-            self._waiting.discard(call)
-            if isinstance(result, Failure):
-                self._failures += 1
-                if isinstance(result.error, InvalidInput | NotFound | Unsupported):
-                    self._rpc.mistake()
-                self._say(failed_in_stream(result, call.id), last=True)
-            else:
-                self._say(messages.in_stream(result) if result else b"", last=True)
+    def _read_no_more(self, refusal: CarpoolError | None) -> None:
+        if not self._closing:
+            self._closing = True
+            self._refusal = refusal
+            self._end_if_answered()
 
-        call = StreamCall(self._service, asked, deadline, self._who, reply)
-        call.say_part = self._say_part
-        call.wish = asked.wish
-        call.address = self._rpc.client
-        self._waiting.add(call)
-        await call.begin(message)
+    def _end_if_answered(self) -> None:
+        if not self._closing or self._unanswered or self.over:
+            return
+        if self._refusal is None:
+            self._rpc.end()
+        else:
+            refuse(self._rpc, self._refusal)
+        self._close()
+
+    # ── answers ──
+
+    def _reply(self, call: StreamCall, result: bytes | Failure) -> None:
+        self._waiting.discard(call)
+        call.forget()
+        if isinstance(result, Failure):
+            self._failures += 1
+            if isinstance(result.error, InvalidInput | NotFound | Unsupported):
+                self._rpc.mistake()
+            self._say(failed_in_stream(result, call.id), last=True)
+        else:
+            self._say(messages.in_stream(result) if result else b"", last=True)
 
     def _say_part(self, answer: bytes) -> None:
         if self._unwritten > MOST_UNWRITTEN:
@@ -211,26 +250,73 @@ class Stream:
         self._say(messages.in_stream(answer), last=False)
 
     def _say(self, answer: bytes, *, last: bool) -> None:
-        if self._rpc.over:
+        rpc = self._rpc
+        if rpc.over:
             return  # nobody hears it
         self._unwritten += len(answer)
-        self._answers.put_nowait((answer, last))
-        stake = self._rpc.stake
-        if answer and stake is not None and not self._accounts.wait(stake, len(answer), monotonic()):
-            self._rpc.give_up()
+        self._answers.append((answer, last))
+        if not self._writing:
+            self._writing = True
+            self._writer = begin_now(self._write())
+        if self._writing and answer:  # it has to wait
+            stake = rpc.stake
+            if stake is not None and not self._accounts.wait(stake, len(answer), monotonic()):
+                rpc.give_up()
 
     async def _write(self) -> None:
-        while True:
-            answer, last = await self._answers.get()
-            if answer:
-                await self._rpc.write(answer)
-                self._unwritten -= len(answer)
-                if self._rpc.stake is not None:
-                    self._accounts.read(self._rpc.stake, len(answer))
-            if not last:
-                continue
-            self._room.release()
-            self._unanswered -= 1
-            if not self._unanswered:
-                self._rpc.owed = False
-                self._answered.set()
+        rpc = self._rpc
+        try:
+            while self._answers:
+                answer, last = self._answers.popleft()
+                if answer:
+                    await rpc.write(answer)
+                    self._unwritten -= len(answer)
+                    if rpc.stake is not None and rpc.stake.unread:
+                        self._accounts.read(rpc.stake, len(answer))
+                if last:
+                    self._one_is_answered()
+        except Ended:
+            self.left()
+        except Exception as error:
+            self._service.failed(rpc, error)
+            self.left()
+        self._writer = None
+        self._writing = False
+
+    def _one_is_answered(self) -> None:
+        self._unanswered -= 1
+        if not self._unanswered:
+            self._rpc.owed = False
+            self._end_if_answered()
+        self._heard()
+
+    # ── the end ──
+
+    def left(self) -> None:
+        for task in (self._task, self._writer):
+            if task is not None:
+                task.cancel()
+        self._close()
+
+    def _close(self) -> None:
+        """Once. What is still under way is left in a later turn: one of those calls may be answering."""
+        if self.over:
+            return
+        self.over = self._closing = True
+        self._task = self._writer = None
+        self._answers.clear()
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(_leave, self._waiting)
+            self._waiting = set()
+        del self._service.streams[self]
+        self._service.__exit__()
+
+
+def _leave(calls: set[StreamCall]) -> None:
+    for call in calls:
+        call.leave()
+        call.forget()
+
+
+def _nobody(_answer: object) -> None:
+    """Is left to be told."""

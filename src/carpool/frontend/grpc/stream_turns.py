@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from time import monotonic
+from typing import TYPE_CHECKING
 
-from carpool.frontend.clients.accounts import Account, Accounts
+from carpool.frontend.clients.accounts import Accounts
 from carpool.frontend.clients.fair_queue import FairQueue
 
+if TYPE_CHECKING:
+    from carpool.frontend.grpc.stream_infer import Stream
+
 TURN_S = 0.001
-_AT_A_TIME = 4  # streams that go on in one turn: each begins a message at least
 _LONGEST_REST_S = 0.1
 
 
@@ -22,29 +25,13 @@ class StreamTurns:
 
     def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts
-        self._queue: FairQueue[tuple[str, asyncio.Future[None]]] = FairQueue(lambda one: not one[1].done())
-        self._ends = 0.0  # of this turn; 0 while none has begun
+        self._queue: FairQueue[Stream] = FairQueue(lambda one: not one.over)
         self._next_turn: asyncio.Handle | None = None
 
-    async def begin(self, account: Account) -> float:
-        """Wait for a turn, if this one is used up or the client rests. Returns the time."""
-        now = monotonic()
-        if (self._ends and now >= self._ends) or self._accounts.spend(account, 0.0, now) > 0.0:
-            waiter = asyncio.get_running_loop().create_future()
-            self._queue.push(account.name, 0.0, (account.name, waiter))
-            self._schedule(0.0)
-            await waiter
-            now = monotonic()
-        if not self._ends:
-            self._ends = now + TURN_S
-            self._schedule(0.0)
-        return now
-
-    def ended(self, account: Account, seconds: float, *, failed: bool) -> None:
-        """A message was begun, or was a mistake; so long that took."""
-        self._queue.served(account.name, seconds)
-        if failed:
-            self._accounts.spend(account, seconds, monotonic())
+    def push(self, stream: Stream) -> None:
+        """It has a message, or has said all."""
+        self._queue.push(stream.client, 0.0, stream)
+        self._schedule(0.0)
 
     def _schedule(self, after_s: float) -> None:
         if self._next_turn is None:
@@ -53,21 +40,27 @@ class StreamTurns:
 
     def _next(self) -> None:
         self._next_turn = None
-        self._ends = 0.0
-        now, rests = monotonic(), [_LONGEST_REST_S]
+        accounts, now, rests = self._accounts, monotonic(), [_LONGEST_REST_S]
+        ends = now + TURN_S
 
-        def may(one: tuple[str, asyncio.Future[None]]) -> bool:
-            rest_s = self._accounts.rest_s(one[0], now)
+        def may(one: Stream) -> bool:
+            rest_s = accounts.rest_s(one.client, now)
             if rest_s > 0.0:
                 rests.append(rest_s)
             return rest_s <= 0.0
 
-        for _ in range(_AT_A_TIME):
+        while True:
             found = self._queue.pop(may)
             if found is None:
                 if len(rests) > 1:
                     self._schedule(min(rests))
                 return
-            self._queue.ended(found[0], 0.0)
-            found[1][1].set_result(None)
+            client, stream = found
+            began, mistaken = now, stream.go_on(now)
+            now = monotonic()
+            self._queue.ended(client, now - began)
+            if mistaken:
+                accounts.spend(accounts.account(client, now), now - began, now)
+            if now >= ends:
+                break
         self._schedule(0.0)

@@ -8,6 +8,7 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
 from carpool.errors import CarpoolError, NotFound
 from carpool.frontend import documents
 from carpool.frontend.access.guard import Guard
+from carpool.frontend.access.keys import Principal
 from carpool.frontend.access.route_rules import Rule, rule_of
 from carpool.frontend.forwarded_headers import ForwardedHeaders
 from carpool.frontend.front_caches import CacheParts
@@ -196,8 +197,14 @@ class _WhileKeysLast:
         if self._generation != self._guard.generation:
             self._start = self._passed()  # raises when the key is not good any more
             self._generation = self._guard.generation
-        exchange.head.who = self._head.who
-        return self._start(exchange)
+        return _start_as(exchange, self._head.who, self._start)
+
+
+def _start_as(exchange: Exchange, who: Principal | None, start: Start) -> BodyPlan:
+    exchange.head.who = who
+    if who is not None:
+        exchange.payer = who.name
+    return start(exchange)
 
 
 class HttpApp:
@@ -262,8 +269,12 @@ class HttpApp:
             )
             return starter(self._service, head, variables)
 
+        def each_time(exchange: Exchange) -> BodyPlan:
+            start = passed()
+            return _start_as(exchange, head.who, start)
+
         if rule.changes:  # asked, and told in the log, each time
-            start: Start = lambda exchange: passed()(exchange)  # noqa: E731
+            start: Start = each_time
         elif self._guard.has_keys:
             start = _WhileKeysLast(self._guard, head, passed)
         else:

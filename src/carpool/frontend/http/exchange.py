@@ -214,7 +214,7 @@ class Exchange:
     side early.
     """
 
-    __slots__ = ("_connection", "first", "head", "head_at", "on_disconnect", "peer", "unread")
+    __slots__ = ("_connection", "first", "head", "head_at", "on_disconnect", "payer", "peer", "unread")
 
     def __init__(
         self, connection: Answerer, head: RequestHead, head_at: float, peer: str = "", *, first: bool = True
@@ -226,16 +226,12 @@ class Exchange:
         self.unread = 0.0  # seconds for which requests lately lay in their sockets before they were read
         self.first = first  # whether nothing was answered on this connection before
         self.peer = peer  # the client's address
+        self.payer = peer  # who is held to account for this front end's time: the key's holder, once known
 
     @property
     def who(self) -> Principal | None:
         """Whose key came with the request; None where keys are not asked for."""
         return self.head.who
-
-    @property
-    def payer(self) -> str:
-        """Who is held to account for this front end's time: the key's holder, or else the address."""
-        return self.peer if self.head.who is None else self.head.who.name
 
     @property
     def pending(self) -> bool:

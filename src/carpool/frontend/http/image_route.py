@@ -174,16 +174,13 @@ class ImageCall(ClientCall):
         super().__init__(request.service, request.route.asked.sender, request.deadline, request.arrived)
         self.entry, self.row = request.target[:2]
         self.split = request.route.split
-        self.unread = request.exchange.unread
+        self.unread, self.client = request.exchange.unread, request.exchange.payer
         self.wish = request.route.asked.wish
         self.looked = request.looked
         self.siblings = request.siblings
         self._request = request
         self._number = number
         self._pixels = pixels
-
-    def _client(self) -> str:
-        return self._request.exchange.payer
 
     def start(self, data: Buffer, slot: Slot | None = None, as_file: Geometry | None = None) -> None:
         """Or with a slot that holds the picture's file, and how the device will see it."""
@@ -242,7 +239,7 @@ class ImageRequest:
     __slots__ = (
         *("_fetching", "_held", "_outcomes", "_pixels", "_pixels_held", "_several", "_starting"),
         *("_under_way", "_waiting", "arrived", "deadline", "drawn", "exchange", "looked", "options", "route"),
-        *("service", "slot", "target"),
+        *("service", "siblings", "slot", "target"),
     )
 
     options: Options
@@ -262,16 +259,12 @@ class ImageRequest:
         self._pixels: Sequence[int] = (0,)  # of each picture, as its head says
         self._pixels_held = 0
         self._several = False
+        self.siblings = b""  # of several pictures: what only they have in common
         self._outcomes: list[Outcome | None] = []
         self._under_way: dict[int, ImageCall] = {}
         self._waiting: deque[tuple[int, Buffer]] = deque()
         self._starting = False
         exchange.on_disconnect = self._left
-
-    @property
-    def siblings(self) -> bytes:
-        """Of several pictures: what only they have in common."""
-        return struct.pack("<dQ", self.exchange.head_at, id(self)) if self._several else b""
 
     # ── the body ──
 
@@ -391,6 +384,8 @@ class ImageRequest:
         if several and self.drawn is not None:
             raise InvalidInput("several pictures are answered in JSON: draw one at a time", field="overlay")
         self._several = several
+        if several:
+            self.siblings = struct.pack("<dQ", self.exchange.head_at, id(self))
         self._pixels = pixels_of_request(pictures)
         pixels = sum(self._pixels)
         if not self.service.pictures.hold(self.exchange.payer, size, pixels):
@@ -451,7 +446,8 @@ class ImageRequest:
         elif slowest.error is not None:
             self._tell(slowest.error, TIMING % slowest.times)
         elif self.drawn is None:
-            self._send(joined(JSON_ANSWER % slowest.times, more), slowest.body)
+            fields = JSON_ANSWER % slowest.times
+            self._send(joined(fields, more) if more else fields, slowest.body)
         else:
             fields = DRAWN_ANSWER % (self.drawn.encode(), *slowest.times)
             self._send(joined(fields, more), slowest.body, compressible=False)

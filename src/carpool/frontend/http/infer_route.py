@@ -228,6 +228,7 @@ class HttpCall(ClientCall):
         self._slot = slot
         self._route = route
         self._exchange = exchange
+        self.client = exchange.payer
         exchange.on_disconnect = self.leave
 
     # ── the body ──
@@ -326,9 +327,6 @@ class HttpCall(ClientCall):
     def _keep_to_source(self, head: RequestHead) -> None:
         target = self._route.for_sender(self.sender.with_options(head.options), self._exchange.head_at)
         self.entry, self.row = target.entry, target.row
-
-    def _client(self) -> str:
-        return self._exchange.payer
 
     @property
     def sent_fields(self) -> Mapping[bytes, bytes]:
