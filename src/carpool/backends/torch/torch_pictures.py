@@ -176,6 +176,7 @@ class CpuResize:
 # ---- a batch of files into the input
 
 _MOST_FAILURES = 3
+_WORTH_A_STREAM = 8  # pictures: fewer are decoded before another stream would have been waited for
 _FIRST = -5  # a stream's priority: the highest that chips have; where there are fewer, it means the highest
 
 _log = logging.getLogger(__name__)
@@ -225,7 +226,7 @@ class DevicePictures:
             self._resize.cut(cast(Sequence[Cut], pictures), into)
             return errors
         given = cast("Sequence[Array | FileToKeep]", pictures)
-        if self._stream is None:
+        if self._stream is None or len(given) < _WORTH_A_STREAM:
             self._fill(given, into, errors)
             return errors
         current = torch.cuda.current_stream(self._device)

@@ -18,7 +18,7 @@ import orjson
 from carpool.backends.backend import AnswersEach, AsksModels, Backend
 from carpool.config.backend_kinds import kind_of
 from carpool.config.fingerprint import settings_of_answers, whole_digest
-from carpool.config.model import InstanceGroup, Kind, Mode, ModelConfig
+from carpool.config.model import Kind, Mode, ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.core.instance import Batch, Instance
 from carpool.core.job import INFINITY, Reason
@@ -220,7 +220,7 @@ class Served(Watcher):
         """What an operator wants to know of a model that serves; why it is so is in its profile."""
         config, layout = self.config, None if self.profile is None else self.profile.layout
         gpus = sorted({gpu for group in config.instances for gpu in group.gpus})
-        facts: dict[str, object] = {"engine": config.backend, "device": _device(config.instances, gpus)}
+        facts: dict[str, object] = {"engine": config.backend, "device": _device(config, gpus)}
         if layout is not None:
             facts["instances"] = f"{layout.instances}x{layout.threads}"
         facts["max_batch"] = self.signature.max_batch
@@ -558,6 +558,9 @@ class Served(Watcher):
             self.upload = None
 
 
-def _device(groups: Sequence[InstanceGroup], gpus: Sequence[int]) -> str:
-    on_gpu = any(group.kind is Kind.GPU for group in groups)
-    return ",".join(f"cuda:{gpu}" for gpu in gpus) or "cuda" if on_gpu else "cpu"
+def _device(config: ModelConfig, gpus: Sequence[int]) -> str:
+    kinds = {group.kind for group in config.instances}
+    if Kind.GPU in kinds:
+        return ",".join(f"cuda:{gpu}" for gpu in gpus) or "cuda"
+    chooses = kind_of(config.backend).pictures_on_device  # a GPU where there is one: only the runner knows
+    return "auto" if chooses and kinds != {Kind.CPU} else "cpu"
