@@ -332,15 +332,16 @@ def test_over_grpc_what_is_read_for_nobody_is_freed(
 
     def held(*given: Any) -> Any:
         begun.release()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return real(*given)
 
     monkeypatch.setattr(place, work, held)
     compression = grpc.Compression.Gzip if zipped else grpc.Compression.NoCompression
     with over_grpc.channel(by_grpc) as connected, nothing_is_kept():
         call = connected.unary_unary(over_grpc.SERVICE + "ModelInfer")
-        calls = [call.future(ZEROS, compression=compression) for _ in range(TIMES)]
-        assert begun.acquire(timeout=10)
+        calls = [call.future(ZEROS, compression=compression) for _ in range(1 if zipped else 2)]  # threads
+        for _ in calls:
+            assert begun.acquire(timeout=30)
         for one in calls:
             one.cancel()
         until(lambda: by_grpc.server.service.running == 0)
