@@ -14,6 +14,11 @@ def later(*values: object, name: str | None = None) -> ParameterSet:
     return pytest.param(*values, id=name, marks=pytest.mark.conformance)
 
 
+def exhaustive(*values: object, name: str | None = None) -> ParameterSet:
+    """A case for `make conformance` alone: one of so many that its form for every change leaves them out."""
+    return pytest.param(*values, id=name, marks=[pytest.mark.conformance, pytest.mark.exhaustive])
+
+
 def first(now: int, cases: Iterable[object]) -> list[object]:
     """The first so many cases at once, the others later. A case of several values is a tuple."""
     given = list(cases)

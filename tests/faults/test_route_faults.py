@@ -19,7 +19,7 @@ from carpool.registry.remote_repository import RemoteRepository
 from faults import routes
 from faults.injection import Fault, Point
 from faults.routes import Routes, points_of
-from later import first, later
+from later import exhaustive, first, later
 from registry.test_remote import ADDRESS, TOML, contents
 
 WHERE = {
@@ -77,7 +77,7 @@ def cases() -> list[object]:
         for number, point in enumerate(points):
             case = (route, point)
             name = f"{route}-{point}"
-            found.append(later(*case, name=name) if number % 12 else pytest.param(*case, id=name))
+            found.append(exhaustive(*case, name=name) if number % 12 else pytest.param(*case, id=name))
     return found
 
 
