@@ -157,6 +157,7 @@ class FakeServed:
     """A version that is loaded when a moment has passed."""
 
     is_ensemble = writes = hosted = False
+    profile = None
     able, why_not, vision, choices, made_of, upload = True, "", None, (), "", None
 
     def __init__(self, config: ModelConfig, version: ModelVersion, slot: Any, identity: object) -> None:

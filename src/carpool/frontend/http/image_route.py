@@ -430,7 +430,8 @@ class ImageRequest:
         outcomes = cast("list[Outcome]", self._outcomes)  # all of them are there now
         slowest = outcomes[0] if len(outcomes) == 1 else max(outcomes, key=lambda one: sum(one.times[:4]))
         more = b"" if self.target.entry.cache is None else told_of_all([one.told for one in outcomes])
-        more += assumed_fields(self.target.model)
+        if self.target.model.assumed:
+            more += assumed_fields(self.target.model)
         if slowest.version:
             more += version_fields(slowest.version)
         degraded = slowest.degraded

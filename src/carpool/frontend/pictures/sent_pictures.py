@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 import orjson
@@ -160,11 +160,6 @@ class PictureModel(PicturePlan):
         mine, its = self.settings, other.settings
         return (mine.image, mine.input, mine.encoded) == (its.image, its.input, its.encoded)
 
-    def as_json(self, answer: Mapping[str, Any]) -> bytes:
-        """What a task answered, as it is sent."""
-        entry = self.entry
-        return orjson.dumps({"model": entry.name, "version": entry.version, **self.assumed, **answer})
-
     def of_one(self, outputs: Sequence[Tensor], number: int) -> dict[str, Array]:
         """The outputs for one picture of a batch, without the batch."""
         found: dict[str, Array] = {}
@@ -286,7 +281,8 @@ class SentPictures:
         if self.through is not None:
             return self.through.document(outputs)
         given = model.of_one(outputs, number), self._geometries[number], self.options
-        return model.as_json(model.answers.answer(*given))
+        answer, entry = model.answers.answer(*given), model.entry
+        return orjson.dumps({"model": entry.name, "version": entry.version, **model.assumed, **answer})
 
 
 class RoutePicture(SentPictures):
@@ -350,7 +346,8 @@ class RoutePicture(SentPictures):
         model = self._model
         outputs = written_as(self.text, self._finish)
         answer = model.answers.answer(outputs, self._geometries[0], self.options)
-        self.body = model.as_json(answer)
+        named = {"model": model.entry.name, "version": model.entry.version, **model.assumed}
+        self.body = orjson.dumps({**named, **answer})
 
     def prepare(self, memory: memoryview) -> float:
         started = monotonic()
