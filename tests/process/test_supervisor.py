@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ class Server:
             stdin=stdin,
             stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path},
+            preexec_fn=partial(signal.signal, signal.SIGHUP, signal.SIG_DFL),  # these may run under nohup
         )
         self.events: list[dict[str, Any]] = []
         self.other: list[str] = []

@@ -24,6 +24,9 @@ Stamp = tuple[str, int, int, int]
 
 Stamps = tuple[Stamp, ...]
 
+PROVISIONAL = "carpool_provisional"
+"""The parameter that says what disturbed the machine while a model was measured."""
+
 CHANGES_NO_ANSWER = (
     *("path", "versions", "mode", "policy", "slo_may_grow", "instances", "execution_timeout", "max_open"),
     *("response_cache", "cache", "device_weight", "ttft", "per_token", "drift", "registry", "rollout"),
@@ -88,6 +91,7 @@ def settings_of_answers(config: ModelConfig) -> dict[str, Any]:
     said = {each.name: getattr(config, each.name) for each in fields(config)}
     for name in CHANGES_NO_ANSWER:
         del said[name]
+    said["parameters"] = {k: v for k, v in config.parameters.items() if k != PROVISIONAL}
     said["devices"] = sorted({group.kind for group in config.instances}), config.onnxruntime.providers
     return said
 

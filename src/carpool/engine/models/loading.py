@@ -13,6 +13,7 @@ from carpool import backends
 from carpool.backends.backend import AsksModels, Backend, Finish, OnDevice, Placement
 from carpool.clock import now as monotonic
 from carpool.config.backend_kinds import kind_of
+from carpool.config.fingerprint import PROVISIONAL
 from carpool.config.model import DYNAMIC, ModelConfig, Task
 from carpool.config.repository import ModelVersion
 from carpool.config.usable_cores import usable_cores
@@ -44,7 +45,6 @@ from carpool.engine.profile.measuring import (
     sizes,
 )
 from carpool.engine.profile.model_profile import (
-    PROVISIONAL,
     Key,
     Profile,
     ProfileStore,
@@ -305,7 +305,7 @@ class Loading:
             return None
         off = max(ratios.values(), key=lambda ratio: max(ratio, 1 / ratio))
         if busy.why and off > _STILL_TRUE >= off * (1 - busy.waited):  # the machine is slow, not the model
-            log.info("profile-reused", model=model, ratio=round(off, 3), of=kept.measured_at, busy=busy.why)
+            log.debug("profile-reused", model=model, ratio=round(off, 3), of=kept.measured_at, busy=busy.why)
             said = (
                 f"The profile of {kept.measured_at} was used again: batches take {off:.3g} × what it says, "
             )
@@ -341,11 +341,7 @@ class Loading:
                 return opened, profile, BatchCurve.linear(0.001, 0.001, self._largest)
         at = datetime.now(UTC).isoformat(timespec="seconds")
         points = ",".join(f"{point.size}:{point.seconds * 1e3:.4g}" for point in measured.points)
-        facts = {"layout": str(chosen.layout), "curve": points}
-        if measured.provisional:  # an operator has to know; else it is in the profile
-            log.info("profile-measured", model=name, **facts, provisional=measured.provisional)
-        else:
-            log.debug("profile-measured", model=name, **facts)
+        log.debug("profile-measured", model=name, layout=str(chosen.layout), curve=points)
         curve = measured.curve(self._largest, self._config.pytorch.buckets)
         return opened, replace(profile, measured=measured, measured_at=at), curve
 

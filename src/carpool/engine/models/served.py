@@ -223,6 +223,8 @@ class Served(Watcher):
         facts: dict[str, object] = {"engine": config.backend, "device": _device(config, gpus)}
         if layout is not None:
             facts["instances"] = f"{layout.instances}x{layout.threads}"
+        if self.profile is not None and self.profile.provisional:
+            facts["provisional"] = self.profile.provisional
         facts["max_batch"] = self.signature.max_batch
         if isinstance(config.policy, Promise):
             facts["slo_ms"] = round(config.policy.slo * 1e3, 3)

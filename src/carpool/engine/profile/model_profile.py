@@ -79,8 +79,6 @@ def _rounded_up(seconds: float) -> float:
     return ceil(seconds / step) * step
 
 
-PROVISIONAL = "carpool_provisional"
-"""The parameter that tells clients who read the settings of a model what disturbed its profile."""
 _MOST_COUNT = 1 << 20
 _WORTH_IT = 0.85  # a piece must be this much cheaper per image before large batches are run in pieces
 

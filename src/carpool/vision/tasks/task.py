@@ -86,8 +86,8 @@ class VisionSettings:
     outputs: tuple[TensorSpec, ...]  # those the task reads, in the order of its format
     table: TaskTable | None = None  # the task's own settings, if it has any
     labels: tuple[str, ...] = ()
-    assumed: tuple[str, ...] = ()  # settings of [image] that nothing says
     encoded: bool = False  # the model's device decodes pictures; `image` says what is left to do elsewhere
+    assumed: tuple[str, ...] = ()  # settings of [image] that nothing says
 
     @property
     def sides(self) -> tuple[int, int]:
