@@ -19,9 +19,6 @@ from carpool.config.repository import ModelVersion
 from carpool.engine.engine import Engine
 from carpool.errors import ModelError
 from carpool.types import Array
-from waiting import until_in_loop as until
-
-__all__ = ["until"]  # for the tests that take the rest from here
 
 T = TypeVar("T")
 PATIENCE_S = 30.0

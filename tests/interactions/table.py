@@ -255,7 +255,9 @@ TABLE: dict[tuple[str, str], Cell] = {
     ("keys", "memory"): Cell(
         WORKS, "Regions are the server's, for all keys: trust clients that may register.", _TOGETHER
     ),
-    ("keys", "live"): Cell(WORKS, "A source is the key's own: nobody replaces another's frames.", _TOGETHER),
+    ("keys", "live"): Cell(
+        WORKS, "A source belongs to its key: a client cannot replace another key's frames.", _TOGETHER
+    ),
     ("keys", "tracing"): Cell(WORKS, "No span has a key in it.", _TOGETHER),
     ("keys", "recording"): Cell(
         WORKS, "A line has the key's name before its source, never the key.", _TOGETHER
