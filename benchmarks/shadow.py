@@ -45,7 +45,7 @@ from carpool.engine.engine_link import EngineSide
 from carpool.errors import Unavailable
 from carpool.frontend.front_link import RemoteCall
 from carpool.frontend.remote_door import RemoteDoor
-from carpool.link.door import Answer, ModelEntry
+from carpool.link.door import Answer, Ask, ModelEntry, OneAnswer
 from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.types import InferRequest, Tensor
 from carpool.wire.v2 import RequestHead, encode_request, read_head
@@ -280,11 +280,15 @@ class Asker:
             told(answer)
             call.release()
 
-        call = self.door.infer(
-            self.entries[which], self.heads[which], slot, self.tail, done, arrived=arrived, spare=spare
-        )
+        ask = Ask(self.entries[which], self.heads[which], slot, self.tail, arrived, spare=spare)
+        call = self.door.infer(ask, Once(done))
         if spare:
             self.copies.add(call)
+
+
+class Once(OneAnswer):
+    def __init__(self, done: Told) -> None:
+        self.done = done  # type: ignore[method-assign]
 
 
 # ---- a whole server

@@ -23,9 +23,10 @@ from carpool.errors import CarpoolError
 from carpool.frontend import remote_door
 from carpool.frontend.remote_door import RemoteDoor
 from carpool.link import records
-from carpool.link.door import Answer, ModelEntry
+from carpool.link.door import Ask, ModelEntry
 from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.observe import columns
+from heard import Heard
 from link.joined import MAX_ANSWER, Asked, Client, packed, run
 from waiting import until_in_loop as until
 
@@ -74,18 +75,9 @@ class Served2:
         body, head, tail = packed(entry, ONE)
         slot = self.client.door.slot(len(body))
         slot.view[:] = body
-        asked: list[Asked] = []
-        call = self.client.door.infer(
-            entry,
-            head,
-            slot,
-            tail,
-            lambda answer: asked[0].answers.append(answer),
-            arrived=asyncio.get_running_loop().time(),
-            spare=True,
-        )
-        asked.append(Asked(call))
-        return asked[0]
+        heard = Heard()
+        ask = Ask(entry, head, slot, tail, asyncio.get_running_loop().time(), spare=True)
+        return Asked(self.client.door.infer(ask, heard), heard.answers)
 
     def counted(self, version: int, column: columns.Column) -> float:
         return float(self.engine.table.cells(self.served(version).slot)[column])
@@ -216,9 +208,10 @@ def test_it_holds_no_more_than_a_part_of_the_memory(tmp_path: Path, held: thread
             door = both.client.door
             entry = both.entry(2)
             _, head, tail = packed(entry, ONE)
-            answers: list[Answer] = []
+            heard = Heard()
+            answers = heard.answers
             slot = door.slot(door.arena.size // 16)
-            door.infer(entry, head, slot, tail, answers.append, arrived=0.0, spare=True)
+            door.infer(Ask(entry, head, slot, tail, 0.0, spare=True), heard)
             await until(lambda: answers)
             assert answers[0].error is not None
             assert answers[0].error.reason == "spare"
@@ -255,11 +248,9 @@ def test_it_cannot_come_before_its_inputs(tmp_path: Path) -> None:
             body, head, tail = packed(entry, ONE)
             slot = both.client.door.slot(len(body))
             slot.view[:] = body
-            lost: list[object] = []
-            both.client.door.infer(
-                entry, head, slot, tail, lost.append, arrived=0.0, ready_in=0.1, spare=True
-            )
-            await until(lambda: lost)  # the engine gave up the link
+            heard = Heard()
+            both.client.door.infer(Ask(entry, head, slot, tail, 0.0, ready_in=0.1, spare=True), heard)
+            await until(lambda: heard.answers)  # the engine gave up the link
             slot.release()
 
     run(main())

@@ -28,9 +28,10 @@ from carpool.engine.engine_host import EngineHost
 from carpool.engine.engine_link import EngineSide
 from carpool.errors import ModelError
 from carpool.frontend.remote_door import RemoteDoor
-from carpool.link.door import Answer
+from carpool.link.door import Answer, Ask
 from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.types import Array
+from heard import Heard
 from link.joined import packed
 
 PATIENCE_S = 20.0
@@ -229,9 +230,8 @@ class Server:
                 call.release()
                 request.told(answer)
 
-            call = self.door.infer(
-                entry, head, slot, tail, done, arrived=time.monotonic(), ready_in=ready_in, admitted=admitted
-            )
+            ask = Ask(entry, head, slot, tail, time.monotonic(), ready_in=ready_in)
+            call = self.door.infer(ask, Heard(done, admitted))
             owned = ready_in is not None
             if cancel:
                 request.cancelled = True

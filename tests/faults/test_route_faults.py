@@ -52,9 +52,9 @@ GIVES_BACK = {
     # What the link calls, one line above what is guarded. An error there costs the link, as everywhere.
     *("PipelineJourney.ready", "PipelineJourney._was_cut", "PipelineJourney._was_read"),
     *(
-        "ClientCall._admitted",
+        "ClientCall.admitted",
         "ClientCall._decoded",
-        "ClientCall._done",
+        "ClientCall.done",
         "TextDriver.ready",
         "LinkTrips.join",
     ),

@@ -20,11 +20,12 @@ import numpy as np
 
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError
-from carpool.link.door import Answer, Sender
+from carpool.link.door import Answer, Ask, Sender
 from carpool.observe.columns import RESTARTS
 from carpool.observe.logs import configure
 from carpool.process.children import FrontendParts
 from carpool.process.supervisor import FrontendKind, Supervisor
+from heard import Heard
 from link.joined import packed
 
 
@@ -96,9 +97,8 @@ class LineFrontend:
         assert slot is not None
         slot.view[:] = body
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        call = self._door.infer(
-            entry, head, slot, tail, answered.set_result, arrived=time.monotonic(), sender=Sender(source)
-        )
+        ask = Ask(entry, head, slot, tail, time.monotonic(), sender=Sender(source))
+        call = self._door.infer(ask, Heard(answered.set_result))
         answer = await answered
         try:
             if answer.error is not None:

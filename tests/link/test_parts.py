@@ -132,7 +132,7 @@ def test_a_part_that_cannot_be_taken_ends_its_call_and_no_other() -> None:
             def explode(_answer: object) -> None:
                 raise RuntimeError("no")
 
-            asked.call.part = explode
+            asked.call.hears.part = explode
             say(work, 1)
             say(work, 2)
             say(link.engine.running[1], 3)

@@ -19,7 +19,7 @@ from carpool.cache.similar import OFF_S, Source, judged
 from carpool.config.rollout_settings import CompareSettings
 from carpool.errors import CarpoolError
 from carpool.frontend.front_caches import ModelCache
-from carpool.link.door import Answer, Call, Slot
+from carpool.link.door import Answer, Ask, Call, OneAnswer, Slot
 from carpool.memory.layout import FILE_AT, write_file
 from carpool.observe import columns
 from carpool.observe.logs import logger
@@ -36,7 +36,7 @@ T = TypeVar("T")
 log = logger("cache")
 
 
-class Audit:
+class Audit(OneAnswer):
     """One answer to a picture of a picture route, after it was sent. `source` is None for the same request
     again. Used in the loop's thread; what takes long is done in others."""
 
@@ -96,12 +96,10 @@ class Audit:
             future.add_done_callback(came_back)
 
     def _infer(self, slot: Slot) -> None:
-        entry, head = self._model.entry, self._picture.head
-        self._call = self._service.door.infer(
-            entry, head, slot, 0, self._done, arrived=monotonic(), spare=True
-        )
+        ask = Ask(self._model.entry, self._picture.head, slot, 0, monotonic(), spare=True)
+        self._call = self._service.door.infer(ask, self)
 
-    def _done(self, answer: Answer) -> None:
+    def done(self, answer: Answer) -> None:
         if answer.error is not None:
             self._compared(None)
         else:

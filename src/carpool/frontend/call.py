@@ -38,7 +38,7 @@ from carpool.frontend.pictures.sent_pictures import SentPictures
 from carpool.frontend.pictures.workers import Job, explained, stopping
 from carpool.frontend.routing import Split
 from carpool.frontend.trace_context import Origin
-from carpool.link.door import Answer, Call, ModelEntry, Sender, Slot
+from carpool.link.door import Answer, Ask, Call, ModelEntry, Sender, Slot
 from carpool.link.step_times import Times
 from carpool.observe.columns import DECODE_SECONDS, POST_SECONDS, REQUEST_SECONDS
 from carpool.observe.counters import Row, count_failure
@@ -291,26 +291,17 @@ class ClientCall:
             head = self._named(head)
             if self._pictures is not None:
                 head = self._with_headers(head)
-        infer, pictures = self.service.door.infer, self._pictures
-        if pictures is not None and pictures.through is not None:
-            infer = partial(pictures.through.infer, pictures)
-        if self.entry.decoupled and self.entry.in_parts(self.one_answer):
-            infer = partial(infer, part=self._part)
-        self._call = infer(
-            self.entry,
-            head,
-            slot,
-            tail,
-            self._done,
-            arrived=self.arrived,
-            deadline=self.deadline,
-            sender=self.sender,
-            ready_in=ready_in,
-            admitted=None if ready_in is None else self._admitted,
-        )
+        entry, pictures = self.entry, self._pictures
+        in_parts = entry.decoupled and entry.in_parts(self.one_answer)
+        times = self.arrived, self.deadline
+        ask = Ask(entry, head, slot, tail, *times, self.sender, ready_in, in_parts, content=pictures)
+        if pictures is None or pictures.through is None:
+            self._call = self.service.door.infer(ask, self)
+        else:
+            self._call = pictures.through.infer(ask, self)
         self._slot = None
         self.state = RUNNING
-        if self.split is not None and not self.entry.in_parts(self.one_answer):
+        if self.split is not None and not in_parts:
             self._beside = self.service.mirror.watch(self, self._beside, head, slot, tail, ready_in)
 
     # ── between two versions ──
@@ -449,7 +440,7 @@ class ClientCall:
             if entry.signature.is_like(self.entry.signature):
                 self.entry, self.row = entry, row
 
-    def _admitted(self) -> None:
+    def admitted(self) -> None:
         """The engine has let it in: now there is sense in decoding."""
         pictures, slot = self._pictures, self._slot
         if self.state == OFFERED and self._job is None and pictures is not None and slot is not None:
@@ -501,7 +492,7 @@ class ClientCall:
 
     # ── the answer ──
 
-    def _part(self, answer: Answer) -> None:
+    def part(self, answer: Answer) -> None:
         """One answer of several."""
         self._resume(partial(self._write_part, answer))
         call = self._call
@@ -509,7 +500,7 @@ class ClientCall:
             self._call = None
             call.cancel()
 
-    def _done(self, answer: Answer) -> None:
+    def done(self, answer: Answer) -> None:
         """Never raises: the door has nothing more to say of it."""
         try:
             self._take_answer(answer)

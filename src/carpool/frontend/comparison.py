@@ -21,7 +21,7 @@ from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, without_stack
 from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
 from carpool.frontend.routing import Split
-from carpool.link.door import Answer, Call, ModelEntry, Slot
+from carpool.link.door import Answer, Ask, Call, ModelEntry, OneAnswer, Slot
 from carpool.observe.logs import logger
 from carpool.types import Array, Tensor
 from carpool.vision.compare import Difference, compare_answers, compare_tensors
@@ -64,7 +64,7 @@ def fault_of(error: CarpoolError) -> str:
     return "errors"
 
 
-class Comparison:
+class Comparison(OneAnswer):
     """The other version's answer to a request that was answered: run out of spare capacity, then compared."""
 
     def __init__(
@@ -130,20 +130,12 @@ class Comparison:
         now, slo = monotonic(), self._other.slo
         patience = _PATIENCE_S if slo is None else _PATIENCE * slo
         try:
-            self._call = self._mirror.door.infer(
-                self._other,
-                head,
-                slot,
-                tail,
-                self._ran,
-                arrived=now,
-                deadline=now + patience,
-                spare=True,
-            )
+            ask = Ask(self._other, head, slot, tail, now, now + patience, spare=True)
+            self._call = self._mirror.door.infer(ask, self)
         except CarpoolError:
             self._skip("slots", slot)
 
-    def _ran(self, answer: Answer) -> None:
+    def done(self, answer: Answer) -> None:
         error = answer.error
         if error is None:
             self._mirror.aside(partial(self._compare, answer.outputs), self._compared)

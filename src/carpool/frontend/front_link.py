@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,7 +11,7 @@ import orjson
 
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, DeadlineExceeded, TooLarge, Unavailable
-from carpool.link.door import Answer, ModelEntry, Sender, Slot, read_catalog
+from carpool.link.door import Answer, Ask, Hears, ModelEntry, Slot, read_catalog
 from carpool.link.link_failures import read_failure
 from carpool.link.records import (
     ADMITTED,
@@ -61,7 +61,7 @@ from carpool.link.templates import DeclaredOutputs, Template, Templates
 from carpool.memory.arena import ArenaSlot
 from carpool.memory.layout import TensorPlace, end_of, read_places
 from carpool.observe.logs import logger
-from carpool.types import RequestOptions, Tensor, Timing
+from carpool.types import Tensor, Timing
 from carpool.wire.v2 import TensorHead, bind
 
 if TYPE_CHECKING:
@@ -83,22 +83,16 @@ class RemoteCall:
     While inputs are still to come their slot is not the call's: it is given with `ready`.
     """
 
-    __slots__ = ("admitted", "done", "expires", "link", "number", "output", "part", "slot", "template")
+    __slots__ = ("coming", "expires", "hears", "in_parts", "link", "number", "output", "slot", "template")
 
     template: Template  # from here on set before it is submitted
     number: int
 
-    def __init__(
-        self,
-        slot: Slot | None,
-        done: Callable[[Answer], None],
-        admitted: Callable[[], None] | None = None,
-        part: Callable[[Answer], None] | None = None,
-    ) -> None:
-        self.slot = slot
-        self.done: Callable[[Answer], None] | None = done  # None: nobody waits for it any more
-        self.admitted = admitted
-        self.part = part  # for each answer of a decoupled model
+    def __init__(self, ask: Ask, hears: Hears) -> None:
+        self.coming = ask.ready_in is not None  # until it is let in
+        self.slot = None if self.coming else ask.slot
+        self.hears: Hears | None = hears  # None: nobody waits for it any more
+        self.in_parts = ask.in_parts
         self.output: ArenaSlot | None = None
         self.link: FrontLink | None = None  # while the engine has it
         self.expires = INFINITY  # when the client is answered without the engine
@@ -111,7 +105,7 @@ class RemoteCall:
             slot.release()
 
     def cancel(self) -> None:
-        wanted, self.done = self.done is not None, None
+        wanted, self.hears = self.hears is not None, None
         if self.link is None:
             self.release()
         elif wanted:
@@ -120,11 +114,11 @@ class RemoteCall:
     def give_up(self, error: CarpoolError) -> None:
         """Answer without the engine, which may still touch the memory: it is kept until the engine says that
         it is done with it, or is gone. Never raises."""
-        done, self.done = self.done, None
-        if done is not None and self.link is not None:
+        hears, self.hears = self.hears, None
+        if hears is not None and self.link is not None:
             self.link.say(CANCEL, self)
             try:
-                done(Answer(error=error))
+                hears.done(Answer(error=error))
             except Exception:
                 _log.exception("answer-failed")
 
@@ -139,16 +133,16 @@ class RemoteCall:
 
     def finish(self, answer: Answer) -> None:
         """The engine is done with it. Never raises, since others wait behind it."""
-        self.link = self.admitted = self.part = None
+        self.link = None
         slot, self.slot = self.slot, None
         if slot is not None:
             slot.release()
-        done, self.done = self.done, None
-        if done is None:
+        hears, self.hears = self.hears, None
+        if hears is None:
             self.release()
             return
         try:
-            done(answer)
+            hears.done(answer)
         except Exception:
             _log.exception("answer-failed")
             self.release()
@@ -202,28 +196,15 @@ class FrontLink:
 
     # Towards the engine.
 
-    def submit(
-        self,
-        call: RemoteCall,
-        offset: int,
-        arrived: float,
-        deadline: float,
-        options: RequestOptions,
-        sender: Sender,
-        ready_in: float | None = None,
-        spare: bool = False,
-        details: bytes = b"",
-        part: bytes = b"",
-        regions: bytes = b"",
-    ) -> None:
-        """Nothing has happened if this raises. `part` says of which trip it is a step, `regions` where its
-        inputs are, if the engine is to fetch them."""
+    def submit(self, call: RemoteCall, ask: Ask, details: bytes, booking: bytes) -> None:
+        """Nothing has happened if this raises. `booking` says of which trip it is a step."""
+        _, head, slot, tail, arrived, deadline, sender, ready_in, in_parts, spare, *_ = ask
         self._number = number = self._number + 1
         output = call.output
         at, capacity = (0, 0) if output is None else (output.offset, output.capacity)
         template = call.template
         call.expires = expiry(template.entry, arrived, deadline)
-        flags = (LATEST if sender.latest else 0) | (0 if call.part is None else PARTS)
+        flags = (LATEST if sender.latest else 0) | (PARTS if in_parts else 0)
         flags |= AGAIN if sender.again else 0
         coming = 0.0
         if ready_in is not None:
@@ -232,19 +213,20 @@ class FrontLink:
         if spare:
             flags |= SPARE
             call.expires = INFINITY  # the engine has a time for it
-        if regions:
+        if head.regions:  # where the inputs are that the engine is to fetch
             flags |= REGIONS
-            details = regions + details
-        if part:
+            details = head.regions + details
+        if booking:
             flags |= STEP
-            details = part + details
+            details = booking + details
+        options = head.options
         timeout, priority = options.timeout, max(options.priority, sender.priority)
         record = _pack(
             SUBMIT,
             len(details),
             number,
             template.number,
-            offset,
+            cast(ArenaSlot, slot).offset + tail,
             at,
             capacity,
             arrived,
@@ -292,13 +274,13 @@ class FrontLink:
     def look_at_time(self, now: float, *, hopeless: bool) -> None:
         """Answer who should have had an answer by now; everybody, if there is no hope for the engine."""
         if hopeless:
-            for call in [call for call in self._calls.values() if call.done is not None]:
+            for call in [call for call in self._calls.values() if call.hears is not None]:
                 call.give_up(stalled())
             for future in self._asks.values():
                 if not future.done():
                     future.set_exception(stalled())
             return
-        for call in [call for call in self._calls.values() if call.expires < now and call.done is not None]:
+        for call in [call for call in self._calls.values() if call.expires < now and call.hears is not None]:
             late = f"{call.template.entry.name} has not answered, and the time for it is over"
             call.give_up(DeadlineExceeded(late, reason="deadline"))
 
@@ -371,7 +353,7 @@ class FrontLink:
         answer = Answer(timing=Timing(queue, input_s, infer_s, output_s, batch, number=run), sent=sent)
         if sent > 0.0:
             answer.outside = call.template.outside
-        if call.done is not None:
+        if call.hears is not None:
             try:
                 if status != OK:
                     answer.error = read_failure(status, payload, call.template.entry.name)
@@ -395,11 +377,12 @@ class FrontLink:
         """One answer of several. One that was on its way when its call was given up is dropped."""
         number, finish, last, sent = fields[2], fields[4], fields[5], fields[10]
         call = self._calls.get(number)
-        if call is None or call.part is None:
+        if call is None or not call.in_parts:
             raise ProtocolError(f"a part of call {number}, which waits for none")
         if finish >= len(FINISHES) or last > LAST or len(payload) > MAX_PART_BYTES:
             raise ProtocolError(f"a part of {len(payload)} bytes that ends as {finish}, {last}")
-        if call.done is None:
+        hears = call.hears
+        if hears is None:
             return
         try:
             outputs = _inline(call, payload)
@@ -407,7 +390,7 @@ class FrontLink:
             call.give_up(error)
             return
         try:
-            call.part(Answer(outputs, sent=sent, finish=FINISHES[finish], last=bool(last)))
+            hears.part(Answer(outputs, sent=sent, finish=FINISHES[finish], last=bool(last)))
         except Exception:
             _log.exception("answer-failed")
             call.give_up(CarpoolError("the server failed on an answer of this request"))
@@ -416,9 +399,9 @@ class FrontLink:
         call = self._calls.get(number)
         if call is None:
             raise ProtocolError(f"call {number} is let in, which is not open")
-        admitted, call.admitted = call.admitted, None
-        if admitted is not None and call.done is not None:
-            admitted()
+        coming, call.coming = call.coming, False
+        if coming and call.hears is not None:
+            call.hears.admitted()
 
     def _declared(self, call: RemoteCall) -> Sequence[Tensor]:
         template, output = call.template, call.output

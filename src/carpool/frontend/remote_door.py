@@ -12,18 +12,16 @@ import asyncio
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from time import monotonic
 from typing import Any, cast
 
 import orjson
 
-from carpool.core.job import INFINITY
 from carpool.core.refusal_words import SPARE, skipped
 from carpool.errors import CarpoolError, NotFound, TooLarge, Unavailable, Unsupported
 from carpool.frontend.front_link import FrontLink, RemoteCall, RemoteTrip, expiry, stalled
 from carpool.link.advice import Gate, open_gate
-from carpool.link.door import NOBODY, Answer, Catalog, MakeRoom, ModelEntry, Sender, Slot, Trip
+from carpool.link.door import Answer, Ask, Catalog, Hears, MakeRoom, ModelEntry, Slot
 from carpool.link.records import MAX_DETAILS_BYTES
 from carpool.link.templates import Template
 from carpool.memory.arena import Arena, ArenaSlot, check_fits
@@ -158,54 +156,33 @@ class RemoteDoor(BodySlots):
     def answered_from_cache(self, entry: ModelEntry, arrived: float, images: int, source: str) -> None:
         """The same."""
 
-    def infer(
-        self,
-        entry: ModelEntry,
-        head: RequestHead,
-        slot: Slot,
-        tail: int,
-        done: Callable[[Answer], None],
-        *,
-        arrived: float,
-        deadline: float = INFINITY,
-        sender: Sender = NOBODY,
-        ready_in: float | None = None,
-        admitted: Callable[[], None] | None = None,
-        spare: bool = False,
-        trip: Trip | None = None,
-        step: int = 0,
-        part: Callable[[Answer], None] | None = None,
-    ) -> RemoteCall:
-        link = self._link
-        if spare:
-            done = partial(self._spare_done, entry.key, done)
-        call = RemoteCall(slot if ready_in is None else None, done, admitted, part)
+    def infer(self, ask: Ask, hears: Hears) -> RemoteCall:
+        entry, head, slot, tail = ask[:4]
+        link, spare, trip = self._link, ask.spare, ask.trip
+        call = RemoteCall(ask, _Background(self, entry.key, hears) if spare else hears)
         if link is None or not link.writable or self._still >= STALE_S:
             return self._fail(call, self._trouble())
         if spare and not self._may_spare(entry, call):
             return self._fail(call, skipped(entry.name))
         try:
             if self.known.get(entry.key) is not entry or (
-                entry.decoupled and part is None and not entry.writes
+                entry.decoupled and not ask.in_parts and not entry.writes
             ):
-                entry = self._current(entry, head, one_answer=part is None)
+                entry = self._current(ask)
             template = link.templates.find(entry, head) or self._learn(link, entry, head)
             details = _details(head) if entry.signature.told else b""
-            of_trip = b"" if trip is None else cast(RemoteTrip, trip).part(link, step)
+            booking = b"" if trip is None else cast(RemoteTrip, trip).part(link, ask.step)
         except CarpoolError as error:
             return self._fail(call, error)
         if type(slot) is not ArenaSlot or template.extent > len(slot.view) - tail:
             return self._fail(call, CarpoolError("the tensors do not lie in a slot of this door"))
         call.template = template
         # Without room for its outputs they come over the socket, which is slower but still an answer.
-        call.output = None if part is not None else self.arena.allocate(template.capacity)
+        call.output = None if ask.in_parts else self.arena.allocate(template.capacity)
         try:
-            options = head.options
-            at, regions = slot.offset + tail, head.regions
-            what = details, of_trip, regions
-            link.submit(call, at, arrived, deadline, options, sender, ready_in, spare, *what)
+            link.submit(call, ask, details, booking)
             if trip is not None:  # whose promise holds
-                call.expires = expiry(trip.entry, arrived, deadline)
+                call.expires = expiry(trip.entry, ask.arrived, ask.deadline)
         except BaseException:
             if call.output is not None:
                 call.output.release()
@@ -226,11 +203,9 @@ class RemoteDoor(BodySlots):
         self._spare.append(call)
         return True
 
-    def _spare_done(self, key: int, done: Callable[[Answer], None], answer: Answer) -> None:
+    def skipped_one(self, key: int) -> None:
         """Where the engine has no slack, it is not told of all that it would skip."""
-        if answer.error is not None and answer.error.reason == SPARE and answer.sent > 0.0:
-            self._in_vain[key] = monotonic() + _IN_VAIN_S
-        done(answer)
+        self._in_vain[key] = monotonic() + _IN_VAIN_S
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
         if self._link is None or self._still >= STALE_S:
@@ -284,9 +259,10 @@ class RemoteDoor(BodySlots):
             raise CarpoolError("tensors come through the door in a slot, and in no other way")
         return link.templates.learn(entry, head)
 
-    def _current(self, entry: ModelEntry, head: RequestHead, *, one_answer: bool) -> ModelEntry:
+    def _current(self, ask: Ask) -> ModelEntry:
         """A request can outlive what it was meant for: a model that was loaded again and has no riders left,
         or the engine itself, and another one numbers anew. What serves in its place may take it."""
+        entry, head = ask.entry, ask.head
         if not self.catalog.number:
             raise _restarted()
         now = self.catalog.entries.get((entry.name, entry.version))
@@ -296,9 +272,31 @@ class RemoteDoor(BodySlots):
         sent_as = (head.encoded and not takes_files) or (head.regions and not now.fetches)
         if not now.signature.is_like(entry.signature) or sent_as:
             raise Unavailable(f"model '{entry.name}' was replaced; try again", reason="model-replaced")
-        if now.decoupled and one_answer and not now.writes:
+        if now.decoupled and not ask.in_parts and not now.writes:
             raise Unsupported(f"{now.name} may give several answers, and only one can be taken here")
         return now
+
+
+class _Background:
+    """Hears of one inference that nobody waits for, and notes when the engine had no slack for it."""
+
+    __slots__ = ("_door", "_hears", "_key")
+
+    def __init__(self, door: RemoteDoor, key: int, hears: Hears) -> None:
+        self._door = door
+        self._key = key
+        self._hears = hears
+
+    def admitted(self) -> None:
+        self._hears.admitted()
+
+    def part(self, answer: Answer) -> None:
+        self._hears.part(answer)
+
+    def done(self, answer: Answer) -> None:
+        if answer.error is not None and answer.error.reason == SPARE and answer.sent > 0.0:
+            self._door.skipped_one(self._key)
+        self._hears.done(answer)
 
 
 def _details(head: RequestHead) -> bytes:

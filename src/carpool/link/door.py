@@ -308,6 +308,67 @@ class Call(Protocol):
         """The answer has been sent: give back the slots. Only after `done`."""
 
 
+class Hears(Protocol):
+    """The asker, as the call reaches it. Nothing is called any more after `done` or `Call.cancel`."""
+
+    def admitted(self) -> None:
+        """The gate has let in a request whose tensors are still to come: at most once. Before that, nothing
+        need be done for it."""
+
+    def part(self, answer: Answer) -> None:
+        """One answer of several, in order. Its outputs are in no slot: they stay as long as somebody has
+        them."""
+
+    def done(self, answer: Answer) -> None:
+        """The request is over: exactly once, without outputs after parts."""
+
+
+class OneAnswer:
+    """Implements `Hears` but for `done`, for askers whose tensors are there and who take one answer."""
+
+    def admitted(self) -> None:
+        """Nothing waits for it."""
+
+    def part(self, answer: Answer) -> None:
+        """It is not asked for."""
+
+
+class Ask(NamedTuple):
+    """What is asked, by whom, and until when: the one value that goes through a door.
+
+    The tensors lie in `slot.view[tail:]` at the offsets of `head`. `deadline` is the client's own; the
+    promise is added behind the door.
+
+    With `ready_in` the tensors are still to come, in about so many seconds. The request counts from now on,
+    and the slot stays the caller's until `Call.ready`.
+
+    Nobody waits for a `spare` one, whose tensors are there: it runs out of what the models on its device
+    leave over, counts nowhere as a request, and ends with an error of the reason `spare` if there was no
+    slack for it, or no memory: its slot may be shared with the request that it repeats. `deadline`, `sender`
+    and the request's own options mean nothing then.
+
+    With a `trip` it is one step of that: the pipeline's promise holds for it, counted from `arrived`, less
+    what the later steps take; the first that comes with a trip is what the gate decides about.
+
+    The answers of a decoupled model are taken `in_parts`; one that writes may be asked without, and then
+    gives all of its text at once.
+    """
+
+    entry: ModelEntry
+    head: RequestHead
+    slot: Slot
+    tail: int
+    arrived: float
+    deadline: float = INFINITY
+    sender: Sender = NOBODY
+    ready_in: float | None = None
+    in_parts: bool = False
+    spare: bool = False
+    trip: Trip | None = None
+    step: int = 0
+    content: object | None = None  # what the slot holds or will hold, as the front end knows it
+
+
 MakeRoom: TypeAlias = Callable[[], bool]
 """Cuts off another body that comes too slowly; False if none does."""
 
@@ -365,46 +426,9 @@ class Door(Protocol):
     def answered_from_cache(self, entry: ModelEntry, arrived: float, images: int, source: str) -> None:
         """A request was answered without `infer`."""
 
-    def infer(
-        self,
-        entry: ModelEntry,
-        head: RequestHead,
-        slot: Slot,
-        tail: int,
-        done: Callable[[Answer], None],
-        *,
-        arrived: float,
-        deadline: float = INFINITY,
-        sender: Sender = NOBODY,
-        ready_in: float | None = None,
-        admitted: Callable[[], None] | None = None,
-        spare: bool = False,
-        trip: Trip | None = None,
-        step: int = 0,
-        part: Callable[[Answer], None] | None = None,
-    ) -> Call:
-        """Run a request whose tensors lie in `slot.view[tail:]` at the offsets of `head`.
-
-        The slot belongs to the call from here on, unless this raises. `done` is called at most once, never
-        before this returns. `deadline` is the client's own; the promise is added behind the door.
-
-        With `ready_in` the tensors are still to come, in about so many seconds. The request counts from now
-        on; `admitted` is called, at most once and never before this returns, when the gate has let it in, and
-        before that nothing need be done for it. The slot stays the caller's until `Call.ready`.
-
-        Nobody waits for a `spare` one, whose tensors are there: it runs out of what the models on its device
-        leave over, counts nowhere as a request, and ends with an error of the reason `spare` if there was no
-        slack for it, or no memory: its slot may be shared with the request that it repeats. `deadline`,
-        `sender` and the request's own options mean nothing then.
-
-        With a `trip` it is one step of that: the pipeline's promise holds for it, counted from `arrived`,
-        less what the later steps take; the first that comes with a trip is what the gate decides about.
-
-        A decoupled model needs a `part`; one that writes may be asked without, and then gives all of its text
-        at once. It is called for each of its answers, in order, never before this
-        returns and never after `done` or `Call.cancel`. Its outputs are in no slot: they stay as long as
-        somebody has them. `done` then comes without outputs. Other models never call it.
-        """
+    def infer(self, ask: Ask, hears: Hears) -> Call:
+        """Run a request. Its slot belongs to the call from here on, unless this raises; `hears` is called
+        back in the loop's thread, never before this returns."""
 
     def begin_trip(self, entry: ModelEntry) -> Trip:
         """Through this pipeline; the engine hears of it with its first step."""

@@ -243,7 +243,7 @@ def test_the_last_piece_of_a_text_says_where_its_time_went(front: FrontEnd, fail
             call.say({"OUT": [5]}, last=True)
             call.answered = True
             wrong = ModelError("the process died") if fails else None
-            call.done(Answer(timing=timing, error=wrong))
+            call.hears.done(Answer(timing=timing, error=wrong))
 
         front.run(end)
         if fails:

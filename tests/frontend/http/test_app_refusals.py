@@ -247,7 +247,7 @@ def test_a_bug_in_the_answer(front: FrontEnd, client: Client, caplog: pytest.Log
 
     def finish_badly() -> None:
         call.answered = True
-        call.done(None)  # type: ignore[arg-type]
+        call.hears.done(None)  # type: ignore[arg-type]
 
     front.run(finish_badly)
     response = client.response()

@@ -212,7 +212,7 @@ def test_tokens_are_those_that_the_engine_counted(stream: bool) -> None:
         def end() -> None:
             call.say({"text_output": [b"Red"], "finish_reason": [b"stop"]}, finish="stop", last=True)
             call.answered = True
-            call.done(Answer(timing=timing))
+            call.hears.done(Answer(timing=timing))
 
         found.run(end)
         response = client.response()

@@ -18,7 +18,7 @@ from carpool.errors import ModelError, Unavailable
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.pipeline_pictures import PipelineModel
 from carpool.frontend.pictures.sent_pictures import PictureModel, RoutePicture
-from carpool.link.door import Answer, Sender
+from carpool.link.door import Ask, Sender
 from carpool.memory.layout import FILE_AT, find_file, write_file
 from carpool.memory.picture_leases import KEPT, KEPT_FILE, NO_ROOM, LeaseSeen, crops_in, read_cuts
 from carpool.observe import columns
@@ -32,6 +32,7 @@ from carpool.wire.v2 import RequestHead
 from frontend.fake_door import FakeCall, FakeDoor, FakeModel
 from frontend.picture_models import SIDE, detector, device_classifier, picture
 from frontend.pictures.test_pipeline_journey import STREET, Journey, LaterWorkers, finds, late
+from heard import Heard
 
 ARENA, PLENTY = 1, 1 << 20
 WIDTH, HEIGHT = 64, 48
@@ -106,7 +107,8 @@ class DeviceJourney(Journey):
         model = self.service.model(entry)
         assert isinstance(model, PipelineModel)
         self.model = model
-        self.answers: list[Answer] = []
+        self.heard = Heard()
+        self.answers = self.heard.answers
         file = picture(size=(WIDTH, HEIGHT))
         self.pictures = RoutePicture(model, file, DEFAULT, None, 0)
         if not self.pictures.is_file:
@@ -114,19 +116,9 @@ class DeviceJourney(Journey):
         self.slot = self.door.slot(self.pictures.size)
         write_file(self.slot.view, file)
         self.over, self.decoded = False, True
-        self.call = model.infer(
-            self.pictures,
-            entry,
-            self.pictures.head,
-            self.slot,
-            0,
-            self.answers.append,
-            arrived=0.0,
-            deadline=INFINITY,
-            sender=Sender("camera"),
-            ready_in=None,
-            admitted=None,
-        )
+        times = 0.0, INFINITY, Sender("camera"), None
+        ask = Ask(entry, self.pictures.head, self.slot, 0, *times, content=self.pictures)
+        self.call = model.infer(ask, self.heard)
 
     def counted(self, where: str) -> float:
         return float(self.row._cells[columns.CROPS_FROM[where]])

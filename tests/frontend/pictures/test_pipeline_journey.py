@@ -21,12 +21,13 @@ from carpool.errors import CarpoolError, ModelError, Refused
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.pipeline_pictures import PipelineModel
 from carpool.frontend.pictures.sent_pictures import RoutePicture
-from carpool.link.door import Answer, Sender
+from carpool.link.door import Ask, Sender
 from carpool.observe.counters import Table, table_bytes
 from carpool.types import Array, Datatype, PartTiming, StepTiming, TensorSpec
 from carpool.vision.picture_answers import DEFAULT
 from frontend.fake_door import FakeCall, FakeDoor, FakeModel
 from frontend.picture_models import SIDE, classifier, detector, picture
+from heard import Heard
 
 STREET = """
 [[step]]
@@ -107,23 +108,14 @@ class Journey:
         entry = self.door.catalog.newest["street"]
         model = self.service.model(entry)
         assert isinstance(model, PipelineModel)
-        self.answers: list[Answer] = []
+        self.heard = Heard()
+        self.answers = self.heard.answers
         self.pictures = RoutePicture(model, picture(size=(64, 48)), DEFAULT, None, 0)
         self.slot = self.door.slot(self.pictures.size)
         self.over = self.decoded = False
-        self.call = model.infer(
-            self.pictures,
-            entry,
-            self.pictures.head,
-            self.slot,
-            0,
-            self.answers.append,
-            arrived=0.0,
-            deadline=INFINITY,
-            sender=Sender("camera"),
-            ready_in=0.01,
-            admitted=lambda: None,
-        )
+        times = 0.0, INFINITY, Sender("camera"), 0.01
+        ask = Ask(entry, self.pictures.head, self.slot, 0, *times, content=self.pictures)
+        self.call = model.infer(ask, self.heard)
 
     def decode(self) -> None:
         """As a `ClientCall` does when its tensor is there, if it still waits."""

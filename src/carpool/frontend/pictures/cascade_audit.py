@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from carpool.config.rollout_settings import CompareSettings
 from carpool.errors import CarpoolError
 from carpool.frontend.pictures.cascade_steps import STEP
-from carpool.link.door import Answer, Call, Slot
+from carpool.link.door import Answer, Ask, Call, OneAnswer, Slot
 from carpool.pipelines.picture_graph import Document, Item
 from carpool.types import Timing
 from carpool.vision.compare import compare_answers
@@ -48,7 +48,7 @@ def _took(step: StepState) -> Timing | None:
     return None if given is None else given.timing
 
 
-class CascadeAudit:
+class CascadeAudit(OneAnswer):
     """One answer. The picture is kept until a thread has made the big model's input of it."""
 
     def __init__(
@@ -60,6 +60,7 @@ class CascadeAudit:
         self._service = service
         self._kept = kept
         self._options = options
+        self._geometry: Geometry | None = None
         self._call: Call | None = None
 
     def begin(self, picture: Decoded) -> None:
@@ -81,26 +82,25 @@ class CascadeAudit:
             slot.release()
             self._cascade.audited(None)
             return
-        done = partial(self._done, made[0])
+        self._geometry = made[0]
         try:
-            head = self._at.head(0, 1)
-            self._call = self._service.door.infer(
-                self._at.entry, head, slot, 0, done, arrived=monotonic(), spare=True
-            )
+            ask = Ask(self._at.entry, self._at.head(0, 1), slot, 0, monotonic(), spare=True)
+            self._call = self._service.door.infer(ask, self)
         except CarpoolError:
             slot.release()
             self._cascade.audited(None)
 
-    def _done(self, geometry: Geometry, answer: Answer) -> None:
+    def done(self, answer: Answer) -> None:
         if answer.error is not None or not self._service.workers.idle(
-            partial(self._agrees, geometry, answer), self._over
+            partial(self._agrees, answer), self._over
         ):
             self._over(None, None)
 
-    def _agrees(self, geometry: Geometry, answer: Answer) -> bool:
+    def _agrees(self, answer: Answer) -> bool:
         """In a thread."""
         model = self._at.model
-        said = model.answer(model.of_one(answer.outputs, 0), geometry, self._options)
+        assert self._geometry is not None
+        said = model.answer(model.of_one(answer.outputs, 0), self._geometry, self._options)
         if "text" in said:
             return bool(said["text"] == self._kept.get("text"))
         return not compare_answers(str(model.task), self._kept, said, CompareSettings()).differs

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 from carpool.errors import CarpoolError, Refused
-from carpool.link.door import Answer, Call, Slot
+from carpool.link.door import Answer, Call, OneAnswer, Slot
 from carpool.pipelines.picture_graph import Document, Item
 from carpool.types import PartTiming, StepTiming
 from carpool.vision.geometry import Geometry
+
+
+class Run(Protocol):
+    """The way through a pipeline that a request is part of."""
+
+    def admitted(self) -> None: ...
+    def answered(self, number: int, answer: Answer) -> None: ...
 
 
 class Request:
@@ -25,6 +32,25 @@ class Request:
         self.answer: Answer | None = None
         self.geometries: list[Geometry] = []
         self.sizes: list[tuple[int, int]] = []  # of what was cut out
+
+
+class RequestHears(OneAnswer):
+    """Hears of a request for the run that it is part of; only its call knows this, so that nothing refers to
+    itself."""
+
+    __slots__ = ("_number", "_request", "_run")
+
+    def __init__(self, run: Run, number: int, request: Request) -> None:
+        self._run = run
+        self._number = number
+        self._request = request
+
+    def admitted(self) -> None:
+        self._run.admitted()
+
+    def done(self, answer: Answer) -> None:
+        self._request.answer = answer
+        self._run.answered(self._number, answer)
 
 
 class StepState:

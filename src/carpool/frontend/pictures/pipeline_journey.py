@@ -41,14 +41,16 @@ from carpool.frontend.pictures.cascade_steps import STEP
 from carpool.frontend.pictures.device_picture import DevicePicture
 from carpool.frontend.pictures.journey_steps import (
     Request,
+    RequestHears,
     StepState,
     give_back,
     in_step,
     release_all,
     told,
 )
+from carpool.frontend.pictures.sent_pictures import SentPictures
 from carpool.frontend.pictures.workers import explained
-from carpool.link.door import Answer, Sender, Slot
+from carpool.link.door import Answer, Ask, Hears, Slot
 from carpool.observe import columns
 from carpool.pipelines.picture_graph import Document, Item, chunks, moved
 from carpool.types import Datatype, PartTiming, StepTiming, Tensor, Timing
@@ -58,7 +60,6 @@ from carpool.wire.v2 import RequestHead
 
 if TYPE_CHECKING:
     from carpool.frontend.pictures.pipeline_pictures import PipelineModel, StepModel
-    from carpool.frontend.pictures.sent_pictures import SentPictures
 
 _WHOLE = (Item(),)
 _FEW = 4  # answers of few numbers each: read in less time than a thread takes to wake up
@@ -67,26 +68,19 @@ _FEW = 4  # answers of few numbers each: read in less time than a thread takes t
 class PipelineJourney:
     """Implements `Call`."""
 
-    def __init__(
-        self,
-        model: PipelineModel,
-        pictures: SentPictures,
-        done: Callable[[Answer], None],
-        *,
-        arrived: float,
-        deadline: float,
-        sender: Sender,
-    ) -> None:
+    def __init__(self, model: PipelineModel, ask: Ask, hears: Hears) -> None:
+        pictures = ask.content
+        assert isinstance(pictures, SentPictures)
         self._model = model
         self._graph = model.graph
         self._door = model.service.door
         self._workers = model.service.workers
         self._pictures = pictures
-        self._done: Callable[[Answer], None] | None = done  # None: it was called, or nobody wants it
-        self._arrived, self._deadline = arrived, deadline
-        urgent = max(sender.priority, pictures.asked.options.priority)
-        self._sender = sender._replace(priority=urgent) if urgent else sender
+        self._hears: Hears | None = hears  # None: it has the answer, or does not want it
         self._trip = self._door.begin_trip(model.entry)
+        urgent = max(ask.sender.priority, pictures.asked.options.priority)
+        sender = ask.sender._replace(priority=urgent) if urgent else ask.sender
+        self._asked = ask._replace(sender=sender, trip=self._trip)
         self._steps: dict[int, StepState] = {}
         self._late: list[int] = []
         self._degraded = ""  # why a cascade answers with its cheap model
@@ -106,34 +100,15 @@ class PipelineJourney:
             except Exception as again:  # by now it is answered, and all is given back
                 explained(again, self._model.entry.name)
 
-    def begin(
-        self,
-        head: RequestHead,
-        slot: Slot,
-        tail: int,
-        ready_in: float | None,
-        admitted: Callable[[], None] | None,
-    ) -> None:
+    def begin(self) -> None:
         """Offer the first step; nothing has happened if this raises."""
+        ask, base = self._asked, self._graph.base
         request = Request((0,))
-        base = self._graph.base
-        first = self._model.steps[base]
-        self._device = DevicePicture(slot) if self._pictures.is_file else None
+        self._device = DevicePicture(ask.slot) if self._pictures.is_file else None
         try:
-            request.call = self._door.infer(
-                first.entry,
-                head,
-                slot,
-                tail,
-                partial(self._step_answered, base, request),
-                arrived=self._arrived,
-                deadline=self._deadline,
-                sender=self._sender,
-                ready_in=ready_in,
-                admitted=admitted,
-                trip=self._trip,
-                step=base,
-            )
+            first = self._model.steps[base].entry
+            ask = ask._replace(entry=first, step=base)
+            request.call = self._door.infer(ask, RequestHears(self, base, request))
         except BaseException:
             self._let_go_of_device()
             raise
@@ -149,7 +124,7 @@ class PipelineJourney:
         self._guarded(self._begin_beside)
 
     def _begin_beside(self) -> None:
-        if self._done is not None and self._keep(self._pictures.whole[0]):
+        if self._hears is not None and self._keep(self._pictures.whole[0]):
             for number in self._graph.beside:
                 self._open(number, list(_WHOLE))
 
@@ -164,7 +139,7 @@ class PipelineJourney:
 
     def cancel(self) -> None:
         """The client has gone."""
-        self._done = None
+        self._hears = None
         self._let_go()
 
     def release(self) -> None:
@@ -229,7 +204,7 @@ class PipelineJourney:
 
     def _ask(self, at: StepModel, state: StepState, error: BaseException | None = None) -> None:
         """The slots go over to the door, each as a request."""
-        if self._done is None or self._is_late(at.number):
+        if self._hears is None or self._is_late(at.number):
             return
         if error is not None:
             self._failed(at.number, explained(error, at.entry.name))
@@ -238,27 +213,24 @@ class PipelineJourney:
             slot, request.slot = request.slot, None
             assert slot is not None
             try:
-                request.call = self._door.infer(
-                    at.entry,
-                    self._head(at, state, request),
-                    slot,
-                    0,
-                    partial(self._step_answered, at.number, request),
-                    arrived=self._arrived,
-                    deadline=self._deadline,
-                    sender=self._sender,
-                    trip=self._trip,
-                    step=at.number,
+                head = self._head(at, state, request)
+                ask = self._asked._replace(
+                    entry=at.entry, head=head, slot=slot, tail=0, ready_in=None, step=at.number
                 )
+                request.call = self._door.infer(ask, RequestHears(self, at.number, request))
             except Exception as failed:
                 slot.release()
                 give_back(state.requests)
                 self._failed(at.number, explained(failed, at.entry.name))
                 return
 
-    def _step_answered(self, number: int, request: Request, answer: Answer) -> None:
+    def admitted(self) -> None:
+        """By the door: the pipeline has been let in with its first step."""
+        if self._hears is not None:
+            self._hears.admitted()
+
+    def answered(self, number: int, answer: Answer) -> None:
         """By the door: one request of the step is over."""
-        request.answer = answer
         self._guarded(partial(self._go_on, number, answer))
 
     def _go_on(self, number: int, answer: Answer) -> None:
@@ -311,7 +283,7 @@ class PipelineJourney:
         self._guarded(partial(self._go_on_after, number, answers, error))
 
     def _go_on_after(self, number: int, answers: list[Document] | None, error: BaseException | None) -> None:
-        if self._done is None or self._is_late(number):
+        if self._hears is None or self._is_late(number):
             return
         if answers is None:
             self._failed(number, explained(error, self._model.steps[number].entry.name))
@@ -340,7 +312,7 @@ class PipelineJourney:
     def _open_all(self, steps: Sequence[tuple[int, list[Item]]]) -> None:
         for number, items in steps:
             self._open(number, items)
-            if self._done is None:
+            if self._hears is None:
                 return
         self._finish_if_over()
 
@@ -376,7 +348,7 @@ class PipelineJourney:
         picture: Decoded | None,
         error: BaseException | None,
     ) -> None:
-        if self._done is None:
+        if self._hears is None:
             return
         if picture is None:
             self._end(explained(error, self._model.entry.name))
@@ -395,7 +367,7 @@ class PipelineJourney:
 
     def _failed(self, number: int, error: CarpoolError) -> None:
         """A step did not come to its end: neither does the whole, unless that is answered without it."""
-        if self._done is None or self._is_late(number):
+        if self._hears is None or self._is_late(number):
             return
         late = isinstance(error, Refused | DeadlineExceeded)
         cascade = self._model.cascade
@@ -417,7 +389,7 @@ class PipelineJourney:
         self._finish_if_over()
 
     def _finish_if_over(self) -> None:
-        if self._done is None:
+        if self._hears is None:
             return
         for number in range(len(self._graph.steps)):
             state = self._steps.get(number)
@@ -429,13 +401,14 @@ class PipelineJourney:
         except Exception as error:
             self._end(explained(error, self._model.entry.name))
             return
-        done, self._done = self._done, None
+        hears, self._hears = self._hears, None
         picture = self._picture
         try:
             self._trip.over(answered=True)
             self._let_go()
         finally:
-            done(answer)
+            if hears is not None:
+                hears.done(answer)
         if self._model.cascade is not None and picture is not None:
             count(self._model, self._steps, picture, self._pictures.options, self._degraded)
 
@@ -499,12 +472,12 @@ class PipelineJourney:
         )
 
     def _end(self, error: CarpoolError) -> None:
-        done, self._done = self._done, None
+        hears, self._hears = self._hears, None
         try:
             self._let_go()
         finally:
-            if done is not None:
-                done(Answer(error=without_stack(error)))
+            if hears is not None:
+                hears.done(Answer(error=without_stack(error)))
 
     def _let_go(self) -> None:
         """Of everything that no thread has: siblings are cancelled, and the pixels are free. All of it is

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,8 @@ from carpool.config.pipeline_settings import PipelineStep, read_document
 from carpool.errors import Unavailable
 from carpool.frontend.pictures.cascade_steps import STEP, Cascade
 from carpool.frontend.pictures.pipeline_journey import PipelineJourney
-from carpool.frontend.pictures.sent_pictures import PictureModel, SentPictures
-from carpool.link.door import Answer, Call, Catalog, ModelEntry, Sender, Slot
+from carpool.frontend.pictures.sent_pictures import PictureModel
+from carpool.link.door import Ask, Call, Catalog, Hears, ModelEntry
 from carpool.memory.picture_leases import KEPT_FILE, LEASE_BYTES, cuts_bytes, write_cuts
 from carpool.pipelines.picture_graph import Document, Item, PictureGraph
 from carpool.types import Array, RequestedOutput, RequestOptions, Tensor
@@ -236,22 +236,8 @@ class PipelineModel(PictureModel):
 
     # ── the way through the door ──
 
-    def infer(
-        self,
-        pictures: SentPictures,
-        entry: ModelEntry,
-        head: RequestHead,
-        slot: Slot,
-        tail: int,
-        done: Callable[[Answer], None],
-        *,
-        arrived: float,
-        deadline: float,
-        sender: Sender,
-        ready_in: float | None,
-        admitted: Callable[[], None] | None,
-    ) -> Call:
-        """As `Door.infer`, through all steps: `done` gets the whole answer."""
-        journey = PipelineJourney(self, pictures, done, arrived=arrived, deadline=deadline, sender=sender)
-        journey.begin(head, slot, tail, ready_in, admitted)
+    def infer(self, ask: Ask, hears: Hears) -> Call:
+        """As `Door.infer`, through all steps: `hears` gets the whole answer."""
+        journey = PipelineJourney(self, ask, hears)
+        journey.begin()
         return journey

@@ -20,7 +20,7 @@ import numpy as np
 import orjson
 
 from carpool.errors import CarpoolError, InvalidInput, ModelError, Unsupported
-from carpool.link.door import Answer, Call, ModelEntry, Sender, Slot
+from carpool.link.door import Answer, Ask, Call, Hears, ModelEntry, Slot
 from carpool.memory.layout import FILE_AT, bind_file, write_file
 from carpool.types import (
     Array,
@@ -90,21 +90,7 @@ def weight_of(data: Buffer, pixels: int) -> float:
 class Steps(Protocol):
     """What a model does that goes through the door several times."""
 
-    def infer(
-        self,
-        pictures: SentPictures,
-        entry: ModelEntry,
-        head: RequestHead,
-        slot: Slot,
-        tail: int,
-        done: Callable[[Answer], None],
-        *,
-        arrived: float,
-        deadline: float,
-        sender: Sender,
-        ready_in: float | None,
-        admitted: Callable[[], None] | None,
-    ) -> Call: ...
+    def infer(self, ask: Ask, hears: Hears) -> Call: ...
 
     def document(self, outputs: Sequence[Tensor]) -> bytes: ...
 
