@@ -45,15 +45,20 @@ MAY_IMPORT: Mapping[str, str] = {
     "engine/models": "backends backends/python backends/torch config core engine engine/generation "
     "engine/profile link observe pipelines vision vision/tasks",
     "engine/profile": "backends config core engine link observe",
-    "frontend": "cache config core frontend/pictures link memory observe quality vision wire",
+    "frontend": "config core frontend/caches frontend/calls frontend/pictures frontend/rollout "
+    "frontend/traces link memory observe wire",
     "frontend/access": "config observe",
+    "frontend/caches": "cache config core frontend/calls frontend/pictures link memory observe vision wire",
+    "frontend/calls": "cache core frontend/pictures frontend/traces link memory observe wire",
     "frontend/clients": "",
-    "frontend/grpc": "cache config core frontend frontend/access frontend/clients frontend/http "
-    "frontend/pictures link memory observe wire wire/proto",
-    "frontend/http": "cache config console core frontend frontend/access frontend/clients frontend/pictures "
-    "link memory observe vision vision/tasks wire",
+    "frontend/grpc": "cache config core frontend frontend/access frontend/caches frontend/calls "
+    "frontend/clients frontend/http frontend/pictures frontend/traces link memory observe wire wire/proto",
+    "frontend/http": "cache config console core frontend frontend/access frontend/caches frontend/calls "
+    "frontend/clients frontend/pictures frontend/traces link memory observe vision vision/tasks wire",
     "frontend/pictures": "config core frontend/clients link memory observe pipelines quality vision "
     "vision/tasks wire",
+    "frontend/rollout": "config core frontend/calls frontend/pictures link memory observe vision wire",
+    "frontend/traces": "cache config link observe wire",
     "lab": "backends config core engine engine/generation engine/models engine/profile pipelines sim vision",
     "lab/cascade": "client config core engine lab/evaluate vision",
     "lab/evaluate": "client config engine vision",
@@ -63,8 +68,8 @@ MAY_IMPORT: Mapping[str, str] = {
     "memory": "",
     "observe": "core",
     "pipelines": "config",
-    "process": "cache config engine engine/models frontend frontend/access frontend/clients frontend/grpc "
-    "frontend/http frontend/pictures link memory observe wire",
+    "process": "cache config engine engine/models frontend frontend/access frontend/caches frontend/calls "
+    "frontend/clients frontend/grpc frontend/http frontend/pictures frontend/traces link memory observe wire",
     "quality": "config core vision",
     "ray": "cluster",
     "registry": "config",
@@ -157,6 +162,23 @@ def test_imports_only_go_where_they_may() -> None:
             if folder_of(MODULES[name]) not in allowed and here != "__main__":
                 wrong.append(f"{name_of(path)} imports {name}")
     assert wrong == []
+
+
+def test_the_folders_of_the_front_end_have_one_direction() -> None:
+    """Whatever they are imported for: what is below can be read without what is above."""
+    graph = {
+        folder: [other for other in may.split() if other.startswith("frontend")]
+        for folder, may in MAY_IMPORT.items()
+        if folder.startswith("frontend")
+    }
+    assert list(circles(graph)) == []
+
+
+def test_few_files_of_the_front_end_are_read_together() -> None:
+    """Also where they know each other for their types alone."""
+    inside = {name: path for name, path in MODULES.items() if name.startswith("frontend")}
+    graph = {name: imported_files(path) & inside.keys() for name, path in inside.items()}
+    assert [found for found in circles(graph) if len(found.split()) > 3] == []
 
 
 def test_no_file_imports_itself_by_way_of_others() -> None:

@@ -23,10 +23,13 @@ from later import exhaustive, first, later
 from registry.test_remote import ADDRESS, TOML, contents
 
 WHERE = {
-    "cached": ("frontend.cached_call", "frontend.front_caches", "cache.answer_store", "cache.cache_key"),
+    "cached": (
+        *("frontend.caches.caching_door", "frontend.caches.front_caches", "frontend.calls.placed_call"),
+        *("frontend.calls.placement", "link.contents", "cache.answer_store", "cache.cache_key"),
+    ),
     "pipeline": (
-        *("frontend.pictures.pipeline_journey", "frontend.pictures.pipeline_pictures"),
-        *("frontend.pictures.journey_steps", "engine.pipeline_trips", "engine.models.pipeline_model"),
+        *("frontend.pictures.pipeline_run", "frontend.pictures.pipeline_pictures"),
+        *("frontend.pictures.run_steps", "engine.pipeline_trips", "engine.models.pipeline_model"),
         *("core.remaining", "pipelines.picture_graph"),
     ),
     "cascade": ("frontend.pictures.cascade_steps", "frontend.pictures.cascade_audit"),
@@ -36,32 +39,39 @@ WHERE = {
     ),
     "text": ("engine.generation.text_driver", "engine.generation.text_loop", "core.steps"),
     "sequence": ("engine.sequence_route", "core.sequences"),
-    "canary": ("frontend.mirror", "frontend.comparison", "frontend.routing", "frontend.call"),
+    "canary": (
+        *("frontend.rollout.mirroring_door", "frontend.rollout.mirror", "frontend.rollout.comparison"),
+        *("frontend.calls.routing", "frontend.calls.call", "frontend.calls.placed_call"),
+        *("frontend.calls.placement", "link.contents"),
+    ),
 }
 """The modules of each route, by which it is called in routes.py."""
 GIVES_BACK = {
     # What other code trusts to give back, or to answer: where that fails, nothing else can help.
-    *("PipelineJourney._guarded", "PipelineJourney._end", "PipelineJourney._let_go", "PipelineJourney._drop"),
-    *("PipelineJourney._let_go_of_device", "frontend.pictures.journey_steps.give_back"),
-    *("frontend.pictures.journey_steps.release_all", "PictureService.forget", "PictureService.let_go"),
+    *("PipelineRun._guarded", "PipelineRun._end", "PipelineRun._let_go", "PipelineRun._drop"),
+    *("PipelineRun._let_go_of_device", "frontend.pictures.run_steps.give_back"),
+    *("frontend.pictures.run_steps.release_all", "PictureService.forget", "PictureService.let_go"),
     *("OpenTrip.over", "Trip.gone", "Trip.done", "Trip._leave", "LinkTrips.end", "OpenTrip._over"),
     *("frontend.pictures.workers._call", "Workers._deliver", "Workers._tell", "Workers._next"),
-    *("Workers.drop", "ClientCall._let_go", "ClientCall._fail", "ClientCall._fail_unexpectedly"),
-    *("ClientCall._finish", "ClientCall._break_off", "TextDriver._end", "TextDriver._turn_away"),
-    *("SequenceRoute._tell", "SequenceRoute._done", "Beside.failed", "Beside._stop"),
+    *("Workers.drop", "Placement._let_go", "ClientCall._fail", "Placement._fail_unexpectedly"),
+    *("ClientCall._finish", "Placement._break_off", "TextDriver._end", "TextDriver._turn_away"),
+    *("PlacedCall._finish", "PlacedCall._fail", "PlacedCall._tell", "PlacedCall.cancel", "Content.drop"),
+    *("SequenceRoute._tell", "SequenceRoute._done", "Beside._end", "Beside._stop", "Beside.cancel"),
+    *("Lookup._fail", "Lookup._guarded", "Lookup._stop", "Lookup.cancel", "Lookup.end"),
     # What the link calls, one line above what is guarded. An error there costs the link, as everywhere.
-    *("PipelineJourney.ready", "PipelineJourney._was_cut", "PipelineJourney._was_read"),
+    *("PipelineRun.ready", "PipelineRun._was_cut", "PipelineRun._was_read"),
     *(
-        "ClientCall.admitted",
-        "ClientCall._decoded",
-        "ClientCall.done",
+        "Placement.admitted",
+        "Placement._decoded",
+        "Placement.done",
+        "PlacedCall.done",
         "TextDriver.ready",
         "LinkTrips.join",
     ),
     *("LinkTrips.hear", "LinkTrips._begin", "OpenTrip._learn", "TextDriver._take"),
     *("SequenceRoute._count", "Sequences.finished"),  # without it a place is taken until its sequence is idle
 }
-SHARED = ("cache.redis_client", "frontend.cached_call", "frontend.front_caches")
+SHARED = ("cache.redis_client", "frontend.caches.caching_door", "frontend.caches.front_caches")
 
 
 def modules(names: tuple[str, ...]) -> list[Any]:

@@ -14,7 +14,6 @@ import numpy as np
 from carpool.core.front_load import Outside
 from carpool.errors import CarpoolError, NotFound
 from carpool.frontend.pictures.sent_pictures import PictureModel
-from carpool.frontend.remote_door import BodySlots
 from carpool.link.door import (
     NOBODY,
     Ahead,
@@ -25,9 +24,9 @@ from carpool.link.door import (
     IndexEntry,
     ModelEntry,
     Sender,
-    Slot,
     nobody_ahead,
 )
+from carpool.memory.arena import BodySlots, Slot
 from carpool.memory.layout import bind_file
 from carpool.observe import statistics
 from carpool.observe.counters import Table, table_bytes
@@ -101,7 +100,7 @@ def echo(name: str, datatype: Datatype, shape: tuple[int, ...] = (-1,), **settin
 
 
 @dataclass(eq=False)
-class FakeTrip:
+class FakeBooking:
     """What was said of a way through a pipeline."""
 
     entry: ModelEntry
@@ -267,7 +266,7 @@ class FakeDoor(BodySlots):
         self.left = 1.0  # of all memory
         self.slots_in_use: list[FakeSlot] = []
         self.calls: list[FakeCall] = []
-        self.trips: list[FakeTrip] = []
+        self.trips: list[FakeBooking] = []
         self.gate_deadlines: list[float] = []
         self.late_refusal: CarpoolError | None = None  # of who has sent everything
         self.device: Callable[[PictureModel, RequestHead, memoryview], Array] | None = None  # keeps pictures
@@ -327,8 +326,8 @@ class FakeDoor(BodySlots):
         self.from_cache.append((entry.name, images, source))
 
     def infer(self, ask: Ask, hears: Hears) -> FakeCall:
-        if ask.trip is not None:
-            ask.trip.begun = True
+        if ask.booking is not None:
+            ask.booking.begun = True
         call = FakeCall(self, ask, hears, ask.ready_in)
         self.calls.append(call)
         if ask.ready_in is not None and not self.admits:
@@ -339,8 +338,8 @@ class FakeDoor(BodySlots):
             asyncio.get_running_loop().call_soon(call.finish)
         return call
 
-    def begin_trip(self, entry: ModelEntry) -> FakeTrip:
-        self.trips.append(trip := FakeTrip(entry))
+    def begin_booking(self, entry: ModelEntry) -> FakeBooking:
+        self.trips.append(trip := FakeBooking(entry))
         return trip
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from carpool.frontend import sampling
-from carpool.frontend.sampling import Sampler
-from carpool.link.door import NOBODY, Catalog
+from carpool.frontend.pictures import sampling
+from carpool.frontend.pictures.sampling import Sampler
+from carpool.link.door import NOBODY, Answer, Catalog
 from carpool.quality.samples import Sampled
 from carpool.vision.decode import Decoded
 
@@ -38,7 +38,7 @@ class Place:
     def answered(self, sampled: Sampled | None, document: bytes = b"{}") -> None:
         pictures = SimpleNamespace(sampled=sampled, first_document=lambda _: document)
         call = SimpleNamespace(pictures=pictures, entry=self.entry, sender=NOBODY._replace(source="door"))
-        self.sampler.answered(call, SimpleNamespace(outputs=()))  # type: ignore[arg-type]
+        self.sampler.answered(call, Answer(), (0.0, 0.0, 0.0))
 
     def idle(self, work: Callable[[], Any], then: Callable[[Any, BaseException | None], None]) -> bool:
         try:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.errors import InvalidInput
-from carpool.frontend.routing import Split
+from carpool.frontend.calls.routing import Split
 from carpool.link.door import ModelEntry, Route, Sender, read_side
 from carpool.types import Signature
 

@@ -44,7 +44,7 @@ from carpool.engine.models.fleet import Fleet
 from carpool.engine.models.served import State
 from carpool.engine.rollout_desk import RolloutDesk
 from carpool.errors import CarpoolError, ModelError
-from carpool.frontend.routing import Routing
+from carpool.frontend.calls.routing import Routing
 from carpool.link.door import Catalog, ModelEntry
 from carpool.observe.statistics import BatchStatistics
 from carpool.types import Signature

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import orjson
 
 from carpool.core.job import INFINITY
+from carpool.core.refusal_words import SPARE as NO_SLACK
+from carpool.core.refusal_words import skipped
 from carpool.errors import CarpoolError, DeadlineExceeded, TooLarge, Unavailable
-from carpool.link.door import Answer, Ask, Hears, ModelEntry, Slot, read_catalog
+from carpool.link.door import Answer, Ask, Hears, ModelEntry, read_catalog
 from carpool.link.link_failures import read_failure
 from carpool.link.records import (
     ADMITTED,
@@ -31,6 +33,7 @@ from carpool.link.records import (
     LATEST,
     MAX_ASK_BYTES,
     MAX_ASKS,
+    MAX_DETAILS_BYTES,
     MAX_PART_BYTES,
     MAX_PRIORITY,
     OK,
@@ -58,11 +61,12 @@ from carpool.link.records import (
 )
 from carpool.link.step_times import read_steps
 from carpool.link.templates import DeclaredOutputs, Template, Templates
-from carpool.memory.arena import ArenaSlot
+from carpool.memory.arena import ArenaSlot, Slot
 from carpool.memory.layout import TensorPlace, end_of, read_places
 from carpool.observe.logs import logger
 from carpool.types import Tensor, Timing
-from carpool.wire.v2 import TensorHead, bind
+from carpool.wire.head import write_options
+from carpool.wire.v2 import RequestHead, TensorHead, bind
 
 if TYPE_CHECKING:
     from carpool.frontend.remote_door import RemoteDoor  # who hears what becomes of a link
@@ -74,6 +78,10 @@ _DEADLINE_GRACE_S, _PROMISE_GRACE_S = 0.25, 1.0
 _LONGEST_S = 1e9
 _LOST = "the engine stopped before it answered; try again"
 _pack = TO_ENGINE.pack
+
+
+class Asks(Protocol):
+    def __call__(self, ask: Ask, hears: Hears) -> RemoteCall: ...
 
 
 class RemoteCall:
@@ -148,8 +156,8 @@ class RemoteCall:
             self.release()
 
 
-class RemoteTrip:
-    """Implements `Trip`, over the link that it began on."""
+class RemoteBooking:
+    """Implements `PipelineBooking`, over the link that it began on."""
 
     __slots__ = ("_link", "_number", "begun", "entry")
 
@@ -176,6 +184,28 @@ class RemoteTrip:
             link.say_of_trip(self._number, ANSWERED if answered else GIVEN_UP)
 
 
+class _Background:
+    """Hears of one inference that nobody waits for, and notes when the engine had no slack for it."""
+
+    __slots__ = ("_door", "_hears", "_key")
+
+    def __init__(self, door: RemoteDoor, key: int, hears: Hears) -> None:
+        self._door = door
+        self._key = key
+        self._hears = hears
+
+    def admitted(self) -> None:
+        self._hears.admitted()
+
+    def part(self, answer: Answer) -> None:
+        self._hears.part(answer)
+
+    def done(self, answer: Answer) -> None:
+        if answer.error is not None and answer.error.reason == NO_SLACK and answer.sent > 0.0:
+            self._door.skipped_one(self._key)
+        self._hears.done(answer)
+
+
 class FrontLink:
     """Lives as long as the engine at its other end."""
 
@@ -196,8 +226,47 @@ class FrontLink:
 
     # Towards the engine.
 
+    def infer(self, ask: Ask, hears: Hears) -> RemoteCall:
+        """As `Door.infer`."""
+        entry, head, slot, tail = ask[:4]
+        door, spare, booked = self._door, ask.spare, ask.booking
+        call = RemoteCall(ask, _Background(door, entry.key, hears) if spare else hears)
+        if not self.writable or door.stalls:
+            return door.fail(call, door.trouble())
+        if spare and not door.may_spare(entry, call):
+            return door.fail(call, skipped(entry.name))
+        try:
+            if door.known.get(entry.key) is not entry or (
+                entry.decoupled and not ask.in_parts and not entry.writes
+            ):
+                entry = door.current(ask)
+            template = self.templates.find(entry, head) or self._learn(entry, head)
+            details = _details(head) if entry.signature.told else b""
+            booking = b"" if booked is None else cast(RemoteBooking, booked).part(self, ask.step)
+        except CarpoolError as error:
+            return door.fail(call, error)
+        if type(slot) is not ArenaSlot or template.extent > len(slot.view) - tail:
+            return door.fail(call, CarpoolError("the tensors do not lie in a slot of this door"))
+        call.template = template
+        # Without room for its outputs they come over the socket, which is slower but still an answer.
+        call.output = None if ask.in_parts else door.arena.allocate(template.capacity)
+        try:
+            self.submit(call, ask, details, booking)
+            if booked is not None:  # whose promise holds
+                call.expires = expiry(booked.entry, ask.arrived, ask.deadline)
+        except BaseException:
+            if call.output is not None:
+                call.output.release()
+            raise
+        return call
+
+    def _learn(self, entry: ModelEntry, head: RequestHead) -> Template:
+        if any(tensor.data is not None or tensor.shared_memory is not None for tensor in head.inputs):
+            raise CarpoolError("tensors come through the door in a slot, and in no other way")
+        return self.templates.learn(entry, head)
+
     def submit(self, call: RemoteCall, ask: Ask, details: bytes, booking: bytes) -> None:
-        """Nothing has happened if this raises. `booking` says of which trip it is a step."""
+        """Nothing has happened if this raises. `booking` says of which run it is a step."""
         _, head, slot, tail, arrived, deadline, sender, ready_in, in_parts, spare, *_ = ask
         self._number = number = self._number + 1
         output = call.output
@@ -244,9 +313,9 @@ class FrontLink:
         call.number, call.link = number, self
         self._calls[number] = call
 
-    def begin_trip(self, entry: ModelEntry) -> RemoteTrip:
+    def begin_booking(self, entry: ModelEntry) -> RemoteBooking:
         self._number += 1
-        return RemoteTrip(self, self._number, entry)
+        return RemoteBooking(self, self._number, entry)
 
     def say_of_trip(self, number: int, what: int, step: int = 0, images: int = 0) -> None:
         if self._transport is not None:
@@ -472,3 +541,16 @@ def _bound(call: RemoteCall, places: Sequence[TensorPlace], memory: memoryview) 
 
 def _head(place: TensorPlace) -> TensorHead:
     return TensorHead(place.name, place.datatype, place.shape, place.offset, place.size)
+
+
+def _details(head: RequestHead) -> bytes:
+    """For a model that is told them; nothing where there is nothing to tell."""
+    options = write_options(head.options)
+    if not (head.id or options):
+        return b""
+    details = orjson.dumps({"id": head.id, "parameters": options})
+    if len(details) > MAX_DETAILS_BYTES:
+        raise TooLarge(
+            f"the id and the parameters take more than the {MAX_DETAILS_BYTES} bytes that they may"
+        )
+    return details

@@ -15,6 +15,7 @@ import orjson
 from carpool.core.front_load import Outside
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, InvalidInput
+from carpool.memory.arena import MakeRoom, Slot
 from carpool.memory.client_files import Region
 from carpool.types import DATATYPES, RequestOptions, Signature, Tensor, TensorSpec, Timing
 from carpool.wire import head
@@ -253,17 +254,6 @@ class Catalog:
         return not self.entries or any(entry.key not in self.down for entry in self.entries.values())
 
 
-class Slot(Protocol):
-    """Memory for one body. It belongs to whoever asked for it until `release`."""
-
-    view: memoryview
-
-    def share(self) -> Slot:
-        """One more holder of the same bytes, which are free when all of them were released."""
-
-    def release(self) -> None: ...
-
-
 @dataclass(slots=True)
 class Answer:
     """How an inference ended. `outputs` may be views of a slot: use them before `Call.release`."""
@@ -278,9 +268,10 @@ class Answer:
     degraded: str = ""  # why a cascade answered with its cheap model although that is not certain
     finish: str = ""  # of the last part of a text, why it ends: one of `records.FINISHES`
     last: bool = False  # of a part with which its model has said that no other will come
+    text: str = ""  # of a part, where that is a piece of text about a picture
 
 
-class Trip(Protocol):
+class PipelineBooking(Protocol):
     """One request on its way through the steps of a pipeline, as the engine knows it: its gate lets all of it
     in or none, and it learns what the later steps take. Whoever carries the request says where it is."""
 
@@ -347,8 +338,8 @@ class Ask(NamedTuple):
     slack for it, or no memory: its slot may be shared with the request that it repeats. `deadline`, `sender`
     and the request's own options mean nothing then.
 
-    With a `trip` it is one step of that: the pipeline's promise holds for it, counted from `arrived`, less
-    what the later steps take; the first that comes with a trip is what the gate decides about.
+    With a `booking` it is one step of that: the pipeline's promise holds for it, counted from `arrived`, less
+    what the later steps take; the first that comes with a booking is what the gate decides about.
 
     The answers of a decoupled model are taken `in_parts`; one that writes may be asked without, and then
     gives all of its text at once.
@@ -356,7 +347,7 @@ class Ask(NamedTuple):
 
     entry: ModelEntry
     head: RequestHead
-    slot: Slot
+    slot: Slot | None
     tail: int
     arrived: float
     deadline: float = INFINITY
@@ -364,13 +355,11 @@ class Ask(NamedTuple):
     ready_in: float | None = None
     in_parts: bool = False
     spare: bool = False
-    trip: Trip | None = None
+    booking: PipelineBooking | None = None
     step: int = 0
     content: object | None = None  # what the slot holds or will hold, as the front end knows it
+    asker: object | None = None  # whose request it is, as the front end knows it
 
-
-MakeRoom: TypeAlias = Callable[[], bool]
-"""Cuts off another body that comes too slowly; False if none does."""
 
 Ahead: TypeAlias = Callable[[float], int]
 
@@ -430,7 +419,7 @@ class Door(Protocol):
         """Run a request. Its slot belongs to the call from here on, unless this raises; `hears` is called
         back in the loop's thread, never before this returns."""
 
-    def begin_trip(self, entry: ModelEntry) -> Trip:
+    def begin_booking(self, entry: ModelEntry) -> PipelineBooking:
         """Through this pipeline; the engine hears of it with its first step."""
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:

@@ -16,8 +16,10 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
 
-from carpool.errors import TooLarge
+from carpool.errors import TooLarge, Unavailable
 
 _SMALLEST_BITS = 12
 _SMALLEST = 1 << _SMALLEST_BITS
@@ -208,3 +210,69 @@ class Arena:
         self._fresh_most = self.size
         self._releases = 0
         self._attempts = 0
+
+
+class Slot(Protocol):
+    """Memory for one body. It belongs to whoever asked for it until `release`."""
+
+    view: memoryview
+
+    def share(self) -> Slot:
+        """One more holder of the same bytes, which are free when all of them were released."""
+
+    def release(self) -> None: ...
+
+
+MakeRoom: TypeAlias = Callable[[], bool]
+"""Cuts off another body that comes too slowly; False if none does."""
+
+_PLENTY = 0.25  # of all memory: up to here nobody looks at who takes it
+_FIRST_BYTES = 16 * 1024  # so that 4,096 connections that send nothing hold a quarter of the usual 256 MiB
+_GROWTH = 4  # bytes copied per byte of a body: at most a third
+
+
+class BodySlots:
+    """The part of a door that gives memory. `allocate` may have none now; `left_with` says how much of all
+    would be free with so many bytes more in use, from 0 to 1.
+
+    Announcing a body is not enough to take the memory for it. While there is plenty, a body gets all of its
+    memory when its head is here, and comes straight into it. Else it gets a little, and more as it comes:
+    what slow clients hold then follows from what they sent, not from what they said. A share for each peer's
+    address was rejected: behind a proxy all clients have the same.
+    """
+
+    def __init__(self, allocate: Callable[[int], Slot | None], left_with: Callable[[int], float]) -> None:
+        self._allocate = allocate
+        self._left_with = left_with
+
+    def check_fits(self, size: int) -> None:
+        """Raises `TooLarge` for what can never be allocated."""
+
+    def slot(self, size: int, make_room: MakeRoom | None = None) -> Slot:
+        slot = self._allocate(size)
+        if slot is None:
+            self.check_fits(size)
+        while slot is None and make_room is not None and make_room():
+            slot = self._allocate(size)
+        if slot is None:
+            raise Unavailable("all memory for request bodies is in use", reason="no-slots")
+        return slot
+
+    def first_slot(self, size: int, make_room: MakeRoom) -> Slot:
+        if size > _FIRST_BYTES and self._left_with(size) < 1 - _PLENTY:
+            size = _FIRST_BYTES
+        return self._allocate(size) or self.slot(size, make_room)
+
+    def larger_slot(self, slot: Slot, kept: int, size: int, make_room: MakeRoom) -> Slot:
+        wanted = min(_GROWTH * len(slot.view), size)
+        try:
+            larger = self._allocate(wanted)
+            if larger is not None:
+                larger.view[:kept] = slot.view[:kept]
+                return larger
+            part = bytes(slot.view[:kept])  # its own memory may be what is missing
+        finally:
+            slot.release()
+        larger = self.slot(wanted, make_room)
+        larger.view[:kept] = part
+        return larger

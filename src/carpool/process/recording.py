@@ -144,7 +144,7 @@ class RecordingDoor:
         self.first_slot = door.first_slot
         self.larger_slot = door.larger_slot
         self.ask = door.ask
-        self.begin_trip = door.begin_trip
+        self.begin_booking = door.begin_booking
 
     @property
     def catalog(self) -> Catalog:
@@ -167,9 +167,9 @@ class RecordingDoor:
 
     def infer(self, ask: Ask, hears: Hears) -> Call:
         source = ask.sender.source or ask.head.options.source
-        if ask.trip is not None:  # who came is who asked for the whole of it
-            if not ask.trip.begun:
-                self._recorder.note(ask.trip.entry, ask.arrived, 1, source)
+        if ask.booking is not None:  # who came is who asked for the whole of it
+            if not ask.booking.begun:
+                self._recorder.note(ask.booking.entry, ask.arrived, 1, source)
         elif not ask.spare:
             images = ask.head.batch if ask.entry.signature.max_batch else 1
             self._recorder.note(ask.entry, ask.arrived, images, source)

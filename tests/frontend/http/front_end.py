@@ -12,7 +12,7 @@ import orjson
 
 from carpool.errors import ModelError
 from carpool.frontend.access.guard import Guard
-from carpool.frontend.front_caches import CacheParts
+from carpool.frontend.caches.front_caches import CacheParts
 from carpool.frontend.http.app import HttpApp
 from carpool.frontend.http.http_service import SharedPage
 from carpool.observe.counters import Table, table_bytes

@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from carpool.core.job import INFINITY
-from carpool.frontend.packing import LongJson
+from carpool.frontend.calls.packing import LongJson
 from frontend.http.front_end import (
     IMAGE,
     FrontEnd,

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from carpool.frontend.front_caches import CacheParts
+from carpool.frontend.caches.front_caches import CacheParts
 from frontend.fake_door import FakeModel
 from frontend.http.front_end import FrontEnd, front_end, image_body, image_model, infer
 from frontend.http.harness import Client, Response, post, until

@@ -12,11 +12,11 @@ import orjson
 import pytest
 
 from carpool.errors import CarpoolError, InvalidInput, TooLarge
-from carpool.frontend import packing as long_json
+from carpool.frontend.calls import packing as long_json
+from carpool.frontend.calls.packing import LONG, LONG_PICTURE, LongJson, prepare
 from carpool.frontend.http.chat_format import read_chat
 from carpool.frontend.http.generate_route import read_picture, read_tensors
 from carpool.frontend.http.image_reading import Layout, read_pictures
-from carpool.frontend.packing import LONG, LONG_PICTURE, LongJson, prepare
 from carpool.frontend.pictures.sent_pictures import from_base64
 from carpool.types import Datatype, Signature, TensorSpec
 

@@ -20,6 +20,7 @@ from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput, ModelEr
 from carpool.frontend.pictures import cascade_steps
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.pipeline_pictures import PipelineModel
+from carpool.frontend.pictures.pipeline_run import PipelineDoor
 from carpool.frontend.pictures.sent_pictures import RoutePicture
 from carpool.link.door import Ask, Sender
 from carpool.observe import columns
@@ -132,7 +133,7 @@ class Cascade:
         slot = self.door.slot(self.pictures.size)
         times = 0.0, INFINITY, Sender("camera"), 0.01
         ask = Ask(entry, self.pictures.head, slot, 0, *times, content=self.pictures)
-        self.call = model.infer(ask, self.heard)
+        self.call = PipelineDoor().infer(ask, self.heard)
         self.pictures.prepare(slot.view)
         self.call.ready(slot)
 

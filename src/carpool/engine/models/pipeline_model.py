@@ -1,6 +1,6 @@
 """One version of a pipeline over pictures: the engine's part of it.
 
-Its requests come step by step from the front end that has the picture (frontend/pictures/pipeline_journey.py
+Its requests come step by step from the front end that has the picture (frontend/pictures/pipeline_run.py
 says why). Here is what only the engine can know: whether all steps together can be in time, how much of the
 promise each has to leave to the later ones, and what became of it.
 """

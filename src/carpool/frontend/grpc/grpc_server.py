@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from carpool.config.server import ServerSettings
 from carpool.frontend.access.access import Access
-from carpool.frontend.forwarded_headers import ForwardedHeaders
-from carpool.frontend.front_caches import CacheParts
+from carpool.frontend.caches.front_caches import CacheParts
+from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.grpc.grpc_handlers import Handlers
 from carpool.frontend.grpc.grpc_service import Service
 from carpool.frontend.grpc.h2_connection import H2Connection

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from carpool.core.job import INFINITY
 from carpool.errors import Unavailable
+from carpool.frontend.calls.packing import AT_ONCE
 from carpool.frontend.clients.accounts import Stake
 from carpool.frontend.grpc.h2_frames import LARGEST_WINDOW
 from carpool.frontend.grpc.rpc_heads import HEAD, HEADS, CallHead, Metadata, Status, trailers
-from carpool.frontend.packing import AT_ONCE
 
 if TYPE_CHECKING:
     from carpool.frontend.grpc.grpc_service import Service

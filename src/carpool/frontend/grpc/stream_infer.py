@@ -43,7 +43,7 @@ EMPTY_FINAL = "triton_enable_empty_final_response"
 class StreamCall(GrpcCall):
     __slots__ = ("_ended", "_last", "say_part")
 
-    one_answer = ""
+    refuses_many = ""
     say_part: Callable[[bytes], None]
 
     def __init__(
@@ -57,7 +57,7 @@ class StreamCall(GrpcCall):
         """Nobody is told any more: the two would keep each other."""
         self._reply = self.say_part = _nobody
 
-    def _write_part(self, answer: Answer) -> None:
+    def _say_part(self, answer: Answer) -> None:
         self._ended = answer.last
         if answer.last and self.entry.writes:
             self._last = answer

@@ -10,8 +10,9 @@ from carpool.frontend import documents
 from carpool.frontend.access.guard import Guard
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.access.route_rules import Rule, rule_of
-from carpool.frontend.forwarded_headers import ForwardedHeaders
-from carpool.frontend.front_caches import CacheParts
+from carpool.frontend.caches.front_caches import CacheParts
+from carpool.frontend.calls.asking import Feature
+from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.http import openapi, rollout_routes, small_routes
 from carpool.frontend.http.chat_route import PREFIX, InOpenAiWords, list_models, one_model, start_chat
 from carpool.frontend.http.exchange import BodyPlan, Exchange, Fault, WrongMethod
@@ -215,7 +216,7 @@ class HttpApp:
     server bounds all of them. `picture_threads` decode pictures. `fair` divides this front end's own time;
     `guard` says who may pass; pictures may be fetched from `picture_hosts`; `cache` is what may be kept.
     `load_report` says whether answers tell the load: off, asked or always; `forward` which headers models
-    are told.
+    are told. `features` are wrapped around all others (`front_service.Features`).
     """
 
     def __init__(
@@ -233,12 +234,12 @@ class HttpApp:
         cache: CacheParts | None = None,
         load_report: str = "off",
         forward: ForwardedHeaders | None = None,
+        features: Sequence[Feature] = (),
     ) -> None:
         self._report = None if load_report == "off" else LoadReport(table, always=load_report == "always")
         fair = Fairness() if fair is None else fair
-        self._service = Service(
-            door, block, metrics, table, max_body_bytes, picture_threads, fair, picture_hosts, cache, forward
-        )
+        given = max_body_bytes, picture_threads, fair, picture_hosts, cache, forward, features
+        self._service = Service(door, block, metrics, table, *given)
         self._guard = guard or Guard()
         self._service.asks_for_keys = self._guard.asks_for_keys
         self._router = Router(map(_ruled, ROUTES))

@@ -16,6 +16,7 @@ import orjson
 
 from carpool.cache.answer_store import Kept
 from carpool.errors import CarpoolError, InvalidInput, ModelError
+from carpool.frontend.calls.packing import AT_ONCE, prepare
 from carpool.frontend.documents import task_of
 from carpool.frontend.http.event_stream import EVENT_FIELDS, EventStream, as_event
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, hand_over, status_of
@@ -25,7 +26,6 @@ from carpool.frontend.http.image_route import ImageRoute, ImageTarget
 from carpool.frontend.http.infer_route import TIMING, HttpCall, InferRoute, InferTarget
 from carpool.frontend.http.parsing import RequestHead as HttpHead
 from carpool.frontend.http.text_route import TEXT_TASKS, StreamedRequest, read_aside
-from carpool.frontend.packing import AT_ONCE, prepare
 from carpool.frontend.pictures.sent_pictures import from_base64
 from carpool.link.door import Answer, ModelEntry
 from carpool.link.step_times import Times
@@ -79,16 +79,16 @@ class GenerateRoute(InferRoute):
 class GenerateCall(HttpCall):
     """What is answered waits for the end, or is streamed."""
 
-    __slots__ = ("_events", "_only", "_streams", "one_answer")
+    __slots__ = ("_events", "_only", "_streams", "refuses_many")
 
-    form = "generate"
+    form = ""  # what is kept are answers of the other form
 
     def __init__(self, route: GenerateRoute, exchange: Exchange, target: InferTarget) -> None:
         super().__init__(route, exchange, target, None)
         self._events: EventStream | None = None  # its head is sent with the first event: errors have a status
         self._only: bytes | None = None
         self._streams = route.streams
-        self.one_answer = ""  # but of a text that is written, all at once
+        self.refuses_many = ""  # but of a text that is written, all at once
 
     def collected(self, body: bytes | bytearray, at: float) -> None:
         exchange = self._exchange
@@ -97,15 +97,15 @@ class GenerateCall(HttpCall):
         try:
             self.entry, self.row = self._current()
             if self.entry.writes and not self._streams:
-                self.one_answer = _EXACTLY_ONE
+                self.refuses_many = _EXACTLY_ONE
             work = partial(self._route.service.long_json.read, read_tensors, body, self.entry.signature)
-            self._aside(len(body) > AT_ONCE, work, lambda made: self._offer_pieces(*made, checked=True))
+            self._aside(len(body) > AT_ONCE, work, lambda made: self._prepared(*made))
         except CarpoolError as error:
             self._fail(error)
 
     # ── as `ClientCall` asks ──
 
-    def _write_part(self, answer: Answer) -> None:
+    def _say_part(self, answer: Answer) -> None:
         document = as_document(self.entry, self.head.id, answer.outputs)
         if self._streams:
             self._stream().send([document])
@@ -116,8 +116,8 @@ class GenerateCall(HttpCall):
             self._only = document
 
     def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
-        if not self.entry.in_parts(self.one_answer):
-            self._write_part(answer)
+        if not self.entry.in_parts(self.refuses_many):
+            self._say_part(answer)
         if self._streams:
             self._stream().end()  # also of one without events
             return
@@ -125,9 +125,6 @@ class GenerateCall(HttpCall):
             raise InvalidInput(_EXACTLY_ONE, reason="many-answers")
         self.service.server_row.add(BYTES_SENT, len(self._only))
         self._exchange.respond(200, _JSON + TIMING % self._times(answer.timing), self._only)
-
-    def _look_in_cache(self, asked: Any, again: Any) -> bool:
-        return False  # what is kept are answers of the other form
 
     def _write_error(self, error: CarpoolError, times: Times | None) -> None:
         if self._events is None and self._streams and isinstance(error, ModelError):

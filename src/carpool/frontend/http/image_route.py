@@ -15,11 +15,15 @@ from time import monotonic
 from typing import NamedTuple, cast
 
 from carpool.cache.answer_store import Kept
+from carpool.cache.cache_status import CacheStatus, fields_of_all
 from carpool.errors import CarpoolError, InvalidInput, Refused, Unavailable, without_stack
 from carpool.frontend.access.guard import check_model
-from carpool.frontend.call import LEFT, ClientCall
+from carpool.frontend.caches.caching_door import CachingDoor
+from carpool.frontend.caches.front_caches import Looked
+from carpool.frontend.calls.asking import Made
+from carpool.frontend.calls.call import LEFT, ClientCall
+from carpool.frontend.calls.packing import AT_ONCE, LONG_PICTURE
 from carpool.frontend.documents import task_of
-from carpool.frontend.front_caches import Looked, Told, told_of_all
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive, status_of
 from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Starter
 from carpool.frontend.http.image_reading import Sent, read_image_head, read_pictures
@@ -28,6 +32,7 @@ from carpool.frontend.http.model_route import ModelRoute, origin_of
 from carpool.frontend.http.parsing import RequestHead as HttpHead
 from carpool.frontend.http.picture_reply import (
     DRAWN_ANSWER,
+    FORM,
     JSON_ANSWER,
     assumed_fields,
     joined,
@@ -35,12 +40,12 @@ from carpool.frontend.http.picture_reply import (
     version_fields,
 )
 from carpool.frontend.http.task_models import default_model
-from carpool.frontend.packing import AT_ONCE, LONG_PICTURE
 from carpool.frontend.pictures.sent_pictures import PictureModel, RoutePicture
 from carpool.frontend.pictures.workers import stopping
-from carpool.frontend.trace_context import Origin
-from carpool.link.door import LATEST, Answer, Catalog, ModelEntry, Slot
+from carpool.frontend.traces.trace_context import Origin
+from carpool.link.door import LATEST, Answer, Catalog, ModelEntry
 from carpool.link.step_times import Times, in_words
+from carpool.memory.arena import Slot
 from carpool.memory.layout import FILE_AT, write_length
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row, count_failure
@@ -157,10 +162,11 @@ class Outcome(NamedTuple):
     body: bytes
     error: CarpoolError | None
     times: Times
-    told: Told | None = None
+    cache_status: CacheStatus | None = None
     version: str = ""  # who answered, where that is a question
     steps: StepTiming | None = None  # where the time went in each
     degraded: str = ""
+    fields: bytes = b""  # more for the head of the answer
 
 
 class ImageCall(ClientCall):
@@ -168,12 +174,12 @@ class ImageCall(ClientCall):
 
     __slots__ = ("_number", "_pixels", "_request", "looked", "siblings")
 
-    form = "picture"
+    form = FORM
 
     def __init__(self, request: ImageRequest, number: int, pixels: int) -> None:
         super().__init__(request.service, request.route.asked.sender, request.deadline, request.arrived)
         self.entry, self.row = request.target[:2]
-        self.split = request.route.split
+        self.rollout = request.route.split
         self.unread, self.client = request.exchange.unread, request.exchange.payer
         self.wish = request.route.asked.wish
         self.looked = request.looked
@@ -186,11 +192,11 @@ class ImageCall(ClientCall):
         """Or with a slot that holds the picture's file, and how the device will see it."""
         request = self._request
         try:
-            self._slot = slot
             picture = RoutePicture(
                 request.target.model, data, request.options, request.drawn, self._pixels, as_file
             )
-            self._offer_pictures(picture, slot)
+            picture.slot = slot
+            self._offer_pictures(picture)
         except CarpoolError as error:
             self._fail(error)
 
@@ -206,28 +212,24 @@ class ImageCall(ClientCall):
     def origin(self, error: CarpoolError | None) -> Origin:
         return origin_of(self._request.exchange, error, self._request.service.fair.gate_status)
 
-    def _encode(self, answer: Answer, _placed: Mapping[str, Placed]) -> Kept:
-        picture = self._pictures  # not always the one it began with: another version may have answered
+    def encode(self, made: Made) -> Kept:
+        picture = made.pictures  # not always the one it began with: another version may have answered
         assert isinstance(picture, RoutePicture)
-        if self.entry.decoupled:
-            picture.conclude()
         return Kept(picture.body)
 
-    def _write_part(self, answer: Answer) -> None:
-        picture = self._pictures
-        assert isinstance(picture, RoutePicture)
-        self._request.part(picture.add(answer))
+    def _say_part(self, answer: Answer) -> None:
+        self._request.part(answer.text)
 
     def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
         if self._request.drawn is not None:
             answer.outside = None  # who wants a drawing waits for that: it says nothing of the others
-        body = (kept or self._encode(answer, placed)).body
-        version = "" if self.split is None else self.entry.version
+        picture = self._pictures
+        body = picture.body if kept is None and isinstance(picture, RoutePicture) else cast(Kept, kept).body
+        version = "" if self.rollout is None else self.entry.version
         timing = answer.timing
         steps = timing if isinstance(timing, StepTiming) and timing.steps else None
-        self._request.ended(
-            self._number, Outcome(body, None, self._times(timing), self.told, version, steps, answer.degraded)
-        )
+        of_version = self.cache_status, version, steps, answer.degraded, self.more_fields
+        self._request.ended(self._number, Outcome(body, None, self._times(timing), *of_version))
 
     def _write_error(self, error: CarpoolError, times: Times | None) -> None:
         self._request.ended(self._number, Outcome(b"", without_stack(error), times or Times()))
@@ -292,11 +294,11 @@ class ImageRequest:
     def _is_known(self, body: bytes | bytearray) -> bool:
         if self.route.split is not None or self.service.tracer.on:  # who answered is a call's to say
             return False
+        if type(self.service.features.get(self.target.entry.key)) is not CachingDoor:
+            return False  # what else is done for this model is done for what is known, too
         given = self.service.caches, self.target, self.route.asked, body, self.arrived
         self.looked, answer = look_for_picture(*given)
         if answer is not None:
-            entry, source = self.target.entry, self.route.asked.sender.source
-            self.service.door.answered_from_cache(entry, self.arrived, 1, source)
             self._send(*answer, compressible=self.target.drawn is None)
         return answer is not None
 
@@ -429,7 +431,9 @@ class ImageRequest:
         self._let_go()
         outcomes = cast("list[Outcome]", self._outcomes)  # all of them are there now
         slowest = outcomes[0] if len(outcomes) == 1 else max(outcomes, key=lambda one: sum(one.times[:4]))
-        more = b"" if self.target.entry.cache is None else told_of_all([one.told for one in outcomes])
+        more = slowest.fields
+        if self.target.entry.cache is not None:
+            more += fields_of_all([one.cache_status for one in outcomes])
         if self.target.model.assumed:
             more += assumed_fields(self.target.model)
         if slowest.version:

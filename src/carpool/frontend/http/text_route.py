@@ -17,13 +17,13 @@ import orjson
 
 from carpool.config.model import Task
 from carpool.errors import Cancelled, CarpoolError, InvalidInput, without_stack
+from carpool.frontend.calls.packing import AT_ONCE, LONG_PICTURE
 from carpool.frontend.http.event_stream import EventStream
 from carpool.frontend.http.exchange import BodyPlan, Exchange, answer_error, status_of
 from carpool.frontend.http.http_service import Service, Start, Starter
 from carpool.frontend.http.image_reading import Sent, read_image_head
 from carpool.frontend.http.image_route import ImageRequest, ImageRoute, ImageTarget, Outcome
 from carpool.frontend.http.parsing import RequestHead as HttpHead
-from carpool.frontend.packing import AT_ONCE, LONG_PICTURE
 from carpool.frontend.pictures.workers import stopping
 from carpool.observe.columns import BYTES_SENT
 from carpool.wire.v2 import encode_error

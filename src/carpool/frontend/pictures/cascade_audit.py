@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from carpool.config.rollout_settings import CompareSettings
 from carpool.errors import CarpoolError
 from carpool.frontend.pictures.cascade_steps import STEP
-from carpool.link.door import Answer, Ask, Call, OneAnswer, Slot
+from carpool.link.door import Answer, Ask, Call, OneAnswer
+from carpool.memory.arena import Slot
 from carpool.pipelines.picture_graph import Document, Item
 from carpool.types import Timing
 from carpool.vision.compare import compare_answers
@@ -22,9 +23,9 @@ from carpool.vision.picture_answers import Options
 
 if TYPE_CHECKING:
     from carpool.frontend.pictures.cascade_steps import Cascade
-    from carpool.frontend.pictures.journey_steps import StepState
     from carpool.frontend.pictures.picture_service import PictureService
     from carpool.frontend.pictures.pipeline_pictures import PipelineModel, StepModel
+    from carpool.frontend.pictures.run_steps import StepState
 
 
 def count(

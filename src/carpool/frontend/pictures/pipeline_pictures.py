@@ -13,9 +13,8 @@ import orjson
 from carpool.config.pipeline_settings import PipelineStep, read_document
 from carpool.errors import Unavailable
 from carpool.frontend.pictures.cascade_steps import STEP, Cascade
-from carpool.frontend.pictures.pipeline_journey import PipelineJourney
 from carpool.frontend.pictures.sent_pictures import PictureModel
-from carpool.link.door import Ask, Call, Catalog, Hears, ModelEntry
+from carpool.link.door import Catalog, ModelEntry
 from carpool.memory.picture_leases import KEPT_FILE, LEASE_BYTES, cuts_bytes, write_cuts
 from carpool.pipelines.picture_graph import Document, Item, PictureGraph
 from carpool.types import Array, RequestedOutput, RequestOptions, Tensor
@@ -121,7 +120,7 @@ class PipelineModel(PictureModel):
         self.first = first = steps[self.graph.base].model
         super().__init__(first.entry)
         self.entry = entry
-        self.through = self
+        self.keeps_pixels = True
         self._batched = False  # one picture, one answer
         self.encoded = _on_device(steps)  # else its pixels are needed here
         self.room_behind = LEASE_BYTES if self.encoded else 0
@@ -195,8 +194,10 @@ class PipelineModel(PictureModel):
         into: Array = np.ndarray(self.transform.shape, self.transform.dtype, memory)
         return self.transform.prepare(picture, into)
 
-    def document(self, outputs: Sequence[Tensor]) -> bytes:
-        """What the journey has put together."""
+    def document(
+        self, outputs: Sequence[Tensor], _number: int, _geometry: Geometry, _options: Options
+    ) -> bytes:
+        """What the run has put together."""
         found = outputs[0].data.reshape(-1)[0]
         assert isinstance(found, bytes)
         return found
@@ -233,11 +234,3 @@ class PipelineModel(PictureModel):
                 best = next(iter(said.get("classes", ())), None)
                 words += [said["text"]] if "text" in said else [best["label"]] if best else []
         return ": ".join(words)
-
-    # ── the way through the door ──
-
-    def infer(self, ask: Ask, hears: Hears) -> Call:
-        """As `Door.infer`, through all steps: `hears` gets the whole answer."""
-        journey = PipelineJourney(self, ask, hears)
-        journey.begin()
-        return journey

@@ -14,13 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 import numpy as np
 import orjson
 
 from carpool.errors import CarpoolError, InvalidInput, ModelError, Unsupported
-from carpool.link.door import Answer, Ask, Call, Hears, ModelEntry, Slot
+from carpool.link.contents import Content, Places
+from carpool.link.door import Answer, Door, ModelEntry
+from carpool.memory.arena import Slot
 from carpool.memory.layout import FILE_AT, bind_file, write_file
 from carpool.types import (
     Array,
@@ -87,18 +89,14 @@ def weight_of(data: Buffer, pixels: int) -> float:
     return float(_SAME_FOR_ALL + _A_BYTE * len(data) + pixels)
 
 
-class Steps(Protocol):
-    """What a model does that goes through the door several times."""
-
-    def infer(self, ask: Ask, hears: Hears) -> Call: ...
-
-    def document(self, outputs: Sequence[Tensor]) -> bytes: ...
+class PlacesPictures(Places, Protocol):
+    def place_pictures(self, pictures: SentPictures) -> None: ...
 
 
 class PictureModel(PicturePlan):
     """A picture's plan, and what goes through the door for it. Made once per entry."""
 
-    through: Steps | None = None  # it is a pipeline
+    keeps_pixels = False  # of a picture, for what comes after its first step
     room_behind = 0  # bytes that a slot must have behind a file that goes to the device
 
     def __init__(self, entry: ModelEntry) -> None:
@@ -146,6 +144,11 @@ class PictureModel(PicturePlan):
         mine, its = self.settings, other.settings
         return (mine.image, mine.input, mine.encoded) == (its.image, its.input, its.encoded)
 
+    def document(self, outputs: Sequence[Tensor], number: int, geometry: Geometry, options: Options) -> bytes:
+        """The answer to one picture of a batch."""
+        answer, entry = self.answers.answer(self.of_one(outputs, number), geometry, options), self.entry
+        return orjson.dumps({"model": entry.name, "version": entry.version, **self.assumed, **answer})
+
     def of_one(self, outputs: Sequence[Tensor], number: int) -> dict[str, Array]:
         """The outputs for one picture of a batch, without the batch."""
         found: dict[str, Array] = {}
@@ -154,15 +157,16 @@ class PictureModel(PicturePlan):
         return found
 
 
-class SentPictures:
-    """`asked` is what the client says, `head` what goes through the door for it, with `size` bytes.
+class SentPictures(Content):
+    """The content of a request. `asked` is what the client says, `head` what goes through the door for it,
+    with `size` bytes.
 
     `prepare` and `compose` are called in threads, one after the other; the rest in the loop's.
     """
 
     __slots__ = (
-        *("_geometries", "_model", "_pictures", "asked", "head", "is_file", "kept", "options", "sampled"),
-        *("size", "through", "weight", "whole"),
+        *("_geometries", "_model", "_pictures", "asked", "head", "is_file", "options", "sampled"),
+        *("size", "weight", "whole"),
     )
 
     quick = False  # the answer is made in less time than a thread takes to wake up
@@ -185,13 +189,11 @@ class SentPictures:
         self._model = model
         self.options = options
         self._pictures = pictures
-        self.through = model.through
         self.whole: list[Decoded] = []  # the pixels, where they are needed for longer
         self.sampled: Sampled | None = None  # what will be measured of the first, if anything is
         self.is_file = as_file is not None  # for the model's device: there is nothing to decode here
         self._geometries = [] if as_file is None else [as_file]
         self.weight = 0.0
-        self.kept = False  # the files are needed again
 
     @property
     def model(self) -> PictureModel:
@@ -208,10 +210,11 @@ class SentPictures:
         return self._pictures
 
     def for_model(self, model: PictureModel) -> SentPictures:
-        """The same pictures for another version of their model."""
+        """The same pictures for another version of their model; what this one holds is the other's."""
         if model is self._model:
             return self
         other = copy(self)
+        self.slot = self.held = None
         other._model = model
         other._fit()
         return other
@@ -220,21 +223,47 @@ class SentPictures:
         """What goes through the door for this model."""
         raise NotImplementedError
 
-    def files_in(self, slot: Slot | None) -> Sequence[Buffer]:
-        """The same, where the one of a route may lie in a slot."""
-        return self._pictures if slot is None else [memoryview(bind_file(slot.view, 0).data)]
+    # ── as a content ──
 
-    def put_file(self, memory: memoryview) -> None:
-        write_file(memory, self._pictures[0])
+    def bytes_of(self, _head: RequestHead) -> Sequence[Buffer]:
+        """The files; the one of a route may lie in a slot."""
+        return self._pictures if self.slot is None else [memoryview(bind_file(self.slot.view, 0).data)]
+
+    def offer(self, call: Places, _head: RequestHead) -> None:
+        cast(PlacesPictures, call).place_pictures(self)
+
+    def can_be_again(self, model: PictureModel) -> bool:
+        """Once more for this version of their model: as what was made of them, or as the files."""
+        fits = self.held is not None and self._model.sees_as(model)
+        return fits or (bool(self._pictures) and not self.is_file)
+
+    def again(self, model: PictureModel) -> SentPictures:
+        """The same for another version of their model, when one is done with them."""
+        if not self._model.sees_as(model):
+            self.drop()
+        other = self.for_model(model)
+        other.sent = other.gone = False
+        other.offered_as = other.head
+        return other
+
+    def slot_of_file(self, door: Door) -> Slot:
+        """With the one file in it, for the model's device; the caller's from here on."""
+        if self.slot is not None:
+            return self.take()
+        slot = door.slot(self.size)
+        write_file(slot.view, self._pictures[0])
         if self.drawn is None and not self.kept:
             self._pictures = ()
+        return slot
+
+    # ── in threads ──
 
     def prepare(self, memory: memoryview) -> float:
         """All of them into the slot, one behind the other; returns the seconds. One that is bad fails all."""
         started = monotonic()
         model, size = self._model, self._model.bytes
         sampled = None if self.sampled is None else self.sampled.decoded
-        keep = sampled if self.through is None else self.whole
+        keep = self.whole if self._model.keeps_pixels else sampled
         self._geometries = self._each(
             lambda number, data: model.prepare(data, memory[number * size : (number + 1) * size], keep)
         )
@@ -261,14 +290,6 @@ class SentPictures:
                     error.message = f"picture {number}: {error.message}"
                 raise
         return made
-
-    def _document(self, outputs: Sequence[Tensor], number: int) -> bytes:
-        model = self._model
-        if self.through is not None:
-            return self.through.document(outputs)
-        given = model.of_one(outputs, number), self._geometries[number], self.options
-        answer, entry = model.answers.answer(*given), model.entry
-        return orjson.dumps({"model": entry.name, "version": entry.version, **model.assumed, **answer})
 
 
 class RoutePicture(SentPictures):
@@ -338,7 +359,7 @@ class RoutePicture(SentPictures):
     def prepare(self, memory: memoryview) -> float:
         started = monotonic()
         sampled = None if self.sampled is None else self.sampled.decoded
-        keep = sampled if self.through is None else self.whole
+        keep = self.whole if self._model.keeps_pixels else sampled
         self._geometries = [self._model.prepare(self._pictures[0], memory, keep)]
         if self.drawn is None and not self.kept:
             self._pictures = ()
@@ -347,7 +368,7 @@ class RoutePicture(SentPictures):
     def compose(self, outputs: Sequence[Tensor]) -> tuple[Sequence[Tensor], float]:
         started = monotonic()
         if self.drawn is None:
-            self.body = self._document(outputs, 0)
+            self.body = self._model.document(outputs, 0, self._geometries[0], self.options)
         else:  # decoded again, in full: to keep the pixels while the model runs could take any memory
             model, data = self._model, self._pictures[0]
             given = model.of_one(outputs, 0), self._geometries[0], self.options
@@ -397,7 +418,8 @@ class TensorPictures(SentPictures):
         started = monotonic()
         answers: Array = np.empty(len(self._geometries), object)
         for number in range(len(answers)):
-            answers[number] = self._document(outputs, number)
+            given = number, self._geometries[number], self.options
+            answers[number] = self._model.document(outputs, *given)
         named = Tensor(ANSWER, Datatype.BYTES, self._shape, answers.reshape(self._shape))
         return [*outputs, named], monotonic() - started
 

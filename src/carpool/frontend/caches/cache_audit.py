@@ -10,24 +10,22 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import orjson
 
-from carpool.cache.answer_store import Kept
-from carpool.cache.similar import OFF_S, Source, judged
+from carpool.cache.similar import OFF_S, judged
 from carpool.config.rollout_settings import CompareSettings
 from carpool.errors import CarpoolError
-from carpool.frontend.front_caches import ModelCache
-from carpool.link.door import Answer, Ask, Call, OneAnswer, Slot
+from carpool.frontend.caches.front_caches import Hit, ModelCache
+from carpool.frontend.calls.call_service import CallService
+from carpool.frontend.pictures.sent_pictures import RoutePicture
+from carpool.link.door import Answer, Ask, Call, OneAnswer
+from carpool.memory.arena import Slot
 from carpool.memory.layout import FILE_AT, write_file
 from carpool.observe import columns
 from carpool.observe.logs import logger
 from carpool.vision.compare import Difference, compare_answers
-
-if TYPE_CHECKING:
-    from carpool.frontend.call import ClientCall
-    from carpool.frontend.pictures.sent_pictures import RoutePicture
 
 _LONGEST_SHOWN = 80
 
@@ -41,21 +39,16 @@ class Audit(OneAnswer):
     again. Used in the loop's thread; what takes long is done in others."""
 
     def __init__(
-        self,
-        call: ClientCall,
-        model: ModelCache,
-        picture: RoutePicture,
-        kept: Kept,
-        source: Source | None,
-        change: float,
+        self, service: CallService, name: str, model: ModelCache, picture: RoutePicture, hit: Hit
     ) -> None:
-        self._service = call.service
-        self._name = call.sender.source
+        """`name` is its source's."""
+        self._service = service
+        self._name = name
         self._model = model
         self._picture = picture
-        self._kept = kept
-        self._source = source
-        self._change = change
+        self._kept = hit.kept
+        self._source = hit.source
+        self._change = hit.change
         self._call: Call | None = None
 
     def begin(self, file: bytes) -> None:

@@ -10,9 +10,10 @@ from random import random
 from secrets import token_hex
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from carpool.cache.answer_store import AnswerStore, Doorkeeper, Entry, Room
+from carpool.cache.answer_store import AnswerStore, Doorkeeper, Entry, Kept, Room
 from carpool.cache.cache_key import FORMAT, Digests, Said, Wish, describe
-from carpool.cache.similar import Likeness, Seen, SimilarFrames, Source, is_audited
+from carpool.cache.cache_status import CacheStatus, hit
+from carpool.cache.similar import Seen, SimilarFrames, Source, is_audited, see
 from carpool.config.cache_settings import CacheSettings
 from carpool.link.door import Catalog, Door, ModelEntry, Sender
 from carpool.observe import columns
@@ -22,9 +23,11 @@ from carpool.vision.picture_answers import Options
 from carpool.wire.v2 import Buffer, RequestHead
 
 if TYPE_CHECKING:
-    from carpool.frontend.cached_call import Lookup
+    from carpool.frontend.caches.caching_door import Lookup
 
 MIB = 1 << 20
+MOST_BYTES = 16 << 20
+"""Of a request that is looked up: what takes longer to read twice is not worth it."""
 _RECENT = 256  # looks; at so many, half of what was counted is forgotten
 _MOST_DESCRIBED = 1024
 _EXACT_PART = 0.01  # of the share of similar ones: what differs there is a model that is not always the same
@@ -32,41 +35,6 @@ _NOTED_EVERY_S = 1.0
 _SOON_S = 0.1
 LOOKED_AT_ONCE = 64 * 1024  # bytes of a picture that is seen in the loop: about what a thread costs, too
 _WORTH_READING = 20  # one of so many hits: then bodies are read although the gate says no
-
-
-class Told:
-    """What an answer says about the cache: in our own words, and in those of RFC 9211; and its header."""
-
-    __slots__ = ("fields", "kind", "status", "words")
-
-    def __init__(self, words: str, status: str, kind: str) -> None:
-        self.words = words
-        self.status = status
-        self.kind = kind  # as it is counted
-        self.fields = f"X-Carpool-Cache: {words}\r\nCache-Status: carpool; {status}\r\n".encode()
-
-
-MISS = Told("miss", "fwd=miss", "miss")
-STORED = Told("miss", "fwd=miss; stored", "miss")
-JOINED = Told("joined", "fwd=miss; collapsed", "joined")
-OFF = Told("off", "fwd=bypass", "bypass")
-SHARED = Told("hit; kind=shared", "hit; detail=shared", "shared")
-
-
-def hit(kind: str, age: float, ttl: float, more: str = "") -> Told:
-    counted = {"exact": "hit"}.get(kind, kind)
-    return Told(f"hit; kind={kind}{more}; age={age:.1f}", f"hit; ttl={ttl - age:.0f}", counted)
-
-
-def told_of_all(each: Sequence[Told | None]) -> bytes:
-    """Of the pictures of one request, in their order; an error says nothing here."""
-    if len(each) == 1:
-        return b"" if each[0] is None else each[0].fields
-    known = [told for told in each if told is not None]
-    if not known:
-        return b""
-    worst = next((told for told in known if not told.status.startswith("hit")), known[0])
-    return Told(", ".join(told.words for told in known), worst.status, "").fields
 
 
 class Shared(Protocol):
@@ -87,16 +55,45 @@ class Shared(Protocol):
     def close(self) -> None: ...
 
 
-class Looked(NamedTuple):
-    """What was found of a picture before its call was made: what has the same fast digest, and whether its
-    scene was looked at, with what came of that."""
+class Question(NamedTuple):
+    """What is looked up: what identifies it besides its bytes, and those, in pieces."""
 
+    form: str
+    head: RequestHead
+    pieces: Sequence[Buffer]
+    sender: Sender
+    wish: Wish
+    options: Options | None = None
+    drawn: str | None = None
+    is_picture: bool = False
+
+    @property
+    def has_scene(self) -> bool:
+        """It is one picture of a source that has a name."""
+        return self.is_picture and len(self.pieces) == 1 and self.drawn is None and bool(self.sender.named)
+
+
+class Hit(NamedTuple):
+    """An answer that is known. `source` and `change` are of one to another picture that shows the same."""
+
+    kept: Kept
+    status: CacheStatus
+    age: float
+    source: Source | None = None
+    change: float = 0.0
+
+
+class Looked(NamedTuple):
+    """What was found: an answer, or what has the same fast digest, and whether its scene was looked at."""
+
+    said: Said
     fast: int = 0
+    hit: Hit | None = None
+    audited: bool = False  # the hit is to be computed all the same, and compared
     entry: Entry | None = None
     at_scene: bool = False
     source: Source | None = None
     seen: Seen | None = None
-    likeness: Likeness | None = None
 
 
 class CacheParts(NamedTuple):
@@ -192,6 +189,11 @@ class ModelCache:
         return self._hits * _WORTH_READING >= max(1, self._looks)
 
 
+def exact_hit(entry: Entry, now: float) -> Hit:
+    age = now - entry.at
+    return Hit(entry.kept, hit("exact", age, entry.ends - entry.at), age)
+
+
 class Caches:
     """One per front end. What looks is made when the first model comes that keeps answers.
 
@@ -232,15 +234,61 @@ class Caches:
             found = self._models[entry.key] = ModelCache(entry, row, self.digests)
         return found
 
-    def look(self, said: Said, pieces: Sequence[Buffer], wish: Wish, now: float) -> tuple[int, Entry | None]:
-        """The fast digest, and what has the same one: whether that is the same is still to be told."""
-        fast = self.digests.fast(said, pieces)
-        if fast not in self.store.entries or not wish.look:
-            return fast, None
-        entry = self.store.get(fast, now)
-        if entry is None or now - entry.at > wish.max_age:
-            return fast, None
-        return fast, entry
+    def known(self, model: ModelCache, asked: Question, now: float) -> Looked | None:
+        """The one look for an answer, as far as it takes no thread. None: this is neither looked up nor
+        kept."""
+        form, head, pieces, sender, wish, options, drawn, is_picture = asked
+        said = model.said(form, head, options, drawn, sender)
+        size = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
+        if said is None or size > MOST_BYTES or not (wish.look or wish.keep):
+            return None
+        if is_picture and len(pieces) != 1:  # tensors' lengths are known by what is said of them
+            said = self.digests.said(said.text + repr(list(map(len, pieces))).encode())
+        looked = Looked(said)
+        if model.settings.exact:
+            fast = self.digests.fast(said, pieces)
+            looked = Looked(said, fast)
+            entry = self.store.get(fast, now) if wish.look and fast in self.store.entries else None
+            if entry is not None and now - entry.at <= wish.max_age:
+                if not entry.is_same(said.text, pieces):
+                    return Looked(said, fast, entry=entry)  # whether it is the same is still to be told
+                return Looked(said, fast, exact_hit(entry, now), model.is_audited(None, now))
+            if fast in self.computing:
+                return looked
+        if model.settings.similar and size <= LOOKED_AT_ONCE and wish.look and asked.has_scene:
+            return self._look_at_scene(model, asked, looked, now)
+        return looked
+
+    def _look_at_scene(self, model: ModelCache, asked: Question, looked: Looked, now: float) -> Looked:
+        source = self.source(model, asked)
+        if not source.wants_a_look(now):
+            return looked._replace(at_scene=True)
+        seen = see(asked.pieces[0], model.settings)
+        hit = self.similar_hit(model, source, seen, asked.wish, now)
+        if hit is None:
+            return looked._replace(at_scene=True, source=source, seen=seen)
+        audited = model.is_audited(source, now)
+        return looked._replace(hit=hit, audited=audited, at_scene=True, source=source, seen=seen)
+
+    def source(self, model: ModelCache, asked: Question) -> Source:
+        return self.similar.source(model.way(asked.form, asked.head, asked.options, asked.sender))
+
+    def similar_hit(
+        self, model: ModelCache, source: Source, seen: Seen | None, wish: Wish, now: float
+    ) -> Hit | None:
+        """What was computed of another picture that shows the same."""
+        if seen is None or not wish.look:
+            return None
+        found = self.similar.look(source, seen, model.settings, now, wish.max_age)
+        if found is None:
+            return None
+        age, ttl = now - found.frame.at, model.settings.similar_ttl_s
+        status = hit("similar", age, ttl, f"; change={found.change:.1f}")
+        return Hit(found.frame.kept, status, age, source, found.change)
+
+    def from_cache(self, entry: ModelEntry, arrived: float, images: int, source: str) -> None:
+        """A request was answered without the engine."""
+        self._door.answered_from_cache(entry, arrived, images, source)
 
     def _renewed(self, catalog: Catalog) -> None:
         """What is not served any more, or was cleared by somebody, goes."""

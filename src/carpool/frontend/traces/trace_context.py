@@ -9,7 +9,10 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+from carpool.cache.cache_status import CacheStatus
 from carpool.errors import CarpoolError
+from carpool.link.door import ModelEntry
+from carpool.wire.v2 import RequestHead
 
 PARENT_FIELD = b"traceparent"
 STATE_FIELD = b"tracestate"
@@ -38,6 +41,25 @@ class Caller(Protocol):
     def sent_fields(self) -> Mapping[bytes, bytes]: ...
 
     def origin(self, error: CarpoolError | None) -> Origin: ...
+
+
+class TracedCall(Caller, Protocol):
+    """A request that is over."""
+
+    @property
+    def entry(self) -> ModelEntry: ...
+
+    @property
+    def arrived(self) -> float: ...
+
+    @property
+    def head(self) -> RequestHead: ...
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def cache_status(self) -> CacheStatus | None: ...
 
 
 class Parent(NamedTuple):

@@ -20,6 +20,7 @@ from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, ModelError, Refused
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.pipeline_pictures import PipelineModel
+from carpool.frontend.pictures.pipeline_run import PipelineDoor
 from carpool.frontend.pictures.sent_pictures import RoutePicture
 from carpool.link.door import Ask, Sender
 from carpool.observe.counters import Table, table_bytes
@@ -115,7 +116,7 @@ class Journey:
         self.over = self.decoded = False
         times = 0.0, INFINITY, Sender("camera"), 0.01
         ask = Ask(entry, self.pictures.head, self.slot, 0, *times, content=self.pictures)
-        self.call = model.infer(ask, self.heard)
+        self.call = PipelineDoor().infer(ask, self.heard)
 
     def decode(self) -> None:
         """As a `ClientCall` does when its tensor is there, if it still waits."""

@@ -10,20 +10,19 @@ from functools import partial
 from math import log, log1p
 from random import Random
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from carpool.config.drift_settings import UncertainSettings
 from carpool.errors import CarpoolError
+from carpool.frontend.pictures.sent_pictures import SentPictures
 from carpool.frontend.pictures.workers import Workers
-from carpool.link.door import Answer, Catalog, Door, ModelEntry, Slot
+from carpool.link.door import Answer, Catalog, Door, ModelEntry, Sender
+from carpool.memory.arena import Slot
 from carpool.memory.layout import find_file
 from carpool.observe.logs import logger
 from carpool.quality.kept_pictures import MOST_PICTURE_BYTES
 from carpool.quality.samples import Measured, Sampled, measure
-
-if TYPE_CHECKING:
-    from carpool.frontend.call import ClientCall
-    from carpool.frontend.pictures.sent_pictures import SentPictures
+from carpool.types import Timing
 
 _EVERY_S = 0.1  # at most ten a second
 _MOST_OF_A_CORE = 0.01  # larger pictures are measured more rarely, so that all of them take no more than this
@@ -59,6 +58,19 @@ class _Picking:
         self.left = 1
         if self._sample < 1.0:
             self.left += int(log(1.0 - self._random.random()) / log1p(-self._sample))
+
+
+class AnsweredCall(Protocol):
+    """A request that was answered."""
+
+    @property
+    def pictures(self) -> SentPictures | None: ...
+
+    @property
+    def entry(self) -> ModelEntry: ...
+
+    @property
+    def sender(self) -> Sender: ...
 
 
 class Sampler:
@@ -117,7 +129,10 @@ class Sampler:
             return None
         return Sampled([], size, file, model.uncertain if wanted else None)
 
-    def answered(self, call: ClientCall, answer: Answer) -> None:
+    def failed(self, call: AnsweredCall, error: CarpoolError, timing: Timing | None, now: float) -> None:
+        """Of those nothing is measured."""
+
+    def answered(self, call: AnsweredCall, answer: Answer, times: tuple[float, float, float]) -> None:
         pictures = call.pictures
         sampled = None if pictures is None else pictures.sampled
         if pictures is None or sampled is None:

@@ -1,9 +1,5 @@
-"""What a front end does beside requests of a model that is being rolled out.
-
-A request that the candidate fails is run again on stable; some are run on the other version, too, out of what
-the device has to spare, and both answers are compared, off the loop. What was seen goes to the engine in
-bulk. Nothing here is on the way of models that are not rolled out.
-"""
+"""What a front end sees of a rollout, which goes to the engine in bulk: how the two versions answer, and how
+their answers to the same requests compare."""
 
 from __future__ import annotations
 
@@ -15,25 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from random import Random
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from carpool.errors import CarpoolError, without_stack
-from carpool.frontend.comparison import Comparison, fault_of
-from carpool.frontend.pictures.picture_service import PictureService, promised
-from carpool.frontend.pictures.sent_pictures import SentPictures
-from carpool.frontend.routing import Split
-from carpool.link.door import Answer, Door, ModelEntry, Slot
-from carpool.memory.arena import ArenaSlot
+from carpool.frontend.calls.routing import Split
+from carpool.frontend.pictures.picture_service import PictureService
+from carpool.frontend.rollout.comparison import fault_of
+from carpool.link.door import Door, ModelEntry
 from carpool.observe.columns import COMPARED, FALLBACKS, SKIPPED
 from carpool.observe.counters import Row
 from carpool.types import Array
 from carpool.vision.compare import Difference
 from carpool.vision.thumbnail import block_change
-from carpool.wire.v2 import RequestHead
-
-if TYPE_CHECKING:
-    from carpool.frontend.call import ClientCall
-
 
 _FLUSH_S = 0.1
 _APART_S = 5.0  # between two comparisons of one source that count
@@ -41,97 +30,10 @@ _STILL = 6.0  # grey levels of the block that changed most: less is the same sce
 _MOST_SOURCES = 1024
 _PER_SECOND = 10.0  # comparisons in the canary, of one front end
 _LEARNING = 0.1
-_RESERVE = (0.2, 0.5)  # of the promise, at least and at most: for stable, where the candidate is slow
 _MOST_KEPT_BYTES = 4 << 20  # of a picture that goes to the engine to be kept
 _KEPT_AT_ONCE, _KEPT_PER_SECOND = float(32 << 20), float(8 << 20)  # bytes of them, of one front end
 _LONGEST_ID = 128
 _MOST_IDS = 4096  # in one report
-
-
-class Beside:
-    """One request whose model has two versions. Holds its inputs for as long as they may be needed again."""
-
-    __slots__ = ("_call", "_head", "_mirror", "_pictures", "_slot", "_tail", "_timer", "compares", "split")
-
-    def __init__(self, mirror: Mirror, call: ClientCall, split: Split, *, compares: bool) -> None:
-        self._mirror = mirror
-        self._call = call
-        self.split = split
-        self.compares = compares
-        self._slot: ArenaSlot | None = None
-        self._head: RequestHead | None = None
-        self._tail = 0
-        self._pictures: SentPictures | None = None
-        self._timer: asyncio.TimerHandle | None = None
-
-    def hold(self, head: RequestHead, slot: Slot, tail: int, pictures: SentPictures | None) -> None:
-        self._head, self._tail, self._pictures = head, tail, pictures
-        if isinstance(slot, ArenaSlot) and (self.compares or self.split.spares(self._call.entry)):
-            self._slot = slot.share()
-
-    def coming(self, head: RequestHead, pictures: SentPictures | None) -> None:
-        """They are decoded first."""
-        self._head, self._pictures = head, pictures
-
-    def decoded(self, slot: Slot) -> None:
-        """The pictures are in it, which goes to the door now."""
-        assert self._head is not None
-        self.hold(self._head, slot, 0, self._pictures)
-
-    def expect(self, seconds: float) -> None:
-        """Look again when stable could just be in time."""
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(max(0.0, seconds), self._call.too_slow)
-
-    def can_run_again(self, pictures: SentPictures | None) -> bool:
-        """Its inputs are there: as they are, or as files that can be decoded once more."""
-        if pictures is None:
-            return self._slot is not None
-        if self._slot is not None and self._fits_stable(pictures):
-            return True
-        return bool(pictures.files) and not pictures.is_file
-
-    def _fits_stable(self, pictures: SentPictures) -> bool:
-        """What was made of them for the candidate is stable's input, too."""
-        return pictures.model.sees_as(self._mirror.pictures.model(self.split.stable))
-
-    def take(self) -> tuple[Slot | None, RequestHead, int]:
-        """The inputs, whose holder is the caller from here on; nothing for pictures that stable wants in
-        another size. They are not compared any more."""
-        self._stop()
-        self.compares = False
-        slot, self._slot = self._slot, None
-        assert self._head is not None
-        pictures = self._call.pictures
-        if slot is not None and pictures is not None and not self._fits_stable(pictures):
-            slot.release()
-            slot = None
-        return slot, self._head, self._tail
-
-    def answered(self, answer: Answer) -> None:
-        """It was answered well; the outputs are there until this returns."""
-        self._stop()
-        call, split = self._call, self.split
-        self._mirror.count_answer(split, call, monotonic())
-        if self.compares and self._head is not None:
-            job = Comparison(self._mirror, split, call.entry, call.sender.named, self._pictures)
-            job.keep_answer(answer.outputs)
-            slot, self._slot = self._slot, None
-            job.begin(self._head, slot, self._tail)
-        self.failed()
-
-    def failed(self) -> None:
-        """It is over: give back what is held."""
-        self._stop()
-        slot, self._slot = self._slot, None
-        self._pictures = None
-        if slot is not None:
-            slot.release()
-
-    def _stop(self) -> None:
-        timer, self._timer = self._timer, None
-        if timer is not None:
-            timer.cancel()
 
 
 class Seen(NamedTuple):
@@ -159,60 +61,14 @@ class Mirror:
         self._flushing: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def watch(
-        self,
-        call: ClientCall,
-        beside: Beside | None,
-        head: RequestHead,
-        slot: Slot,
-        tail: int,
-        ready_in: float | None,
-    ) -> Beside:
-        """A request was offered. With `beside` it is one that was offered before, and fell back."""
-        split = call.split
-        assert split is not None
-        if beside is not None:
-            return beside
-        now = monotonic()
-        beside = Beside(self, call, split, compares=self._wants(split, call, now))
-        try:
-            self._hold(beside, call, head, slot, tail, ready_in, now)
-        except BaseException:
-            beside.failed()
-            raise
-        return beside
-
-    @staticmethod
-    def _hold(
-        beside: Beside,
-        call: ClientCall,
-        head: RequestHead,
-        slot: Slot,
-        tail: int,
-        ready_in: float | None,
-        now: float,
-    ) -> None:
-        split = beside.split
-        pictures, spares = call.pictures, split.spares(call.entry)
-        if pictures is not None and (beside.compares or spares):
-            pictures.kept = True
-        if ready_in is None:
-            beside.hold(head, slot, tail, pictures)
-        else:
-            beside.coming(head, pictures)
-        slo = call.entry.slo
-        if spares and slo is not None:
-            reserve = min(_RESERVE[1] * slo, max(_RESERVE[0] * slo, 3.0 * split.stable_s))
-            beside.expect(promised(call.entry, call.arrived, call.deadline) - reserve - now)
-
-    def _wants(self, split: Split, call: ClientCall, now: float) -> bool:
+    def wants(self, split: Split, entry: ModelEntry, source: str, now: float) -> bool:
         """Whether the other version is to answer it, too."""
         route = split.route
-        if call.entry is split.stable:
+        if entry is split.stable:
             return route.mirrored > 0.0 and self._random.random() < route.mirrored
         if not route.compared:
             return False
-        name, source = split.stable.name, call.sender.named
+        name = split.stable.name
         last = self._seen.get((name, source)) if source else None
         if last is not None and now - last.at < _APART_S:
             self.skipped(split, "thinned")
@@ -227,8 +83,7 @@ class Mirror:
 
     # ── what was seen ──
 
-    def count_answer(self, split: Split, call: ClientCall, now: float) -> None:
-        entry, took = call.entry, now - call.arrived
+    def count_answer(self, split: Split, entry: ModelEntry, took: float, request_id: str) -> None:
         report = self._report(split)
         side = report["candidate" if entry is split.candidate else "stable"]
         side["answers"] += 1
@@ -240,8 +95,8 @@ class Mirror:
             side["slow"] += took > split.route.slower * usual
         if entry.slo is not None and took > entry.slo:
             side["late"] += 1
-        if call.request_id and len(report["ids"]) < _MOST_IDS:
-            report["ids"].append((call.request_id[:_LONGEST_ID], entry.version))
+        if request_id and len(report["ids"]) < _MOST_IDS:
+            report["ids"].append((request_id[:_LONGEST_ID], entry.version))
 
     def count_failure(self, split: Split, entry: ModelEntry, error: CarpoolError) -> None:
         """It was answered with this error, or would have been."""

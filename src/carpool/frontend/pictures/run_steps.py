@@ -1,4 +1,4 @@
-"""The steps of a journey through a pipeline: what is asked in each, what was answered, and how it is told."""
+"""The steps of a run through a pipeline: what is asked in each, what was answered, and how it is told."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from time import monotonic
 from typing import Any, Protocol
 
 from carpool.errors import CarpoolError, Refused
-from carpool.link.door import Answer, Call, OneAnswer, Slot
+from carpool.link.door import Answer, Call, OneAnswer
+from carpool.memory.arena import Slot
 from carpool.pipelines.picture_graph import Document, Item
 from carpool.types import PartTiming, StepTiming
 from carpool.vision.geometry import Geometry

@@ -16,16 +16,17 @@ from hashlib import blake2b
 from pathlib import Path
 from random import Random
 from time import monotonic, monotonic_ns, time, time_ns
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from carpool.config.otel_settings import OtelSettings
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError, Refused, Replaced, Unavailable
-from carpool.frontend.span_export import SpanExporter
-from carpool.frontend.trace_context import (
+from carpool.frontend.traces.span_export import SpanExporter
+from carpool.frontend.traces.trace_context import (
     PARENT_FIELD,
     STATE_FIELD,
     Caller,
     Origin,
+    TracedCall,
     read_parent,
     read_state,
 )
@@ -34,9 +35,6 @@ from carpool.observe.columns import BATCH_SIZE, INFER_SECONDS, QUEUE_SECONDS, RE
 from carpool.observe.counters import Row
 from carpool.observe.exemplars import Exemplars
 from carpool.types import PartTiming, StepTiming, Timing
-
-if TYPE_CHECKING:
-    from carpool.frontend.call import ClientCall
 
 SPANS_EACH = 6  # of a request without steps: itself, decode, queue, batch, infer and post
 _LONGEST_TEXT = 256
@@ -82,13 +80,13 @@ class RequestSpans:
         messages = SpanMessages(settings, version)
         self._exporter = SpanExporter(settings, row, messages.encode, SPANS_EACH)
 
-    def answered(self, call: ClientCall, timing: Timing, times: tuple[float, float, float]) -> None:
+    def answered(self, call: TracedCall, timing: Timing, times: tuple[float, float, float]) -> None:
         """`times`: when it was offered, when the engine was done with it, and now."""
         context = self._choose(call)
         if context is None:
             return
         offered, done, now = times
-        entry, told = call.entry, call.told
+        entry, told = call.entry, call.cache_status
         self._exporter.put(
             _Ended(
                 context,
@@ -112,7 +110,7 @@ class RequestSpans:
             if timing.number:
                 note(BATCH_SIZE, float(timing.batch))
 
-    def failed(self, call: ClientCall, error: CarpoolError, timing: Timing | None, now: float) -> None:
+    def failed(self, call: TracedCall, error: CarpoolError, timing: Timing | None, now: float) -> None:
         """Also of one whose model is not known, and of one whose client left."""
         context = self._choose(call)
         if context is not None:

@@ -19,9 +19,10 @@ from carpool import errors
 from carpool.config.rollout_settings import CompareSettings
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, without_stack
+from carpool.frontend.calls.routing import Split
 from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
-from carpool.frontend.routing import Split
-from carpool.link.door import Answer, Ask, Call, ModelEntry, OneAnswer, Slot
+from carpool.link.door import Answer, Ask, Call, ModelEntry, OneAnswer
+from carpool.memory.arena import Slot
 from carpool.observe.logs import logger
 from carpool.types import Array, Tensor
 from carpool.vision.compare import Difference, compare_answers, compare_tensors
@@ -29,7 +30,7 @@ from carpool.vision.thumbnail import thumbnail
 from carpool.wire.v2 import RequestHead
 
 if TYPE_CHECKING:
-    from carpool.frontend.mirror import Mirror
+    from carpool.frontend.rollout.mirror import Mirror
 
 _log = logger("rollout")
 

@@ -2,24 +2,24 @@
 
 The other place would be the engine, where ensembles have theirs. But what goes from step to step is pixels,
 and those are here, or on a device that is only told what to cut out of them: the engine would have to send
-boxes back and wait for crops, which is this journey with more messages; or hold pictures itself, cut them and
+boxes back and wait for crops, which is this run with more messages; or hold pictures itself, cut them and
 look through detectors' outputs in the one thread that schedules for all. Here each step is a request like any
 other, in a slot like any other, and crops of many requests share batches because their models' queues are the
 engine's. What only the engine can know, whether all of it can be in time and how much a step must leave to
 the later ones, it says through the trip that each request names (engine/pipeline_trips.py). So a front end
-that dies takes its own journeys along and no others, and an engine that dies ends each of them once.
+that dies takes its own runs along and no others, and an engine that dies ends each of them once.
 
-To `ClientCall` a journey is one call through the door: it is made ready, cancelled and done like one.
+To what is above it a run is one call through the door: it is made ready, cancelled and done like one.
 
     the first step's tensor ─► its answer ─► a thread reads it ─► slots for the crops ─► a thread cuts ─► …
                                                  └ nothing found: the step is over at once
 
 Everything but `_cut` and most of `_read` happens in the loop's thread. A step is OPEN from the moment that
-its source is over; a slot is the journey's until its request has it. Calls whose outputs are being read, and
+its source is over; a slot is the run's until its request has it. Calls whose outputs are being read, and
 slots that are being cut into, belong to the thread: they are given back when it is done, whatever became of
-the journey.
+the run.
 
-What runs in the loop goes through `_guarded`: an error that nobody expected ends the journey with an answer,
+What runs in the loop goes through `_guarded`: an error that nobody expected ends the run with an answer,
 and gives back what it holds.
 """
 
@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import orjson
@@ -39,7 +39,8 @@ from carpool.errors import CarpoolError, DeadlineExceeded, Refused, without_stac
 from carpool.frontend.pictures.cascade_audit import count
 from carpool.frontend.pictures.cascade_steps import STEP
 from carpool.frontend.pictures.device_picture import DevicePicture
-from carpool.frontend.pictures.journey_steps import (
+from carpool.frontend.pictures.pipeline_pictures import PipelineModel, StepModel
+from carpool.frontend.pictures.run_steps import (
     Request,
     RequestHears,
     StepState,
@@ -50,7 +51,8 @@ from carpool.frontend.pictures.journey_steps import (
 )
 from carpool.frontend.pictures.sent_pictures import SentPictures
 from carpool.frontend.pictures.workers import explained
-from carpool.link.door import Answer, Ask, Hears, Slot
+from carpool.link.door import Answer, Ask, Call, Hears
+from carpool.memory.arena import Slot
 from carpool.observe import columns
 from carpool.pipelines.picture_graph import Document, Item, chunks, moved
 from carpool.types import Datatype, PartTiming, StepTiming, Tensor, Timing
@@ -58,14 +60,11 @@ from carpool.vision.decode import Decoded
 from carpool.vision.picture_answers import DEFAULT
 from carpool.wire.v2 import RequestHead
 
-if TYPE_CHECKING:
-    from carpool.frontend.pictures.pipeline_pictures import PipelineModel, StepModel
-
 _WHOLE = (Item(),)
 _FEW = 4  # answers of few numbers each: read in less time than a thread takes to wake up
 
 
-class PipelineJourney:
+class PipelineRun:
     """Implements `Call`."""
 
     def __init__(self, model: PipelineModel, ask: Ask, hears: Hears) -> None:
@@ -77,10 +76,10 @@ class PipelineJourney:
         self._workers = model.service.workers
         self._pictures = pictures
         self._hears: Hears | None = hears  # None: it has the answer, or does not want it
-        self._trip = self._door.begin_trip(model.entry)
+        self._booking = self._door.begin_booking(model.entry)
         urgent = max(ask.sender.priority, pictures.asked.options.priority)
         sender = ask.sender._replace(priority=urgent) if urgent else ask.sender
-        self._asked = ask._replace(sender=sender, trip=self._trip)
+        self._asked = ask._replace(sender=sender, booking=self._booking)
         self._steps: dict[int, StepState] = {}
         self._late: list[int] = []
         self._degraded = ""  # why a cascade answers with its cheap model
@@ -104,6 +103,7 @@ class PipelineJourney:
         """Offer the first step; nothing has happened if this raises."""
         ask, base = self._asked, self._graph.base
         request = Request((0,))
+        assert ask.slot is not None
         self._device = DevicePicture(ask.slot) if self._pictures.is_file else None
         try:
             first = self._model.steps[base].entry
@@ -149,7 +149,7 @@ class PipelineJourney:
 
     def _open(self, number: int, items: list[Item]) -> None:
         """Its source is over. With nothing to ask, so is it."""
-        self._trip.reaches(number, len(items))
+        self._booking.reaches(number, len(items))
         at = self._model.steps[number]
         state = self._steps[number] = StepState(items, [Request(part) for part in chunks(items, at.most)])
         if not items:
@@ -404,7 +404,7 @@ class PipelineJourney:
         hears, self._hears = self._hears, None
         picture = self._picture
         try:
-            self._trip.over(answered=True)
+            self._booking.over(answered=True)
             self._let_go()
         finally:
             if hears is not None:
@@ -490,7 +490,7 @@ class PipelineJourney:
             for number in self._steps:
                 rest.callback(self._drop, number)
             rest.callback(self._let_go_of_device)
-            rest.callback(self._trip.over, answered=False)  # unless it was said to be answered
+            rest.callback(self._booking.over, answered=False)  # unless it was said to be answered
 
     def _drop(self, number: int) -> None:
         """What is under way of a step. What a thread reads or cuts is given back when it comes back."""
@@ -506,3 +506,15 @@ class PipelineJourney:
                 elif call is not None and state.waiting:
                     request.call = None
                     rest.callback(call.release)
+
+
+class PipelineDoor:
+    """Wraps a door for pipelines: one request goes through all steps, and `hears` gets the whole answer."""
+
+    def infer(self, ask: Ask, hears: Hears) -> Call:
+        pictures = ask.content
+        assert isinstance(pictures, SentPictures)
+        assert isinstance(pictures.model, PipelineModel)
+        run = PipelineRun(pictures.model, ask, hears)
+        run.begin()
+        return run

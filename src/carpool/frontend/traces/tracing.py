@@ -10,20 +10,19 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
 from carpool.errors import CarpoolError
-from carpool.link.door import Catalog, Door, ModelEntry
+from carpool.frontend.traces.trace_context import Caller, TracedCall
+from carpool.link.door import Answer, Catalog, Door, ModelEntry
 from carpool.observe.logs import logger
 from carpool.types import Timing
 
 if TYPE_CHECKING:
-    from carpool.frontend.call import ClientCall
-    from carpool.frontend.request_spans import RequestSpans
-    from carpool.frontend.trace_context import Caller
+    from carpool.frontend.traces.request_spans import RequestSpans
 
 TIMESTAMPS = "TIMESTAMPS"
 
@@ -43,8 +42,10 @@ class _Scope(NamedTuple):
 class Tracer:
     """One per front end. `on` is all that a request looks at while nothing is traced."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Door, changed: Callable[[], None] = lambda: None) -> None:
+        """`changed` hears when it is switched on or off."""
         self.on = False
+        self._changed = changed
         self._spans: RequestSpans | None = None
         self._door = door
         self._scopes: dict[str, _Scope | None] = {}
@@ -58,16 +59,19 @@ class Tracer:
         """From now on."""
         self._spans = spans
         self.on = True
+        self._changed()
 
     def close(self) -> None:
         if self._spans is not None:
             self._spans.close()
 
-    def answered(self, call: ClientCall, timing: Timing, times: tuple[float, float, float]) -> None:
-        """A request was answered well, by the engine: when it was offered, when that was done, and now, by
-        `time.monotonic()`."""
+    def answered(self, call: TracedCall, answer: Answer, times: tuple[float, float, float]) -> None:
+        """A request was answered well; of an answer that was kept, nothing but its end is traced."""
+        timing = answer.timing
         if self._spans is not None:
             self._spans.answered(call, timing, times)
+        if call.cache_status is not None and call.cache_status.found:
+            return
         name = call.entry.name
         scope = self._scopes.get(name if name in self._scopes else "")
         if scope is None:
@@ -81,12 +85,7 @@ class Tracer:
         else:
             _write(scope.file, line)
 
-    def found(self, call: ClientCall, now: float) -> None:
-        """A request was answered with what was kept of another's answer."""
-        if self._spans is not None:
-            self._spans.answered(call, Timing(), (now, now, now))
-
-    def failed(self, call: ClientCall, error: CarpoolError, timing: Timing | None, now: float) -> None:
+    def failed(self, call: TracedCall, error: CarpoolError, timing: Timing | None, now: float) -> None:
         if self._spans is not None:
             self._spans.failed(call, error, timing, now)
 
@@ -94,7 +93,7 @@ class Tracer:
         if self._spans is not None:
             self._spans.refused(caller, entry, error, head_at)
 
-    def _line(self, call: ClientCall, timing: Timing, offered: float, now: float) -> bytes:
+    def _line(self, call: TracedCall, timing: Timing, offered: float, now: float) -> bytes:
         self._written += 1
         times = _timestamps(timing, call.arrived, offered, now)
         document = {

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import orjson
 import torch
+from frontend.pictures.test_pipeline_run import STREET, Journey, LaterWorkers, finds, late
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from carpool.core.job import INFINITY
 from carpool.errors import ModelError, Unavailable
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.pipeline_pictures import PipelineModel
+from carpool.frontend.pictures.pipeline_run import PipelineDoor
 from carpool.frontend.pictures.sent_pictures import PictureModel, RoutePicture
 from carpool.link.door import Ask, Sender
 from carpool.memory.layout import FILE_AT, find_file, write_file
@@ -31,7 +33,6 @@ from carpool.vision.picture_answers import DEFAULT
 from carpool.wire.v2 import RequestHead
 from frontend.fake_door import FakeCall, FakeDoor, FakeModel
 from frontend.picture_models import SIDE, detector, device_classifier, picture
-from frontend.pictures.test_pipeline_journey import STREET, Journey, LaterWorkers, finds, late
 from heard import Heard
 
 ARENA, PLENTY = 1, 1 << 20
@@ -118,7 +119,7 @@ class DeviceJourney(Journey):
         self.over, self.decoded = False, True
         times = 0.0, INFINITY, Sender("camera"), None
         ask = Ask(entry, self.pictures.head, self.slot, 0, *times, content=self.pictures)
-        self.call = model.infer(ask, self.heard)
+        self.call = PipelineDoor().infer(ask, self.heard)
 
     def counted(self, where: str) -> float:
         return float(self.row._cells[columns.CROPS_FROM[where]])
