@@ -57,7 +57,7 @@ GIVES_BACK = {
     *("ClientCall._finish", "Placement._break_off", "TextDriver._end", "TextDriver._turn_away"),
     *("PlacedCall._finish", "PlacedCall._fail", "PlacedCall._tell", "PlacedCall.cancel", "Content.drop"),
     *("SequenceRoute._tell", "SequenceRoute._done", "Beside._end", "Beside._stop", "Beside.cancel"),
-    *("Lookup._fail", "Lookup._guarded", "Lookup._stop", "Lookup.cancel", "Lookup.end"),
+    *("Lookup._fail", "Lookup._guarded", "Lookup._send", "Lookup.cancel", "Lookup.end"),
     # What the link calls, one line above what is guarded. An error there costs the link, as everywhere.
     *("PipelineRun.ready", "PipelineRun._was_cut", "PipelineRun._was_read"),
     *(

@@ -347,6 +347,9 @@ class Lookup:
         self._guarded(self._pass_on)
 
     def _others_said(self, value: bytes | None) -> None:
+        self._guarded(partial(self._hear_others, value))
+
+    def _hear_others(self, value: bytes | None) -> None:
         waits, self._timer = self._timer, None
         if waits is not None:
             waits.cancel()
@@ -357,7 +360,7 @@ class Lookup:
         elif kept is not None:
             self._keep_here(kept)
         elif waits is not None and not self._over:
-            self._guarded(self._pass_on)
+            self._pass_on()
 
     def _answer_shared(self, kept: Kept) -> None:
         """And have it here, too, from now on, for as long as it lives there."""
@@ -390,38 +393,30 @@ class Lookup:
         it has left, or the engine has the request already, whose answer is as near."""
         others = self.end()
         ends = not (self._over or self._content.sent)
-        if ends:
-            inner = self._stop()
-            if not self.abandoned:
+        try:
+            if ends:
+                inner, self._inner = self._inner, None
+                if inner is not None:
+                    inner.cancel()
                 self._deliver(kept, status, cached=inner is None)
-        for other in others:
-            other._answer_joined(kept)
+        finally:
+            for other in others:
+                other._answer_joined(kept)
         return ends and not self.abandoned
-
-    def _stop(self) -> Call | None:
-        """Nothing more is done for it. What ran, if anything did."""
-        self._over = True
-        inner, self._inner = self._inner, None
-        if inner is not None:
-            inner.cancel()
-        else:
-            self._content.drop()
-        return inner
 
     def _answer_joined(self, kept: Kept) -> None:
         self._stop_following()
         if not self._over:
-            self._over = True
-            self._content.drop()
-            self._deliver(kept, JOINED, cached=True)
+            self._guarded(partial(self._deliver, kept, JOINED, cached=True))
 
     def _deliver(self, kept: Kept, status: CacheStatus, *, cached: bool) -> None:
         ask = self._ask
-        if cached:  # else the engine was asked, and that was noted
-            source = ask.sender.source or ask.head.options.source
-            self._caches.from_cache(ask.entry, ask.arrived, ask.head.batch, source)
-        self._model.count(status.kind, monotonic() - self._began)
-        self._hears.done(Made(kept=kept, cache_status=status, entry=ask.entry))
+        if not self.abandoned:
+            if cached:  # else the engine was asked, and that was noted
+                source = ask.sender.source or ask.head.options.source
+                self._caches.from_cache(ask.entry, ask.arrived, ask.head.batch, source)
+            self._model.count(status.kind, monotonic() - self._began)
+        self._send(Made(kept=kept, cache_status=status, entry=ask.entry))
 
     def admitted(self) -> None:
         self._hears.admitted()
@@ -438,31 +433,28 @@ class Lookup:
         if made.error is not None:
             self._fail(made.error, made)
             return
-        others = self.end()
-        if self._over:
-            return
-        self._over = True
-        if made.entry is not self._ask.entry:  # what another version says is no answer of this one's
-            self._send(made)
-            for other in others:
-                other.goes_alone()
-            return
-        kept = None
-        if others or self._keep or self._seen is not None:
-            made.kept = kept = self._asker.encode(made)
-            self._store(kept)
-        made.cache_status = self._status
-        if self._status is not OFF:
-            self._model.count("miss", monotonic() - self._began)
+        others, kept = self.end(), None
         try:
+            if made.entry is self._ask.entry:  # else another version's, which is no answer of this one's
+                if others or self._keep or self._seen is not None:
+                    made.kept = kept = self._asker.encode(made)
+                    self._store(kept)
+                made.cache_status = self._status
+                if self._status is not OFF:
+                    self._model.count("miss", monotonic() - self._began)
             self._send(made)
         finally:
-            if kept is not None:
-                for other in others:
+            for other in others:
+                if kept is None:
+                    other.goes_alone()
+                else:
                     other._answer_joined(kept)
 
     def _send(self, made: Made) -> None:
-        if not self.abandoned:
+        """The end of it, once."""
+        over, self._over = self._over, True
+        self._content.drop()
+        if not over and not self.abandoned:
             self._hears.done(made)
 
     def _store(self, kept: Kept) -> None:
@@ -486,15 +478,14 @@ class Lookup:
         with a picture is wrong for all."""
         others = self.end()
         self._stop_following()
-        if not self._over:
-            self._over = True
-            self._content.drop()
+        try:
             self._send(made or not_made(error))
-        for other in others:
-            if isinstance(error, InvalidInput):
-                other._fail(error)
-            else:
-                other.goes_alone()
+        finally:
+            for other in others:
+                if isinstance(error, InvalidInput):
+                    other._fail(error)
+                else:
+                    other.goes_alone()
 
     def goes_alone(self) -> None:
         """What it waited for did not come."""
@@ -515,7 +506,11 @@ class Lookup:
             self.abandoned = True
             return
         self.end()
-        self._stop()
+        self._over = True
+        inner, self._inner = self._inner, None
+        if inner is not None:
+            inner.cancel()
+        self._content.drop()
 
     def release(self) -> None:
         """Nothing is held for an answer that was sent."""
