@@ -18,14 +18,14 @@ from carpool.cache.answer_store import Kept
 from carpool.errors import CarpoolError, InvalidInput, ModelError
 from carpool.frontend.calls.packing import AT_ONCE, prepare
 from carpool.frontend.documents import task_of
-from carpool.frontend.http.event_stream import EVENT_FIELDS, EventStream, as_event
+from carpool.frontend.http.event_stream import EVENT_FIELDS, EventStream, Writer, Written, as_event
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, hand_over, status_of
 from carpool.frontend.http.http_service import Service, Start, Starter
 from carpool.frontend.http.image_reading import Layout
 from carpool.frontend.http.image_route import ImageRoute, ImageTarget
 from carpool.frontend.http.infer_route import TIMING, HttpCall, InferRoute, InferTarget
 from carpool.frontend.http.parsing import RequestHead as HttpHead
-from carpool.frontend.http.text_route import TEXT_TASKS, StreamedRequest, read_aside
+from carpool.frontend.http.text_route import TEXT_TASKS, read_aside
 from carpool.frontend.pictures.sent_pictures import from_base64
 from carpool.link.door import Answer, ModelEntry
 from carpool.link.step_times import Times
@@ -179,61 +179,51 @@ def read_picture(body: bytes | bytearray, signature: Signature) -> SentPicture |
 class PictureRoute(ImageRoute):
     """For one request, which has passed the gate."""
 
+    writes = True
+
     def __init__(self, route: GenerateRoute, head: HttpHead, entry: ModelEntry, sent: SentPicture) -> None:
         super().__init__(route.service, head, None, entry.name, route.version)
         self.asked = self.asked._replace(layout=Layout("raw"), in_place=False, wants_drawn=False, options={})
-        self.makes = PictureRequest
-        self.streams, self.sent = route.streams, sent
+        self._streams, self._sent = route.streams, sent
+
+    def writer(self, target: ImageTarget) -> Writer:
+        return TritonWords(target.entry, self._sent.id, streams=self._streams)
 
     def take(self, exchange: Exchange, at: float) -> None:
-        hand_over(self._plan(exchange, self.current(exchange.head_at)), self.sent.picture, at)
+        hand_over(self._plan(exchange, self.current(exchange.head_at)), self._sent.picture, at)
 
     def _made(self, entry: ModelEntry) -> ImageTarget:
-        target, told = super()._made(entry), self.sent.told
+        target, told = super()._made(entry), self._sent.told
         if not entry.decoupled and "max_tokens" in told:
             raise InvalidInput(f"max_tokens means nothing to {entry.name}", field="max_tokens")
         return target._replace(options=Options(extra=told)) if entry.decoupled else target
 
 
-class PictureRequest(StreamedRequest):
-    __slots__ = ("_streams", "_words")
+class TritonWords:
+    """The fields of Triton's answers; with `streams`, an event for each piece."""
 
-    def __init__(self, route: ImageRoute, exchange: Exchange, target: ImageTarget) -> None:
-        super().__init__(route, exchange, target)
-        assert isinstance(route, PictureRoute)
-        entry, own = target.entry, route.sent.id
-        self._streams = route.streams
-        self._words = {
-            "model_name": entry.name,
-            "model_version": entry.version,
-            **({"id": own} if own else {}),
-        }
+    def __init__(self, entry: ModelEntry, own_id: str, *, streams: bool) -> None:
+        self.streams = streams
+        self._words = {"model_name": entry.name, "model_version": entry.version}
+        if own_id:
+            self._words["id"] = own_id
 
-    def part(self, text: str) -> None:
-        if self._streams:
-            super().part(text)
+    def head(self) -> Sequence[bytes]:
+        return ()
 
-    def _send(self, fields: bytes, body: bytes, *, compressible: bool = True) -> None:
-        if self._streams:
-            super()._send(fields, body, compressible=compressible)
-            return
-        document = orjson.loads(body)
-        answer = self._said(document["text"], document.get("finish_reason", "stop"))
-        self.service.server_row.add(BYTES_SENT, len(answer))
-        self.exchange.respond(200, fields, answer)
+    def piece(self, text: str, _number: int) -> Sequence[bytes]:
+        return [orjson.dumps(self._words | {"text_output": text})]
 
-    def _piece(self, text: str) -> Sequence[bytes]:
-        return [self._said(text)]
+    def last(self, written: Written) -> Sequence[bytes]:
+        return [self._ended("", written.finish)]
 
-    def _last(self, document: dict[str, Any]) -> Sequence[bytes]:
-        return [self._said("", document.get("finish_reason", "stop"))]
+    def whole(self, written: Written) -> bytes:
+        return self._ended(written.text, written.finish)
 
-    def _said(self, text: str, finish: str = "") -> bytes:
-        return orjson.dumps(
-            self._words | {"text_output": text} | ({"finish_reason": finish} if finish else {})
-        )
+    def _ended(self, text: str, finish: str) -> bytes:
+        return orjson.dumps(self._words | {"text_output": text, "finish_reason": finish})
 
-    def _error(self, error: CarpoolError) -> bytes:
+    def error(self, error: CarpoolError) -> bytes:
         return _failed(error)
 
 

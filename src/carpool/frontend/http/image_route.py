@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from time import monotonic
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
+
+import orjson
 
 from carpool.cache.answer_store import Kept
 from carpool.cache.cache_status import CacheStatus, fields_of_all
@@ -24,6 +26,7 @@ from carpool.frontend.calls.asking import Made
 from carpool.frontend.calls.call import LEFT, ClientCall
 from carpool.frontend.calls.packing import AT_ONCE, LONG_PICTURE
 from carpool.frontend.documents import task_of
+from carpool.frontend.http.event_stream import TextAnswer, Writer
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive, status_of
 from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Starter
 from carpool.frontend.http.image_reading import Sent, read_image_head, read_pictures
@@ -44,7 +47,7 @@ from carpool.frontend.pictures.sent_pictures import PictureModel, RoutePicture
 from carpool.frontend.pictures.workers import stopping
 from carpool.frontend.traces.trace_context import Origin
 from carpool.link.door import LATEST, Answer, Catalog, ModelEntry
-from carpool.link.step_times import Times, in_words
+from carpool.link.step_times import Times, in_words, tokens_in
 from carpool.memory.arena import Slot
 from carpool.memory.layout import FILE_AT, write_length
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
@@ -81,6 +84,7 @@ class ImageTarget(NamedTuple):
 
 class ImageRoute(ModelRoute[ImageTarget]):
     _tensors = False
+    writes = False  # it may have a writer
 
     def __init__(
         self, service: Service, head: HttpHead, task: str | None, model: str = "", version: str = ""
@@ -140,6 +144,10 @@ class ImageRoute(ModelRoute[ImageTarget]):
             )
         return entry
 
+    def writer(self, target: ImageTarget) -> Writer | None:
+        """In which words the answer is written piece by piece; None: it is one document."""
+        return None
+
     def options_with(self, fields: Mapping[str, str], model: PictureModel) -> tuple[Options, str | None]:
         """With those that stand in a form; and the format of the drawn answer, if one is wanted."""
         twice = next((name for name in fields if name in self.asked.options), None)
@@ -167,6 +175,7 @@ class Outcome(NamedTuple):
     steps: StepTiming | None = None  # where the time went in each
     degraded: str = ""
     fields: bytes = b""  # more for the head of the answer
+    document: Mapping[str, Any] | None = None  # what `body` says, where that is at hand
 
 
 class ImageCall(ClientCall):
@@ -228,7 +237,8 @@ class ImageCall(ClientCall):
         version = "" if self.rollout is None else self.entry.version
         timing = answer.timing
         steps = timing if isinstance(timing, StepTiming) and timing.steps else None
-        of_version = self.cache_status, version, steps, answer.degraded, self.more_fields
+        document = picture.document if kept is None and isinstance(picture, RoutePicture) else None
+        of_version = self.cache_status, version, steps, answer.degraded, self.more_fields, document
         self._request.ended(self._number, Outcome(body, None, self._times(timing), *of_version))
 
     def _write_error(self, error: CarpoolError, times: Times | None) -> None:
@@ -241,7 +251,7 @@ class ImageRequest:
     __slots__ = (
         *("_fetching", "_held", "_outcomes", "_pixels", "_pixels_held", "_several", "_starting"),
         *("_under_way", "_waiting", "arrived", "deadline", "drawn", "exchange", "looked", "options", "route"),
-        *("service", "siblings", "slot", "target"),
+        *("service", "siblings", "slot", "target", "text"),
     )
 
     options: Options
@@ -254,6 +264,8 @@ class ImageRequest:
         self.target = target
         self.arrived = 0.0
         self.deadline = exchange.head_at + route.asked.budget
+        writer = route.writer(target) if route.writes else None
+        self.text = None if writer is None else TextAnswer(exchange, writer, route.service.server_row)
         self.slot: Slot | None = None  # the body comes into it
         self.looked: Looked | None = None  # what was found of its one picture
         self._fetching: asyncio.Task[bytes] | None = None
@@ -378,6 +390,8 @@ class ImageRequest:
             work.add_done_callback(self._fetched)
             return
         pictures, several, target = sent.pictures, sent.several, self.target
+        if several and self.text is not None:
+            raise InvalidInput("text of several pictures comes in one document: send one at a time")
         if several and self.route.asked.sender.latest:
             raise InvalidInput(f"with {LATEST} send one picture at a time", field=LATEST)
         self.options, self.drawn = target.options, target.drawn
@@ -423,7 +437,9 @@ class ImageRequest:
             self._answer()
 
     def part(self, text: str) -> None:
-        """What a model writes, as it comes; here, all of it is answered at the end."""
+        """What a model writes, as it comes; without a writer, all of it is answered at the end."""
+        if self.text is not None:
+            self.text.part(text)
 
     # ── the answer ──
 
@@ -459,13 +475,27 @@ class ImageRequest:
 
     def _send(self, fields: bytes, body: bytes, *, compressible: bool = True) -> None:
         service, encoding = self.service, self.route.asked.encoding
+        if self.text is not None:
+            self._end_text(self.text, fields, body)
+            return
         if compressible and encoding is not None and len(body) >= WORTH_COMPRESSING:
             service.answer_compressed(self.exchange, fields, body, encoding)
             return
         service.server_row.add(BYTES_SENT, len(body))
         self.exchange.respond(200, fields, body)
 
+    def _end_text(self, text: TextAnswer, fields: bytes, body: bytes) -> None:
+        outcome = self._outcomes[0] if self._outcomes else None  # None: it was known
+        if outcome is None:
+            text.end(fields, orjson.loads(body), (), None)
+            return
+        document = outcome.document or orjson.loads(body)
+        counted = outcome.steps if self.target.entry.writes else None
+        text.end(fields, document, outcome.times, None if counted is None else tokens_in(counted))
+
     def _tell(self, error: CarpoolError, more_fields: bytes = b"") -> None:
+        if self.text is not None and self.text.fail(error):
+            return
         source = self.route.asked.sender.source
         self.service.fair.tell(self.exchange, error, self.target.entry, source, more_fields)
 

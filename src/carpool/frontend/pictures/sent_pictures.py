@@ -294,9 +294,9 @@ class SentPictures(Content):
 
 class RoutePicture(SentPictures):
     """The one picture of a call on a picture route; `body` is its answer. Of a model that writes, `text` is
-    what came so far, in so many `pieces`."""
+    what came so far, and `document` what `body` says."""
 
-    __slots__ = ("_finish", "body", "drawn", "pieces", "quick", "text")
+    __slots__ = ("_finish", "body", "document", "drawn", "quick", "text")
 
     on_route = True
 
@@ -316,7 +316,7 @@ class RoutePicture(SentPictures):
         self.drawn = drawn
         self.body = b""
         self.text = self._finish = ""
-        self.pieces = 0
+        self.document: Mapping[str, object] | None = None
         self._fit()
         if as_file is None:
             self.weight = weight_of(data, pixels)
@@ -343,7 +343,6 @@ class RoutePicture(SentPictures):
         text, finish = written({tensor.name: tensor.data for tensor in answer.outputs})
         self._finish = answer.finish or finish or self._finish
         self.text += text
-        self.pieces += bool(text)
         if len(self.text) > MOST_WRITTEN:
             raise ModelError(f"the model wrote more than {MOST_WRITTEN} characters")
         return text
@@ -354,7 +353,8 @@ class RoutePicture(SentPictures):
         outputs = written_as(self.text, self._finish)
         answer = model.answers.answer(outputs, self._geometries[0], self.options)
         named = {"model": model.entry.name, "version": model.entry.version, **model.assumed}
-        self.body = orjson.dumps({**named, **answer})
+        self.document = {**named, **answer}
+        self.body = orjson.dumps(self.document)
 
     def prepare(self, memory: memoryview) -> float:
         started = monotonic()
