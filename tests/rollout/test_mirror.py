@@ -11,7 +11,7 @@ import pytest
 from carpool.frontend.calls.routing import Split, Usual
 from carpool.frontend.rollout import mirror as mirrors
 from carpool.frontend.rollout.mirror import Mirror
-from carpool.link.door import ModelEntry, Route
+from carpool.link.door import ModelEntry, RolloutSplit
 from carpool.types import Signature
 from carpool.vision.compare import Difference
 
@@ -43,7 +43,7 @@ def split(**more: Any) -> Split:
     entries = [
         ModelEntry(key, "m", str(key), Signature("m", (), ()), "fake", "promise", 1.0, {}) for key in (1, 2)
     ]
-    return Split(Route("1", "2", 0.5, **more), *entries)
+    return Split(RolloutSplit("1", "2", 0.5, **more), *entries)
 
 
 @pytest.mark.parametrize("rate", [1, 5, 9, 11, 20, 117, 235, 1000, 5000])

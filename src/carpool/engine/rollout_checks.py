@@ -22,7 +22,7 @@ from carpool.core.objectives import Promise
 from carpool.engine.models.control import ModelState
 from carpool.engine.models.served import Served
 from carpool.errors import ConfigError
-from carpool.link.door import Route
+from carpool.link.door import RolloutSplit
 from carpool.observe import columns
 from carpool.observe.counters import Row, Table
 from carpool.rollout.capacity import Carrier
@@ -196,7 +196,7 @@ def curve_document(served: Served) -> dict[str, Any]:
 
 
 def status_document(
-    record: Record, now: float, route: Route | None, more: Mapping[str, Any]
+    record: Record, now: float, route: RolloutSplit | None, more: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What `GET …/rollout` answers: rich enough for a page that draws it. `route` is what front ends do."""
     rollout, plan = record.rollout, record.plan
@@ -225,11 +225,11 @@ def status_document(
     }
 
 
-def route_of(record: Record, epoch: int) -> Route:
+def route_of(record: Record, epoch: int) -> RolloutSplit:
     """What front ends do for it."""
     rollout, plan = record.rollout, record.plan
     traffic = rollout.traffic(plan)
-    return Route(
+    return RolloutSplit(
         rollout.stable,
         rollout.candidate,
         traffic.share,

@@ -42,7 +42,7 @@ from carpool.engine.rollout_checks import (
 from carpool.engine.shared_rollouts import SharedRollouts, goes_on
 from carpool.engine.watched_rollout import Watched
 from carpool.errors import CarpoolError, Unavailable, WrongState
-from carpool.link.door import Route
+from carpool.link.door import RolloutSplit
 from carpool.observe import columns
 from carpool.observe.logs import logger
 from carpool.rollout.capacity import Arrivals, carries
@@ -462,7 +462,7 @@ class Rollouts:
         self._tell_states()
         self._host.publish()
 
-    def route(self, watched: Watched) -> Route | None:
+    def route(self, watched: Watched) -> RolloutSplit | None:
         """What front ends do for it, if they have anything to do."""
         rollout = watched.record.rollout
         if not watched.ready or rollout.over:

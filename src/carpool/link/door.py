@@ -183,7 +183,7 @@ class IndexEntry(NamedTuple):
     reason: str = ""
 
 
-class Route(NamedTuple):
+class RolloutSplit(NamedTuple):
     """Who answers requests that name no version, while one version takes over from another."""
 
     stable: str
@@ -245,7 +245,7 @@ class Catalog:
     cameras: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """By model and source: how the cameras are that drift knows; empty: well."""
     cleared: Mapping[str, int] = field(default_factory=dict)  # by model: how often its kept answers were
-    routes: Mapping[str, Route] = field(default_factory=dict)  # by name, of those that are rolled out
+    routes: Mapping[str, RolloutSplit] = field(default_factory=dict)  # by name, of those that are rolled out
     rollouts: Mapping[str, str] = field(default_factory=dict)  # by name: the state, of what is over as well
 
     @property
@@ -457,7 +457,7 @@ def read_catalog(number: int, payload: bytes, known: Mapping[int, ModelEntry]) -
         "index": [IndexEntry(*line) for line in document["index"]],
         "down": frozenset(document["down"]),
         "regions": {name: Region(**region) for name, region in document["regions"].items()},
-        "routes": {name: Route(*route) for name, route in document["routes"].items()},
+        "routes": {name: RolloutSplit(*route) for name, route in document["routes"].items()},
     }
     return Catalog(**document)
 

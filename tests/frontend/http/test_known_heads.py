@@ -4,7 +4,7 @@ import pytest
 
 from carpool.frontend.http.exchange import Fault
 from carpool.frontend.http.limits import Limits
-from carpool.frontend.http.parsing import HeadFinder, KnownHeads, RequestHead
+from carpool.frontend.http.parsing import HeadFinder, HttpHead, KnownHeads
 
 LIMITS = Limits()
 
@@ -13,12 +13,12 @@ def head(lines: bytes, path: bytes = b"/detect") -> bytes:
     return b"POST " + path + b" HTTP/1.1\r\nHost: a\r\n" + lines + b"\r\n"
 
 
-def read(known: KnownHeads, raw: bytes) -> RequestHead:
+def read(known: KnownHeads, raw: bytes) -> HttpHead:
     return known.read(raw, HeadFinder(LIMITS))
 
 
-def everything(found: RequestHead) -> dict[str, object]:
-    return {name: getattr(found, name) for name in RequestHead.__slots__}
+def everything(found: HttpHead) -> dict[str, object]:
+    return {name: getattr(found, name) for name in HttpHead.__slots__}
 
 
 @pytest.mark.parametrize(

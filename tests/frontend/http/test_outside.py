@@ -14,7 +14,7 @@ from carpool.engine.batch import Work
 from carpool.errors import CarpoolError, Refused
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange
 from carpool.frontend.http.fairness import Unread, waited
-from carpool.frontend.http.parsing import RequestHead
+from carpool.frontend.http.parsing import HttpHead
 from engine import repositories
 from frontend.http.front_end import FrontEnd, front_end, image_body, infer, infer_body
 from frontend.http.harness import PATIENCE, post, serving, until
@@ -81,7 +81,7 @@ class Noting:
     def __init__(self) -> None:
         self.unread: list[float] = []
 
-    def begin(self, _head: RequestHead, exchange: Exchange) -> BodyPlan:
+    def begin(self, _head: HttpHead, exchange: Exchange) -> BodyPlan:
         def done(_body: bytes | bytearray, _at: float) -> None:
             self.unread.append(exchange.unread)
             exchange.respond(200)
@@ -118,7 +118,7 @@ def test_a_request_behind_another_of_its_connection_says_nothing(size: int) -> N
     unread = Unread()
 
     class Slow:
-        def begin(self, _head: RequestHead, exchange: Exchange) -> BodyPlan:
+        def begin(self, _head: HttpHead, exchange: Exchange) -> BodyPlan:
             return Collect(1 << 20, lambda _body, _at: held.append(exchange))
 
     with serving(Slow(), unread=unread, max_held_bytes=1 << 22) as server, server.connect() as client:

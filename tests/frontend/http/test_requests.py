@@ -9,11 +9,11 @@ import pytest
 
 from carpool.frontend.http.exchange import Fault
 from carpool.frontend.http.limits import Limits
-from carpool.frontend.http.parsing import HeadFinder, RequestHead, parse_head
+from carpool.frontend.http.parsing import HeadFinder, HttpHead, parse_head
 from frontend.http.harness import PATIENCE, Client, PathApp, Serving, post, serving
 
 
-def head_of(raw: bytes) -> RequestHead:
+def head_of(raw: bytes) -> HttpHead:
     limits = Limits()
     return parse_head(raw, limits, HeadFinder(limits))
 
@@ -156,7 +156,7 @@ def test_undecodable_paths_are_faults(path: str) -> None:
 
 def test_the_app_can_answer_with_a_fault() -> None:
     class Strict(PathApp):
-        def root(self, head: RequestHead, exchange: object) -> None:
+        def root(self, head: HttpHead, exchange: object) -> None:
             head.segments()
             raise Fault(418, "short and stout", "teapot")
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import orjson
 import torch
-from frontend.pictures.test_pipeline_run import STREET, Journey, LaterWorkers, finds, late
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,6 +32,7 @@ from carpool.vision.picture_answers import DEFAULT
 from carpool.wire.v2 import RequestHead
 from frontend.fake_door import FakeCall, FakeDoor, FakeModel
 from frontend.picture_models import SIDE, detector, device_classifier, picture
+from frontend.pictures.test_pipeline_run import STREET, Journey, LaterWorkers, finds, late
 from heard import Heard
 
 ARENA, PLENTY = 1, 1 << 20

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 
 from carpool.errors import NotFound
-from carpool.link.door import Catalog, Door, ModelEntry, Route, Sender
+from carpool.link.door import Catalog, Door, ModelEntry, RolloutSplit, Sender
 
 _ALL = 1 << 64
 _HEADER = "header:"
@@ -50,7 +50,7 @@ class Split:
         "usual",
     )
 
-    def __init__(self, route: Route, stable: ModelEntry, candidate: ModelEntry) -> None:
+    def __init__(self, route: RolloutSplit, stable: ModelEntry, candidate: ModelEntry) -> None:
         self.route = route
         self.stable = stable
         self.candidate = candidate

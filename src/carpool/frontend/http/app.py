@@ -23,7 +23,7 @@ from carpool.frontend.http.image_route import TASK_ROUTES, start_task
 from carpool.frontend.http.infer_route import start_infer
 from carpool.frontend.http.limits import MIB
 from carpool.frontend.http.orca_report import LoadReport
-from carpool.frontend.http.parsing import RequestHead
+from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.http.text_route import TEXT_TASKS, start_predict, start_text
 from carpool.frontend.http.torchserve_routes import ping, start_prediction
 from carpool.link.door import Door
@@ -187,7 +187,7 @@ class _WhileKeysLast:
 
     __slots__ = ("_generation", "_guard", "_head", "_passed", "_start")
 
-    def __init__(self, guard: Guard, head: RequestHead, passed: Callable[[], Start]) -> None:
+    def __init__(self, guard: Guard, head: HttpHead, passed: Callable[[], Start]) -> None:
         self._guard = guard
         self._head = head
         self._passed = passed
@@ -245,7 +245,7 @@ class HttpApp:
         self._router = Router(map(_ruled, ROUTES))
         self.tracer = self._service.tracer
 
-    def begin(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
+    def begin(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
         try:
             start = cast("Start | None", head.derived)
             if start is None:
@@ -259,7 +259,7 @@ class HttpApp:
             self._service.fair.tell(exchange, error)
         return None
 
-    def _start(self, head: RequestHead) -> Start:
+    def _start(self, head: HttpHead) -> Start:
         """Whether it may pass is asked once for all requests with this head, until the keys change."""
         self._guard.check_host(head.headers)
         (rule, starter), variables = self._router.find(head.method, head.segments())
@@ -314,7 +314,7 @@ class MetricsApp:
         self._guard = guard or Guard()
         self._router = Router([Route("GET", "/metrics", _METRICS_RULE)])
 
-    def begin(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
+    def begin(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
         try:
             self._guard.check_host(head.headers)
             self._router.find(head.method, head.segments())

@@ -16,7 +16,7 @@ from carpool.frontend.clients.accounts import Accounts
 from carpool.frontend.http.borrowed_socket import skip_received
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Fault, More, Receive, bad_request
 from carpool.frontend.http.limits import Limits
-from carpool.frontend.http.parsing import RequestHead
+from carpool.frontend.http.parsing import HttpHead
 
 if TYPE_CHECKING:
     from carpool.frontend.http.shared import Shared
@@ -374,7 +374,7 @@ class Intake:
         self.size = 0  # of a body of known length
         self.room = 0  # how much of it `into` can hold
 
-    def start(self, head: RequestHead, plan: BodyPlan, exchange: Exchange) -> None:
+    def start(self, head: HttpHead, plan: BodyPlan, exchange: Exchange) -> None:
         """Follow the app's plan; raises `Fault` for a body that will not do."""
         self.got = 0
         size = head.content_length
@@ -415,7 +415,7 @@ class Intake:
             self.into = longer[: self.size + 1]
             self.room = min(self.size, longer.nbytes)
 
-    def skip(self, head: RequestHead) -> None:
+    def skip(self, head: HttpHead) -> None:
         discard = Discard(self._limits.drain_bytes)
         if self.chunks is not None:
             self.chunks.sink = discard

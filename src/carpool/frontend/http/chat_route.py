@@ -28,7 +28,7 @@ from carpool.frontend.http.exchange import (
 from carpool.frontend.http.http_service import Service, Start, Variables, answer_document
 from carpool.frontend.http.image_reading import Layout
 from carpool.frontend.http.image_route import ImageRoute, ImageTarget
-from carpool.frontend.http.parsing import RequestHead as HttpHead
+from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.http.task_models import in_order
 from carpool.frontend.http.text_route import TEXT_TASKS, read_aside
 from carpool.link.door import Catalog, ModelEntry

@@ -34,7 +34,7 @@ from carpool.wire.v2 import encode_error
 
 if TYPE_CHECKING:
     from carpool.frontend.access.keys import Principal
-    from carpool.frontend.http.parsing import RequestHead
+    from carpool.frontend.http.parsing import HttpHead
 
 Buffer = bytes | bytearray | memoryview
 Body = Buffer | Sequence[Buffer]
@@ -157,7 +157,7 @@ def hand_over(plan: BodyPlan, body: bytes | bytearray, at: float) -> None:
 class App(Protocol):
     """What is served. Called in the loop's thread, and must not block it."""
 
-    def begin(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
+    def begin(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
         """A head has arrived: answer now, or say where the body goes and answer later."""
         ...
 
@@ -217,7 +217,7 @@ class Exchange:
     __slots__ = ("_connection", "first", "head", "head_at", "on_disconnect", "payer", "peer", "unread")
 
     def __init__(
-        self, connection: Answerer, head: RequestHead, head_at: float, peer: str = "", *, first: bool = True
+        self, connection: Answerer, head: HttpHead, head_at: float, peer: str = "", *, first: bool = True
     ) -> None:
         self._connection: Answerer | None = connection
         self.head = head

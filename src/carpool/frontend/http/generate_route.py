@@ -24,7 +24,7 @@ from carpool.frontend.http.http_service import Service, Start, Starter
 from carpool.frontend.http.image_reading import Layout
 from carpool.frontend.http.image_route import ImageRoute, ImageTarget
 from carpool.frontend.http.infer_route import TIMING, HttpCall, InferRoute, InferTarget
-from carpool.frontend.http.parsing import RequestHead as HttpHead
+from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.http.text_route import TEXT_TASKS, read_aside
 from carpool.frontend.pictures.sent_pictures import from_base64
 from carpool.link.door import Answer, ModelEntry

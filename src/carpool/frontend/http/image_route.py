@@ -32,7 +32,7 @@ from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Start
 from carpool.frontend.http.image_reading import Sent, read_image_head, read_pictures
 from carpool.frontend.http.infer_route import TIMING
 from carpool.frontend.http.model_route import ModelRoute, origin_of
-from carpool.frontend.http.parsing import RequestHead as HttpHead
+from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.http.picture_reply import (
     DRAWN_ANSWER,
     FORM,

@@ -25,7 +25,7 @@ from carpool.frontend.http.exchange import (
 )
 from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Start
 from carpool.frontend.http.model_route import ModelRoute, origin_of
-from carpool.frontend.http.parsing import RequestHead as HttpHead
+from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.pictures.sent_pictures import TensorPictures, may_hold_pictures, read_tensor_pictures
 from carpool.frontend.traces.trace_context import Origin
 from carpool.link.door import (

@@ -14,7 +14,7 @@ from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import not_serving
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, answer_error, hand_over, status_of
 from carpool.frontend.http.http_service import Service
-from carpool.frontend.http.parsing import RequestHead as HttpHead
+from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.traces.trace_context import Origin
 from carpool.link.door import ROLLOUT, Catalog, ModelEntry, Sender, read_side
 from carpool.observe.counters import Row, count_failure

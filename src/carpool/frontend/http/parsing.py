@@ -36,7 +36,7 @@ _MOST_HEADS = 256
 _LONGEST_HEAD = 2048
 
 
-class RequestHead:
+class HttpHead:
     """One request's head. Byte-identical requests of a connection share one: don't change it.
 
     `derived` is the app's own: what it works out from a head (the route, say) can be kept there. Requests
@@ -71,11 +71,11 @@ class RequestHead:
         self.derived: object = None
         self.who: Principal | None = None
 
-    def with_length(self, digits: bytes) -> RequestHead:
+    def with_length(self, digits: bytes) -> HttpHead:
         """The same head for a body of another length, which is not 0 either."""
         headers, framing = {**self.headers, b"content-length": digits}, (int(digits), False)
         parts = (self.path, self.query)
-        head = RequestHead(self.method, self.target, parts, self.http_minor, headers, framing)
+        head = HttpHead(self.method, self.target, parts, self.http_minor, headers, framing)
         head.derived = self.derived
         head.who = self.who
         return head
@@ -152,7 +152,7 @@ class HeadFinder:
             raise Fault(505, "only HTTP/1.0 and HTTP/1.1 are spoken here", "http-version")
 
 
-def parse_head(raw: bytes, limits: Limits, finder: HeadFinder) -> RequestHead:
+def parse_head(raw: bytes, limits: Limits, finder: HeadFinder) -> HttpHead:
     """The head in `raw`, which `finder` has found complete; raises `Fault`."""
     match = _HEAD.fullmatch(raw)
     if match is None or match.end(3) > limits.max_request_line_bytes:
@@ -168,7 +168,7 @@ def parse_head(raw: bytes, limits: Limits, finder: HeadFinder) -> RequestHead:
     named, http_minor = method.decode(), min(int(minor), 1)
     parts = _split_target(named, target, headers)
     framing = _framing(headers, http_minor, limits.max_body_bytes)
-    return RequestHead(named, target, parts, http_minor, headers, framing)
+    return HttpHead(named, target, parts, http_minor, headers, framing)
 
 
 def _fields_of(lines: bytes) -> dict[bytes, bytes]:
@@ -284,9 +284,9 @@ class KnownHeads:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._known: dict[bytes, RequestHead] = {}
+        self._known: dict[bytes, HttpHead] = {}
 
-    def read(self, raw: bytes, finder: HeadFinder) -> RequestHead:
+    def read(self, raw: bytes, finder: HeadFinder) -> HttpHead:
         """The head in `raw`, which `finder` has found complete; raises `Fault`."""
         found = _LENGTH_FIELD.search(raw) if len(raw) <= _LONGEST_HEAD else None
         if found is None:
@@ -311,7 +311,7 @@ class KnownHeads:
         head.headers[b"traceparent"] = traced[1]
         return head
 
-    def _learn(self, others: bytes, head: RequestHead) -> RequestHead:
+    def _learn(self, others: bytes, head: HttpHead) -> HttpHead:
         if len(self._known) >= _MOST_HEADS:
             self._known.clear()
         self._known[others] = head

@@ -36,7 +36,7 @@ from carpool.frontend.http.http_service import (
     site,
 )
 from carpool.frontend.http.image_reading import read_query
-from carpool.frontend.http.parsing import RequestHead
+from carpool.frontend.http.parsing import HttpHead
 from carpool.link.door import Catalog, ModelEntry
 from carpool.observe.prometheus import CONTENT_TYPE, OPENMETRICS_TYPE
 from carpool.observe.shared_history import KEPT_S
@@ -74,7 +74,7 @@ def per_request(handler: Handler, cost: float = 0.0) -> Starter:
     """For routes where the head says nothing but the path. They come after requests for inference: what one
     client asks of them has a bounded part of the front end's time. `cost` is what they cost the engine."""
 
-    def starter(service: Service, _head: RequestHead, variables: Variables) -> Start:
+    def starter(service: Service, _head: HttpHead, variables: Variables) -> Start:
         def start(exchange: Exchange) -> BodyPlan:
             return service.fair.document(exchange, lambda: handler(service, exchange, variables), cost)
 

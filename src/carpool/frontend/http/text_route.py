@@ -22,7 +22,7 @@ from carpool.frontend.http.exchange import Exchange, answer_error, status_of
 from carpool.frontend.http.http_service import Service, Start, Starter
 from carpool.frontend.http.image_reading import read_image_head
 from carpool.frontend.http.image_route import ImageRoute, ImageTarget
-from carpool.frontend.http.parsing import RequestHead as HttpHead
+from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.pictures.workers import stopping
 from carpool.wire.v2 import encode_error
 
