@@ -31,7 +31,7 @@ from PIL import Image
 from carpool.config.model import values_on_device
 from carpool.config.presets import PictureChoice
 from carpool.demo import pictures
-from carpool.engine.models.trial import Examined
+from carpool.engine.loading.trial import Examined
 from carpool.errors import CarpoolError
 from carpool.lab.model_report import ModelReport, inspect_model, look_at, one_model
 from carpool.vision.decode import decode

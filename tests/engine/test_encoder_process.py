@@ -26,7 +26,7 @@ from carpool.demo import text_model
 from carpool.engine.engine import Engine
 from carpool.engine.generation import encoder_process
 from carpool.engine.generation.encoder_process import EncoderDied, EncoderProcess
-from carpool.engine.generation.text_model import TextModel, text_document
+from carpool.engine.models.text_model import TextModel, text_document
 from carpool.errors import CarpoolError, ConfigError, DeadlineExceeded, ModelError, Unavailable
 from carpool.memory.host_rows import HostRows, RowForm, create_rows
 from waiting import until as wait_until

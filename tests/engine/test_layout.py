@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from carpool.engine.hardware import CpuTaken
+from carpool.engine.profile.hardware import CpuTaken
 from carpool.engine.profile.instance_layout import (
     Layout,
     Trying,

@@ -11,9 +11,9 @@ import pytest
 
 from carpool.backends.fake import fake_text
 from carpool.core.job import INFINITY
-from carpool.engine.batch import Outcome, Work
 from carpool.engine.engine import Engine
 from carpool.engine.generation.text_driver import TextDriver, outputs, read_limit
+from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import (
     Cancelled,
     CarpoolError,

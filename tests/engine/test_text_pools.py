@@ -30,7 +30,7 @@ from carpool.demo import text_model
 from carpool.engine.engine import Engine
 from carpool.engine.generation.text_loading import TextLoading
 from carpool.engine.generation.text_loop import TextLoop
-from carpool.engine.generation.text_model import TextModel, text_document
+from carpool.engine.models.text_model import TextModel, text_document
 from carpool.errors import CarpoolError, ConfigError, ModelError, Unavailable
 from carpool.link.text_records import Event, Failed, Piece
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from carpool.core.job import INFINITY
-from carpool.engine.batch import Work
+from carpool.engine.run.batch import Work
 from carpool.errors import (
     CarpoolError,
     DeadlineExceeded,

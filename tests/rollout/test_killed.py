@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.config.rollout_settings import GuardSettings, RolloutSettings
-from carpool.engine import watched_rollout
+from carpool.engine.control import watched_rollout
 from carpool.errors import WrongState
 from carpool.rollout.rollout_file import Record, as_json, read_record, write_record
 from carpool.rollout.rollout_states import Rollout, State, Verdict, act, advance, failed
@@ -402,8 +402,8 @@ def test_a_disk_that_was_full_has_the_end_of_it_later(
 ) -> None:
     models(tmp_path, PLAN)
     loader.gate.set()
-    monkeypatch.setattr("carpool.engine.rollouts._SAVE_S", 0.0)
-    monkeypatch.setattr("carpool.engine.rollouts._TICK_S", 0.01)
+    monkeypatch.setattr("carpool.engine.control.rollouts._SAVE_S", 0.0)
+    monkeypatch.setattr("carpool.engine.control.rollouts._TICK_S", 0.01)
     write = watched_rollout.write_document
 
     def full(_path: Path, _document: bytes) -> None:

@@ -38,11 +38,11 @@ from carpool.engine import (
     shared_rollouts,
     watched_rollout,
 )
+from carpool.engine.control.rollout_desk import RolloutDesk
 from carpool.engine.engine import Engine
 from carpool.engine.engine_host import EngineHost
-from carpool.engine.models.fleet import Fleet
+from carpool.engine.fleet.fleet import Fleet
 from carpool.engine.models.served import State
-from carpool.engine.rollout_desk import RolloutDesk
 from carpool.errors import CarpoolError, ModelError
 from carpool.frontend.routing import Routing
 from carpool.link.door import Catalog, ModelEntry

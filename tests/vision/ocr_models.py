@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime
 
 from carpool.config.repository import find_models
-from carpool.engine.models.trial import examine, trial_shape
+from carpool.engine.loading.trial import examine, trial_shape
 from carpool.types import Array
 from carpool.vision.decode import Decoded
 from carpool.vision.picture_answers import DEFAULT, Options

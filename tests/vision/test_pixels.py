@@ -17,7 +17,7 @@ from carpool.config.model import ImageSettings
 from carpool.config.presets import PRESETS, PictureChoice, preset_fields
 from carpool.config.repository import find_models
 from carpool.demo import pictures
-from carpool.engine.models.trial import examine
+from carpool.engine.loading.trial import examine
 from carpool.errors import ConfigError
 from carpool.types import Array, Datatype, TensorSpec
 from carpool.vision.decode import decode

@@ -11,7 +11,7 @@ from statistics import median
 from carpool.config.repository import ModelSource
 from carpool.core.curve import BatchCurve
 from carpool.engine.generation.text_loading import TextLoading, own_processes, promise_of
-from carpool.engine.hardware import CpuWatch, hardware
+from carpool.engine.profile.hardware import CpuWatch, hardware
 from carpool.engine.profile.measuring import Point
 from carpool.lab.batch_profile import CAUTION, Tell, doubts
 

@@ -22,7 +22,7 @@ from carpool.backends.backend import (
     SharesDevice,
     aborted,
 )
-from carpool.engine.batch import BatchResult, BatchRun, Outcome
+from carpool.engine.run.batch import BatchResult, BatchRun, Outcome
 from carpool.errors import CarpoolError, ModelError, Unavailable
 from carpool.link import records
 from carpool.link.door import ModelEntry

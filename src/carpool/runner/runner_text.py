@@ -12,7 +12,7 @@ from carpool.core.curve import BatchCurve
 from carpool.core.steps import StepScheduler
 from carpool.engine.generation.text_loading import promise_of
 from carpool.engine.generation.text_loop import TextLoop
-from carpool.engine.models.loading import Ready
+from carpool.engine.loading.loading import Ready
 from carpool.errors import CarpoolError, ModelError
 from carpool.link import records
 from carpool.link.door import ModelEntry

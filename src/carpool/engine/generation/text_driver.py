@@ -20,8 +20,8 @@ from carpool.backends.stepper import FINISH, TEXT, TextInstance
 from carpool.core.job import DONE, GONE, INFINITY, OFFERED, READY, RUNNING
 from carpool.core.refusal_words import replaced
 from carpool.core.steps import StepScheduler
-from carpool.engine.batch import Outcome, Work
 from carpool.engine.generation.text_loop import TextLoop
+from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, InvalidInput, ModelError, Unavailable
 from carpool.link.step_times import WRITE
 from carpool.link.text_records import Event, Failed, Piece, Worked

@@ -17,16 +17,16 @@ from carpool.config.backend_kinds import kind_of
 from carpool.config.model import EncoderSettings, GenerateSettings, ModelConfig, PoolSettings
 from carpool.config.repository import ModelVersion
 from carpool.config.usable_cores import usable_cores
-from carpool.core.curve import BatchCurve
+from carpool.core.curve import BatchCurve, sizes
 from carpool.core.job import INFINITY
 from carpool.core.objectives import Promise
 from carpool.core.text_job import TextPromise
 from carpool.engine.generation.encoder_process import EncoderProcess
-from carpool.engine.model_inputs import signature_of
-from carpool.engine.models.loading import Ready, ReportStep, settle
+from carpool.engine.loading.loading import Ready, ReportStep, settle
 from carpool.engine.profile.instance_layout import Layout, instance_count, places
-from carpool.engine.profile.measuring import Measured, Point, sizes
+from carpool.engine.profile.measuring import Measured, Point
 from carpool.engine.profile.model_profile import Profile
+from carpool.engine.run.model_inputs import signature_of
 from carpool.errors import CarpoolError, ModelError, Unsupported
 from carpool.observe.logs import logger
 from carpool.types import Signature

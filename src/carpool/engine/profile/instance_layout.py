@@ -30,9 +30,9 @@ from carpool.core.objectives import Promise
 from carpool.core.scheduler import Scheduler
 from carpool.core.shares import Intake
 from carpool.core.spare import SpareTurn
-from carpool.engine.executor import LoopTime
 from carpool.engine.profile.contention import contention
 from carpool.engine.profile.measuring import Effort, Measuring, NotWatched, Watches
+from carpool.engine.run.executor import LoopTime
 from carpool.errors import CarpoolError, ConfigError, ModelError
 from carpool.observe.logs import logger
 from carpool.types import Signature

@@ -26,7 +26,7 @@ from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve, promised_batch, shape_of, slo_capacity
 from carpool.core.numerals import apart, numeral
 from carpool.core.objectives import Promise
-from carpool.engine.hardware import Hardware, hardware
+from carpool.engine.profile.hardware import Hardware, hardware
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.errors import ConfigError

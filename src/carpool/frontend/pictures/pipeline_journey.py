@@ -6,7 +6,7 @@ boxes back and wait for crops, which is this journey with more messages; or hold
 look through detectors' outputs in the one thread that schedules for all. Here each step is a request like any
 other, in a slot like any other, and crops of many requests share batches because their models' queues are the
 engine's. What only the engine can know, whether all of it can be in time and how much a step must leave to
-the later ones, it says through the trip that each request names (engine/pipeline_trips.py). So a front end
+the later ones, it says through the trip that each request names (pipeline_trips.py). So a front end
 that dies takes its own journeys along and no others, and an engine that dies ends each of them once.
 
 To `ClientCall` a journey is one call through the door: it is made ready, cancelled and done like one.
