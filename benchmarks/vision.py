@@ -306,7 +306,7 @@ def _entry(source: Path) -> ModelEntry:
     from carpool.config.repository import find_models
     from carpool.engine.loading.trial import read_labels
     from carpool.engine.run.model_inputs import signature_of
-    from carpool.vision.settings import describe, write
+    from carpool.vision.plans.settings import describe, write
 
     [found], _ = find_models([source])
     config = backends.describe(found.config, found.versions[0])

@@ -35,7 +35,7 @@ from carpool.engine.loading.trial import Examined
 from carpool.errors import CarpoolError
 from carpool.lab.model_report import ModelReport, inspect_model, look_at, one_model
 from carpool.vision.decode import decode
-from carpool.vision.settings import VisionSettings
+from carpool.vision.plans.settings import VisionSettings
 from carpool.vision.transforms import Transform
 from zoo_exports import Export, Reference, exports
 

@@ -26,7 +26,7 @@ from carpool.memory.layout import ENCODED
 from carpool.types import Array, Datatype, Signature, TensorSpec
 from carpool.vision.decode import plain_size
 from carpool.vision.heads import read_head
-from carpool.vision.settings import VisionSettings, describe, read, write
+from carpool.vision.plans.settings import VisionSettings, describe, read, write
 from engine.scripted import run
 
 PIXELS = TensorSpec("x", Datatype.UINT8, (3, 8, 8))

@@ -15,7 +15,7 @@ from carpool.engine.profile.model_profile import profile_key
 from carpool.engine.run.model_inputs import signature_of
 from carpool.observe import columns
 from carpool.types import Datatype
-from carpool.vision.settings import describe
+from carpool.vision.plans.settings import describe
 
 
 def model(tmp_path: Path, extra: str = "") -> Path:

@@ -13,7 +13,7 @@ from carpool.frontend.mirror import Mirror
 from carpool.frontend.routing import Split, Usual
 from carpool.link.door import ModelEntry, Route
 from carpool.types import Signature
-from carpool.vision.compare import Difference
+from carpool.vision.likeness import Difference
 
 
 class Clock:

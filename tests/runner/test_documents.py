@@ -32,7 +32,7 @@ from carpool.engine.profile.measuring import Measured, Point
 from carpool.engine.profile.model_profile import Profile
 from carpool.link.typed_json import read_document, write_document
 from carpool.types import Datatype, Signature, TensorSpec
-from carpool.vision.settings import VisionSettings
+from carpool.vision.plans.settings import VisionSettings
 
 CONFIG = ModelConfig(
     name="network",

@@ -17,9 +17,9 @@ from carpool.engine.loading.trial import examine, trial_shape
 from carpool.types import Array
 from carpool.vision.decode import Decoded
 from carpool.vision.picture_answers import DEFAULT, Options
-from carpool.vision.picture_plan import PicturePlan
+from carpool.vision.plans.picture_plan import PicturePlan
+from carpool.vision.plans.settings import describe
 from carpool.vision.rectify import rectify
-from carpool.vision.settings import describe
 from carpool.vision.text_lines import as_lines
 from carpool.vision.transforms import Transform
 

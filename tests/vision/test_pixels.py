@@ -21,7 +21,7 @@ from carpool.engine.loading.trial import examine
 from carpool.errors import ConfigError
 from carpool.types import Array, Datatype, TensorSpec
 from carpool.vision.decode import decode
-from carpool.vision.settings import Described, describe
+from carpool.vision.plans.settings import Described, describe
 from carpool.vision.transforms import Transform
 from vision.classifiers import SIDE, classifier
 

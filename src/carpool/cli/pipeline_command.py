@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from carpool.config.pipeline_settings import PipelineStep
     from carpool.config.repository import ModelSource
     from carpool.pipelines.picture_graph import PictureGraph
-    from carpool.vision.settings import VisionSettings
+    from carpool.vision.plans.settings import VisionSettings
 
 Action = StrEnum("Action", ["check"])
 _SHOWN = 6  # labels

@@ -346,7 +346,7 @@ class Engine:
         Without a model, the first that takes pictures answers. Options are those of the model's task, such as
         top_k.
         """
-        from carpool.vision.picture_plan import (
+        from carpool.vision.plans.picture_plan import (
             PicturePlan,  # brings OpenCV along, which no server's engine needs
         )
 

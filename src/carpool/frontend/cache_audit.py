@@ -23,7 +23,8 @@ from carpool.link.door import Answer, Call, Slot
 from carpool.memory.layout import FILE_AT, write_file
 from carpool.observe import columns
 from carpool.observe.logs import logger
-from carpool.vision.compare import Difference, compare_answers
+from carpool.vision.likeness import Difference
+from carpool.vision.plans.compare import compare_answers
 
 if TYPE_CHECKING:
     from carpool.frontend.call import ClientCall

@@ -24,7 +24,8 @@ from carpool.frontend.routing import Split
 from carpool.link.door import Answer, Call, ModelEntry, Slot
 from carpool.observe.logs import logger
 from carpool.types import Array, Tensor
-from carpool.vision.compare import Difference, compare_answers, compare_tensors
+from carpool.vision.likeness import Difference
+from carpool.vision.plans.compare import compare_answers, compare_tensors
 from carpool.vision.thumbnail import thumbnail
 from carpool.wire.v2 import RequestHead
 

@@ -27,7 +27,7 @@ from carpool.memory.arena import ArenaSlot
 from carpool.observe.columns import COMPARED, FALLBACKS, SKIPPED
 from carpool.observe.counters import Row
 from carpool.types import Array
-from carpool.vision.compare import Difference
+from carpool.vision.likeness import Difference
 from carpool.vision.thumbnail import block_change
 from carpool.wire.v2 import RequestHead
 

@@ -15,8 +15,8 @@ from carpool.engine.profile.hardware import gpu_count
 from carpool.errors import ConfigError
 from carpool.lab.settings_file import settings_text
 from carpool.types import TensorSpec
-from carpool.vision.pixels import what_is_assumed
-from carpool.vision.settings import Described, VisionSettings, describe
+from carpool.vision.plans.pixels import what_is_assumed
+from carpool.vision.plans.settings import Described, VisionSettings, describe
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from carpool.config.presets import PRESETS, PictureChoice
 from carpool.config.repository import ModelSource
 from carpool.engine.loading.trial import Examined, examine, try_out
 from carpool.errors import CarpoolError, ConfigError
-from carpool.vision.picture_plan import PicturePlan
-from carpool.vision.settings import describe
+from carpool.vision.plans.picture_plan import PicturePlan
+from carpool.vision.plans.settings import describe
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ from carpool.process.shared_settings import apply_log_settings
 from carpool.runner.picture_slots import PictureSlots
 from carpool.runner.runner_instance import Arenas, RunnerInstance
 from carpool.runner.runner_text import RunnerText
-from carpool.vision.settings import write as write_vision
+from carpool.vision.plans.settings import write as write_vision
 
 _log = logger("runner")
 _QUIET_S = 0.5  # without anybody who waits for an instance

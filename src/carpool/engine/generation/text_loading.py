@@ -30,7 +30,7 @@ from carpool.engine.run.model_inputs import signature_of
 from carpool.errors import CarpoolError, ModelError, Unsupported
 from carpool.observe.logs import logger
 from carpool.types import Signature
-from carpool.vision.settings import VisionSettings
+from carpool.vision.plans.settings import VisionSettings
 
 _log = logger("engine")
 _ENCODED_AT_ONCE = 32

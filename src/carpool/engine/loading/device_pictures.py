@@ -23,7 +23,7 @@ from carpool.config.model import (
 from carpool.errors import ConfigError
 from carpool.types import Array, Datatype, Signature, TensorSpec
 from carpool.vision.geometry import place, read_form
-from carpool.vision.settings import VisionSettings
+from carpool.vision.plans.settings import VisionSettings
 
 OUTPUT = "detections"
 

@@ -57,8 +57,8 @@ from carpool.link.door import ASK, ASSUMED
 from carpool.observe.logs import logger
 from carpool.types import Signature
 from carpool.vision.geometry import lookup_tables, read_form
-from carpool.vision.pixels import what_is_assumed
-from carpool.vision.settings import NOTHING_SEEN, Seen, VisionSettings, describe
+from carpool.vision.plans.pixels import what_is_assumed
+from carpool.vision.plans.settings import NOTHING_SEEN, Seen, VisionSettings, describe
 
 log = logger("engine")
 

@@ -24,8 +24,8 @@ from carpool.errors import CarpoolError
 from carpool.observe.logs import logger
 from carpool.types import Array, Datatype, Signature
 from carpool.vision.claims import Claims, read_claims
-from carpool.vision.pixels import known_pixels, see_pixels
-from carpool.vision.settings import Seen, declared_task
+from carpool.vision.plans.pixels import known_pixels, see_pixels
+from carpool.vision.plans.settings import Seen, declared_task
 from carpool.vision.tasks.task import Picture, find_picture, outputs_of, widened
 
 log = logger("engine")

@@ -46,8 +46,8 @@ from carpool.observe.counters import Row, Slot, count_failure
 from carpool.observe.logs import logger
 from carpool.observe.statistics import BatchStatistics, RecentBatches
 from carpool.types import Signature
-from carpool.vision.settings import VisionSettings
-from carpool.vision.settings import write as write_vision
+from carpool.vision.plans.settings import VisionSettings
+from carpool.vision.plans.settings import write as write_vision
 
 if TYPE_CHECKING:
     from carpool.engine.loading.runner_client import Runner

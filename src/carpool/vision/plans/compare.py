@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 from carpool.config.rollout_settings import CompareSettings
 from carpool.types import Array
 from carpool.vision.boxes import iou
-from carpool.vision.likeness import cut_out, from_png, keypoints_alike, matched, polygons_alike
+from carpool.vision.likeness import Difference, cut_out, from_png, keypoints_alike, matched, polygons_alike
 from carpool.vision.tasks import kinds
 
 Answer = Mapping[str, Any]
@@ -31,14 +31,6 @@ _NEAR, _FAR = 1e-3, 1e-2  # raw numbers: so much apart, and so much of the large
 _LEAST = 1e-6  # whatever differs does so by something
 _LONGEST_TEXT = 1000  # characters that are looked at for how alike two texts are
 _MOST_NAMED = 3  # things in a sentence
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    differs: bool
-    how_much: float  # 0 to 1: by this the worst come first
-    why: str  # in a sentence
-    details: Mapping[str, Any] = field(default_factory=dict)  # for JSON
 
 
 def compare_answers(task: str, a: Answer, b: Answer, limits: CompareSettings) -> Difference:

@@ -13,7 +13,7 @@ from carpool.types import DATATYPES, Array, Signature, TensorSpec
 from carpool.vision import tasks
 from carpool.vision.claims import NO_CLAIMS, Claims
 from carpool.vision.head_rules import readings
-from carpool.vision.pixels import refuse_assumed, see_pixels
+from carpool.vision.plans.pixels import refuse_assumed, see_pixels
 from carpool.vision.recognition import Facts, OutputFact, Reading, TaskTable, Verdict, recognise
 from carpool.vision.tasks.task import (
     LoadedModel,
