@@ -12,8 +12,8 @@ import pytest
 
 from carpool.backends.stepper import AHEAD, TextInstance
 from carpool.core.curve import BatchCurve
-from carpool.core.steps import StepScheduler
 from carpool.core.text_job import TextPromise
+from carpool.core.text_scheduler import TextScheduler
 from carpool.engine.generation.text_loop import TextLoop
 from carpool.errors import CarpoolError, InvalidInput, ModelError, Refused, Unavailable
 from carpool.link.text_records import Event, EventReader, Failed, Piece, Worked, write_events
@@ -102,7 +102,7 @@ class Stage:
         self.clock = Clock()
         self.stepper = Scripted(self.clock)
         self.events: list[Event] = []
-        self.scheduler = StepScheduler(ENCODE, STEP, TextPromise(4, 64, **promise))
+        self.scheduler = TextScheduler(ENCODE, STEP, TextPromise(4, 64, **promise))
         self.loop = TextLoop(
             "m", TextInstance.whole(self.stepper), self.scheduler, self.events.extend, now=self.clock
         )

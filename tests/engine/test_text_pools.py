@@ -24,8 +24,8 @@ from carpool.backends.stepper import AHEAD, Part, TextInstance
 from carpool.config.model import ModelConfig
 from carpool.config.repository import find_models
 from carpool.core.curve import BatchCurve
-from carpool.core.steps import StepScheduler
 from carpool.core.text_job import TextPromise
+from carpool.core.text_scheduler import TextScheduler
 from carpool.demo import text_model
 from carpool.engine.engine import Engine
 from carpool.engine.generation.text_loading import TextLoading
@@ -123,7 +123,7 @@ class Stage:
         self.instance = TextInstance(self.encoders, self.decoders, self._reload)
         told = TextPromise(SLOTS, 64, encoders=ENCODERS, decoders=DECODERS, **promise)
         curves = BatchCurve.parse("2+0.5", 8), BatchCurve.parse("1+0.1", SLOTS)
-        self.scheduler = StepScheduler(*curves, told)
+        self.scheduler = TextScheduler(*curves, told)
         self.loop = TextLoop("m", self.instance, self.scheduler, self.events.extend, now=self._now)
         self._random = Random(seed)
 

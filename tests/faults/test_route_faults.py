@@ -34,7 +34,7 @@ WHERE = {
         *("frontend.pictures.workers", "frontend.pictures.picture_service"),
         *("frontend.pictures.sent_pictures", "vision.transforms"),
     ),
-    "text": ("engine.generation.text_driver", "engine.generation.text_loop", "core.steps"),
+    "text": ("engine.generation.text_driver", "engine.generation.text_loop", "core.text_scheduler"),
     "sequence": ("engine.sequence_route", "core.sequences"),
     "canary": ("frontend.mirror", "frontend.comparison", "frontend.routing", "frontend.call"),
 }

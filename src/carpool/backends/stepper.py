@@ -1,4 +1,6 @@
-"""The protocol of models that write their answers token by token, in slots. core/steps.py decides when."""
+"""The protocol of models that write their answers token by token, in slots.
+
+core/text_scheduler.py decides when."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from carpool.backends.stepper import TextInstance
 from carpool.core.curve import BatchCurve
-from carpool.core.steps import StepScheduler
+from carpool.core.text_scheduler import TextScheduler
 from carpool.engine.generation.text_loading import promise_of
 from carpool.engine.generation.text_loop import TextLoop
 from carpool.engine.loading.loading import Ready
@@ -51,7 +51,7 @@ class RunnerText:
         self._sending = threading.Lock()
         self._gone = ended
         self._templates: dict[int, ServedTemplate] = {}
-        scheduler = StepScheduler(ready.curve, ready.step, promise_of(ready.config, instance.slots))
+        scheduler = TextScheduler(ready.curve, ready.step, promise_of(ready.config, instance.slots))
         self._loop = TextLoop(entry.name, instance, scheduler, self._send, self._over)
         self._loop.start()
         threading.Thread(target=self._serve, name=f"{entry.name}-instance", daemon=True).start()

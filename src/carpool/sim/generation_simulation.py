@@ -14,8 +14,8 @@ from statistics import fmean
 from typing import Any
 
 from carpool.core.curve import BatchCurve
-from carpool.core.steps import StepScheduler
 from carpool.core.text_job import Encode, Step, TextJob, TextPromise
+from carpool.core.text_scheduler import TextScheduler
 from carpool.errors import InvalidInput
 from carpool.sim.arrivals import Arrival, Poisson, Traffic
 from carpool.sim.simulation import Device, percentile
@@ -137,7 +137,7 @@ class GenerationSimulation:
     """Feeds requests to a step scheduler and plays encoders and decoders, on one device or on their own."""
 
     def __init__(self, scenario: TextScenario, seed: int) -> None:
-        self.scheduler = StepScheduler(scenario.encoder, scenario.step, scenario.promise)
+        self.scheduler = TextScheduler(scenario.encoder, scenario.step, scenario.promise)
         self._scenario = scenario
         self._encoder, self._decoder = scenario.device(scenario.encoder), scenario.device(scenario.step)
         self._random = Random(f"device {seed}")

@@ -19,7 +19,7 @@ import orjson
 from carpool.backends.stepper import FINISH, TEXT, TextInstance
 from carpool.core.job import DONE, GONE, INFINITY, OFFERED, READY, RUNNING
 from carpool.core.refusal_words import replaced
-from carpool.core.steps import StepScheduler
+from carpool.core.text_scheduler import TextScheduler
 from carpool.engine.generation.text_loop import TextLoop
 from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, InvalidInput, ModelError, Unavailable
@@ -62,7 +62,7 @@ class LocalText:
     responsive = True
 
     def __init__(
-        self, model: str, instance: TextInstance, scheduler: StepScheduler, driver: TextDriver
+        self, model: str, instance: TextInstance, scheduler: TextScheduler, driver: TextDriver
     ) -> None:
         self._instance = instance
         self._driver = driver

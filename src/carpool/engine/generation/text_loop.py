@@ -1,5 +1,5 @@
-"""One instance of a model that writes: a thread that encodes and steps as core/steps.py says, or, where its
-encoders and decoders are apart, one thread for each of them.
+"""One instance of a model that writes: a thread that encodes and steps as core/text_scheduler.py says, or,
+where its encoders and decoders are apart, one thread for each of them.
 
 The scheduler is shared between these threads and whoever submits and cancels, under one lock, which is never
 held while a device works: an arrival is let in or refused at once, whatever the devices are at. Whoever has
@@ -8,7 +8,7 @@ with its device it does alone. Pictures were copied when they came (`Encoder.rea
 is read later, and a rider who leaves is gone at once; only his slot is freed at the next boundary.
 
 Where a device can be asked for the next thing before anybody knows what the last one says, it is: behind a
-step that runs, the next one is launched, and encodings between the two (`StepScheduler.follow`). What Python
+step that runs, the next one is launched, and encodings between the two (`TextScheduler.follow`). What Python
 does for one step is so hidden behind the next.
 
 What an encoder apart makes of a picture is left with its rider, before the scheduler is told that it is
@@ -29,8 +29,8 @@ from typing import Any
 from carpool.backends.stepper import AHEAD, Decoder, TextInstance
 from carpool.core.job import DONE, INFINITY, RUNNING, GivenUp, Job
 from carpool.core.refusal_words import dropped, turned_away
-from carpool.core.steps import StepScheduler
 from carpool.core.text_job import Encode, Step, TextGivenUp, TextJob
+from carpool.core.text_scheduler import TextScheduler
 from carpool.errors import CarpoolError, ModelError, Unavailable
 from carpool.link.text_records import LENGTH, STOP, Event, Failed, Piece, Worked
 from carpool.observe.logs import logger
@@ -72,7 +72,7 @@ class TextLoop:
         self,
         model: str,
         instance: TextInstance,
-        scheduler: StepScheduler,
+        scheduler: TextScheduler,
         tell: Tell,
         ended: Callable[[], None] = lambda: None,
         now: Callable[[], float] = monotonic,

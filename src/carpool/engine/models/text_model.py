@@ -11,7 +11,7 @@ from carpool.core.curve import BatchCurve
 from carpool.core.instance import Instance
 from carpool.core.job import INFINITY, Reason
 from carpool.core.learning import Speed
-from carpool.core.steps import StepScheduler
+from carpool.core.text_scheduler import TextScheduler
 from carpool.engine.generation.hosted_text import HostedText
 from carpool.engine.generation.text_driver import LocalText, TextDriver, Writes
 from carpool.engine.generation.text_loading import own_processes, pools_of, promise_of
@@ -87,7 +87,7 @@ class TextModel(Served):
             assert self._host is not None
             return HostedText(self._host, backend, self.name, self.text)
         assert self.curves is not None
-        scheduler = StepScheduler(*self.curves, promise_of(self.config, backend.slots))
+        scheduler = TextScheduler(*self.curves, promise_of(self.config, backend.slots))
         return LocalText(self.name, backend, scheduler, self.text)
 
     # ---- what the driver sees ---------------------------------------------------------------------------

@@ -17,8 +17,8 @@ from carpool.core.curve import BatchCurve
 from carpool.core.job import DONE, GONE, READY, RUNNING, SOON, Reason
 from carpool.core.learning import Rate
 from carpool.core.lengths import Lengths
-from carpool.core.steps import StepScheduler
 from carpool.core.text_job import Encode, Step, TextJob, TextPromise
+from carpool.core.text_scheduler import TextScheduler
 from carpool.errors import InvalidInput
 from carpool.sim.generation_simulation import (
     GenerationSimulation,
@@ -36,17 +36,17 @@ from later import later, many
 ENCODER, STEP = BatchCurve.parse("0.6+0.05", 16), BatchCurve.parse("0.3+0.0015", 8)
 
 
-def scheduler(**promise: float) -> StepScheduler:
-    return StepScheduler(ENCODER, STEP, TextPromise(**{"slots": 8, "max_tokens": 32} | promise))  # type: ignore[arg-type]
+def scheduler(**promise: float) -> TextScheduler:
+    return TextScheduler(ENCODER, STEP, TextPromise(**{"slots": 8, "max_tokens": 32} | promise))  # type: ignore[arg-type]
 
 
-def offered(core: StepScheduler, count: int, now: float = 0.0, **more: float) -> list[TextJob]:
+def offered(core: TextScheduler, count: int, now: float = 0.0, **more: float) -> list[TextJob]:
     jobs = [TextJob(now, **more) for _ in range(count)]  # type: ignore[arg-type]
     assert [core.offer(job, now) for job in jobs] == [None] * count
     return jobs
 
 
-def running(core: StepScheduler, count: int) -> list[TextJob]:
+def running(core: TextScheduler, count: int) -> list[TextJob]:
     """So many that are encoded, at time 0."""
     jobs = offered(core, count)
     work = core.decide(0.0).work
@@ -55,7 +55,7 @@ def running(core: StepScheduler, count: int) -> list[TextJob]:
     return jobs
 
 
-def step(core: StepScheduler, now: float) -> Step:
+def step(core: TextScheduler, now: float) -> Step:
     work = core.decide(now).work
     assert isinstance(work, Step)
     return work
@@ -213,7 +213,7 @@ def test_who_waits_too_long_for_a_slot_is_told() -> None:
 
 
 def test_no_more_slots_than_the_per_token_promise_allows() -> None:
-    core = StepScheduler(ENCODER, BatchCurve.parse("0.2+0.1", 8), TextPromise(8, 32, per_token=0.0006))
+    core = TextScheduler(ENCODER, BatchCurve.parse("0.2+0.1", 8), TextPromise(8, 32, per_token=0.0006))
     assert core.most_slots() == 3  # 1.1 × 0.5 ms
     offered(core, 8)
     work = core.decide(0.0).work
@@ -288,7 +288,7 @@ def test_who_brings_too_little_time_need_not_come_back() -> None:
 
 def test_that_its_neighbours_are_many_makes_nobody_hopeless() -> None:
     """What a step takes with all slots, and an encoding of many, is not what it takes alone."""
-    core = StepScheduler(
+    core = TextScheduler(
         BatchCurve.parse("0.6+0.5", 8), BatchCurve.parse("0.3+0.5", 8), TextPromise(8, 32, ttft=0.05)
     )
     running(core, 8)
@@ -386,7 +386,7 @@ def test_the_gate_counts_the_encoders_that_are_up() -> None:
 
     def let_in(pool: int, up: int) -> list[bool]:
         encoder = BatchCurve.parse("2+4", 4)
-        core = StepScheduler(encoder, STEP, TextPromise(8, 32, 0.06, encoders=pool, decoders=16))
+        core = TextScheduler(encoder, STEP, TextPromise(8, 32, 0.06, encoders=pool, decoders=16))
         core.encoders = up
         found = [core.offer(TextJob(0.0), 0.0) is None for _ in range(60)]
         core.encoders = pool  # they are back
@@ -430,7 +430,7 @@ def test_a_decoder_that_is_down_loses_its_own_and_takes_nobody() -> None:
 
 
 def test_a_step_may_be_launched_before_the_last_one_is_looked_at() -> None:
-    core = StepScheduler(ENCODER, STEP, TextPromise(4, 8))
+    core = TextScheduler(ENCODER, STEP, TextPromise(4, 8))
     ends, cut, goes_on = (TextJob(0.0, limit) for limit in (0, 1, 0))
     for job in (ends, cut, goes_on):
         assert core.offer(job, 0.0) is None
@@ -506,7 +506,7 @@ class Player:
     """Keeps its own books, and compares them with the scheduler's after every move."""
 
     def __init__(self, promise: TextPromise) -> None:
-        self.core = StepScheduler(ENCODER, STEP, promise)
+        self.core = TextScheduler(ENCODER, STEP, promise)
         self.now = 0.0
         self.jobs: list[TextJob] = []
         self.ended: Counter[TextJob] = Counter()

@@ -38,7 +38,7 @@ from carpool.core.text_job import (
 )
 
 
-class StepScheduler:
+class TextScheduler:
     """One model's scheduler. A job is offered, encoded, stepped until it ends, and then its slot is free."""
 
     def __init__(
