@@ -265,7 +265,7 @@ def compared(kind: str, args: argparse.Namespace, cuda: bool) -> dict[str, Any]:
             TorchStepper(network, args.slots, CudaDevice(0) if cuda else device, kind, precision, part)
             for part in (Part.ENCODER, Part.DECODER)
         )
-        pools = TextInstance([encoder], [decoder], [decoder].__getitem__)
+        pools = TextInstance([encoder], [decoder], apart=True)
         found[f"at_{load}_apart"] = first_tokens(pools, curves, replace(free, encoders=1), some, rate)
         pools.close()
     stepper.close()

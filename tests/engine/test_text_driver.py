@@ -211,7 +211,7 @@ def test_a_newer_frame_takes_the_place_of_one_whose_text_has_not_begun() -> None
 def test_pieces_go_to_who_waits_for_them() -> None:
     stage, sink = Stage(), Sink()
     streamed, whole = stage.ask(sink=sink), stage.ask()
-    stage.hear(Piece(1, "He", 1), Piece(2, "He", 1), Worked(0, 2, 0.1, 2, 0, 4, 1))
+    stage.hear(Piece(1, "He", 1), Piece(2, "He", 1), Worked(0, 2, 0.1, 2, 0))
     stage.hear(Piece(1, "llo", 2), Piece(2, "llo", 2))
     stage.hear(Piece(1, "", 3, "stop"), Piece(2, "!", 3, "length"))
     assert [payload.get("text_output") for payload, _, _ in sink.got] == [[b"He"], [b"llo"], [b""]]

@@ -47,7 +47,7 @@ class TextScheduler:
         self.settings = settings
         self.constants = constants
         self.encoder = Belief(encoder, max(1, settings.encoders), 0.0, constants)
-        self.encoders = len(self.encoder.speeds)  # those that are up: whoever knows better says so
+        self._encoders = len(self.encoder.speeds)
         self.step = Belief(step, settings.decoders, 0.0, constants)
         self.lengths = Lengths(settings.max_tokens, constants=constants)
         self._departures = Departures(self.lengths)
@@ -57,7 +57,6 @@ class TextScheduler:
         self.encoding: dict[int, Encode] = {}  # by encoder
         self.stepping: dict[int, Step] = {}  # by decoder
         self._taken = [0] * settings.decoders  # slots
-        self._down: set[int] = set()  # decoders
         # How many slots of each may be used, and what that was computed from.
         self._rooms: list[tuple[float, BatchCurve, int]] = [(0.0, step, 0)] * settings.decoders
         memory = max(constants.rate_memory_s, constants.rate_memory_promises * min(settings.ttft, 1.0))
@@ -183,7 +182,7 @@ class TextScheduler:
     def step_takes(self, width: int) -> float:
         return self.step.slowest(cautious=False) * self.step.curve.times[width]
 
-    def lost(self, now: float, decoder: int = 0) -> list[TextJob]:
+    def lost(self, decoder: int = 0) -> list[TextJob]:
         """Its caches are gone. Returns whose answers will not be finished; who waits goes on waiting."""
         held = [job for job in self._of(decoder) if job is not None]
         lost = [job for job in held if job.state is RUNNING]
@@ -197,17 +196,6 @@ class TextScheduler:
         self._departures.forget()  # none of them leaves a slot any more
         return lost
 
-    def down(self, now: float, decoder: int) -> list[TextJob]:
-        """It takes nobody until it is `up` again. As `lost`. There must be others."""
-        self._down.add(decoder)
-        return self.lost(now, decoder)
-
-    def is_last(self, decoder: int) -> bool:
-        return len(self._down | {decoder}) == self.settings.decoders
-
-    def up(self, decoder: int) -> None:
-        self._down.discard(decoder)
-
     # ---- what to do ---------------------------------------------------------------------------------------
 
     def decide(self, now: float) -> StepDecision:
@@ -217,7 +205,7 @@ class TextScheduler:
         apart = self.settings.apart
         if self.encoding and not apart:
             return decision
-        encoder = next((one for one in range(len(self.encoder.speeds)) if one not in self.encoding), None)
+        encoder = next((one for one in range(self._encoders) if one not in self.encoding), None)
         if encoder is not None and (apart or not self.stepping):
             size = self._to_encode(now)
             if size:
@@ -243,7 +231,7 @@ class TextScheduler:
         takes = self._until_first(min(batch, self.waiting + 1))
         ahead = self.waiting // batch
         queue = self._until_left((ahead + 1) * batch)
-        queue += ahead * self._encodes(batch) / self.encoders
+        queue += ahead * self._encodes(batch) / self._encoders
         running = self._under_way(now)
         wait = queue + running
         first = now + wait + takes
@@ -284,11 +272,6 @@ class TextScheduler:
         """Slots."""
         return sum(self._taken)
 
-    @property
-    def slots_up(self) -> int:
-        """Those of decoders that are not down."""
-        return self.each * (self.settings.decoders - len(self._down))
-
     # ---- inside -----------------------------------------------------------------------------------------
 
     def _of(self, decoder: int) -> list[TextJob | None]:
@@ -296,8 +279,6 @@ class TextScheduler:
 
     def _room(self, decoder: int) -> int:
         """How many of its slots each token's promise allows."""
-        if decoder in self._down:
-            return 0
         cautious, curve = self.step.speeds[decoder].cautious, self.step.curve
         for_speed, for_curve, room = self._rooms[decoder]
         if for_speed != cautious or for_curve is not curve:
@@ -321,7 +302,7 @@ class TextScheduler:
         queue = self._queue
         due = queue.first_due
         if due == INFINITY or due > now + self._until_first(
-            self.encoder.curve.max_batch, slots=self.slots_up
+            self.encoder.curve.max_batch, slots=len(self.slots)
         ):
             return  # mostly: this is asked at every step
         size = min(self._free_slots(), self.waiting, self._batch(now))
@@ -379,7 +360,7 @@ class TextScheduler:
         """The batch to wait for. While slots stand empty for it, steps carry less; encoded alone, each costs
         more. The smallest that keeps up with what is asked, or else the one that carries most."""
         slots = self.most_slots()
-        plan = (slots, self.encoders, self.encoder.curve, self.step.curve, self.lengths.lasts)
+        plan = (slots, self._encoders, self.encoder.curve, self.step.curve, self.lengths.lasts)
         if plan != self._planned:
             self._planned = plan
             self._plan(slots)
@@ -396,7 +377,7 @@ class TextScheduler:
         sizes = range(1, max(1, min(slots, most)) + 1)
         written = self.lengths.mean * self._steps_for(slots)
         if self.settings.apart:
-            self._costs = [max(self._encodes(n) / n / self.encoders, written / slots) for n in sizes]
+            self._costs = [max(self._encodes(n) / n / self._encoders, written / slots) for n in sizes]
         else:
             self._costs = [self._encodes(size) / size + written / (slots - (size - 1) / 2) for size in sizes]
         self._best = min(sizes, key=lambda size: self._costs[size - 1])
@@ -470,7 +451,7 @@ class TextScheduler:
     def _steps_for(self, slots: int = 0, *, cautious: bool = False) -> float:
         """Seconds of a step with so many slots over all decoders, or with those that are used, and one
         more."""
-        decoders = self.settings.decoders - len(self._down)
+        decoders = self.settings.decoders
         width = min(self.each, -(-(slots or 1 + self.used) // decoders))
         return self.step.slowest(cautious=cautious) * self.step.curve.times[width]
 
@@ -488,7 +469,7 @@ class TextScheduler:
     def _under_way(self, now: float) -> float:
         """Until there is a device that encodes."""
         encodes = [work.started + self._encodes(len(work.jobs)) for work in self.encoding.values()]
-        ends = min(encodes) if len(encodes) >= self.encoders else 0.0
+        ends = min(encodes) if len(encodes) >= self._encoders else 0.0
         if not self.settings.apart:
             for work in self.stepping.values():
                 ends = max(ends, work.started + self._steps_for(work.width))

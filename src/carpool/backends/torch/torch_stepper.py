@@ -46,7 +46,7 @@ class TorchStepper:
         self.slots, self.longest, self.end = slots, network.longest, network.form.end
         self.device = device.name if device.bounded else ""
         self.overlaps = device.captures
-        self.up, self.broken = True, False
+        self.broken = False
         self._model = model
         self._device = device
         self._network = network

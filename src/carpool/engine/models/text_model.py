@@ -14,7 +14,7 @@ from carpool.core.learning import Speed
 from carpool.core.text_scheduler import TextScheduler
 from carpool.engine.generation.hosted_text import HostedText
 from carpool.engine.generation.text_driver import LocalText, TextDriver, Writes
-from carpool.engine.generation.text_loading import own_processes, pools_of, promise_of
+from carpool.engine.generation.text_loading import pools_of, promise_of
 from carpool.engine.loading.hosted_model import HostedInstance
 from carpool.engine.loading.loading import Ready, join_all
 from carpool.engine.models.served import Served, State
@@ -108,19 +108,14 @@ class TextModel(Served):
             self.recent.add(work.encoded, work.seconds, self.last_used)
         elif work.stepped:
             row.observe(columns.STEP_WIDTH, work.stepped)
-        before, self._full[index] = self._full.get(index), work
-        if before is not None and before.encoders != work.encoders:
-            self._server_row.add(columns.RESTARTS["worker"], max(0, work.encoders - before.encoders))
-            self.look_at_instances()
+        self._full[index] = work
         if self.state is State.READY:
             self._show()
 
     def _show(self) -> None:
         used = sum(one.used for one in self._full.values())
         each = 1 if self.curves is None else self.curves[1].max_batch
-        each *= pools_of(self.config)[1].instances
-        silent = max(0, self.instances - len(self._full))  # nothing was heard of them yet
-        slots = silent * each + sum(one.slots for one in self._full.values())
+        slots = self.instances * each * pools_of(self.config)[1].instances
         self.row.set(columns.SLOTS["used"], used)
         self.row.set(columns.SLOTS["free"], slots - used)
         self.row.set(columns.PENDING, sum(one.waiting for one in self._full.values()))
@@ -149,9 +144,7 @@ class TextModel(Served):
 
     @property
     def able(self) -> bool:
-        """One that cannot encode answers nobody who comes now."""
-        encodes = len(self._full) < self.instances or any(one.encoders for one in self._full.values())
-        return self._text is not None and self._text.able and encodes
+        return self._text is not None and self._text.able
 
     def look_at_instances(self) -> None:
         able = self.able
@@ -216,7 +209,6 @@ def text_document(served: TextModel) -> dict[str, Any]:
         "instances": served.instances,
         "encoders": promise.encoders or None,
         "decoders": promise.decoders if promise.apart else None,
-        "own_processes": own_processes(served.config),
         "threads": None if profile is None else profile.layout.threads,
         "encoder": [[size, seconds * 1e3] for size, seconds in encoder.points],
         "step": [[size, seconds * 1e3] for size, seconds in step.points],
