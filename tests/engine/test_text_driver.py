@@ -24,6 +24,7 @@ from carpool.errors import (
     Unavailable,
 )
 from carpool.link.text_records import Event, Failed, Piece, Worked
+from carpool.types import StepTiming
 
 
 def picture(seed: int) -> Any:
@@ -153,8 +154,9 @@ class Stage:
     def worked(self, index: int, work: Worked) -> None:
         self.counts.append("worked")
 
-    def wrote(self, timing: Any, tokens: int) -> None:
-        self.counts.append(f"wrote {tokens}")
+    def wrote(self, timing: StepTiming) -> None:
+        _, writing = timing.steps[-1]
+        self.counts.append(f"wrote {writing.batch}")
 
     def writer_lost(self, index: int, why: str) -> None:
         self.lost.append(index)

@@ -118,7 +118,7 @@ class Watches(Protocol):
 
     def worked(self, index: int, work: Worked) -> None: ...
 
-    def wrote(self, timing: StepTiming, tokens: int) -> None:
+    def wrote(self, timing: StepTiming) -> None:
         """A whole answer."""
 
     def writer_lost(self, index: int, why: str) -> None: ...
@@ -352,7 +352,7 @@ class TextDriver:
             parts.send(payload, piece.finish, last=bool(piece.finish))
         if piece.finish:
             timing = self._timing(ride)
-            self._watcher.wrote(timing, ride.tokens)
+            self._watcher.wrote(timing)
             self._end(ride, Outcome(outputs("".join(ride.pieces), piece.finish), timing=timing))
 
     def _timing(self, ride: _Ride) -> StepTiming:

@@ -120,8 +120,7 @@ class TextModel(Served):
         self.row.set(columns.SLOTS["free"], slots - used)
         self.row.set(columns.PENDING, sum(one.waiting for one in self._full.values()))
 
-    def wrote(self, timing: StepTiming, tokens: int) -> None:
-        del tokens
+    def wrote(self, timing: StepTiming) -> None:
         ended = time() * 1e3
         self.row.add_batch(1, [timing.queue], input_s=0.0, infer_s=timing.infer, output_s=0.0, ended_ms=ended)
         self.batches.add(1, 0, round(timing.infer * 1e9), 0)
