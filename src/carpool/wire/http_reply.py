@@ -1,4 +1,4 @@
-"""What an HTTP server replies, read from a stream within bounds: for those who ask others over asyncio."""
+"""What an HTTP server replies, read from a stream within bounds: for those who ask other servers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ import asyncio
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9]{2})(?: [^\r\n]*)?")
 _NO_BODY = (204, 304)
 _MOST_FIELDS = 128
 _MOST_INTERIM = 8  # replies of status 1xx before the one that counts
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
+
+
+class ByteReader(Protocol):
+    """The part of `asyncio.StreamReader` that is used: a blocking socket can be read so, too."""
+
+    async def read(self, n: int = -1, /) -> bytes: ...
+    async def readuntil(self, separator: bytes = b"\n", /) -> bytes: ...
+    async def readexactly(self, n: int, /) -> bytes: ...
 
 
 class NotHttp(ValueError):
@@ -30,7 +38,7 @@ class Reply(NamedTuple):
     keep: bool  # the connection can carry another request
 
 
-async def read_reply(reader: asyncio.StreamReader, most_bytes: int) -> Reply:
+async def read_reply(reader: ByteReader, most_bytes: int) -> Reply:
     """To a request that was no HEAD. Raises `NotHttp` and `TooLong`; how long it may take is the caller's."""
     with _told_as_no_http():
         status, fields, may_keep = await _begin(reader)
@@ -41,9 +49,7 @@ async def read_reply(reader: asyncio.StreamReader, most_bytes: int) -> Reply:
 class ReplyBody:
     """A reply whose body is read as it comes."""
 
-    def __init__(
-        self, reader: asyncio.StreamReader, status: int, fields: Mapping[str, str], *, may_keep: bool
-    ) -> None:
+    def __init__(self, reader: ByteReader, status: int, fields: Mapping[str, str], *, may_keep: bool) -> None:
         self.reader = reader
         self.status = status
         self.fields = fields
@@ -66,7 +72,7 @@ class ReplyBody:
         return piece
 
 
-async def begin_reply(reader: asyncio.StreamReader) -> ReplyBody:
+async def begin_reply(reader: ByteReader) -> ReplyBody:
     """The head of a reply to a request that was no HEAD."""
     with _told_as_no_http():
         status, fields, may_keep = await _begin(reader)
@@ -83,7 +89,7 @@ def _told_as_no_http() -> Iterator[None]:
         raise NotHttp("the reply's head has no end") from None
 
 
-async def _begin(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bool]:
+async def _begin(reader: ByteReader) -> tuple[int, dict[str, str], bool]:
     """Status, fields, and whether the connection may be used again if the body's end is told."""
     for _ in range(_MOST_INTERIM):
         status, minor, fields = _read_head(await reader.readuntil(b"\r\n\r\n"))
@@ -110,7 +116,7 @@ def _read_head(head: bytes) -> tuple[int, int, dict[str, str]]:
 
 
 async def _read_body(
-    reader: asyncio.StreamReader, status: int, fields: Mapping[str, str], most: int
+    reader: ByteReader, status: int, fields: Mapping[str, str], most: int
 ) -> tuple[bytes, bool]:
     """And whether its end was told, not only that of the connection."""
     if status in _NO_BODY:
@@ -134,14 +140,14 @@ async def _read_body(
     return bytes(body), False
 
 
-async def _read_chunks(reader: asyncio.StreamReader, most: int) -> bytes:
+async def _read_chunks(reader: ByteReader, most: int) -> bytes:
     body = bytearray()
     while piece := await _read_chunk(reader, most - len(body)):
         body += piece
     return bytes(body)
 
 
-async def _read_chunk(reader: asyncio.StreamReader, most: int) -> bytes:
+async def _read_chunk(reader: ByteReader, most: int) -> bytes:
     """The next one; nothing is the end of all."""
     found = _CHUNK_SIZE.fullmatch(await reader.readuntil(b"\r\n"))
     if found is None:
