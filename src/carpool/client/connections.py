@@ -19,7 +19,6 @@ from carpool.client.questions import IDLE_S, MOST_REPLY_BYTES, Question, Server,
 from carpool.wire.http_reply import ByteReader, NotHttp, Reply, ReplyBody, TooLong, begin_reply, read_reply
 
 _AT_ONCE = 64 * 1024
-_LONGEST_LINE = 64 * 1024
 Given = ParamSpec("Given")
 
 
@@ -79,7 +78,7 @@ class AsyncStream:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
         self._reader = reader
-        self.read, self.readuntil, self.readexactly = reader.read, reader.readuntil, reader.readexactly
+        self.read = reader.read
 
     async def send(self, head: bytes, body: bytes | bytearray | memoryview) -> None:
         self._writer.write(head)
@@ -123,42 +122,9 @@ class BlockingStream:
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
-        self._held = bytearray()  # has come and is not yet asked for
 
-    async def read(self, most: int = -1) -> bytes:
-        """What comes next, or what is held; nothing is the end."""
-        if not self._held:
-            return self._socket.recv(most if most > 0 else _AT_ONCE)
-        return self._cut(most if most > 0 else len(self._held))
-
-    async def readuntil(self, separator: bytes = b"\n") -> bytes:
-        seen = 0
-        while (at := self._held.find(separator, seen)) < 0:
-            if len(self._held) > _LONGEST_LINE:
-                raise asyncio.LimitOverrunError("too long", len(self._held))
-            seen = max(0, len(self._held) - len(separator) + 1)
-            self._held += (piece := self._socket.recv(_AT_ONCE))
-            if not piece:
-                raise asyncio.IncompleteReadError(bytes(self._held), None)
-        return self._cut(at + len(separator))
-
-    async def readexactly(self, n: int) -> bytes:
-        if n <= len(self._held):
-            return self._cut(n)
-        pieces = [self._cut(len(self._held))]
-        missing = n - len(pieces[0])
-        while missing:
-            piece = self._socket.recv(min(missing, 16 * _AT_ONCE))
-            if not piece:
-                raise asyncio.IncompleteReadError(b"".join(pieces), n)
-            pieces.append(piece)
-            missing -= len(piece)
-        return b"".join(pieces)
-
-    def _cut(self, length: int) -> bytes:
-        found = bytes(self._held[:length])
-        del self._held[:length]
-        return found
+    async def read(self, most: int) -> bytes:
+        return self._socket.recv(most)
 
     async def send(self, head: bytes, body: bytes | bytearray | memoryview) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):
@@ -171,7 +137,7 @@ class BlockingStream:
     def is_quiet(self) -> bool:
         look = poll()
         look.register(self._socket, POLLIN)
-        return not self._held and not look.poll(0)
+        return not look.poll(0)
 
     def close(self) -> None:
         self._socket.close()
@@ -306,10 +272,7 @@ class Connections:
 
 
 async def _begin(stream: Stream) -> ReplyBody:
-    reply = await begin_reply(stream)
+    reply = await begin_reply(stream, MOST_REPLY_BYTES)
     if reply.status != 200:
-        body = bytearray()
-        while piece := await reply.next(MOST_REPLY_BYTES - len(body)):
-            body += piece
-        raise error_of(reply.status, reply.fields, bytes(body))
+        raise error_of(reply.status, reply.fields, await reply.whole())
     return reply

@@ -99,7 +99,7 @@ class Pieces:
         lost = self._connections.server.lost
         try:
             async with self._connections.runtime.within(self._connections.timeout_s):
-                data = await self._reply.next(MOST_REPLY_BYTES)
+                data = await self._reply.next()
             self._waiting += self.events.feed(data) if data else self.events.end()
         except TimeoutError:
             self.close()
