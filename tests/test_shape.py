@@ -20,7 +20,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # Which other folders the files of a folder may import: a folder by its path, a file beside them by its name.
 # Everybody may import his own folder, and LEAVES. `__init__` is the package's public face.
-LEAVES = {"types", "errors", "clock", "compiling"}
+LEAVES = {"types", "errors", "compiling"}
 ENGINE = "carpool.engine.models.served carpool.core.scheduler carpool.backends"
 MAY_IMPORT: Mapping[str, str] = {
     "__init__": "client engine",
