@@ -79,6 +79,9 @@ MAY_IMPORT: Mapping[str, str] = {
     "wire/proto": "",
 }
 
+# What no request passes. Nothing that serves imports it, and a verb does when it runs.
+LAB = {"cluster", "deploying", "lab", "lab/cascade", "lab/evaluate", "lab/load", "lab/sweep", "ray", "video"}
+
 
 def name_of(path: Path) -> str:
     """As it is imported: `core.queue`; a folder's `__init__` has the folder's name."""
@@ -157,6 +160,23 @@ def test_imports_only_go_where_they_may() -> None:
             if folder_of(MODULES[name]) not in allowed and here != "__main__":
                 wrong.append(f"{name_of(path)} imports {name}")
     assert wrong == []
+
+
+def test_nothing_that_serves_may_import_the_lab() -> None:
+    may = {here: LAB & set(there.split()) for here, there in MAY_IMPORT.items()}
+    assert {here for here, there in may.items() if there} - LAB == {"cli"}
+
+
+def test_verbs_import_the_lab_when_they_run() -> None:
+    verbs = sorted(path.stem for path in (PACKAGE / "cli").glob("*_command.py"))
+    loaded = loaded_with(", ".join(f"carpool.cli.{verb}" for verb in verbs))
+    assert {f"carpool.cli.{verb}" for verb in verbs} <= loaded
+    assert not {name for name in loaded if is_of_the_lab(name)}
+
+
+def is_of_the_lab(module: str) -> bool:
+    inside = module.removeprefix("carpool.")
+    return inside != module and inside.partition(".")[0] in LAB
 
 
 def test_no_file_imports_itself_by_way_of_others() -> None:
