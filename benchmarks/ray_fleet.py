@@ -29,7 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from carpool.deploying.balancer_config import read_address
+from carpool.deploy_files.balancer_config import read_address
 from fleet import SLO_MS, Load
 from fleet import row as counted
 

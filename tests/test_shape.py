@@ -29,15 +29,15 @@ MAY_IMPORT: Mapping[str, str] = {
     "backends/python": "backends config memory observe",
     "backends/torch": "backends backends/python config memory observe",
     "cache": "config core observe vision wire",
-    "cli": "client cluster config core demo deploying engine frontend frontend/access lab lab/cascade "
+    "cli": "client cluster config core demo deploy_files engine frontend frontend/access lab lab/cascade "
     "lab/evaluate lab/load lab/sweep link observe pipelines process quality ray registry sim video vision",
     "client": "vision wire",
-    "cluster": "config core deploying",
+    "cluster": "config core deploy_files",
     "config": "core wire/proto",
     "console": "",
     "core": "",
     "demo": "",
-    "deploying": "core",
+    "deploy_files": "core",
     "engine": "backends backends/torch config core engine/generation engine/models engine/profile link "
     "memory observe pipelines quality registry rollout vision",
     "engine/generation": "backends backends/python config core engine engine/models engine/profile link "
@@ -80,7 +80,17 @@ MAY_IMPORT: Mapping[str, str] = {
 }
 
 # What no request passes. Nothing that serves imports it, and a verb does when it runs.
-LAB = {"cluster", "deploying", "lab", "lab/cascade", "lab/evaluate", "lab/load", "lab/sweep", "ray", "video"}
+LAB = {
+    "cluster",
+    "deploy_files",
+    "lab",
+    "lab/cascade",
+    "lab/evaluate",
+    "lab/load",
+    "lab/sweep",
+    "ray",
+    "video",
+}
 
 
 def name_of(path: Path) -> str:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.cluster.address_book import BEAT_S, LEASE_S, AddressBook, Page, merged
-from carpool.deploying.balancer_config import Address
+from carpool.deploy_files.balancer_config import Address
 
 A, B = Address("10.0.0.1", 31000), Address("10.0.0.2", 31000)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from carpool.cluster.leash import start_on_leash
-from carpool.deploying.balancer_config import Address, RuntimeConfig, runtime_config
+from carpool.deploy_files.balancer_config import Address, RuntimeConfig, runtime_config
 from carpool.errors import CarpoolError
 
 _PATIENCE_S = 5.0

@@ -26,7 +26,7 @@ from carpool.cluster.fleet_settings import FleetSettings
 from carpool.cluster.haproxy_pool import BalancerError, HaproxyProcess, ServerPool
 from carpool.cluster.scaling_policy import CAPACITY, LOOK_BACK_S, OFFERED, REPORT_S, FleetPolicy
 from carpool.cluster.server_child import LoadReports, ReplicaFailed, ServerChild
-from carpool.deploying.balancer_config import Address
+from carpool.deploy_files.balancer_config import Address
 from carpool.errors import Unsupported
 
 NAMESPACE = "carpool"

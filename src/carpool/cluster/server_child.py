@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from carpool.cluster.leash import start_on_leash
-from carpool.deploying.balancer_config import Address
+from carpool.deploy_files.balancer_config import Address
 from carpool.errors import CarpoolError
 
 _SAID_LINES = 30

@@ -10,7 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 from carpool.cli.main import app
-from carpool.deploying.balancer_config import FILES, Address, balancer_config, deploy_folder, read_address
+from carpool.deploy_files.balancer_config import FILES, Address, balancer_config, deploy_folder, read_address
 from carpool.errors import InvalidInput
 
 REPLICAS = [Address("10.0.0.1", 8000), Address("carpool-2", 8010), Address("fd00::7", 8000)]

@@ -12,7 +12,7 @@ import yaml
 
 from carpool.config.server import variables
 from carpool.observe.prometheus import FAMILIES
-from deploying.manifests import DEPLOY, documents, pods, problems
+from deploy_files.manifests import DEPLOY, documents, pods, problems
 
 KUBERNETES = DEPLOY / "kubernetes"
 FILES = sorted(path for path in DEPLOY.rglob("*.y*ml") if "balancer" not in path.parts)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from carpool.cli.main import app
-from carpool.deploying.kubernetes_overlay import Deployment, overlay
+from carpool.deploy_files.kubernetes_overlay import Deployment, overlay
 from carpool.errors import InvalidInput
-from deploying.manifests import problems
+from deploy_files.manifests import problems
 
 ASKED = ["deploy", "kubernetes", "--curve", "4+1", "--rate", "500", "--slo-ms", "50"]
 

@@ -13,10 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from carpool.cli.main import app
-from carpool.deploying.balancer_config import FILES, Address, balancer_config
+from carpool.deploy_files.balancer_config import FILES, Address, balancer_config
 from conformance.fleet_engines import VARIABLE, binary
-from deploying.manifests import DEPLOY, documents, pods, problems
-from deploying.test_deploy_files import CUSTOM
+from deploy_files.manifests import DEPLOY, documents, pods, problems
+from deploy_files.test_deploy_files import CUSTOM
 
 pytestmark = pytest.mark.conformance
 

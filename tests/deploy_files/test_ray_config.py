@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import carpool
 from carpool.cli.main import app
 from carpool.cluster.fleet_settings import FleetSettings
-from deploying.manifests import DEPLOY, documents, problems
+from deploy_files.manifests import DEPLOY, documents, problems
 
 ASKED = ["deploy", "ray", "/models", "--slo-ms", "50", "--replicas", "2,8"]
 COMPONENT = DEPLOY / "kubernetes" / "components" / "rayservice" / "rayservice.yaml"

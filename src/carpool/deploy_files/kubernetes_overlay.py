@@ -13,7 +13,7 @@ from pathlib import Path
 
 from carpool.core.numerals import numeral
 from carpool.core.scaling import TARGET_LOAD, replicas_for
-from carpool.deploying.balancer_config import deploy_folder
+from carpool.deploy_files.balancer_config import deploy_folder
 from carpool.errors import InvalidInput
 
 AUTOSCALERS = ("keda", "hpa", "none")
