@@ -29,8 +29,9 @@ MAY_IMPORT: Mapping[str, str] = {
     "backends/python": "backends config memory observe",
     "backends/torch": "backends backends/python config memory observe",
     "cache": "config core observe vision wire",
-    "cli": "client cluster config core demo deploy_files engine frontend frontend/access lab lab/cascade "
-    "lab/evaluate lab/load lab/sweep link observe pipelines process quality ray registry sim video vision",
+    "cli": "client cluster config core demo deploy_files drift engine frontend frontend/access lab "
+    "lab/cascade lab/evaluate lab/load lab/sweep link observe pipelines process ray registry sim video "
+    "vision",
     "client": "vision wire",
     "cluster": "config core deploy_files",
     "config": "core wire/proto",
@@ -38,21 +39,22 @@ MAY_IMPORT: Mapping[str, str] = {
     "core": "",
     "demo": "",
     "deploy_files": "core",
-    "engine": "backends backends/torch config core engine/generation engine/models engine/profile link "
-    "memory observe pipelines quality registry rollout vision",
+    "drift": "config core vision",
+    "engine": "backends backends/torch config core drift engine/generation engine/models engine/profile "
+    "link memory observe pipelines registry rollout vision",
     "engine/generation": "backends backends/python config core engine engine/models engine/profile link "
     "memory observe vision",
     "engine/models": "backends backends/python backends/torch config core engine engine/generation "
     "engine/profile link observe pipelines vision vision/tasks",
     "engine/profile": "backends config core engine link observe",
-    "frontend": "cache config core frontend/pictures link memory observe quality vision wire",
+    "frontend": "cache config core drift frontend/pictures link memory observe vision wire",
     "frontend/access": "config observe",
     "frontend/clients": "",
     "frontend/grpc": "cache config core frontend frontend/access frontend/clients frontend/http "
     "frontend/pictures link memory observe wire wire/proto",
     "frontend/http": "cache config console core frontend frontend/access frontend/clients frontend/pictures "
     "link memory observe vision vision/tasks wire",
-    "frontend/pictures": "config core frontend/clients link memory observe pipelines quality vision "
+    "frontend/pictures": "config core drift frontend/clients link memory observe pipelines vision "
     "vision/tasks wire",
     "lab": "backends config core engine engine/generation engine/models engine/profile pipelines sim vision",
     "lab/cascade": "client config core engine lab/evaluate vision",
@@ -65,7 +67,6 @@ MAY_IMPORT: Mapping[str, str] = {
     "pipelines": "config",
     "process": "cache config engine engine/models frontend frontend/access frontend/clients frontend/grpc "
     "frontend/http frontend/pictures link memory observe wire",
-    "quality": "config core vision",
     "ray": "cluster",
     "registry": "config",
     "rollout": "cache config core sim",
@@ -80,17 +81,7 @@ MAY_IMPORT: Mapping[str, str] = {
 }
 
 # What no request passes. Nothing that serves imports it, and a verb does when it runs.
-LAB = {
-    "cluster",
-    "deploy_files",
-    "lab",
-    "lab/cascade",
-    "lab/evaluate",
-    "lab/load",
-    "lab/sweep",
-    "ray",
-    "video",
-}
+LAB = set("cluster deploy_files lab lab/cascade lab/evaluate lab/load lab/sweep ray video".split())
 
 
 def name_of(path: Path) -> str:

@@ -10,14 +10,14 @@ import orjson
 import pytest
 
 from carpool.config.drift_settings import UncertainSettings
+from carpool.drift.camera import STATES
+from carpool.drift.measures import ON_THE_PAGE, PROJECTIONS, answer_values
+from carpool.drift.samples import Sampled, directions, measure, picture_values
 from carpool.errors import CarpoolError
 from carpool.observe.columns import CAMERA_STATES, DRIFT_WORDS
-from carpool.quality.camera import STATES
-from carpool.quality.measures import ON_THE_PAGE, PROJECTIONS, answer_values
-from carpool.quality.samples import Sampled, directions, measure, picture_values
 from carpool.types import Array
 from carpool.vision.decode import Decoded, decode
-from quality.traffic import blurred, darkened, scene_of
+from drift.traffic import blurred, darkened, scene_of
 
 
 def values_of(pixels: Array, size: int = 10_000) -> tuple[dict[str, object], str, bool]:

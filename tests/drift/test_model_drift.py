@@ -9,9 +9,9 @@ import orjson
 import pytest
 
 from carpool.config.drift_settings import DriftSettings
-from carpool.quality.camera import Camera
-from carpool.quality.model_drift import MOST_SOURCES, ModelDrift, Seen, read_reference
-from carpool.quality.streams import LEAST
+from carpool.drift.camera import Camera
+from carpool.drift.model_drift import MOST_SOURCES, ModelDrift, Seen, read_reference
+from carpool.drift.streams import LEAST
 
 HOUR = 3600.0
 SETTINGS = DriftSettings(reference="first-2h")

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from drift.traffic import Change, Site, blurred, cropped, darkened
 from later import first
-from quality.traffic import Change, Site, blurred, cropped, darkened
 
 CAMERAS = ("door", "yard", "gate")
 

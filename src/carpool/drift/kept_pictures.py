@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 
 from carpool.config.drift_settings import UncertainSettings
-from carpool.quality.measures import numbers_of
-from carpool.quality.whole_files import remove_unfinished, write_whole
+from carpool.drift.measures import numbers_of
+from carpool.drift.whole_files import remove_unfinished, write_whole
 
 INDEX = "index.jsonl"
 MOST_PICTURE_BYTES = 16 << 20

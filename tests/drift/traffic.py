@@ -12,9 +12,9 @@ import cv2
 import numpy as np
 
 from carpool.config.drift_settings import DriftSettings
-from carpool.quality.measures import answer_values
-from carpool.quality.model_drift import Event, ModelDrift, Seen
-from carpool.quality.samples import picture_values
+from carpool.drift.measures import answer_values
+from carpool.drift.model_drift import Event, ModelDrift, Seen
+from carpool.drift.samples import picture_values
 from carpool.types import Array
 from carpool.vision.decode import Decoded
 

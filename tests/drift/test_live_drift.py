@@ -16,8 +16,8 @@ import pytest
 from typer.testing import CliRunner
 
 from carpool.cli.main import app
+from carpool.drift.kept_pictures import read_index
 from carpool.engine.drift_desk import DriftBooks
-from carpool.quality.kept_pictures import read_index
 from frontend.whole_server import WholeServer, whole_server
 from waiting import until
 
