@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import carpool
 from carpool.cli.main import app
-from carpool.cluster.fleet_settings import FleetSettings
+from carpool.ray_cluster.fleet_settings import FleetSettings
 from deploy_files.manifests import DEPLOY, documents, problems
 
 ASKED = ["deploy", "ray", "/models", "--slo-ms", "50", "--replicas", "2,8"]

@@ -14,8 +14,8 @@ from carpool.cli import verb_options as o
 from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from carpool.cluster.fleet_settings import FleetSettings
     from carpool.deploy_files.kubernetes_overlay import Deployment
+    from carpool.ray_cluster.fleet_settings import FleetSettings
 
 Target = StrEnum("Target", ["kubernetes", "balancer", "ray"])
 Kind = StrEnum("Kind", ["haproxy", "envoy", "nginx"])
@@ -138,9 +138,9 @@ class DeployVerb:
         show.paragraph(f"Wrote {self.output}: kubectl apply -k {self.output}")
 
     def _ray(self) -> None:
-        from carpool.cluster.fleet_settings import FleetSettings
         from carpool.deploy_files.kubernetes_overlay import Deployment, write_overlay
         from carpool.deploy_files.ray_config import COMPONENT, rayservice_overlay, serve_config
+        from carpool.ray_cluster.fleet_settings import FleetSettings
 
         if not self.places:
             raise InvalidInput("name what to serve: carpool deploy ray /models")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.cluster.address_book import BEAT_S, LEASE_S, AddressBook, Page, merged
 from carpool.deploy_files.balancer_config import Address
+from carpool.ray_cluster.address_book import BEAT_S, LEASE_S, AddressBook, Page, merged
 
 A, B = Address("10.0.0.1", 31000), Address("10.0.0.2", 31000)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from carpool.cluster.fleet_settings import FleetSettings
 from carpool.errors import ConfigError
+from carpool.ray_cluster.fleet_settings import FleetSettings
 
 
 def read(**given: Any) -> FleetSettings:

@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from carpool.cluster.leash import start_on_leash
 from carpool.deploy_files.balancer_config import Address, RuntimeConfig, runtime_config
 from carpool.errors import CarpoolError
+from carpool.ray_cluster.leash import start_on_leash
 
 _PATIENCE_S = 5.0
 _LONGEST_ANSWER = 4 << 20

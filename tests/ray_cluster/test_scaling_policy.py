@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from carpool.cluster.scaling_policy import CAPACITY, LOOK_BACK_S, OFFERED, FleetPolicy
+from carpool.ray_cluster.scaling_policy import CAPACITY, LOOK_BACK_S, OFFERED, FleetPolicy
 
 
 class Fleet:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from carpool.cluster.leash import start_on_leash
-from carpool.cluster.server_child import LoadReports, ReplicaFailed, ServerChild
+from carpool.ray_cluster.leash import start_on_leash
+from carpool.ray_cluster.server_child import LoadReports, ReplicaFailed, ServerChild
 from live.server import is_alive, wait_until
 
 READY = '{"event": "ready", "models": "fake", "http": 31000, "metrics": 31002}'
@@ -62,7 +62,7 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     script = f"""
     import signal, subprocess, sys
     sys.path.insert(0, {str(source)!r})
-    from carpool.cluster.leash import start_on_leash
+    from carpool.ray_cluster.leash import start_on_leash
     command = [sys.executable, "-c", "import signal; signal.pause()"]
     print(start_on_leash(command, {{}}, subprocess.DEVNULL).pid, flush=True)
     signal.pause()

@@ -15,9 +15,9 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from carpool.cluster.leash import start_on_leash
 from carpool.deploy_files.balancer_config import Address
 from carpool.errors import CarpoolError
+from carpool.ray_cluster.leash import start_on_leash
 
 _SAID_LINES = 30
 _LONGEST_LINE = 8192

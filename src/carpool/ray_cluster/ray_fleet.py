@@ -21,13 +21,13 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util import get_node_ip_address
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from carpool.cluster.address_book import BEAT_S, AddressBook, Page, merged
-from carpool.cluster.fleet_settings import FleetSettings
-from carpool.cluster.haproxy_pool import BalancerError, HaproxyProcess, ServerPool
-from carpool.cluster.scaling_policy import CAPACITY, LOOK_BACK_S, OFFERED, REPORT_S, FleetPolicy
-from carpool.cluster.server_child import LoadReports, ReplicaFailed, ServerChild
 from carpool.deploy_files.balancer_config import Address
 from carpool.errors import Unsupported
+from carpool.ray_cluster.address_book import BEAT_S, AddressBook, Page, merged
+from carpool.ray_cluster.fleet_settings import FleetSettings
+from carpool.ray_cluster.haproxy_pool import BalancerError, HaproxyProcess, ServerPool
+from carpool.ray_cluster.scaling_policy import CAPACITY, LOOK_BACK_S, OFFERED, REPORT_S, FleetPolicy
+from carpool.ray_cluster.server_child import LoadReports, ReplicaFailed, ServerChild
 
 NAMESPACE = "carpool"
 _log = logging.getLogger("ray.serve")
