@@ -14,8 +14,8 @@ from carpool.cli import verb_options as o
 from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from carpool.cluster.fleet_settings import FleetSettings
-    from carpool.deploying.kubernetes_overlay import Deployment
+    from carpool.deploy_files.kubernetes_overlay import Deployment
+    from carpool.ray_cluster.fleet_settings import FleetSettings
 
 Target = StrEnum("Target", ["kubernetes", "balancer", "ray"])
 Kind = StrEnum("Kind", ["haproxy", "envoy", "nginx"])
@@ -106,7 +106,7 @@ class DeployVerb:
             self._kubernetes()
 
     def _balancer(self) -> None:
-        from carpool.deploying.balancer_config import FILES, balancer_config, read_address
+        from carpool.deploy_files.balancer_config import FILES, balancer_config, read_address
 
         if not self.places:
             raise InvalidInput("name the replicas: carpool deploy balancer http://10.0.0.1:8000 …")
@@ -124,7 +124,7 @@ class DeployVerb:
         show.paragraph(f"Wrote {self.output / FILES[self.kind]} for {len(replicas)} replicas.")
 
     def _kubernetes(self) -> None:
-        from carpool.deploying.kubernetes_overlay import overlay, write_overlay
+        from carpool.deploy_files.kubernetes_overlay import overlay, write_overlay
 
         wanted = self._wanted()
         files = overlay(wanted)
@@ -138,9 +138,9 @@ class DeployVerb:
         show.paragraph(f"Wrote {self.output}: kubectl apply -k {self.output}")
 
     def _ray(self) -> None:
-        from carpool.cluster.fleet_settings import FleetSettings
-        from carpool.deploying.kubernetes_overlay import Deployment, write_overlay
-        from carpool.deploying.ray_config import COMPONENT, rayservice_overlay, serve_config
+        from carpool.deploy_files.kubernetes_overlay import Deployment, write_overlay
+        from carpool.deploy_files.ray_config import COMPONENT, rayservice_overlay, serve_config
+        from carpool.ray_cluster.fleet_settings import FleetSettings
 
         if not self.places:
             raise InvalidInput("name what to serve: carpool deploy ray /models")
@@ -186,7 +186,7 @@ class DeployVerb:
 
     def _wanted(self) -> Deployment:
         from carpool.core.curve import slo_capacity
-        from carpool.deploying.kubernetes_overlay import Deployment
+        from carpool.deploy_files.kubernetes_overlay import Deployment
         from carpool.lab.fleet_plan import FleetQuestion, plan
         from carpool.lab.machine_share import Machine
 

@@ -20,13 +20,15 @@ import typer
 from carpool.cli import show
 from carpool.cli import verb_options as o
 from carpool.errors import InvalidInput
-from carpool.lab.load.load_plan import MOST_REQUESTS, Closed, Open, Phase, Plan, check_length
-from carpool.lab.load.tally import Slice, Spread
-from carpool.sim.arrivals import Cameras, Constant, Poisson, Recording, Traffic
 
 if TYPE_CHECKING:
     from carpool.lab.load.aim import Aim
+    from carpool.lab.load.load_plan import Closed, Open, Phase, Plan
     from carpool.lab.load.load_report import Counts, LoadReport
+    from carpool.lab.load.tally import Slice, Spread
+    from carpool.sim.arrivals import Recording, Traffic
+
+    Watch = Callable[[float, Slice], None]
 
 _SECONDS = 10.0
 _FASTEST = 100_000.0  # requests per second
@@ -40,7 +42,6 @@ _COUNTED = ("offered", "answered", "refused", "failed")
 _SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 _REQUESTS = "Requests"
-Watch = Callable[[float, Slice], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +142,7 @@ class Load(o.AsksServer, o.HasTraffic):
         import uvloop
 
         from carpool.lab.load.aim import read_url
+        from carpool.lab.load.load_plan import Closed
 
         plan, aim = plan_of(self), aim_of(self)
         processes = o.whole("--processes", self.processes, least=1, most=_MOST_PROCESSES)
@@ -181,6 +183,8 @@ async def _generate(plan: Plan, aim: Aim, options: Load, watch: Watch) -> LoadRe
 
 
 def plan_of(options: Load) -> Plan:
+    from carpool.lab.load.load_plan import Plan
+
     own_rate = options.arrivals == "cameras" or options.arrivals.startswith("trace:")
     if options.rate is None and not own_rate and options.concurrency is None:
         raise InvalidInput(
@@ -256,6 +260,8 @@ def _connections(options: Load) -> int | None:
 
 
 def _closed(options: Load, clients: int) -> Closed:
+    from carpool.lab.load.load_plan import MOST_REQUESTS, Closed
+
     if options.rate is not None or options.arrivals != "poisson":
         raise InvalidInput("--concurrency is a closed loop: it cannot be given with --rate or --arrivals")
     seconds, requests = options.duration, options.requests
@@ -271,6 +277,8 @@ def _closed(options: Load, clients: int) -> Closed:
 
 
 def _open(options: Load) -> Open:
+    from carpool.lab.load.load_plan import Open, Phase, check_length
+
     for option, value in (("--requests", options.requests), ("--think-ms", options.think_ms or None)):
         if value is not None:
             raise InvalidInput(f"{option} goes with --concurrency, a closed loop")
@@ -286,6 +294,9 @@ def _open(options: Load) -> Open:
 
 
 def _phases(options: Load, traffic: Traffic) -> tuple[Phase, ...]:
+    from carpool.lab.load.load_plan import Phase
+    from carpool.sim.arrivals import Cameras, Recording
+
     if options.rate is not None and ":" in options.rate:
         if options.duration is not None or isinstance(traffic, Recording | Cameras):
             raise InvalidInput("--rate with steps says it all: leave out --duration, cameras and traces")
@@ -315,6 +326,8 @@ def _rate(text: str) -> float:
 
 
 def _traffic(options: Load) -> Traffic:
+    from carpool.sim.arrivals import Constant, Poisson, Recording
+
     if options.arrivals == "cameras" and options.rate is not None:
         raise InvalidInput("--arrivals cameras has no --rate: that is --cameras times --fps")
 
@@ -362,6 +375,8 @@ class Window:
             self._seen.popleft()
 
     def facts(self, slo_ms: float | None) -> dict[str, str]:
+        from carpool.lab.load.tally import Slice
+
         total = Slice()
         for _, seen in self._seen:
             total.merge(seen)

@@ -132,7 +132,7 @@ class WatchVerb(o.AsksServer):
     async def _watch(self, cameras: Sequence[CameraAddress], wish: Wish) -> WatchReport:
         """Ctrl-C ends it early and still reports; the second one does not wait for anything."""
         from carpool.client import questions
-        from carpool.client.async_client import AsyncConnections
+        from carpool.client.connections import AsyncRuntime, Connections
         from carpool.video.watching import Watching
 
         trust = self.trust()
@@ -146,7 +146,7 @@ class WatchVerb(o.AsksServer):
                 insecure=trust.insecure,
             )
         stop = o.stop_on_signal(partial(os._exit, 130))
-        connections = AsyncConnections(server, _TIMEOUT_S, len(cameras) * wish.at_once)
+        connections = Connections(AsyncRuntime(), server, _TIMEOUT_S, len(cameras) * wish.at_once)
         try:
             with self._outputs() as outputs, _progress() as tell:
                 watching: Watching = Watching(cameras, connections, wish, outputs)

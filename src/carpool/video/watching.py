@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
+from time import monotonic as now
 from typing import Any
 
 from carpool.client import questions
-from carpool.client.async_client import AsyncConnections
+from carpool.client.connections import Connections
 from carpool.client.questions import Asked
-from carpool.clock import now
 from carpool.errors import (
     CarpoolError,
     DeadlineExceeded,
@@ -117,7 +117,7 @@ class Watching:
     def __init__(
         self,
         cameras: Sequence[CameraAddress],
-        connections: AsyncConnections,
+        connections: Connections,
         wish: Wish,
         outputs: Callable[[CameraAddress], Sequence[Output]] = lambda _: (),
     ) -> None:

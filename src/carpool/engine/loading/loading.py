@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import inf, isinf
+from time import monotonic
 from typing import Any
 
 from carpool import backends
 from carpool.backends.backend import AsksModels, Backend, Finish, OnDevice, Placement
-from carpool.clock import now as monotonic
 from carpool.config.backend_kinds import kind_of
 from carpool.config.fingerprint import PROVISIONAL
 from carpool.config.model import DYNAMIC, ModelConfig, Task

@@ -16,10 +16,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import inf, isinf
 from threading import Event, Thread
+from time import monotonic
 
 from carpool import backends
 from carpool.backends.backend import Backend, SharesDevice
-from carpool.clock import now as monotonic
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import Kind, ModelConfig
 from carpool.core.arbiter import Arbiter, Turn
