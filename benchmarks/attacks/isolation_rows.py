@@ -15,7 +15,7 @@ from attacks.attacker import Attack, Ports
 from load.processes import anonymous_memory, command_line, tree_cpu
 
 ATTAINMENT, MOST_GROWTH_MB, MOST_KEPT_MB, MOST_CORES = 0.95, 300.0, 50.0, 0.5
-SLO_S: Mapping[str, float] = {"http": 0.2, "grpc": 0.2, "pictures": 1.0}
+SLO_S: Mapping[str, float] = {"http": 0.2, "grpc": 0.2, "pictures": 1.0, "sequences": 0.2}
 CONTROL_S, SETTLED_S = 5.0, 15.0
 CONNECTIONS = (1, 16, 64)
 _WORKER = "carpool.backends.python.python_worker"
