@@ -296,6 +296,9 @@ class ClientCall:
             infer = partial(pictures.through.infer, pictures)
         if self.entry.decoupled and self.entry.in_parts(self.one_answer):
             infer = partial(infer, part=self._part)
+        sender = self.sender
+        if self.entry.has_places and not sender.holder:
+            sender = sender._replace(payer=self.client)
         self._call = infer(
             self.entry,
             head,
@@ -304,7 +307,7 @@ class ClientCall:
             self._done,
             arrived=self.arrived,
             deadline=self.deadline,
-            sender=self.sender,
+            sender=sender,
             ready_in=ready_in,
             admitted=None if ready_in is None else self._admitted,
         )

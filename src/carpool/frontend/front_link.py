@@ -254,13 +254,16 @@ class FrontLink:
             min(timeout, _LONGEST_S) if timeout else 0.0,
             coming,
             priority if priority < MAX_PRIORITY else MAX_PRIORITY,
-            self._sources.number(sender.source, sender.holder, sender.weight) if sender.source else 0,
+            self._source(sender) if sender.source or sender.payer else 0,
             flags,
         )
         say = self._outbox.put if self._calls else self._outbox.send  # nobody else is asked for with it
         say(record + details if details else record)
         call.number, call.link = number, self
         self._calls[number] = call
+
+    def _source(self, sender: Sender) -> int:
+        return self._sources.number(sender.source, sender.holder, sender.weight, sender.payer)
 
     def begin_trip(self, entry: ModelEntry) -> RemoteTrip:
         self._number += 1
