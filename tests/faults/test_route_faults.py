@@ -53,6 +53,8 @@ GIVES_BACK = {
     *("SequenceRoute._tell", "SequenceRoute._done", "Beside.failed", "Beside._stop"),
     # The door takes the slot in it, and nobody knows whether it had before it raised.
     "PipelineJourney.ready",
+    # The door tells each of its answer once, whatever comes of that; all that they do is guarded in them.
+    *("ClientCall._done", "PipelineJourney._step_answered"),
     # What the engine's end of the link calls. An error there costs the link, as everywhere.
     *("TextDriver.ready", "TextDriver._take", "LinkTrips.join", "LinkTrips.hear", "LinkTrips._begin"),
     "OpenTrip._learn",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
@@ -152,8 +151,6 @@ class RemoteCall:
             done(answer)
         except Exception:
             _log.exception("answer-failed")
-            with suppress(Exception):  # who could not take its answer still waits for one
-                done(Answer(error=_failed()))
             self.release()
 
 
