@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,18 @@ def test_strict_models_are_refused_with_what_to_write(tmp_path: Path) -> None:
     for words in ('preset = "…"', "--preset", "torchvision", "resize, mean and std", "--picture"):
         assert words in error.value.message
     assert assumed(seen(file, PictureChoice(strict=True, preset="plain"))) == ()
+
+
+def test_nothing_that_the_settings_say_is_lost(tmp_path: Path) -> None:
+    said = {"pad": 7, "anchor": "top_left", "enlarge": 1.5, "kernel": "area", "channels": "bgr"}
+    said |= {"scale": 0.5, "mean": (0.25,), "std": (2.0,)}
+    classifier(tmp_path / "m" / "1" / "model.onnx")
+    lines = (f"{name} = {json.dumps(value)}" for name, value in said.items())
+    (tmp_path / "m" / "model.toml").write_text("\n".join(['task = "classify"', "[image]", *lines]))
+    image = image_of(seen(tmp_path / "m"))
+    assert {name: getattr(image, name) for name in said} == said
+    usual = {field.name for field in fields(ImageSettings) if getattr(image, field.name) == field.default}
+    assert usual <= {"size", "resize", "crop", "layout", "decode"}  # those are not said above
 
 
 @pytest.mark.parametrize("preset", PRESETS)

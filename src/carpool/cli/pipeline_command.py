@@ -147,7 +147,8 @@ def _seen(vision: VisionSettings | None) -> str:
 def _cut(step: PipelineStep) -> str:
     crop = step.crop
     if crop.rectify:
-        return f"made straight, {crop.height} high, {' or '.join(map(str, crop.widths))} wide"
+        stretched = f", stretched {crop.stretch:g} times" if crop.stretch != 1.0 else ""
+        return f"made straight{stretched}, {crop.height} high, {' or '.join(map(str, crop.widths))} wide"
     words = ["cut out"]
     words += [f"{crop.pad:.0%} more on every side"] if crop.pad else []
     words += ["square"] if crop.square else []

@@ -339,13 +339,15 @@ class ClientCall:
         beside = self._beside
         if beside is None or monotonic() >= promised(self.entry, self.arrived, self.deadline):
             return False
-        if not beside.can_run_again(self._pictures) or not self._moves_to_stable(error):
+        if not beside.can_run_again(self._pictures) or not self._drop_input():
+            return False
+        if not self._moves_to_stable(error):
             return False
         call, self._call = self._call, None
         if call is not None:
             call.cancel()  # gives back what it holds, also if it is over
-        self._slot, head, tail = beside.take()
         try:
+            self._slot, head, tail = beside.take()
             if self._pictures is not None:
                 self._pictures = self._pictures.for_model(self.service.pictures.model(self.entry))
                 head = self._pictures.head
@@ -694,12 +696,19 @@ class ClientCall:
             self._beside.failed()
             self._beside = None
         self._outlets = self._pictures = None
-        job, self._job = self._job, None
+        self._drop_input()
+
+    def _drop_input(self) -> bool:
+        """Of what is still to be offered or decoded. False: a thread writes to the slot, and `_decoded` gives
+        it back."""
+        job = self._job
         if job is not None and not self.service.pictures.workers.drop(job):
-            return  # a thread writes to the slot: `_decoded` gives it back
+            return False
+        self._job = None
         slot, self._slot = self._slot, None
         if slot is not None:
             slot.release()
+        return True
 
 
 def _put(pieces: Sequence[Buffer], view: memoryview) -> None:

@@ -11,11 +11,12 @@ waits for is done when nothing else is to do.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, TypeAlias
 
 from carpool.config.usable_cores import usable_cores
@@ -36,6 +37,7 @@ _NAME = "pictures"
 _COMPACT_AT = 64
 _LONG = 16e6  # of weight, which is about that of a pixel: it takes some tenths of a second
 _MOST_LONG = 64e6  # of them at a time, unless it is one alone: a pixel takes four bytes meanwhile
+_PAUSE_S = 0.05  # before a thread that could not choose its work looks again
 _MOST_IDLE = 4  # they hold pictures, and it is no harm to leave one out
 
 
@@ -207,7 +209,14 @@ class Workers:
     def _live(self) -> None:
         while True:
             self._tokens.get()
-            job, work = self._next()
+            try:
+                job, work = self._next()
+            except Exception as bug:  # the others must not be left without threads
+                _log.exception("result-lost")
+                without_stack(bug)
+                sleep(_PAUSE_S)
+                self._tokens.put(None)
+                continue
             if work is None or job is None:
                 if self._closed:
                     return
@@ -288,12 +297,14 @@ class Workers:
 
 
 def _call(then: Then, result: Any, error: BaseException | None) -> None:
-    """One that raises is a bug, and must not keep the others from their results."""
+    """One that raises is a bug, and must not keep the others from their results. It is told once more, of the
+    bug: what it holds is given back, and whoever waits for it is answered."""
     try:
         then(result, error)
     except Exception as bug:
         _log.exception("result-lost")
-        without_stack(bug)
+        with contextlib.suppress(Exception):
+            then(None, without_stack(bug))
 
 
 def stopping() -> Unavailable:
