@@ -62,6 +62,13 @@ def test_strict_models_are_refused_with_what_to_write(tmp_path: Path) -> None:
     assert assumed(seen(file, PictureChoice(strict=True, preset="plain"))) == ()
 
 
+def test_a_preset_that_would_replace_known_values_is_not_advised(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        seen(classifier(tmp_path / "m.onnx", ("Div", (255.0,)), ("Sub", (0.5,))), PictureChoice(strict=True))
+    assert 'Set resize = "letterbox", "stretch" or "crop" in [image]' in error.value.message
+    assert "preset" not in error.value.message
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_leaves_nothing_open(preset: str, tmp_path: Path) -> None:
     file = classifier(tmp_path / "m.onnx")
