@@ -19,6 +19,7 @@ Exit code 1 if any was recognised wrongly, or sees pixels wrongly without a word
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import sys
@@ -148,19 +149,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="every kind of head once")
     parser.add_argument("--only", default="", help="exports whose name has this in it")
     given = parser.parse_args(arguments)
-    rows = []
-    made, missing = exports(quick=given.quick)
-    chosen = [export for export in made if given.only in export.name]
-    for number, export in enumerate(chosen, 1):
-        with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
-            rows.append(row := judge(export, Path(folder)))
-        said = f"{number}/{len(chosen)} {row.export}: {row.result} {row.pixels}".rstrip()
-        print(said, file=sys.stderr, flush=True)
+    with contextlib.redirect_stdout(sys.stderr):  # libraries print while they export
+        rows, missing = _judged(given.quick, given.only)
     if given.json:
         print(json.dumps({"exports": [asdict(row) for row in rows], "missing": missing}, indent=2))
     else:
         _print(rows, missing)
     return 1 if any(row.result == WRONG or row.pixels == SILENT for row in rows) else 0
+
+
+def _judged(quick: bool, only: str) -> tuple[list[Row], list[str]]:
+    rows: list[Row] = []
+    made, missing = exports(quick=quick)
+    chosen = [export for export in made if only in export.name]
+    for number, export in enumerate(chosen, 1):
+        with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
+            rows.append(row := judge(export, Path(folder)))
+        print(f"{number}/{len(chosen)} {row.export}: {row.result} {row.pixels}".rstrip(), flush=True)
+    return rows, missing
 
 
 def _print(rows: Sequence[Row], missing: Sequence[str]) -> None:
