@@ -33,7 +33,8 @@ def test_all_that_was_answered_is_in_it_and_who_asked(tmp_path: Path, frontends:
             for _ in range(20):
                 assert client.post(infer_path("fake"), REQUEST, b"X-Carpool-Source: gate\r\n").status == 200
         wait_until(lambda: answered(server) == 20, "all of them are in the history")
-        # The engine and the supervisor each write once a second: who asked may be in a later point than what was answered.
+        # The engine and the supervisor each write once a second: who asked may be in a later point than what
+        # was answered.
         wait_until(lambda: "gate" in sources(server), "who asked is in the history")
         points = server.get_json("/v2/history")["points"]
         assert points[-1]["server"]["memory_bytes"] > 1e6
