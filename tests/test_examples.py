@@ -278,7 +278,7 @@ def _check(step: Step, server: Server | None, folder: Path) -> None:
         assert printed.split() == step.output.split()  # virtual time: exactly so
     elif step.note and "the numbers" not in step.note:
         assert bool(printed) == bool(step.output)
-        assert titles(printed) == titles(step.output)
+        assert {*titles(step.output)} <= {*titles(printed)}, printed  # with others, where some were refused
     else:
         check_same(printed, step.output, numbers=not step.note)
 
