@@ -48,6 +48,7 @@ class Evaluate(o.AsksServer):
             metavar="URL|MODEL",
             help="A running server, or a model file, a model folder, or a repository with --model.",
             show_default=False,
+            envvar=o.URL_VARIABLE,
         ),
     ]
     data: Path | None = o.option(

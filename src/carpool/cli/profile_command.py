@@ -58,6 +58,7 @@ class ProfileVerb(o.AsksServer):
         typer.Argument(
             help="A model file, a model folder, or a repository with --name; or the URL of a running server.",
             show_default=False,
+            envvar=o.URL_VARIABLE,
         ),
     ]
     name: str | None = o.option(None, "Which model of a repository or a server.")

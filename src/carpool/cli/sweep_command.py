@@ -59,6 +59,7 @@ class Sweep(o.AsksServer):
             help="A model file, folder or repository; a demo model's name; or a server that runs, "
             "http://HOST:PORT or grpc://HOST:PORT. Default: the demo detector.",
             show_default=False,
+            envvar=o.URL_VARIABLE,
         ),
     ] = ""
     name: str = o.option("", "Which model of a repository, or of the server.", show_default=False)
