@@ -214,7 +214,7 @@ def write_threshold(file: Path, by: str, below: float) -> None:
 
 
 def _keep(file: Path, data: bytes) -> None:
-    from carpool.drift.whole_files import write_whole
+    from carpool.drift.kept_pictures import write_whole
 
     try:
         write_whole(file, data)
