@@ -134,7 +134,7 @@ def test_which_answer_is_to_begin_with() -> None:
 def test_a_file_is_whole_whenever_its_writer_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     code = (
-        "import sys; from pathlib import Path; from carpool.drift.whole_files import write_whole\n"
+        "import sys; from pathlib import Path; from carpool.drift.kept_pictures import write_whole\n"
         "number = 0\n"
         "while True:\n"
         "    number += 1\n"

@@ -9,9 +9,8 @@ import orjson
 import pytest
 
 from carpool.config.drift_settings import DriftSettings
-from carpool.drift.camera import Camera
 from carpool.drift.model_drift import MOST_SOURCES, ModelDrift, Seen, read_reference
-from carpool.drift.streams import LEAST
+from carpool.drift.streams import LEAST, Camera
 
 HOUR = 3600.0
 SETTINGS = DriftSettings(reference="first-2h")

@@ -10,9 +10,9 @@ import orjson
 import pytest
 
 from carpool.config.drift_settings import UncertainSettings
-from carpool.drift.camera import STATES
 from carpool.drift.measures import ON_THE_PAGE, PROJECTIONS, answer_values
 from carpool.drift.samples import Sampled, directions, measure, picture_values
+from carpool.drift.streams import STATES
 from carpool.errors import CarpoolError
 from carpool.observe.columns import CAMERA_STATES, DRIFT_WORDS
 from carpool.types import Array

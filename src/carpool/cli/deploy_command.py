@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
@@ -50,31 +48,22 @@ class DeployVerb:
         carpool deploy ray /models --slo-ms 50 --replicas 2,8 --output overlay
     """
 
-    target: Annotated[
-        Target, typer.Argument(metavar="kubernetes|balancer|ray", help="For whom.", show_default=False)
-    ]
-    places: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="URL…|MODEL",
-            help="The replicas; or the model, a file or a folder, as on the machines that will serve it.",
-            show_default=False,
-        ),
-    ] = None
-    output: Path | None = o.option(
-        None, "The folder to write to. Default: print.", name="--output", metavar="DIR"
+    target: Target = o.argument("For whom.", metavar="kubernetes|balancer|ray")
+    places: list[str] | None = o.argument(
+        "The replicas; or the model, a file or a folder, as on the machines that will serve it.",
+        default=None,
+        metavar="URL…|MODEL",
     )
+    output: Path | None = o.option(None, "The folder to write to. Default: print.", metavar="DIR")
     replicas: str = o.option(
         "", "A number, or the least and the most: 2,8. Default: as --rate takes, or 1.", _RAY
     )
     port: int = o.option(8000, "Where HAProxy listens on every node; 0 takes a free one.", _RAY)
     fleet: str = o.option("carpool", "The application's name.", _RAY)
-    dry_run: bool = o.option(False, "Print, and write nothing.", name="--dry-run")
+    dry_run: bool = o.option(False, "Print, and write nothing.")
     kind: Kind = o.option(Kind.haproxy, "Which balancer: haproxy, envoy or nginx.", _BALANCER)
     listen: str = o.option("0.0.0.0:8080", "Where it listens.", _BALANCER, metavar="HOST:PORT")
-    weighted: bool = o.option(
-        False, "Envoy: weigh replicas by their own load reports.", _BALANCER, name="--weighted"
-    )
+    weighted: bool = o.option(False, "Envoy: weigh replicas by their own load reports.", _BALANCER)
     rate: float | None = o.option(None, "Images per second to carry, on average.", _FLEET)
     slo_ms: float | None = o.option(None, "The promise: every answer within so many ms.", _FLEET)
     curve: str = o.option("", "The model's batch times, as profile prints them. Default: measure it.", _FLEET)
@@ -94,7 +83,7 @@ class DeployVerb:
     image: str = o.option(_IMAGE, f"The image to run; for ray {_RAY_IMAGE}.", _KUBERNETES)
     claim: str = o.option("carpool-models", "The volume claim with the models.", _KUBERNETES)
     cores: int = o.option(2, "Cores of a replica: request and limit.", _KUBERNETES)
-    memory_gb: float = o.option(2.0, "Memory of a replica.", _KUBERNETES, name="--memory-gb")
+    memory_gb: float = o.option(2.0, "Memory of a replica.", _KUBERNETES)
     gpus: int = o.option(0, "GPUs of a replica.", _KUBERNETES)
 
     def run(self) -> None:

@@ -13,9 +13,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
@@ -65,15 +63,11 @@ class Load(o.AsksServer, o.HasTraffic):
         carpool load http://localhost:8000/read --image line.png --stream --concurrency 16
     """
 
-    url: Annotated[
-        str,
-        typer.Argument(
-            metavar="URL",
-            help="http://HOST:PORT, grpc://HOST:PORT, or with --image the route, like http://HOST:PORT/detect.",
-            show_default=False,
-            envvar=o.URL_VARIABLE,
-        ),
-    ]
+    url: str = o.argument(
+        "http://HOST:PORT, grpc://HOST:PORT, or with --image the route, like http://HOST:PORT/detect.",
+        metavar="URL",
+        envvar=o.URL_VARIABLE,
+    )
     rate: str | None = o.option(
         None,
         "Open loop: requests per second, 800; or steps of rate:seconds, 800:20,2400:20,800:20.",
@@ -104,16 +98,12 @@ class Load(o.AsksServer, o.HasTraffic):
     batch: int = o.option(1, "Images in a request.", _REQUESTS)
     distinct: int = o.option(8, "Different random requests that take turns.", _REQUESTS)
     shared_memory: bool = o.option(
-        False,
-        "Tensors lie in system shared memory; requests only say where. Same machine.",
-        _REQUESTS,
-        name="--shared-memory",
+        False, "Tensors lie in system shared memory; requests only say where. Same machine.", _REQUESTS
     )
     stream: bool = o.option(
         False,
         "Text comes in pieces: time the first and those between, and check that none is missing.",
         _REQUESTS,
-        name="--stream",
     )
     headers: list[str] | None = o.option(
         None, "'Name: value', on every request; again for more.", _REQUESTS, name="--header"
@@ -122,7 +112,7 @@ class Load(o.AsksServer, o.HasTraffic):
         None, "Who asks, NAME or NAME:WEIGHT; again for more.", _REQUESTS, name="--source"
     )
     latest: bool = o.option(
-        False, "A newer request of a source takes the place of one that waits.", _REQUESTS, name="--latest"
+        False, "A newer request of a source takes the place of one that waits.", _REQUESTS
     )
     priorities: list[str] | None = o.option(
         None, "How urgent, N or N:WEIGHT, 1 is first; again for more.", _REQUESTS, name="--priority"

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from carpool.cli import verb_options as o
 from carpool.errors import ConfigError, InvalidInput
@@ -32,10 +30,8 @@ class PipelineVerb:
     is served. What is wrong is reported with its line, and an SLO that cannot be kept here with one that can.
     """
 
-    action: Annotated[Action, typer.Argument(metavar="check", help="What to do.", show_default=False)]
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The folder with the pipeline.toml.", show_default=False)
-    ]
+    action: Action = o.argument("What to do.", metavar="check")
+    folder: Path = o.argument("The folder with the pipeline.toml.", metavar="DIR")
     models: list[Path] | None = o.option(None, "Where its models are, if not beside it.", metavar="PATH")
 
     def run(self) -> None:

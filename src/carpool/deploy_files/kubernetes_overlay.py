@@ -16,7 +16,6 @@ from carpool.core.scaling import TARGET_LOAD, replicas_for
 from carpool.deploy_files.balancer_config import deploy_folder
 from carpool.errors import InvalidInput
 
-AUTOSCALERS = ("keda", "hpa", "none")
 _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _IMAGE = re.compile(r"[a-z0-9](?:[a-z0-9._/-]*[a-z0-9])?(?::[0-9]{1,5}/[a-z0-9._/-]+)?(?::[\w.-]{1,128})?")
 _PROBE_S = 2

@@ -3,6 +3,7 @@ more than it may. A picture is in it whole and with its line in `index.jsonl`, o
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,6 @@ import orjson
 
 from carpool.config.drift_settings import UncertainSettings
 from carpool.drift.measures import numbers_of
-from carpool.drift.whole_files import remove_unfinished, write_whole
 
 INDEX = "index.jsonl"
 MOST_PICTURE_BYTES = 16 << 20
@@ -102,3 +102,24 @@ class KeptPictures:
 def _time_of(line: Mapping[str, Any]) -> float:
     time = line.get("time")
     return float(time) if isinstance(time, int | float) else 0.0
+
+
+# ---- files that are whole or not there, whenever the process is killed
+
+
+_UNFINISHED = ".unfinished"
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Under another name first: who reads `path` sees what was there before, or all of this."""
+    unfinished = path.with_name(f".{path.name}{_UNFINISHED}")
+    with unfinished.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+
+
+def remove_unfinished(folder: Path) -> None:
+    for path in folder.glob(f".*{_UNFINISHED}"):
+        path.unlink(missing_ok=True)

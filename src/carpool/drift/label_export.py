@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from carpool.drift.kept_pictures import INDEX, MOST_PICTURE_BYTES, read_index
-from carpool.drift.whole_files import write_whole
+from carpool.drift.kept_pictures import INDEX, MOST_PICTURE_BYTES, read_index, write_whole
 from carpool.errors import InvalidInput
 from carpool.types import Array
 from carpool.vision.thumbnail import block_change, thumbnail

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 from carpool.config.drift_settings import DriftSettings
 from carpool.core.histogram import Tally
-from carpool.drift.camera import Camera, read_camera
 from carpool.drift.measures import MEASURES, WORDS, Counts, Values, family, read_counts
-from carpool.drift.streams import LEAST, Stream, read_stream
+from carpool.drift.streams import LEAST, Camera, Stream, read_camera, read_stream
 
 MOST_SOURCES = 64
 _MOST_VERSIONS = 4

@@ -20,7 +20,6 @@ from carpool.core.scheduler import Scheduler
 from carpool.sim.arrivals import Arrival, Ride
 from carpool.sim.simulation import Report, Run, Scenario, Simulation, report
 
-BALANCERS = ("rr", "least", "p2c", "weighted")
 _HOP_S = 0.0005  # until a request that was refused at a gate is at another replica: as measured
 _REPORT_S = 1.0  # between two looks at what replicas say of themselves: a balancer's weights are that old
 _SCRAPE_S, _SCRAPES = 5.0, 6  # between two looks at a gauge, and how many of them a query looks back

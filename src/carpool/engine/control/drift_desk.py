@@ -21,10 +21,9 @@ from urllib.parse import quote
 import orjson
 
 from carpool.config.drift_settings import MOST_HOURS, DriftSettings
-from carpool.drift.kept_pictures import KeptPictures
+from carpool.drift.kept_pictures import KeptPictures, write_whole
 from carpool.drift.measures import family
 from carpool.drift.model_drift import ModelDrift, Seen, read_reference
-from carpool.drift.whole_files import write_whole
 from carpool.engine.engine_host import EngineHost
 from carpool.engine.models.served import Served
 from carpool.errors import InvalidInput, NotFound, Unavailable
