@@ -26,7 +26,7 @@ def others_took(before: MachineCpu, after: MachineCpu, ours: float) -> float:
 class Disturbance:
     """Watches from when it is made. `server` reads the CPU seconds of a server's processes, which may be
     children of this one; all other children belong to the load. To look through all processes takes time
-    itself: the machine's time is read after that at first and before it in the end, so that it is nobody's."""
+    itself: the machine's time is read after that at first and before it in the end: it is nobody's."""
 
     def __init__(self, server: Callable[[], dict[int, float]]) -> None:
         self._server = server
