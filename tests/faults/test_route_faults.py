@@ -28,7 +28,7 @@ WHERE = {
     "cached": ("frontend.cached_call", "frontend.front_caches", "cache.answer_store", "cache.cache_key"),
     "pipeline": (
         *("frontend.pictures.pipeline_journey", "frontend.pictures.pipeline_pictures"),
-        *("frontend.pictures.journey_steps", "engine.pipeline_trips", "engine.models.pipeline_model"),
+        *("frontend.pictures.journey_steps", "engine.models.pipeline_trips", "engine.models.pipeline_model"),
         *("core.remaining", "pipelines.picture_graph"),
     ),
     "cascade": ("frontend.pictures.cascade_steps", "frontend.pictures.cascade_audit"),
@@ -37,7 +37,7 @@ WHERE = {
         *("frontend.pictures.sent_pictures", "vision.transforms"),
     ),
     "text": ("engine.generation.text_driver", "engine.generation.text_loop", "core.steps"),
-    "sequence": ("engine.sequence_route", "core.sequences"),
+    "sequence": ("engine.routes.sequence_route", "core.sequences"),
     "canary": ("frontend.mirror", "frontend.comparison", "frontend.routing", "frontend.call"),
 }
 """The modules of each route, by which it is called in routes.py."""
