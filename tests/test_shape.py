@@ -20,7 +20,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # Which other folders the files of a folder may import: a folder by its path, a file beside them by its name.
 # Everybody may import his own folder, and LEAVES. `__init__` is the package's public face.
-LEAVES = {"types", "errors", "clock", "compiling"}
+LEAVES = {"types", "errors", "compiling"}
 ENGINE = "carpool.engine.models.served carpool.core.scheduler carpool.backends"
 MAY_IMPORT: Mapping[str, str] = {
     "__init__": "client engine engine/run",
@@ -29,20 +29,20 @@ MAY_IMPORT: Mapping[str, str] = {
     "backends/python": "backends config memory observe",
     "backends/torch": "backends backends/python config memory observe",
     "cache": "config core observe vision wire",
-    "cli": "client cluster config core demo deploying engine/profile frontend "
-    "frontend/access lab lab/cascade lab/evaluate lab/load lab/sweep link observe pipelines process "
-    "quality ray registry sim video vision vision/plans",
+    "cli": "client config core demo deploy_files drift engine/profile frontend frontend/access lab "
+    "lab/cascade lab/evaluate lab/load lab/sweep link observe pipelines process ray ray_cluster "
+    "registry sim video vision vision/plans",
     "client": "vision wire",
-    "cluster": "config core deploying",
     "config": "core wire/proto",
     "console": "",
     "core": "",
     "demo": "",
-    "deploying": "core",
+    "deploy_files": "core",
+    "drift": "config core vision",
     "engine": "backends/torch config core engine/fleet engine/loading engine/models engine/profile "
     "engine/run link memory observe vision vision/plans",
-    "engine/control": "config core engine engine/fleet engine/loading engine/models link memory observe "
-    "quality registry rollout",
+    "engine/control": "config core drift engine engine/fleet engine/loading engine/models link memory "
+    "observe registry rollout",
     "engine/fleet": "backends/python config core engine/loading engine/models engine/profile "
     "engine/routes engine/run link observe",
     "engine/generation": "backends backends/python config core engine/loading engine/profile engine/run "
@@ -54,14 +54,14 @@ MAY_IMPORT: Mapping[str, str] = {
     "engine/profile": "backends config core engine/run link observe",
     "engine/routes": "config core engine/run observe",
     "engine/run": "backends config core link memory observe",
-    "frontend": "cache config core frontend/pictures link memory observe quality vision vision/plans wire",
+    "frontend": "cache config core drift frontend/pictures link memory observe vision vision/plans wire",
     "frontend/access": "config observe",
     "frontend/clients": "",
     "frontend/grpc": "cache config core frontend frontend/access frontend/clients frontend/http "
     "frontend/pictures link memory observe wire wire/proto",
     "frontend/http": "cache config console core frontend frontend/access frontend/clients "
     "frontend/pictures link memory observe vision vision/tasks wire",
-    "frontend/pictures": "config core frontend/clients link memory observe pipelines quality vision "
+    "frontend/pictures": "config core drift frontend/clients link memory observe pipelines vision "
     "vision/plans vision/tasks wire",
     "lab": "backends config core engine/generation engine/loading engine/profile engine/run pipelines "
     "sim vision vision/plans",
@@ -75,8 +75,8 @@ MAY_IMPORT: Mapping[str, str] = {
     "pipelines": "config",
     "process": "cache config engine engine/control engine/fleet engine/loading frontend frontend/access "
     "frontend/clients frontend/grpc frontend/http frontend/pictures link memory observe wire",
-    "quality": "config core vision",
-    "ray": "cluster",
+    "ray": "ray_cluster",
+    "ray_cluster": "config core deploy_files",
     "registry": "config",
     "rollout": "cache config core sim",
     "runner": "backends backends/python backends/torch config core engine/generation engine/loading "
@@ -89,6 +89,9 @@ MAY_IMPORT: Mapping[str, str] = {
     "wire": "",
     "wire/proto": "",
 }
+
+# What no request passes. Nothing that serves imports it, and a verb does when it runs.
+LAB = {"deploy_files", "lab", "ray", "ray_cluster", "video"}
 
 
 def name_of(path: Path) -> str:
@@ -177,6 +180,26 @@ def test_folders_are_layers() -> None:
         for folder, allowed in MAY_IMPORT.items()
     }
     assert list(circles(graph)) == []
+
+
+def test_nothing_that_serves_may_import_the_lab() -> None:
+    def outermost(folders: Iterable[str]) -> set[str]:
+        return {folder.partition("/")[0] for folder in folders}
+
+    users = [here for here, there in MAY_IMPORT.items() if LAB & outermost(there.split())]
+    assert outermost(users) - LAB == {"cli"}
+
+
+def test_verbs_import_the_lab_when_they_run() -> None:
+    verbs = sorted(path.stem for path in (PACKAGE / "cli").glob("*_command.py"))
+    loaded = loaded_with(", ".join(f"carpool.cli.{verb}" for verb in verbs))
+    assert {f"carpool.cli.{verb}" for verb in verbs} <= loaded
+    assert not {name for name in loaded if is_of_the_lab(name)}
+
+
+def is_of_the_lab(module: str) -> bool:
+    inside = module.removeprefix("carpool.")
+    return inside != module and inside.partition(".")[0] in LAB
 
 
 def test_no_file_imports_itself_by_way_of_others() -> None:

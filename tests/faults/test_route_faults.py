@@ -14,6 +14,8 @@ import pytest
 
 from cache.redis_server import RedisServer, redis_server
 from carpool.errors import CarpoolError
+from carpool.frontend.call import ClientCall
+from carpool.frontend.mirror import Beside
 from carpool.registry import remote_listing, remote_repository, version_store
 from carpool.registry.remote_repository import RemoteRepository
 from faults import routes
@@ -26,7 +28,7 @@ WHERE = {
     "cached": ("frontend.cached_call", "frontend.front_caches", "cache.answer_store", "cache.cache_key"),
     "pipeline": (
         *("frontend.pictures.pipeline_journey", "frontend.pictures.pipeline_pictures"),
-        *("frontend.pictures.journey_steps", "engine.pipeline_trips", "engine.models.pipeline_model"),
+        *("frontend.pictures.journey_steps", "engine.models.pipeline_trips", "engine.models.pipeline_model"),
         *("core.remaining", "pipelines.picture_graph"),
     ),
     "cascade": ("frontend.pictures.cascade_steps", "frontend.pictures.cascade_audit"),
@@ -35,7 +37,7 @@ WHERE = {
         *("frontend.pictures.sent_pictures", "vision.transforms"),
     ),
     "text": ("engine.generation.text_driver", "engine.generation.text_loop", "core.text_scheduler"),
-    "sequence": ("engine.sequence_route", "core.sequences"),
+    "sequence": ("engine.routes.sequence_route", "core.sequences"),
     "canary": ("frontend.mirror", "frontend.comparison", "frontend.routing", "frontend.call"),
 }
 """The modules of each route, by which it is called in routes.py."""
@@ -49,16 +51,13 @@ GIVES_BACK = {
     *("Workers.drop", "ClientCall._let_go", "ClientCall._fail", "ClientCall._fail_unexpectedly"),
     *("ClientCall._finish", "ClientCall._break_off", "TextDriver._end", "TextDriver._turn_away"),
     *("SequenceRoute._tell", "SequenceRoute._done", "Beside.failed", "Beside._stop"),
-    # What the link calls, one line above what is guarded. An error there costs the link, as everywhere.
-    *("PipelineJourney.ready", "PipelineJourney._was_cut", "PipelineJourney._was_read"),
-    *(
-        "ClientCall._admitted",
-        "ClientCall._decoded",
-        "ClientCall._done",
-        "TextDriver.ready",
-        "LinkTrips.join",
-    ),
-    *("LinkTrips.hear", "LinkTrips._begin", "OpenTrip._learn", "TextDriver._take"),
+    # The door takes the slot in it, and nobody knows whether it had before it raised.
+    "PipelineJourney.ready",
+    # The door tells each of its answer once, whatever comes of that; all that they do is guarded in them.
+    *("ClientCall._done", "PipelineJourney._step_answered"),
+    # What the engine's end of the link calls. An error there costs the link, as everywhere.
+    *("TextDriver.ready", "TextDriver._take", "LinkTrips.join", "LinkTrips.hear", "LinkTrips._begin"),
+    "OpenTrip._learn",
     *("SequenceRoute._count", "Sequences.finished"),  # without it a place is taken until its sequence is idle
 }
 SHARED = ("cache.redis_client", "frontend.cached_call", "frontend.front_caches")
@@ -129,6 +128,20 @@ def test_one_fault_on_a_route(kept: Kept, route: str, point: Point, request: pyt
     except BaseException:
         kept.end()
         raise
+
+
+def test_the_candidate_fails_and_stable_answers(kept: Kept) -> None:
+    """So the points of the canary's route are met on the way back, too, of numbers and of pictures."""
+    server = kept.server()
+    routes.recovers(server, routes.canary)
+    with Fault(Point(ClientCall, "_moves_to_stable"), 0).injected() as fault:
+        assert set(routes.canary(server).statuses) == {200}
+    assert fault.calls >= 4
+
+
+@pytest.mark.parametrize("point", [Point(ClientCall, "_admitted"), Point(Beside, "_fits_stable")], ids=str)
+def test_a_picture_that_falls_back_gives_back_both_slots(kept: Kept, point: Point) -> None:
+    routes.suffer(kept.server(), routes.canary, point, 3)
 
 
 @pytest.fixture(scope="module")

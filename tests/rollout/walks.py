@@ -30,14 +30,8 @@ from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.config.server import ServerSettings
 from carpool.core.curve import BatchCurve
-from carpool.engine import (
-    engine_host,
-    labelled_check,
-    rollout_desk,
-    rollouts,
-    shared_rollouts,
-    watched_rollout,
-)
+from carpool.engine import engine_host
+from carpool.engine.control import labelled_check, rollout_desk, rollouts, shared_rollouts, watched_rollout
 from carpool.engine.control.rollout_desk import RolloutDesk
 from carpool.engine.engine import Engine
 from carpool.engine.engine_host import EngineHost

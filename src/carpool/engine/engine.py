@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic as now
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ import numpy as np
 import orjson
 
 from carpool.backends.torch.device_sharing import limit_device_memory
-from carpool.clock import now
 from carpool.config.model import ModelConfig
 from carpool.config.presets import PictureChoice
 from carpool.config.repository import find_models, with_promise

@@ -179,6 +179,7 @@ class EngineHost:
             digest=digest,
             decoupled=config.decoupled or served.writes,
             writes=served.writes,
+            has_places=config.decoupled or config.sequences is not None,
         )
 
     def pipeline(self, key: int) -> Pipeline | None:

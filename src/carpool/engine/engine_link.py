@@ -104,7 +104,7 @@ class Calls:
         work.timeout = timeout
         work.priority = priority
         if source:
-            work.source, work.holder, work.weight = self.sources.source(source)
+            work.source, work.holder, work.weight, work.payer = self.sources.source(source)
         work.latest, work.again = flags & records.LATEST != 0, flags & records.AGAIN != 0
         if flags & records.COMING:
             work.ready_at = now + coming

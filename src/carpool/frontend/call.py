@@ -296,6 +296,9 @@ class ClientCall:
             infer = partial(pictures.through.infer, pictures)
         if self.entry.decoupled and self.entry.in_parts(self.one_answer):
             infer = partial(infer, part=self._part)
+        sender = self.sender
+        if self.entry.has_places and not sender.holder:
+            sender = sender._replace(payer=self.client)
         self._call = infer(
             self.entry,
             head,
@@ -304,7 +307,7 @@ class ClientCall:
             self._done,
             arrived=self.arrived,
             deadline=self.deadline,
-            sender=self.sender,
+            sender=sender,
             ready_in=ready_in,
             admitted=None if ready_in is None else self._admitted,
         )
@@ -336,13 +339,15 @@ class ClientCall:
         beside = self._beside
         if beside is None or monotonic() >= promised(self.entry, self.arrived, self.deadline):
             return False
-        if not beside.can_run_again(self._pictures) or not self._moves_to_stable(error):
+        if not beside.can_run_again(self._pictures) or not self._drop_input():
+            return False
+        if not self._moves_to_stable(error):
             return False
         call, self._call = self._call, None
         if call is not None:
             call.cancel()  # gives back what it holds, also if it is over
-        self._slot, head, tail = beside.take()
         try:
+            self._slot, head, tail = beside.take()
             if self._pictures is not None:
                 self._pictures = self._pictures.for_model(self.service.pictures.model(self.entry))
                 head = self._pictures.head
@@ -691,12 +696,19 @@ class ClientCall:
             self._beside.failed()
             self._beside = None
         self._outlets = self._pictures = None
-        job, self._job = self._job, None
+        self._drop_input()
+
+    def _drop_input(self) -> bool:
+        """Of what is still to be offered or decoded. False: a thread writes to the slot, and `_decoded` gives
+        it back."""
+        job = self._job
         if job is not None and not self.service.pictures.workers.drop(job):
-            return  # a thread writes to the slot: `_decoded` gives it back
+            return False
+        self._job = None
         slot, self._slot = self._slot, None
         if slot is not None:
             slot.release()
+        return True
 
 
 def _put(pieces: Sequence[Buffer], view: memoryview) -> None:

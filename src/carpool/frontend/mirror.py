@@ -100,10 +100,11 @@ class Beside:
         another size. They are not compared any more."""
         self._stop()
         self.compares = False
-        slot, self._slot = self._slot, None
         assert self._head is not None
         pictures = self._call.pictures
-        if slot is not None and pictures is not None and not self._fits_stable(pictures):
+        fits = pictures is None or self._fits_stable(pictures)
+        slot, self._slot = self._slot, None
+        if slot is not None and not fits:
             slot.release()
             slot = None
         return slot, self._head, self._tail

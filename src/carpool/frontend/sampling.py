@@ -13,13 +13,13 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from carpool.config.drift_settings import UncertainSettings
+from carpool.drift.kept_pictures import MOST_PICTURE_BYTES
+from carpool.drift.samples import Measured, Sampled, measure
 from carpool.errors import CarpoolError
 from carpool.frontend.pictures.workers import Workers
 from carpool.link.door import Answer, Catalog, Door, ModelEntry, Slot
 from carpool.memory.layout import find_file
 from carpool.observe.logs import logger
-from carpool.quality.kept_pictures import MOST_PICTURE_BYTES
-from carpool.quality.samples import Measured, Sampled, measure
 
 if TYPE_CHECKING:
     from carpool.frontend.call import ClientCall

@@ -48,6 +48,26 @@ def test_a_client_that_had_its_part_rests_while_there_are_others() -> None:
     assert 0.0 < rest_s <= waited + 0.01
 
 
+def test_few_of_one_clients_are_half_done_at_a_time() -> None:
+    async def main() -> list[int]:
+        turns: list[int] = []
+        with ThreadPoolExecutor(1) as pool:
+            threads = FairThreads(Accounts(9), pool, 1)
+
+            async def body(number: int) -> None:
+                for _ in range(4):
+                    await threads.submit("a", partial(turns.append, number), float(number))
+
+            await asyncio.wait_for(asyncio.gather(*map(body, range(6))), PATIENCE_S)
+        return turns
+
+    turns = asyncio.run(main())
+    assert len(turns) == 24
+    for at in range(len(turns)):
+        begun, to_come = set(turns[:at]), set(turns[at:])
+        assert len(begun & to_come) <= 2
+
+
 def test_what_goes_wrong_is_told_and_what_is_cancelled_is_not_run() -> None:
     async def main() -> list[str]:
         run: list[str] = []

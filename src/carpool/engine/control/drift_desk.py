@@ -21,16 +21,15 @@ from urllib.parse import quote
 import orjson
 
 from carpool.config.drift_settings import MOST_HOURS, DriftSettings
+from carpool.drift.kept_pictures import KeptPictures, write_whole
+from carpool.drift.measures import family
+from carpool.drift.model_drift import ModelDrift, Seen, read_reference
 from carpool.engine.engine_host import EngineHost
 from carpool.engine.models.served import Served
 from carpool.errors import InvalidInput, NotFound, Unavailable
 from carpool.observe.columns import DRIFT_ALARM, DRIFT_PSI, UNCERTAIN_KEPT
 from carpool.observe.counters import Row
 from carpool.observe.logs import logger
-from carpool.quality.kept_pictures import KeptPictures
-from carpool.quality.measures import family
-from carpool.quality.model_drift import ModelDrift, Seen, read_reference
-from carpool.quality.whole_files import write_whole
 
 _LOOK_S = 2.0
 _SAVE_S = 60.0  # a kill costs the samples of so long: a window has those of an hour

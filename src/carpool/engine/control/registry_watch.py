@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from time import monotonic as now
 from typing import TYPE_CHECKING, Protocol
 
-from carpool.clock import now
 from carpool.errors import CarpoolError
 from carpool.observe.columns import REGISTRY_MOVES, REGISTRY_SEEN, REGISTRY_UP
 from carpool.observe.logs import logger

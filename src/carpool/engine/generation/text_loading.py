@@ -7,12 +7,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from statistics import median
+from time import monotonic
 from typing import cast
 
 from carpool import backends
 from carpool.backends.backend import Placement
 from carpool.backends.stepper import Part, Stepper, TextHome, TextInstance
-from carpool.clock import now as monotonic
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import EncoderSettings, GenerateSettings, ModelConfig, PoolSettings
 from carpool.config.repository import ModelVersion

@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import inf, isinf
+from time import monotonic
 from typing import Any
 
 from carpool import backends
 from carpool.backends.backend import AsksModels, Backend, Finish, OnDevice, Placement
-from carpool.clock import now as monotonic
 from carpool.config.backend_kinds import kind_of
 from carpool.config.fingerprint import PROVISIONAL
 from carpool.config.model import DYNAMIC, ModelConfig, Task
@@ -177,7 +177,7 @@ class Loading:
         kept = None if key is None or self._profiles is None else self._profiles.read(key)
         found = None if kept is None else self._reuse(kept, tell)
         if found is None:
-            found = self._measure(tell)
+            found = self._measure(tell, None if kept is None else kept.layout)
             self.keep(found[1])
         return self._ready(*found)
 
@@ -253,11 +253,14 @@ class Loading:
         devices = backends.devices(self._config)
         self._gpus = places(self._config, devices) if devices else ()
 
-    def choose(self, tell: ReportStep) -> Chosen:
-        """Instances and threads: as the settings say, else as trying them says."""
+    def choose(self, tell: ReportStep, earlier: Layout | None = None) -> Chosen:
+        """Instances and threads: as the settings say, else as trying them says. Those of an `earlier` start
+        stay where nothing is clearly better."""
         self._place()
         if not self._gpus:
-            trying = Trying(self._as_pictures(), self.open, self._now, self._turn, watch=self._watch)
+            trying = Trying(
+                *(self._as_pictures(), self.open, self._now, self._turn), watch=self._watch, earlier=earlier
+            )
             return choose_on_cpu(self._config, usable_cores(), trying, tell)
         self.threads = 1
 
@@ -286,7 +289,8 @@ class Loading:
             return None
 
     def _reuse(self, kept: Profile, tell: ReportStep) -> Opened | None:
-        """With the instances it was measured with, if a few runs still take what it says."""
+        """With the instances it was measured with, if a few runs still take what it says. A provisional one
+        is given up as soon as the machine is calm: models that run elsewhere have no other second look."""
         model = self._config.name
         curve = kept.measured.curve(self._largest, self._config.pytorch.buckets)
         promised = promised_batch(curve, self._slo) or 1
@@ -303,6 +307,10 @@ class Loading:
             log.warning("profile-outdated", model=model, error=error.message)
             return None
         off = max(ratios.values(), key=lambda ratio: max(ratio, 1 / ratio))
+        if kept.provisional and not busy.why:
+            log.debug("profile-measured-again", model=model, ratio=round(off, 3), of=kept.measured_at)
+            close_all(opened)
+            return None
         if busy.why and off > _STILL_TRUE >= off * (1 - busy.waited):  # the machine is slow, not the model
             log.debug("profile-reused", model=model, ratio=round(off, 3), of=kept.measured_at, busy=busy.why)
             said = (
@@ -317,8 +325,8 @@ class Loading:
         said = f"The profile of {kept.measured_at} was used again: batches take {off:.3g} × what it says."
         return opened, replace(kept, reused=said), curve
 
-    def _measure(self, tell: ReportStep) -> Opened:
-        chosen = self.choose(tell)
+    def _measure(self, tell: ReportStep, earlier: Layout | None = None) -> Opened:
+        chosen = self.choose(tell, earlier)
         self.threads = chosen.layout.threads
         opened = list(chosen.backends) or self.open(chosen.layout, tell)
         profile = Profile(chosen.layout, chosen.reason)
@@ -377,7 +385,7 @@ class Loading:
 
     def _ready(self, opened: list[Backend], profile: Profile, curve: BatchCurve) -> Ready:
         with closed_if_it_fails(opened):
-            config, grown = keepable(self._config, curve)
+            config, grown = keepable(self._config, curve, provisional=bool(profile.provisional))
         if profile.layout.instances != instance_count(config):
             group = replace(config.instances[0], count=profile.layout.instances)
             config = replace(config, instances=(group,))

@@ -113,7 +113,8 @@ class Pipeline(Ensemble):
         assert self._remaining is not None
         alone = self._remaining.alone()
         if self.config.slo_may_grow:
-            self.config, said = grown(self.config, alone, _FEW)
+            busy = any(step.profile is not None and step.profile.provisional for step in self.binding.models)
+            self.config, said = grown(self.config, alone, _FEW, provisional=busy)
             if said:
                 _log.debug("choice", model=self.name, why=said)
         else:

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from math import isinf, log
+from time import monotonic
 from typing import TYPE_CHECKING
 
-from carpool.clock import now as monotonic
 from carpool.config.fingerprint import PROVISIONAL
 from carpool.core.curve import BatchCurve
 from carpool.engine.loading.loading import Loading

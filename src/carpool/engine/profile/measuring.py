@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from math import inf, sqrt
 from statistics import fmean
+from time import monotonic
 from typing import Protocol, cast
 
 import numpy as np
 
 from carpool.backends.backend import Backend, Encoded, Gathers
-from carpool.clock import now as monotonic
 from carpool.core.curve import BatchCurve
 from carpool.engine.profile.contention import CALM, contention
 from carpool.engine.profile.hardware import CpuTaken

@@ -158,7 +158,7 @@ class SequenceRoute:
             Why.IDLE: f"; it was ended after {self._settings.idle:g} s without a request",
             Why.LOST: "; it was ended when its instance died, with what that had kept of it",
             Why.NEVER_BEGAN: "; the request that started it was not run",
-            Why.YIELDED: f"; it was ended because its key had more than its share of {self._places} places",
+            Why.YIELDED: f"; it was ended: its client had more than its share of {self._places} places",
         }.get(ended or why, "")
         return InvalidInput(
             f"inference request for sequence {str(name)[:_SHOWN]} to model '{self._model}' must specify the "
@@ -200,7 +200,7 @@ class SequenceRoute:
             return self._lost_error(step)
         if why is Why.YIELDED:
             what = f"{self._model}: sequence {str(step.sequence.key[1])[:_SHOWN]} was ended"
-            share = f"its key had more than its share of {self._places} places; start it again"
+            share = f"its client had more than its share of {self._places} places; start it again"
             return Unavailable(f"{what}: {share}", reason="sequence-yielded")
         if why is Why.DEADLINE and not step.start and job.deadline <= now:
             return DeadlineExceeded(f"{self._model}: the deadline passed before it was this request's turn")

@@ -1,4 +1,4 @@
-"""The route of a decoupled model: requests that come with a key share its places (core/stream_places.py)."""
+"""The route of a decoupled model: clients share its places (core/stream_places.py)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from time import monotonic
 from typing import cast
 
 from carpool.core.job import INFINITY
+from carpool.core.refusal_words import replaced
 from carpool.core.stream_places import StreamPlaces
 from carpool.engine.run.batch import Outcome, Work
 from carpool.engine.run.driver import Driver, Reminder
@@ -15,7 +16,8 @@ from carpool.errors import Cancelled, CarpoolError, Unavailable
 
 
 class StreamRoute:
-    """Everything is called on the loop's thread. Requests without a key go to the driver as they come."""
+    """Everything is called on the loop's thread. Requests of nobody in particular, such as those of a Python
+    model, go to the driver as they come."""
 
     def __init__(
         self, model: str, driver: Driver, places: int, loop: asyncio.AbstractEventLoop, *, eager: bool
@@ -32,21 +34,25 @@ class StreamRoute:
         self.ready = driver.ready
 
     def submit(self, works: Sequence[Work]) -> None:
-        unkeyed: list[Work] = []
+        unpaid: list[Work] = []
         for work in works:
             work.route = self
             if self._eager and work.timeout:
                 work.deadline = min(work.deadline, work.arrived + work.timeout)
-            if not work.holder:
-                unkeyed.append(work)
-            elif self.law.offer(work):
+            if not work.payer:
+                unpaid.append(work)
+                continue
+            older = self.law.older_frame(work)
+            if older is not None:
+                self._done(cast(Work, older), Outcome(error=replaced(self._model, work.source)))
+            if self.law.offer(work):
                 self._answers[work], work.done = work.done, self._done
             else:
                 full = f"{self.law.held} requests for {self._model} wait already"
                 error = Unavailable(f"Exceeds maximum queue size: {full}", reason="queue-full")
                 work.done(work, Outcome(error=error))
-        if unkeyed:
-            self._driver.submit(unkeyed)
+        if unpaid:
+            self._driver.submit(unpaid)
         self._go()
 
     def cancel(self, work: Work) -> None:
@@ -97,7 +103,7 @@ class StreamRoute:
         work.done = self._answers.pop(work)
         if work.gives_way:
             what = f"{self._model}: the request was ended after {monotonic() - work.arrived:.1f} s"
-            why = f"its key had more than its share of {self._places} places, and others wait"
+            why = f"its client had more than its share of {self._places} places, and others wait"
             error = Unavailable(f"{what}: {why}; ask again", reason="place-yielded")
             outcome = Outcome(error=error, timing=outcome.timing)
         if not self._planned:

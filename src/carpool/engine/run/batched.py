@@ -9,11 +9,11 @@ import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from time import monotonic
+from time import monotonic as now
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from carpool.clock import now
 from carpool.config.model import ModelSignature
 from carpool.core.curve import BatchCurve, sizes
 from carpool.core.objectives import Knobs, Promise

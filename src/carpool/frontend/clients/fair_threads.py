@@ -33,10 +33,11 @@ class FairThreads:
         self._queue: FairQueue[_Work] = FairQueue(lambda work: not work.done.done())
         self._rested: asyncio.TimerHandle | None = None
 
-    def submit(self, client: str, run: Callable[[], None]) -> asyncio.Future[None]:
-        """Done when it was run. What is cancelled before is not run."""
+    def submit(self, client: str, run: Callable[[], None], since: float = 0.0) -> asyncio.Future[None]:
+        """Done when it was run. What is cancelled before is not run. Of one client's, what was begun first
+        goes first: little of it is half done, and in memory, at a time."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.push(client, 0.0, _Work(client, run, done))
+        self._queue.push(client, since, _Work(client, run, done))
         self._go_on()
         return done
 

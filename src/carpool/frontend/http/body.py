@@ -235,7 +235,8 @@ class Inflation:
         self._complete = False
 
     def go_on(self) -> None:
-        work = self._shared.fair_inflaters.submit(self._inflater.body.payer.name, self._turn)
+        name = self._inflater.body.payer.name
+        work = self._shared.fair_inflaters.submit(name, self._turn, self._received_at)
         work.add_done_callback(self._turned)
 
     def _turn(self) -> None:

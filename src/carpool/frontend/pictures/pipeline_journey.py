@@ -265,20 +265,20 @@ class PipelineJourney:
         if answer.error is not None:
             self._failed(number, answer.error)
             return
+        if self._is_late(number):
+            return
         state = self._steps[number]
-        state.waiting -= 1
-        if state.waiting or self._is_late(number):
+        state.waiting -= 1  # with the last one its outputs are the reader's: nothing may fail before that
+        if state.waiting:
             return
         at = self._model.steps[number]
         try:
             if not at.model.quick or len(state.items) > _FEW:
                 self._workers.finish(partial(self._read, at, state), partial(self._was_read, number, state))
                 return
-            answers = self._read(at, state)
+            self._was_read(number, state, self._read(at, state), None)
         except Exception as error:
             self._was_read(number, state, None, error)
-        else:
-            self._was_read(number, state, answers, None)
 
     def _read(self, at: StepModel, state: StepState) -> list[Document]:
         """What the model's outputs mean, for each item; in a thread, where that takes long."""

@@ -51,7 +51,7 @@ from carpool.wire.v2 import (
 )
 
 if TYPE_CHECKING:
-    from carpool.quality.samples import Sampled
+    from carpool.drift.samples import Sampled
 
 T = TypeVar("T")
 MOST_WRITTEN = 1 << 20

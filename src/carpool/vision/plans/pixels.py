@@ -80,16 +80,23 @@ def refuse_assumed(name: str, assumed: tuple[str, ...]) -> None:
 
 
 def what_is_assumed(name: str, assumed: tuple[str, ...]) -> str:
-    """What to do about it, for the log, the banner and the error of --strict-models."""
+    """What to do about it, for the log, the banner and the error of --strict-models.
+
+    Where the values are known, a preset would replace them, so only how pictures are fitted is asked for.
+    """
     told = {
         "resize": "pictures are letterboxed into its input",
         "mean": "pixels run from 0 to 1, without mean and std",
     }
     guesses = " and ".join(words for key, words in told.items() if key in assumed)
-    presets = ", ".join(PRESETS)
-    return (
-        f"nothing says how {name} was trained to see pixels, and the wrong way gives wrong answers. "
-        f'Assumed: {guesses}. Write preset = "…" into its model.toml (or the parameter carpool_preset into '
-        f"config.pbtxt), or give --preset to carpool serve: {presets}; or set resize, mean and std in "
-        "[image]. carpool inspect MODEL --picture PHOTO shows what each would answer"
+    what = "was trained to see pixels"
+    advice = (
+        'Write preset = "…" into its model.toml (or the parameter carpool_preset into config.pbtxt), or '
+        f"give --preset to carpool serve: {', '.join(PRESETS)}; or set resize, mean and std in [image]. "
+        "carpool inspect MODEL --picture PHOTO shows what each would answer"
     )
+    if "mean" not in assumed:
+        what = "takes pictures of other proportions"
+        advice = 'Set resize = "letterbox", "stretch" or "crop" in [image] of its model.toml'
+    wrong = "and the wrong way gives wrong answers"
+    return f"nothing says how {name} {what}, {wrong}. Assumed: {guesses}. {advice}"
