@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
@@ -17,6 +18,7 @@ from carpool.frontend.forwarded_headers import ForwardedHeaders
 from carpool.frontend.front_caches import CacheParts
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.grpc.infer_messages import FINAL_PARAMETER, Families
+from carpool.frontend.grpc.inflater import Inflater
 from carpool.frontend.grpc.rpc import Rpc
 from carpool.frontend.grpc.rpc_heads import PRINTABLE, Status
 from carpool.frontend.grpc.stream_turns import StreamTurns
@@ -40,7 +42,7 @@ log = logger("grpc")
 _SHORT_MESSAGE = 4 << 20  # gRPC's own default
 _SHORT_HEAD = 4096  # bytes; what is more counts as held for the call
 _AROUND = 64 * 1024  # bytes of a message beside its tensors
-_INFLATERS = 2  # messages at a time
+_INFLATERS = 2  # clients at a time
 _LONGEST_MESSAGE = 2**31 - 1  # what clients' libraries take for the length of a message
 
 
@@ -116,16 +118,11 @@ class Service(FrontService):
         self.accounts.sweep(now)
         self._spare_memory.freed(self.accounts.freed())
 
-    async def inflate(self, rpc: Rpc, work: Callable[[], None]) -> None:
-        """In a thread: one message of a connection at a time, and clients in their turns."""
-        outgoing, stake = rpc.outgoing, rpc.stake
-        if outgoing is None or stake is None or stake.account is None:
-            return
-        if outgoing.inflating is None:
-            outgoing.inflating = asyncio.Lock()
-        async with outgoing.inflating:
-            if not rpc.over:
-                await self._inflaters.submit(stake.account.name, work)
+    async def inflate(self, rpc: Rpc, inflater: Inflater) -> None:
+        """In threads, in turns: one message of a client at a time, and the oldest first."""
+        stake, since = rpc.stake, monotonic()
+        while not (inflater.complete or rpc.over or stake is None or stake.account is None):
+            await self._inflaters.submit(stake.account.name, inflater.turn, since)
 
     def most_of(self, start: bytes) -> int:
         """How long a message may be that begins like this: it names its model first. In any thread."""
