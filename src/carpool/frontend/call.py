@@ -28,7 +28,7 @@ from carpool.cache.answer_store import Kept
 from carpool.cache.cache_key import ANY
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, Unsupported, without_stack
 from carpool.frontend.cached_call import Asked, Lookup
-from carpool.frontend.client_memory import Outlets, names_regions
+from carpool.frontend.client_memory import Fetch, Outlets, names_regions
 from carpool.frontend.comparison import may_run_again
 from carpool.frontend.front_caches import Looked, Told
 from carpool.frontend.front_service import FrontService
@@ -210,24 +210,36 @@ class ClientCall:
         if fetch is not None:
             placed, self._outlets, size = fetch.head, fetch.outlets, fetch.size
         slot = self._slot = self.service.door.slot(size)
-        view = slot.view
-        long = head.tail_size > _PUT_AT_ONCE and not placed.regions
-        if not long:
-            _put(pieces, view)
+        if head.tail_size <= _PUT_AT_ONCE or placed.regions:
+            _put(pieces, slot.view)
             if placed.regions or (fetch is None and (checked or head.plain)):
                 self._offer(placed, slot, 0)
                 return None
+            pieces = ()
+        return self._fill(head, pieces, fetch, slot, checked=checked)
+
+    def _fill(
+        self,
+        head: RequestHead,
+        pieces: Sequence[Buffer],
+        fetch: Fetch | None,
+        slot: Slot,
+        *,
+        checked: bool,
+    ) -> asyncio.Future[Any] | None:
+        """Offer it when its slot has all: these `pieces`, and what is in its client's memory."""
+        view = slot.view
 
         def fill() -> None:
-            if long:
-                _put(pieces, view)
+            _put(pieces, view)
             if not checked:
                 check(head, view[: head.tail_size], self.entry.name)
             if fetch is not None:
                 fetch.into(view)
 
+        placed = head if fetch is None else fetch.head
         takes_long = not checked and head.tail_size > AT_ONCE and not is_in_place(head)
-        takes_long = takes_long or long or (fetch is not None and fetch.takes_long)
+        takes_long = takes_long or bool(pieces) or (fetch is not None and fetch.takes_long)
         return self._aside(takes_long, fill, lambda _: self._offer(placed, slot, 0), slot)
 
     def _with_headers(self, head: RequestHead) -> RequestHead:

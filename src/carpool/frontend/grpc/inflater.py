@@ -16,6 +16,7 @@ _AT_ONCE = 8 * 1024  # bytes, in or out, in the loop; they name the model
 _WINDOW = 16 * 1024  # bytes of input: what zlib leaves of it comes back as a copy
 _STEP, _STEPS = 256 * 1024, 16  # bytes of output, and how many times in one turn
 _TRAILER, _SHORTEST_GZIP = 4, 18
+_MOST_TIMES = 1032  # as many bytes as one can become
 
 
 class Inflater:
@@ -53,15 +54,20 @@ class Inflater:
             return
         if self._by_model:
             self._most = self._service.most_of(bytes(self.found))
-        size = len(self.found)
-        if self._encoding == "gzip" and len(self._data) >= _SHORTEST_GZIP:
-            size = max(size, int.from_bytes(self._data[-_TRAILER:], "little"))
-        if size > self._most:
+        size = max(len(self.found), self._said_size())
+        if size > _MOST_TIMES * len(self._data):
+            self._fail_damaged()
+        elif size > self._most:
             self._fail(Status.RESOURCE_EXHAUSTED, too_long(size, self._most))
         else:
             # Many messages may wait for their turn, and zlib's state is as long as some of them.
             self._forget()
             self._at, self._stream = 0, self._new_stream()
+
+    def _said_size(self) -> int:
+        """By its last bytes; 0 if they do not say it."""
+        said = self._encoding == "gzip" and len(self._data) >= _SHORTEST_GZIP
+        return int.from_bytes(self._data[-_TRAILER:], "little") if said else 0
 
     def turn(self) -> None:
         """A slice. In any thread, one after the other."""
