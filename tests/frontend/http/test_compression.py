@@ -154,7 +154,7 @@ def test_a_client_that_left_is_noticed_behind_what_it_sent_ahead() -> None:
         try:
             with server.connect() as client:
                 packed = gzip.compress(bytes(20 << 20), 1)
-                client.send(post("/hold", packed, GZIP) * 4)
+                client.send(post("/hold", packed, GZIP) * 2)
                 app.held.get()
                 until(lambda: shared.inflating.total == 1)
             until(lambda: not shared.connections and shared.accounts.bytes == 0)

@@ -91,7 +91,7 @@ class Inflater:
         if size > self._most:
             self._fail(Status.RESOURCE_EXHAUSTED, too_long(size, self._most))
         elif self._stake is not None and not self._service.accounts.take(self._stake, len(piece)):
-            self._fail(Status.UNAVAILABLE, too_many_messages().message)
+            self.refuse()
         else:
             self.found += piece
             at_end = self._at == len(self._data)
@@ -99,6 +99,10 @@ class Inflater:
                 self.complete = True
             elif stream.eof or (at_end and not piece):
                 self._fail_damaged()
+
+    def refuse(self) -> None:
+        """Its client has too many."""
+        self._fail(Status.UNAVAILABLE, too_many_messages().message)
 
     def _fail_damaged(self) -> None:
         self._fail(Status.INTERNAL, f"a message cannot be decompressed as {self._encoding}")

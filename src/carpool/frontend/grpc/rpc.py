@@ -352,9 +352,7 @@ class Rpc:
         encoding = self.head.encoding
         view = memoryview(message)
         inflater = Inflater(view, encoding, self.service, self.stake, by_model=self.of_models)
-        inflater.begin()
-        if not inflater.complete:
-            await self.service.inflate(self, inflater)
+        await self.service.inflate(self, inflater)
         if self.over:
             raise Ended
         if inflater.fault is not None:
