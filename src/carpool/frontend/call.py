@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
@@ -27,7 +28,7 @@ from carpool.cache.answer_store import Kept
 from carpool.cache.cache_key import ANY
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, Unsupported, without_stack
 from carpool.frontend.cached_call import Asked, Lookup
-from carpool.frontend.client_memory import Outlets, names_regions
+from carpool.frontend.client_memory import Fetch, Outlets, names_regions
 from carpool.frontend.comparison import may_run_again
 from carpool.frontend.front_caches import Looked, Told
 from carpool.frontend.front_service import FrontService
@@ -51,6 +52,8 @@ T = TypeVar("T")
 READING, OFFERED, RUNNING, ANSWERING, OVER = range(5)
 
 _NOT_READ = RequestHead("", (), (), RequestOptions(), True, 0)
+_COPIED = 1 << 20
+_PUT_AT_ONCE = 4 << 20  # bytes: to copy them takes a millisecond, and 60 MB many
 LEFT = asyncio.CancelledError("the client left")
 
 
@@ -64,7 +67,7 @@ class ClientCall:
     __slots__ = (
         *("_beside", "_call", "_done_at", "_job", "_lookup", "_offered_at", "_outlets", "_pictures"),
         *("_ready_in", "_slot", "_until", "arrived", "client", "deadline", "entry", "head", "row", "sender"),
-        *("service", "split", "state", "told", "unread", "wish"),
+        *("_thread", "service", "split", "state", "told", "unread", "wish"),
     )
 
     entry: ModelEntry  # with `row`: what serves it
@@ -84,6 +87,7 @@ class ClientCall:
         self._outlets: Outlets | None = None  # for outputs that the client wants in its own memory
         self._pictures: SentPictures | None = None
         self._job: Job | None = None  # decodes them
+        self._thread: Future[Any] | None = None  # does what would hold up the loop
         self.split: Split | None = None  # between two versions, one of which has been chosen
         self._beside: Beside | None = None  # what is done beside it for that
         self._ready_in = self._until = self._done_at = 0.0
@@ -206,20 +210,36 @@ class ClientCall:
         if fetch is not None:
             placed, self._outlets, size = fetch.head, fetch.outlets, fetch.size
         slot = self._slot = self.service.door.slot(size)
+        if head.tail_size <= _PUT_AT_ONCE or placed.regions:
+            _put(pieces, slot.view)
+            if placed.regions or (fetch is None and (checked or head.plain)):
+                self._offer(placed, slot, 0)
+                return None
+            pieces = ()
+        return self._fill(head, pieces, fetch, slot, checked=checked)
+
+    def _fill(
+        self,
+        head: RequestHead,
+        pieces: Sequence[Buffer],
+        fetch: Fetch | None,
+        slot: Slot,
+        *,
+        checked: bool,
+    ) -> asyncio.Future[Any] | None:
+        """Offer it when its slot has all: these `pieces`, and what is in its client's memory."""
         view = slot.view
-        _put(pieces, view)
-        if placed.regions or (fetch is None and (checked or head.plain)):
-            self._offer(placed, slot, 0)
-            return None
 
         def fill() -> None:
+            _put(pieces, view)
             if not checked:
                 check(head, view[: head.tail_size], self.entry.name)
             if fetch is not None:
                 fetch.into(view)
 
+        placed = head if fetch is None else fetch.head
         takes_long = not checked and head.tail_size > AT_ONCE and not is_in_place(head)
-        takes_long = takes_long or (fetch is not None and fetch.takes_long)
+        takes_long = takes_long or bool(pieces) or (fetch is not None and fetch.takes_long)
         return self._aside(takes_long, fill, lambda _: self._offer(placed, slot, 0), slot)
 
     def _with_headers(self, head: RequestHead) -> RequestHead:
@@ -426,12 +446,14 @@ class ClientCall:
             return None
         if slot is not None:
             self._slot = None
-        future = asyncio.get_running_loop().run_in_executor(self.service.threads, work)
+        self._thread = in_thread = self.service.threads.submit(work)
+        future = asyncio.wrap_future(in_thread)
         future.add_done_callback(partial(self._came_back, then, slot))
         return future
 
     def _came_back(self, then: Callable[[T], object], slot: Slot | None, work: asyncio.Future[T]) -> None:
         error = stopping() if work.cancelled() else work.exception()
+        self._thread = None
         if self.state == OVER:
             if slot is not None:
                 slot.release()
@@ -681,6 +703,8 @@ class ClientCall:
             self._lookup = None
         # Else a thread has the outputs, and `_finish` releases them.
         if state != ANSWERING and not waited_for:
+            if self._thread is not None:
+                self._thread.cancel()  # unless it has begun: then the slot is its
             self._let_go()
             call, self._call = self._call, None
             if call is not None:
@@ -712,9 +736,11 @@ class ClientCall:
 
 
 def _put(pieces: Sequence[Buffer], view: memoryview) -> None:
-    """One behind the other."""
+    """One behind the other, a part at a time: a thread that copies holds the interpreter."""
     position = 0
     for piece in pieces:
-        end = position + len(piece)
-        view[position:end] = piece
-        position = end
+        source = memoryview(piece)
+        for start in range(0, len(source), _COPIED):
+            part = source[start : start + _COPIED]
+            view[position : position + len(part)] = part
+            position += len(part)
