@@ -10,7 +10,7 @@ CORES  := $(shell nproc 2>/dev/null || echo 2)
 JOBS   ?= $(shell expr $(CORES) + 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test browser redis check sizes format bench conformance mlflow fleet s3 ray wheel compiled site tutorials release docs proto clean
+.PHONY: help setup serve test browser redis check sizes format bench conformance mlflow fleet s3 ray engines wheel compiled site tutorials release docs proto clean
 
 help: ## show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -128,6 +128,11 @@ compiled: setup browser redis wheel ## an environment with that wheel in build/c
 
 ray: setup ## an environment with Ray, for its tests in make conformance, which installs it too, and benchmarks/ray_fleet.py
 	@PYTHONPATH=tests $(BIN)/python -m conformance.ray_venv
+
+ENGINES := $(VENV)/conformance/engines/bin/python
+engines: setup ## an environment with TensorFlow and transformers, the backends' tests in it; benchmarks/zoo.py runs there
+	@PYTHONPATH=tests $(BIN)/python -m conformance.engines_venv
+	$(ENGINES) -m pytest -n $(CORES) tests/backends
 
 docs: setup ## redraw the pictures in docs/
 	$(BIN)/python docs/draw.py

@@ -19,10 +19,11 @@ itself got to its requests late, other work on the machine has a part in the row
 With --clients, the attacks of `attacks/isolation.py`, each with 1, 16 and 64 connections, with keys and
 without, beside an honest client of the protocol that is attacked (30 requests/s, 16+4 ms, a promise of
 200 ms). Its control is measured just before. Such a row passes with 0.95 of the control's attainment, at most
-300 MB more during the attack and 50 MB after it; cores are what the server took beyond the control, its
-attacker being held to half a core. A row that falls short of its attainment alone is measured up to three
-times, and each try is shown. With --random, attacks are drawn for so many seconds, and the same bounds
-hold.
+300 MB more during the attack and 50 MB after it, and half a core beyond the control for the engine and the
+front ends. What processes of Python models took is shown beside that: nobody else asks the model that is
+attacked, so it is the attacker's share of the device. The attacker is held to half a core.
+A row that falls short of its attainment alone is measured up to three times, and each try is shown. With
+--random, attacks are drawn for so many seconds, and the same bounds hold.
 """
 
 from __future__ import annotations

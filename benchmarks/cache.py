@@ -34,7 +34,7 @@ import carpool.demo
 from carpool.cache.cache_key import by_blake2b, by_sha256
 from carpool.config.rollout_settings import CompareSettings
 from carpool.core.evidence import interval
-from carpool.vision.compare import compare_answers
+from carpool.vision.plans.compare import compare_answers
 from carpool.wire.http_reply import read_reply
 from load import cache_redis, cache_rules
 from load.carpool_server import CarpoolServer, carpool_server

@@ -19,8 +19,8 @@ import numpy as np
 import orjson
 
 from carpool.config.drift_settings import DriftSettings
-from carpool.quality.model_drift import ModelDrift, Seen
-from carpool.quality.samples import Sampled, measure
+from carpool.drift.model_drift import ModelDrift, Seen
+from carpool.drift.samples import Sampled, measure
 from carpool.vision.decode import decode
 
 SIZES = ((640, 480), (1280, 720), (1920, 1080))

@@ -49,7 +49,7 @@ from typing import Any
 
 from carpool.core.curve import BatchCurve
 from carpool.core.objectives import Promise
-from carpool.deploying.balancer_config import Address
+from carpool.deploy_files.balancer_config import Address
 from carpool.sim.fleet_simulation import FleetScenario, measure_fleet
 from carpool.sim.simulation import Scenario
 from load.balancers import Replica, balancer, blue_green_config, program, replicas, switch_pool

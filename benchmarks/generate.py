@@ -45,8 +45,8 @@ from carpool.backends.torch.torch_decoder import DecoderForm
 from carpool.backends.torch.torch_device import PRECISIONS, CudaDevice, Device
 from carpool.backends.torch.torch_stepper import TorchStepper
 from carpool.core.curve import BatchCurve
-from carpool.core.steps import StepScheduler
 from carpool.core.text_job import TextPromise
+from carpool.core.text_scheduler import TextScheduler
 from carpool.engine.generation.text_loading import measure
 from carpool.engine.generation.text_loop import TextLoop
 from carpool.link.text_records import Event, Failed, Piece
@@ -100,7 +100,7 @@ class Run:
         self.ended = 0
         self._arrived: dict[int, float] = {}
         self._changed = threading.Condition()
-        self._loop = TextLoop("generate", instance, StepScheduler(*curves, promise), self._tell)
+        self._loop = TextLoop("generate", instance, TextScheduler(*curves, promise), self._tell)
 
     def play(self, lengths: Sequence[int], rate: float | None = None) -> float:
         """At this rate, or all at once; answers per second."""
@@ -265,7 +265,7 @@ def compared(kind: str, args: argparse.Namespace, cuda: bool) -> dict[str, Any]:
             TorchStepper(network, args.slots, CudaDevice(0) if cuda else device, kind, precision, part)
             for part in (Part.ENCODER, Part.DECODER)
         )
-        pools = TextInstance([encoder], [decoder], [decoder].__getitem__)
+        pools = TextInstance([encoder], [decoder], apart=True)
         found[f"at_{load}_apart"] = first_tokens(pools, curves, replace(free, encoders=1), some, rate)
         pools.close()
     stepper.close()

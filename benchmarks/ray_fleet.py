@@ -29,7 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from carpool.deploying.balancer_config import read_address
+from carpool.deploy_files.balancer_config import read_address
 from fleet import SLO_MS, Load
 from fleet import row as counted
 
@@ -159,7 +159,7 @@ def _load(url: str, rate: float, seconds: float, seed: int) -> Load:
 
 def replicas(url: str) -> dict[str, str]:
     """Behind that balancer, by name."""
-    from carpool.cluster.ray_fleet import balancers
+    from carpool.ray_cluster.ray_fleet import balancers
 
     return next((dict(each["replicas"]) for each in balancers("carpool") if each["url"] == url), {})
 

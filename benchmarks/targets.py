@@ -26,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from carpool.core.curve import BatchCurve, fluid_bound, slo_capacity
 from carpool.core.objectives import Promise
 from carpool.sim.arrivals import poisson
-from carpool.sim.shadow import play_shadowed
 from carpool.sim.simulation import Device, Scenario, report
 from carpool.sim.simulation import play as simulate
 from core.clairvoyant import most_answered_in_time
 from core.playing import NAMED, attainment, named, play, play_poisson, stream, together
+from core.shadowing import play_shadowed
 from core.step_cases import CASES, LEAST, attainment_by_crops
 from core.text_cases import SLOTS, TEXTS
 

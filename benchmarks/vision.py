@@ -304,9 +304,9 @@ def _entry(source: Path) -> ModelEntry:
     """As the engine would describe it, without running it."""
     from carpool import backends
     from carpool.config.repository import find_models
-    from carpool.engine.model_inputs import signature_of
-    from carpool.engine.models.trial import read_labels
-    from carpool.vision.settings import describe, write
+    from carpool.engine.loading.trial import read_labels
+    from carpool.engine.run.model_inputs import signature_of
+    from carpool.vision.plans.settings import describe, write
 
     [found], _ = find_models([source])
     config = backends.describe(found.config, found.versions[0])

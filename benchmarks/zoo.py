@@ -2,9 +2,11 @@
 
 Heads are rebuilt as small networks with random weights: what decides are names, shapes, values and metadata,
 and those are as in real exports. Each is written to a file, with static and dynamic axes, and inspected as
-`carpool serve` would. Where torchvision, timm and transformers are installed, networks of theirs come in too.
+`carpool serve` would. `make engines` installs torchvision, timm, transformers, Keras and skl2onnx into an
+environment of their own: there networks of theirs come in too.
 
-    python benchmarks/zoo.py            # about a minute
+    .venv/conformance/engines/bin/python benchmarks/zoo.py    # minutes
+    python benchmarks/zoo.py            # without what is not installed
     python benchmarks/zoo.py --quick    # every kind of head once
     python benchmarks/zoo.py --json
 
@@ -17,6 +19,7 @@ Exit code 1 if any was recognised wrongly, or sees pixels wrongly without a word
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import sys
@@ -31,11 +34,11 @@ from PIL import Image
 from carpool.config.model import values_on_device
 from carpool.config.presets import PictureChoice
 from carpool.demo import pictures
-from carpool.engine.models.trial import Examined
+from carpool.engine.loading.trial import Examined
 from carpool.errors import CarpoolError
 from carpool.lab.model_report import ModelReport, inspect_model, look_at, one_model
 from carpool.vision.decode import decode
-from carpool.vision.settings import VisionSettings
+from carpool.vision.plans.settings import VisionSettings
 from carpool.vision.transforms import Transform
 from zoo_exports import Export, Reference, exports
 
@@ -59,59 +62,49 @@ class Row:
 
 
 def judge(export: Export, folder: Path) -> Row:
-    file = export.write(folder)
+    file, named = export.write(folder), False
     try:
         report = inspect_model(file)
     except CarpoolError as error:  # a refusal that names the option
         named = bool(export.refusal) and export.refusal in error.message
-        row = Row(export.name, export.axes, "", ASKS if named else WRONG, "", export.refusal, error.message)
         if not named or not export.again:
-            return row
+            return Row(export.name, export.axes, "", WRONG, "", export.refusal, error.message)
         file = export.again(folder)
         report = inspect_model(file)
     outputs = ", ".join(f"{one.name} {one.shape}" for one in report.outputs)
     why = (report.ask or "; ".join(report.evidence)).replace(str(folder), "…")
     result, task = TENSORS, report.task or ""
-    if report.task is not None:
+    if named:
+        result = ASKS if export.fits(_plain(report)) else WRONG
+    elif report.task is not None:
         result = RIGHT if not export.setting and export.fits(_plain(report)) else WRONG
     elif export.setting:
         (folder / "model.toml").write_text(f'file = "{file.name}"\n{export.setting}\n')
-        again = inspect_model(file)
-        result, task = (ASKS if export.fits(_plain(again)) else WRONG), again.task or ""
+        report = inspect_model(file)
+        result, task = (ASKS if export.fits(_plain(report)) else WRONG), report.task or ""
     elif export.expected:
         result = "not recognised"
-    row = Row(export.name, export.axes, outputs, result, task, export.setting, why)
-    return row if not task or result == WRONG else _with_pixels(row, export, file)
+    row = Row(export.name, export.axes, outputs, result, task, export.setting or export.refusal, why)
+    return row if not task or result == WRONG else _with_pixels(row, export, file, report.assumed)
 
 
-def _with_pixels(row: Row, export: Export, file: Path) -> Row:
+def _with_pixels(row: Row, export: Export, file: Path, assumed: tuple[str, ...]) -> Row:
     """What is assumed is announced, and needs the preset; what is not must be the library's own."""
-    source = one_model(file)
-    choice = PictureChoice(size=export.side) if export.script else PictureChoice()
-    said = look_at(source, choice)[1].vision
-    assert said is not None
-    if said.assumed == ("resize",) and export.fit:  # the values are known: with the rest, all is
-        (folder := file.parent).joinpath("model.toml").write_text(f'file = "{file.name}"\n{export.fit}\n')
-        source = one_model(folder / file.name)
-        row = replace(row, setting=export.fit, pixels=ASSUMED)
-        found, described = look_at(source, choice)
-        assert described.vision is not None
-        assert export.reference is not None
-        assert not described.vision.assumed
-        cosine = min(_cosine(found, described.vision, export.reference, photo) for photo in _photos())
-        return replace(row, pixels=ASSUMED if cosine >= _CLOSE else SILENT, cosine=round(cosine, 5))
-    preset = export.preset if said.assumed else ""
-    reference = export.own_way
-    if said.assumed and not (preset and reference):
+    preset, reference = export.preset if assumed else "", export.own_way
+    if assumed == ("resize",) and export.fit:  # the values are known: with the rest, all is
+        (file.parent / "model.toml").write_text(f'file = "{file.name}"\n{export.fit}\n')
+        row = replace(row, setting=export.fit)
+    elif assumed and not (preset and reference):
         return replace(row, pixels=ASSUMED)
     if reference is None:
         return replace(row, pixels=SILENT)
-    found, described = look_at(source, replace(choice, preset=preset or None))
+    found, described = look_at(one_model(file), PictureChoice(preset=preset or None))
     assert described.vision is not None
+    assert not described.vision.assumed
     cosine = min(_cosine(found, described.vision, reference, photo) for photo in _photos())
-    if cosine < _CLOSE:
-        return replace(row, pixels=SILENT, cosine=round(cosine, 5), preset=preset)
-    return replace(row, pixels=ASSUMED if preset else EQUAL, cosine=round(cosine, 5), preset=preset)
+    right = ASSUMED if assumed else EQUAL
+    pixels = right if cosine >= _CLOSE else SILENT
+    return replace(row, pixels=pixels, cosine=round(cosine, 5), preset=preset)
 
 
 def _photos() -> Iterator[bytes]:
@@ -156,18 +149,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="every kind of head once")
     parser.add_argument("--only", default="", help="exports whose name has this in it")
     given = parser.parse_args(arguments)
-    rows = []
-    made, missing = exports(quick=given.quick)
-    for export in made:
-        if given.only in export.name:
-            with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
-                rows.append(judge(export, Path(folder)))
-            print(f"{rows[-1].export}: {rows[-1].result} {rows[-1].pixels}", file=sys.stderr, flush=True)
+    with contextlib.redirect_stdout(sys.stderr):  # libraries print while they export
+        rows, missing = _judged(given.quick, given.only)
     if given.json:
         print(json.dumps({"exports": [asdict(row) for row in rows], "missing": missing}, indent=2))
     else:
         _print(rows, missing)
     return 1 if any(row.result == WRONG or row.pixels == SILENT for row in rows) else 0
+
+
+def _judged(quick: bool, only: str) -> tuple[list[Row], list[str]]:
+    rows: list[Row] = []
+    made, missing = exports(quick=quick)
+    chosen = [export for export in made if only in export.name]
+    for number, export in enumerate(chosen, 1):
+        with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
+            rows.append(row := judge(export, Path(folder)))
+        print(f"{number}/{len(chosen)} {row.export}: {row.result} {row.pixels}".rstrip(), flush=True)
+    return rows, missing
 
 
 def _print(rows: Sequence[Row], missing: Sequence[str]) -> None:

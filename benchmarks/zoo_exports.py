@@ -87,7 +87,9 @@ class Export:
     again: Callable[[Path], Path] | None = None  # the same export with that option
 
     def fits(self, found: Mapping[str, object]) -> bool:
-        return bool(self.expected) and all(found.get(key) == value for key, value in self.expected.items())
+        if not self.expected:
+            return found["task"] is None
+        return all(found.get(key) == value for key, value in self.expected.items())
 
     @property
     def own_way(self) -> Reference | None:

@@ -7,6 +7,7 @@ of its detectors; they are declared here, so that everything else of it can be u
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,10 @@ class _Outputs(nn.Module):
 
 
 def _import_torchvision() -> Any:
+    """`make engines` puts it into a folder that processes of models do not look into."""
+    beside = str(Path(sys.prefix) / "beside")
+    if beside not in sys.path:
+        sys.path.append(beside)
     try:
         import torchvision
     except RuntimeError:
@@ -97,8 +102,8 @@ def _torchvision() -> list[Export]:
             _CLASSIFY,
             side=_SIDE,
             script=True,
-            setting="[image]\nsize = 224",
             refusal="--size 224",
+            again=_sized,
             reference=own,
             preset="torchvision",
         ),
@@ -112,6 +117,11 @@ def _torchvision() -> list[Export]:
         ),
     ]
     return made
+
+
+def _sized(folder: Path) -> Path:
+    (folder / "model.toml").write_text('file = "net.pt"\n[image]\nsize = 224\n')
+    return folder / "net.pt"
 
 
 def _of_transform(transform: Callable[[Image.Image], Tensor]) -> Reference:
@@ -219,10 +229,8 @@ def _transformers() -> list[Export]:
         ),
         _of_hf(f"GLPN, {told}", glpn, {"task": "depth"}, 128, ("predicted_depth",), None),
     ]
-    if not hasattr(_import_torchvision, "kept"):  # in a process of its own it must import as it is
-        shown = hf.ViTImageProcessor()
-        made.append(_of_hf(f"ViT, a folder of {told}", vit, classify, 224, logits, shown, folder=True))
-    return made
+    shown = hf.ViTImageProcessor()
+    return [*made, _of_hf(f"ViT, a folder of {told}", vit, classify, 224, logits, shown, folder=True)]
 
 
 def _of_hf(

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from PIL import Image
 
 from attacks.attacker import HOST, Ports, post
-from attacks.isolation import infer
+from attacks.isolation import infer, sequence_step
 from load.burst import LoadError
 
 KEY = "honest-clients-key-01"
@@ -26,7 +26,7 @@ _LIVE = "/inference.GRPCInferenceService/ServerLive"
 
 @dataclass(frozen=True)
 class Load:
-    protocol: str  # http, grpc or pictures
+    protocol: str  # http, grpc, pictures or sequences
     ports: Ports
     seconds: float
     keyed: bool
@@ -64,7 +64,8 @@ def _main(pipe: Connection, load: Load) -> None:
 
 
 async def _run(load: Load) -> Answers:
-    asks = {"grpc": _OverGrpc, "http": _OverHttp, "pictures": _Pictures}[load.protocol](load)
+    kinds = {"grpc": _OverGrpc, "http": _OverHttp, "pictures": _Pictures, "sequences": _Sequences}
+    asks = kinds[load.protocol](load)
     with contextlib.suppress(Exception):
         await asyncio.wait_for(asks.ask(), GIVES_UP_S)  # the first one connects
     draw, latencies = random.Random(load.seed), list[float | None]()
@@ -143,3 +144,9 @@ def _small_picture() -> bytes:
 
 class _Pictures(_OverHttp):
     path, body, fields = "/models/pictures/predict", _small_picture(), b"Content-Type: image/jpeg\r\n"
+
+
+class _Sequences(_OverHttp):
+    """Each request is a whole sequence, and needs a place."""
+
+    path, body, fields = "/v2/models/tracker/infer", sequence_step(1, end=True), b""

@@ -240,6 +240,26 @@ def zipped_bodies(connections: int, key: str, ports: Ports, pace: Pace) -> None:
             _drain(list(clients), time.monotonic() + 0.1, pace)
 
 
+def sequence_step(name: int, *, end: bool) -> bytes:
+    """A request that starts a sequence, and ends it."""
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [0, 0]}
+    said = {"sequence_id": name, "sequence_start": True, "sequence_end": end}
+    return json.dumps({"inputs": [tensor], "parameters": said}).encode()
+
+
+def open_sequences(connections: int, key: str, ports: Ports, pace: Pace) -> None:
+    """Sequences that are started and never ended, 50 a second."""
+    fields = b"X-API-Key: %b\r\n" % key.encode() if key else b""
+    with contextlib.ExitStack() as held:
+        clients = [held.enter_context(connect(ports.http)) for _ in range(connections)]
+        end, name = time.monotonic() + ROUND_S, 1
+        while time.monotonic() < end:
+            client, name = clients[name % connections], name + 1
+            body = sequence_step(name, end=False)
+            _send(client, post("/v2/models/tracker/infer", len(body), fields) + body)
+            _drain([client], time.monotonic() + 0.02, pace)
+
+
 def event_stream(reads: bool, connections: int, key: str, ports: Ports, pace: Pace) -> None:
     """Answers of 16,384 floats of a decoupled model, read as fast as they come or not at all."""
     body = json.dumps({"count": 100_000}).encode()
@@ -311,6 +331,7 @@ KINDS: dict[str, tuple[Kind, str]] = {
     "N4 unread unary answers": (unread_unary, "grpc"),
     "N4 unread HTTP answers": (unread_http, "http"),
     "N6 empty messages": (empty_messages, "grpc"),
+    "N7 places of sequences": (open_sequences, "sequences"),
     "N8 gzip for a small model": (partial(zipped_messages, "fast"), "grpc"),
     "N8 gzip for any size": (partial(zipped_messages, "free"), "grpc"),
     "N8 gzip over HTTP": (zipped_bodies, "http"),

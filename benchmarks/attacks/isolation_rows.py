@@ -6,17 +6,19 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 
 from attacks import honest, isolation
 from attacks.attacker import Attack, Ports
-from load.processes import anonymous_memory, tree_cpu
+from load.processes import anonymous_memory, command_line, tree_cpu
 
 ATTAINMENT, MOST_GROWTH_MB, MOST_KEPT_MB, MOST_CORES = 0.95, 300.0, 50.0, 0.5
-SLO_S: Mapping[str, float] = {"http": 0.2, "grpc": 0.2, "pictures": 1.0}
+SLO_S: Mapping[str, float] = {"http": 0.2, "grpc": 0.2, "pictures": 1.0, "sequences": 0.2}
 CONTROL_S, SETTLED_S = 5.0, 15.0
 CONNECTIONS = (1, 16, 64)
+_WORKER = "carpool.backends.python.python_worker"
 STEADY = """backend = "fake"
 slo_ms = 200
 max_batch = 16
@@ -62,7 +64,8 @@ class Row:
     before_mb: float
     most_mb: float
     after_mb: float
-    cores: float  # more than in the control
+    cores: float  # more than in the control, of the engine and the front ends
+    model_cores: float  # the same of the processes of models, whose work it is that was asked for
 
     @property
     def failures(self) -> list[str]:
@@ -73,6 +76,8 @@ class Row:
             found.append("memory")
         if self.after_mb - self.before_mb > MOST_KEPT_MB:
             found.append("kept")
+        if self.cores > MOST_CORES:
+            found.append("cores")
         return found
 
     def __str__(self) -> str:
@@ -80,7 +85,7 @@ class Row:
         return (
             f"{self.attack:58} control {self.control:.3f}  attainment {self.attainment:.3f}  "
             f"MB {self.before_mb:.0f} most {self.most_mb:.0f} after {self.after_mb:.0f}  "
-            f"cores {self.cores:+.2f}  {verdict}"
+            f"cores {self.cores:+.2f} and {self.model_cores:+.2f} in models  {verdict}"
         )
 
     def as_json(self) -> dict[str, object]:
@@ -147,7 +152,7 @@ def measure(pid: int, ports: Ports, name: str, seconds: float, start: Start) -> 
         round(before / 1e6, 1),
         round(max(most) / 1e6, 1),
         round(after / 1e6, 1),
-        round(attacked_cpu[1] - control_cpu[1], 2),
+        *_more(attacked_cpu[1], [control_cpu[1]]),
     )
 
 
@@ -155,10 +160,25 @@ def _asked(protocol: str, ports: Ports, seconds: float, keyed: bool) -> honest.A
     return honest.Running(honest.Load(protocol, ports, seconds, keyed)).result()
 
 
-def _cores(pid: int, act: Callable[[], honest.Answers]) -> tuple[honest.Answers, float]:
-    began, before = time.monotonic(), sum(tree_cpu(pid).values())
+Cores = tuple[float, float]  # of the server, and of its models' own processes
+
+
+def _cores(pid: int, act: Callable[[], honest.Answers]) -> tuple[honest.Answers, Cores]:
+    began, before = time.monotonic(), _cpu(pid)
     found = act()
-    return found, (sum(tree_cpu(pid).values()) - before) / (time.monotonic() - began)
+    seconds, after = time.monotonic() - began, _cpu(pid)
+    return found, ((after[0] - before[0]) / seconds, (after[1] - before[1]) / seconds)
+
+
+def _cpu(pid: int) -> Cores:
+    used = tree_cpu(pid)
+    models = sum(seconds for one, seconds in used.items() if _WORKER in command_line(one))
+    return sum(used.values()) - models, models
+
+
+def _more(attacked: Cores, controls: Sequence[Cores]) -> Cores:
+    alone = [sum(one[kind] for one in controls) for kind in (0, 1)]
+    return round(attacked[0] - alone[0], 2), round(attacked[1] - alone[1], 2)
 
 
 def least(pid: int, within_s: float, enough: float) -> float:
@@ -177,12 +197,13 @@ def fuzz(
     protocols all the while. One row for each of those."""
     draw = random.Random(seed)
     kinds = [kind for kind in isolation.KINDS if not kind.startswith("N9")]
-    controls = {one: _asked(one, ports, CONTROL_S, False) for one in ("http", "grpc")}
+    controls = {one: _cores(pid, partial(_asked, one, ports, CONTROL_S, False)) for one in ("http", "grpc")}
     before = most = anonymous_memory(pid)
     running = {
         one: honest.Running(honest.Load(one, ports, seconds, False, seed=seed)) for one in ("http", "grpc")
     }
-    until = time.monotonic() + seconds
+    began, cpu = time.monotonic(), _cpu(pid)
+    until = began + seconds
     while time.monotonic() < until:
         count = draw.choice((1, 1, 2))
         chosen = [(draw.choice(kinds), draw.choice((1, 2, 4, 8, 16, 32, 64))) for _ in range(count)]
@@ -197,16 +218,18 @@ def fuzz(
             attacker.kill()  # type: ignore[attr-defined]
             attacker.join()  # type: ignore[attr-defined]
     answers = {one: client.result() for one, client in running.items()}
+    used, took = _cpu(pid), time.monotonic() - began
+    attacked = (used[0] - cpu[0]) / took, (used[1] - cpu[1]) / took
     after = least(pid, SETTLED_S, before + MOST_KEPT_MB * 1e6 / 2)
     return [
         Row(
             f"drawn at random, seed {seed}, {seconds:.0f} s, {one}",
-            round(controls[one].attainment(SLO_S[one]), 3),
+            round(controls[one][0].attainment(SLO_S[one]), 3),
             round(answers[one].attainment(SLO_S[one]), 3),
             round(before / 1e6, 1),
             round(most / 1e6, 1),
             round(after / 1e6, 1),
-            0.0,
+            *_more(attacked, [control[1] for control in controls.values()]),
         )
         for one in answers
     ]

@@ -17,7 +17,7 @@ import torch
 
 from carpool.backends.backend import Encoded
 from carpool.config.repository import find_models
-from carpool.engine.models.loading import Loading
+from carpool.engine.loading.loading import Loading
 
 WINDOW_S = 1.0
 CLOSER_S = 0.1  # of it, to see what overlaps

@@ -16,7 +16,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from carpool.deploying.balancer_config import FILES, Address, balancer_config, deploy_folder
+from carpool.deploy_files.balancer_config import FILES, Address, balancer_config, deploy_folder
 from load.burst import LoadError
 from load.carpool_server import READY_S, STOP_S
 from load.ports import free_port

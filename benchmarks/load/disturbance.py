@@ -25,21 +25,23 @@ def others_took(before: MachineCpu, after: MachineCpu, ours: float) -> float:
 
 class Disturbance:
     """Watches from when it is made. `server` reads the CPU seconds of a server's processes, which may be
-    children of this one; all other children belong to the load."""
+    children of this one; all other children belong to the load. To look through all processes takes time
+    itself: the machine's time is read after that at first and before it in the end: it is nobody's."""
 
     def __init__(self, server: Callable[[], dict[int, float]]) -> None:
         self._server = server
         self._before = server()
-        self._machine = processes.machine()
         self._ours = self._all_ours()
+        self._machine = processes.machine()
         self._began = time.monotonic()
 
     def read(self) -> tuple[float, float, float]:
         """Shares of all cores since then: the server's, the load's, and what others or the host took."""
         cores = (time.monotonic() - self._began) * (os.cpu_count() or 1)
+        machine = processes.machine()
         server = processes.spent(self._before, self._server())
         ours = max(server, self._all_ours() - self._ours)
-        others = others_took(self._machine, processes.machine(), ours)
+        others = others_took(self._machine, machine, ours)
         return server / cores, (ours - server) / cores, others / cores
 
     def _all_ours(self) -> float:

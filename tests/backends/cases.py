@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from backends import onnx_models
+from backends.tensorflow_models import saved
 from carpool import backends
 from carpool.backends.backend import Placement
+from carpool.config.backend_kinds import installed
 from carpool.config.model import FakeSettings, ModelConfig, TensorConfig
 from carpool.config.repository import ModelVersion
 
@@ -179,3 +181,13 @@ CASES = (
         computes=False,
     ),
 )
+if installed("tensorflow"):  # as in the environment of `make engines`
+    CASES += (
+        Case(
+            "tensorflow",
+            lambda folder: load_file(saved("arithmetic"), backend="tensorflow"),
+            lambda folder, datatype: load_file(saved(datatype), backend="tensorflow"),
+            lambda folder: load_file(saved("endless"), backend="tensorflow"),
+            refuses=("BF16",),
+        ),
+    )

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-import time
 from collections.abc import Sequence
-from statistics import median
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,16 +12,14 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)
 
-from carpool.backends.stepper import EncoderOrder, Part  # noqa: E402
-from carpool.backends.torch import pytorch  # noqa: E402
+
+from carpool.backends.stepper import Part  # noqa: E402
 from carpool.backends.torch.line_reader import LineReader  # noqa: E402
 from carpool.backends.torch.text_network import TextNetwork, line_network, read_network  # noqa: E402
 from carpool.backends.torch.torch_device import CudaDevice, Device  # noqa: E402
-from carpool.backends.torch.torch_rows import CudaRows  # noqa: E402
 from carpool.backends.torch.torch_stepper import TorchStepper  # noqa: E402
 from carpool.config.repository import find_models  # noqa: E402
 from carpool.demo import text_model  # noqa: E402
-from carpool.engine.generation.encoder_process import EncoderProcess  # noqa: E402
 from carpool.engine.generation.text_loading import TextLoading  # noqa: E402
 
 SLOTS, STEPS = 8, 20
@@ -70,56 +62,29 @@ def test_half_precision_runs_and_slots_are_bytes_of_it() -> None:
     half.close()
 
 
-@pytest.fixture(scope="module")
-def reader() -> Any:
-    """The reader that ships: its settings on this GPU, its version, and a decoder in this process."""
-    (source,), _ = find_models([text_model()], gpus=1)
-    loading = TextLoading(source.config, source.versions[-1])
-    loading.check()
-    version = source.versions[-1]
-    assert version.file is not None
-    network = read_network(loading.config, version.file)
-    decoder = TorchStepper(network, SLOTS, CudaDevice(0), part=Part.DECODER)
-    yield SimpleNamespace(config=loading.config, version=version, decoder=decoder)
-    decoder.close()
-
-
 def tokens_of(decoder: TorchStepper, rows: Sequence[Any]) -> list[list[int]]:
     decoder.admit(range(len(rows)), rows)
     steps = [decoder.step(len(rows)) for _ in range(STEPS)]
     return [[int(tokens[slot]) for tokens in steps] for slot in range(len(rows))]
 
 
-def test_an_encoder_in_its_process_hands_over_rows_in_the_memory_of_the_gpu(reader: Any) -> None:
-    """The same tokens as from a thread; killed, it leaves what it had handed over, and another follows."""
+def test_an_encoder_and_a_decoder_apart_write_what_one_stepper_writes() -> None:
+    (source,), _ = find_models([text_model()], gpus=1)
+    loading = TextLoading(source.config, source.versions[-1])
+    loading.check()
+    version = source.versions[-1]
+    assert version.file is not None
+    network = read_network(loading.config, version.file)
     lines = [np.roll(line(), 2 * n, 2) for n in range(SLOTS)]
-    thread = TorchStepper(reader.decoder._network, SLOTS, CudaDevice(0), part=Part.ENCODER)
-    order = EncoderOrder(reader.config, reader.version, 0, 1, 0)
-    process = EncoderProcess(order, pytorch, lambda: None, near=True)
+    encoder, decoder, whole = (
+        TorchStepper(network, SLOTS, CudaDevice(0), part=part)
+        for part in (Part.ENCODER, Part.DECODER, Part.WHOLE)
+    )
     try:
-        process.loaded(reader.decoder)
-        assert isinstance(process._rows, CudaRows)
-        wanted = tokens_of(reader.decoder, thread.encode(lines))
-        kept = process.encode(lines)
-        assert kept[0].device.type == "cuda"
-        assert tokens_of(reader.decoder, kept) == wanted
-        assert process._process is not None
-        os.kill(process._process.pid, signal.SIGKILL)
-        again = process.encode(lines[:1])  # by the next process
-        assert torch.allclose(again[0], kept[0], 0.05, 0.05)
-        assert tokens_of(reader.decoder, kept) == wanted
-        del kept, again
-        assert process._free.qsize() == 64
-        times = {type(each).__name__: f"{1e3 * seconds_of(each, lines[0]):.3f}" for each in (thread, process)}
-        sys.stdout.write(f"ms for 32 pictures: {times}\n")  # seen with -s
-        held = torch.cuda.mem_get_info(0)[0]
-        for _ in range(500):
-            process.encode(lines)
-        assert process._free.qsize() == 64
-        assert abs(torch.cuda.mem_get_info(0)[0] - held) < 64 << 20
+        assert tokens_of(decoder, encoder.encode(lines)) == tokens_of(whole, whole.encode(lines))
     finally:
-        process.close()
-        thread.close()
+        for one in (encoder, decoder, whole):
+            one.close()
 
 
 def line() -> Any:
@@ -131,12 +96,3 @@ def line() -> Any:
     found = np.full((1, 32, 512), 255, np.uint8)
     found[0, :, : small.width] = np.asarray(small)
     return found
-
-
-def seconds_of(encoder: Any, line: Any) -> float:
-    times = []
-    for _ in range(60):
-        began = time.perf_counter()
-        encoder.encode([line] * 32)
-        times.append(time.perf_counter() - began)
-    return median(times[10:])

@@ -68,9 +68,9 @@ class Small(nn.Module):
         return TorchDecoder(made, weights, slots, LONGEST, MEMORY, device or Device())
 
     @torch.no_grad()
-    def alone(self, picture: torch.Tensor, prompt: tuple[int, ...] = (BEGIN,)) -> list[int]:
+    def alone(self, picture: torch.Tensor) -> list[int]:
         """One answer from its beginning, without any cache."""
-        tokens = list(prompt)
+        tokens = [BEGIN]
         while len(tokens) < LONGEST + 1:
             rows = self.embed[tokens] + self.positions[: len(tokens)]
             mask = torch.ones(len(tokens), len(tokens), dtype=torch.bool).triu(1)
@@ -78,7 +78,7 @@ class Small(nn.Module):
             tokens.append(int(self.head(found).argmax()))
             if tokens[-1] == END:
                 break
-        return tokens[len(prompt) :]
+        return tokens[1:]
 
 
 def pictures(count: int, seed: int = 1) -> list[torch.Tensor]:
@@ -95,7 +95,7 @@ class Hand:
         self.whole = 0
 
     def admit(self, slot: int, which: int) -> None:
-        self.decoder.admit(slot, self.given[which])
+        self.decoder.admit([slot], [self.given[which]])
         self.held[slot] = which, 0
 
     def step(self) -> None:
@@ -206,33 +206,13 @@ def test_the_end_of_the_text_may_be_the_first_token() -> None:
     with torch.no_grad():
         model.head.bias[END] = 1000.0
     decoder = model.slots()
-    decoder.admit(3, pictures(1)[0])
+    decoder.admit([3], pictures(1))
     for _ in range(3):
         assert decoder.step(4)[3] == END
 
 
-def test_an_answer_may_begin_with_a_prompt() -> None:
-    model, _ = varied()
-    prompt = (BEGIN, 5, 7, 3)
-    decoder = model.slots()
-    for slot, picture in enumerate(pictures(SLOTS)):
-        decoder.admit(slot, picture, prompt)
-    steps = [decoder.step(SLOTS) for _ in range(LONGEST - len(prompt))]
-    for slot, picture in enumerate(pictures(SLOTS)):
-        wanted = model.alone(picture, prompt)[: len(steps)]
-        assert [int(tokens[slot]) for tokens in steps[: len(wanted)]] == wanted
-
-
 def test_what_cannot_be_is_refused() -> None:
     decoder = Small(0).slots()
-    (picture,) = pictures(1)
-    for slot, encoded, more, words in (
-        (SLOTS, picture, {}, "slots 0 to 4"),
-        (0, picture[:0], {}, "1 to 6 rows"),
-        (0, picture, {"limit": LONGEST + 1}, "are over 20"),
-    ):
-        with pytest.raises(InvalidInput, match=words):
-            decoder.admit(slot, encoded, **more)  # type: ignore[arg-type]
     for width in (0, SLOTS + 1):
         with pytest.raises(InvalidInput, match="1 to 5 slots"):
             decoder.step(width)
@@ -295,7 +275,7 @@ def test_a_trocr_folder_writes_the_same(tmp_path: Path) -> None:
     given = pictures(10)
     decoder = TorchDecoder(form, weights, len(given), LONGEST, MEMORY, Device())
     for slot, picture in enumerate(given):
-        decoder.admit(slot, picture)
+        decoder.admit([slot], [picture])
     steps = [decoder.step(len(given)) for _ in range(LONGEST)]
     for slot, picture in enumerate(given):
         wanted = model.alone(picture)
@@ -481,7 +461,7 @@ def test_answers_that_are_taken_in_by_programs_write_the_same() -> None:
         rows = MEMORY if random.random() < 0.7 else random.randint(1, MEMORY)
         encoded = [torch.randn(rows, WIDTH) for _ in range(count)]
         for decoder in (plain, captured):
-            decoder.admit_all(slots, encoded)
+            decoder.admit(slots, encoded)
         for _ in range(random.randint(0, 12)):
             width = random.randint(1, SLOTS)
             assert captured.step(width).tolist() == plain.step(width).tolist()

@@ -13,7 +13,7 @@ from PIL import Image
 from carpool.backends.backend import Cut, FileToKeep, PictureForm, Place, Placed
 from carpool.backends.torch.torch_pictures import CpuResize, DecodeAll, DevicePictures, can_decode
 from carpool.config.model import ImageSettings
-from carpool.engine.models.device_pictures import _pixels, _placed, sample_picture
+from carpool.engine.loading.device_pictures import _pixels, _placed, sample_picture
 from carpool.errors import CarpoolError, InvalidInput
 from carpool.types import Array, Datatype, TensorSpec
 from carpool.vision.decode import Decoded, decode

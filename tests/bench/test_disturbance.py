@@ -88,6 +88,19 @@ def test_generators_that_have_ended_and_who_started_them_are_ours(
     assert not is_quiet(watched.read()[2])
 
 
+def test_to_look_through_all_processes_is_nobodys_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look takes a second of a core, on a machine with nothing else to do."""
+    spent = [0.0]
+
+    def look(*_: object) -> float:
+        spent[0] += 1.0
+        return spent[0]
+
+    monkeypatch.setattr(Disturbance, "_all_ours", look)
+    monkeypatch.setattr(processes, "machine", lambda: MachineCpu(spent[0], 0.0))
+    assert Disturbance(dict).read()[2] == 0.0
+
+
 def test_a_child_that_has_ended_stays_on_the_account() -> None:
     before = processes.tree_total(os.getpid())
     burn = "import time\nwhile time.process_time() < 0.3: pass"

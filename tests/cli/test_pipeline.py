@@ -18,11 +18,19 @@ def check(folder: Path) -> Result:
     return CliRunner().invoke(app, ["pipeline", "check", str(folder), "--models", str(bundled_models())])
 
 
-def test_the_steps_are_drawn() -> None:
-    done = check(STREET)
+def promising(folder: Path, slo_ms: str) -> Path:
+    """The street pipeline with another promise."""
+    shutil.copytree(STREET, folder / "street")
+    settings = folder / "street" / "pipeline.toml"
+    settings.write_text(settings.read_text().replace("slo_ms = 2000", f"slo_ms = {slo_ms}"))
+    return folder / "street"
+
+
+def test_the_steps_are_drawn(tmp_path: Path) -> None:
+    done = check(promising(tmp_path, "60000"))  # which a slow machine keeps, too
     assert done.exit_code == 0, done.stderr
     for words in (
-        "street: one promise of 2000 ms for all of it",
+        "street: one promise of 60000 ms for all of it",
         "└─ find: nanodet, detect, sees 416 × 416, 80 labels",
         "keeps at most 8 things with a score of 0.4 or more",
         "└─ for each of find.boxes: cut out, 10% more on every side, at least 16 pixels",
@@ -34,11 +42,7 @@ def test_the_steps_are_drawn() -> None:
 
 
 def test_a_promise_that_cannot_be_kept_is_reported(tmp_path: Path) -> None:
-    folder = tmp_path / "street"
-    shutil.copytree(STREET, folder)
-    settings = folder / "pipeline.toml"
-    settings.write_text(settings.read_text().replace("slo_ms = 2000", "slo_ms = 0.01"))
-    done = check(folder)
+    done = check(promising(tmp_path, "0.01"))
     assert done.exit_code == 0, done.stderr
     assert "so slo_ms = 0.01 cannot be kept; promise at least " in done.stdout
 

@@ -125,18 +125,10 @@ def test_what_a_model_that_writes_can_promise(tmp_path: Path, promise: str, said
     assert said in " ".join(invoke(write_reader(tmp_path, promise)).stdout.split())
 
 
-def test_it_says_which_parts_have_processes_of_their_own(tmp_path: Path) -> None:
-    model = write_reader(tmp_path)
-    with (Path(model) / "model.toml").open("a") as file:
-        file.write("[encoder]\nown_process = true\n")
-    assert json.loads(invoke(model, "--json").stdout)["own_processes"] == ["encoder"]
-    assert "Each encoder has a process of its own." in invoke(model).stdout
-
-
 def test_with_an_encoder_apart_tokens_wait_for_steps_only(tmp_path: Path) -> None:
     model = write_reader(tmp_path)
     with (Path(model) / "model.toml").open("a") as file:
         file.write("[decoder]\ninstances = 2\n")
     found = json.loads(invoke(model, "--json").stdout)
-    assert (found["encoders"], found["decoders"], found["own_processes"]) == (1, 2, [])
+    assert (found["encoders"], found["decoders"]) == (1, 2)
     assert found["budgets"][0]["per_token_ms"] == pytest.approx(1.1 * 0.5)

@@ -383,14 +383,14 @@ def test_what_is_older_is_dropped(script: Scripted) -> None:
         rest_there.set()
 
     with carpool.Client(script.url) as client:
-        asking = client._connections.ask
+        asking = client._core.connections.ask
 
-        def slow(question: Any) -> Any:
+        async def slow(question: Any) -> Any:
             first_sent.set()
             rest_there.wait(30)
-            return asking(question)
+            return await asking(question)
 
-        client._connections.ask = slow  # type: ignore[method-assign]
+        client._core.connections.ask = slow  # type: ignore[method-assign]
         seen = [frame.number for frame in client.stream(frames(), task="classify", at_once=1)]
     assert seen == [0, 3]
     assert [asked.body for asked in script.asked] == [b"0", b"3"]
@@ -412,14 +412,14 @@ def test_what_is_older_is_dropped_in_asyncio(script: Scripted) -> None:
             rest_there.set()
 
         async with carpool.AsyncClient(script.url) as client:
-            asking = client._connections.ask
+            asking = client.connections.ask
 
             async def slow(question: Any) -> Any:
                 first_sent.set()
                 await rest_there.wait()
                 return await asking(question)
 
-            client._connections.ask = slow  # type: ignore[method-assign]
+            client.connections.ask = slow  # type: ignore[method-assign]
             return [frame.number async for frame in client.stream(frames(), task="classify", at_once=1)]
 
     assert asyncio.run(asyncio.wait_for(story(), 60)) == [0, 3]

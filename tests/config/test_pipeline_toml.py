@@ -67,10 +67,11 @@ def test_front_ends_read_what_the_engine_writes() -> None:
 
 def test_lines_that_are_straightened() -> None:
     text = STREET.replace("find.boxes", "find.regions").replace(
-        "{ pad = 0.1, square = true, least = 16 }", "{ rectify = true, height = 32, widths = [320, 160] }"
+        "{ pad = 0.1, square = true, least = 16 }",
+        "{ rectify = true, height = 32, widths = [320, 160], stretch = 1.2 }",
     )
     crop = read(text).steps[1].crop
-    assert (crop.rectify, crop.height, crop.widths) == (True, 32, (160, 320))
+    assert (crop.rectify, crop.height, crop.widths, crop.stretch) == (True, 32, (160, 320), 1.2)
 
 
 def test_clients_can_read_its_steps() -> None:
@@ -122,6 +123,7 @@ def changed(old: str, new: str) -> str:
         (changed("square = true", "rectify = true"), "does not go with rectify"),
         (changed("pad = 0.1, square = true, least = 16", "rectify = true"), "needs quadrilaterals"),
         (changed("square = true", "height = 48"), "needs rectify = true"),
+        (changed("square = true", "stretch = 1.2"), "needs rectify = true"),
         (changed("[answer]", '[answer]\nfrom = "kind"'), '17: answer.from "kind" cannot be it'),
         (
             changed("[answer]", '[answer]\nunder_load = "find"'),

@@ -24,9 +24,9 @@ import ray
 from ray import serve
 
 import carpool.ray
-from carpool.cluster.haproxy_pool import BalancerError
-from carpool.cluster.ray_fleet import NAMESPACE, actors_of, balancers
-from carpool.cluster.server_child import ReplicaFailed
+from carpool.ray_cluster.haproxy_pool import BalancerError
+from carpool.ray_cluster.ray_fleet import NAMESPACE, actors_of, balancers
+from carpool.ray_cluster.server_child import ReplicaFailed
 from ray_fleet import MODEL
 
 PATIENCE_S = 90.0

@@ -176,6 +176,19 @@ def test_the_batch_curve_the_promise_and_where_the_model_works(console: Watched)
     expect(row).to_contain_text("822 ms")
 
 
+def test_the_curve_is_as_tall_as_the_words_beside_it_need(console: Watched) -> None:
+    """Also after there were more of them: what was drawn then must not hold the panel open."""
+    page = console.open()
+    console.choose("detector")
+    tall = "() => document.querySelector('.curve-chart').clientHeight"
+    drawn = "() => document.querySelector('.curve-chart').viewBox.baseVal.height"
+    before = page.evaluate(tall)
+    page.evaluate("() => { document.querySelector('.curve-text').style.height = '900px'; }")
+    until(lambda: page.evaluate(drawn) > before + 200)
+    page.evaluate("() => { document.querySelector('.curve-text').style.height = ''; }")
+    until(lambda: page.evaluate(tall) == before)
+
+
 def test_a_model_without_a_promise_a_curve_or_batches(console: Watched) -> None:
     page = console.open()
     console.choose("tensors")

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.constants import CONSTANTS
-from carpool.core.front_load import REST, FairBacklog, Flow, FrontShares
+from carpool.core.front_load import REST, FairBacklog, FrontShares
+from carpool.core.learning import Rate
 
 SLO = 0.05
 SERVE, REFUSE = 270e-6, 70e-6
@@ -150,7 +151,7 @@ def test_names_cost_no_memory() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 2), st.floats(0, 100)), max_size=50))
 def test_what_was_asked_is_forgotten_and_never_negative(story: list[tuple[float, float]]) -> None:
-    flow, now, total = Flow(1.0), 0.0, 0.0
+    flow, now, total = Rate(1.0), 0.0, 0.0
     for passed, work in story:
         now += passed
         flow.add(work, now)

@@ -378,11 +378,16 @@ def test_an_instance_that_dies_before_its_request_was_passed_on() -> None:
     assert law._gaps == 2
 
 
+_ADDRESSES = "192.0.2.1", "192.0.2.2"
+
+
 def _of(
     holder: str, law: Sequences, name: int | str, now: float = 0.0, flags: str = "s", weight: float = 1.0
 ) -> Job:
+    """With a key; or without one, from that address."""
     job = _job(now)
-    job.holder, job.weight = holder, weight
+    job.payer, job.weight = holder, weight
+    job.holder = "" if "." in holder else holder
     assert law.offer(job, name, now, start="s" in flags, end="e" in flags) is None
     return job
 
@@ -409,7 +414,7 @@ def test_two_keys_that_use_one_id_do_not_meet() -> None:
     assert 0 < told[1] < 2**31
     assert told[3] == "a/cam"
     stranger = _job()
-    stranger.holder = "c"
+    stranger.holder = stranger.payer = "c"
     assert law.offer(stranger, 5, 0.0, start=False, end=False) is Why.NO_START
 
 
@@ -430,6 +435,19 @@ def test_the_key_with_most_places_gives_up_its_stalest_sequence() -> None:
     assert [law.why_ended(number, "a") for number in range(1, 9)] == [Why.YIELDED] * 4 + [None] * 4
 
 
+def test_places_without_keys_are_shared_by_address_and_ids_are_not() -> None:
+    law = _law(places=4, idle=100.0)
+    for number in range(1, 5):
+        _of(_ADDRESSES[0], law, number, now=float(number))
+        _run(law, float(number))
+    other = _of(_ADDRESSES[1], law, 5, now=10.0)
+    assert _run(law, 10.0) == [other]
+    assert law.why_ended(1) is Why.YIELDED
+    elsewhere = _of(_ADDRESSES[1], law, 2, now=11.0, flags="")
+    assert _run(law, 11.0) == [elsewhere], "whoever knows its id goes on with a sequence"
+    assert {name: share.places for name, share in law._shares.items()} == {_ADDRESSES[0]: 3, _ADDRESSES[1]: 1}
+
+
 def test_a_sequence_that_is_at_work_ends_with_that_before_its_place_is_anothers() -> None:
     law = _law(places=2)
     first, second = (_of("a", law, number) for number in (1, 2))
@@ -440,7 +458,7 @@ def test_a_sequence_that_is_at_work_ends_with_that_before_its_place_is_anothers(
     assert (turn.passed, turn.dropped) == ([], [(queued, Why.YIELDED)])
     assert law.turn(0.0) == Turn(), "one is enough"
     late = _job()
-    late.holder = "a"
+    late.holder = late.payer = "a"
     assert law.offer(late, 1, 0.0, start=False, end=False) is Why.NO_START
     law.finished(first, 0.1, ran=True)
     assert law.turn(0.1).passed == [other]
@@ -464,7 +482,7 @@ def test_one_key_cannot_fill_the_backlog_to_the_end() -> None:
     refused: list[Why | None] = []
     for number in range(1, 12):
         job = _job()
-        job.holder = "a"
+        job.holder = job.payer = "a"
         refused.append(law.offer(job, number, 0.0, start=True, end=False))
     assert refused == [None] * 7 + [Why.CROWDED] * 4, "one has the place"
     for number in (1, 2):
@@ -494,8 +512,10 @@ class _Adversary:
         self.last: dict[tuple[str, int | str], int] = {}  # the number of the last passed on
         ids = (1, 2, 3, 2**64 - 1, 2**63, "1", "cam", "x" * 128, "ü")
         self.ids = self.random.sample(ids, self.random.randint(2, len(ids)))
-        self.weights = {"": 1.0} | {key: self.random.choice((0.5, 1.0, 3.0)) for key in ("a", "b")}
-        self.holders = list(self.weights)[: self.random.randint(1, 3)]
+        self.weights = dict.fromkeys(("", *_ADDRESSES), 1.0) | {
+            key: self.random.choice((0.5, 1.0, 3.0)) for key in ("a", "b")
+        }
+        self.payers = list(self.weights)[: self.random.randint(1, len(self.weights))]
 
     def move(self) -> None:
         act = self.random.choices(
@@ -509,8 +529,9 @@ class _Adversary:
         name = self.random.choice(self.ids)
         deadline = self.now + self.random.choice((0.0, 0.1, 1.0, INFINITY))
         job = _job(self.now, deadline, self.random.choice((1, 1, 1, 1, 2)))
-        job.holder = self.random.choice(self.holders)
-        job.weight = self.weights[job.holder]
+        job.payer = self.random.choice(self.payers)
+        job.holder = "" if "." in job.payer else job.payer
+        job.weight = self.weights[job.payer]
         start, end = self.random.random() < 0.4, self.random.random() < 0.3
         if self.law.offer(job, name, self.now, start=start, end=end) is None:
             self.waiting[job] = job.holder, name
@@ -564,8 +585,8 @@ class _Adversary:
         assert self.law.live <= len(self.there) * self.places
         if self.law.backlog:
             assert self.law.live == len(self.there) * self.places
-        held = Counter(one.key[0] for one in self.law._known.values() if one.instance >= 0)
-        leaving = Counter(one.key[0] for one in self.law._known.values() if one.is_leaving)
+        held = Counter(one.share.name for one in self.law._known.values() if one.instance >= 0)
+        leaving = Counter(one.share.name for one in self.law._known.values() if one.is_leaving)
         assert {name: share.places for name, share in self.law._shares.items() if share.places} == +(
             held - leaving
         )
@@ -577,7 +598,7 @@ class _Adversary:
 
     def shared(self, held: Counter[str]) -> None:
         """Who waits for a place has its share of them, but for one that is about to be left."""
-        waits = {one.key[0] for one in self.law._known.values() if one.instance < 0}
+        waits = {one.share.name for one in self.law._known.values() if one.instance < 0}
         for name in waits if self.law._leaving == 0 else ():
             for other, places in held.items():
                 keeps = (places - 1) / self.weights[other]

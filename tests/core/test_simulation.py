@@ -44,6 +44,20 @@ def test_nothing_arrives() -> None:
     assert (result.offered_rps, result.attainment, result.p99_ms) == (0.0, 1.0, 0.0)
 
 
+@pytest.mark.parametrize("load", [0.5, 0.8])
+@pytest.mark.parametrize(("text", "slo", "most"), [("16+4", 0.2, 16), ("4+1", 0.05, 8), ("1+0.2", 0.01, 16)])
+def test_a_gate_that_has_just_begun_goes_by_the_profile(
+    text: str, slo: float, most: int, load: float
+) -> None:
+    """After an engine's restart: who waited for it comes at once, and the others as before."""
+    curve = BatchCurve.parse(text, most)
+    for seed in range(5):
+        arrivals = [Arrival(0.0)] * most + poisson(load * curve.throughput(most), 10 * slo, Random(seed))
+        core = Scheduler(curve, Promise(slo, most))
+        run = Simulation(core, Device(curve), slo=slo, seed=seed).play(arrivals)
+        assert all(ride.latency is not None for ride in run.rides)
+
+
 def test_the_same_seed_gives_the_same_run() -> None:
     arrivals = poisson(900, 3, Random(1))
     noisy = Device(CURVE)

@@ -15,9 +15,9 @@ from carpool.core.objectives import Knobs, Promise
 from carpool.core.scheduler import Scheduler
 from carpool.core.spare import SpareTurn
 from carpool.sim import simulation
-from carpool.sim.shadow import play_shadowed
 from carpool.sim.simulation import Scenario, report
 from core.playing import named
+from core.shadowing import play_shadowed
 
 CURVE = BatchCurve.linear(0.004, 0.001, 64)
 SLO = 0.05

@@ -1,4 +1,4 @@
-"""Places of decoupled models, shared by key: who runs, who waits, and who gives way."""
+"""Places of decoupled models, shared by client: who runs, who waits, and who gives way."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from carpool.core.stream_places import StreamPlaces
 from later import many
 
 
-def asked(law: StreamPlaces, holder: str, weight: float = 1.0) -> Job:
+def asked(law: StreamPlaces, payer: str, weight: float = 1.0) -> Job:
     job = Job(0.0)
-    job.holder, job.weight = holder, weight
+    job.payer, job.weight = payer, weight
     assert law.offer(job)
     return job
 
@@ -50,9 +50,24 @@ def test_one_key_cannot_fill_the_queue_to_the_end() -> None:
     law = StreamPlaces(1, 8)
     jobs = [Job(0.0) for _ in range(20)]
     for job in jobs:
-        job.holder = "a"
+        job.payer = "a"
     assert sum(law.offer(job) for job in jobs) == 6
     asked(law, "b")
+
+
+def test_what_waits_of_a_live_source_is_found() -> None:
+    law = StreamPlaces(1, 100)
+    running = asked(law, "a")
+    assert law.turn() == ([running], None)
+    frames = [
+        Job(0.0, source=source, latest=latest) for source, latest in (("x", True), ("y", True), ("x", False))
+    ]
+    for job in frames:
+        job.payer = "a"
+        assert law.offer(job)
+    assert law.older_frame(Job(1.0, source="x", latest=True)) is frames[0]
+    assert law.older_frame(Job(1.0, source="x")) is None
+    assert law.older_frame(Job(1.0, source="z", latest=True)) is None
 
 
 class Adversary:
@@ -69,8 +84,8 @@ class Adversary:
 
     def come(self) -> None:
         job = Job(0.0)
-        job.holder = self.random.choice("abc")
-        job.weight = self.weights[job.holder]
+        job.payer = self.random.choice("abc")
+        job.weight = self.weights[job.payer]
         if self.law.offer(job):
             self.held[job] = None
 
@@ -94,11 +109,11 @@ class Adversary:
         assert len(self.running) <= self.places
         assert not self.held or len(self.running) == self.places
         if self.leaving is None:
-            self.shared(Counter(job.holder for job in self.running))
+            self.shared(Counter(job.payer for job in self.running))
 
     def shared(self, have: Counter[str]) -> None:
         """Nobody waits who has less than its share."""
-        for taker in {job.holder for job in self.held}:
+        for taker in {job.payer for job in self.held}:
             for giver, count in have.items():
                 assert (count - 1) / self.weights[giver] < (have[taker] + 1) / self.weights[taker]
 

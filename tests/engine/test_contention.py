@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.engine import hardware
-from carpool.engine.hardware import CpuReading, CpuTaken, CpuWatch, taken_between
+from carpool.engine.profile import hardware
 from carpool.engine.profile.contention import CALM, contention
+from carpool.engine.profile.hardware import CpuReading, CpuTaken, CpuWatch, taken_between
 from carpool.engine.profile.measuring import Measuring
 from engine.timed import SIGNATURE, Clock, Timed
 

@@ -8,8 +8,8 @@ import pytest
 
 from carpool.config.model import KEPT, DetectSettings
 from carpool.config.toml import toml_config
-from carpool.engine.models.device_pictures import OUTPUT
-from carpool.engine.models.loading import Settled, settle
+from carpool.engine.loading.device_pictures import OUTPUT
+from carpool.engine.loading.loading import Settled, settle
 from carpool.errors import ConfigError
 from carpool.types import Datatype, Signature, TensorSpec
 

@@ -15,18 +15,18 @@ from carpool.backends import fake
 from carpool.config.model import ModelSignature
 from carpool.config.toml import toml_config
 from carpool.core.curve import BatchCurve
-from carpool.engine.batch import Outcome, Work
 from carpool.engine.engine import Engine
-from carpool.engine.models.device_pictures import SAMPLE_TOLD, divided, filling, sample_picture
+from carpool.engine.loading.device_pictures import SAMPLE_TOLD, divided, filling, sample_picture
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Effort, Measured, Measuring, Point
 from carpool.engine.profile.model_profile import Profile, choices
+from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import CarpoolError, ConfigError, InvalidInput
 from carpool.memory.layout import ENCODED
 from carpool.types import Array, Datatype, Signature, TensorSpec
 from carpool.vision.decode import plain_size
 from carpool.vision.heads import read_head
-from carpool.vision.settings import VisionSettings, describe, read, write
+from carpool.vision.plans.settings import VisionSettings, describe, read, write
 from engine.scripted import run
 
 PIXELS = TensorSpec("x", Datatype.UINT8, (3, 8, 8))

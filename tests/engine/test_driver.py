@@ -14,10 +14,10 @@ from carpool.core.instance import Batch, Instance
 from carpool.core.job import Job, Refusal
 from carpool.core.objectives import Promise
 from carpool.core.scheduler import Scheduler
-from carpool.engine import driver as driver_module
-from carpool.engine.batch import BatchResult, Outcome, Work
-from carpool.engine.driver import Driver
-from carpool.engine.executor import Executor
+from carpool.engine.run import driver as driver_module
+from carpool.engine.run.batch import BatchResult, Outcome, Work
+from carpool.engine.run.driver import Driver
+from carpool.engine.run.executor import Executor
 from carpool.errors import Refused, Unavailable
 from carpool.types import Timing
 

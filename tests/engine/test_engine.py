@@ -13,9 +13,9 @@ import pytest
 import carpool
 from carpool.config.model import Mode
 from carpool.core.job import Reason
-from carpool.engine.batch import Outcome, Work
 from carpool.engine.engine import Engine
 from carpool.engine.models.served import State
+from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import (
     CarpoolError,
     ConfigError,

@@ -14,12 +14,12 @@ from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch, Instance
 from carpool.core.objectives import Knobs
 from carpool.core.scheduler import Scheduler
-from carpool.engine import batch as batch_module
-from carpool.engine import driver as driver_module
-from carpool.engine import executor as executor_module
-from carpool.engine.batch import BatchResult, Outcome, Watcher, Work
-from carpool.engine.driver import Driver
-from carpool.engine.executor import BRIEF_S, Brief, Executor, LoopTime
+from carpool.engine.run import batch as batch_module
+from carpool.engine.run import driver as driver_module
+from carpool.engine.run import executor as executor_module
+from carpool.engine.run.batch import BatchResult, Outcome, Watcher, Work
+from carpool.engine.run.driver import Driver
+from carpool.engine.run.executor import BRIEF_S, Brief, Executor, LoopTime
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, ModelError
 from carpool.types import Array, Datatype, Signature, TensorSpec
 from engine.scripted import run

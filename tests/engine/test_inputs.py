@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from carpool.engine.model_inputs import check_inputs, shape_key
+from carpool.engine.run.model_inputs import check_inputs, shape_key
 from carpool.errors import InvalidInput
 from carpool.types import Datatype, Signature, TensorSpec
 

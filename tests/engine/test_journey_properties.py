@@ -18,9 +18,9 @@ from carpool.core.job import GONE
 from carpool.core.objectives import Promise
 from carpool.core.remaining import Step
 from carpool.core.scheduler import Scheduler
-from carpool.engine.batch import Outcome, Work
-from carpool.engine.journey import Binding, BoundStep, Journeys
-from carpool.engine.model_inputs import signature_of
+from carpool.engine.models.journey import Binding, BoundStep, Journeys
+from carpool.engine.run.batch import Outcome, Work
+from carpool.engine.run.model_inputs import signature_of
 from carpool.errors import Cancelled, CarpoolError, ModelError, Unavailable
 from carpool.pipelines.ensemble_graph import EnsembleGraph
 from carpool.types import Array, Datatype, Signature, TensorSpec

@@ -18,8 +18,9 @@ from carpool.config.model import (
     TensorSignature,
 )
 from carpool.config.repository import ModelVersion, with_promise
-from carpool.engine.hardware import CpuTaken
-from carpool.engine.models.loading import Loading, Ready
+from carpool.core.objectives import Promise
+from carpool.engine.loading.loading import Loading, Ready
+from carpool.engine.profile.hardware import CpuTaken
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.model_profile import ProfileStore
 from carpool.errors import ConfigError, ModelError
@@ -197,6 +198,39 @@ def test_a_promise_does_not_grow_because_the_machine_is_busy(shop: Workshop) -> 
     assert busy.config.policy == alone.config.policy
     assert busy.curve.times[1] == pytest.approx(alone.curve.times[1])
     assert any(sentence.startswith("Provisional: others took 60%") for sentence in busy.choices)
+
+
+def test_nor_because_more_than_the_waiting_is_the_others_doing(shop: Workshop) -> None:
+    """Caches and clocks that are shared cost time that no counter of waiting shows."""
+    shop.takes = lambda images, _threads: 0.040 * images
+    shop.factor, shop.taken = 3.6, BUSY  # 72 ms are left when the waiting is taken off
+    busy = shop.prepare(slo_ms=100.0, grows=True)
+    assert busy.curve.times[1] == pytest.approx(0.072)
+    assert isinstance(busy.config.policy, Promise)
+    assert busy.config.policy.slo == 0.1
+    shop.taken, shop.factor = CpuTaken(), 1.8
+    calm = shop.prepare(slo_ms=100.0, grows=True)
+    assert not calm.profile.provisional, "a provisional profile is not used again on a calm machine"
+    assert isinstance(calm.config.policy, Promise)
+    assert calm.config.policy.slo == pytest.approx(0.16)
+    shop.taken, shop.factor = BUSY, 6.0
+    (shop.folder / "1" / "model.onnx").write_bytes(b"the same, with no profile")
+    hopeless = shop.prepare(slo_ms=100.0, grows=True)
+    assert isinstance(hopeless.config.policy, Promise)
+    assert hopeless.config.policy.slo == pytest.approx(0.27), "nobody could be answered within 100 ms"
+
+
+def test_a_layout_stays_until_another_is_clearly_better(shop: Workshop) -> None:
+    """After a change of the machine that made the profile useless."""
+    two = Layout(1, 2)
+    shop.takes = lambda images, threads: 0.040 * images / threads
+    assert shop.prepare(slo_ms=100.0).profile.layout == two
+    shop.takes = lambda images, threads: 0.014 * images / threads**0.9
+    again = shop.prepare(slo_ms=100.0)
+    assert again.profile.layout == two
+    assert "so it stays as an earlier start chose" in again.profile.layout_reason
+    (shop.folder / "1" / "model.onnx").write_bytes(b"the same, with no profile")
+    assert shop.prepare(slo_ms=100.0).profile.layout == Layout(2, 1)
 
 
 def test_a_busy_machine_is_no_reason_to_forget_a_profile(

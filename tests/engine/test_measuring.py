@@ -6,7 +6,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from carpool.engine.profile.measuring import FOR_SERVING, Effort, Measuring, Point, sample, sizes
+from carpool.core.curve import sizes
+from carpool.engine.profile.measuring import FOR_SERVING, Effort, Measuring, Point, sample
 from carpool.types import Datatype, Signature, TensorSpec
 from engine.timed import SIGNATURE, Clock, Timed
 

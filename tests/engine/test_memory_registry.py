@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from carpool.engine import engine_questions as memory_registry
-from carpool.engine.engine_questions import MemoryRegistry
+from carpool.engine.control import engine_questions as memory_registry
+from carpool.engine.control.engine_questions import MemoryRegistry
 from carpool.errors import CarpoolError, InvalidInput, Unavailable, Unsupported
 from carpool.memory.client_files import EXTENSION
 from frontend.client_files import client_file

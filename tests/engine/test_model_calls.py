@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from carpool.core.job import INFINITY, Job
-from carpool.engine.batch import Outcome, Work
 from carpool.engine.engine import Engine
-from carpool.engine.model_calls import MOST_CALLS, ModelCalls
+from carpool.engine.fleet.model_calls import MOST_CALLS, ModelCalls
+from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import InvalidInput, ModelError, Unavailable
 from engine import repositories
 

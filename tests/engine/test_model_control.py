@@ -10,9 +10,9 @@ import fsspec
 import pytest
 
 from carpool.config.server import ServerSettings
+from carpool.engine.control.engine_questions import ControlDesk
 from carpool.engine.engine import Engine
 from carpool.engine.engine_host import EngineHost
-from carpool.engine.engine_questions import ControlDesk
 from carpool.errors import ConfigError, InvalidInput, ModelError, NotFound, Unavailable
 from carpool.link.door import LoadingStep
 from carpool.observe.columns import RESTARTS

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from carpool.engine.engine import Engine
-from carpool.engine.models.on_demand import OnDemand, free_memory, held_memory
+from carpool.engine.fleet.on_demand import OnDemand, free_memory, held_memory
 from carpool.errors import ConfigError, InvalidInput, ModelError, NotFound, Unavailable
 from carpool.link.door import ON_DEMAND
 from engine.scripted import Stage, ask, model, run, scripted_stage, states, weights
@@ -173,7 +173,7 @@ def test_a_device_that_is_full_makes_its_models_go(
     tmp_path: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     three(tmp_path)
-    monkeypatch.setattr("carpool.engine.models.on_demand._is_on_device", lambda config: config.name != "b")
+    monkeypatch.setattr("carpool.engine.fleet.on_demand._is_on_device", lambda config: config.name != "b")
 
     async def story() -> None:
         engine, memory = await started(tmp_path, stage, 100.0)

@@ -13,8 +13,8 @@ import pytest
 
 from carpool.backends.backend import Rider
 from carpool.core.job import GONE, RUNNING
-from carpool.engine.batch import BatchResult, Outcome, Work
-from carpool.engine.parts import MOST_UNSENT, Coach, LinkParts, OutgoingParts, PartWay
+from carpool.engine.run.batch import BatchResult, Outcome, Work
+from carpool.engine.run.decoupled import MOST_UNSENT, Coach, LinkParts, OutgoingParts, PartWay
 from carpool.errors import CarpoolError, ModelError
 from carpool.types import Array, Datatype, Signature, TensorSpec
 
@@ -162,7 +162,7 @@ def test_the_end_of_a_call_comes_behind_its_parts() -> None:
 
 
 def test_a_front_end_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.engine.parts.MAX_UNSENT", 100)
+    monkeypatch.setattr("carpool.engine.run.decoupled.MAX_UNSENT", 100)
 
     async def story(parts: OutgoingParts, box: Box) -> None:
         parts.pause()

@@ -15,10 +15,10 @@ from carpool.core.job import GONE, READY, RUNNING
 from carpool.core.objectives import Promise
 from carpool.core.remaining import Step, Trip
 from carpool.core.scheduler import Scheduler
-from carpool.engine.batch import Outcome, Work
-from carpool.engine.journey import Binding
+from carpool.engine.models.journey import Binding
 from carpool.engine.models.pipeline_model import Pipeline
-from carpool.engine.pipeline_trips import LinkTrips
+from carpool.engine.models.pipeline_trips import LinkTrips
+from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import Cancelled, CarpoolError, Refused, Replaced, Unavailable
 from carpool.link.records import ANSWERED, GIVEN_UP, REACHES, STEP_PART, TRIP_NEWS, ProtocolError
 from carpool.observe import columns

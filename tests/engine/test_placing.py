@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from carpool.config.model import InstanceGroup, Kind, ModelConfig, ModelSignature
-from carpool.engine.hardware import gpu_count
+from carpool.engine.profile.hardware import gpu_count
 from carpool.engine.profile.instance_layout import choose_on_gpus, places
 from carpool.engine.profile.measuring import Effort, Measuring
 from carpool.errors import ConfigError, ModelError

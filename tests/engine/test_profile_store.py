@@ -10,8 +10,8 @@ import pytest
 from carpool.config.model import InstanceGroup, ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.core.objectives import Promise
-from carpool.engine.hardware import Hardware, hardware
 from carpool.engine.profile import model_profile
+from carpool.engine.profile.hardware import Hardware, hardware
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.engine.profile.model_profile import Key, Profile, ProfileStore, profile_key

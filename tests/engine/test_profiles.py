@@ -13,10 +13,10 @@ import pytest
 
 from carpool.core.curve import BatchCurve
 from carpool.core.job import Job
-from carpool.engine.batch import BatchResult
+from carpool.engine.control.engine_questions import answer_profile_questions
 from carpool.engine.engine import Engine
 from carpool.engine.engine_host import EngineHost
-from carpool.engine.engine_questions import answer_profile_questions
+from carpool.engine.run.batch import BatchResult
 from carpool.errors import NotFound
 from carpool.frontend.documents import LivePage
 from carpool.link.door import Catalog, Door, read_catalog, write_catalog

@@ -10,12 +10,12 @@ import pytest
 
 import carpool
 from backends import torch_models as tm
-from carpool.engine.model_inputs import signature_of
 from carpool.engine.models.served import Served
 from carpool.engine.profile.model_profile import profile_key
+from carpool.engine.run.model_inputs import signature_of
 from carpool.observe import columns
 from carpool.types import Datatype
-from carpool.vision.settings import describe
+from carpool.vision.plans.settings import describe
 
 
 def model(tmp_path: Path, extra: str = "") -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from carpool.engine.batch import BatchRun, Outcome, Work, answer_each
+from carpool.engine.run.batch import BatchRun, Outcome, Work, answer_each
 from carpool.errors import CarpoolError, InvalidInput
 from carpool.memory.client_files import PLACE, OpenRegion, RegionRead, RegionReads, find_regions
 from carpool.types import Array, Datatype, Signature, TensorSpec

@@ -14,8 +14,8 @@ from carpool.config.registry_settings import RegistrySettings
 from carpool.config.repository import find_models
 from carpool.config.server import ServerSettings
 from carpool.config.toml import read_toml
+from carpool.engine.control.registry_watch import RegistryWatch
 from carpool.engine.engine import Engine
-from carpool.engine.registry_watch import RegistryWatch
 from carpool.errors import ConfigError
 from carpool.observe.prometheus import Exposition
 from carpool.registry.followed_model import Registries

@@ -15,9 +15,9 @@ from carpool.backends.python.worker_process import WorkerProcess
 from carpool.config.model import ModelConfig
 from carpool.core.curve import BatchCurve
 from carpool.core.objectives import Promise
-from carpool.engine.models import loading as loading_module
+from carpool.engine.loading import loading as loading_module
+from carpool.engine.loading.loading import execution_timeout
 from carpool.engine.models import served as served_module
-from carpool.engine.models.loading import execution_timeout
 from carpool.errors import DeadlineExceeded, ModelError
 from engine import repositories
 from engine.scripted import run

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from carpool.engine.batch import Outcome, Route, Work
 from carpool.engine.engine import Engine
-from carpool.engine.route import newest
+from carpool.engine.fleet.fleet import newest
+from carpool.engine.run.batch import Outcome, Route, Work
 from engine.scripted import Stage, ask, model, run, scripted_stage
 
 __all__ = ["scripted_stage"]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from carpool.config.server import ServerSettings
-from carpool.engine import runner_client
-from carpool.engine.runner_client import Runner
+from carpool.engine.loading import runner_client
+from carpool.engine.loading.runner_client import Runner
 from carpool.link.child_process import Child
 
 

@@ -15,9 +15,9 @@ import pytest
 
 from carpool import Engine
 from carpool.config.fingerprint import PROVISIONAL
-from carpool.engine.hardware import CpuTaken
 from carpool.engine.models.second_look import SecondLook, wants_second_look
 from carpool.engine.models.served import Served
+from carpool.engine.profile.hardware import CpuTaken
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.engine.profile.model_profile import Profile

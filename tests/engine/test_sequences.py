@@ -14,8 +14,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import carpool
-from carpool.engine.batch import Work
 from carpool.engine.engine import Engine
+from carpool.engine.run.batch import Work
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, ModelError, Unavailable
 from carpool.observe import columns
 from engine.repositories import python

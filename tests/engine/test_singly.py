@@ -9,7 +9,7 @@ import numpy as np
 
 from carpool.backends.backend import Backend
 from carpool.config.model import ModelSignature
-from carpool.engine.batch import BatchResult, BatchRun, Outcome, Work, answer_each
+from carpool.engine.run.batch import BatchResult, BatchRun, Outcome, Work, answer_each
 from carpool.errors import CarpoolError, InvalidInput, ModelError
 from carpool.types import Array, Datatype, Signature, TensorSpec
 

@@ -11,9 +11,9 @@ import pytest
 
 from carpool.backends.fake import fake_text
 from carpool.core.job import INFINITY
-from carpool.engine.batch import Outcome, Work
 from carpool.engine.engine import Engine
 from carpool.engine.generation.text_driver import TextDriver, outputs, read_limit
+from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import (
     Cancelled,
     CarpoolError,
@@ -24,6 +24,7 @@ from carpool.errors import (
     Unavailable,
 )
 from carpool.link.text_records import Event, Failed, Piece, Worked
+from carpool.types import StepTiming
 
 
 def picture(seed: int) -> Any:
@@ -153,8 +154,9 @@ class Stage:
     def worked(self, index: int, work: Worked) -> None:
         self.counts.append("worked")
 
-    def wrote(self, timing: Any, tokens: int) -> None:
-        self.counts.append(f"wrote {tokens}")
+    def wrote(self, timing: StepTiming) -> None:
+        _, writing = timing.steps[-1]
+        self.counts.append(f"wrote {writing.batch}")
 
     def writer_lost(self, index: int, why: str) -> None:
         self.lost.append(index)
@@ -211,7 +213,7 @@ def test_a_newer_frame_takes_the_place_of_one_whose_text_has_not_begun() -> None
 def test_pieces_go_to_who_waits_for_them() -> None:
     stage, sink = Stage(), Sink()
     streamed, whole = stage.ask(sink=sink), stage.ask()
-    stage.hear(Piece(1, "He", 1), Piece(2, "He", 1), Worked(0, 2, 0.1, 2, 0, 4, 1))
+    stage.hear(Piece(1, "He", 1), Piece(2, "He", 1), Worked(0, 2, 0.1, 2, 0))
     stage.hear(Piece(1, "llo", 2), Piece(2, "llo", 2))
     stage.hear(Piece(1, "", 3, "stop"), Piece(2, "!", 3, "length"))
     assert [payload.get("text_output") for payload, _, _ in sink.got] == [[b"He"], [b"llo"], [b""]]

@@ -12,8 +12,8 @@ import pytest
 
 from carpool.backends.stepper import AHEAD, TextInstance
 from carpool.core.curve import BatchCurve
-from carpool.core.steps import StepScheduler
 from carpool.core.text_job import TextPromise
+from carpool.core.text_scheduler import TextScheduler
 from carpool.engine.generation.text_loop import TextLoop
 from carpool.errors import CarpoolError, InvalidInput, ModelError, Refused, Unavailable
 from carpool.link.text_records import Event, EventReader, Failed, Piece, Worked, write_events
@@ -32,7 +32,7 @@ class Clock:
 class Scripted:
     """Reads bytes and writes them again; some poison it."""
 
-    slots, longest, end, device, up, broken, overlaps = 4, 64, 0, "", True, False, True
+    slots, longest, end, device, broken, overlaps = 4, 64, 0, "", False, True
     widths: Sequence[int] = (1, 2, 3, 4)
     notes: Sequence[str] = ()
 
@@ -102,7 +102,7 @@ class Stage:
         self.clock = Clock()
         self.stepper = Scripted(self.clock)
         self.events: list[Event] = []
-        self.scheduler = StepScheduler(ENCODE, STEP, TextPromise(4, 64, **promise))
+        self.scheduler = TextScheduler(ENCODE, STEP, TextPromise(4, 64, **promise))
         self.loop = TextLoop(
             "m", TextInstance.whole(self.stepper), self.scheduler, self.events.extend, now=self.clock
         )
@@ -206,7 +206,7 @@ def test_that_the_last_one_left_is_told_although_no_work_follows() -> None:
     assert stage.scheduler.used == 0
     told = stage.events[-1]
     assert isinstance(told, Worked)
-    assert told[-4:] == (0, 0, 4, 1)
+    assert (told.used, told.waiting) == (0, 0)
 
 
 def test_a_poisoned_picture_costs_only_its_own_request() -> None:
@@ -297,7 +297,7 @@ def test_events_travel_as_they_are() -> None:
         Piece(7, "grüß", 3, "", 0.25, 0.5),
         Piece(2**40, "", 4, "length"),
         Failed(8, InvalidInput("no picture", field="image")),
-        Worked(0, 4, 0.001, 3, 12, 70_000, 64),
+        Worked(0, 4, 0.001, 3, 12),
     ]
     written, reader = write_events(events), EventReader("m")
     heard = [event for byte in written for event in reader.feed(bytes((byte,)))]

@@ -77,12 +77,15 @@ def write_models(folder: Path) -> Path:
 
     plain = tensor("input", "x", [1]) + tensor("output", "y", [1])
     model("cached", "slo_ms = 20000\nresponse_cache = true", plain)
-    canary = "shadow = 0\ncanary = [0.5]\ncanary_h = 24\nstandby_h = 24\nleast = 100000\n"
-    model("m", f"slo_ms = 20000\n[rollout]\n{canary}", plain, versions=2)
+    canary = "[rollout]\nshadow = 0\ncanary = [0.5]\ncanary_h = 24\nstandby_h = 24\nleast = 100000\n"
+    canary += "[rollout.guards]\nerrors = false\nlate = false\n"  # it fails always, and is never rolled back
+    model("m", f"slo_ms = 20000\n{canary}", plain, versions=2)
     image, boxes = tensor("input", "images", [3, 16, 16]), tensor("output", "boxes", [4, 4])
     model("finder", 'slo_ms = 20000\ntask = "detect"', image + boxes + tensor("output", "scores", [4, 3]))
+    logits = tensor("output", "logits", [3])
     for name in ("namer", "other"):
-        model(name, 'slo_ms = 20000\ntask = "classify"', image + tensor("output", "logits", [3]))
+        model(name, 'slo_ms = 20000\ntask = "classify"', image + logits)
+    model("shown", f'slo_ms = 20000\ntask = "classify"\n{canary}', image + logits, versions=2)
     control = '[sequences]\n[[sequences.control]]\nname = "start"\nkind = "start"\ndatatype = "FP32"\n'
     model("sums", f"instances = 1\n{control}", plain)
     (folder / "writer").mkdir()
@@ -108,6 +111,8 @@ class Backend:
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
         images = inputs.get("images")
+        if self._version == 2 and any(np.any(given) for given in inputs.values()):  # zeros are measured
+            raise ModelError("it always raises")
         if images is None:
             return self._numbers(inputs)
         if self._name != "finder":
@@ -119,8 +124,6 @@ class Backend:
 
     def _numbers(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         x = inputs["x"]
-        if self._version == 2 and np.any(x):  # what is measured holds zeros
-            raise ModelError("it always raises")
         if "start" not in inputs:
             return {"y": x + 1}
         self._sum = float(x.sum()) if np.any(inputs["start"]) else self._sum + float(x.sum())
@@ -315,9 +318,11 @@ def sequence(server: Routes) -> Seen:
 
 
 def canary(server: Routes) -> Seen:
-    asked = []
+    """Some by their source, and some that the candidate gets and fails: stable answers those."""
+    candidate = b"X-Carpool-Rollout: candidate\r\n"
+    asked = pictures("/classify?model=shown", _RED, _BLUE, more=candidate)
     for number, (path, body, _) in enumerate(numbers("m", 5.0, 6.0, 7.0, 8.0)):
-        asked.append((path, body, f"X-Carpool-Source: s{number}\r\n".encode()))
+        asked.append((path, body, candidate if number % 2 else f"X-Carpool-Source: s{number}\r\n".encode()))
     return server.each(*asked)
 
 

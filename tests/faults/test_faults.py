@@ -16,12 +16,12 @@ from carpool.core.policy import PromisePolicy
 from carpool.core.queue import Lanes
 from carpool.core.scheduler import Scheduler
 from carpool.engine import engine_link
-from carpool.engine.batch import BatchRun
-from carpool.engine.collator import Collator
 from carpool.engine.engine_link import Calls, EngineSide
-from carpool.engine.executor import Executor
 from carpool.engine.models import served
 from carpool.engine.models.served import Served
+from carpool.engine.run.batch import BatchRun
+from carpool.engine.run.collator import Collator
+from carpool.engine.run.executor import Executor
 from carpool.frontend import front_link
 from carpool.frontend.front_link import FrontLink
 from carpool.link import records

@@ -14,6 +14,8 @@ import pytest
 
 from cache.redis_server import RedisServer, redis_server
 from carpool.errors import CarpoolError
+from carpool.frontend.calls.placement import Placement
+from carpool.frontend.rollout.mirroring_door import Beside
 from carpool.registry import remote_listing, remote_repository, version_store
 from carpool.registry.remote_repository import RemoteRepository
 from faults import routes
@@ -29,7 +31,7 @@ WHERE = {
     ),
     "pipeline": (
         *("frontend.pictures.pipeline_run", "frontend.pictures.pipeline_pictures"),
-        *("frontend.pictures.run_steps", "engine.pipeline_trips", "engine.models.pipeline_model"),
+        *("frontend.pictures.run_steps", "engine.models.pipeline_trips", "engine.models.pipeline_model"),
         *("core.remaining", "pipelines.picture_graph"),
     ),
     "cascade": ("frontend.pictures.cascade_steps", "frontend.pictures.cascade_audit"),
@@ -37,8 +39,8 @@ WHERE = {
         *("frontend.pictures.workers", "frontend.pictures.picture_service"),
         *("frontend.pictures.sent_pictures", "vision.transforms"),
     ),
-    "text": ("engine.generation.text_driver", "engine.generation.text_loop", "core.steps"),
-    "sequence": ("engine.sequence_route", "core.sequences"),
+    "text": ("engine.generation.text_driver", "engine.generation.text_loop", "core.text_scheduler"),
+    "sequence": ("engine.routes.sequence_route", "core.sequences"),
     "canary": (
         *("frontend.rollout.mirroring_door", "frontend.rollout.mirror", "frontend.rollout.comparison"),
         *("frontend.calls.routing", "frontend.calls.call", "frontend.calls.placed_call"),
@@ -58,17 +60,13 @@ GIVES_BACK = {
     *("PlacedCall._finish", "PlacedCall._fail", "PlacedCall._tell", "PlacedCall.cancel", "Content.drop"),
     *("SequenceRoute._tell", "SequenceRoute._done", "Beside._end", "Beside._stop", "Beside.cancel"),
     *("Lookup._fail", "Lookup._guarded", "Lookup._send", "Lookup.cancel", "Lookup.end"),
-    # What the link calls, one line above what is guarded. An error there costs the link, as everywhere.
-    *("PipelineRun.ready", "PipelineRun._was_cut", "PipelineRun._was_read"),
-    *(
-        "Placement.admitted",
-        "Placement._decoded",
-        "Placement.done",
-        "PlacedCall.done",
-        "TextDriver.ready",
-        "LinkTrips.join",
-    ),
-    *("LinkTrips.hear", "LinkTrips._begin", "OpenTrip._learn", "TextDriver._take"),
+    # The door takes the slot in it, and nobody knows whether it had before it raised.
+    "PipelineRun.ready",
+    # The door tells each of its answer once, whatever comes of that; all that they do is guarded in them.
+    *("Placement.done", "PlacedCall.done", "PipelineRun._step_answered"),
+    # What the engine's end of the link calls. An error there costs the link, as everywhere.
+    *("TextDriver.ready", "TextDriver._take", "LinkTrips.join", "LinkTrips.hear", "LinkTrips._begin"),
+    "OpenTrip._learn",
     *("SequenceRoute._count", "Sequences.finished"),  # without it a place is taken until its sequence is idle
 }
 SHARED = ("cache.redis_client", "frontend.caches.caching_door", "frontend.caches.front_caches")
@@ -139,6 +137,20 @@ def test_one_fault_on_a_route(kept: Kept, route: str, point: Point, request: pyt
     except BaseException:
         kept.end()
         raise
+
+
+def test_the_candidate_fails_and_stable_answers(kept: Kept) -> None:
+    """So the points of the canary's route are met on the way back, too, of numbers and of pictures."""
+    server = kept.server()
+    routes.recovers(server, routes.canary)
+    with Fault(Point(Beside, "_moves_to_stable"), 0).injected() as fault:
+        assert set(routes.canary(server).statuses) == {200}
+    assert fault.calls >= 4
+
+
+@pytest.mark.parametrize("point", [Point(Placement, "admitted"), Point(Beside, "_again")], ids=str)
+def test_a_picture_that_falls_back_gives_back_both_slots(kept: Kept, point: Point) -> None:
+    routes.suffer(kept.server(), routes.canary, point, 3)
 
 
 @pytest.fixture(scope="module")

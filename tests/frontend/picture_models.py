@@ -13,7 +13,7 @@ from PIL import Image
 
 from carpool.config.toml import toml_config
 from carpool.types import Array, Datatype, Signature, TensorSpec
-from carpool.vision.settings import describe, write
+from carpool.vision.plans.settings import describe, write
 from frontend.fake_door import FakeModel, echo
 
 SIDE = 16

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from carpool.drift.samples import Sampled
 from carpool.frontend.pictures import sampling
 from carpool.frontend.pictures.sampling import Sampler
 from carpool.link.door import NOBODY, Answer, Catalog
-from carpool.quality.samples import Sampled
 from carpool.vision.decode import Decoded
 
 
@@ -85,7 +85,7 @@ def test_large_pictures_are_measured_more_rarely(monkeypatch: pytest.MonkeyPatch
         place = Place(monkeypatch)
         for seconds in (0.05, 0.0001):
             taken = iter((0.0, seconds))
-            monkeypatch.setattr("carpool.quality.samples.thread_time", lambda taken=taken: next(taken))
+            monkeypatch.setattr("carpool.drift.samples.thread_time", lambda taken=taken: next(taken))
             sampled = place.pick(b"x")
             assert sampled is not None
             sampled.decoded.extend(seen())
@@ -128,7 +128,7 @@ def test_they_are_told_in_bulk(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_doubtful_pictures_go_along_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     document = b'{"image": {}, "detections": [{"label": "cat", "score": 0.4, "box": [0, 0, 1, 1]}]}'
     file = b"\xff\xd8\xff\xe0 no more of it"
-    monkeypatch.setattr("carpool.quality.samples.read_head", lambda _: SimpleNamespace(format="JPEG"))
+    monkeypatch.setattr("carpool.drift.samples.read_head", lambda _: SimpleNamespace(format="JPEG"))
 
     async def main() -> None:
         place = Place(monkeypatch, uncertain={"score": [0.3, 0.5], "margin": 0.1})

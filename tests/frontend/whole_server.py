@@ -14,8 +14,8 @@ import pytest
 import uvloop
 
 from carpool.config.server import ServerSettings
+from carpool.engine.control.engine_questions import ControlDesk
 from carpool.engine.engine_host import EngineHost
-from carpool.engine.engine_questions import ControlDesk
 from carpool.process import start
 from frontend.http.harness import Client
 

@@ -14,8 +14,8 @@ from carpool.sim.arrivals import Poisson
 from carpool.sim.fleet_simulation import (
     Autoscale,
     FleetOutcome,
+    FleetRun,
     FleetScenario,
-    attainment_between,
     measure_fleet,
     play_fleet,
 )
@@ -25,6 +25,12 @@ MEASURED = BatchCurve.parse(
     "16+4"
 )  # three real servers of this curve, promise 200 ms, stood behind each balancer
 QUICK = BatchCurve.parse("4+1")
+
+
+def attainment_between(run: FleetRun, slo: float, start: float, end: float) -> float:
+    """Of what came in this time: answered within the promise."""
+    rides = [ride for ride in run.run.rides if start <= ride.arrival.at < end]
+    return sum(1 for ride in rides if ride.latency is not None and ride.latency <= slo) / max(1, len(rides))
 
 
 def fleet(curve: BatchCurve, slo: float, load: float, replicas: int, **more: Any) -> FleetScenario:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from carpool.core.job import GONE, OFFERED, READY
-from carpool.engine.batch import Outcome, Work
+from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import Cancelled, ConfigError, NotFound, Refused
 from carpool.link.door import Catalog, ModelEntry
 from carpool.memory.client_files import OpenRegion

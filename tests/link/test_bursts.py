@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from carpool.engine.engine_link import MOST_UNREAD, EngineLink, EngineSide
-from carpool.engine.parts import MOST_UNSENT
+from carpool.engine.run.decoupled import MOST_UNSENT
 from carpool.link import records
 
 pytestmark = pytest.mark.interpreted

@@ -59,8 +59,8 @@ def template(number: int = 1, **changes: Any) -> bytes:
     return to_engine(TEMPLATE, number, orjson.dumps(document | changes))
 
 
-def source(name: str, number: int = 1, weight: float = 1.0, held: int = 0) -> bytes:
-    return to_engine(SOURCE, number, struct.pack("<dB", weight, held) + name.encode())
+def source(name: str, number: int = 1, weight: float = 1.0, held: int = 0, paid: int = 0) -> bytes:
+    return to_engine(SOURCE, number, struct.pack("<dBB", weight, held, paid) + name.encode())
 
 
 def submit(
@@ -149,12 +149,14 @@ LIES = {
     "timeout below 0": template() + submit(timeout=-0.5),
     "source too long": source("s" * 257),
     "source without a name": source(""),
-    "source that is no text": to_engine(SOURCE, 1, struct.pack("<dB", 1.0, 0) + b"\xff"),
+    "source that is no text": to_engine(SOURCE, 1, struct.pack("<dBB", 1.0, 0, 0) + b"\xff"),
     "source cut short": to_engine(SOURCE, 1, b"\0"),
     "source of no weight": source("light", weight=0.0),
     "source of endless weight": source("heavy", weight=float("inf")),
     "source of a weight that is no number": source("odd", weight=float("nan")),
     "source of a key with a longer name": source("short", held=6),
+    "source of a key whose name is an address": source("192.0.2.1", held=1, paid=9),
+    "source of an address that is too long": source("a" * 66, paid=65),
     "source 0": source("zero", 0),
     "source beyond all": source("far", MAX_SOURCES + 1),
     "source that nobody named": template() + submit(source=3),

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from carpool.core.job import INFINITY
-from carpool.engine.batch import Work
+from carpool.engine.run.batch import Work
 from carpool.errors import (
     CarpoolError,
     DeadlineExceeded,
@@ -25,6 +25,7 @@ from carpool.errors import (
     Unavailable,
 )
 from carpool.frontend.front_link import RemoteCall, expiry
+from carpool.link import records
 from carpool.link.door import Answer, Ask, ModelEntry, Sender
 from carpool.link.records import MAX_SOURCES, MAX_TEMPLATES, to_frontend
 from carpool.link.templates import DeclaredOutputs
@@ -656,6 +657,23 @@ def test_more_sources_than_have_numbers_are_still_told_apart() -> None:
             assert seen == [*names, *names[-3:], names[0]]
 
     run(main())
+
+
+def test_who_pays_is_the_holder_of_a_key_or_else_an_address() -> None:
+    heard = records.HeardSources()
+    said = records.SaidSources(lambda record: heard.hear(*_of_source(record)))
+    number = said.number
+    assert heard.source(number("", payer="192.0.2.1")) == ("", "", 1.0, "192.0.2.1")
+    assert heard.source(number("gate", payer="2001:db8::/64")) == ("gate", "", 1.0, "2001:db8::/64")
+    assert heard.source(number("alice/gate", "alice", 2.0)) == ("alice/gate", "alice", 2.0, "alice")
+    assert heard.source(number("gate")) == ("gate", "", 1.0, "")
+    assert number("", payer="192.0.2.1") == 1, "it is said once"
+    assert heard.source(number("")) == ("", "", 1.0, "")
+
+
+def _of_source(record: bytes) -> tuple[int, bytes]:
+    ((fields, payload),) = records.RecordReader(records.TO_ENGINE, 1 << 10).feed(record)
+    return fields[2], payload
 
 
 # ── losing the engine ──

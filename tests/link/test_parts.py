@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.engine.batch import Outcome, Work
+from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import CarpoolError, ModelError, Unavailable, Unsupported
 from carpool.frontend.remote_door import RemoteDoor
 from carpool.link.door import write_catalog

@@ -164,7 +164,7 @@ def test_a_successor_that_takes_other_requests_is_no_stand_in(tmp_path: Path, st
 def test_a_door_that_is_stuck_does_not_keep_memory_for_ever(
     tmp_path: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("carpool.engine.models.fleet._SEEN_WITHIN_S", 0.01)
+    monkeypatch.setattr("carpool.engine.fleet.fleet._SEEN_WITHIN_S", 0.01)
     model(tmp_path, v1=1.0)
 
     async def main() -> None:

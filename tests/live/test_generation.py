@@ -489,36 +489,3 @@ def test_pools_in_the_runner(tmp_path: Path) -> None:
             assert {answer.result()[0] for answer in asked} <= {200, 500, 503}
         wait_until(lambda: read() == (200, TEXT), "a new runner")
         assert slots("free") == 4
-
-
-def encoder_pids(server: Live) -> list[int]:
-    below = descendants(server.pid)
-    return [pid for pid in below if "carpool.runner.encoder_worker" in command(pid) and is_alive(pid)]
-
-
-@pytest.mark.conformance
-def test_an_encoder_in_a_process_of_its_own(tmp_path: Path) -> None:
-    """Killed, it is followed by another while the runner lives on; none outlives the server."""
-    models = tmp_path / "models"
-    shutil.copytree(text_model(), models / "reader")
-    with (models / "reader" / "model.toml").open("a") as file:
-        file.write("slots = 2\n[encoder]\nown_process = true\n")
-    line = LINE.read_bytes()
-    with serving(models, frontends=1, folder=tmp_path) as server:
-
-        def read(_: int = 0) -> tuple[int, str]:
-            with server.connect() as client:
-                response = client.post("/read", line)
-            return response.status, orjson.loads(response.body).get("text", "")
-
-        with server.connect() as client:
-            profile = orjson.loads(client.get("/v2/models/reader/profile").body)
-        assert profile["own_processes"] == ["encoder"]
-        runners, (first,) = runner_pids(server), encoder_pids(server)
-        assert read() == (200, TEXT)
-        os.kill(first, signal.SIGKILL)
-        wait_until(lambda: read() == (200, TEXT), "another encoder")
-        (second,) = encoder_pids(server)
-        assert second != first
-        assert set(runners) <= set(runner_pids(server))
-    wait_until(lambda: not is_alive(second), "no encoder is left")

@@ -1,10 +1,12 @@
-"""One key takes all places of a model behind a whole server: another's requests are answered all the same."""
+"""One client takes all places of a model behind a whole server: another's requests are answered all the same.
+Clients are told apart by their keys, or else by their addresses."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from live.server import Live, infer_path, serving, wait_until
 
 GREEDY, OTHER = "greedy-0123456789", "other-0123456789ab"
 PLACES = 4
+ELSEWHERE = "127.0.0.2"
 COUNT = """
 class Model:
     def predict(self, n):
@@ -59,34 +62,54 @@ datatype = "UINT64"
 }
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    folder = tmp_path_factory.mktemp("shares")
+@contextmanager
+def served(folder: Path, environment: dict[str, str]) -> Iterator[Live]:
     for name, source in (("count", COUNT), ("sum", SUM)):
         (folder / "models" / name / "1").mkdir(parents=True)
         (folder / "models" / name / "model.toml").write_text(SETTINGS[name])
         (folder / "models" / name / "1" / "model.py").write_text(source)
-    keys = write(folder / "keys", f"greedy {GREEDY}\nother {OTHER}\n")
-    environment = {"CARPOOL_API_KEY_FILE": keys}
     with serving(folder / "models", folder=folder, environment=environment) as running:
         yield running
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    folder = tmp_path_factory.mktemp("shares")
+    keys = write(folder / "keys", f"greedy {GREEDY}\nother {OTHER}\n")
+    with served(folder, {"CARPOOL_API_KEY_FILE": keys}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def open_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """It asks for no keys."""
+    with served(tmp_path_factory.mktemp("open"), {}) as running:
+        yield running
+
+
 def with_key(key: str) -> bytes:
-    return b"X-API-Key: %b\r\n" % key.encode()
+    return b"X-API-Key: %b\r\n" % key.encode() if key else b""
 
 
 def test_streams_without_end_give_way_to_another_keys(server: Live) -> None:
+    streams_give_way(server, GREEDY, OTHER)
+
+
+def test_streams_without_end_give_way_to_another_address(open_server: Live) -> None:
+    streams_give_way(open_server, "", "")
+
+
+def streams_give_way(server: Live, greedy: str, key: str) -> None:
     path = "/v2/models/count/generate_stream"
     head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n%b\r\n%b"
     endless = b'{"n": 2000000000}'
     with ExitStack() as clients:
         for _ in range(2 * PLACES):  # half of them wait
             client = clients.enter_context(server.connect())
-            client.send(head % (path.encode(), len(endless), with_key(GREEDY), endless))
-        other = clients.enter_context(server.connect())
+            client.send(head % (path.encode(), len(endless), with_key(greedy), endless))
+        other = clients.enter_context(Client("127.0.0.1", server.port, source=ELSEWHERE))
         for _ in range(3):
-            answer = other.post(path, b'{"n": 3}', with_key(OTHER))
+            answer = other.post(path, b'{"n": 3}', with_key(key))
             events = [json.loads(line[6:]) for line in answer.body.split(b"\n\n") if line]
             assert [event.get("y", event) for event in events] == [0, 1, 2]
 
@@ -115,3 +138,12 @@ def test_sequences_give_way_and_an_id_is_its_keys_own(server: Live) -> None:
         assert gone.status == 400
         assert b"had more than its share" in gone.body
         wait_until(lambda: step(client, OTHER, PLACES, 0).status == 200, "it goes on")
+
+
+def test_sequences_give_way_to_another_address(open_server: Live) -> None:
+    with open_server.connect() as client, Client("127.0.0.1", open_server.port, source=ELSEWHERE) as other:
+        for name in range(1, PLACES + 1):
+            assert total(step(client, "", name, name, start=True)) == name
+        assert total(step(other, "", PLACES + 1, 7, start=True)) == 7
+        assert step(client, "", 1, 1).status == 400
+        assert total(step(client, "", 2, 1)) == 3

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from carpool.errors import ConfigError
-from carpool.registry.mlflow_source import MlflowServer, MlflowSource
-from carpool.registry.mlmodel import flavours
+from carpool.registry.mlflow_source import MlflowServer, MlflowSource, flavours
 from carpool.registry.source import BadArtifacts, NotInRegistry, NotReady, RegistryDown, RegistryError
 from carpool.registry.version_store import VersionStore
 from registry.stand_in import MLMODEL, Reply, StandIn, standing_in

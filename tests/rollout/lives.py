@@ -13,9 +13,9 @@ from typing import Any
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.config.server import ServerSettings
+from carpool.engine.control.rollout_desk import RolloutDesk
 from carpool.engine.engine import Engine
 from carpool.engine.engine_host import EngineHost
-from carpool.engine.rollout_desk import RolloutDesk
 from carpool.errors import CarpoolError
 from carpool.link.door import Catalog
 from engine.scripted import weights

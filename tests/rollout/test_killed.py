@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.config.rollout_settings import GuardSettings, RolloutSettings
-from carpool.engine import watched_rollout
+from carpool.engine.control import watched_rollout
 from carpool.errors import WrongState
-from carpool.rollout.rollout_file import Record, as_json, read_record, write_record
+from carpool.rollout.rollout_file import Record, as_json, read_record, write_document
 from carpool.rollout.rollout_states import Rollout, State, Verdict, act, advance, failed
 from engine.scripted import run, weights
 from rollout.lives import Life, Loader, life, models
@@ -70,7 +70,7 @@ def test_killed_in_the_middle_of_a_write_the_file_is_the_old_one_or_the_new_one(
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         path = Path(folder) / "m.json"
         old, new = (record(Rollout("1", "2", state)) for state in (State.SHADOW, State.ROLLED_BACK))
-        write_record(path, old, 0.0)
+        write_document(path, as_json(old, 0.0))
         fsync, rename = os.fsync, Path.replace
 
         def force(fd: int) -> None:
@@ -90,13 +90,13 @@ def test_killed_in_the_middle_of_a_write_the_file_is_the_old_one_or_the_new_one(
         patch.setattr(Path, "replace", move)
         patch.setattr(Path, "unlink", lambda _self: None)  # the dead tidy nothing up
         with pytest.raises(Killed):
-            write_record(path, new, 0.0)
+            write_document(path, as_json(new, 0.0))
         patch.undo()
         back, trouble = read_record(path)
         assert trouble == ""
         assert back is not None
         assert back.rollout == (new if calls == 3 else old).rollout
-        write_record(path, new, 0.0)
+        write_document(path, as_json(new, 0.0))
         assert [each.name for each in Path(folder).iterdir()] == ["m.json"]
 
 
@@ -402,8 +402,8 @@ def test_a_disk_that_was_full_has_the_end_of_it_later(
 ) -> None:
     models(tmp_path, PLAN)
     loader.gate.set()
-    monkeypatch.setattr("carpool.engine.rollouts._SAVE_S", 0.0)
-    monkeypatch.setattr("carpool.engine.rollouts._TICK_S", 0.01)
+    monkeypatch.setattr("carpool.engine.control.rollouts._SAVE_S", 0.0)
+    monkeypatch.setattr("carpool.engine.control.rollouts._TICK_S", 0.01)
     write = watched_rollout.write_document
 
     def full(_path: Path, _document: bytes) -> None:

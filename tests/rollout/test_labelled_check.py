@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.engine.labelled_check import read_evaluation
+from carpool.engine.control.labelled_check import read_evaluation
 from frontend.picture_models import BLUE, GREEN, RED, picture
 from frontend.whole_server import whole_server
 from rollout.staged import staged

@@ -13,7 +13,7 @@ from carpool.frontend.rollout import mirror as mirrors
 from carpool.frontend.rollout.mirror import Mirror
 from carpool.link.door import ModelEntry, RolloutSplit
 from carpool.types import Signature
-from carpool.vision.compare import Difference
+from carpool.vision.likeness import Difference
 
 
 class Clock:

@@ -12,7 +12,7 @@ import pytest
 
 from carpool.config.model import LatestVersions, ModelConfig, SpecificVersions
 from carpool.config.rollout_settings import RolloutSettings
-from carpool.engine.rollout_checks import differences, digest_of, first_pair, pinned
+from carpool.engine.control.rollout_checks import differences, digest_of, first_pair, pinned
 from carpool.errors import ConfigError
 from carpool.rollout.rollout_states import Rollout, State
 from carpool.types import Datatype, Signature, TensorSpec

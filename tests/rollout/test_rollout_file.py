@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from carpool.config.rollout_settings import RolloutSettings
-from carpool.rollout.rollout_file import Record, as_json, file_for, read_record, write_record
+from carpool.rollout.rollout_file import Record, as_json, file_for, read_record, write_document
 from carpool.rollout.rollout_guards import Counts, Side
 from carpool.rollout.rollout_states import Rollout, State
 
@@ -32,7 +32,7 @@ def record(state: State = State.CANARY, before: State | None = None) -> Record:
 def test_it_comes_back_in_every_state(tmp_path: Path, state: State) -> None:
     path = file_for(tmp_path, "detector", tmp_path)
     made = record(state)
-    write_record(path, made, 1040.0)
+    write_document(path, as_json(made, 1040.0))
     back, trouble = read_record(path)
     assert trouble == ""
     assert back is not None
@@ -44,7 +44,7 @@ def test_it_comes_back_in_every_state(tmp_path: Path, state: State) -> None:
 
 def test_a_pause_comes_back(tmp_path: Path) -> None:
     made = record(State.PAUSED, State.SHADOW)
-    write_record(tmp_path / "r.json", made, 1.0)
+    write_document(tmp_path / "r.json", as_json(made, 1.0))
     back, _ = read_record(tmp_path / "r.json")
     assert back is not None
     assert back.rollout.before is State.SHADOW
@@ -109,14 +109,14 @@ def test_what_cannot_be_understood_is_moved_aside_and_told(tmp_path: Path, conte
 
 def test_a_write_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "r.json"
-    write_record(path, record(State.SHADOW), 0.0)
+    write_document(path, as_json(record(State.SHADOW), 0.0))
 
     def full(_fd: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        write_record(path, record(State.CANARY), 0.0)
+        write_document(path, as_json(record(State.CANARY), 0.0))
     back, _ = read_record(path)
     assert back is not None
     assert back.rollout.state is State.SHADOW

@@ -15,7 +15,7 @@ import pytest
 
 from cache.redis_server import redis_server
 from carpool.cli.rollout_command import sentences
-from carpool.engine import shared_rollouts
+from carpool.engine.control import shared_rollouts
 from carpool.errors import Unavailable, WrongState
 from carpool.rollout.rollout_guards import Counts, Side
 from carpool.rollout.shared_places import FolderPlace, OutOfReach
@@ -35,7 +35,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_rollouts, "_LOOK_S", 0.01)
     monkeypatch.setattr(shared_rollouts, "_FIRST_LOOK_S", 0.5)
     monkeypatch.setattr(shared_rollouts, "_CUT_OFF_S", 0.02)
-    monkeypatch.setattr("carpool.engine.rollouts._TICK_S", 0.01)
+    monkeypatch.setattr("carpool.engine.control.rollouts._TICK_S", 0.01)
 
 
 @pytest.fixture(name="place")

@@ -30,19 +30,13 @@ from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.config.server import ServerSettings
 from carpool.core.curve import BatchCurve
-from carpool.engine import (
-    engine_host,
-    labelled_check,
-    rollout_desk,
-    rollouts,
-    shared_rollouts,
-    watched_rollout,
-)
+from carpool.engine import engine_host
+from carpool.engine.control import labelled_check, rollout_desk, rollouts, shared_rollouts, watched_rollout
+from carpool.engine.control.rollout_desk import RolloutDesk
 from carpool.engine.engine import Engine
 from carpool.engine.engine_host import EngineHost
-from carpool.engine.models.fleet import Fleet
+from carpool.engine.fleet.fleet import Fleet
 from carpool.engine.models.served import State
-from carpool.engine.rollout_desk import RolloutDesk
 from carpool.errors import CarpoolError, ModelError
 from carpool.frontend.calls.routing import Routing
 from carpool.link.door import Catalog, ModelEntry

@@ -25,14 +25,14 @@ from carpool.config.model import (
 from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve
 from carpool.core.objectives import Promise
-from carpool.engine.hosted_model import LoadOrder, OpenedAs, Opening, Prepared
-from carpool.engine.models.loading import Ready
+from carpool.engine.loading.hosted_model import LoadOrder, OpenedAs, Opening, Prepared
+from carpool.engine.loading.loading import Ready
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.engine.profile.model_profile import Profile
 from carpool.link.typed_json import read_document, write_document
 from carpool.types import Datatype, Signature, TensorSpec
-from carpool.vision.settings import VisionSettings
+from carpool.vision.plans.settings import VisionSettings
 
 CONFIG = ModelConfig(
     name="network",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from carpool.engine.hosted_model import cache_folders, imported_names, imported_packages
+from carpool.engine.loading.hosted_model import cache_folders, imported_names, imported_packages
 from carpool.runner import runner_process as later_module
 from carpool.runner.runner_process import Later
 

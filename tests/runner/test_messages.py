@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.engine.hosted_model import Failure, Wire
+from carpool.engine.loading.hosted_model import Failure, Wire
 from carpool.errors import Unavailable
 from carpool.link.records import AS_EXPECTED, Ending, read_endings, write_endings
 from carpool.link.typed_json import as_file, from_file

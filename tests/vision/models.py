@@ -9,7 +9,7 @@ from carpool.config.model import ModelConfig
 from carpool.config.toml import toml_config
 from carpool.types import Datatype, Signature, TensorSpec
 from carpool.vision import tasks
-from carpool.vision.settings import VisionSettings, describe
+from carpool.vision.plans.settings import VisionSettings, describe
 from carpool.vision.tasks.task import VisionTask
 
 Shapes = dict[str, tuple[int, ...]]

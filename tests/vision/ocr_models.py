@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
@@ -13,17 +14,19 @@ import numpy as np
 import onnxruntime
 
 from carpool.config.repository import find_models
-from carpool.engine.models.trial import examine, trial_shape
+from carpool.demo import bundled_models
+from carpool.engine.loading.trial import examine, trial_shape
 from carpool.types import Array
 from carpool.vision.decode import Decoded
 from carpool.vision.picture_answers import DEFAULT, Options
-from carpool.vision.picture_plan import PicturePlan
+from carpool.vision.plans.picture_plan import PicturePlan
+from carpool.vision.plans.settings import describe
 from carpool.vision.rectify import rectify
-from carpool.vision.settings import describe
 from carpool.vision.text_lines import as_lines
 from carpool.vision.transforms import Transform
 
-WIDTHS = (160, 320, 480, 640, 960)
+CROP = tomllib.loads((bundled_models().parent / "ocr/ocr/pipeline.toml").read_text())["step"][1]["crop"]
+WIDTHS, STRETCH = tuple(CROP["widths"]), CROP["stretch"]
 _FILE = Path(__file__).parents[2] / "tools" / "render_lines.py"
 _spec = spec_from_file_location("render_lines", _FILE)
 assert _spec is not None
@@ -82,11 +85,15 @@ class ByHand:
 
 
 def read_page(
-    finder: ByHand, reader: ByHand, pixels: Array, widths: Sequence[int] = WIDTHS
+    finder: ByHand,
+    reader: ByHand,
+    pixels: Array,
+    widths: Sequence[int] = WIDTHS,
+    stretch: float = STRETCH,
 ) -> dict[str, Any]:
     height = (reader.plan.settings.image.size or (0, 0))[0]
     regions = finder.ask(pixels)["regions"]
-    lines = [rectify(pixels, region["polygon"], height, widths[-1]) for region in regions]
+    lines = [rectify(pixels, region["polygon"], height, widths[-1], stretch) for region in regions]
     read = [reader.ask(line, (height, bucket(line.shape[1], widths))) for line in lines]
     return as_lines(regions, read)
 

@@ -20,8 +20,9 @@ from hypothesis.extra import numpy as arrays
 from carpool.config.rollout_settings import CompareSettings
 from carpool.types import Array
 from carpool.vision import tasks
-from carpool.vision.compare import Difference, compare_answers, compare_tensors
+from carpool.vision.likeness import Difference
 from carpool.vision.mask_regions import png_text, run_lengths
+from carpool.vision.plans.compare import compare_answers, compare_tensors
 from carpool.vision.tasks.task import VisionTask
 from later import many
 
@@ -467,7 +468,7 @@ def test_a_task_from_outside_is_compared_field_by_field(monkeypatch: pytest.Monk
         def compare(a: Mapping[str, Any], b: Mapping[str, Any], limits: CompareSettings) -> Difference:
             return Difference(abs(a["brightness"] - b["brightness"]) > limits.score, 0.5, "by its own rule")
 
-    monkeypatch.setattr("carpool.vision.compare.kinds", lambda: {"brightness": Own})
+    monkeypatch.setattr("carpool.vision.plans.compare.kinds", lambda: {"brightness": Own})
     assert not compare_answers("brightness", answer, {**answer, "brightness": 0.9}, LIMITS).differs
     assert (
         compare_answers("brightness", answer, {**answer, "brightness": 1.5}, LIMITS).why == "by its own rule"

@@ -14,7 +14,7 @@ from carpool.types import Array
 from carpool.vision.decode import decode
 from carpool.vision.geometry import Geometry
 from carpool.vision.picture_answers import Options
-from carpool.vision.picture_plan import PicturePlan
+from carpool.vision.plans.picture_plan import PicturePlan
 from vision import models
 from vision.test_real_detector import session, settings
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,11 @@ from carpool.config.model import ImageSettings
 from carpool.config.presets import PRESETS, PictureChoice, preset_fields
 from carpool.config.repository import find_models
 from carpool.demo import pictures
-from carpool.engine.models.trial import examine
+from carpool.engine.loading.trial import examine
 from carpool.errors import ConfigError
 from carpool.types import Array, Datatype, TensorSpec
 from carpool.vision.decode import decode
-from carpool.vision.settings import Described, describe
+from carpool.vision.plans.settings import Described, describe
 from carpool.vision.transforms import Transform
 from vision.classifiers import SIDE, classifier
 
@@ -60,6 +61,25 @@ def test_strict_models_are_refused_with_what_to_write(tmp_path: Path) -> None:
     for words in ('preset = "…"', "--preset", "torchvision", "resize, mean and std", "--picture"):
         assert words in error.value.message
     assert assumed(seen(file, PictureChoice(strict=True, preset="plain"))) == ()
+
+
+def test_nothing_that_the_settings_say_is_lost(tmp_path: Path) -> None:
+    said = {"pad": 7, "anchor": "top_left", "enlarge": 1.5, "kernel": "area", "channels": "bgr"}
+    said |= {"scale": 0.5, "mean": (0.25,), "std": (2.0,)}
+    classifier(tmp_path / "m" / "1" / "model.onnx")
+    lines = (f"{name} = {json.dumps(value)}" for name, value in said.items())
+    (tmp_path / "m" / "model.toml").write_text("\n".join(['task = "classify"', "[image]", *lines]))
+    image = image_of(seen(tmp_path / "m"))
+    assert {name: getattr(image, name) for name in said} == said
+    usual = {field.name for field in fields(ImageSettings) if getattr(image, field.name) == field.default}
+    assert usual <= {"size", "resize", "crop", "layout", "decode"}  # those are not said above
+
+
+def test_a_preset_that_would_replace_known_values_is_not_advised(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        seen(classifier(tmp_path / "m.onnx", ("Div", (255.0,)), ("Sub", (0.5,))), PictureChoice(strict=True))
+    assert 'Set resize = "letterbox", "stretch" or "crop" in [image]' in error.value.message
+    assert "preset" not in error.value.message
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -126,6 +146,14 @@ def test_a_partial_image_table_is_completed_from_the_metadata(tmp_path: Path) ->
         ({"do_normalize": False}, {"scale": 1 / 255, "mean": (0.0,)}),
         ({"size": {"shortest_edge": 64}, "crop_pct": 0.875}, {"resize": "crop", "crop": 64 / 73}),
         ({"do_normalize": None}, {"scale": None}),  # each processor has its own default
+        (
+            {"do_normalize": None, "image_processor_type": "MobileViTImageProcessor"},
+            {"scale": 1 / 255, "mean": (0.0,), "std": (1.0,), "channels": "bgr"},
+        ),
+        (
+            {"do_normalize": None, "feature_extractor_type": "GLPNFeatureExtractor"},
+            {"scale": 1 / 255, "mean": (0.0,), "std": (1.0,), "channels": "rgb"},
+        ),
         ({"resample": 1}, {"kernel": "pil-lanczos"}),
     ],
 )
@@ -141,6 +169,13 @@ def test_what_a_processor_may_say(
 def test_a_processor_that_keeps_proportions_says_nothing_of_one_size(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(VIT))
     prepared = {**PREPARED, "size": {"shortest_edge": 800, "longest_edge": 1333}}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(prepared))
+    assert assumed(seen(classifier(tmp_path / "m.onnx"))) == ("resize",)
+    prepared |= {
+        "size": {"shortest_edge": 24},
+        "do_center_crop": True,
+        "crop_size": 32,
+    }  # cuts out more than is there
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(prepared))
     assert assumed(seen(classifier(tmp_path / "m.onnx"))) == ("resize",)
 

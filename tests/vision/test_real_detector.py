@@ -16,7 +16,7 @@ from carpool.vision import draw, tasks
 from carpool.vision.decode import Decoded, decode
 from carpool.vision.geometry import Geometry
 from carpool.vision.picture_answers import Options
-from carpool.vision.settings import VisionSettings, describe
+from carpool.vision.plans.settings import VisionSettings, describe
 from carpool.vision.transforms import Transform
 from later import first, later
 from vision.photos import PHOTOS, encoded, enlarged_photo, photo

@@ -130,6 +130,6 @@ def test_ppocr_reads_turned_pages(ppocr: dict[str, ByHand], degrees: float) -> N
     page = cv2.copyMakeBorder(page_of(texts), 200, 200, 60, 60, cv2.BORDER_CONSTANT, value=(250, 250, 250))
     turn = cv2.getRotationMatrix2D((page.shape[1] / 2, page.shape[0] / 2), degrees, 1.0)
     page = cv2.warpAffine(page, turn, page.shape[1::-1], borderValue=(250, 250, 250))
-    answer = read_page(ppocr["det"], ppocr["rec"], page)
+    answer = read_page(ppocr["det"], ppocr["rec"], page, stretch=1.0)
     read = {unspaced(line["text"]) for line in answer["lines"]}
     assert len(read & {unspaced(text) for text in texts}) >= 4

@@ -10,7 +10,7 @@ import pytest
 from carpool.config.model import DetectSettings, ImageSettings, SegmentSettings, Task
 from carpool.errors import ConfigError
 from carpool.types import Datatype, Signature, TensorSpec
-from carpool.vision.settings import Described, VisionSettings, describe, read, write
+from carpool.vision.plans.settings import Described, VisionSettings, describe, read, write
 from vision.models import Shapes, config, signature
 
 NOTHING = Described(None, [])

@@ -14,7 +14,7 @@ from carpool.config.file_metadata import FileMetadata, read_metadata
 from carpool.config.model import ReadSettings, TextRegionsSettings
 from carpool.types import Array, Datatype, Signature, TensorSpec
 from carpool.vision.claims import NO_CLAIMS, read_claims
-from carpool.vision.settings import Described, Seen, describe
+from carpool.vision.plans.settings import Described, Seen, describe
 from vision import models
 
 ALPHABET = "'\na\nb\nc"

@@ -119,6 +119,10 @@ def test_a_line_gets_the_readers_height_and_its_own_proportions() -> None:
     quad = [[20, 10], [120, 10], [120, 30], [20, 30]]
     assert rectify(picture(), quad, 48, 960).shape == (48, 240, 3)
     assert rectify(picture(), quad, 10, 960).shape == (10, 50, 3)
+    wide = rectify(picture(), quad, 10, 960, 1.2)  # or more of it across
+    assert wide.shape == (10, 60, 3)
+    assert wide[0, 0, 0] <= 21
+    assert wide[0, -1, 0] >= 118
 
 
 def test_what_is_too_long_is_squeezed() -> None:

@@ -326,12 +326,11 @@ def reshaped(backend: Backend, config: ModelConfig) -> Backend:
     return ReshapingEach(backend, config) if isinstance(backend, AnswersEach) else Reshaping(backend, config)
 
 
-class Reshaping:
-    def __init__(self, backend: Backend, config: ModelConfig) -> None:
+class Around:
+    """A backend that hands all but the running to another one."""
+
+    def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._batched = int(bool(config.max_batch))
-        self._inputs = _shapes(config.inputs)
-        self._outputs = {name: (model, dims) for name, (dims, model) in _shapes(config.outputs).items()}
 
     @property
     def signature(self) -> ModelSignature:
@@ -341,14 +340,22 @@ class Reshaping:
     def alive(self) -> bool:
         return self._backend.alive
 
-    def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
-        return self._told(self._backend.run(self._given(inputs), wanted))
-
     def abort(self) -> None:
         self._backend.abort()
 
     def close(self) -> None:
         self._backend.close()
+
+
+class Reshaping(Around):
+    def __init__(self, backend: Backend, config: ModelConfig) -> None:
+        super().__init__(backend)
+        self._batched = int(bool(config.max_batch))
+        self._inputs = _shapes(config.inputs)
+        self._outputs = {name: (model, dims) for name, (dims, model) in _shapes(config.outputs).items()}
+
+    def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
+        return self._told(self._backend.run(self._given(inputs), wanted))
 
     def _given(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         return {name: self._changed(array, self._inputs.get(name)) for name, array in inputs.items()}

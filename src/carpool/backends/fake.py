@@ -7,12 +7,11 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from carpool.backends.backend import Backend, Placement, Seen, aborted, check_wanted
-from carpool.backends.stepper import PICTURE, Part, RowMemory, Stepper, with_tensors
+from carpool.backends.stepper import PICTURE, Part, Stepper, with_tensors
 from carpool.config.model import (
     DYNAMIC,
     FakeSettings,
@@ -25,7 +24,6 @@ from carpool.config.model import (
 from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve, CurveError
 from carpool.errors import CarpoolError, ConfigError, ModelError
-from carpool.memory.host_rows import HostRows, RowForm
 from carpool.types import DATATYPES, Array, Datatype
 
 _LAG_STEP = 5e-6  # seconds; small enough to be no noise, large enough to settle within some dozen batches
@@ -50,20 +48,6 @@ def describe_text(config: ModelConfig, version: ModelVersion) -> ModelConfig:
 def load_text(config: ModelConfig, version: ModelVersion, placement: Placement, part: Part) -> Stepper:
     del version, placement, part
     return FakeStepper(config)
-
-
-def row_form(encoded: Array) -> RowForm:
-    return RowForm(encoded.dtype.str, encoded.itemsize, len(encoded), ())
-
-
-def make_rows(form: RowForm, file: int, pieces: int, gpu: int | None) -> RowMemory:
-    del gpu
-    return HostRows.grown(form, file, pieces)
-
-
-def open_rows(form: RowForm, file: int, told: Mapping[str, Any]) -> RowMemory:
-    del told
-    return HostRows(form, file)
 
 
 class FakeBackend:
@@ -143,7 +127,7 @@ class FakeStepper:
 
     longest = 64
     end = 0
-    up, broken, overlaps = True, False, True
+    broken, overlaps = False, True
     notes: Sequence[str] = ()
 
     def __init__(self, config: ModelConfig) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from carpool.backends.backend import AnswersEach, Backend, RunsAnywhere, SequenceRow
-from carpool.config.model import ModelConfig, ModelSignature
+from carpool.backends.backend import AnswersEach, Around, Backend, RunsAnywhere, SequenceRow
+from carpool.config.model import ModelConfig
 from carpool.config.rules import read_bytes
 from carpool.config.sequence_settings import (
     CORRID,
@@ -49,12 +49,12 @@ def sequenced(backend: Backend, config: ModelConfig, settings: SequenceSettings)
     return SequencedRows(backend, config, settings)
 
 
-class _Told:
+class _Told(Around):
     """One instance, told of each request which slot its sequence has. A batch that fails is not tried again
     in halves: the model may have changed what it keeps."""
 
     def __init__(self, backend: Backend, config: ModelConfig, settings: SequenceSettings) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._model = config.name
         self._settings = settings
         self._batched = bool(config.max_batch)
@@ -64,20 +64,6 @@ class _Told:
         self._initial = {state.input: _initial(config, state) for state in settings.states}
         self._controls = tuple(_Control(control, batched=self._batched) for control in settings.controls)
         self.device: str = getattr(backend, "device", "")  # that it shares with other models
-
-    @property
-    def signature(self) -> ModelSignature:
-        return self._backend.signature
-
-    @property
-    def alive(self) -> bool:
-        return self._backend.alive
-
-    def abort(self) -> None:
-        self._backend.abort()
-
-    def close(self) -> None:
-        self._backend.close()
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
         """As if each row were a sequence of one request."""

@@ -1,16 +1,17 @@
-"""The protocol of models that write their answers token by token, in slots. core/steps.py decides when."""
+"""The protocol of models that write their answers token by token, in slots.
+
+core/text_scheduler.py decides when."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from carpool.backends.backend import Placement
 from carpool.config.model import ImageSettings, ModelConfig, Task, TensorConfig
 from carpool.config.repository import ModelVersion
-from carpool.memory.host_rows import RowForm
 from carpool.types import Array
 
 PICTURE, TEXT, FINISH = "image", "text_output", "finish_reason"
@@ -34,10 +35,6 @@ class _OnDevice(Protocol):
 
     device: str  # its name, if it is shared with other models; else empty
     broken: bool  # no instance in this process works any more
-
-    @property
-    def up(self) -> bool:
-        """False: its process is being restarted."""
 
     @property
     def notes(self) -> Sequence[str]:
@@ -102,34 +99,21 @@ class TextInstance:
     """One instance of a model that writes: a stepper, or a pool of encoders and one of decoders, each of them
     with a thread of its own."""
 
-    def __init__(
-        self,
-        encoders: Sequence[Encoder],
-        decoders: Sequence[Decoder],
-        reload: Callable[[int], Decoder] | None = None,
-    ) -> None:
-        """`reload` loads the decoder of that number anew. None: encoder and decoder are the same."""
-        self.encoders, self.decoders = encoders, list(decoders)
-        self.reload = reload
+    def __init__(self, encoders: Sequence[Encoder], decoders: Sequence[Decoder], *, apart: bool) -> None:
+        """Where they are not `apart`, encoder and decoder are the same."""
+        self.encoders, self.decoders, self.apart = encoders, decoders, apart
         self.read, self.sample = encoders[0].read, encoders[0].sample
         self.slots, self.end = decoders[0].slots, decoders[0].end
         self.widths, self.device = decoders[0].widths, decoders[0].device
         self.notes = tuple(dict.fromkeys(note for part in (*encoders, *decoders) for note in part.notes))
-        self.changed: Callable[[], None] = lambda: None
-        """To be called, from any thread, when an encoder's process ended or is back, and every now and then
-        while riders wait for one."""
 
     @classmethod
     def whole(cls, stepper: Stepper) -> TextInstance:
-        return cls((stepper,), (stepper,))
+        return cls((stepper,), (stepper,), apart=False)
 
     @property
     def parts(self) -> Sequence[_OnDevice]:
-        return self.decoders if self.reload is None else (*self.encoders, *self.decoders)
-
-    @property
-    def encoders_up(self) -> int:
-        return sum(encoder.up for encoder in self.encoders)
+        return (*self.encoders, *self.decoders) if self.apart else self.decoders
 
     @property
     def broken(self) -> bool:
@@ -144,29 +128,6 @@ class TextInstance:
             part.close()
 
 
-@dataclass(frozen=True, slots=True)
-class EncoderOrder:
-    """What the process of one encoder is told to load."""
-
-    config: ModelConfig
-    version: ModelVersion
-    instance: int
-    threads: int | None
-    gpu: int | None
-
-
-class RowMemory(Protocol):
-    """As `HostRows`, wherever it is."""
-
-    @property
-    def told(self) -> Mapping[str, Any]:
-        """What the encoder's process needs to know to open it, beside its file."""
-
-    def put(self, pieces: Sequence[int], encoded: Sequence[Any]) -> list[int]: ...
-
-    def rows(self, piece: int, count: int, left: Callable[[], object]) -> Any: ...
-
-
 class TextHome(Protocol):
     """What the module of a backend with such models offers beside `load` and `read_signature`."""
 
@@ -177,16 +138,6 @@ class TextHome(Protocol):
         self, config: ModelConfig, version: ModelVersion, placement: Placement, part: Part
     ) -> Stepper:
         """A part of it is asked only for what is its own, and any for `read` and `sample`."""
-
-    def row_form(self, encoded: Any) -> RowForm:
-        """Of what came out for the largest picture."""
-
-    def make_rows(self, form: RowForm, file: int, pieces: int, gpu: int | None) -> RowMemory:
-        """In the decoders' process, for the encoder of another one: in the memory of that GPU, where both
-        are there and it can be shared, or in `file`. ValueError for a form that cannot be."""
-
-    def open_rows(self, form: RowForm, file: int, told: Mapping[str, Any]) -> RowMemory:
-        """The same memory, in the encoder's process."""
 
 
 def with_tensors(config: ModelConfig, dims: tuple[int, ...], image: ImageSettings) -> ModelConfig:

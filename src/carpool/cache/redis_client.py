@@ -19,12 +19,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
+from time import monotonic as now
 from typing import Any, cast
 
-import hiredis
-
 from carpool.cache.circuit_breaker import CircuitBreaker
-from carpool.clock import now
 from carpool.config.redis_url import RedisUrl, read_redis_url
 from carpool.errors import ConfigError
 from carpool.observe.logs import logger
@@ -340,7 +338,8 @@ class _Link(asyncio.Protocol):
                 self._look()
 
     def _send(self, command: tuple[bytes, ...]) -> None:
-        packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]  # says: of one word
+        words = (b"$%d\r\n%b\r\n" % (len(word), word) for word in command)
+        packed = b"".join((b"*%d\r\n" % len(command), *words))
         if not self._leaving:
             self._loop.call_soon(self._leave)
         self._leaving.append(packed)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import quote
-
-import typer
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
@@ -37,8 +35,8 @@ class CacheVerb(o.AsksServer):
         carpool cache clear detector
     """
 
-    action: Annotated[Action, typer.Argument(metavar="status|clear", help="What to do.", show_default=False)]
-    name: Annotated[str, typer.Argument(help="The model.", show_default=False)]
+    action: Action = o.argument("What to do.", metavar="status|clear")
+    name: str = o.argument("The model.")
     url: o.ServerUrl = o.DEFAULT_URL
 
     def run(self) -> None:

@@ -8,9 +8,7 @@ import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
@@ -48,15 +46,12 @@ class CascadeVerb:
         carpool cascade tune --recorded sample.jsonl --costs 5.7,86.7 --loss 0%
     """
 
-    action: Annotated[Action, typer.Argument(metavar="tune", help="What to do.", show_default=False)]
-    pipeline: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="PIPELINE",
-            help="The folder with the cascade's pipeline.toml, beside those of its models.",
-            show_default=False,
-        ),
-    ] = None
+    action: Action = o.argument("What to do.", metavar="tune")
+    pipeline: Path | None = o.argument(
+        "The folder with the cascade's pipeline.toml, beside those of its models.",
+        default=None,
+        metavar="PIPELINE",
+    )
     pictures: Path | None = o.option(None, "Pictures to show to both models: 300 at least.", metavar="DIR")
     labels: Path | None = o.option(
         None, "A .csv with file and label: the class of each picture, or its text.", metavar="FILE"
@@ -68,9 +63,9 @@ class CascadeVerb:
         "Milliseconds of the cheap and of the big model for a picture, instead of measuring them.",
     )
     loss: str = o.option("0.5%", "How much accuracy the big model alone may have more.")
-    sure: bool = o.option(False, "So that other pictures of the kind lose no more, with 95 %.", name="--sure")
+    sure: bool = o.option(False, "So that other pictures of the kind lose no more, with 95 %.")
     by: By | None = o.option(None, "How certainty is told. Default: the simplest that keeps as much.")
-    dry_run: bool = o.option(False, "Do not write the threshold into pipeline.toml.", name="--dry-run")
+    dry_run: bool = o.option(False, "Do not write the threshold into pipeline.toml.")
     plot: Path | None = o.option(None, "Draw accuracy and cost over what is kept.", metavar="FILE.png")
     at_once: int = o.option(4, "How many pictures to have under way.", min=1, max=64)
     as_json: o.Json = False
@@ -219,7 +214,7 @@ def write_threshold(file: Path, by: str, below: float) -> None:
 
 
 def _keep(file: Path, data: bytes) -> None:
-    from carpool.quality.whole_files import write_whole
+    from carpool.drift.kept_pictures import write_whole
 
     try:
         write_whole(file, data)

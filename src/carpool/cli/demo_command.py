@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
@@ -78,15 +76,15 @@ class Demo:
         carpool demo reader
     """
 
-    what: Annotated[What, typer.Argument(metavar="|".join(What), help="What to show.", show_default=False)]
+    what: What = o.argument("What to show.", metavar="|".join(What))
     port: int = o.option(0, "Of the server and its console; 0 takes any that is free.")
     seconds: float = o.option(20.0, "That each step lasts at least.")
-    broken: bool = o.option(False, "At the end, roll out a version that is wrong.", name="--broken")
+    broken: bool = o.option(False, "At the end, roll out a version that is wrong.")
     wheels: list[Path] | None = o.option(
         None, "ocr: a wheel of rapidocr-onnxruntime or rapidocr, whose models read it as well.", name="--with"
     )
     into: Path | None = o.option(None, "ocr: write the models and pipelines into this new folder, and end.")
-    stay: bool = o.option(False, "At the end, leave the server running until Ctrl-C.", name="--stay")
+    stay: bool = o.option(False, "At the end, leave the server running until Ctrl-C.")
 
     def run(self) -> int:
         import asyncio

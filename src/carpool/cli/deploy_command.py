@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
 from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from carpool.cluster.fleet_settings import FleetSettings
-    from carpool.deploying.kubernetes_overlay import Deployment
+    from carpool.deploy_files.kubernetes_overlay import Deployment
+    from carpool.ray_cluster.fleet_settings import FleetSettings
 
 Target = StrEnum("Target", ["kubernetes", "balancer", "ray"])
 Kind = StrEnum("Kind", ["haproxy", "envoy", "nginx"])
@@ -50,31 +48,22 @@ class DeployVerb:
         carpool deploy ray /models --slo-ms 50 --replicas 2,8 --output overlay
     """
 
-    target: Annotated[
-        Target, typer.Argument(metavar="kubernetes|balancer|ray", help="For whom.", show_default=False)
-    ]
-    places: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="URL…|MODEL",
-            help="The replicas; or the model, a file or a folder, as on the machines that will serve it.",
-            show_default=False,
-        ),
-    ] = None
-    output: Path | None = o.option(
-        None, "The folder to write to. Default: print.", name="--output", metavar="DIR"
+    target: Target = o.argument("For whom.", metavar="kubernetes|balancer|ray")
+    places: list[str] | None = o.argument(
+        "The replicas; or the model, a file or a folder, as on the machines that will serve it.",
+        default=None,
+        metavar="URL…|MODEL",
     )
+    output: Path | None = o.option(None, "The folder to write to. Default: print.", metavar="DIR")
     replicas: str = o.option(
         "", "A number, or the least and the most: 2,8. Default: as --rate takes, or 1.", _RAY
     )
     port: int = o.option(8000, "Where HAProxy listens on every node; 0 takes a free one.", _RAY)
     fleet: str = o.option("carpool", "The application's name.", _RAY)
-    dry_run: bool = o.option(False, "Print, and write nothing.", name="--dry-run")
+    dry_run: bool = o.option(False, "Print, and write nothing.")
     kind: Kind = o.option(Kind.haproxy, "Which balancer: haproxy, envoy or nginx.", _BALANCER)
     listen: str = o.option("0.0.0.0:8080", "Where it listens.", _BALANCER, metavar="HOST:PORT")
-    weighted: bool = o.option(
-        False, "Envoy: weigh replicas by their own load reports.", _BALANCER, name="--weighted"
-    )
+    weighted: bool = o.option(False, "Envoy: weigh replicas by their own load reports.", _BALANCER)
     rate: float | None = o.option(None, "Images per second to carry, on average.", _FLEET)
     slo_ms: float | None = o.option(None, "The promise: every answer within so many ms.", _FLEET)
     curve: str = o.option("", "The model's batch times, as profile prints them. Default: measure it.", _FLEET)
@@ -94,7 +83,7 @@ class DeployVerb:
     image: str = o.option(_IMAGE, f"The image to run; for ray {_RAY_IMAGE}.", _KUBERNETES)
     claim: str = o.option("carpool-models", "The volume claim with the models.", _KUBERNETES)
     cores: int = o.option(2, "Cores of a replica: request and limit.", _KUBERNETES)
-    memory_gb: float = o.option(2.0, "Memory of a replica.", _KUBERNETES, name="--memory-gb")
+    memory_gb: float = o.option(2.0, "Memory of a replica.", _KUBERNETES)
     gpus: int = o.option(0, "GPUs of a replica.", _KUBERNETES)
 
     def run(self) -> None:
@@ -106,7 +95,7 @@ class DeployVerb:
             self._kubernetes()
 
     def _balancer(self) -> None:
-        from carpool.deploying.balancer_config import FILES, balancer_config, read_address
+        from carpool.deploy_files.balancer_config import FILES, balancer_config, read_address
 
         if not self.places:
             raise InvalidInput("name the replicas: carpool deploy balancer http://10.0.0.1:8000 …")
@@ -124,7 +113,7 @@ class DeployVerb:
         show.paragraph(f"Wrote {self.output / FILES[self.kind]} for {len(replicas)} replicas.")
 
     def _kubernetes(self) -> None:
-        from carpool.deploying.kubernetes_overlay import overlay, write_overlay
+        from carpool.deploy_files.kubernetes_overlay import overlay, write_overlay
 
         wanted = self._wanted()
         files = overlay(wanted)
@@ -138,9 +127,9 @@ class DeployVerb:
         show.paragraph(f"Wrote {self.output}: kubectl apply -k {self.output}")
 
     def _ray(self) -> None:
-        from carpool.cluster.fleet_settings import FleetSettings
-        from carpool.deploying.kubernetes_overlay import Deployment, write_overlay
-        from carpool.deploying.ray_config import COMPONENT, rayservice_overlay, serve_config
+        from carpool.deploy_files.kubernetes_overlay import Deployment, write_overlay
+        from carpool.deploy_files.ray_config import COMPONENT, rayservice_overlay, serve_config
+        from carpool.ray_cluster.fleet_settings import FleetSettings
 
         if not self.places:
             raise InvalidInput("name what to serve: carpool deploy ray /models")
@@ -186,7 +175,7 @@ class DeployVerb:
 
     def _wanted(self) -> Deployment:
         from carpool.core.curve import slo_capacity
-        from carpool.deploying.kubernetes_overlay import Deployment
+        from carpool.deploy_files.kubernetes_overlay import Deployment
         from carpool.lab.fleet_plan import FleetQuestion, plan
         from carpool.lab.machine_share import Machine
 

@@ -6,10 +6,8 @@ import json
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import quote
-
-import typer
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
@@ -35,10 +33,8 @@ class DriftVerb(o.AsksServer):
         carpool drift status detector --save usual.json
     """
 
-    action: Annotated[
-        Action, typer.Argument(metavar="status|learn|reset", help="What to do.", show_default=False)
-    ]
-    name: Annotated[str, typer.Argument(help="The model.", show_default=False)]
+    action: Action = o.argument("What to do.", metavar="status|learn|reset")
+    name: str = o.argument("The model.")
     url: o.ServerUrl = o.DEFAULT_URL
     version: str | None = o.option(None, "Which version. Default: the one that serves.")
     hours: float = o.option(24.0, "learn: for how long.")

@@ -7,9 +7,7 @@ import sys
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
@@ -42,14 +40,11 @@ class Evaluate(o.AsksServer):
         carpool evaluate classifier.onnx --data val/
     """
 
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="URL|MODEL",
-            help="A running server, or a model file, a model folder, or a repository with --model.",
-            show_default=False,
-        ),
-    ]
+    target: str = o.argument(
+        "A running server, or a model file, a model folder, or a repository with --model.",
+        metavar="URL|MODEL",
+        envvar=o.URL_VARIABLE,
+    )
     data: Path | None = o.option(
         None,
         "The labels: COCO's .json, a .csv with file and label, a folder for each class, or of masks.",
@@ -105,19 +100,7 @@ class Evaluate(o.AsksServer):
 
             kept = server_settings()[0].cache_dir
             return [loaded_model(Path(self.target), model, version, kept) for version in versions]
-        from carpool.client.client import Client
-
-        trust = self.trust()
-        with o.blamed_on("URL"):
-            client = Client(
-                self.target,
-                api_key=trust.key,
-                ca=trust.ca,
-                insecure=trust.insecure,
-                patience_s=_PATIENCE_S,
-                connections=self.at_once,
-            )
-        stack.enter_context(client)
+        client = stack.enter_context(self.client("URL", self.target, _PATIENCE_S, self.at_once))
         return [asked_server(client, task, model, version) for version in versions]
 
 

@@ -26,7 +26,7 @@ class Init:
     size: Size = ""
     preset: Preset = ""
     force: bool = o.option(
-        False, "Add what was found to a model.toml that is there; what it says already stays.", name="--force"
+        False, "Add what was found to a model.toml that is there; what it says already stays."
     )
 
     def run(self) -> None:

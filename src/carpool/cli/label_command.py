@@ -6,9 +6,6 @@ import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from carpool.cli import verb_options as o
 
@@ -24,17 +21,15 @@ class LabelVerb:
         carpool label export /var/kept/doubtful /var/kept/disagreements --to round-1 --coco
     """
 
-    action: Annotated[Action, typer.Argument(metavar="export", help="What to do.", show_default=False)]
-    folders: Annotated[
-        list[Path], typer.Argument(help="Folders with an index.jsonl.", show_default=False, metavar="FOLDER…")
-    ]
+    action: Action = o.argument("What to do.", metavar="export")
+    folders: list[Path] = o.argument("Folders with an index.jsonl.", metavar="FOLDER…")
     to: Path = o.option(Path("labels"), "A folder that is not there yet, or empty.", metavar="FOLDER")
-    coco: bool = o.option(False, "Write the answers as COCO's annotations.json, too.", name="--coco")
+    coco: bool = o.option(False, "Write the answers as COCO's annotations.json, too.")
     as_json: o.Json = False
 
     def run(self) -> None:
         from carpool.cli.predict_output import coco
-        from carpool.quality.label_export import export
+        from carpool.drift.label_export import export
 
         done = export(self.folders, self.to, coco if self.coco else None)
         if self.as_json:

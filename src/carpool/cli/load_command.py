@@ -13,20 +13,20 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
 from carpool.errors import InvalidInput
-from carpool.lab.load.load_plan import MOST_REQUESTS, Closed, Open, Phase, Plan, check_length
-from carpool.lab.load.tally import Slice, Spread
-from carpool.sim.arrivals import Cameras, Constant, Poisson, Recording, Traffic
 
 if TYPE_CHECKING:
     from carpool.lab.load.aim import Aim
+    from carpool.lab.load.load_plan import Closed, Open, Phase, Plan
     from carpool.lab.load.load_report import Counts, LoadReport
+    from carpool.lab.load.tally import Slice, Spread
+    from carpool.sim.arrivals import Recording, Traffic
+
+    Watch = Callable[[float, Slice], None]
 
 _SECONDS = 10.0
 _FASTEST = 100_000.0  # requests per second
@@ -40,7 +40,6 @@ _COUNTED = ("offered", "answered", "refused", "failed")
 _SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 _REQUESTS = "Requests"
-Watch = Callable[[float, Slice], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,15 +63,11 @@ class Load(o.AsksServer, o.HasTraffic):
         carpool load http://localhost:8000/read --image line.png --stream --concurrency 16
     """
 
-    url: Annotated[
-        str,
-        typer.Argument(
-            metavar="URL",
-            help="http://HOST:PORT, grpc://HOST:PORT, or with --image the route, like http://HOST:PORT/detect.",
-            show_default=False,
-            envvar=o.URL_VARIABLE,
-        ),
-    ]
+    url: str = o.argument(
+        "http://HOST:PORT, grpc://HOST:PORT, or with --image the route, like http://HOST:PORT/detect.",
+        metavar="URL",
+        envvar=o.URL_VARIABLE,
+    )
     rate: str | None = o.option(
         None,
         "Open loop: requests per second, 800; or steps of rate:seconds, 800:20,2400:20,800:20.",
@@ -103,16 +98,12 @@ class Load(o.AsksServer, o.HasTraffic):
     batch: int = o.option(1, "Images in a request.", _REQUESTS)
     distinct: int = o.option(8, "Different random requests that take turns.", _REQUESTS)
     shared_memory: bool = o.option(
-        False,
-        "Tensors lie in system shared memory; requests only say where. Same machine.",
-        _REQUESTS,
-        name="--shared-memory",
+        False, "Tensors lie in system shared memory; requests only say where. Same machine.", _REQUESTS
     )
     stream: bool = o.option(
         False,
         "Text comes in pieces: time the first and those between, and check that none is missing.",
         _REQUESTS,
-        name="--stream",
     )
     headers: list[str] | None = o.option(
         None, "'Name: value', on every request; again for more.", _REQUESTS, name="--header"
@@ -121,7 +112,7 @@ class Load(o.AsksServer, o.HasTraffic):
         None, "Who asks, NAME or NAME:WEIGHT; again for more.", _REQUESTS, name="--source"
     )
     latest: bool = o.option(
-        False, "A newer request of a source takes the place of one that waits.", _REQUESTS, name="--latest"
+        False, "A newer request of a source takes the place of one that waits.", _REQUESTS
     )
     priorities: list[str] | None = o.option(
         None, "How urgent, N or N:WEIGHT, 1 is first; again for more.", _REQUESTS, name="--priority"
@@ -141,6 +132,7 @@ class Load(o.AsksServer, o.HasTraffic):
         import uvloop
 
         from carpool.lab.load.aim import read_url
+        from carpool.lab.load.load_plan import Closed
 
         plan, aim = plan_of(self), aim_of(self)
         processes = o.whole("--processes", self.processes, least=1, most=_MOST_PROCESSES)
@@ -181,6 +173,8 @@ async def _generate(plan: Plan, aim: Aim, options: Load, watch: Watch) -> LoadRe
 
 
 def plan_of(options: Load) -> Plan:
+    from carpool.lab.load.load_plan import Plan
+
     own_rate = options.arrivals == "cameras" or options.arrivals.startswith("trace:")
     if options.rate is None and not own_rate and options.concurrency is None:
         raise InvalidInput(
@@ -256,6 +250,8 @@ def _connections(options: Load) -> int | None:
 
 
 def _closed(options: Load, clients: int) -> Closed:
+    from carpool.lab.load.load_plan import MOST_REQUESTS, Closed
+
     if options.rate is not None or options.arrivals != "poisson":
         raise InvalidInput("--concurrency is a closed loop: it cannot be given with --rate or --arrivals")
     seconds, requests = options.duration, options.requests
@@ -271,6 +267,8 @@ def _closed(options: Load, clients: int) -> Closed:
 
 
 def _open(options: Load) -> Open:
+    from carpool.lab.load.load_plan import Open, Phase, check_length
+
     for option, value in (("--requests", options.requests), ("--think-ms", options.think_ms or None)):
         if value is not None:
             raise InvalidInput(f"{option} goes with --concurrency, a closed loop")
@@ -286,6 +284,9 @@ def _open(options: Load) -> Open:
 
 
 def _phases(options: Load, traffic: Traffic) -> tuple[Phase, ...]:
+    from carpool.lab.load.load_plan import Phase
+    from carpool.sim.arrivals import Cameras, Recording
+
     if options.rate is not None and ":" in options.rate:
         if options.duration is not None or isinstance(traffic, Recording | Cameras):
             raise InvalidInput("--rate with steps says it all: leave out --duration, cameras and traces")
@@ -315,6 +316,8 @@ def _rate(text: str) -> float:
 
 
 def _traffic(options: Load) -> Traffic:
+    from carpool.sim.arrivals import Constant, Poisson, Recording
+
     if options.arrivals == "cameras" and options.rate is not None:
         raise InvalidInput("--arrivals cameras has no --rate: that is --cameras times --fps")
 
@@ -362,6 +365,8 @@ class Window:
             self._seen.popleft()
 
     def facts(self, slo_ms: float | None) -> dict[str, str]:
+        from carpool.lab.load.tally import Slice
+
         total = Slice()
         for _, seen in self._seen:
             total.merge(seen)

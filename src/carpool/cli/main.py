@@ -120,8 +120,11 @@ def _as_command(verb: type[Any]) -> Callable[..., None]:
 
     hints: dict[str, Any] = get_type_hints(verb, include_extras=True)
     for one in fields(verb):
-        if "option" in one.metadata:
-            hints[one.name] = Annotated[hints[one.name], one.metadata["option"]]
+        option = one.metadata.get("option")
+        if option is not None:
+            if hints[one.name] is bool and not option.param_decls:  # a flag without its --no-
+                option.param_decls = (f"--{one.name.replace('_', '-')}",)
+            hints[one.name] = Annotated[hints[one.name], option]
     parameters = inspect.signature(verb).parameters.values()
     typed = [parameter.replace(annotation=hints[parameter.name]) for parameter in parameters]
     typed.sort(key=lambda parameter: parameter.name in LISTED_LAST)

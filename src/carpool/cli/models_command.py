@@ -7,10 +7,7 @@ import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
 from urllib.parse import quote
-
-import typer
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
@@ -34,12 +31,8 @@ class ModelsVerb(o.AsksServer):
         carpool models load resnet50
     """
 
-    action: Annotated[
-        Action, typer.Argument(metavar="list|load|unload", help="What to do.", show_default=False)
-    ]
-    name: Annotated[
-        str | None, typer.Argument(help="The model; list shows all without it.", show_default=False)
-    ] = None
+    action: Action = o.argument("What to do.", metavar="list|load|unload")
+    name: str | None = o.argument("The model; list shows all without it.", default=None)
     url: o.ServerUrl = o.DEFAULT_URL
     config: Path | None = o.option(
         None, "load: settings to use instead of the model's own, a file in Triton's JSON form."

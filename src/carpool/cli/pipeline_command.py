@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from carpool.cli import verb_options as o
 from carpool.errors import ConfigError, InvalidInput
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
     from carpool.config.pipeline_settings import PipelineStep
     from carpool.config.repository import ModelSource
     from carpool.pipelines.picture_graph import PictureGraph
-    from carpool.vision.settings import VisionSettings
+    from carpool.vision.plans.settings import VisionSettings
 
 Action = StrEnum("Action", ["check"])
 _SHOWN = 6  # labels
@@ -32,10 +30,8 @@ class PipelineVerb:
     is served. What is wrong is reported with its line, and an SLO that cannot be kept here with one that can.
     """
 
-    action: Annotated[Action, typer.Argument(metavar="check", help="What to do.", show_default=False)]
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The folder with the pipeline.toml.", show_default=False)
-    ]
+    action: Action = o.argument("What to do.", metavar="check")
+    folder: Path = o.argument("The folder with the pipeline.toml.", metavar="DIR")
     models: list[Path] | None = o.option(None, "Where its models are, if not beside it.", metavar="PATH")
 
     def run(self) -> None:
@@ -147,7 +143,8 @@ def _seen(vision: VisionSettings | None) -> str:
 def _cut(step: PipelineStep) -> str:
     crop = step.crop
     if crop.rectify:
-        return f"made straight, {crop.height} high, {' or '.join(map(str, crop.widths))} wide"
+        stretched = f", stretched {crop.stretch:g} times" if crop.stretch != 1.0 else ""
+        return f"made straight{stretched}, {crop.height} high, {' or '.join(map(str, crop.widths))} wide"
     words = ["cut out"]
     words += [f"{crop.pad:.0%} more on every side"] if crop.pad else []
     words += ["square"] if crop.square else []

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
@@ -48,13 +46,9 @@ class Predict(o.AsksServer):
         carpool predict line.png --task read --stream
     """
 
-    images: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="IMAGE…",
-            help="Pictures, patterns like 'in/**/*.jpg', or folders, with those inside them.",
-        ),
-    ]
+    images: list[str] = o.argument(
+        "Pictures, patterns like 'in/**/*.jpg', or folders, with those inside them.", metavar="IMAGE…"
+    )
     url: o.ServerUrl = o.DEFAULT_URL
     task: Task | None = o.option(None, "What to ask for; without it, what the server's first model does.")
     model: str | None = o.option(None, "Which model is to answer.")
@@ -68,15 +62,12 @@ class Predict(o.AsksServer):
         name="--format",
     )
     out: Path | None = o.option(None, "Write the answers here, not to stdout.", metavar="FILE")
-    resume: bool = o.option(
-        False, "Go on where a run before ended: only what --out has no answer for.", name="--resume"
-    )
-    stream: bool = o.option(False, "Text as the model writes it, of --task read or caption.", name="--stream")
+    resume: bool = o.option(False, "Go on where a run before ended: only what --out has no answer for.")
+    stream: bool = o.option(False, "Text as the model writes it, of --task read or caption.")
     at_once: int = o.option(4, "How many pictures to have under way.", min=1, max=64)
 
     def run(self) -> int:
         """Exits with 1 unless every picture was answered."""
-        from carpool.client.client import Client
 
         if self.form is Format.table and (self.out or self.resume):
             raise InvalidInput("--out and --resume go with --format jsonl, csv or coco")
@@ -89,17 +80,7 @@ class Predict(o.AsksServer):
         if self.as_json and self.form is not Format.table:
             raise InvalidInput("--json and --format exclude each other")
         files = pictures(self.images)
-        trust = self.trust()
-        with o.blamed_on("--url"):
-            client = Client(
-                self.url,
-                api_key=trust.key,
-                ca=trust.ca,
-                insecure=trust.insecure,
-                patience_s=_PATIENCE_S,
-                connections=self.at_once,
-            )
-        with client:
+        with self.client("--url", self.url, _PATIENCE_S, self.at_once) as client:
             if self.stream:
                 bad = self._streamed(client, files)
             else:

@@ -7,10 +7,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
-
-import typer
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
@@ -53,13 +51,10 @@ class ProfileVerb(o.AsksServer):
         carpool profile http://localhost:8000 --name detector
     """
 
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="A model file, a model folder, or a repository with --name; or the URL of a running server.",
-            show_default=False,
-        ),
-    ]
+    model: str = o.argument(
+        "A model file, a model folder, or a repository with --name; or the URL of a running server.",
+        envvar=o.URL_VARIABLE,
+    )
     name: str | None = o.option(None, "Which model of a repository or a server.")
     sizes: str | None = o.option(None, "Batch sizes to measure, like 1,2,4,8. Default: powers of two.")
     slo_ms: str = o.option("30,50,100", "Promises to weigh, in ms, like 30,50,100.")

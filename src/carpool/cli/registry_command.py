@@ -6,9 +6,7 @@ import json
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
@@ -41,17 +39,11 @@ class RegistryVerb:
     MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
     """
 
-    action: Annotated[
-        Action, typer.Argument(metavar="resolve|pull|status", help="What to do.", show_default=False)
-    ]
-    address: Annotated[
-        str,
-        typer.Argument(
-            metavar="URI|FOLDER",
-            help="models:/NAME@ALIAS or models:/NAME/VERSION, or a model's folder with a table [registry].",
-            show_default=False,
-        ),
-    ]
+    action: Action = o.argument("What to do.", metavar="resolve|pull|status")
+    address: str = o.argument(
+        "models:/NAME@ALIAS or models:/NAME/VERSION, or a model's folder with a table [registry].",
+        metavar="URI|FOLDER",
+    )
     registry: str | None = o.option(
         None, "The MLflow server; without, CARPOOL_REGISTRY or MLFLOW_TRACKING_URI.", metavar="URL"
     )

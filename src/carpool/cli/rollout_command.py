@@ -6,10 +6,8 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import quote
-
-import typer
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
@@ -37,10 +35,8 @@ class RolloutVerb(o.AsksServer):
         carpool rollout start detector --to 2 --canary 0.1,0.5
     """
 
-    action: Annotated[
-        Action, typer.Argument(metavar="|".join(Action), help="What to do.", show_default=False)
-    ]
-    name: Annotated[str, typer.Argument(help="The model.", show_default=False)]
+    action: Action = o.argument("What to do.", metavar="|".join(Action))
+    name: str = o.argument("The model.")
     url: o.ServerUrl = o.DEFAULT_URL
     to: int | None = o.option(None, "start: the version that takes over. Default: the newest.")
     reason: str = o.option("", "Why, for the history.")

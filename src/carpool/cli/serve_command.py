@@ -201,7 +201,7 @@ def _find(paths: Sequence[Path], settings: ServerSettings) -> tuple[Sequence[Mod
     """The models, and how many more have mistakes in their settings: mistakes are told before anything is
     started, and those that stop nothing by the engine."""
     from carpool.config.repository import find_models
-    from carpool.engine.hardware import gpu_count
+    from carpool.engine.profile.hardware import gpu_count
 
     mistakes: dict[str, ConfigError] = {}
     sources, _ = find_models(

@@ -95,13 +95,11 @@ class Simulate(o.HasCurve, o.HasTraffic, HasFleet, HasGeneration):
         False,
         "Cameras, or the sources of a trace, each get a fair share. Without it they are one source.",
         o.TRAFFIC,
-        name="--per-source",
     )
     latest: bool = o.option(
         False,
         "A newer frame of a source takes the place of one that waits; each camera is a source.",
         o.TRAFFIC,
-        name="--latest",
     )
     mode: Mode = o.option(Mode.promise, "Keep a promise, or obey Triton's batching knobs.", _KNOBS)
     max_delay_ms: float = o.option(5.0, "Wait so long for a fuller batch; 0 is eager.", _KNOBS)
@@ -120,9 +118,7 @@ class Simulate(o.HasCurve, o.HasTraffic, HasFleet, HasGeneration):
     seconds: float | None = o.option(None, "Simulated time. Default: 60, or all of a trace.", o.RUN)
     seed: o.Seed = 1
     seeds: int = o.option(1, "Mean over so many seeds.", o.RUN)
-    compare: bool = o.option(
-        False, "Promise beside these knobs, eager batching and batch 1.", o.RUN, name="--compare"
-    )
+    compare: bool = o.option(False, "Promise beside these knobs, eager batching and batch 1.", o.RUN)
     plot: Path | None = o.option(
         None,
         "Draw goodput and latency over 0.1–3× load; with --compare, of all four.",

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
@@ -52,15 +50,13 @@ class Sweep(o.AsksServer):
     Ctrl-C keeps what is done. The same command with the same --out goes on from there.
     """
 
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="[MODEL|URL]",
-            help="A model file, folder or repository; a demo model's name; or a server that runs, "
-            "http://HOST:PORT or grpc://HOST:PORT. Default: the demo detector.",
-            show_default=False,
-        ),
-    ] = ""
+    target: str = o.argument(
+        "A model file, folder or repository; a demo model's name; or a server that runs, "
+        "http://HOST:PORT or grpc://HOST:PORT. Default: the demo detector.",
+        default="",
+        metavar="[MODEL|URL]",
+        envvar=o.URL_VARIABLE,
+    )
     name: str = o.option("", "Which model of a repository, or of the server.", show_default=False)
     mode: SweepMode = o.option(
         SweepMode.both, "Servers that keep a promise, that obey knobs, or both.", _SETTINGS

@@ -39,7 +39,7 @@ class TopVerb(o.AsksServer):
     """
 
     url: o.ServerUrl = o.DEFAULT_URL
-    once: bool = o.option(False, "Print one table and exit.", name="--once")
+    once: bool = o.option(False, "Print one table and exit.")
     seconds: int = o.option(10, "Seconds that each figure covers, 1 to 900.")
 
     def run(self) -> int:

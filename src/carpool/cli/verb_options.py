@@ -7,7 +7,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -20,6 +20,7 @@ from carpool.errors import InvalidInput
 if TYPE_CHECKING:
     import asyncio
 
+    from carpool.client.client import Client
     from carpool.lab.load.facts import Trust
     from carpool.sim.arrivals import Traffic
     from carpool.sim.step_simulation import StepPlan
@@ -37,6 +38,11 @@ def option(
 ) -> Value:
     """A field of a verb's dataclass: its default, and what the help says of it."""
     return field(default=default, metadata={"option": _shared(panel, words, name, **more)})
+
+
+def argument(words: str, *, default: Any = MISSING, **more: Any) -> Any:
+    """As `option`, for what stands without a name; it is needed unless it has a default."""
+    return field(default=default, metadata={"option": typer.Argument(help=words, show_default=False, **more)})
 
 
 def _shared(panel: str | None, words: str, name: str | None = None, **more: Any) -> Any:
@@ -234,7 +240,7 @@ class HasCurve:
         MODEL,
         metavar="CURVE[@IMAGES][ after N,…]",
     )
-    one_device: bool = option(False, "All steps run on one device.", MODEL, name="--one-device")
+    one_device: bool = option(False, "All steps run on one device.", MODEL)
 
     def curve_and_steps(self) -> tuple[BatchCurve, tuple[StepPlan, ...]]:
         """The curve, and the steps of a pipeline, whose first it is."""
@@ -259,9 +265,9 @@ class HasTraffic:
     burst_factor: float = option(3.0, "bursty: a surge is so many times the rate around it.", TRAFFIC)
     burst_seconds: float = option(0.5, "bursty: length of a surge.", TRAFFIC)
     burst_period: float = option(2.5, "bursty: seconds from one surge to the next.", TRAFFIC)
-    cameras: int | None = option(None, "cameras: how many.", TRAFFIC, name="--cameras")
+    cameras: int | None = option(None, "cameras: how many.", TRAFFIC)
     fps: float | None = option(None, "cameras: frames per second of each. Default: 10.", TRAFFIC)
-    aligned: bool = option(False, "cameras: all send at the same moment.", TRAFFIC, name="--aligned")
+    aligned: bool = option(False, "cameras: all send at the same moment.", TRAFFIC)
 
     def traffic(
         self, plain: Mapping[str, Traffic], read: Callable[[Path], Traffic], *, per_source: bool
@@ -304,10 +310,25 @@ class AsksServer:
     ca: Path | None = option(
         None, "Certificate of whoever signed the server's, for https://.", _SERVER, metavar="FILE"
     )
-    insecure: bool = option(False, "Believe any certificate: for trying out.", _SERVER, name="--insecure")
+    insecure: bool = option(False, "Believe any certificate: for trying out.", _SERVER)
 
     def trust(self) -> Trust:
         return trust(self.api_key_file, self.ca, self.insecure)
+
+    def client(self, option: str, url: str, patience_s: float, connections: int) -> Client:
+        """For the server that was named by this option."""
+        from carpool.client.client import Client
+
+        known = self.trust()
+        with blamed_on(option):
+            return Client(
+                url,
+                api_key=known.key,
+                ca=known.ca,
+                insecure=known.insecure,
+                patience_s=patience_s,
+                connections=connections,
+            )
 
 
 LISTED_LAST = {*HasTraffic.__annotations__, *AsksServer.__annotations__}

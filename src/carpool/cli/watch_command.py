@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
@@ -60,21 +58,18 @@ class WatchVerb(o.AsksServer):
     (computed, or from the server's cache), replaced by a newer one at the server, refused, or failed.
     """
 
-    cameras: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="CAMERA…",
-            help="Videos, folders with videos, rtsp://… or http://… streams, or /dev/video0.",
-            show_default=False,
-        ),
-    ] = None
+    cameras: list[str] | None = o.argument(
+        "Videos, folders with videos, rtsp://… or http://… streams, or /dev/video0.",
+        default=None,
+        metavar="CAMERA…",
+    )
     url: o.ServerUrl = o.DEFAULT_URL
     listed: Path | None = o.option(
         None, "More cameras, 'name address' or 'address' a line.", name="--list", metavar="FILE"
     )
     fps: float = o.option(5.0, "Frames a second of each camera.")
     seconds: float | None = o.option(None, "Stop after so many. Default: when the videos end.")
-    loop: bool = o.option(False, "Play videos again when they end.", name="--loop")
+    loop: bool = o.option(False, "Play videos again when they end.")
     at_once: int = o.option(3, "Frames of one camera under way; while it is so many, older ones are dropped.")
     task: str = o.option("", "What to ask for; without it, what the model does.", _WHAT)
     model: str = o.option("", "Which model is to answer; without it, the server's first.", _WHAT)
@@ -132,7 +127,7 @@ class WatchVerb(o.AsksServer):
     async def _watch(self, cameras: Sequence[CameraAddress], wish: Wish) -> WatchReport:
         """Ctrl-C ends it early and still reports; the second one does not wait for anything."""
         from carpool.client import questions
-        from carpool.client.async_client import AsyncConnections
+        from carpool.client.connections import AsyncRuntime, Connections
         from carpool.video.watching import Watching
 
         trust = self.trust()
@@ -146,7 +141,7 @@ class WatchVerb(o.AsksServer):
                 insecure=trust.insecure,
             )
         stop = o.stop_on_signal(partial(os._exit, 130))
-        connections = AsyncConnections(server, _TIMEOUT_S, len(cameras) * wish.at_once)
+        connections = Connections(AsyncRuntime(), server, _TIMEOUT_S, len(cameras) * wish.at_once)
         try:
             with self._outputs() as outputs, _progress() as tell:
                 watching: Watching = Watching(cameras, connections, wish, outputs)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable
 from typing import Any, NamedTuple
 
+from carpool.client.connections import Changing
 from carpool.errors import DeadlineExceeded, Refused, Replaced
 from carpool.vision.python_pictures import Answer, Picture
 
@@ -25,136 +25,65 @@ class Frame(NamedTuple):
 
 
 class LiveFrames:
-    """One place for the newest frame. A thread fills it, `at_once` threads empty it, the caller gets answers.
+    """One place for the newest frame: `fill` fills it, `empty`, `at_once` times, asks, `next` has answers.
 
-    All of it is guarded by `_changed`; nobody asks anything while holding it. Workers take no frame while the
-    caller has answers left to look at, so that what they take then is new.
+    Each of those runs in a task, or in a thread, of its own. All of it is guarded by `_changed`; no request
+    is under way while it is held. No frame is taken while answers wait to be looked at, so that what is taken
+    then is new.
     """
 
-    def __init__(self, ask: Callable[[Picture], Answer], at_once: int) -> None:
+    def __init__(
+        self, ask: Callable[[Picture], Coroutine[Any, Any, Answer]], at_once: int, changed: Changing
+    ) -> None:
         self._ask = ask
         self._at_once = at_once
-        self._changed = threading.Condition()
+        self._changed = changed
         self._newest: tuple[int, Picture] | None = None
         self._done: deque[Frame] = deque()
+        self._last = -1
         self._reading = True
         self._working = at_once
         self._stopped = False
-        self._failure: BaseException | None = None
+        self._failure: Exception | None = None
 
-    def answers(self, frames: Iterable[Picture]) -> Iterator[Frame]:
-        threading.Thread(target=self._read, args=(frames,), daemon=True).start()
-        for _ in range(self._at_once):
-            threading.Thread(target=self._work, daemon=True).start()
-        last = -1
-        try:
-            while True:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._done or self._failure or not self._working)
-                    if self._failure is not None:
-                        raise self._failure
-                    if not self._done:
-                        return
-                    frame = self._done.popleft()
-                    self._changed.notify_all()
-                if frame.number > last:  # of two under way the newer may be answered first
-                    last = frame.number
-                    yield frame
-        finally:
-            with self._changed:
-                self._stopped = True
+    async def next(self) -> Frame | None:
+        """The next answer, never one to an older frame; None is the end."""
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._done or self._failure or not self._working)
+                if self._failure is not None:
+                    raise self._failure
+                if not self._done:
+                    return None
+                frame = self._done.popleft()
                 self._changed.notify_all()
+            if frame.number > self._last:  # of two under way the newer may be answered first
+                self._last = frame.number
+                return frame
 
-    def _read(self, frames: Iterable[Picture]) -> None:
-        failure: BaseException | None = None
+    async def stop(self) -> None:
+        async with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    async def fill(self, frames: AsyncIterable[Picture]) -> None:
+        number, failure = 0, None
         try:
-            for number, picture in enumerate(frames):
-                with self._changed:
+            async for picture in frames:
+                async with self._changed:
                     if self._stopped:
                         break
                     self._newest = number, picture
                     self._changed.notify_all()
-        except Exception as error:  # the source's own: told to whoever reads the answers
-            failure = error
-        with self._changed:
-            self._reading = False
-            self._failure = self._failure or failure
-            self._changed.notify_all()
-
-    def _work(self) -> None:
-        while (taken := self._take()) is not None:
-            number, picture = taken
-            answer: Answer | None = None
-            failure: BaseException | None = None
-            try:
-                answer = self._ask(picture)
-            except PASSED_OVER:
-                pass
-            except Exception as error:
-                failure = error
-            with self._changed:
-                if answer is not None:
-                    self._done.append(Frame(number, picture, answer))
-                self._failure = self._failure or failure
-                self._changed.notify_all()
-        with self._changed:
-            self._working -= 1
-            self._changed.notify_all()
-
-    def _take(self) -> tuple[int, Picture] | None:
-        with self._changed:
-            self._changed.wait_for(
-                lambda: (
-                    self._stopped
-                    or self._failure is not None
-                    or (self._newest is not None and len(self._done) < self._at_once)
-                    or (self._newest is None and not self._reading)
-                )
-            )
-            taken, self._newest = self._newest, None
-            return None if self._stopped or self._failure is not None else taken
-
-
-class AsyncLiveFrames:
-    """One place for the newest frame: a task fills it, `at_once` tasks empty it."""
-
-    def __init__(self, ask: Callable[[Picture], Coroutine[Any, Any, Answer]], at_once: int) -> None:
-        self._ask = ask
-        self._at_once = at_once
-        self._changed = asyncio.Condition()
-        self._newest: tuple[int, Picture] | None = None
-        self._done: deque[Frame] = deque()
-        self._reading = True
-        self._working = at_once
-        self._failure: Exception | None = None
-
-    def works(self, frames: Iterable[Picture] | AsyncIterable[Picture]) -> list[Coroutine[Any, Any, None]]:
-        return [self._read(frames), *(self._work() for _ in range(self._at_once))]
-
-    async def next(self) -> Frame | None:
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._done or self._failure or not self._working)
-            if self._failure is not None:
-                raise self._failure
-            self._changed.notify_all()
-            return self._done.popleft() if self._done else None
-
-    async def _read(self, frames: Iterable[Picture] | AsyncIterable[Picture]) -> None:
-        number, failure = 0, None
-        try:
-            async for picture in each(frames, blocking=True):
-                async with self._changed:
-                    self._newest = number, picture
-                    self._changed.notify_all()
                 number += 1
-        except Exception as error:  # the source's own: told to whoever reads the answers
+        except Exception as error:  # the source's own: raised where the answers are read
             failure = error
         async with self._changed:
             self._reading = False
             self._failure = self._failure or failure
             self._changed.notify_all()
 
-    async def _work(self) -> None:
+    async def empty(self) -> None:
         while (taken := await self._take()) is not None:
             number, picture = taken
             answer, failure = None, None
@@ -174,17 +103,17 @@ class AsyncLiveFrames:
             self._changed.notify_all()
 
     async def _take(self) -> tuple[int, Picture] | None:
-        """While answers wait to be looked at, no frame is taken: what is taken then is new."""
         async with self._changed:
             await self._changed.wait_for(
                 lambda: (
-                    self._failure is not None
+                    self._stopped
+                    or self._failure is not None
                     or (self._newest is not None and len(self._done) < self._at_once)
                     or (self._newest is None and not self._reading)
                 )
             )
             taken, self._newest = self._newest, None
-            return None if self._failure is not None else taken
+            return None if self._stopped or self._failure is not None else taken
 
 
 async def each(

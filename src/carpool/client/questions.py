@@ -83,12 +83,6 @@ class Server:
     def too_slow(self, seconds: float) -> Unreachable:
         return Unreachable(f"{self.url}: no answer within {seconds:g} s", reason="timeout")
 
-    def read(self, status: int, fields: Mapping[str, str], body: bytes) -> Reply:
-        """The reply, or the error that it tells."""
-        if status != 200:
-            raise error_of(status, fields, body)
-        return Reply(status, fields, body, True)
-
 
 def find_server(
     url: str, *, api_key: str, ca: str, certificate: str, private_key: str, insecure: bool

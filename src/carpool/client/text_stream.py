@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from http.client import HTTPConnection, HTTPException, HTTPResponse
-from types import TracebackType
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 import orjson
 
+from carpool.client.connections import Connections, Stream, run
 from carpool.client.questions import MOST_REPLY_BYTES, Server, error_of
 from carpool.errors import InvalidInput
 from carpool.vision.python_pictures import Reading
 from carpool.wire.event_lines import EventReader, NoEvents
 from carpool.wire.http_reply import NotHttp, ReplyBody, TooLong
-
-_AT_ONCE = 64 * 1024
 
 
 class TextEvents:
@@ -82,132 +79,104 @@ class TextEvents:
         return document
 
 
+class Pieces:
+    """The pieces of one reply as they come, for either kind of stream."""
+
+    def __init__(self, connections: Connections, stream: Stream, reply: ReplyBody) -> None:
+        self.events = TextEvents(connections.server, reply.fields)
+        self._connections = connections
+        self._stream: Stream | None = stream
+        self._reply = reply
+        self._waiting: deque[str] = deque()
+
+    async def next(self) -> str | None:
+        """The next one; None is the end."""
+        while not self._waiting and self._stream is not None:
+            await self._read(self._stream)
+        return self._waiting.popleft() if self._waiting else None
+
+    async def _read(self, stream: Stream) -> None:
+        lost = self._connections.server.lost
+        try:
+            async with self._connections.runtime.within(self._connections.timeout_s):
+                data = await self._reply.next()
+            self._waiting += self.events.feed(data) if data else self.events.end()
+        except TimeoutError:
+            self.close()
+            raise lost("nothing more came in time") from None
+        except (OSError, NotHttp, TooLong) as error:  # one that was closed meanwhile, too
+            self.close()
+            raise lost(f"the text broke off: {error}") from None
+        except BaseException:
+            self.close()
+            raise
+        if not data and self._stream is not None:
+            self._stream = None
+            self._connections.give_back(stream, self._reply.keep)
+
+    def close(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.abort()
+
+
 class _Said:
     """What both kinds tell."""
 
-    _events: TextEvents
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces = pieces
 
     @property
     def text(self) -> str:
         """All that has come so far."""
-        return self._events.text
+        return self._pieces.events.text
 
     @property
     def answer(self) -> Reading | None:
         """As it is without a stream, with `text` and `finish_reason`; None before the end."""
-        return self._events.answer
+        return self._pieces.events.answer
 
 
 class TextStream(_Said, Iterator[str]):
-    """Pieces of text as they come. Whoever stops before the end closes it, and the server stops writing:
+    """Pieces of text as they come. A caller that stops early closes it, and the server stops writing:
 
     with client.stream_text("line.png") as pieces:
         for piece in pieces:
             print(piece, end="", flush=True)
     """
 
-    def __init__(
-        self,
-        server: Server,
-        connection: HTTPConnection,
-        response: HTTPResponse,
-        give_back: Callable[[HTTPConnection, bool], None],
-    ) -> None:
-        fields = {name.lower(): value for name, value in response.getheaders()}
-        self._events = TextEvents(server, fields)
-        self._server = server
-        self._connection: HTTPConnection | None = connection
-        self._response = response
-        self._give_back = give_back
-        self._pieces = self._read()
-
     def __next__(self) -> str:
-        return next(self._pieces)
+        piece = run(self._pieces.next())
+        if piece is None:
+            raise StopIteration
+        return piece
 
     def __enter__(self) -> TextStream:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
         """No more is wanted."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            self._response.close()
-            connection.close()
-
-    def _read(self) -> Iterator[str]:
-        try:
-            while data := self._response.read1(_AT_ONCE):
-                yield from self._events.feed(data)
-            yield from self._events.end()
-            connection, self._connection = self._connection, None
-            if connection is not None:
-                self._give_back(connection, not self._response.will_close)
-        except TimeoutError:
-            raise self._server.lost("nothing more came in time") from None
-        except (OSError, HTTPException, ValueError) as error:  # one that was closed meanwhile, too
-            raise self._server.lost(f"the text broke off: {error}") from None
-        finally:
-            self.close()
+        self._pieces.close()
 
 
 class AsyncTextStream(_Said, AsyncIterator[str]):
     """The same for asyncio: `async with` and `async for`."""
 
-    def __init__(
-        self,
-        server: Server,
-        reply: ReplyBody,
-        writer: asyncio.StreamWriter,
-        timeout_s: float,
-        give_back: Callable[[ReplyBody, asyncio.StreamWriter], None],
-    ) -> None:
-        self._events = TextEvents(server, reply.fields)
-        self._server = server
-        self._reply = reply
-        self._writer: asyncio.StreamWriter | None = writer
-        self._timeout_s = timeout_s
-        self._give_back = give_back
-        self._pieces = self._read()
-
     async def __anext__(self) -> str:
-        return await anext(self._pieces)
+        piece = await self._pieces.next()
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
 
     async def __aenter__(self) -> AsyncTextStream:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
+    async def __aexit__(self, *error: object) -> None:
+        self._pieces.close()
 
     async def close(self) -> None:
         """No more is wanted."""
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.transport.abort()
-
-    async def _read(self) -> AsyncIterator[str]:
-        try:
-            while True:
-                async with asyncio.timeout(self._timeout_s):
-                    data = await self._reply.next(MOST_REPLY_BYTES)
-                if not data:
-                    break
-                for piece in self._events.feed(data):
-                    yield piece
-            for piece in self._events.end():
-                yield piece
-            writer, self._writer = self._writer, None
-            if writer is not None:
-                self._give_back(self._reply, writer)
-        except TimeoutError:
-            raise self._server.lost("nothing more came in time") from None
-        except (OSError, NotHttp, TooLong) as error:
-            raise self._server.lost(f"the text broke off: {error}") from None
-        finally:
-            await self.close()
+        self._pieces.close()

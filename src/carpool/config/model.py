@@ -298,7 +298,7 @@ class PoolSettings:
 class EncoderSettings(PoolSettings):
     """The same of its encoders."""
 
-    own_process: bool = _key(False)  # each in one; else all are threads beside the decoders
+    own_process: bool = _key(False)  # true is refused: processes of their own were removed
 
 
 @dataclass(frozen=True, slots=True)

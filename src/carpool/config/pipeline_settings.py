@@ -40,6 +40,7 @@ class CropSettings:
     rectify: bool = False  # a quadrilateral becomes an upright picture:
     height: int = 48
     widths: tuple[int, ...] = (160, 320, 480, 640, 960)  # each is a kind of work; what is longer is squeezed
+    stretch: float = 1.0  # times as wide as it is: for a reader that needs more columns for each letter
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "": ("slo_ms", "slo_may_grow", "keep_px", "versions", "step", "answer"),
     "step": ("name", "model", "version", "keep", "each", "crop", "escalate"),
     "step.keep": ("labels", "score", "most"),
-    "step.crop": ("pad", "square", "least", "rectify", "height", "widths"),
+    "step.crop": ("pad", "square", "least", "rectify", "height", "widths", "stretch"),
     "step.escalate": ("from", "by", "below"),
     "answer": ("from", "attach", "if_late", "under_load"),
 }
@@ -253,7 +253,7 @@ def _keep(table: _Part) -> KeepSettings:
 def _crop(table: _Part, each: tuple[str, str] | None) -> CropSettings:
     usual = CropSettings()
     rectify = table.flag("rectify")
-    for key in ("height", "widths") if not rectify else ("pad", "square", "least"):
+    for key in ("height", "widths", "stretch") if not rectify else ("pad", "square", "least"):
         if table.has(key):
             said = "needs rectify = true" if not rectify else "does not go with rectify"
             raise table.error(key, said)
@@ -269,6 +269,7 @@ def _crop(table: _Part, each: tuple[str, str] | None) -> CropSettings:
         rectify,
         table.integer("height", 8, 1024) or usual.height,
         tuple(sorted(set(widths))) if widths else usual.widths,
+        table.number("stretch", 0.5, 2) or usual.stretch,
     )
 
 

@@ -6,7 +6,7 @@ A preset is a set of fields of [image]. The settings can replace each of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,9 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 """What each library does to a picture before its models see it, as fields of ImageSettings."""
 
 VALUES = ("scale", "mean", "std")
-_FIT = ("resize", "crop", "pad", "anchor")
-PIXELS = (*VALUES, *_FIT, "kernel", "channels")
+_NOT_PIXELS = ("size", "layout", "decode")
+PIXELS = tuple(one.name for one in fields(ImageSettings) if one.name not in _NOT_PIXELS)
+_FIT = tuple(name for name in PIXELS if name not in (*VALUES, "kernel", "channels"))
 _OF_MIDDLES = {"resize": "crop", "crop": 1.0, "kernel": "pil-bilinear"}
 
 

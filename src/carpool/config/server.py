@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -345,8 +344,6 @@ class ServerSettings:
                 f"{name} needs a cache_secret of {_SHORTEST_SECRET} characters or more, the same for all"
                 " servers that share: who can write to that Redis server could else speak in their place",
             )
-        if find_spec("hiredis") is None:
-            yield name, f"{name} needs a package that is missing: pip install 'carpool[redis]'"
 
     @property
     def pictures(self) -> PictureChoice:

@@ -135,8 +135,7 @@ def _checked_generation(top: Table, config: ModelConfig) -> ModelConfig:
                 other = ", or use slo_ms" if key.endswith("_ms") else ""
                 raise top.error(key, f"is for models that write token by token: add [generate]{other}")
         return config
-    apart = {"instances": "[encoder] and [decoder], which have their own"} if config.apart else {}
-    for key, what in (dict.fromkeys(_NOT_WRITTEN, "[generate]") | apart).items():
+    for key, what in (dict.fromkeys(_NOT_WRITTEN, "[generate]") | _beside_pools(top, config)).items():
         if top.has(key):
             raise top.error(key, f"does not go with {what}")
     if config.image is not None and config.image.decode == "device":
@@ -148,6 +147,13 @@ def _checked_generation(top: Table, config: ModelConfig) -> ModelConfig:
     if config.backend == "fake":
         return config
     return replace(config, backend="pytorch", file=config.file or "model.safetensors")
+
+
+def _beside_pools(top: Table, config: ModelConfig) -> dict[str, str]:
+    """The keys that do not go with pools of encoders and decoders, and what stands in their place."""
+    if config.encoder is not None and config.encoder.own_process:
+        raise top.error("encoder.own_process", "was removed: encoders are threads beside the decoders")
+    return {"instances": "[encoder] and [decoder], which have their own"} if config.apart else {}
 
 
 def _check_registry(top: Table, registry: RegistrySettings) -> None:

@@ -286,3 +286,9 @@ def expected_p99(curve: BatchCurve, rate: float, instances: int = 1) -> float:
         return inf
     swing = 2.3 * per_image * sqrt(images * (2 + 2 * load) / (1 - load * load))
     return max(2 * seconds, 1.5 * (fixed + per_image)) + swing
+
+
+def sizes(largest: int) -> list[int]:
+    """Return the batch sizes that a curve is measured at: powers of two, and the largest batch itself."""
+    powers = [1 << n for n in range(largest.bit_length())]
+    return sorted({*powers, largest})

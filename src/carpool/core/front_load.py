@@ -11,6 +11,7 @@ from math import exp
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from carpool.core.constants import CONSTANTS, Constants
+from carpool.core.learning import Rate
 from carpool.core.shares import water_level
 
 _MOST_MODELS = 256
@@ -141,40 +142,6 @@ _LEAST = 0.1  # of work per second: who asks for less has not been here for seco
 _LEVEL_S = 0.005  # the fair share is worked out so often at most
 
 
-class Flow:
-    """Work per second, as it came lately; old work counts less and less.
-
-    What comes within a hundredth of the memory is one piece: every request adds to two of these.
-    """
-
-    __slots__ = ("_at", "_fold_at", "_fresh", "_memory_s", "_rate")
-
-    def __init__(self, memory_s: float) -> None:
-        self._memory_s = memory_s
-        self._rate = 0.0
-        self._at = float("-inf")
-        self._fresh = 0.0
-        self._fold_at = float("-inf")
-
-    def add(self, work: float, now: float) -> None:
-        if now < self._fold_at:
-            self._fresh += work
-            return
-        passed = now - self._at
-        self._rate += self._fresh / self._memory_s
-        if passed > 0.0:
-            self._rate *= exp(-passed / self._memory_s)
-        self._at = now
-        self._fresh = work
-        self._fold_at = now + 0.01 * self._memory_s
-
-    def at(self, now: float) -> float:
-        """What came since the last piece was begun counts as if it came then."""
-        passed = now - self._at
-        whole = self._rate + self._fresh / self._memory_s
-        return whole * exp(-passed / self._memory_s) if passed > 0.0 else whole
-
-
 class FrontLane:
     """What one lane asks of the front end: as if all of it were served, whether it was or not."""
 
@@ -184,7 +151,7 @@ class FrontLane:
         self.key = key
         self.weight = 1.0  # of the key that pays, for its part of the whole
         self.seen = float("-inf")
-        self.asked = Flow(constants.lane_memory_s)
+        self.asked = Rate(constants.lane_memory_s)
         self._unmet_until = float("-inf")
 
     def waits_for_more(self, until: float) -> None:
@@ -201,7 +168,7 @@ class FrontShares:
     def __init__(self, constants: Constants = CONSTANTS) -> None:
         self._constants = constants
         self._lanes: dict[LaneKey, FrontLane] = {}
-        self.done = Flow(constants.lane_memory_s)  # for whomever
+        self.done = Rate(constants.lane_memory_s)  # for whomever
         self._forget_at = float("-inf")
         self.spares_somebody = False
         """Whether, at the last look, some asked for no more than their part."""

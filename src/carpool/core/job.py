@@ -54,6 +54,7 @@ class Job:
         *("again", "arrived", "deadline", "due", "foreseen", "holder", "images", "lane", "later", "latest"),
         *(
             "outside",
+            "payer",
             "payload",
             "priority",
             "probe",
@@ -93,6 +94,7 @@ class Job:
         self.priority = priority
         self.source = source
         self.holder = ""  # of the key that came with it: its sources share the key's weight
+        self.payer = ""  # whose places it takes: that holder, or else its client's address; "": not known
         self.weight = 1.0
         self.latest = latest  # a newer frame of the source takes its place while it waits
         self.timeout = timeout

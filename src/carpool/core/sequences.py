@@ -5,9 +5,10 @@ slot of one instance, for as long as it lives, since that is where its state is;
 backlog, first come, first served. Of each sequence one request at a time is passed on to the scheduler, in
 the order in which they came. Whoever sends nothing for too long loses the place.
 
-An id belongs to the holder of the key that came with it: two holders may use the same one. Where all places
-are taken and a holder with fewer than its share waits, the one with most gives up its stalest sequence, and
-no holder may fill the backlog to the end. Requests without a key are one holder's.
+An id belongs to the holder of the key that came with it: two holders may use the same one. Those who come
+without a key share their ids. A sequence is charged to the client that started it: a key's holder, or else an
+address (`Job.payer`). Where all places are taken and a client with fewer than its share waits, the one with
+most gives up its stalest sequence, and no client may fill the backlog to the end.
 
 A sequence that starts anew before it has ended stays where it is: what came before is run first. Like the
 scheduler, all this is told the time, and answers with values.
@@ -51,7 +52,7 @@ class Why(enum.Enum):
     NEVER_BEGAN = "the request that starts it was not run"
     IDLE = "idle for too long"
     LOST = "its instance is gone"
-    YIELDED = "another key's holder has its place"
+    YIELDED = "another client has its place"
     TOLD = "whoever stops it says why"
 
 
@@ -78,7 +79,7 @@ class Step:
 
 
 class SequenceShare(PlaceShare):
-    """What one holder has: `places` without those that it is about to leave."""
+    """What one client has: `places` without those that it is about to leave."""
 
     __slots__ = ("backlog", "sequences", "size", "waiting")
 
@@ -198,11 +199,12 @@ class Sequences:
         at_once, size = self._is_free(sequence), 0
         if not at_once:
             size = self._size_of(job)
-            full = self._is_full(self._shares.get(job.holder), size, new=sequence is None)
+            share = self._shares.get(job.payer) if sequence is None else sequence.share
+            full = self._is_full(share, size, new=sequence is None)
             if full is not None:
                 return full
         if sequence is None:
-            sequence = self._begin(key, job.weight)
+            sequence = self._begin(key, job)
             if at_once:
                 self._seat(sequence)
         if self._ended:
@@ -219,14 +221,13 @@ class Sequences:
             self._wait(step)
         return None
 
-    def _begin(self, key: SequenceKey, weight: float) -> LiveSequence:
-        holder, name = key
-        share = self._shares.get(holder)
+    def _begin(self, key: SequenceKey, job: Job) -> LiveSequence:
+        share = self._shares.get(job.payer)
         if share is None:
-            share = self._shares[holder] = SequenceShare(holder, weight)
-        share.weight = weight
+            share = self._shares[job.payer] = SequenceShare(job.payer, job.weight)
+        share.weight = job.weight
         share.sequences += 1
-        sequence = self._known[key] = LiveSequence(key, self._told(holder, name), share)
+        sequence = self._known[key] = LiveSequence(key, self._told(*key), share)
         self._ids.add(sequence.id)
         return sequence
 
@@ -453,7 +454,7 @@ class Sequences:
             self._expect(first.job.arrived + self._bounds.seconds, first)
 
     def _give_places(self) -> None:
-        """To the holder who has least for its weight; of equal ones, to who came first."""
+        """To the client that has least for its weight; of equal ones, to who came first."""
         while True:
             shares = [share for share in self._shares.values() if _has_first(share.backlog)]
             if not shares:
@@ -466,8 +467,8 @@ class Sequences:
             self._look_at(sequence)
 
     def _takes_one(self, taker: SequenceShare) -> bool:
-        """Whether a holder who has more gives up a place at once. If each of its sequences has a request with
-        the scheduler, that comes first."""
+        """Whether a client that has more gives up a place at once. If each of its sequences has a request
+        with the scheduler, that comes first."""
         giver = None if self._leaving or len(self._shares) == 1 else who_yields(self._shares.values(), taker)
         if giver is None:
             return False
@@ -587,7 +588,7 @@ def _has_first(backlog: list[tuple[int, LiveSequence]]) -> bool:
 
 
 def _is_used_up(used: int, bound: int, share: SequenceShare | None, own: int) -> bool:
-    """Whether no more may wait. `own` is what its holder has of what is used: with a key that is at most so
-    much that something is left for the next."""
-    keyed = share is not None and share.name != ""
-    return used >= bound or (keyed and own >= OF_THE_REST * (bound - used))
+    """Whether no more may wait. `own` is what its client has of what is used: at most so much that something
+    is left for the next client, where clients are told apart."""
+    known = share is not None and share.name != ""
+    return used >= bound or (known and own >= OF_THE_REST * (bound - used))

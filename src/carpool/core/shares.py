@@ -57,11 +57,11 @@ def divide_weights(lanes: Sequence[Lane]) -> list[float]:
 
 
 OF_THE_REST = 3
-"""Times what is free of a queue, which the holder of a key may have of it: something is left for the next."""
+"""Times what is free of a queue, which one client may have of it: something is left for the next."""
 
 
 class PlaceShare:
-    """What the holder of one key has of a model's places. Requests without a key share one, named ""."""
+    """What one client (`Job.payer`) has of a model's places. Unknown clients share one, named ""."""
 
     __slots__ = ("name", "places", "weight")
 

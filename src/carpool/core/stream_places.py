@@ -1,8 +1,8 @@
 """Who has the places of a decoupled model, whose answers to one request may go on for ever.
 
-Requests that come with a key wait here while all places are taken. The next place is for the holder who has
-least for its weight; where one has fewer than its share, the holder with most gives up the stream that has
-run longest. No holder may fill the queue to the end.
+Requests wait here while all places are taken. The next place is for the client (a key's holder, or else an
+address: `Job.payer`) that has least for its weight; where one has fewer than its share, the client with most
+gives up the stream that has run longest. No client may fill the queue to the end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from carpool.core.shares import OF_THE_REST, PlaceShare, who_yields
 
 
 class StreamShare(PlaceShare):
-    """What one holder has: `places` without the one that it is about to leave."""
+    """What one client has: `places` without the one that it is about to leave."""
 
     __slots__ = ("held", "running")
 
@@ -36,14 +36,14 @@ class StreamPlaces:
         self.held = 0
 
     def offer(self, job: Job) -> bool:
-        """It waits for its turn; or too many of its holder's do."""
-        share = self._shares.get(job.holder)
+        """It waits for its turn; or too many of its client's do."""
+        share = self._shares.get(job.payer)
         own = 0 if share is None else len(share.held)
         rest = self._most_held - self.held
         if rest <= 0 or own >= OF_THE_REST * rest:
             return False
         if share is None:
-            share = self._shares[job.holder] = StreamShare(job.holder, job.weight)
+            share = self._shares[job.payer] = StreamShare(job.payer, job.weight)
         share.weight = job.weight
         self._number += 1
         share.held[job] = self._number
@@ -51,15 +51,20 @@ class StreamPlaces:
         return True
 
     def is_held(self, job: Job) -> bool:
-        share = self._shares.get(job.holder)
+        share = self._shares.get(job.payer)
         return share is not None and job in share.held
+
+    def older_frame(self, job: Job) -> Job | None:
+        """What waits of the same live source."""
+        held = self.everybody_held() if job.latest else []
+        return next((one for one in held if one.latest and one.source == job.source), None)
 
     def everybody_held(self) -> list[Job]:
         return [job for share in self._shares.values() for job in share.held]
 
     def left(self, job: Job) -> None:
         """It has ended, or does not wait any more."""
-        share = self._shares[job.holder]
+        share = self._shares[job.payer]
         if job in share.held:
             del share.held[job]
             self.held -= 1

@@ -1,4 +1,4 @@
-"""What steps.py is told and what it answers: answers to be written, and the work that this is."""
+"""What text_scheduler.py is told and what it answers: answers to be written, and the work that this is."""
 
 from __future__ import annotations
 

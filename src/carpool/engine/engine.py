@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic as now
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -13,22 +14,20 @@ import numpy as np
 import orjson
 
 from carpool.backends.torch.device_sharing import limit_device_memory
-from carpool.clock import now
 from carpool.config.model import ModelConfig
 from carpool.config.presets import PictureChoice
 from carpool.config.repository import find_models, with_promise
 from carpool.core.job import INFINITY, NEW
-from carpool.engine.batch import Outcome, Work
-from carpool.engine.hardware import gpu_count
-from carpool.engine.model_calls import ModelCalls
-from carpool.engine.model_inputs import check_inputs, only_input, shape_key
-from carpool.engine.models.candidate import Override
-from carpool.engine.models.control import Checks, ModelControl
-from carpool.engine.models.fleet import Fleet
-from carpool.engine.models.on_demand import OnDemand
+from carpool.engine.fleet.control import Checks, ModelControl
+from carpool.engine.fleet.fleet import Fleet, newest
+from carpool.engine.fleet.model_calls import ModelCalls
+from carpool.engine.fleet.on_demand import OnDemand
+from carpool.engine.loading.candidate import Override
 from carpool.engine.models.served import Served, State
+from carpool.engine.profile.hardware import gpu_count
 from carpool.engine.profile.model_profile import ProfileStore
-from carpool.engine.route import newest
+from carpool.engine.run.batch import Outcome, Work
+from carpool.engine.run.model_inputs import check_inputs, only_input, shape_key
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, NotFound, Unavailable, Unsupported
 from carpool.link.door import ASK, UNLOADED, IndexEntry, LoadingStep
 from carpool.observe.counters import Block, Table, table_bytes
@@ -38,7 +37,7 @@ from carpool.vision.geometry import Geometry
 from carpool.vision.python_pictures import Answer, Picture, picture_file, typed
 
 if TYPE_CHECKING:
-    from carpool.engine.runner_client import Runner
+    from carpool.engine.loading.runner_client import Runner
 
 log = logger("engine")
 
@@ -347,7 +346,7 @@ class Engine:
         Without a model, the first that takes pictures answers. Options are those of the model's task, such as
         top_k.
         """
-        from carpool.vision.picture_plan import (
+        from carpool.vision.plans.picture_plan import (
             PicturePlan,  # brings OpenCV along, which no server's engine needs
         )
 

@@ -15,10 +15,10 @@ from carpool.config.triton import config_document
 from carpool.core.job import Reason
 from carpool.core.objectives import Promise
 from carpool.engine.engine import Engine
+from carpool.engine.fleet.fleet import newest
 from carpool.engine.models.ensemble_model import Ensemble
 from carpool.engine.models.pipeline_model import Pipeline
 from carpool.engine.models.served import Served, State
-from carpool.engine.route import newest
 from carpool.errors import CarpoolError, NotFound, Unsupported
 from carpool.link.advice import WriteGate, publish
 from carpool.link.door import Catalog, IndexEntry, ModelEntry
@@ -28,7 +28,7 @@ from carpool.observe.statistics import model_statistics, statistics
 
 if TYPE_CHECKING:
     from carpool.engine.engine_link import EngineSide
-    from carpool.engine.runner_client import Runner
+    from carpool.engine.loading.runner_client import Runner
 
 _PATH = re.compile(r"(?<![\w.:/…])/(?:[^\s/'\"<>|:;,()\[\]{}]+/)*[^\s/'\"<>|:;,()\[\]{}]*")
 _VERSION = re.compile(r"[0-9]{1,18}")
@@ -179,6 +179,7 @@ class EngineHost:
             digest=digest,
             decoupled=config.decoupled or served.writes,
             writes=served.writes,
+            has_places=config.decoupled or config.sequences is not None,
         )
 
     def pipeline(self, key: int) -> Pipeline | None:

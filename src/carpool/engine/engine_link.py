@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 
 from carpool.core.job import NEW, OFFERED
-from carpool.engine.batch import NO_INPUTS, Outcome, Work
-from carpool.engine.parts import MOST_UNSENT, LinkParts, OutgoingParts
-from carpool.engine.pipeline_trips import LinkTrips
+from carpool.engine.models.pipeline_trips import LinkTrips
+from carpool.engine.run.batch import NO_INPUTS, Outcome, Work
+from carpool.engine.run.decoupled import MOST_UNSENT, LinkParts, OutgoingParts
 from carpool.errors import CarpoolError, ModelError, NotFound, Unavailable
 from carpool.link import records
 from carpool.link.door import Catalog, ModelEntry, write_catalog
@@ -104,7 +104,7 @@ class Calls:
         work.timeout = timeout
         work.priority = priority
         if source:
-            work.source, work.holder, work.weight = self.sources.source(source)
+            work.source, work.holder, work.weight, work.payer = self.sources.source(source)
         work.latest, work.again = flags & records.LATEST != 0, flags & records.AGAIN != 0
         if flags & records.COMING:
             work.ready_at = now + coming
@@ -272,7 +272,7 @@ def _check_options(
 
 MOST_UNREAD = (4 << 20) + records.MAX_PART_BYTES
 """Unsent bytes above which nothing more is read from that front end. Parts alone never come to that: they
-leave one at a time, while less than `MOST_UNSENT` waits (engine/parts.py)."""
+leave one at a time, while less than `MOST_UNSENT` waits (engine/run/decoupled.py)."""
 _AT_ONCE = 16  # records of one front end in one turn of the loop: of eight front ends, three milliseconds
 _MOST_UNHEARD = 8 * _AT_ONCE  # above which no more is read: a burst is not worth two words to the kernel
 

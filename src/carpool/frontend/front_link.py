@@ -13,7 +13,7 @@ from carpool.core.job import INFINITY
 from carpool.core.refusal_words import SPARE as NO_SLACK
 from carpool.core.refusal_words import skipped
 from carpool.errors import CarpoolError, DeadlineExceeded, TooLarge, Unavailable
-from carpool.link.door import Answer, Ask, Hears, ModelEntry, read_catalog
+from carpool.link.door import Answer, Ask, Hears, ModelEntry, Sender, read_catalog
 from carpool.link.link_failures import read_failure
 from carpool.link.records import (
     ADMITTED,
@@ -305,13 +305,16 @@ class FrontLink:
             min(timeout, _LONGEST_S) if timeout else 0.0,
             coming,
             priority if priority < MAX_PRIORITY else MAX_PRIORITY,
-            self._sources.number(sender.source, sender.holder, sender.weight) if sender.source else 0,
+            self._source(sender) if sender.source or sender.payer else 0,
             flags,
         )
         say = self._outbox.put if self._calls else self._outbox.send  # nobody else is asked for with it
         say(record + details if details else record)
         call.number, call.link = number, self
         self._calls[number] = call
+
+    def _source(self, sender: Sender) -> int:
+        return self._sources.number(sender.source, sender.holder, sender.weight, sender.payer)
 
     def begin_booking(self, entry: ModelEntry) -> RemoteBooking:
         self._number += 1
@@ -462,7 +465,7 @@ class FrontLink:
             hears.part(Answer(outputs, sent=sent, finish=FINISHES[finish], last=bool(last)))
         except Exception:
             _log.exception("answer-failed")
-            call.give_up(CarpoolError("the server failed on an answer of this request"))
+            call.give_up(_failed())
 
     def _admitted(self, number: int) -> None:
         call = self._calls.get(number)
@@ -470,7 +473,11 @@ class FrontLink:
             raise ProtocolError(f"call {number} is let in, which is not open")
         coming, call.coming = call.coming, False
         if coming and call.hears is not None:
-            call.hears.admitted()
+            try:
+                call.hears.admitted()
+            except Exception:  # its own inputs do not come, and all others do
+                _log.exception("answer-failed")
+                call.give_up(_failed())
 
     def _declared(self, call: RemoteCall) -> Sequence[Tensor]:
         template, output = call.template, call.output
@@ -514,6 +521,10 @@ def expiry(entry: ModelEntry, arrived: float, deadline: float) -> float:
 
 def stalled() -> Unavailable:
     return Unavailable("the engine does not respond; try again later", reason="engine-stalled")
+
+
+def _failed() -> CarpoolError:
+    return CarpoolError("the server failed on an answer of this request")
 
 
 def _lost() -> Answer:

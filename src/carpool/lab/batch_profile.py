@@ -13,14 +13,14 @@ from time import monotonic, process_time
 from carpool import backends
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelSource, ModelVersion, find_models
-from carpool.core.curve import BatchCurve, Shape, shape_of
+from carpool.core.curve import BatchCurve, Shape, shape_of, sizes
 from carpool.core.numerals import numeral
-from carpool.engine.hardware import CpuWatch, gpu_count, hardware
-from carpool.engine.model_inputs import signature_of
-from carpool.engine.models.loading import Loading
+from carpool.engine.loading.loading import Loading
 from carpool.engine.profile.contention import contention
+from carpool.engine.profile.hardware import CpuWatch, gpu_count, hardware
 from carpool.engine.profile.instance_layout import Chosen, Layout
-from carpool.engine.profile.measuring import Effort, Measuring, Point, sizes
+from carpool.engine.profile.measuring import Effort, Measuring, Point
+from carpool.engine.run.model_inputs import signature_of
 from carpool.errors import InvalidInput
 from carpool.types import Signature
 

@@ -22,7 +22,7 @@ from carpool.config.backend_kinds import BackendKind, installed, kinds
 from carpool.config.otel_settings import otel_warning, package_is_missing, read_otel
 from carpool.config.server import ServerSettings, server_settings
 from carpool.config.usable_cores import usable_cores
-from carpool.engine.hardware import gpu_count, hardware
+from carpool.engine.profile.hardware import gpu_count, hardware
 from carpool.errors import CarpoolError
 
 _IMPORT_S = 60.0

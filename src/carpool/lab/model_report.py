@@ -10,13 +10,13 @@ from carpool.backends.backend import Backend, Placement
 from carpool.config.model import ModelConfig
 from carpool.config.presets import PictureChoice
 from carpool.config.repository import TOML, ModelSource, find_models
-from carpool.engine.hardware import gpu_count
-from carpool.engine.models.trial import Examined, examine, try_out
+from carpool.engine.loading.trial import Examined, examine, try_out
+from carpool.engine.profile.hardware import gpu_count
 from carpool.errors import ConfigError
 from carpool.lab.settings_file import settings_text
 from carpool.types import TensorSpec
-from carpool.vision.pixels import what_is_assumed
-from carpool.vision.settings import Described, VisionSettings, describe
+from carpool.vision.plans.pixels import what_is_assumed
+from carpool.vision.plans.settings import Described, VisionSettings, describe
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from carpool.backends.backend import Placement
 from carpool.config.presets import PictureChoice
 from carpool.config.repository import ModelSource
 from carpool.config.usable_cores import usable_cores
-from carpool.engine.models.trial import examine
+from carpool.engine.loading.trial import examine
 from carpool.engine.profile.measuring import Measuring
 from carpool.engine.profile.model_profile import cannot_keep
 from carpool.pipelines.picture_graph import PictureGraph

@@ -14,10 +14,10 @@ from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ModelConfig
 from carpool.config.presets import PRESETS, PictureChoice
 from carpool.config.repository import ModelSource
-from carpool.engine.models.trial import Examined, examine, try_out
+from carpool.engine.loading.trial import Examined, examine, try_out
 from carpool.errors import CarpoolError, ConfigError
-from carpool.vision.picture_plan import PicturePlan
-from carpool.vision.settings import describe
+from carpool.vision.plans.picture_plan import PicturePlan
+from carpool.vision.plans.settings import describe
 
 
 @dataclass(frozen=True, slots=True)

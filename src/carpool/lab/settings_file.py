@@ -14,8 +14,8 @@ from carpool.config.model import ImageSettings, ModelConfig
 from carpool.config.presets import PIXELS, PRESETS
 from carpool.errors import ConfigError
 from carpool.vision.geometry import scale_of
+from carpool.vision.plans.settings import Described, VisionSettings
 from carpool.vision.recognition import FLOATS
-from carpool.vision.settings import Described, VisionSettings
 
 LABELS = "labels.txt"
 _HEADING = "# What is known of this model. Every line may be changed: docs/configuration.md has them all."

@@ -10,8 +10,8 @@ from statistics import median
 
 from carpool.config.repository import ModelSource
 from carpool.core.curve import BatchCurve
-from carpool.engine.generation.text_loading import TextLoading, own_processes, promise_of
-from carpool.engine.hardware import CpuWatch, hardware
+from carpool.engine.generation.text_loading import TextLoading, promise_of
+from carpool.engine.profile.hardware import CpuWatch, hardware
 from carpool.engine.profile.measuring import Point
 from carpool.lab.batch_profile import CAUTION, Tell, doubts
 
@@ -50,7 +50,6 @@ class TextProfileReport:
     hardware: str
     encoders: int  # apart from the decoders; 0: one instance does both
     decoders: int
-    own_processes: tuple[str, ...]  # parts that have some: "encoder", or none
     slots: int  # of a decoder
     max_tokens: int
     encoder: tuple[PartRow, ...]
@@ -89,7 +88,6 @@ def profile_text(
         hardware=str(hardware()),
         encoders=promise.encoders,
         decoders=promise.decoders,
-        own_processes=tuple(own_processes(config)),
         slots=slots,
         max_tokens=promise.max_tokens,
         encoder=tuple(map(_row, encoder)),

@@ -56,7 +56,8 @@ class Sender(NamedTuple):
     `priority` is that of the key: the most urgent that a request with it may be, and what it is by default;
     0 is none, and 1 the most urgent: a request has the larger of its own and this. `holder` has the key, and
     `weight` is its part of a busy device, which all sources that it names share. `again`: another server was
-    asked before, and counted it.
+    asked before, and counted it. `payer` is the address of a client without a key, for models whose
+    places clients share.
     """
 
     source: str = ""
@@ -65,6 +66,7 @@ class Sender(NamedTuple):
     holder: str = ""
     weight: float = 1.0
     again: bool = False
+    payer: str = ""
 
     @property
     def named(self) -> str:
@@ -163,6 +165,7 @@ class ModelEntry:
     digest: str = ""  # of what it is made of, where answers are kept: the same one answers the same
     decoupled: bool = False  # it gives any number of answers to a request, or none, and then an end
     writes: bool = False  # its answers are pieces of one text, which may be asked for as a whole instead
+    has_places: bool = False  # its requests hold places, which clients share
 
     def in_parts(self, one_answer: str | bool) -> bool:
         """Its answers come one by one. Of text that is written, who takes one answer has all of it."""

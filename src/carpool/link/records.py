@@ -104,9 +104,11 @@ MAX_ASK_BYTES = 256 << 20
 MAX_UNSENT = 256 << 20
 """Bytes that may wait for the other side."""
 _ENDING = struct.Struct("<HHI")
-_OF_KEY = struct.Struct("<dB")
-"""In front of a source's name: the weight of its key, and how much of the name is the key's holder's."""
+_OF_SOURCE = struct.Struct("<dBB")
+"""In front of a source's name: the weight of its key, how much of the name is the key's holder's, and how
+many characters in front of the name are its client's address."""
 _LONGEST_NAME = MAX_SOURCE_CHARS + 65
+_LONGEST_ADDRESS = 64
 _NO_FIELDS = (0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0)
 
 Fields: TypeAlias = tuple[Any, ...]
@@ -277,11 +279,13 @@ def read_endings(payload: bytes, count: int) -> list[Ending]:
 
 
 class Source(NamedTuple):
-    """Who asks. Where it came with a key, its name begins with that of the key's holder."""
+    """Who asks. Where it came with a key, its name begins with that of the key's holder. `payer` is that
+    holder, or else its client's address, if that was said."""
 
     name: str
     holder: str = ""
     weight: float = 1.0
+    payer: str = ""
 
 
 _NOBODY = Source("")
@@ -294,11 +298,11 @@ class SaidSources:
         self._send = send
         self._numbers: dict[Source, int] = {}  # in the order in which they were given
 
-    def number(self, name: str, holder: str = "", weight: float = 1.0) -> int:
+    def number(self, name: str, holder: str = "", weight: float = 1.0, payer: str = "") -> int:
         """0 for none; the engine is told of one that it does not know."""
-        if not name:
+        if not name and not payer:
             return 0
-        found = self._numbers.get(source := Source(name, holder, weight))
+        found = self._numbers.get(source := Source(name, holder, weight, payer))
         return self._say(source) if found is None else found
 
     def _say(self, source: Source) -> int:
@@ -306,8 +310,10 @@ class SaidSources:
         full = len(numbers) >= MAX_SOURCES
         number = numbers.pop(next(iter(numbers))) if full else len(numbers) + 1
         numbers[source] = number
-        name = source.name[:_LONGEST_NAME].encode(errors="replace")
-        self._send(to_engine(SOURCE, number, _OF_KEY.pack(source.weight, len(source.holder)) + name))
+        payer = source.payer[:_LONGEST_ADDRESS]
+        said = _OF_SOURCE.pack(source.weight, len(source.holder), len(payer))
+        said += (payer + source.name[:_LONGEST_NAME]).encode(errors="replace")
+        self._send(to_engine(SOURCE, number, said))
         return number
 
 
@@ -319,15 +325,17 @@ class HeardSources:
 
     def hear(self, number: int, payload: bytes) -> None:
         try:
-            weight, held = _OF_KEY.unpack_from(payload)
-            name = payload[_OF_KEY.size :].decode()
+            weight, held, paid = _OF_SOURCE.unpack_from(payload)
+            said = payload[_OF_SOURCE.size :].decode()
         except (struct.error, UnicodeDecodeError):
             raise ProtocolError("a source that is no text") from None
-        if not 1 <= number <= MAX_SOURCES or not max(1, held) <= len(name) <= _LONGEST_NAME:
+        payer, name = said[:paid], said[paid:]
+        named = max(held, 0 if payer else 1) <= len(name) <= _LONGEST_NAME
+        if not 1 <= number <= MAX_SOURCES or not named or paid > _LONGEST_ADDRESS:
             raise ProtocolError(f"source {number} of {len(name)} characters, {held} of them a key's")
         if not LIGHTEST <= weight <= HEAVIEST:  # NaN too
             raise ProtocolError(f"source {number} of weight {weight}")
-        self._sources[number] = Source(name, name[:held], weight)
+        self._sources[number] = Source(name, name[:held], weight, payer or name[:held])
 
     def source(self, number: int) -> Source:
         found = self._sources.get(number)

@@ -35,16 +35,13 @@ class Failed(NamedTuple):
 
 
 class Worked(NamedTuple):
-    """The device has encoded so many, or stepped so many slots, or neither; how full it is; and what of it is
-    there: slots of decoders and encoders that are not being restarted."""
+    """The device has encoded so many, or stepped so many slots, or neither; and how full it is."""
 
     encoded: int
     stepped: int
     seconds: float
     used: int
     waiting: int
-    slots: int
-    encoders: int
 
 
 Event: TypeAlias = Piece | Failed | Worked
@@ -57,7 +54,6 @@ ASKED = struct.Struct("<ddI")
 
 _FROM_WRITER = struct.Struct("<IIQIHHdd")
 """Kind, payload bytes, number, tokens, status and finish, two numbers of seconds."""
-_THERE = struct.Struct("<II")
 _PIECE, _FAILED, _WORKED = 1, 2, 3
 _FINISHES = ("", STOP, LENGTH)
 _MOST_TEXT = 1 << 20
@@ -77,9 +73,7 @@ def _write(event: Event) -> bytes:
         status, payload = write_failure(event.error)
         return _FROM_WRITER.pack(_FAILED, len(payload), event.number, 0, status, 0, 0.0, 0.0) + payload
     used = event.used << 32 | event.waiting
-    there = _THERE.pack(event.slots, event.encoders)
-    head = (_WORKED, len(there), used, event.encoded, event.stepped, 0, event.seconds, 0.0)
-    return _FROM_WRITER.pack(*head) + there
+    return _FROM_WRITER.pack(_WORKED, 0, used, event.encoded, event.stepped, 0, event.seconds, 0.0)
 
 
 class EventReader:
@@ -102,5 +96,5 @@ class EventReader:
         if kind == _FAILED:
             return Failed(number, read_failure(status, payload, self._model))
         if kind == _WORKED:
-            return Worked(tokens, status, first, number >> 32, number & 0xFFFF_FFFF, *_THERE.unpack(payload))
+            return Worked(tokens, status, first, number >> 32, number & 0xFFFF_FFFF)
         raise ProtocolError(f"an event of kind {kind}")

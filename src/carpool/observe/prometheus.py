@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import isnan, nan
 from pathlib import Path
+from time import monotonic as now
 from typing import Any, NamedTuple, TypeAlias
 
-from carpool.clock import now
 from carpool.observe import columns
 from carpool.observe.columns import Histogram
 from carpool.observe.counters import Cells, ModelCells, Slot, Table

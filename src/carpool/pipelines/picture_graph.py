@@ -270,15 +270,15 @@ def width_for(place: Place, crop: CropSettings) -> int:
     """The kind of work that a rectified part is: the narrowest that holds all of it in its proportions."""
     if not crop.rectify:
         return 0
-    natural = natural_width(place, crop.height)
+    natural = natural_width(place, crop)
     return next((width for width in crop.widths if width >= natural), crop.widths[-1])
 
 
-def natural_width(place: Place, height: int) -> int:
+def natural_width(place: Place, crop: CropSettings) -> int:
     wide, high = place.size
     if high >= _TURNED * wide:  # it runs downwards, and is turned
         wide, high = high, wide
-    return max(1, ceil(height * wide / high))
+    return max(1, ceil(crop.height * crop.stretch * wide / high))
 
 
 def moved(answer: Document, place: Place, scale: tuple[float, float]) -> Document:

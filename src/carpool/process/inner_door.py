@@ -14,7 +14,7 @@ from time import monotonic
 import numpy as np
 
 from carpool.engine.engine_link import EngineSide
-from carpool.engine.model_calls import CallOfModel
+from carpool.engine.fleet.model_calls import CallOfModel
 from carpool.errors import InvalidInput, Unavailable
 from carpool.frontend.remote_door import RemoteDoor
 from carpool.link.door import Answer, Ask, Call, ModelEntry, OneAnswer

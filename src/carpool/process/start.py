@@ -10,20 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from carpool.config.server import ServerSettings
-from carpool.engine.drift_desk import DriftDesk
-from carpool.engine.engine import Engine, StartProgress
-from carpool.engine.engine_host import EngineHost
-from carpool.engine.engine_link import EngineSide
-from carpool.engine.engine_questions import (
+from carpool.engine.control.drift_desk import DriftDesk
+from carpool.engine.control.engine_questions import (
     ControlDesk,
     MemoryRegistry,
     answer_cache_questions,
     answer_profile_questions,
 )
+from carpool.engine.control.registry_rollouts import RegistryRollouts
+from carpool.engine.control.rollout_desk import RolloutDesk
+from carpool.engine.engine import Engine, StartProgress
+from carpool.engine.engine_host import EngineHost
+from carpool.engine.engine_link import EngineSide
 from carpool.engine.load_gauges import LoadGauges
-from carpool.engine.registry_rollouts import RegistryRollouts
-from carpool.engine.rollout_desk import RolloutDesk
-from carpool.engine.runner_client import Runner
+from carpool.engine.loading.runner_client import Runner
 from carpool.frontend.http.http_server import check_free, listen
 from carpool.frontend.remote_door import RemoteDoor
 from carpool.link.advice import GATE_BYTES, GateTable

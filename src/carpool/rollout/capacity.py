@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from carpool.core.curve import BatchCurve, slo_capacity
 from carpool.core.numerals import numeral
 from carpool.core.objectives import Promise
-from carpool.sim.simulation import Scenario, measure
 
 _SECONDS, _REQUESTS = 20.0, 20_000  # of virtual time, and at most so many of them: a second or two of work
 _TOO_MANY = 0.01  # refused or late, beyond what the simulator says of stable
@@ -88,6 +87,8 @@ def _capacity(one: Carrier, promise: Promise) -> float:
 
 def _lost(one: Carrier, promise: Promise, rate: float) -> float:
     """The share of such traffic that would not be answered in time."""
+    from carpool.sim.simulation import Scenario, measure  # most servers never check a candidate
+
     seconds = max(4.0 * promise.slo, min(_SECONDS, _REQUESTS / rate))
     policy = one.policy if isinstance(one.policy, Promise) else promise
     scenario = Scenario(one.curve, promise.slo, policy, rate, instances=one.instances, seconds=seconds)

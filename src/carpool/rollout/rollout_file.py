@@ -121,11 +121,6 @@ def file_for(folder: Path, model: str, home: Path) -> Path:
     return folder / "rollouts" / f"{_PLAIN.sub('_', model)[:80]}-{place}.json"
 
 
-def write_record(path: Path, record: Record, now: float) -> None:
-    """Raises `OSError`. Not for the loop's thread."""
-    write_document(path, as_json(record, now))
-
-
 def as_json(record: Record, now: float) -> bytes:
     """In the loop's thread, since it reads what that changes."""
     return orjson.dumps(

@@ -22,7 +22,7 @@ from carpool.backends.backend import (
     SharesDevice,
     aborted,
 )
-from carpool.engine.batch import BatchResult, BatchRun, Outcome
+from carpool.engine.run.batch import BatchResult, BatchRun, Outcome
 from carpool.errors import CarpoolError, ModelError, Unavailable
 from carpool.link import records
 from carpool.link.door import ModelEntry
@@ -296,7 +296,46 @@ EXIT_BROKEN = 4
 """A device that this process cannot use any more: only a new one can."""
 
 
-class RunnerInstance:
+class EngineSocket:
+    """The end of an instance's socket to the engine: what the engine says is read here, and obeyed."""
+
+    def __init__(self, entry: ModelEntry, arenas: Arenas, sock: socket.socket) -> None:
+        self._entry = entry
+        self._arenas = arenas
+        self._socket = sock
+        self._templates: dict[int, ServedTemplate] = {}
+
+    def _listen(self) -> None:
+        """Until the engine closes its end, or nothing that it says can be understood any more."""
+        reader = RecordReader(records.TO_RUNNER, records.MAX_TEMPLATE_BYTES)
+        try:
+            while data := self._next():
+                for (kind, _, number), payload in reader.feed(data):
+                    if kind == records.TEMPLATE:
+                        self._templates[number] = read_template(payload, lambda _key: self._entry)
+                    elif kind == records.RESET:
+                        self._templates.clear()
+                    elif not self._obeys(kind, number, payload):
+                        raise ProtocolError(f"a record of kind {kind}")
+        except OSError as error:
+            _log.warning("instance-cut-off", model=self._entry.name, error=str(error))
+        except Exception:
+            _log.exception("instance-failed", model=self._entry.name)
+
+    def _next(self) -> bytes:
+        return self._socket.recv(_READ_BYTES)
+
+    def _obeys(self, kind: int, number: int, payload: bytes) -> bool:
+        """False for a record that this instance does not know."""
+        raise NotImplementedError
+
+    def _die_if_broken(self, *, broken: bool) -> None:
+        if broken:
+            _log.error("device-broken", model=self._entry.name)
+            os._exit(EXIT_BROKEN)
+
+
+class RunnerInstance(EngineSocket):
     """Serves until the engine closes its end of the socket, then frees the model and closes ours."""
 
     def __init__(
@@ -310,6 +349,7 @@ class RunnerInstance:
         ended: Callable[[], None],
     ) -> None:
         """A batch runs in pieces of `piece` images; `most` are the bytes that an answer may take."""
+        super().__init__(entry, arenas, sock)
         self._on_device = isinstance(backend, SharesDevice) and bool(backend.device)
         self._spins_until = 0.0
         self._delivery = Delivery(entry.name, most)
@@ -318,11 +358,7 @@ class RunnerInstance:
         self._next_backend: Backend | None = None
         self._swapping = threading.Lock()
         self._over = False
-        self._entry = entry
-        self._arenas = arenas
-        self._socket = sock
         self._ended = ended
-        self._templates: dict[int, ServedTemplate] = {}
         threading.Thread(target=self._serve, name=f"{entry.name}-instance", daemon=True).start()
 
     def swap(self, backend: Backend) -> None:
@@ -358,15 +394,7 @@ class RunnerInstance:
             time.sleep(_WRITING_S)
 
     def _serve(self) -> None:
-        reader = RecordReader(records.TO_RUNNER, records.MAX_TEMPLATE_BYTES)
-        try:
-            while data := self._next():
-                for (kind, _, number), payload in reader.feed(data):
-                    self._obey(kind, number, payload)
-        except OSError as error:
-            _log.warning("instance-cut-off", model=self._entry.name, error=str(error))
-        except Exception:
-            _log.exception("instance-failed", model=self._entry.name)
+        self._listen()
         with self._swapping:
             self._over = True
         try:
@@ -384,19 +412,15 @@ class RunnerInstance:
                 return self._socket.recv(_READ_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 """Not yet. The call gave up the interpreter, so that nobody waits for who spins."""
-        return self._socket.recv(_READ_BYTES)
+        return super()._next()
 
-    def _obey(self, kind: int, number: int, payload: bytes) -> None:
-        if kind == records.RUN:
-            if self._next_backend is not None:
-                self._take_next_backend()
-            self._run(payload)
-        elif kind == records.TEMPLATE:
-            self._templates[number] = read_template(payload, lambda _key: self._entry)
-        elif kind == records.RESET:
-            self._templates.clear()
-        else:
-            raise ProtocolError(f"a record of kind {kind}")
+    def _obeys(self, kind: int, _number: int, payload: bytes) -> bool:
+        if kind != records.RUN:
+            return False
+        if self._next_backend is not None:
+            self._take_next_backend()
+        self._run(payload)
+        return True
 
     def _run(self, payload: bytes) -> None:
         riders: list[RequestInMemory] = []
@@ -441,9 +465,7 @@ class RunnerInstance:
         self._socket.sendall(record + payload)
         if self._on_device and timing.batch == 1:
             self._spins_until = time.monotonic() + _SPIN_S
-        if self._breaks is not None and self._breaks.broken:
-            _log.error("device-broken", model=self._entry.name)
-            os._exit(EXIT_BROKEN)
+        self._die_if_broken(broken=self._breaks is not None and self._breaks.broken)
 
 
 def _as_they_are(inputs: Mapping[str, Array]) -> Mapping[str, Array]:

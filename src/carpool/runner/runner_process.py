@@ -28,7 +28,7 @@ from carpool.backends.backend import Backend, SharesDevice
 from carpool.backends.stepper import TextInstance
 from carpool.backends.torch.device_sharing import limit_device_memory, room_for_pictures
 from carpool.engine.generation.text_loading import TextLoading
-from carpool.engine.hosted_model import (
+from carpool.engine.loading.hosted_model import (
     ASIDE,
     Failure,
     LoadOrder,
@@ -37,7 +37,7 @@ from carpool.engine.hosted_model import (
     Prepared,
     imported_packages,
 )
-from carpool.engine.models.loading import Loading, Ready, ReportStep
+from carpool.engine.loading.loading import Loading, Ready, ReportStep
 from carpool.engine.profile.model_profile import ProfileStore
 from carpool.errors import CarpoolError, ModelError
 from carpool.link.child_process import Control, Message, live_as_child, spare_the_collector, switch_often
@@ -51,7 +51,7 @@ from carpool.process.shared_settings import apply_log_settings
 from carpool.runner.picture_slots import PictureSlots
 from carpool.runner.runner_instance import Arenas, RunnerInstance
 from carpool.runner.runner_text import RunnerText
-from carpool.vision.settings import write as write_vision
+from carpool.vision.plans.settings import write as write_vision
 
 _log = logger("runner")
 _QUIET_S = 0.5  # without anybody who waits for an instance

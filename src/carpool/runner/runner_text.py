@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from carpool.backends.stepper import TextInstance
 from carpool.core.curve import BatchCurve
-from carpool.core.steps import StepScheduler
+from carpool.core.text_scheduler import TextScheduler
 from carpool.engine.generation.text_loading import promise_of
 from carpool.engine.generation.text_loop import TextLoop
-from carpool.engine.models.loading import Ready
+from carpool.engine.loading.loading import Ready
 from carpool.errors import CarpoolError, ModelError
 from carpool.link import records
 from carpool.link.door import ModelEntry
-from carpool.link.records import ProtocolError, RecordReader
-from carpool.link.templates import ServedTemplate, read_template
 from carpool.link.text_records import ASKED, LEAVE, WRITE, Event, Failed, write_events
-from carpool.observe.logs import logger
-from carpool.runner.runner_instance import EXIT_BROKEN, Arenas
+from carpool.runner.runner_instance import Arenas, EngineSocket
 from carpool.types import Array
 
-_log = logger("runner")
-_READ_BYTES = 1 << 18
 
-
-class RunnerText:
+class RunnerText(EngineSocket):
     """Serves until the engine closes its end of the socket, or the device fails; then it closes ours.
 
     Several threads send: those that write, and the reader's for what it refuses. A lock keeps their records
@@ -44,14 +37,11 @@ class RunnerText:
         ended: Callable[[], None],
     ) -> None:
         assert isinstance(ready.step, BatchCurve)
+        super().__init__(entry, arenas, sock)
         self._instance = instance
-        self._entry = entry
-        self._arenas = arenas
-        self._socket = sock
         self._sending = threading.Lock()
         self._gone = ended
-        self._templates: dict[int, ServedTemplate] = {}
-        scheduler = StepScheduler(ready.curve, ready.step, promise_of(ready.config, instance.slots))
+        scheduler = TextScheduler(ready.curve, ready.step, promise_of(ready.config, instance.slots))
         self._loop = TextLoop(entry.name, instance, scheduler, self._send, self._over)
         self._loop.start()
         threading.Thread(target=self._serve, name=f"{entry.name}-instance", daemon=True).start()
@@ -70,40 +60,25 @@ class RunnerText:
 
     def _over(self) -> None:
         """In a writer's thread, after its last word: the engine hears of the end by the socket."""
-        if self._instance.broken:
-            _log.error("device-broken", model=self._entry.name)
-            os._exit(EXIT_BROKEN)
+        self._die_if_broken(broken=self._instance.broken)
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             """The engine was faster."""
 
     def _serve(self) -> None:
-        reader = RecordReader(records.TO_RUNNER, records.MAX_TEMPLATE_BYTES)
-        try:
-            while data := self._socket.recv(_READ_BYTES):
-                for (kind, _, number), payload in reader.feed(data):
-                    self._obey(kind, number, payload)
-        except OSError as error:
-            _log.warning("instance-cut-off", model=self._entry.name, error=str(error))
-        except Exception:
-            _log.exception("instance-failed", model=self._entry.name)
+        self._listen()
         self._loop.close()
         with self._sending:
             self._socket.close()
         self._gone()
 
-    def _obey(self, kind: int, number: int, payload: bytes) -> None:
+    def _obeys(self, kind: int, number: int, payload: bytes) -> bool:
         if kind == WRITE:
             self._write(number, payload)
         elif kind == LEAVE:
             self._loop.cancel(number)
-        elif kind == records.TEMPLATE:
-            self._templates[number] = read_template(payload, lambda _key: self._entry)
-        elif kind == records.RESET:
-            self._templates.clear()
-        else:
-            raise ProtocolError(f"a record of kind {kind}")
+        return kind in (WRITE, LEAVE)
 
     def _write(self, number: int, payload: bytes) -> None:
         arena, template, offset, _, _ = records.RUN_PLACE.unpack_from(payload)

@@ -14,13 +14,12 @@ from statistics import fmean
 from typing import Any, Protocol
 
 from carpool.core.instance import Batch
-from carpool.core.job import Job, Reason
+from carpool.core.job import Reason
 from carpool.core.scaling import Autoscaler, ScalingRule
 from carpool.core.scheduler import Scheduler
 from carpool.sim.arrivals import Arrival, Ride
 from carpool.sim.simulation import Report, Run, Scenario, Simulation, report
 
-BALANCERS = ("rr", "least", "p2c", "weighted")
 _HOP_S = 0.0005  # until a request that was refused at a gate is at another replica: as measured
 _REPORT_S = 1.0  # between two looks at what replicas say of themselves: a balancer's weights are that old
 _SCRAPE_S, _SCRAPES = 5.0, 6  # between two looks at a gauge, and how many of them a query looks back
@@ -71,17 +70,7 @@ class Replica(Simulation):
         """Why it was refused at the gate."""
         self.reach(now)
         self.got += 1
-        arrival = ride.arrival
-        job = Job(
-            now,
-            images=arrival.images,
-            source=arrival.source,
-            latest=self.latest and bool(arrival.source),
-            priority=arrival.priority,
-            outside=self.outside,
-            payload=ride,
-        )
-        refusal = self.scheduler.offer(job, now)
+        refusal = self.scheduler.offer(self._job(ride, now), now)
         self._look_again = self._act(now)
         return None if refusal is None else refusal.reason
 
@@ -426,9 +415,3 @@ def measure_fleet(fleet: FleetScenario, on_step: Callable[[], None] | None = Non
         replica_seconds=fmean(run.replica_seconds for run in runs),
         worst_seed_attainment=min(one_report.attainment for one_report in reports),
     )
-
-
-def attainment_between(run: FleetRun, slo: float, start: float, end: float) -> float:
-    """Of what came in this time: answered within the promise."""
-    rides = [ride for ride in run.run.rides if start <= ride.arrival.at < end]
-    return sum(1 for ride in rides if ride.latency is not None and ride.latency <= slo) / max(1, len(rides))

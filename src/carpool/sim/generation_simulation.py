@@ -14,8 +14,8 @@ from statistics import fmean
 from typing import Any
 
 from carpool.core.curve import BatchCurve
-from carpool.core.steps import StepScheduler
 from carpool.core.text_job import Encode, Step, TextJob, TextPromise
+from carpool.core.text_scheduler import TextScheduler
 from carpool.errors import InvalidInput
 from carpool.sim.arrivals import Arrival, Poisson, Traffic
 from carpool.sim.simulation import Device, percentile
@@ -69,7 +69,6 @@ class TextRide:
     given_up: bool = False
     last: float = 0.0  # when its last token so far came
     longest: float = 0.0  # between two of its tokens
-    leaves: int = 0  # its client leaves after so many; 0: stays to the end
 
     def token(self, now: float) -> None:
         self.tokens += 1
@@ -121,7 +120,6 @@ class TextScenario:
     noise: float = 0.05
     stall_share: float = 0.002
     stall_factor: float = 2.0
-    leave_share: float = 0.0  # of the clients, who leave somewhere in their answer
 
     def requests(self, seed: int) -> list[TextRide]:
         random = Random(seed)
@@ -137,11 +135,9 @@ class GenerationSimulation:
     """Feeds requests to a step scheduler and plays encoders and decoders, on one device or on their own."""
 
     def __init__(self, scenario: TextScenario, seed: int) -> None:
-        self.scheduler = StepScheduler(scenario.encoder, scenario.step, scenario.promise)
-        self._scenario = scenario
+        self.scheduler = TextScheduler(scenario.encoder, scenario.step, scenario.promise)
         self._encoder, self._decoder = scenario.device(scenario.encoder), scenario.device(scenario.step)
         self._random = Random(f"device {seed}")
-        self._leaving = Random(f"clients {seed}")
         self._running: list[tuple[float, Encode | Step]] = []
         self.run = TextRun()
 
@@ -159,8 +155,6 @@ class GenerationSimulation:
         self.run.rides.append(ride)
         job = TextJob(ride.arrival.at, payload=ride)
         ride.refused = self.scheduler.offer(job, ride.arrival.at) is not None
-        if self._leaving.random() < self._scenario.leave_share:
-            ride.leaves = self._leaving.randint(1, ride.length)
 
     def _advance(self, until: float, look_again: float | None) -> float | None:
         while True:
@@ -204,9 +198,6 @@ class GenerationSimulation:
             job.payload.whole = now - job.arrived
         for job, *_ in boundary.given_up:
             job.payload.given_up = True
-        for job in work.jobs:
-            if job.tokens == job.payload.leaves:
-                self.scheduler.cancel(job, now)
 
 
 def play_static(scenario: TextScenario, seed: int) -> TextRun:

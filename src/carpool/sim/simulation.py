@@ -77,8 +77,15 @@ class Simulation:
     def _offer(self, arrival: Arrival) -> None:
         ride = Ride(arrival)
         self.run.rides.append(ride)
-        job = Job(
-            arrival.at,
+        ride.refused = self._refused(self._job(ride, arrival.at), arrival.at)
+
+    def _refused(self, job: Job, now: float) -> bool:
+        return self.scheduler.offer(job, now) is not None
+
+    def _job(self, ride: Ride, now: float) -> Job:
+        arrival = ride.arrival
+        return Job(
+            now,
             images=arrival.images,
             source=arrival.source,
             latest=self.latest and bool(arrival.source),
@@ -86,10 +93,6 @@ class Simulation:
             outside=self.outside,
             payload=ride,
         )
-        ride.refused = self._refused(job, arrival.at)
-
-    def _refused(self, job: Job, now: float) -> bool:
-        return self.scheduler.offer(job, now) is not None
 
     def _advance(self, until: float, look_again: float | None) -> float | None:
         """Play whatever the device and the scheduler do before this time."""

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import floor, isfinite
+from time import monotonic as now
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from carpool.clock import now
 from carpool.errors import InvalidInput
 from carpool.types import Array
 from carpool.video.camera_address import CameraAddress

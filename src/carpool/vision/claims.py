@@ -36,6 +36,8 @@ _PPOCR_LINE, _PPOCR_PAGE = (48, 640), (960, 960)
 _KERNELS = {0: "pil-nearest", 1: "pil-lanczos", 2: "pil-bilinear", 3: "pil-bicubic"}
 _KERNELS_BY_NAME = {name.removeprefix("pil-"): name for name in _KERNELS.values()}
 _CROP_MODES = {"squash": "stretch", "border": "letterbox"}  # timm's, beside its center
+_FLIPS = "MobileViT"  # a processor that turns RGB into BGR unless its file says otherwise
+_NEVER_NORMALISE = (_FLIPS, "GLPN")  # without mean and std, which their files may name all the same
 _WARPED = 384  # pixels from which on ConvNeXt's processor does not crop
 
 
@@ -194,7 +196,7 @@ def _with_preprocessor(claims: Claims, settings: Mapping[str, Any]) -> Claims:
     kernel = _KERNELS.get(settings.get("resample", -1))
     if kernel:
         image["kernel"] = kernel
-    if settings.get("do_flip_channel_order"):
+    if settings.get("do_flip_channel_order", _processor(settings).startswith(_FLIPS)):
         image["channels"] = "bgr"
     image |= _values(settings)
     words = ", ".join(f"{key} {value}" for key, value in image.items())
@@ -209,7 +211,7 @@ def _fitted(settings: Mapping[str, Any]) -> tuple[tuple[int, int] | None, dict[s
     if settings.get("do_center_crop"):
         cut = _edges(settings.get("crop_size"))
         crop = min(cut) / min(size) if cut and size else 1.0
-        return cut or size, {"resize": "crop", "crop": min(crop, 1.0)}
+        return cut or size, {"resize": "crop", "crop": crop} if crop <= 1 else {}  # else it pads
     share = settings.get("crop_pct")
     if size and isinstance(share, float) and 0 < share <= 1:  # ConvNeXt's
         crop = size[0] / int(size[0] / share)
@@ -234,12 +236,18 @@ def _values(settings: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     shift = 1.0 if settings.get("rescale_offset") else 0.0  # taken away before the rest
     normalises = settings.get("do_normalize")
+    if normalises is None and _processor(settings).startswith(_NEVER_NORMALISE):
+        normalises = False
     if normalises is False:
         return {"scale": scale, "mean": (shift,)}
     mean, std = _numbers(settings.get("image_mean")), _numbers(settings.get("image_std"))
     if normalises is not True or not mean or not std or min(std) <= 0:
         return {}
     return {"scale": scale, "mean": tuple(number + shift for number in mean), "std": std}
+
+
+def _processor(settings: Mapping[str, Any]) -> str:
+    return str(settings.get("image_processor_type", settings.get("feature_extractor_type", "")))
 
 
 def _numbers(value: object) -> tuple[float, ...] | None:

@@ -48,9 +48,11 @@ def crop(picture: Decoded, left: int, top: int, right: int, bottom: int) -> Deco
     return Decoded(part, part.shape[1], part.shape[0])
 
 
-def rectified(picture: Decoded, corners: Sequence[Sequence[float]], height: int, longest: int) -> Decoded:
+def rectified(
+    picture: Decoded, corners: Sequence[Sequence[float]], height: int, longest: int, stretch: float = 1.0
+) -> Decoded:
     """A quadrilateral of the whole picture's pixels as an upright picture of this height."""
     rows, columns = picture.pixels.shape[:2]
     scale = np.array([columns / picture.width, rows / picture.height], np.float32)
-    upright = rectify(picture.pixels, np.array(corners, np.float32) * scale, height, longest)
+    upright = rectify(picture.pixels, np.array(corners, np.float32) * scale, height, longest, stretch)
     return Decoded(upright, upright.shape[1], upright.shape[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -99,13 +100,16 @@ def upright(pixels: Array, orientation: int) -> Array:
 # ---- pictures through Pillow: every format and colour type but ordinary JPEGs, as RGB
 
 _ALPHA = ("RGBA", "LA", "PA", "RGBa", "La")
-_ROWS = 256  # blended at a time, so that the wider numbers stay in the cache
+_STRIP = (
+    1 << 20
+)  # pixels that are made RGB at a time: what that takes besides is little, and stays in the cache
 
 
 def _through_pillow(data: Buffer, head: Head) -> Array:
     """The first frame as uint8 [h, w, 3]; only TIFFs come back turned upright."""
     from PIL import Image  # costs 40 ms to import, and most servers never need it
 
+    Image.core.set_use_block_allocator(1)  # type: ignore[attr-defined]  # a picture in one piece, whose pages are given back at its end
     try:
         with Image.open(BytesIO(data), formats=[head.format.upper()]) as image:
             if sorted(image.size) != sorted((head.width, head.height)):  # before memory is taken for it
@@ -120,30 +124,68 @@ def _through_pillow(data: Buffer, head: Head) -> Array:
 
 
 def _rgb(image: Image.Image, head: Head) -> Array:
+    """Strip by strip. A large picture of four bytes a pixel, as Pillow keeps colours, is moved together where
+    it lies: each strip ends before the next begins. A copy of fifty million pixels would be 150 MB more."""
+    width, height = image.size
+    rows = max(1, _STRIP // width)
+    memory = None if rows >= height else _memory_of(image)
+    size = 3 * width * height
+    pixels = (np.empty(size, np.uint8) if memory is None else memory[:size]).reshape(height, width, 3)
+    for top in range(0, height, rows):
+        end = min(height, top + rows)
+        strip = image if rows >= height else image.crop((0, top, width, end))
+        pixels[top:end] = _strip_as_rgb(strip, head)
+    return pixels
+
+
+def _strip_as_rgb(image: Image.Image, head: Head) -> Array:
+    """The same as uint8 [h, w, 3]; or [h, w, 1], of a grey one."""
     if image.mode in _ALPHA or "transparency" in image.info:
         return _on_white(np.asarray(image if image.mode == "RGBA" else image.convert("RGBA")))
     if image.mode.startswith("I;16") or (image.mode == "I" and head.bits == 16):
-        return _from_grey((np.asarray(image) >> 8).astype(np.uint8))
+        return (np.asarray(image) >> 8).astype(np.uint8)[:, :, None]
     if image.mode in ("I", "F"):
         raise ValueError("32 bits per channel are too many; 8 and 16 are read")
     if image.mode == "L":
-        return _from_grey(np.asarray(image))
-    return np.array(image if image.mode == "RGB" else image.convert("RGB"))
-
-
-def _from_grey(grey: Array) -> Array:
-    pixels: Array = cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB)
-    return pixels
+        return np.asarray(image)[:, :, None]
+    return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
 
 
 def _on_white(rgba: Array) -> Array:
     """What shines through is white, as on a page: colours under full transparency are often leftovers."""
-    pixels = np.empty((*rgba.shape[:2], 3), np.uint8)
-    for top in range(0, len(rgba), _ROWS):
-        rows = rgba[top : top + _ROWS]
-        lacking = (255 - rows[:, :, :3]).astype(np.uint16) * rows[:, :, 3:]
-        pixels[top : top + _ROWS] = 255 - (lacking + 127) // 255
+    lacking = (255 - rgba[:, :, :3]).astype(np.uint16) * rgba[:, :, 3:]
+    pixels: Array = 255 - (lacking + 127) // 255
     return pixels
+
+
+class _ArrowArray(ctypes.Structure):
+    """Of Arrow's C data interface, by which Pillow tells where the pixels of a picture are."""
+
+
+_ArrowArray._fields_ = [
+    *((name, ctypes.c_int64) for name in ("length", "nulls", "offset", "n_buffers", "n_children")),
+    ("buffers", ctypes.POINTER(ctypes.c_void_p)),
+    ("children", ctypes.POINTER(ctypes.POINTER(_ArrowArray))),
+    *((name, ctypes.c_void_p) for name in ("dictionary", "release", "private")),
+]
+
+
+def _memory_of(image: Image.Image) -> Array | None:
+    """Pillow's own, flat and to be written to, of a picture with four bytes a pixel in one piece. It stays as
+    long as the array does. None of any other."""
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    try:
+        _, told = image.__arrow_c_array__()
+    except (AttributeError, ValueError):
+        return None
+    array = _ArrowArray.from_address(pointer(told, b"arrow_array"))
+    size = 4 * image.width * image.height
+    if array.n_children != 1 or array.children[0].contents.length != size:
+        return None
+    memory = (ctypes.c_uint8 * size).from_address(array.children[0].contents.buffers[1])
+    memory.owner = image.im  # type: ignore[attr-defined]
+    return np.frombuffer(memoryview(memory).cast("B"), np.uint8)
 
 
 # ---- which JPEGs every decoder reads alike, a device's too: told from their heads, in a few microseconds

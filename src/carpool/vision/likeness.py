@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,16 @@ import numpy as np
 from carpool.types import Array
 
 _KEYPOINT = 0.1  # of the box's size: so far from each other two points are 0.6 alike
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The difference between two answers to one picture."""
+
+    differs: bool
+    how_much: float  # 0 to 1: by this the worst come first
+    why: str  # in a sentence
+    details: Mapping[str, Any] = field(default_factory=dict)  # for JSON
 
 
 def keypoints_alike(a: Array, b: Array, area: float) -> float:

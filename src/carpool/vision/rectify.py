@@ -13,18 +13,24 @@ _UPRIGHT = 1.5  # times higher than wide: a line that runs down the page
 _MOST_SIDE = 8192  # pixels of what is cut out
 
 
-def rectify(pixels: Array, polygon: Sequence[Sequence[float]] | Array, height: int, longest: int) -> Array:
-    """RGB [height, width, 3], of the quadrilateral's proportions, but 1 to `longest` wide: what is longer is
-    squeezed. Corners go round from where reading begins; a quadrilateral much higher than wide is read
-    downwards, and so turned. What lies beyond the picture's edges repeats them; a quadrilateral without any
-    area is one pixel of it."""
+def rectify(
+    pixels: Array,
+    polygon: Sequence[Sequence[float]] | Array,
+    height: int,
+    longest: int,
+    stretch: float = 1.0,
+) -> Array:
+    """RGB [height, width, 3], `stretch` times as wide as the quadrilateral's proportions say, but 1 to
+    `longest`: what is longer is squeezed. Corners go round from where reading begins; a quadrilateral much
+    higher than wide is read downwards, and so turned. What lies beyond the picture's edges repeats them; a
+    quadrilateral without any area is one pixel of it."""
     corners = np.nan_to_num(np.array(polygon, np.float32).reshape(4, 2), nan=0.0, posinf=0.0, neginf=0.0)
     limit = np.array([pixels.shape[1], pixels.shape[0]], np.float32)
     corners = np.clip(corners, -limit, 2 * limit)
     wide, high = _sides(corners)
     if high >= _UPRIGHT * wide and high > 2:
         corners, (wide, high) = np.roll(corners, -1, axis=0), (high, wide)
-    wide, high = min(max(wide, 1.0), _MOST_SIDE), min(max(high, 1.0), _MOST_SIDE)
+    wide, high = min(max(wide * stretch, 1.0), _MOST_SIDE), min(max(high, 1.0), _MOST_SIDE)
     width = min(max(round(wide * height / high), 1), longest)
     first = (round(wide), round(high)) if high > height else (width, height)
     cut = _warped(pixels, corners, first)

@@ -1,18 +1,20 @@
-"""What an HTTP server replies, read from a stream within bounds: for those who ask others over asyncio."""
+"""What an HTTP server replies, read within bounds, for those who ask other servers. `ReplyReader` is given
+the bytes as they come and knows no socket; `read_reply` and `begin_reply` read from a stream with it."""
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
 
-_STATUS = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9]{2})(?: [^\r\n]*)?")
+_STATUS = re.compile(r"HTTP/1\.([01]) ([1-5][0-9]{2})(?: [^\r\n]*)?")
 _NO_BODY = (204, 304)
+_MOST_HEAD = 64 * 1024
 _MOST_FIELDS = 128
 _MOST_INTERIM = 8  # replies of status 1xx before the one that counts
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
+_MOST_CHUNK_LINE = 300
+_AT_ONCE = 256 * 1024
 
 
 class NotHttp(ValueError):
@@ -23,83 +25,137 @@ class TooLong(ValueError):
     """The body is longer than wanted."""
 
 
-class Reply(NamedTuple):
-    status: int
-    fields: Mapping[str, str]  # names in small letters
-    body: bytes
-    keep: bool  # the connection can carry another request
+class ReplyReader:
+    """Reads one reply to a request that was no HEAD. Raises `NotHttp` and `TooLong`."""
 
-
-async def read_reply(reader: asyncio.StreamReader, most_bytes: int) -> Reply:
-    """To a request that was no HEAD. Raises `NotHttp` and `TooLong`; how long it may take is the caller's."""
-    with _told_as_no_http():
-        status, fields, may_keep = await _begin(reader)
-        body, ended = await _read_body(reader, status, fields, most_bytes)
-        return Reply(status, fields, body, ended and may_keep)
-
-
-class ReplyBody:
-    """A reply whose body is read as it comes."""
-
-    def __init__(
-        self, reader: asyncio.StreamReader, status: int, fields: Mapping[str, str], *, may_keep: bool
-    ) -> None:
-        self.reader = reader
-        self.status = status
-        self.fields = fields
+    def __init__(self, most_bytes: int) -> None:
+        self.status = 0  # until the head is complete
+        self.fields: Mapping[str, str] = {}  # names in small letters
+        self.over = False  # all of the reply has come
         self.keep = False  # the connection can carry another request: known at the end
-        self._may_keep = may_keep
-        self._over = False
+        self.extra = False  # more bytes came than the reply has
+        self._most = most_bytes  # of the body that may still come
+        self._buffer = b""  # has come and was not looked at yet
+        self._interim = 0
+        self._may_keep = False
+        self._chunked = False
+        self._left: int | None = 0  # bytes of the body, or of the chunk; None is until the connection closes
+        self._behind = False  # behind the data of a chunk
 
-    async def next(self, most_bytes: int) -> bytes:
-        """What came next; nothing at the end. What is not chunked comes whole."""
-        if self._over:
+    def feed(self, data: bytes) -> bytes:
+        """The part of the body that came with this."""
+        self._buffer = self._buffer + data if self._buffer else data
+        if not self.status and not self._read_head():
             return b""
-        with _told_as_no_http():
-            if self.fields.get("transfer-encoding", "").lower() == "chunked":
-                piece, ended = await _read_chunk(self.reader, most_bytes), True
-                self._over = not piece
-            else:
-                piece, ended = await _read_body(self.reader, self.status, self.fields, most_bytes)
-                self._over = True
-        self.keep = self._over and ended and self._may_keep
-        return piece
+        part = self._read_chunks() if self._chunked else self._read_body()
+        if self.over:
+            self.extra = bool(self._buffer)
+            self.keep = self._may_keep and not self.extra
+        return part
+
+    def end(self) -> None:
+        """The connection was closed: the end of a body whose length was not told."""
+        if not self.over and (not self.status or self._left is not None):
+            raise NotHttp("the connection ended before the reply did")
+        self.over = True
+        self.keep = False
+
+    def _read_head(self) -> bool:
+        """Whether it is complete; then it is known where the body will end."""
+        while True:
+            head, end, rest = self._buffer.partition(b"\r\n\r\n")
+            if len(head) > _MOST_HEAD:
+                raise NotHttp("the reply's head has no end")
+            if not b"HTTP/1.".startswith(head[:7]):
+                raise NotHttp("the reply does not begin as HTTP/1.1 does")
+            if not end:
+                return False
+            self._buffer = rest
+            status, minor, fields = _fields_of(head)
+            if status >= 200:
+                break
+            self._interim += 1
+            if self._interim > _MOST_INTERIM:
+                raise NotHttp("too many interim replies")
+        self.status, self.fields = status, fields
+        self._may_keep = minor == 1 and "close" not in fields.get("connection", "").lower()
+        self._chunked = status not in _NO_BODY and "transfer-encoding" in fields
+        if self._chunked:
+            if fields["transfer-encoding"].lower() != "chunked":
+                raise NotHttp("the reply comes in an unknown encoding")
+        elif status not in _NO_BODY:
+            self._left = self._length(fields.get("content-length"))
+        return True
+
+    def _length(self, length: str | None) -> int | None:
+        if length is None:
+            return None
+        if not (length.isascii() and length.isdigit() and len(length) < 19):
+            raise NotHttp("the reply's length is no number")
+        self._expect(int(length))
+        return int(length)
+
+    def _expect(self, length: int) -> None:
+        if length > self._most:
+            raise TooLong(f"{length - self._most} bytes longer than it may be")
+        self._most -= length
+
+    def _read_body(self) -> bytes:
+        part = self._take()
+        if self._left is None:
+            self._expect(len(part))
+        self.over = self._left == 0
+        return part
+
+    def _take(self) -> bytes:
+        part = self._buffer if self._left is None else self._buffer[: self._left]
+        self._buffer = self._buffer[len(part) :]
+        if self._left is not None:
+            self._left -= len(part)
+        return part
+
+    def _read_chunks(self) -> bytes:
+        parts = []
+        while not self.over:
+            if self._left:
+                parts.append(self._take())
+                self._behind = True
+            if self._left or not self._read_size():
+                break
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _read_size(self) -> bool:
+        """The line before the next chunk, behind the end of the one before; after the last one, the rest."""
+        start = 2 if self._behind else 0
+        if start and not b"\r\n".startswith(self._buffer[:2]):
+            raise NotHttp("a chunk is longer than it says")
+        found = _CHUNK_SIZE.match(self._buffer, start)
+        if found is None:
+            if len(self._buffer) > _MOST_CHUNK_LINE or b"\n" in self._buffer[start:]:
+                raise NotHttp("a chunk has no length")
+            return False
+        length = int(found[1], 16)
+        if length:
+            self._expect(length)
+            self._left, self._buffer = length, self._buffer[found.end() :]
+            return True
+        end = self._buffer.find(b"\r\n\r\n", found.end() - 2)  # behind fields that nobody here wants
+        if end < 0 and len(self._buffer) > _MOST_HEAD:
+            raise NotHttp("too many trailers")
+        if end >= 0:
+            self.over, self._buffer = True, self._buffer[end + 4 :]
+        return end >= 0
 
 
-async def begin_reply(reader: asyncio.StreamReader) -> ReplyBody:
-    """The head of a reply to a request that was no HEAD."""
-    with _told_as_no_http():
-        status, fields, may_keep = await _begin(reader)
-    return ReplyBody(reader, status, fields, may_keep=may_keep)
-
-
-@contextmanager
-def _told_as_no_http() -> Iterator[None]:
-    try:
-        yield
-    except asyncio.IncompleteReadError:
-        raise NotHttp("the connection ended before the reply did") from None
-    except asyncio.LimitOverrunError:
-        raise NotHttp("the reply's head has no end") from None
-
-
-async def _begin(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bool]:
-    """Status, fields, and whether the connection may be used again if the body's end is told."""
-    for _ in range(_MOST_INTERIM):
-        status, minor, fields = _read_head(await reader.readuntil(b"\r\n\r\n"))
-        if status >= 200:
-            return status, fields, minor == 1 and fields.get("connection", "").lower() != "close"
-    raise NotHttp("too many interim replies")
-
-
-def _read_head(head: bytes) -> tuple[int, int, dict[str, str]]:
-    first, *lines = head[:-4].split(b"\r\n")
+def _fields_of(head: bytes) -> tuple[int, int, dict[str, str]]:
+    """The status, the minor version and the fields."""
+    first, *lines = head.decode("latin-1").split("\r\n")
     found = _STATUS.fullmatch(first)
     if found is None or len(lines) > _MOST_FIELDS:
         raise NotHttp("the reply does not begin as HTTP/1.1 does")
     fields: dict[str, str] = {}
     for line in lines:
-        name, colon, value = line.decode("latin-1").partition(":")
+        name, colon, value = line.partition(":")
         if not colon or not name or name != name.strip():
             raise NotHttp("the reply has a malformed head")
         name, value = name.lower(), value.strip(" \t")
@@ -109,52 +165,70 @@ def _read_head(head: bytes) -> tuple[int, int, dict[str, str]]:
     return int(found[2]), int(found[1]), fields
 
 
-async def _read_body(
-    reader: asyncio.StreamReader, status: int, fields: Mapping[str, str], most: int
-) -> tuple[bytes, bool]:
-    """And whether its end was told, not only that of the connection."""
-    if status in _NO_BODY:
-        return b"", True
-    if "transfer-encoding" in fields:
-        if fields["transfer-encoding"].lower() != "chunked":
-            raise NotHttp("the reply comes in an unknown encoding")
-        return await _read_chunks(reader, most), True
-    length = fields.get("content-length")
-    if length is not None:
-        if not (length.isascii() and length.isdigit() and len(length) < 19):
-            raise NotHttp("the reply's length is no number")
-        if int(length) > most:
-            raise TooLong(f"longer than {most} bytes")
-        return await reader.readexactly(int(length)), True
-    body = bytearray()
-    while piece := await reader.read(1 << 16):
-        body += piece
-        if len(body) > most:
-            raise TooLong(f"longer than {most} bytes")
-    return bytes(body), False
+# ---- from a stream
 
 
-async def _read_chunks(reader: asyncio.StreamReader, most: int) -> bytes:
-    body = bytearray()
-    while piece := await _read_chunk(reader, most - len(body)):
-        body += piece
-    return bytes(body)
+class ByteReader(Protocol):
+    """The part of `asyncio.StreamReader` that is used."""
+
+    async def read(self, n: int, /) -> bytes:
+        """What comes next, up to this; nothing is the end."""
 
 
-async def _read_chunk(reader: asyncio.StreamReader, most: int) -> bytes:
-    """The next one; nothing is the end of all."""
-    found = _CHUNK_SIZE.fullmatch(await reader.readuntil(b"\r\n"))
-    if found is None:
-        raise NotHttp("a chunk has no length")
-    length = int(found[1], 16)
-    if length > most:
-        raise TooLong(f"{length - most} bytes longer than it may be")
-    if length:
-        chunk = await reader.readexactly(length)
-        if await reader.readexactly(2) != b"\r\n":
-            raise NotHttp("a chunk is longer than it says")
-        return chunk
-    for _ in range(_MOST_FIELDS):  # trailers, which nobody here wants
-        if await reader.readuntil(b"\r\n") == b"\r\n":
-            return b""
-    raise NotHttp("too many trailers")
+class Reply(NamedTuple):
+    status: int
+    fields: Mapping[str, str]
+    body: bytes
+    keep: bool  # the connection can carry another request
+
+
+class ReplyBody:
+    """A reply whose body is read as it comes."""
+
+    def __init__(self, stream: ByteReader, reader: ReplyReader, part: bytes) -> None:
+        self.status = reader.status
+        self.fields = reader.fields
+        self._stream = stream
+        self._reader = reader
+        self._part = part
+
+    @property
+    def keep(self) -> bool:
+        """Whether the connection can carry another request: known at the end."""
+        return self._reader.keep
+
+    async def next(self) -> bytes:
+        """What came next; nothing at the end."""
+        while not self._part and not self._reader.over:
+            self._part = await _feed(self._stream, self._reader)
+        part, self._part = self._part, b""
+        return part
+
+    async def whole(self) -> bytes:
+        parts = []
+        while part := await self.next():
+            parts.append(part)
+        return b"".join(parts)
+
+
+async def begin_reply(stream: ByteReader, most_bytes: int) -> ReplyBody:
+    """The head of a reply whose body is still to come. How long it may take is for the caller to bound."""
+    reader = ReplyReader(most_bytes)
+    part = b""
+    while not reader.status:
+        part = await _feed(stream, reader)
+    return ReplyBody(stream, reader, part)
+
+
+async def read_reply(stream: ByteReader, most_bytes: int) -> Reply:
+    reply = await begin_reply(stream, most_bytes)
+    body = await reply.whole()
+    return Reply(reply.status, reply.fields, body, reply.keep)
+
+
+async def _feed(stream: ByteReader, reader: ReplyReader) -> bytes:
+    data = await stream.read(_AT_ONCE)
+    if data:
+        return reader.feed(data)
+    reader.end()
+    return b""

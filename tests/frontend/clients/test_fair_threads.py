@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import monotonic, sleep
+from typing import Any
 
 import pytest
 
@@ -46,6 +48,97 @@ def test_a_client_that_had_its_part_rests_while_there_are_others() -> None:
 
     rest_s, waited = asyncio.run(main())
     assert 0.0 < rest_s <= waited + 0.01
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_one_of_a_clients_is_half_done_at_a_time(most: int) -> None:
+    async def main() -> list[int]:
+        turns: list[int] = []
+        with ThreadPoolExecutor(most) as pool:
+            threads = FairThreads(Accounts(9), pool, most)
+
+            async def body(number: int) -> None:
+                for _ in range(4):
+                    await threads.submit("a", partial(turns.append, number), float(number))
+
+            await asyncio.wait_for(asyncio.gather(*map(body, range(6))), PATIENCE_S)
+        return turns
+
+    turns = asyncio.run(main())
+    assert len(turns) == 24
+    for at in range(len(turns)):
+        begun, to_come = set(turns[:at]), set(turns[at:])
+        assert len(begun & to_come) <= 1
+
+
+def test_one_of_a_clients_runs_at_a_time_and_beside_it_anothers() -> None:
+    async def main() -> tuple[list[str], list[str]]:
+        order: list[str] = []
+        other, ended = threading.Event(), threading.Event()
+        with ThreadPoolExecutor(3) as pool:
+            threads = FairThreads(Accounts(9), pool, 3)
+
+            def first() -> None:
+                assert other.wait(PATIENCE_S)
+                order.append("first")
+                ended.set()
+
+            def second() -> None:
+                order.append("second" if ended.is_set() else "too early")
+
+            works = [threads.submit("a", first), threads.submit("a", second), threads.submit("b", other.set)]
+            await asyncio.wait_for(asyncio.gather(*works), PATIENCE_S)
+        return order, ["first", "second"]
+
+    found, wanted = asyncio.run(main())
+    assert found == wanted
+
+
+def test_what_is_cancelled_is_forgotten_at_once_though_others_are_before_it() -> None:
+    class Body:
+        def inflate(self) -> None:
+            raise AssertionError("nobody wants it")
+
+    async def main() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            threads, go_on = FairThreads(Accounts(9), pool, 1), threading.Event()
+            begun = threads.submit("a", lambda: go_on.wait(PATIENCE_S) and None)
+            waits = threads.submit("a", lambda: None, 1.0)
+            body = Body()
+            alive, left = weakref.ref(body), threads.submit("a", body.inflate, 2.0)
+            del body
+            assert alive() is not None
+            left.cancel()
+            await asyncio.sleep(0)
+            assert alive() is None
+            go_on.set()
+            await asyncio.wait_for(asyncio.gather(begun, waits), PATIENCE_S)
+
+    asyncio.run(main())
+
+
+def test_one_timer_wakes_a_client_that_rests_however_much_of_its_waits() -> None:
+    async def main() -> int:
+        loop, timers = asyncio.get_running_loop(), list[asyncio.TimerHandle]()
+        call_later = loop.call_later
+
+        def counted(*given: Any) -> asyncio.TimerHandle:
+            timers.append(call_later(*given))
+            return timers[-1]
+
+        with ThreadPoolExecutor(1) as pool:
+            accounts = Accounts(9)
+            threads, now = FairThreads(accounts, pool, 1), monotonic()
+            accounts.account("other", now)
+            accounts.spend(accounts.account("busy", now), 2 * DECODING_BURST_S, now)
+            loop.call_later = counted  # type: ignore[method-assign, assignment]
+            works = [threads.submit("busy", lambda: None) for _ in range(50)]
+            loop.call_later = call_later  # type: ignore[method-assign]
+            waiting = sum(not timer.cancelled() for timer in timers)
+            await asyncio.wait_for(asyncio.gather(*works), PATIENCE_S)
+        return waiting
+
+    assert asyncio.run(main()) == 1
 
 
 def test_what_goes_wrong_is_told_and_what_is_cancelled_is_not_run() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
@@ -311,6 +312,26 @@ def test_what_comes_out_of_compressed_messages_is_counted(front: FrontEnd) -> No
         codes = {client.answer(number).status for number in (1, 3)}
         assert codes <= {Status.UNAVAILABLE, Status.OK}
     until(lambda: accounts.bytes == 0)
+
+
+def test_compressed_messages_that_wait_are_few_and_freed_when_their_client_leaves() -> None:
+    large = echo("large", Datatype.UINT8)
+    with front_end(*models(), large, max_body_bytes=64 << 20) as front:
+        service, go_on = front.server.service, threading.Event()
+        front.run(lambda: service._inflaters.submit(OTHER, lambda: go_on.wait(60.0) and None))
+        request = pb.ModelInferRequest(model_name="large", raw_input_contents=[bytes(1 << 20)])
+        message = framed(gzip.compress(request.SerializeToString()), compressed=True)
+        try:
+            with elsewhere(front) as client:
+                for number in range(1, 401, 2):
+                    client.send(head(number, grpc_encoding="gzip"), data(number, message))
+                until(lambda: service.inflating.total == 128)
+                assert client.answer(399).status == Status.UNAVAILABLE
+                assert service.accounts.bytes >= 128 * len(message[5:])
+            until(lambda: service.inflating.total == service.accounts.bytes == 0)
+            assert not [one for one in service._inflaters._queue if not one.done.done()]
+        finally:
+            go_on.set()
 
 
 # ── keys ──

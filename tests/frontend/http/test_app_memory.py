@@ -16,7 +16,7 @@ import tritonclient.utils.shared_memory as shm
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
-from carpool.engine.engine_questions import MemoryRegistry
+from carpool.engine.control.engine_questions import MemoryRegistry
 from carpool.frontend.calls import client_memory
 from carpool.memory.client_files import OpenRegion
 from doc_pages import part_of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+import threading
 import tracemalloc
 import zlib
 
@@ -122,6 +123,45 @@ def test_work_for_a_client_that_left_ends() -> None:
             shared = server.server._shared
             until(lambda: shared.inflating.total == 1)
         until(lambda: shared.inflating.total == 0 and shared.accounts.bytes == 0)
+
+
+def test_a_body_that_waits_is_freed_when_its_client_leaves() -> None:
+    """Those of others do not end meanwhile, so that it never gets a turn."""
+    with serving() as server, server.connect() as first:
+        app, go_on = server.app, threading.Event()
+        app.limit = 1 << 30
+        shared = server.server._shared
+        for name in ("others", "more"):  # as many as there are threads
+            server.call(shared.fair_inflaters.submit, name, lambda: go_on.wait(60.0) and None)
+        try:
+            with server.connect() as client:
+                client.send(post("/hold", gzip.compress(bytes(20 << 20), 1), GZIP))
+                app.held.get()
+                until(lambda: shared.inflating.total == 1)
+                assert shared.accounts.bytes > 0
+            until(lambda: shared.inflating.total == 0 and shared.accounts.bytes == 0)
+        finally:
+            go_on.set()
+        assert first.post("/echo", gzip.compress(b"short"), GZIP).body == b"short"
+
+
+def test_a_client_that_left_is_noticed_behind_what_it_sent_ahead() -> None:
+    """Its next requests fill what is read ahead, and its end is behind them."""
+    with serving() as server:
+        app, go_on = server.app, threading.Event()
+        app.limit = 1 << 30
+        shared = server.server._shared
+        server.call(lambda: shared.fair_inflaters.submit("127.0.0.1", lambda: go_on.wait(60.0) and None))
+        try:
+            with server.connect() as client:
+                packed = gzip.compress(bytes(20 << 20), 1)
+                client.send(post("/hold", packed, GZIP) * 2)
+                app.held.get()
+                until(lambda: shared.inflating.total == 1)
+            until(lambda: not shared.connections and shared.accounts.bytes == 0)
+            assert app.held.empty()
+        finally:
+            go_on.set()
 
 
 def test_so_many_compressed_bodies_wait_and_no_more() -> None:

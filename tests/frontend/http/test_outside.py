@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.engine.batch import Work
+from carpool.engine.run.batch import Work
 from carpool.errors import CarpoolError, Refused
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange
 from carpool.frontend.http.fairness import Unread, waited

@@ -87,6 +87,30 @@ def test_a_forecast_leaves_out_what_other_clients_do_later() -> None:
     asyncio.run(main())
 
 
+def test_only_so_many_pixels_are_decoded_at_a_time() -> None:
+    async def main() -> None:
+        workers, go, begun = Workers(8), threading.Event(), list[float]()
+
+        def decode(weight: float) -> None:
+            begun.append(weight)
+            go.wait(PATIENCE_S)
+
+        for number, weight in enumerate((49e6, 49e6, 49e6, 10e6)):
+            workers.begin(partial(decode, weight), lambda *_: None, number, weight, f"client {number}")
+        await over(lambda: len(begun) == 2)
+        assert sorted(begun) == [10e6, 49e6], "two large ones do not fit, and what is small passes them"
+        for number in range(2):
+            workers.begin(partial(decode, 20e6), lambda *_: None, 9.0, 20e6, f"other {number}")
+        workers.begin(partial(decode, 1e6), lambda *_: None, 99.0, 1e6, "last")
+        await over(lambda: len(begun) == 3)
+        assert begun[-1] == 1e6
+        go.set()
+        await over(lambda: len(begun) == 7)
+        workers.close()
+
+    asyncio.run(main())
+
+
 def test_pictures_that_take_long_leave_a_thread_to_the_others() -> None:
     async def main() -> None:
         workers, go, begun = Workers(2), threading.Event(), list[str]()

@@ -131,14 +131,14 @@ def test_any_bytes_are_an_answer_or_malformed_or_not_complete(sent: bytes) -> No
 
 
 def test_a_server_that_tells_less_is_understood() -> None:
-    told = outcome(200, b'queue;dur=1.5, infer;dur=3, batch;desc="2"', b"")
+    told = outcome(200, 'queue;dur=1.5, infer;dur=3, batch;desc="2"', b"")
     assert told == Answer(Kind.ANSWERED, "", Timing(0.0015, 0.003, 2))
     assert told.timing is not None
     assert told.timing.inside is None
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"queue;dur=x", b"total;dur=4", b'queue;dur=1.2.3, infer;dur=1, batch;desc="1"']
+    "text", ["", "queue;dur=x", "total;dur=4", 'queue;dur=1.2.3, infer;dur=1, batch;desc="1"']
 )
-def test_timing_that_cannot_be_read_is_left_out(text: bytes) -> None:
+def test_timing_that_cannot_be_read_is_left_out(text: str) -> None:
     assert outcome(200, text, b"") == PLAIN_ANSWER

@@ -15,7 +15,7 @@ from carpool.vision import tasks
 from carpool.vision.boxes import boxes_scores, yolov5, yolov8
 from carpool.vision.geometry import Geometry
 from carpool.vision.picture_answers import Options
-from carpool.vision.settings import describe
+from carpool.vision.plans.settings import describe
 from carpool.vision.tasks import kinds
 from carpool.vision.tasks.task import VisionTask
 from later import many

@@ -11,7 +11,7 @@ from carpool.types import Array, Datatype
 from carpool.vision import tasks
 from carpool.vision.geometry import Geometry
 from carpool.vision.picture_answers import Options
-from carpool.vision.settings import describe
+from carpool.vision.plans.settings import describe
 from carpool.vision.tasks import kinds
 from vision.models import config, signature, task
 from vision.schemas import complaints

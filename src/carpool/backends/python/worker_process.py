@@ -98,10 +98,6 @@ class WorkerProcess:
         if self._socket_fd not in ready:
             raise WorkerDied(self.end())
 
-    def wait(self) -> None:
-        """Until it has ended."""
-        _readable(self._pidfd, None)
-
     def kill(self) -> None:
         """From any thread. The number stays ours until `end` collects the process, so nobody else is hit."""
         with self._ending:

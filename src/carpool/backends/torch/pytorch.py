@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from carpool.backends.backend import Backend, Placement
-from carpool.backends.stepper import Part, RowMemory, Stepper, with_tensors
+from carpool.backends.stepper import Part, Stepper, with_tensors
 from carpool.config.model import GenerateSettings, Kind, ModelConfig, ModelSignature, PoolSettings
 from carpool.config.repository import ModelVersion
 from carpool.config.rules import complete
 from carpool.errors import ConfigError, Unsupported
-from carpool.memory.host_rows import RowForm
 
 _log = logging.getLogger(__name__)
 Pool = TypeVar("Pool", bound=PoolSettings)
@@ -72,22 +70,6 @@ def describe_text(config: ModelConfig, version: ModelVersion) -> ModelConfig:
 
 def load_text(config: ModelConfig, version: ModelVersion, placement: Placement, part: Part) -> Stepper:
     return cast(Stepper, _home(config, "torch_stepper").load(config, version.file, placement, part))
-
-
-def row_form(encoded: Any) -> RowForm:
-    return cast(RowForm, _rows().form_of(encoded))
-
-
-def make_rows(form: RowForm, file: int, pieces: int, gpu: int | None) -> RowMemory:
-    return cast(RowMemory, _rows().make(form, file, pieces, gpu))
-
-
-def open_rows(form: RowForm, file: int, told: Mapping[str, Any]) -> RowMemory:
-    return cast(RowMemory, _rows().opened(form, file, told))
-
-
-def _rows() -> Any:
-    return importlib.import_module("carpool.backends.torch.torch_rows")
 
 
 def devices(config: ModelConfig) -> tuple[int, ...]:

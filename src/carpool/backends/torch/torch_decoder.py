@@ -84,9 +84,7 @@ class TorchDecoder:
         self._columns = torch.arange(memory, device=device.place)
         self._rows = torch.arange(slots, device=device.place)
         self._heads = torch.arange(form.heads, device=device.place)[None]
-        self.widths = sorted(
-            {slots, *(1 << power for power in range(slots.bit_length()) if 1 << power <= slots)}
-        )
+        self.widths = sizes(slots)
         self._programs = {width: self._prepared(width) for width in self.widths}
         self._free = [_Launched(device, slots, self.widths) for _ in range(AHEAD)]
         self._launched: deque[_Launched] = deque()
@@ -104,25 +102,8 @@ class TorchDecoder:
         return sum(cache.numel() * cache.element_size() for cache in caches) // (self.slots + 1)
 
     @torch.inference_mode()
-    def admit(self, slot: int, encoded: torch.Tensor, prompt: Sequence[int] = (), limit: int = 0) -> None:
-        """`encoded` [rows, width] is what the encoder made of the picture."""
-        if not 0 <= slot < self.slots:
-            raise InvalidInput(f"there are slots 0 to {self.slots - 1}, not {slot}")
-        if not 0 < len(encoded) <= self.memory:
-            raise InvalidInput(f"an encoded picture has 1 to {self.memory} rows, not {len(encoded)}")
-        first = list(prompt) or [self.form.begin]
-        if len(first) + max(1, limit) - 1 > self.longest:
-            raise InvalidInput(f"{len(first)} tokens to begin with and {limit} more are over {self.longest}")
-        self.admit_all([slot], [encoded])
-        for token in first[:-1]:
-            self._tokens[slot] = token
-            self._forward(slice(slot, slot + 1))
-            self._ended[slot] = False
-        self._tokens[slot] = first[-1]
-
-    @torch.inference_mode()
-    def admit_all(self, slots: Sequence[int], encoded: Sequence[torch.Tensor]) -> None:
-        """Answers without a prompt, for pictures of the same number of rows: each [rows, width]."""
+    def admit(self, slots: Sequence[int], encoded: Sequence[torch.Tensor]) -> None:
+        """Answers begin in these slots, for pictures of the same number of rows: each [rows, width]."""
         self._device.enter()
         size = next((size for size in self._admitting if size >= len(slots)), 0)
         if not size or len(encoded[0]) < self.memory:
@@ -275,3 +256,8 @@ class TorchDecoder:
 
     def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return functional.linear(x, self._weights[name], self._weights[f"{name}_bias"])
+
+
+def sizes(largest: int) -> list[int]:
+    """Powers of two, and the largest itself: what programs are prepared for."""
+    return sorted({largest, *(1 << power for power in range(largest.bit_length()))})

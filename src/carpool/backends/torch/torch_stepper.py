@@ -15,7 +15,7 @@ from carpool.backends.backend import Placement
 from carpool.backends.stepper import Part
 from carpool.backends.torch.device_sharing import in_words, ledger_of
 from carpool.backends.torch.text_network import TextNetwork, read_network
-from carpool.backends.torch.torch_decoder import TorchDecoder
+from carpool.backends.torch.torch_decoder import TorchDecoder, sizes
 from carpool.backends.torch.torch_device import PRECISIONS, CudaDevice, Device, Program, is_out_of_memory
 from carpool.backends.torch.torch_files import in_one_line
 from carpool.config.model import GenerateSettings, ModelConfig
@@ -46,7 +46,7 @@ class TorchStepper:
         self.slots, self.longest, self.end = slots, network.longest, network.form.end
         self.device = device.name if device.bounded else ""
         self.overlaps = device.captures
-        self.up, self.broken = True, False
+        self.broken = False
         self._model = model
         self._device = device
         self._network = network
@@ -67,7 +67,7 @@ class TorchStepper:
                     self._load_decoder(network, precision)
                 if device.bounded and part is not Part.DECODER:
                     most = _LARGEST if part is Part.ENCODER else min(slots, _LARGEST)
-                    self._programs = {size: self._prepared(size) for size in _sizes(most)}
+                    self._programs = {size: self._prepared(size) for size in sizes(most)}
                 if self._ledger is not None:
                     self._ledger.hold(self, model, max(0, device.allocated() - before))
         except Exception as error:
@@ -142,7 +142,7 @@ class TorchStepper:
                 with torch.inference_mode():
                     self._device.enter()
                     here = [encoded[place].to(self._device.place) for place in some]
-                self._decoder.admit_all([slots[place] for place in some], here)
+                self._decoder.admit([slots[place] for place in some], here)
             self._taken += encoded
 
     def launch(self, width: int) -> None:
@@ -189,10 +189,6 @@ class TorchStepper:
             self._ledger.drop(self)
             self._ledger = None
         self._device.close()
-
-
-def _sizes(largest: int) -> list[int]:
-    return sorted({largest, *(1 << power for power in range(largest.bit_length()) if 1 << power <= largest)})
 
 
 def load(config: ModelConfig, file: Path, placement: Placement, part: Part) -> TorchStepper:

@@ -7,7 +7,7 @@ import { card } from "./live.js";
 const MOST = 8;
 
 export class SendersPanel {
-  #senders = card("Who asks most", "wide");
+  #senders = card("Who asks most", "senders");
   #list = el("ul", { class: "reasons" });
 
   constructor() {

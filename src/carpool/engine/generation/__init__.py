@@ -1,1 +1,1 @@
-"""Models that write their answers token by token: core/steps.py with a clock, a thread and a device."""
+"""Models that write token by token: core/text_scheduler.py with a clock, a thread and a device."""

@@ -6,8 +6,8 @@ import asyncio
 import socket
 from typing import TYPE_CHECKING
 
-from carpool.engine.batch import Work
-from carpool.engine.hosted_model import HostedInstance, InRunner, Wire
+from carpool.engine.loading.hosted_model import HostedInstance, InRunner, Wire
+from carpool.engine.run.batch import Work
 from carpool.link import records
 from carpool.link.records import ProtocolError
 from carpool.link.text_records import ASKED, LEAVE, WRITE, EventReader
@@ -15,7 +15,7 @@ from carpool.observe.logs import logger
 
 if TYPE_CHECKING:
     from carpool.engine.generation.text_driver import TextDriver
-    from carpool.engine.runner_client import Runner
+    from carpool.engine.loading.runner_client import Runner
 
 _log = logger("runner")
 

@@ -19,9 +19,9 @@ import orjson
 from carpool.backends.stepper import FINISH, TEXT, TextInstance
 from carpool.core.job import DONE, GONE, INFINITY, OFFERED, READY, RUNNING
 from carpool.core.refusal_words import replaced
-from carpool.core.steps import StepScheduler
-from carpool.engine.batch import Outcome, Work
+from carpool.core.text_scheduler import TextScheduler
 from carpool.engine.generation.text_loop import TextLoop
+from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, InvalidInput, ModelError, Unavailable
 from carpool.link.step_times import WRITE
 from carpool.link.text_records import Event, Failed, Piece, Worked
@@ -62,7 +62,7 @@ class LocalText:
     responsive = True
 
     def __init__(
-        self, model: str, instance: TextInstance, scheduler: StepScheduler, driver: TextDriver
+        self, model: str, instance: TextInstance, scheduler: TextScheduler, driver: TextDriver
     ) -> None:
         self._instance = instance
         self._driver = driver
@@ -118,7 +118,7 @@ class Watches(Protocol):
 
     def worked(self, index: int, work: Worked) -> None: ...
 
-    def wrote(self, timing: StepTiming, tokens: int) -> None:
+    def wrote(self, timing: StepTiming) -> None:
         """A whole answer."""
 
     def writer_lost(self, index: int, why: str) -> None: ...
@@ -352,7 +352,7 @@ class TextDriver:
             parts.send(payload, piece.finish, last=bool(piece.finish))
         if piece.finish:
             timing = self._timing(ride)
-            self._watcher.wrote(timing, ride.tokens)
+            self._watcher.wrote(timing)
             self._end(ride, Outcome(outputs("".join(ride.pieces), piece.finish), timing=timing))
 
     def _timing(self, ride: _Ride) -> StepTiming:

@@ -7,30 +7,29 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from statistics import median
+from time import monotonic
 from typing import cast
 
 from carpool import backends
 from carpool.backends.backend import Placement
-from carpool.backends.stepper import Encoder, EncoderOrder, Part, Stepper, TextHome, TextInstance
-from carpool.clock import now as monotonic
+from carpool.backends.stepper import Part, Stepper, TextHome, TextInstance
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import EncoderSettings, GenerateSettings, ModelConfig, PoolSettings
 from carpool.config.repository import ModelVersion
 from carpool.config.usable_cores import usable_cores
-from carpool.core.curve import BatchCurve
+from carpool.core.curve import BatchCurve, sizes
 from carpool.core.job import INFINITY
 from carpool.core.objectives import Promise
 from carpool.core.text_job import TextPromise
-from carpool.engine.generation.encoder_process import EncoderProcess
-from carpool.engine.model_inputs import signature_of
-from carpool.engine.models.loading import Ready, ReportStep, settle
+from carpool.engine.loading.loading import Ready, ReportStep, settle
 from carpool.engine.profile.instance_layout import Layout, instance_count, places
-from carpool.engine.profile.measuring import Measured, Point, sizes
+from carpool.engine.profile.measuring import Measured, Point
 from carpool.engine.profile.model_profile import Profile
+from carpool.engine.run.model_inputs import signature_of
 from carpool.errors import CarpoolError, ModelError, Unsupported
 from carpool.observe.logs import logger
 from carpool.types import Signature
-from carpool.vision.settings import VisionSettings
+from carpool.vision.plans.settings import VisionSettings
 
 _log = logger("engine")
 _ENCODED_AT_ONCE = 32
@@ -70,65 +69,29 @@ class TextLoading:
         if not self.config.apart:
             gpu = self._gpus[index % len(self._gpus)] if self._gpus else None
             return TextInstance.whole(self._load(self.config, index, gpu, count, tell))
-        counts = [pool.instances for pool in pools_of(self.config)]
-        encoders: list[Encoder] = []
-        decoders: list[Stepper] = []
-        instance: list[TextInstance] = []  # none yet
+        loaded: dict[Part, list[Stepper]] = {Part.ENCODER: [], Part.DECODER: []}
         try:
-            if pools_of(self.config)[0].own_process:  # they load while the decoders do
-                encoders += self._processes(counts[0], instance)
-            for number in range(len(encoders), counts[0]):
-                tell(f"loading encoder {number + 1} of {counts[0]}")
-                encoders.append(self._part(Part.ENCODER, number, tell))
-            for number in range(counts[1]):
-                tell(f"loading decoder {number + 1} of {counts[1]}")
-                decoders.append(self._part(Part.DECODER, number, tell))
-            for encoder in encoders:
-                if isinstance(encoder, EncoderProcess):
-                    encoder.loaded(decoders[0])
+            for (part, those), pool in zip(loaded.items(), pools_of(self.config), strict=True):
+                for number in range(pool.instances):
+                    tell(f"loading {part.value} {number + 1} of {pool.instances}")
+                    those.append(self._part(part, pool, number, tell))
         except BaseException:
-            for opened in (*encoders, *decoders):
-                opened.close()
+            for one in (*loaded[Part.ENCODER], *loaded[Part.DECODER]):
+                one.close()
             raise
-        instance.append(TextInstance(encoders, decoders, partial(self._part, Part.DECODER)))
-        return instance[0]
+        return TextInstance(loaded[Part.ENCODER], loaded[Part.DECODER], apart=True)
 
-    def _processes(self, count: int, instance: Sequence[TextInstance]) -> Sequence[EncoderProcess]:
-        def changed() -> None:
-            for one in instance:
-                one.changed()
-
-        home = cast(TextHome, kind_of(self.config.backend).module())
-        near = {self._place(Part.DECODER, number)[1] for number in range(pools_of(self.config)[1].instances)}
-        pool: list[EncoderProcess] = []
-        for number in range(count):
-            config, gpu = self._place(Part.ENCODER, number)
-            order = EncoderOrder(config, self._version, number, self._threads(self._both), gpu)
-            pool.append(EncoderProcess(order, home, changed, near=gpu in near))
-        for one in pool:
-            one.pool = pool
-        return pool
-
-    def _part(self, part: Part, number: int, tell: ReportStep = lambda _: None) -> Stepper:
-        config, gpu = self._place(part, number)
-        return self._load(config, number, gpu, self._both, tell, part)
-
-    def _place(self, part: Part, number: int) -> tuple[ModelConfig, int | None]:
-        """The settings of one of a pool, and its GPU."""
-        encoder, decoder = pools_of(self.config)
-        pool = encoder if part is Part.ENCODER else decoder
+    def _part(self, part: Part, pool: PoolSettings, number: int, tell: ReportStep) -> Stepper:
         config = self.config
         if pool.device != "auto":
             config = replace(config, pytorch=replace(config.pytorch, device=pool.device))
         gpus = backends.devices(config)
-        return config, gpus[number % len(gpus)] if gpus else None
+        gpu = gpus[number % len(gpus)] if gpus else None
+        return self._load(config, number, gpu, self._both, tell, part)
 
     @property
     def _both(self) -> int:
         return sum(pool.instances for pool in pools_of(self.config))
-
-    def _threads(self, count: int) -> int:
-        return self.threads or backends.default_threads(count, usable_cores())
 
     def _load(
         self,
@@ -140,7 +103,8 @@ class TextLoading:
         part: Part = Part.WHOLE,
     ) -> Stepper:
         home = cast(TextHome, kind_of(config.backend).module())
-        placement = Placement(index, self._threads(count), gpu, tell=tell)
+        threads = self.threads or backends.default_threads(count, usable_cores())
+        placement = Placement(index, threads, gpu, tell=tell)
         return home.load_text(config, self._version, placement, part)
 
     def prepare(self, tell: ReportStep) -> Ready:
@@ -184,7 +148,7 @@ class TextLoading:
             told = [Measured(tuple(Point(*point) for point in curve.points)) for curve in curves]
             return told[0], told[1]
         picture = encoder.sample()
-        apart = instance.reload is not None
+        apart = instance.apart
 
         def encode(size: int) -> None:
             rows = encoder.encode([picture] * size)
@@ -223,11 +187,6 @@ def _most_encoded(instance: TextInstance) -> int:
 def pools_of(config: ModelConfig) -> tuple[EncoderSettings, PoolSettings]:
     """Of encoders and of decoders."""
     return config.encoder or EncoderSettings(), config.decoder or PoolSettings()
-
-
-def own_processes(config: ModelConfig) -> list[str]:
-    """Which of its parts have processes of their own: of the others all are threads of one."""
-    return [Part.ENCODER.value] if pools_of(config)[0].own_process else []
 
 
 def promise_of(config: ModelConfig, slots: int) -> TextPromise:

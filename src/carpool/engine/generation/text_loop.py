@@ -1,5 +1,5 @@
-"""One instance of a model that writes: a thread that encodes and steps as core/steps.py says, or, where its
-encoders and decoders are apart, one thread for each of them.
+"""One instance of a model that writes: a thread that encodes and steps as core/text_scheduler.py says, or,
+where its encoders and decoders are apart, one thread for each of them.
 
 The scheduler is shared between these threads and whoever submits and cancels, under one lock, which is never
 held while a device works: an arrival is let in or refused at once, whatever the devices are at. Whoever has
@@ -8,7 +8,7 @@ with its device it does alone. Pictures were copied when they came (`Encoder.rea
 is read later, and a rider who leaves is gone at once; only his slot is freed at the next boundary.
 
 Where a device can be asked for the next thing before anybody knows what the last one says, it is: behind a
-step that runs, the next one is launched, and encodings between the two (`StepScheduler.follow`). What Python
+step that runs, the next one is launched, and encodings between the two (`TextScheduler.follow`). What Python
 does for one step is so hidden behind the next.
 
 What an encoder apart makes of a picture is left with its rider, before the scheduler is told that it is
@@ -29,15 +29,14 @@ from typing import Any
 from carpool.backends.stepper import AHEAD, Decoder, TextInstance
 from carpool.core.job import DONE, INFINITY, RUNNING, GivenUp, Job
 from carpool.core.refusal_words import dropped, turned_away
-from carpool.core.steps import StepScheduler
 from carpool.core.text_job import Encode, Step, TextGivenUp, TextJob
+from carpool.core.text_scheduler import TextScheduler
 from carpool.errors import CarpoolError, ModelError, Unavailable
 from carpool.link.text_records import LENGTH, STOP, Event, Failed, Piece, Worked
 from carpool.observe.logs import logger
 
 _log = logger("engine")
-_MOST_FAILURES = 3  # steps in a row: then a decoder is of no use
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # before another try to load it again
+_MOST_FAILURES = 3  # steps in a row: then the instance is of no use
 Tell = Callable[[Sequence[Event]], None]
 """Called from the loop's threads; what is said of one answer comes in order."""
 
@@ -72,7 +71,7 @@ class TextLoop:
         self,
         model: str,
         instance: TextInstance,
-        scheduler: StepScheduler,
+        scheduler: TextScheduler,
         tell: Tell,
         ended: Callable[[], None] = lambda: None,
         now: Callable[[], float] = monotonic,
@@ -90,7 +89,6 @@ class TextLoop:
             threading.Condition()
         )  # with a lock that may be taken again; guards the scheduler and all that follows
         self._open: dict[int, TextJob] = {}
-        instance.changed = self._parts_changed
         self._told = self._full
         self._closed = False
         self._dead: CarpoolError | None = None
@@ -139,14 +137,6 @@ class TextLoop:
             if job is not None:
                 self._scheduler.cancel(job, self._now())
                 self._changed.notify()
-
-    def _parts_changed(self) -> None:
-        with self._changed:
-            if not self.alive:
-                return
-            self._scheduler.encoders = max(1, self._instance.encoders_up)  # with none, others say no
-            event = self._worked(0, 0, 0.0)
-        self._tell([event])
 
     def close(self) -> None:
         """It ends after what it is at. Who is left is told so."""
@@ -253,8 +243,8 @@ class TextLoop:
             if self._instance.encoders[encoder].broken:
                 self._die(self._trouble(error))
                 return {}
-            if len(jobs) == 1 or isinstance(error, Unavailable):  # the encoder is: none of them is to blame
-                return dict.fromkeys(jobs, self._trouble(error))
+            if len(jobs) == 1:
+                return {jobs[0]: self._trouble(error)}
         wrong: dict[TextJob, CarpoolError] = {}
         for job in jobs:
             wrong |= self._admitted([job], encoder)
@@ -386,10 +376,9 @@ class TextLoop:
         return Failed(number, dropped(self._model, lost, now, 0.0))
 
     @property
-    def _full(self) -> tuple[int, int, int, int]:
-        """Slots used, how many wait, and what is there: slots, and encoders."""
-        scheduler = self._scheduler
-        return scheduler.used, scheduler.waiting, scheduler.slots_up, self._instance.encoders_up
+    def _full(self) -> tuple[int, int]:
+        """Slots used, and how many wait."""
+        return self._scheduler.used, self._scheduler.waiting
 
     def _worked(self, encoded: int, stepped: int, seconds: float) -> Worked:
         """Holding the lock."""
@@ -414,42 +403,15 @@ class TextLoop:
         failures = self._failures[decoder]
         _log.error("step-failed", model=self._model, error=error.message, decoder=decoder, in_a_row=failures)
         with self._changed:
-            spent = failures >= _MOST_FAILURES
-            if self._instance.broken or (spent and self._scheduler.is_last(decoder)):
+            if self._instance.broken or failures >= _MOST_FAILURES:
                 self._die(error)
                 return
-            now = self._now()
-            lost = self._scheduler.down(now, decoder) if spent else self._scheduler.lost(now, decoder)
             events = [
                 Failed(job.payload.number, error)
-                for job in lost
+                for job in self._scheduler.lost(decoder)
                 if self._open.pop(job.payload.number, None) is not None
             ]
         self._tell(events)
-        if spent:
-            self._reload(decoder)
-
-    def _reload(self, decoder: int) -> None:
-        """In its own thread, while the others go on."""
-        reload, pause = self._instance.reload, _FIRST_PAUSE_S
-        assert reload is not None  # else it was the last
-        self._instance.decoders[decoder].close()
-        while self.alive:
-            try:
-                fresh = reload(decoder)
-            except Exception as error:
-                _log.error("decoder-not-reloaded", model=self._model, decoder=decoder, error=str(error))
-                with self._changed:
-                    self._changed.wait_for(lambda: not self.alive, pause)
-                pause = min(_LONGEST_PAUSE_S, 2 * pause)
-                continue
-            with self._changed:
-                self._instance.decoders[decoder] = fresh  # if it is over, it is closed with the others
-                self._failures[decoder] = 0
-                self._scheduler.up(decoder)
-                self._changed.notify_all()
-            _log.info("decoder-reloaded", model=self._model, decoder=decoder)
-            return
 
     def _die(self, error: CarpoolError) -> None:
         with self._changed:

@@ -13,11 +13,11 @@ from carpool.config.triton_ensemble import step_at
 from carpool.core.job import Reason
 from carpool.core.objectives import Promise
 from carpool.core.remaining import Step
-from carpool.engine.batch import Route
-from carpool.engine.journey import Binding, BoundStep, Journeys
-from carpool.engine.model_inputs import signature_of
+from carpool.engine.models.journey import Binding, BoundStep, Journeys
 from carpool.engine.models.served import Served
-from carpool.engine.route import Spare
+from carpool.engine.routes.direct_route import Spare
+from carpool.engine.run.batch import Route
+from carpool.engine.run.model_inputs import signature_of
 from carpool.errors import ConfigError, Unavailable
 from carpool.link.step_memory import StepMemory
 from carpool.observe import columns
@@ -28,7 +28,7 @@ from carpool.types import Timing
 
 if TYPE_CHECKING:
     from carpool.core.arbiter import Turn
-    from carpool.engine.driver import Driver
+    from carpool.engine.run.driver import Driver
 
 _log = logger("engine")
 

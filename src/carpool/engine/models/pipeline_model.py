@@ -19,12 +19,12 @@ from carpool.core.job import GONE, INFINITY, Job
 from carpool.core.objectives import Promise
 from carpool.core.refusal_words import turned_away
 from carpool.core.remaining import Remaining, Step, Trip
-from carpool.engine.batch import Outcome, Route, Work
-from carpool.engine.journey import Binding
-from carpool.engine.model_inputs import signature_of
 from carpool.engine.models.ensemble_model import Ensemble
+from carpool.engine.models.journey import Binding
 from carpool.engine.models.served import Served
 from carpool.engine.profile.model_profile import cannot_keep, grown
+from carpool.engine.run.batch import Outcome, Route, Work
+from carpool.engine.run.model_inputs import signature_of
 from carpool.errors import ConfigError, Unavailable, Unsupported
 from carpool.observe import columns
 from carpool.observe.counters import Row
@@ -33,7 +33,7 @@ from carpool.pipelines.picture_graph import PictureGraph, StepFacts
 from carpool.types import StepTiming
 
 if TYPE_CHECKING:
-    from carpool.engine.pipeline_trips import OpenTrip
+    from carpool.engine.models.pipeline_trips import OpenTrip
 
 _log = logger("engine")
 _FEW = "a picture with a few crops"
@@ -113,7 +113,8 @@ class Pipeline(Ensemble):
         assert self._remaining is not None
         alone = self._remaining.alone()
         if self.config.slo_may_grow:
-            self.config, said = grown(self.config, alone, _FEW)
+            busy = any(step.profile is not None and step.profile.provisional for step in self.binding.models)
+            self.config, said = grown(self.config, alone, _FEW, provisional=busy)
             if said:
                 _log.debug("choice", model=self.name, why=said)
         else:

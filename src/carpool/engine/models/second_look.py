@@ -11,17 +11,17 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from math import isinf, log
+from time import monotonic
 from typing import TYPE_CHECKING
 
-from carpool.clock import now as monotonic
 from carpool.config.fingerprint import PROVISIONAL
 from carpool.core.curve import BatchCurve
-from carpool.engine.batch import Outcome, Work
-from carpool.engine.hardware import CpuWatch
-from carpool.engine.models.loading import Loading
+from carpool.engine.loading.loading import Loading
 from carpool.engine.profile.contention import contention
+from carpool.engine.profile.hardware import CpuWatch
 from carpool.engine.profile.measuring import Measured, Point, Watches, sample
 from carpool.engine.profile.model_profile import Profile, choices
+from carpool.engine.run.batch import Outcome, Work
 from carpool.observe.logs import logger
 
 if TYPE_CHECKING:

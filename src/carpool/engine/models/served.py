@@ -27,30 +27,30 @@ from carpool.core.pinned import pin
 from carpool.core.scaling import capacity
 from carpool.core.scheduler import Scheduler
 from carpool.core.spare import SpareTurn
-from carpool.engine.batch import BatchResult, Route, Watcher
-from carpool.engine.driver import Driver
-from carpool.engine.executor import STOPPED_S, Brief, Executes, Executor
 from carpool.engine.generation.text_loading import TextLoading
-from carpool.engine.hosted_model import HostedInstance, HostedLoading
-from carpool.engine.models.candidate import Upload
-from carpool.engine.models.loading import Loading, Ready, execution_timeout, join_all
-from carpool.engine.parts import Coach, seats_of
+from carpool.engine.loading.candidate import Upload
+from carpool.engine.loading.hosted_model import HostedInstance, HostedLoading
+from carpool.engine.loading.loading import Loading, Ready, execution_timeout, join_all
 from carpool.engine.profile.instance_layout import Devices
 from carpool.engine.profile.model_profile import Profile, ProfileStore
-from carpool.engine.route import Direct, Spare
-from carpool.engine.sequence_route import SequenceRoute
-from carpool.engine.stream_route import StreamRoute
+from carpool.engine.routes.direct_route import Direct, Spare
+from carpool.engine.routes.sequence_route import SequenceRoute
+from carpool.engine.routes.stream_route import StreamRoute
+from carpool.engine.run.batch import BatchResult, Route, Watcher
+from carpool.engine.run.decoupled import Coach, seats_of
+from carpool.engine.run.driver import Driver
+from carpool.engine.run.executor import STOPPED_S, Brief, Executes, Executor
 from carpool.errors import CarpoolError, Unavailable, Unsupported
 from carpool.observe import columns
 from carpool.observe.counters import Row, Slot, count_failure
 from carpool.observe.logs import logger
 from carpool.observe.statistics import BatchStatistics, RecentBatches
 from carpool.types import Signature
-from carpool.vision.settings import VisionSettings
-from carpool.vision.settings import write as write_vision
+from carpool.vision.plans.settings import VisionSettings
+from carpool.vision.plans.settings import write as write_vision
 
 if TYPE_CHECKING:
-    from carpool.engine.runner_client import Runner
+    from carpool.engine.loading.runner_client import Runner
 
 log = logger("engine")
 

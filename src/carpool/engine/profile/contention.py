@@ -1,6 +1,6 @@
 """Was a model measured while others used its cores? And what would it have taken alone?
 
-Numbers in, a verdict out: who reads them is `engine/hardware.py`.
+Numbers in, a verdict out: who reads them is `engine/profile/hardware.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from carpool.engine.hardware import CpuTaken
+from carpool.engine.profile.hardware import CpuTaken
 
 _TAKEN = 0.1  # of our cores' time: below that, others are the usual noise of a machine
 _WAITED = 0.05  # of the runs: who takes a core that nobody else wants disturbs nobody

@@ -4,8 +4,12 @@ They share them with front ends that read requests and decode pictures, too. Thr
 wait for the slowest of them: whoever takes a core for a moment costs all of them that moment. So layouts are
 tried while something else runs, as it will when they serve; but not those of a slow model, whose few requests
 a second keep no front end busy. A start waits for all this, so that nothing is tried for longer than it takes
-to tell the layouts apart. What disturbs a machine only makes runs longer: the least disturbed ones are
-compared, and a layout is tried until it did as well twice, so that every start comes to the same choice.
+to tell the layouts apart.
+
+Every start should come to the same choice. What disturbs a machine only makes runs longer: the least
+disturbed ones are compared, and a layout is tried until it did as well twice. One that is only as much better
+as the passes differ, or as others may have taken, is not better: then the layout of an earlier start stays,
+or the simplest is taken.
 """
 
 from __future__ import annotations
@@ -16,10 +20,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import inf, isinf
 from threading import Event, Thread
+from time import monotonic
 
 from carpool import backends
 from carpool.backends.backend import Backend, SharesDevice
-from carpool.clock import now as monotonic
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import Kind, ModelConfig
 from carpool.core.arbiter import Arbiter, Turn
@@ -30,9 +34,9 @@ from carpool.core.objectives import Promise
 from carpool.core.scheduler import Scheduler
 from carpool.core.shares import Intake
 from carpool.core.spare import SpareTurn
-from carpool.engine.executor import LoopTime
 from carpool.engine.profile.contention import contention
 from carpool.engine.profile.measuring import Effort, Measuring, NotWatched, Watches
+from carpool.engine.run.executor import LoopTime
 from carpool.errors import CarpoolError, ConfigError, ModelError
 from carpool.observe.logs import logger
 from carpool.types import Signature
@@ -45,9 +49,10 @@ _SHORT_S = 0.001  # next to what a request costs anyway: a second core is better
 _HARDLY = 1e-6
 _TRIAL_LOAD_S = 2.0
 _TRIAL = Effort(least_runs=2, most_runs=6, seconds=0.04, warm_up=0.05)
-_PASSES, _SLOW_PASSES = 8, 3  # at most, in turns: what else disturbs a machine for a while disturbs all
+_PASSES, _SLOW_PASSES = 8, 4  # at most, in turns: what else disturbs a machine for a while disturbs all
 _SAME = 1.05  # times: so near to the best, another pass has found the same
-_FAR_APART = 1.5  # times the rate of the next best: a slow model is not run again to be sure
+_FEW_RUNS = 0.15  # so much more doubt where each pass is a single run
+_STAYS = 1.25  # times a limit: so far beyond it the layout of an earlier start stays
 _BATCH_S = 0.05  # batches that take longer show nothing that shorter ones do not
 _SLOW_S = 0.25  # of a single image
 _SURELY_LONG_S = 20 * _SHORT_S  # even for a first run
@@ -91,6 +96,12 @@ class _Trial:
     @property
     def is_sure(self) -> bool:
         return _found_twice(self.rates)
+
+    @property
+    def spread(self) -> float:
+        """How far the second best pass is behind the best."""
+        best = sorted(self.rates)[-2:]
+        return 1 - best[0] / best[-1] if best else 0.0
 
     @property
     def promises(self) -> bool:
@@ -147,6 +158,13 @@ class Trying:
     turn: AbstractContextManager[object] = field(default_factory=nullcontext)
     beside: Callable[[int], AbstractContextManager[None]] = other_work
     watch: Callable[[], Watches] = NotWatched
+    earlier: Layout | None = None  # what an earlier start of the same model chose
+
+    def limit(self, value: float, layout: Layout) -> float:
+        """Below it this layout is taken, and later on as long as that is not clearly wrong."""
+        if self.earlier is None:
+            return value
+        return value * _STAYS if layout == self.earlier else value / _STAYS
 
     def measuring(self, opened: Sequence[Backend]) -> Measuring:
         return Measuring(opened, self.signature, _TRIAL, now=self.now)
@@ -172,15 +190,14 @@ def choose_by_capacity(cores: int, slo: float, trying: Trying) -> Chosen:
         alone = open_trial(Layout(1, 1))
         loading = trying.now() - began
         with trying.turn:
-            watched = trying.watch()
-            shortest = _single(trying.measuring(alone.backends), _QUICK * slo)
-            shortest *= 1 - contention(watched.read()).waited  # as it would be without others
-            if shortest < _SHORT_S:
+            shortest = _single(trying.measuring(alone.backends), _QUICK * slo, trying.watch())
+            if shortest < trying.limit(_SHORT_S, alone.layout):
                 chosen = Chosen(alone.layout, _too_short(shortest), alone.backends)
                 return chosen
-            if cores <= _FEW_CORES and shortest <= _QUICK * slo:
-                quick = open_trial(Layout(cores, 1))
-                chosen = Chosen(quick.layout, _quick_enough(shortest), quick.backends)
+            each = Layout(cores, 1)
+            if cores <= _FEW_CORES and shortest <= trying.limit(_QUICK * slo, each):
+                quick = open_trial(each)
+                chosen = Chosen(each, _quick_enough(shortest), quick.backends)
                 return chosen
             for layout in even_layouts(cores):
                 own_weights = layout.threads > 1  # those with one thread share theirs
@@ -195,29 +212,36 @@ def choose_by_capacity(cores: int, slo: float, trying: Trying) -> Chosen:
 
 
 def _compare(trials: Sequence[_Trial], cores: int, slo: float, trying: Trying, *, slow: bool) -> Chosen:
-    """In passes, until each layout did twice what it can do: a try that others disturbed is not done twice
-    alike. Of a slow model one is enough where the best is far ahead."""
+    """In passes, until each layout did twice what it can do: a try that others disturbed is seldom done twice
+    alike. One that is behind the best is tried more often, since they may have disturbed it each time."""
+    watched = trying.watch()
+    passes = _SLOW_PASSES if slow else _PASSES
     with nullcontext() if slow else trying.beside(-(-cores // _CORES_FOR_ONE)):
-        for _ in range(_SLOW_PASSES if slow else _PASSES):
+        for _ in range(passes if len(trials) > 1 else 1):
+            most = max(trial.rate for trial in trials)
             for trial in trials:
-                if not trial.is_sure:
+                behind = trial.rate < _ABOUT_AS_MUCH * most and len(trial.rates) < passes // 2
+                if behind or not trial.is_sure:
                     _try(trial, slo, trying, once=slow)
-            rates = sorted(trial.rate for trial in trials)
-            ahead = slow and (len(rates) == 1 or rates[-1] > _FAR_APART * rates[-2])
-            if ahead or all(trial.is_sure for trial in trials):
-                break
-    return _best(trials, slo, "" if slow else " beside other work")
+        taken = watched.read()
+    doubt = min(1.0, taken.steal + taken.others) if contention(taken).why else 0.0
+    best, good = _best(trials, slo, trying.earlier, doubt + (_FEW_RUNS if slow else 0.0))
+    how = "" if slow else " beside other work"
+    why = _compared(best, trials, how) + (_close(best, good, trying.earlier) if len(good) > 1 else "")
+    return Chosen(best.layout, why, best.backends)
 
 
-def _single(measuring: Measuring, quick: float) -> float:
-    """Seconds of one image. One run tells of most models that they are neither short nor quick, though a
-    first one may take several times as long as the next; others are looked at until it was found twice."""
+def _single(measuring: Measuring, quick: float, watched: Watches) -> float:
+    """Seconds of one image, as they would be without others. One run tells of most models that they are
+    neither short nor quick, though a first one may take several times as long as the next; others are looked
+    at until it was found twice."""
     found = [measuring.once(1)]
-    if found[0] > max(_SURELY_LONG_S, min(_COLD * quick, _SLOW_S)):
-        return found[0]
+    calm = found[0] * (1 - contention(watched.read()).waited)
+    if calm > max(_SURELY_LONG_S, min(_COLD * quick, _SLOW_S)):
+        return calm
     while len(found) < _PASSES and not _found_twice([1 / seconds for seconds in found]):
         found.append(measuring.shortest(1))
-    return min(found)
+    return min(found) * (1 - contention(watched.read()).waited)
 
 
 def _found_twice(rates: Sequence[float]) -> bool:
@@ -226,21 +250,41 @@ def _found_twice(rates: Sequence[float]) -> bool:
     return len(best) == 2 and best[1] <= _SAME * best[0]
 
 
-def _best(trials: Sequence[_Trial], slo: float, how: str) -> Chosen:
-    """Where a single image takes next to nothing of the promise, threads that need nobody's help are best."""
-    most = max(trial.rate for trial in trials)
-    good = [trial for trial in trials if trial.rate >= _ABOUT_AS_MUCH * most]
+def _best(
+    trials: Sequence[_Trial], slo: float, earlier: Layout | None, doubt: float
+) -> tuple[_Trial, list[_Trial]]:
+    """And those that are about as good: the best is ahead of them by no more than a tenth, the spread of the
+    passes, and the share of the cores that others took. Of these, what an earlier start chose; else, where a
+    single image takes next to nothing of the promise, threads that need nobody's help; else the fewest
+    instances that answer one about as fast as any."""
+    most = max(trials, key=lambda trial: trial.rate)
+    ahead = (1 + most.spread + doubt) / _ABOUT_AS_MUCH
+    good = [trial for trial in trials if most.rate <= (ahead + trial.spread) * trial.rate]
+    for trial in good:
+        if trial.layout == earlier:
+            return trial, good
     quick = [trial for trial in good if trial.shortest <= _QUICK * slo]
     if quick:
-        best = min(quick, key=lambda trial: trial.layout.threads)
-    else:
-        best = min(good, key=lambda trial: trial.shortest)
+        return min(quick, key=lambda trial: trial.layout.threads), good
+    fastest = min(trial.shortest for trial in good) / _ABOUT_AS_MUCH
+    fast = [trial for trial in good if trial.shortest <= fastest]
+    return min(fast, key=lambda trial: trial.layout.instances), good
+
+
+def _compared(best: _Trial, trials: Sequence[_Trial], how: str) -> str:
     others = [trial for trial in trials if trial is not best]
     against = ", against " + ", ".join(f"{other} with {other.layout}" for other in others) if others else ""
-    shortest = numeral(best.shortest * 1e3)
-    close = f"; about as many, and one image takes only {shortest} ms" if len(good) > 1 else ""
     within = " within the promise" if best.promises else ""
-    return Chosen(best.layout, f"{best}{within}{how}{against}{close}", best.backends)
+    return f"{best}{within}{how}{against}"
+
+
+def _close(best: _Trial, good: Sequence[_Trial], earlier: Layout | None) -> str:
+    """Why this one of several, in words."""
+    if best.layout == earlier:
+        return "; no other is clearly better, so it stays as an earlier start chose"
+    about = best.rate >= _ABOUT_AS_MUCH * max(trial.rate for trial in good)
+    many = "about as many" if about else "not clearly fewer on a machine that was busy"
+    return f"; {many}, and one image takes only {numeral(best.shortest * 1e3)} ms"
 
 
 def _too_short(seconds: float) -> str:

@@ -12,15 +12,15 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from math import inf, sqrt
 from statistics import fmean
+from time import monotonic
 from typing import Protocol, cast
 
 import numpy as np
 
 from carpool.backends.backend import Backend, Encoded, Gathers
-from carpool.clock import now as monotonic
 from carpool.core.curve import BatchCurve
-from carpool.engine.hardware import CpuTaken
 from carpool.engine.profile.contention import CALM, contention
+from carpool.engine.profile.hardware import CpuTaken
 from carpool.types import Array, Datatype, Signature
 
 _ANY_LENGTH = 64  # stands in for a dimension that differs from request to request
@@ -95,12 +95,6 @@ def sample(signature: Signature, images: int) -> dict[str, Array]:
         else:
             inputs[spec.name] = np.zeros(shape, spec.datatype.dtype)
     return inputs
-
-
-def sizes(largest: int) -> list[int]:
-    """Powers of two, and the largest batch itself."""
-    powers = [1 << n for n in range(largest.bit_length())]
-    return sorted({*powers, largest})
 
 
 class Watches(Protocol):

@@ -26,7 +26,7 @@ from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve, promised_batch, shape_of, slo_capacity
 from carpool.core.numerals import apart, numeral
 from carpool.core.objectives import Promise
-from carpool.engine.hardware import Hardware, hardware
+from carpool.engine.profile.hardware import Hardware, hardware
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.errors import ConfigError
@@ -37,14 +37,14 @@ LEAST = 2.2
 """Times a single image: who arrives just after another began waits for that one, and a little is lost."""
 
 
-def keepable(config: ModelConfig, curve: BatchCurve) -> tuple[ModelConfig, str]:
+def keepable(config: ModelConfig, curve: BatchCurve, *, provisional: bool = False) -> tuple[ModelConfig, str]:
     """The settings to serve with, and in words what became of the promise. Raises where it cannot be kept."""
     policy = config.policy
     if not isinstance(policy, Promise):
         return config, ""
     alone, slo = curve.times[1], policy.slo
-    if config.slo_may_grow and slo < LEAST * alone:
-        return grown(config, alone, "one image")
+    if config.slo_may_grow:
+        return grown(config, alone, "one image", provisional=provisional)
     said = cannot_keep(config.name, slo, alone, "one image")
     if said:
         raise ConfigError(said)
@@ -61,11 +61,14 @@ def cannot_keep(name: str, slo: float, alone: float, what: str) -> str:
     )
 
 
-def grown(config: ModelConfig, alone: float, what: str) -> tuple[ModelConfig, str]:
+def grown(
+    config: ModelConfig, alone: float, what: str, *, provisional: bool = False
+) -> tuple[ModelConfig, str]:
     """With the promise that can be kept where this takes so long alone, and that in words; as it is, if its
-    promise is long enough."""
+    promise is long enough. A promise does not grow because others used the machine: by `provisional` times it
+    does so only where it could not even be kept for one who finds the model idle."""
     policy = config.policy
-    if not isinstance(policy, Promise) or policy.slo >= LEAST * alone:
+    if not isinstance(policy, Promise) or policy.slo >= (1.0 if provisional else LEAST) * alone:
         return config, ""
     slo = _rounded_up(LEAST * alone)
     takes = f"{what} takes {numeral(alone * 1e3)} ms here"

@@ -25,7 +25,8 @@ from carpool.memory.arena import Slot
 from carpool.memory.layout import FILE_AT, write_file
 from carpool.observe import columns
 from carpool.observe.logs import logger
-from carpool.vision.compare import Difference, compare_answers
+from carpool.vision.likeness import Difference
+from carpool.vision.plans.compare import compare_answers
 
 _LONGEST_SHOWN = 80
 

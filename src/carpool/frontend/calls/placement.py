@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ from typing import Any, TypeVar
 from carpool.errors import CarpoolError, Unsupported, without_stack
 from carpool.frontend.calls.asking import Infers
 from carpool.frontend.calls.call_service import CallService
-from carpool.frontend.calls.client_memory import Outlets, names_regions
+from carpool.frontend.calls.client_memory import Fetch, Outlets, names_regions
 from carpool.frontend.calls.packing import AT_ONCE, check, is_in_place
 from carpool.frontend.pictures.picture_service import promised
 from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
@@ -41,6 +42,8 @@ WherePlaced = Callable[[], Mapping[str, Placed]]
 READING, OFFERED, RUNNING, ANSWERING, OVER = range(5)
 
 _NOT_READ = RequestHead("", (), (), RequestOptions(), True, 0)
+_COPIED = 1 << 20
+_PUT_AT_ONCE = 4 << 20  # bytes: to copy them takes a millisecond, and 60 MB many
 
 
 class Placement:
@@ -52,7 +55,7 @@ class Placement:
 
     __slots__ = (
         *("_call", "_copies", "_done_at", "_door", "_job", "_offered_at", "_outlets", "_pictures"),
-        *("_ready_in", "_slot", "_until"),
+        *("_ready_in", "_slot", "_thread", "_until"),
         *("arrived", "client", "deadline", "entry", "head", "row", "sender", "service", "state", "unread"),
     )
 
@@ -75,6 +78,7 @@ class Placement:
         self._outlets: Outlets | None = None  # for outputs that the client wants in its own memory
         self._pictures: SentPictures | None = None
         self._job: Job | None = None  # decodes them
+        self._thread: Future[Any] | None = None  # does what would hold up the loop
         self._ready_in = self._until = self._done_at = 0.0
 
     refuses_many = ""  # what is said of a model that may give several answers, where they cannot be written
@@ -144,20 +148,36 @@ class Placement:
         if fetch is not None:
             placed, self._outlets, size = fetch.head, fetch.outlets, fetch.size
         slot = self._slot = self.service.door.slot(size)
+        if head.tail_size <= _PUT_AT_ONCE or placed.regions:
+            _put(pieces, slot.view)
+            if placed.regions or (fetch is None and (checked or head.plain)):
+                self._offer(placed, slot, 0)
+                return None
+            pieces = ()
+        return self._fill(head, pieces, fetch, slot, checked=checked)
+
+    def _fill(
+        self,
+        head: RequestHead,
+        pieces: Sequence[Buffer],
+        fetch: Fetch | None,
+        slot: Slot,
+        *,
+        checked: bool,
+    ) -> asyncio.Future[Any] | None:
+        """Offer it when its slot has all: these `pieces`, and what is in its client's memory."""
         view = slot.view
-        _put(pieces, view)
-        if placed.regions or (fetch is None and (checked or head.plain)):
-            self._offer(placed, slot, 0)
-            return None
 
         def fill() -> None:
+            _put(pieces, view)
             if not checked:
                 check(head, view[: head.tail_size], self.entry.name)
             if fetch is not None:
                 fetch.into(view)
 
+        placed = head if fetch is None else fetch.head
         takes_long = not checked and head.tail_size > AT_ONCE and not is_in_place(head)
-        takes_long = takes_long or (fetch is not None and fetch.takes_long)
+        takes_long = takes_long or bool(pieces) or (fetch is not None and fetch.takes_long)
         return self._aside(takes_long, fill, lambda _: self._offer(placed, slot, 0), slot)
 
     def _with_headers(self, head: RequestHead) -> RequestHead:
@@ -211,8 +231,10 @@ class Placement:
             if pictures is not None:
                 head = self._with_headers(head)
         in_parts = entry.decoupled and entry.in_parts(self.refuses_many)
-        times = self.arrived, self.deadline
-        ask = Ask(entry, head, slot, tail, *times, self.sender, ready_in, in_parts, content=pictures)
+        times, sender = (self.arrived, self.deadline), self.sender
+        if entry.has_places and not sender.holder:
+            sender = sender._replace(payer=self.client)
+        ask = Ask(entry, head, slot, tail, *times, sender, ready_in, in_parts, content=pictures)
         self._call = self._door.infer(ask, self)
         self._slot = None
         self.state = RUNNING
@@ -228,12 +250,14 @@ class Placement:
             return None
         if slot is not None:
             self._slot = None
-        future = asyncio.get_running_loop().run_in_executor(self.service.threads, work)
+        self._thread = in_thread = self.service.threads.submit(work)
+        future = asyncio.wrap_future(in_thread)
         future.add_done_callback(partial(self._came_back, then, slot))
         return future
 
     def _came_back(self, then: Callable[[T], object], slot: Slot | None, work: asyncio.Future[T]) -> None:
         error = stopping() if work.cancelled() else work.exception()
+        self._thread = None
         if self.state == OVER:
             if slot is not None:
                 slot.release()
@@ -398,6 +422,8 @@ class Placement:
     def _let_go(self) -> None:
         """Of what the door does not hold: a connection may remember its last request for long."""
         self._outlets = self._pictures = None
+        if self._thread is not None:
+            self._thread.cancel()  # unless it has begun: then the slot is its
         job, self._job = self._job, None
         if job is not None and not self.service.pictures.workers.drop(job):
             return  # a thread writes to the slot: `_decoded` gives it back
@@ -407,9 +433,11 @@ class Placement:
 
 
 def _put(pieces: Sequence[Buffer], view: memoryview) -> None:
-    """One behind the other."""
+    """One behind the other, a part at a time: a thread that copies holds the interpreter."""
     position = 0
     for piece in pieces:
-        end = position + len(piece)
-        view[position:end] = piece
-        position = end
+        source = memoryview(piece)
+        for start in range(0, len(source), _COPIED):
+            part = source[start : start + _COPIED]
+            view[position : position + len(part)] = part
+            position += len(part)

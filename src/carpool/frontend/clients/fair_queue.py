@@ -82,6 +82,11 @@ class FairQueue(Generic[T]):
             line.running -= 1
             line.served += seconds
 
+    def running(self, client: str) -> int:
+        """How much of a client's was begun and has not ended."""
+        line = self._lines.get(client)
+        return 0 if line is None else line.running
+
     def served(self, client: str, seconds: float) -> None:
         """So much was done for a client besides."""
         line = self._lines.get(client)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
 from time import monotonic
-from typing import NamedTuple
 
 from carpool.frontend.clients.accounts import Accounts
 from carpool.frontend.clients.fair_queue import FairQueue
@@ -16,14 +15,21 @@ from carpool.frontend.clients.fair_queue import FairQueue
 _LONGEST_REST_S = 1.0
 
 
-class _Work(NamedTuple):
-    client: str
-    run: Callable[[], None]
-    done: asyncio.Future[None]
+class _Work:
+    __slots__ = ("client", "done", "run")
+
+    def __init__(self, client: str, run: Callable[[], None], done: asyncio.Future[None]) -> None:
+        self.client = client
+        self.run = run
+        self.done = done
+
+    def forget(self, _done: asyncio.Future[None]) -> None:
+        """It may still stand in the queue, and is not to keep what it would have worked on."""
+        self.run = _nothing
 
 
 class FairThreads:
-    """To be used in the loop's thread."""
+    """To be used in the loop's thread. Of one client's work, one piece runs at a time."""
 
     def __init__(self, accounts: Accounts, pool: Executor, most: int) -> None:
         """`most` at a time."""
@@ -31,20 +37,28 @@ class FairThreads:
         self._pool = pool
         self._free = most
         self._queue: FairQueue[_Work] = FairQueue(lambda work: not work.done.done())
-        self._rested: asyncio.TimerHandle | None = None
+        self._next: asyncio.Handle | None = None  # look for what may begin: one, however much waits
 
-    def submit(self, client: str, run: Callable[[], None]) -> asyncio.Future[None]:
-        """Done when it was run. What is cancelled before is not run."""
+    def submit(self, client: str, run: Callable[[], None], since: float = 0.0) -> asyncio.Future[None]:
+        """Done when it was run. What is cancelled before is not run, and forgotten. Of one client's, what was
+        begun first goes first: if the rest is submitted as soon as this is done, one is half done at a time,
+        and in memory."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.push(client, 0.0, _Work(client, run, done))
+        work = _Work(client, run, done)
+        done.add_done_callback(work.forget)
+        self._queue.push(client, since, work)
         self._go_on()
         return done
 
     def _go_on(self) -> None:
-        self._rested = None
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
         loop, now, resting = asyncio.get_running_loop(), monotonic(), [_LONGEST_REST_S]
 
         def may(work: _Work) -> bool:
+            if self._queue.running(work.client):
+                return False
             rest_s = self._accounts.rest_s(work.client, now)
             if rest_s > 0.0:
                 resting.append(rest_s)
@@ -55,7 +69,7 @@ class FairThreads:
             running = loop.run_in_executor(self._pool, _timed, found[1].run)
             running.add_done_callback(partial(self._ended, found[1]))
         if self._free and len(resting) > 1:
-            self._rested = loop.call_later(min(resting), self._go_on)
+            self._next = loop.call_later(min(resting), self._go_on)
 
     def _ended(self, work: _Work, running: asyncio.Future[float]) -> None:
         self._free += 1
@@ -71,8 +85,14 @@ class FairThreads:
                 work.done.set_exception(error)
             else:
                 work.done.set_result(None)
-        if self._rested is None:
-            self._go_on()
+        if self._next is not None:
+            self._next.cancel()
+        # Not yet: first the rest of this may be submitted.
+        self._next = asyncio.get_running_loop().call_soon(self._go_on)
+
+
+def _nothing() -> None:
+    """Is left to be done."""
 
 
 def _timed(run: Callable[[], None]) -> float:

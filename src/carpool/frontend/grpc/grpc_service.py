@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from time import monotonic
 from typing import TypeVar
 from urllib.parse import quote
 
@@ -14,10 +15,11 @@ from carpool.errors import CarpoolError, retry_after, without_stack
 from carpool.frontend.caches.front_caches import CacheParts
 from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.calls.packing import AT_ONCE
-from carpool.frontend.clients.accounts import CALL, Accounts
+from carpool.frontend.clients.accounts import CALL, Accounts, Shares
 from carpool.frontend.clients.fair_threads import FairThreads
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.grpc.infer_messages import FINAL_PARAMETER, Families
+from carpool.frontend.grpc.inflater import Inflater
 from carpool.frontend.grpc.rpc import Rpc
 from carpool.frontend.grpc.rpc_heads import PRINTABLE, Status
 from carpool.frontend.grpc.stream_turns import OpenStream, StreamTurns
@@ -37,7 +39,7 @@ log = logger("grpc")
 _SHORT_MESSAGE = 4 << 20  # gRPC's own default
 _SHORT_HEAD = 4096  # bytes; what is more counts as held for the call
 _AROUND = 64 * 1024  # bytes of a message beside its tensors
-_INFLATERS = 2  # messages at a time
+_INFLATERS, _MOST_INFLATING = 2, 256  # clients at a time; messages with those that wait, half of one client
 _LONGEST_MESSAGE = 2**31 - 1  # what clients' libraries take for the length of a message
 
 
@@ -77,6 +79,7 @@ class Service(FrontService):
         self.idle.set()
         self.running = 0
         self.accounts = Accounts(settings.max_connections, settings.max_connections)
+        self.inflating = Shares(_MOST_INFLATING)
         self._inflaters = FairThreads(self.accounts, self.threads, _INFLATERS)
         self.turns = StreamTurns(self.accounts)
         self.streams: dict[OpenStream, None] = {}  # that are open
@@ -113,16 +116,22 @@ class Service(FrontService):
         self.accounts.sweep(now)
         self._spare_memory.freed(self.accounts.freed())
 
-    async def inflate(self, rpc: Rpc, work: Callable[[], None]) -> None:
-        """In a thread: one message of a connection at a time, and clients in their turns."""
-        outgoing, stake = rpc.outgoing, rpc.stake
-        if outgoing is None or stake is None or stake.account is None:
+    async def inflate(self, rpc: Rpc, inflater: Inflater) -> None:
+        """In threads, in turns, unless it is short: one message of a client at a time, and the oldest first.
+        So many may wait; what is more is refused before any of it is looked at."""
+        stake, since = rpc.stake, monotonic()
+        account = None if stake is None else stake.account
+        if account is None:
             return
-        if outgoing.inflating is None:
-            outgoing.inflating = asyncio.Lock()
-        async with outgoing.inflating:
-            if not rpc.over:
-                await self._inflaters.submit(stake.account.name, work)
+        if not self.inflating.take(account.name, 1):
+            inflater.refuse()
+            return
+        try:
+            inflater.begin()
+            while not inflater.complete and not rpc.over:
+                await self._inflaters.submit(account.name, inflater.turn, since)
+        finally:
+            self.inflating.give(account.name, 1)
 
     def most_of(self, start: bytes) -> int:
         """How long a message may be that begins like this: it names its model first. In any thread."""

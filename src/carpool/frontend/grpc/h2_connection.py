@@ -21,6 +21,7 @@ from carpool.frontend.grpc.h2_outgoing import Outgoing
 from carpool.frontend.grpc.h2_shared import CONNECTION_WINDOW, LARGEST_FRAME, MOST_CALLS, H2Shared
 from carpool.frontend.grpc.rpc import Rpc
 from carpool.frontend.grpc.rpc_heads import CallHead, HeadReader, Status, refused_head
+from carpool.frontend.http.borrowed_socket import has_hung_up
 
 PREFACE, OPEN, LEAVING, CLOSED = range(4)
 
@@ -191,9 +192,17 @@ class H2Connection:
             pass  # its account has an eye on it
         elif self._ahead_since and now - self._ahead_since > limits.header_timeout_s:
             self._breach(Breach(Code.ENHANCE_YOUR_CALM, "a frame took too long"))
+        elif self._is_gone():
+            self._transport.abort()
         else:
             self._check_alive(now)
             self._check_calls(now)
+
+    def _is_gone(self) -> bool:
+        """Its client has hung up, behind what is not read while it rests or others have their turn."""
+        if self._transport.is_closing() or not (self._rests or self._ahead):
+            return False
+        return has_hung_up(self._transport.get_extra_info("socket").fileno())
 
     def _check_alive(self, now: float) -> None:
         if self._heard:

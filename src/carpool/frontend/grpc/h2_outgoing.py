@@ -24,7 +24,7 @@ class Outgoing:
 
     __slots__ = (
         *("_accounts", "_bytes", "_credit", "_ended", "_file", "_loop", "_out", "_scheduled", "_sent"),
-        *("_transport", "blocked", "busy", "call_window", "client", "inflating", "largest", "no_table"),
+        *("_transport", "blocked", "busy", "call_window", "client", "largest", "no_table"),
         *("rpcs", "stalled", "window"),
     )
 
@@ -42,7 +42,6 @@ class Outgoing:
         self._credit = credit
         self._ended = ended
         self.client = ""  # whose connection it is, by address
-        self.inflating: asyncio.Lock | None = None  # one message of a connection at a time
         self._transport: asyncio.Transport
         self._file = -1  # of the transport's socket; over TLS nothing is written past the transport
         self.rpcs: dict[int, Rpc] = {}  # the calls that are under way

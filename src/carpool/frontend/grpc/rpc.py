@@ -23,6 +23,7 @@ from carpool.errors import Unavailable
 from carpool.frontend.calls.packing import AT_ONCE
 from carpool.frontend.clients.accounts import Stake
 from carpool.frontend.grpc.h2_frames import LARGEST_WINDOW
+from carpool.frontend.grpc.inflater import Inflater, too_long, too_many_messages
 from carpool.frontend.grpc.rpc_heads import HEAD, HEADS, CallHead, Metadata, Status, trailers
 
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ _MOST_QUEUED = 64  # messages that nobody has read yet
 _EMPTY = memoryview(b"")
 _CUT_OFF = "the call ended within a message"
 _GROWTH = 4  # bytes copied per byte of a message: at most a third
-_INFLATED_AT_ONCE = 1 << 10  # bytes of a compressed message; what comes out may be a thousand times that
-_INFLATED_START, _INFLATED_STEP = 1 << 12, 1 << 20  # the first bytes name the model
 _LEVEL = 6
 
 TOO_SLOW = "the answers are not read as fast as the model gives them"
@@ -351,18 +350,16 @@ class Rpc:
         if not compressed:
             return message
         encoding = self.head.encoding
-        inflater = Inflater(message, encoding, self.service, self.stake, by_model=self.of_models)
-        if len(message) <= _INFLATED_AT_ONCE:
-            inflater.run()
-        else:
-            await self.service.inflate(self, inflater.run)
+        view = memoryview(message)
+        inflater = Inflater(view, encoding, self.service, self.stake, by_model=self.of_models)
+        await self.service.inflate(self, inflater)
         if self.over:
             raise Ended
         if inflater.fault is not None:
             self.end(*inflater.fault)
             raise Ended
         self._inflated = len(inflater.found)
-        return inflater.found
+        return memoryview(inflater.found)
 
     # ── answers that go ──
 
@@ -464,64 +461,6 @@ class Rpc:
     def _too_late(self) -> None:
         self._timer = None
         self.cut(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
-
-
-# ── messages that are compressed ──
-
-
-def too_long(size: int, most: int) -> str:
-    """In the words that clients know."""
-    return f"SERVER: Received message larger than max ({size} vs. {most})"
-
-
-class Inflater:
-    """Undoes the compression of one message. What comes out is counted before there is more of it, and ends
-    where it is more than the model takes that the message names."""
-
-    __slots__ = ("_by_model", "_encoding", "_message", "_service", "_stake", "fault", "found")
-
-    def __init__(
-        self, message: Message, encoding: str, service: Service, stake: Stake | None, *, by_model: bool
-    ) -> None:
-        self._message = message
-        self._encoding = encoding
-        self._service = service
-        self._stake = stake
-        self._by_model = by_model
-        self.found = b""
-        self.fault: tuple[Status, str] | None = None
-
-    def run(self) -> None:
-        """Sets `found` or `fault`. In any thread."""
-        stream = zlib.decompressobj(zlib.MAX_WBITS + (16 if self._encoding == "gzip" else 0))
-        pieces: list[bytes] = []
-        size, most, rest = 0, self._service.largest_message, bytes(self._message)
-        while not stream.eof:
-            try:
-                piece = stream.decompress(rest, _INFLATED_STEP if pieces else _INFLATED_START)
-            except zlib.error:
-                piece = b""
-            if not piece and not stream.eof:
-                break
-            size += len(piece)
-            if not pieces and self._by_model:
-                most = self._service.most_of(piece)
-            if size > most:
-                self.fault = Status.RESOURCE_EXHAUSTED, too_long(size, most)
-                return
-            if self._stake is not None and not self._service.accounts.take(self._stake, len(piece)):
-                self.fault = Status.UNAVAILABLE, too_many_messages().message
-                return
-            pieces.append(piece)
-            rest = stream.unconsumed_tail
-        if stream.eof and not stream.unused_data:
-            self.found = b"".join(pieces)
-        else:
-            self.fault = Status.INTERNAL, f"a message cannot be decompressed as {self._encoding}"
-
-
-def too_many_messages() -> Unavailable:
-    return Unavailable("this client has too many messages under way at once; try again", reason="busy")
 
 
 def compressed(message: bytes, encoding: str) -> bytes:

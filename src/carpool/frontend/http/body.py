@@ -26,7 +26,7 @@ _TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t -~\x80-\xff]*\r\n
 _LINES_AT_ONCE = 64
 _GZIP, _ZLIB, _RAW = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
 _STEP, _WINDOW = 256 * 1024, 16 * 1024  # bytes of output, of input
-_STEPS_PER_TURN = 64
+_STEPS_PER_TURN = 16
 _AT_ONCE = 8 * 1024  # bytes, in or out
 _SHORT_MEMBERS, _MEMBER = 64, 1024  # each is some work; where there are more, of so many bytes on average
 
@@ -118,6 +118,7 @@ class Inflater:
         self._whole = whole
         self._at = 0
         self._members = 1
+        self.left = False  # nobody wants it any more
         self._stream = zlib.decompressobj(self._wbits)
         self.body = GatheredBody(limit, payer)
 
@@ -163,7 +164,7 @@ class Inflater:
 
     def turn(self) -> bool:
         """A few milliseconds of steps; True when the body is complete."""
-        return any(self.step() for _ in range(_STEPS_PER_TURN))
+        return any(not self.left and self.step() for _ in range(_STEPS_PER_TURN))
 
 
 def _deflate_kind(data: bytes | bytearray) -> int:
@@ -235,19 +236,23 @@ class Inflation:
         self._complete = False
 
     def go_on(self) -> None:
-        work = self._shared.fair_inflaters.submit(self._inflater.body.payer.name, self._turn)
+        name = self._inflater.body.payer.name
+        work = self._shared.fair_inflaters.submit(name, self._turn, self._received_at)
+        self._exchange.work = work
         work.add_done_callback(self._turned)
 
     def _turn(self) -> None:
         self._complete = self._inflater.turn()
 
     def _turned(self, work: asyncio.Future[None]) -> None:
+        self._exchange.work = None
         error = asyncio.CancelledError() if work.cancelled() else work.exception()
         if error is None and self._exchange.pending and not self._complete:
             self.go_on()
             return
         self._shared.inflating.give(self._inflater.body.payer.name, 1)
         if isinstance(error, asyncio.CancelledError) or not self._exchange.pending:
+            self._inflater.left = True  # a thread may be at it
             return
         if isinstance(error, Exception):
             self._failed(error)

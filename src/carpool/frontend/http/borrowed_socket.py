@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import socket
 from collections.abc import Sequence
 from typing import cast
 
 _nowhere = bytearray(1024 * 1024)
+_HUNG_UP = getattr(select, "POLLRDHUP", 0)  # Linux's; elsewhere only an end in both directions is seen
 
 
 class BorrowedSocket:
@@ -45,6 +47,14 @@ class BorrowedSocket:
         borrowed, self._socket = self._socket, None
         if borrowed is not None:
             borrowed.detach()
+
+
+def has_hung_up(descriptor: int) -> bool:
+    """Whether the other side sends no more: seen also where what it sent before is not read, and so the loop
+    does not hear of it."""
+    poll = select.poll()
+    poll.register(descriptor, _HUNG_UP)
+    return bool(poll.poll(0))
 
 
 def skip_received(connection: socket.socket, count: int) -> int:

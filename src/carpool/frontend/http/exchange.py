@@ -4,6 +4,7 @@ answers as bytes: errors with their status, the error body that every refusal sh
 
 from __future__ import annotations
 
+import asyncio
 import json
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -214,7 +215,9 @@ class Exchange:
     side early.
     """
 
-    __slots__ = ("_connection", "first", "head", "head_at", "on_disconnect", "payer", "peer", "unread")
+    __slots__ = (
+        *("_connection", "first", "head", "head_at", "on_disconnect", "payer", "peer", "unread", "work"),
+    )
 
     def __init__(
         self, connection: Answerer, head: HttpHead, head_at: float, peer: str = "", *, first: bool = True
@@ -226,6 +229,7 @@ class Exchange:
         self.unread = 0.0  # seconds for which requests lately lay in their sockets before they were read
         self.first = first  # whether nothing was answered on this connection before
         self.peer = peer  # the client's address
+        self.work: asyncio.Future[None] | None = None  # on its body, which ends when no answer is wanted
         self.payer = peer  # who is held to account for this front end's time: the key's holder, once known
 
     @property
@@ -292,6 +296,9 @@ class Exchange:
         """For the connection: nothing will be answered; returns the app's callback, the first time."""
         callback, self.on_disconnect = self.on_disconnect, None
         self._connection = None
+        work, self.work = self.work, None
+        if work is not None:
+            work.cancel()
         return callback
 
 

@@ -22,7 +22,7 @@ from typing import cast
 from carpool.errors import without_stack
 from carpool.frontend.clients.accounts import Stake, client_of
 from carpool.frontend.http.body import CompressedBody, Intake, inflate, too_large
-from carpool.frontend.http.borrowed_socket import BorrowedSocket, skip_received
+from carpool.frontend.http.borrowed_socket import BorrowedSocket, has_hung_up, skip_received
 from carpool.frontend.http.exchange import (
     CONTINUE,
     Body,
@@ -259,6 +259,16 @@ class Connection:
             self._check_body_time(now, waited)
         elif self._phase == LINGER and waited > limits.linger_timeout_s:
             self._transport.abort()
+        elif self._phase == WAITING and not self._ended and not self._has_room():
+            self._check_hung_up()
+
+    def _check_hung_up(self) -> None:
+        """It is not read while it has sent so much ahead, and its end is behind that."""
+        exchange, closing = self._exchange, self._transport.is_closing()
+        if exchange is None or exchange.on_disconnect is None or closing:
+            return
+        if has_hung_up(self._borrowed.descriptor()):
+            self._close()
 
     def _check_body_time(self, now: float, waited: float) -> None:
         limits = self._shared.limits

@@ -16,10 +16,10 @@ from carpool.link.door import Answer, Ask, Call, OneAnswer
 from carpool.memory.arena import Slot
 from carpool.pipelines.picture_graph import Document, Item
 from carpool.types import Timing
-from carpool.vision.compare import compare_answers
 from carpool.vision.decode import Decoded
 from carpool.vision.geometry import Geometry
 from carpool.vision.picture_answers import Options
+from carpool.vision.plans.compare import compare_answers
 
 if TYPE_CHECKING:
     from carpool.frontend.pictures.cascade_steps import Cascade

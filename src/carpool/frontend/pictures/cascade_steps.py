@@ -12,12 +12,12 @@ from typing import Any
 
 from carpool.config.pipeline_settings import REFUSE
 from carpool.config.rules import shown
+from carpool.drift.share_watch import ShareWatch
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput, Refused, Unavailable
 from carpool.observe import columns
 from carpool.observe.counters import Row
 from carpool.observe.logs import logger
 from carpool.pipelines.picture_graph import Document, PictureGraph
-from carpool.quality.share_watch import ShareWatch
 from carpool.types import Timing
 from carpool.vision.certainty import CLASSES_NEEDED, LOWEST_SCORE, certainty
 from carpool.vision.picture_answers import Option, Options

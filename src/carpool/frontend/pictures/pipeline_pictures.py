@@ -84,7 +84,7 @@ class StepModel:
         place, crop = item.place, self.step.crop
         part = picture
         if place is not None and place.corners:
-            part = crops.rectified(picture, place.corners, crop.height, item.width)
+            part = crops.rectified(picture, place.corners, crop.height, item.width, crop.stretch)
         elif place is not None:
             part = crops.crop(picture, *place[:4])
         transform = self._transforms[item.width]

@@ -6,7 +6,7 @@ boxes back and wait for crops, which is this run with more messages; or hold pic
 look through detectors' outputs in the one thread that schedules for all. Here each step is a request like any
 other, in a slot like any other, and crops of many requests share batches because their models' queues are the
 engine's. What only the engine can know, whether all of it can be in time and how much a step must leave to
-the later ones, it says through the trip that each request names (engine/pipeline_trips.py). So a front end
+the later ones, it says through the trip that each request names (pipeline_trips.py). So a front end
 that dies takes its own runs along and no others, and an engine that dies ends each of them once.
 
 To what is above it a run is one call through the door: it is made ready, cancelled and done like one.
@@ -237,20 +237,20 @@ class PipelineRun:
         if answer.error is not None:
             self._failed(number, answer.error)
             return
+        if self._is_late(number):
+            return
         state = self._steps[number]
-        state.waiting -= 1
-        if state.waiting or self._is_late(number):
+        state.waiting -= 1  # with the last one its outputs are the reader's: nothing may fail before that
+        if state.waiting:
             return
         at = self._model.steps[number]
         try:
             if not at.model.quick or len(state.items) > _FEW:
                 self._workers.finish(partial(self._read, at, state), partial(self._was_read, number, state))
                 return
-            answers = self._read(at, state)
+            self._was_read(number, state, self._read(at, state), None)
         except Exception as error:
             self._was_read(number, state, None, error)
-        else:
-            self._was_read(number, state, answers, None)
 
     def _read(self, at: StepModel, state: StepState) -> list[Document]:
         """What the model's outputs mean, for each item; in a thread, where that takes long."""

@@ -13,6 +13,8 @@ from time import monotonic
 from typing import Any, Protocol
 
 from carpool.config.drift_settings import UncertainSettings
+from carpool.drift.kept_pictures import MOST_PICTURE_BYTES
+from carpool.drift.samples import Measured, Sampled, measure
 from carpool.errors import CarpoolError
 from carpool.frontend.pictures.sent_pictures import SentPictures
 from carpool.frontend.pictures.workers import Workers
@@ -20,8 +22,6 @@ from carpool.link.door import Answer, Catalog, Door, ModelEntry, Sender
 from carpool.memory.arena import Slot
 from carpool.memory.layout import find_file
 from carpool.observe.logs import logger
-from carpool.quality.kept_pictures import MOST_PICTURE_BYTES
-from carpool.quality.samples import Measured, Sampled, measure
 from carpool.types import Timing
 
 _EVERY_S = 0.1  # at most ten a second

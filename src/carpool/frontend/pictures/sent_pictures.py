@@ -33,12 +33,12 @@ from carpool.types import (
     Tensor,
     TensorSpec,
 )
-from carpool.vision import settings
 from carpool.vision.decode import Decoded
 from carpool.vision.geometry import Geometry
 from carpool.vision.heads import Buffer, pixels_of_request, read_head, sniff
 from carpool.vision.picture_answers import Option, Options
-from carpool.vision.picture_plan import PicturePlan
+from carpool.vision.plans import settings
+from carpool.vision.plans.picture_plan import PicturePlan
 from carpool.vision.tasks import options_of
 from carpool.vision.tasks.written import written, written_as
 from carpool.wire.head import DEFAULT_OPTIONS
@@ -53,7 +53,7 @@ from carpool.wire.v2 import (
 )
 
 if TYPE_CHECKING:
-    from carpool.quality.samples import Sampled
+    from carpool.drift.samples import Sampled
 
 T = TypeVar("T")
 MOST_WRITTEN = 1 << 20

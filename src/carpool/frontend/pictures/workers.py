@@ -2,7 +2,8 @@
 
 What finishes a picture goes before what begins one, so that answers leave as soon as they can. Of those that
 begin, clients get equal parts of the time; among clients that are about even, and for each, the earliest
-deadline goes first. Pictures that take long leave a thread to the others. How many may wait to begin is
+deadline goes first. Pictures that take long leave a thread to the others, and only so many pixels of them are
+in memory at a time. How many may wait to begin is
 bounded, and a picture that would be late is refused at once, before any work is done for it. What nobody
 waits for is done when nothing else is to do.
 """
@@ -10,11 +11,12 @@ waits for is done when nothing else is to do.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, TypeAlias
 
 from carpool.config.usable_cores import usable_cores
@@ -34,6 +36,8 @@ _MOST_WAITING_EACH = 64
 _NAME = "pictures"
 _COMPACT_AT = 64
 _LONG = 16e6  # of weight, which is about that of a pixel: it takes some tenths of a second
+_MOST_LONG = 64e6  # of them at a time, unless it is one alone: a pixel takes four bytes meanwhile
+_PAUSE_S = 0.05  # before a thread that could not choose its work looks again
 _MOST_IDLE = 4  # they hold pictures, and it is no harm to leave one out
 
 
@@ -76,6 +80,7 @@ class Workers:
         self._beginning: FairQueue[Job] = FairQueue(lambda job: job.work is not None)  # by deadline
         self._dropped = 0  # of them
         self._long = 0  # pictures under way that take long
+        self._long_weight = 0.0  # of them
         self._finishing: deque[Job] = deque()
         self._idle: deque[Job] = deque()  # for threads that have nothing else to do
         self._tokens: SimpleQueue[None] = SimpleQueue()  # one for each job, or to end a thread
@@ -204,7 +209,14 @@ class Workers:
     def _live(self) -> None:
         while True:
             self._tokens.get()
-            job, work = self._next()
+            try:
+                job, work = self._next()
+            except Exception as bug:  # the others must not be left without threads
+                _log.exception("result-lost")
+                without_stack(bug)
+                sleep(_PAUSE_S)
+                self._tokens.put(None)
+                continue
             if work is None or job is None:
                 if self._closed:
                     return
@@ -222,6 +234,7 @@ class Workers:
                     self._beginning.ended(job.client, now - started)
                     if job.weight > _LONG:
                         self._long -= 1
+                        self._long_weight -= job.weight
                         self._tokens.put(None)  # another may have been passed over for it
             self._over.append((job.then, result, error))
             del job, work, result, error  # they hold pictures, and the next job may be long in coming
@@ -240,7 +253,9 @@ class Workers:
                 job.begun = True
                 self.waiting -= 1
                 self._forecast.began(job.weight)
-                self._long += job.weight > _LONG
+                if job.weight > _LONG:
+                    self._long += 1
+                    self._long_weight += job.weight
                 work, job.work = job.work, None
                 return job, work
             if self._idle:
@@ -250,8 +265,10 @@ class Workers:
         return None, None
 
     def _may_begin(self, job: Job) -> bool:
-        """Pictures that take long leave a thread to the others, where there are two."""
-        return job.weight <= _LONG or self._long < max(1, self.threads - 1)
+        """Pictures that take long leave a thread to the others, where there are two, and wait for memory."""
+        if job.weight <= _LONG or not self._long:
+            return True
+        return self._long < self.threads - 1 and self._long_weight + job.weight <= _MOST_LONG
 
     def _tell(self) -> bool:
         """Have the loop look, unless it is about to; False when there is no loop any more."""
@@ -280,12 +297,14 @@ class Workers:
 
 
 def _call(then: Then, result: Any, error: BaseException | None) -> None:
-    """One that raises is a bug, and must not keep the others from their results."""
+    """One that raises is a bug, and must not keep the others from their results. It is told once more, of the
+    bug: what it holds is given back, and whoever waits for it is answered."""
     try:
         then(result, error)
     except Exception as bug:
         _log.exception("result-lost")
-        without_stack(bug)
+        with contextlib.suppress(Exception):
+            then(None, without_stack(bug))
 
 
 def stopping() -> Unavailable:

@@ -25,7 +25,8 @@ from carpool.link.door import Answer, Ask, Call, ModelEntry, OneAnswer
 from carpool.memory.arena import Slot
 from carpool.observe.logs import logger
 from carpool.types import Array, Tensor
-from carpool.vision.compare import Difference, compare_answers, compare_tensors
+from carpool.vision.likeness import Difference
+from carpool.vision.plans.compare import compare_answers, compare_tensors
 from carpool.vision.thumbnail import thumbnail
 from carpool.wire.v2 import RequestHead
 

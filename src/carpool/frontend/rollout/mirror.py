@@ -21,7 +21,7 @@ from carpool.link.door import Door, ModelEntry
 from carpool.observe.columns import COMPARED, FALLBACKS, SKIPPED
 from carpool.observe.counters import Row
 from carpool.types import Array
-from carpool.vision.compare import Difference
+from carpool.vision.likeness import Difference
 from carpool.vision.thumbnail import block_change
 
 _FLUSH_S = 0.1

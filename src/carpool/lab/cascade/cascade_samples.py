@@ -23,7 +23,7 @@ from carpool.lab.evaluate.labelled_data import NamedPictures, plain
 from carpool.lab.evaluate.scores import Naming
 from carpool.lab.evaluate.subjects import asked_engine, running
 from carpool.vision.certainty import CLASSES_NEEDED, LOWEST_SCORE, MEASURES, certainty
-from carpool.vision.compare import compare_answers
+from carpool.vision.plans.compare import compare_answers
 
 _MOST_BYTES = 256 << 20
 _ALL = max(CLASSES_NEEDED.values())

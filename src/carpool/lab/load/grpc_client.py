@@ -161,6 +161,6 @@ def read_error(code: grpc.StatusCode, trailing: Mapping[str, str]) -> Answer:
     reason = trailing.get("carpool-reason", "")
     explained = bool(_REASON.fullmatch(reason))
     refused = code in _REFUSALS and (explained or code is not grpc.StatusCode.UNAVAILABLE)
-    timing = read_timing(trailing.get("server-timing", "").encode())
+    timing = read_timing(trailing.get("server-timing", ""))
     word = reason if explained else f"grpc-{code.name.lower().replace('_', '-')}"
     return Answer(Kind.REFUSED if refused else Kind.FAILED, word, timing)

@@ -15,18 +15,16 @@ from carpool.errors import CarpoolError
 from carpool.lab.load.messages import Message
 from carpool.lab.load.tally import PLAIN_ANSWER, Answer, Clock, Kind, Tell, Ticket, Timing, failed
 from carpool.lab.load.token_times import Streamed, TokenTimes
+from carpool.wire.http_reply import NotHttp, ReplyReader, TooLong
 from carpool.wire.v2 import decode_error
 
 REFUSALS = frozenset({408, 409, 429, 503, 504})
-_MOST_HEAD = 64 * 1024
+_MOST_BODY = 1 << 40
 _KEPT = 4096  # of an error's body
-_STATUS = re.compile(rb"http/1\.([01]) ([1-5][0-9][0-9])[ \r]")
 _TIMING = re.compile(
-    rb"queue;dur=([0-9.]{1,15}), infer;dur=([0-9.]{1,15})(?:, post;dur=([0-9.]{1,15}))?"
-    rb'.*batch;desc="([0-9]{1,6})"'
+    r"queue;dur=([0-9.]{1,15}), infer;dur=([0-9.]{1,15})(?:, post;dur=([0-9.]{1,15}))?"
+    r'.*batch;desc="([0-9]{1,6})"'
 )
-_CHUNK = re.compile(rb"(?:\r\n)?([0-9a-fA-F]{1,8})[^\r\n]{0,256}\r\n")  # behind the chunk before it
-_MOST_CHUNK_LINE = 300
 _REASON = re.compile(r"[a-z][a-z0-9-]{0,39}")
 
 
@@ -42,107 +40,48 @@ class AnswerReader:
     def __init__(self, clock: Clock | None = None) -> None:
         """With a clock, answers are streams whose pieces are timed."""
         self._clock = clock
-        self._tokens: TokenTimes | None = None
-        self.started = False  # whether some byte of the present answer has come
         self.keep_alive = True  # whether the connection can be used after the last answer
-        self._buffer = b""  # what has come and was not looked at yet
-        self._head = b""  # lowered; empty until it is complete
-        self._status = 0
-        self._chunked = False
-        self._left: int | None = 0  # bytes of the body, or of the chunk; None is until the connection closes
+        self._start()
+
+    def _start(self) -> None:
+        self.started = False  # whether some byte of the present answer has come
+        self._reply = ReplyReader(_MOST_BODY)
+        self._tokens: TokenTimes | None = None
         self._kept = b""
 
     def feed(self, data: bytes) -> Answer | None:
         self.started = True
-        self._buffer += data
-        while self._head or self._read_head():
-            if not (self._read_chunks() if self._chunked else self._read_body()):
-                return None
-            if self._status >= 200:
-                return self._finish()
-            self._head = b""  # an interim answer, like 100 Continue
-        return None
+        reply = self._reply
+        try:
+            part = reply.feed(data)
+        except (NotHttp, TooLong) as error:
+            raise Malformed(str(error)) from None
+        if reply.extra:
+            raise Malformed("more bytes came than the answer has")
+        if self._clock is not None and reply.status:
+            if self._tokens is None and "event-stream" in reply.fields.get("content-type", "").lower():
+                self._tokens = TokenTimes()
+            if self._tokens is not None and part:
+                self._tokens.feed(part, self._clock())
+        if reply.status >= 300:
+            self._kept = (self._kept + part)[:_KEPT]
+        return self._finish() if reply.over else None
 
     def close(self) -> Answer | None:
         """The connection was closed: the end of an answer without a length, or of nothing."""
-        return self._finish() if self._head and self._left is None else None
-
-    def _read_head(self) -> bool:
-        """Whether it is complete; then it is known where the body will end."""
-        head, end, rest = self._buffer.partition(b"\r\n\r\n")
-        if len(head) > _MOST_HEAD:
-            raise Malformed(f"the head of the answer is over {_MOST_HEAD} bytes")
-        head = head.lower()
-        if not b"http/1.".startswith(head[:7]):
-            raise Malformed("the answer is not HTTP/1")
-        if not end:
-            return False
-        head += b"\r\n"
-        found = _STATUS.match(head)
-        if found is None:
-            raise Malformed("the answer is not HTTP/1")
-        self._head, self._buffer, self._kept = head, rest, b""
-        self._status = int(found[2])
-        self._tokens = None
-        if self._clock is not None and b"text/event-stream" in _field(head, b"content-type"):
-            self._tokens = TokenTimes()
-        self.keep_alive = found[1] == b"1" and b"close" not in _field(head, b"connection")
-        has_body = self._status >= 200 and self._status not in (204, 304)
-        self._chunked = has_body and b"chunked" in _field(head, b"transfer-encoding")
-        length = _field(head, b"content-length")
-        self._left = 0
-        if has_body and length and not self._chunked:
-            if not length.isdigit() or len(length) > 15:
-                raise Malformed("the answer's Content-Length is not a number")
-            self._left = int(length)
-        elif has_body and not self._chunked:
-            self._left = None
-            self.keep_alive = False
-        return True
-
-    def _read_body(self) -> bool:
-        """Whether that is all of it, or of the chunk. Of an error's, the beginning is kept."""
-        part = self._buffer[: self._left]
-        self._buffer = self._buffer[len(part) :]
-        if self._tokens is not None and self._clock is not None and part:
-            self._tokens.feed(part, self._clock())
-        if self._status >= 300:
-            self._kept = (self._kept + part)[:_KEPT]
-        if self._left is None:
-            return False
-        self._left -= len(part)
-        return not self._left
-
-    def _read_chunks(self) -> bool:
-        while self._read_body():
-            found = _CHUNK.match(self._buffer)
-            if found is None:
-                if len(self._buffer) > _MOST_CHUNK_LINE or b"\n" in self._buffer[2:]:
-                    raise Malformed("a chunk of the answer is malformed")
-                return False
-            self._left = int(found[1], 16)
-            if not self._left:
-                return self._read_trailer(found.end())
-            self._buffer = self._buffer[found.end() :]
-        return False
-
-    def _read_trailer(self, start: int) -> bool:
-        """Fields after the last chunk are read past."""
-        end = self._buffer.find(b"\r\n\r\n", start - 2)
-        if end < 0 and len(self._buffer) > _MOST_HEAD:
-            raise Malformed("the trailer of the answer is too long")
-        if end >= 0:
-            self._buffer = self._buffer[end + 4 :]
-        return end >= 0
+        try:
+            self._reply.end()
+        except NotHttp:
+            return None
+        return self._finish()
 
     def _finish(self) -> Answer:
-        if self._buffer:
-            raise Malformed("more bytes came than the answer has")
-        answer = outcome(self._status, _field(self._head, b"server-timing"), self._kept)
+        reply = self._reply
+        self.keep_alive = reply.keep
+        answer = outcome(reply.status, reply.fields.get("server-timing", ""), self._kept)
         if self._clock is not None and answer.kind is Kind.ANSWERED:
             answer = _of_stream(Streamed(fault="no-stream") if self._tokens is None else self._tokens.end())
-        self._head = b""
-        self.started = False
+        self._start()
         return answer
 
 
@@ -152,7 +91,7 @@ def _of_stream(streamed: Streamed) -> Answer:
     return Answer(Kind.ANSWERED, stream=streamed)
 
 
-def outcome(status: int, server_timing: bytes, body: bytes) -> Answer:
+def outcome(status: int, server_timing: str, body: bytes) -> Answer:
     """What an answer means; `body` is the beginning of an error's."""
     timing = read_timing(server_timing)
     if 200 <= status < 300:
@@ -163,7 +102,7 @@ def outcome(status: int, server_timing: bytes, body: bytes) -> Answer:
     return Answer(Kind.REFUSED if status in REFUSALS else Kind.FAILED, reason, timing)
 
 
-def read_timing(value: bytes) -> Timing | None:
+def read_timing(value: str) -> Timing | None:
     found = _TIMING.search(value) if value else None
     if found is None:
         return None
@@ -172,15 +111,6 @@ def read_timing(value: bytes) -> Timing | None:
         return Timing(queue, infer, int(found[4]), None if found[3] is None else float(found[3]) / 1e3)
     except ValueError:
         return None
-
-
-def _field(head: bytes, name: bytes) -> bytes:
-    """The value of a field in a head that is in small letters; empty if there is none."""
-    at = head.find(b"\r\n" + name + b":")
-    if at < 0:
-        return b""
-    start = at + len(name) + 3
-    return head[start : head.find(b"\r\n", start)].strip()
 
 
 _CONNECT_S = 10.0

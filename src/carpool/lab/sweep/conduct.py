@@ -33,7 +33,7 @@ from carpool.config.rules import read_settings
 from carpool.core.curve import BatchCurve
 from carpool.core.numerals import numeral
 from carpool.demo import pictures as demo_pictures
-from carpool.engine.hardware import CpuWatch, hardware
+from carpool.engine.profile.hardware import CpuWatch, hardware
 from carpool.errors import CarpoolError, InvalidInput, Unreachable
 from carpool.lab.load.aim import Aim, http_facts, read_url, take_aim
 from carpool.lab.load.facts import only_model

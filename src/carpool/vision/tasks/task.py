@@ -18,7 +18,7 @@ from carpool.vision.recognition import FLOATS, Facts, Reading, TaskTable
 
 if TYPE_CHECKING:
     from carpool.config.rollout_settings import CompareSettings
-    from carpool.vision.compare import Difference
+    from carpool.vision.likeness import Difference
 
 # ---- what a model's tensors look like
 
@@ -140,7 +140,7 @@ class VisionTask:
         Callable[[Mapping[str, Any], Mapping[str, Any], CompareSettings], Difference] | None
     ] = None
     """Whether two answers to one picture differ, for a task of another package, as a staticmethod; without
-    it they are compared field by field. Those of this package: vision/compare.py."""
+    it they are compared field by field. Those of this package: vision/plans/compare.py."""
 
     def __init__(self, settings: VisionSettings) -> None:
         self._settings = settings

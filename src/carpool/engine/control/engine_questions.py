@@ -1,0 +1,471 @@
+"""What front ends ask of the engine besides inference: clients' memory, profiles, loading, unloading."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import os
+import resource
+import time
+from collections.abc import Mapping
+from itertools import count
+from time import monotonic
+from typing import Any
+
+from carpool.config.server import ServerSettings
+from carpool.core.curve import BatchCurve, promised_batch, shape_of, slo_capacity
+from carpool.core.objectives import Knobs, Promise
+from carpool.core.scheduler import Scheduler
+from carpool.engine.control.registry_watch import RegistryWatch
+from carpool.engine.engine import StartProgress
+from carpool.engine.engine_host import EngineHost, hide_paths
+from carpool.engine.loading.candidate import remove_abandoned
+from carpool.engine.models.served import Served
+from carpool.engine.models.text_model import TextModel, text_document
+from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable, Unsupported
+from carpool.link.door import LoadingStep
+from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, OpenRegion, Region, open_file
+from carpool.observe.columns import RESTARTS
+from carpool.observe.logs import logger
+from carpool.observe.statistics import RECENT_S, RecentBatches
+from carpool.registry.remote_repository import Remotes
+
+MAX_REGIONS = 1024
+_MAX_NAME_CHARS = 256
+_SEEN_WITHIN_S = 5.0  # a front end that takes longer is stuck: its requests that name it then fail
+
+_log = logger("memory")
+
+
+class MemoryRegistry:
+    """Answers "register-memory" and "unregister-memory"."""
+
+    def __init__(self, host: EngineHost, *, allowed: bool) -> None:
+        self._host = host
+        self._allowed = allowed
+        self._regions: dict[str, Region] = {}
+        # Every front end has a descriptor of each region, and needs others for its connections.
+        self._most = min(MAX_REGIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        # An engine that follows this one must not use the same numbers: front ends know regions by them.
+        self._numbers = count(time.monotonic_ns())
+        if allowed:
+            host.extra["extensions"] = (*host.extra.get("extensions", ()), EXTENSION)
+        host.on_question("register-memory", self.register)
+        host.on_question("unregister-memory", self.unregister)
+
+    async def register(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        if not self._allowed:
+            raise Unsupported(NOT_ALLOWED)
+        name = _text(arguments, "name")
+        if name in self._regions:
+            raise InvalidInput(
+                f"shared memory region '{name}' already in manager; unregister it first", field="name"
+            )
+        if len(self._regions) >= self._most:
+            raise Unavailable(f"{self._most} regions are registered, which is the limit")
+        region = _checked(next(self._numbers), name, arguments)
+        self._host.regions[region.number] = OpenRegion(region)
+        self._regions[name] = region
+        self._publish()
+        _log.info("region-registered", region=name, key=region.key, bytes=region.byte_size)
+        return {}
+
+    async def unregister(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """One region, or all of them without a name. One that is not there is no error, as in Triton."""
+        name = str(arguments.get("name", ""))
+        gone = [known for known in self._regions if name in ("", known)]
+        numbers = [self._regions.pop(known).number for known in gone]
+        if gone:
+            self._publish()
+            with contextlib.suppress(TimeoutError):  # until then requests may come that lie in them
+                await asyncio.wait_for(self._host.everyone_saw(), _SEEN_WITHIN_S)
+            for number in numbers:
+                del self._host.regions[number]
+            _log.info("regions-unregistered", regions=len(gone))
+        return {}
+
+    def _publish(self) -> None:
+        self._host.extra["regions"] = dict(self._regions)
+        self._host.publish()
+
+
+def _checked(number: int, name: str, arguments: Mapping[str, Any]) -> Region:
+    key, offset, byte_size = (
+        _text(arguments, "key"),
+        _size(arguments, "offset"),
+        _size(arguments, "byte_size"),
+    )
+    if not byte_size:
+        raise InvalidInput("byte_size must be at least 1", field="byte_size")
+    if not key.strip("/"):
+        raise InvalidInput(
+            f"cannot register shared memory region '{name}' - invalid shm key '{key}'", field="key"
+        )
+    fd = open_file(key)
+    try:
+        file = os.fstat(fd)
+    finally:
+        os.close(fd)
+    if offset + byte_size > file.st_size:
+        raise InvalidInput(
+            f"failed to register shared memory region '{name}': invalid args; '{key}' has {file.st_size}"
+            f" bytes, but offset {offset} and byte_size {byte_size} need {offset + byte_size}",
+            field="byte_size",
+        )
+    return Region(number, name, key, offset, byte_size, file.st_ino)
+
+
+def _text(arguments: Mapping[str, Any], field: str) -> str:
+    value = arguments.get(field)
+    if type(value) is not str or not 0 < len(value) <= _MAX_NAME_CHARS or not value.isprintable():
+        raise InvalidInput(f"{field} must be a text of 1 to {_MAX_NAME_CHARS} characters", field=field)
+    return value
+
+
+def _size(arguments: Mapping[str, Any], field: str) -> int:
+    value = arguments.get(field, 0)
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise InvalidInput(f"{field} must be an integer of 0 or more", field=field)
+    return value
+
+
+def answer_profile_questions(host: EngineHost) -> None:
+    """The question `profile`: {"name": …, "version": …} → the document below."""
+
+    async def answer(arguments: Mapping[str, Any]) -> Any:
+        name, version = str(arguments.get("name", "")), str(arguments.get("version", ""))
+        return profile_document(host.engine.find(name, version), monotonic())
+
+    host.on_question("profile", answer)
+
+
+def answer_cache_questions(host: EngineHost) -> None:
+    """The question `clear-cache`: {"name": …} has all front ends drop what they keep of a model's answers."""
+    cleared: dict[str, int] = {}
+
+    async def clear(arguments: Mapping[str, Any]) -> Any:
+        name = str(arguments.get("name", ""))
+        cleared[name] = cleared.get(name, 0) + 1
+        host.extra["cleared"] = dict(cleared)
+        host.publish()
+        log.info("cache-cleared", model=name[:_LONGEST_SHOWN])
+        return {}
+
+    host.on_question("clear-cache", clear)
+
+
+def profile_document(served: Served, now: float) -> dict[str, Any]:
+    """Times in ms. `points` were measured at loading; `believed` is what batches are planned with now."""
+    if served.is_ensemble:
+        raise NotFound(f"{served.name} is an ensemble: its steps have profiles, each its own")
+    if isinstance(served, TextModel):
+        return text_document(served)
+    profile, scheduler = served.profile, served.driver.scheduler
+    policy = served.config.policy
+    measured = () if profile is None else profile.points
+    return {
+        "name": served.name,
+        "version": served.version,
+        "mode": served.config.mode.value,
+        "max_batch": max(1, served.signature.max_batch),
+        "points": [
+            {"size": p.size, "ms": p.seconds * 1e3, "spread": p.spread, "runs": p.runs} for p in measured
+        ],
+        "measured_at": None if profile is None else profile.measured_at or None,
+        "provisional": None if profile is None else profile.provisional or None,
+        "instances": len(scheduler.instances) // served.seats,
+        "threads": None if profile is None else profile.layout.threads,
+        "fit": _fit(scheduler.drift.profile),
+        "curve": [[size, seconds * 1e3] for size, seconds in scheduler.belief.runs.points],
+        "believed": _believed(scheduler),
+        "speed": {
+            "factor": scheduler.drift.factor,
+            "told": scheduler.drift.told,
+            "relearned": scheduler.belief.runs is not scheduler.drift.profile,
+            "handover_ms": scheduler.belief.handover.counted * 1e3,
+            "instances": [
+                [i.speed.mean, i.speed.cautious] for i in list(scheduler.instances)[:: served.seats]
+            ],
+        },
+        "promise": _promise(scheduler.curve, policy, len(scheduler.instances)),
+        "knobs": _knobs(policy),
+        "recent": _recent(served.recent, now),
+        "choices": list(served.choices),
+    }
+
+
+def _fit(curve: BatchCurve) -> dict[str, Any]:
+    shape = shape_of(curve.points)
+    return {
+        "fixed_ms": shape.fixed * 1e3,
+        "per_image_ms": shape.per_image * 1e3,
+        "residuals": [list(residual) for residual in shape.residuals],
+        "knee": shape.knee,
+        "line_from": shape.line_from,
+        "line_until": shape.line_until,
+    }
+
+
+def _believed(scheduler: Scheduler) -> list[list[float]]:
+    """The curve at the speed that the instances have now: its corners, padded sizes at their cost."""
+    curve = scheduler.curve
+    available = sum(instance.available for instance in scheduler.instances) or len(scheduler.instances)
+    slower = available / scheduler.instances.pace
+    sizes = {1, curve.max_batch, *(size for size, _ in curve.points)}
+    for bucket in curve.buckets:
+        sizes |= {bucket, bucket + 1}
+    return [[size, curve.times[size] * slower * 1e3] for size in sorted(sizes) if size <= curve.max_batch]
+
+
+def _promise(curve: BatchCurve, policy: object, instances: int) -> dict[str, Any] | None:
+    if not isinstance(policy, Promise):
+        return None
+    return {
+        "slo_ms": policy.slo * 1e3,
+        "largest_batch": max(1, min(policy.max_batch, curve.fits(policy.slo))),
+        "promised_batch": promised_batch(curve, policy.slo),
+        "capacity_rps": slo_capacity(curve, policy.slo, instances),
+    }
+
+
+def _knobs(policy: object) -> dict[str, Any] | None:
+    if not isinstance(policy, Knobs):
+        return None
+    return {
+        "max_batch": policy.max_batch,
+        "preferred": list(policy.preferred),
+        "max_delay_ms": policy.max_delay * 1e3,
+        "priority_levels": policy.priority_levels,
+        "preserve_ordering": policy.preserve_ordering,
+        "max_queue_size": policy.limits.max_size,
+        "timeout_ms": policy.limits.timeout * 1e3,
+    }
+
+
+def _recent(batches: RecentBatches, now: float) -> dict[str, Any]:
+    """The operating point: the mean batch of the last seconds, and what it took."""
+    sizes = batches.sizes(now)
+    count = sum(size.batches for size in sizes)
+    return {
+        "seconds": RECENT_S,
+        "batches": count,
+        "mean_batch": sum(s.images * s.batches for s in sizes) / count if count else None,
+        "mean_ms": sum(s.seconds * s.batches for s in sizes) / count * 1e3 if count else None,
+        "sizes": [[s.images, s.batches, s.seconds * 1e3] for s in sizes],
+    }
+
+
+log = logger("engine")
+
+UNLOAD_EXTENSION = "model_repository(unload_dependents)"
+_LONGEST_SHOWN = 80
+_TOLD_EVERY_S = 0.25
+
+_NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"  # Triton's, in both modes
+_REFUSALS = {
+    "none": "here models are loaded when the server starts, and stay",
+    "poll": "this server follows its model folders by itself",
+}
+
+
+class ControlDesk:
+    """Starts the models that the mode asks for, answers `load` and `unload`, and looks at folders in time."""
+
+    def __init__(self, host: EngineHost, settings: ServerSettings) -> None:
+        self._host = host
+        self._engine = host.engine
+        self._settings = settings
+        self._mode = settings.model_control_mode
+        self._looking: asyncio.Task[None] | None = None
+        self._complaint = ""
+        self._folders = host.engine.folders
+        self._on_demand = host.engine.on_demand
+        self.registry = RegistryWatch(host.engine, settings)
+        self._remotes = Remotes.of(settings)
+        self._not_fetched: list[str] = []
+        host.on_question("load", self._load)
+        host.on_question("unload", self._unload)
+        host.on_question("demand", self._demand)
+        host.on_stop(self.close)
+        if self._mode == "explicit":
+            host.extra["extensions"] = (*host.extra.get("extensions", ()), UNLOAD_EXTENSION)
+
+    async def open(self, progress: StartProgress) -> None:
+        """Load what is to be there from the start; whoever waits for this then says that the server is ready.
+
+        One model that does not load keeps no other from serving, unless that is asked for. Raises where
+        nothing would be served, and nothing could be mended without a restart.
+        """
+        abandoned = await asyncio.to_thread(remove_abandoned)
+        if abandoned:
+            log.info("uploads-removed", folders=abandoned)
+        table = self._engine.table
+        again = table.server()[RESTARTS["engine"]] > 0
+        settings, only = self._settings, self._settings.models_at_start
+        if again and self._mode == "explicit":
+            # The counters outlive an engine, and with them the names of what it had loaded.
+            there = await self._engine.control.find()
+            only = {name for name, _ in table.directory.live().values() if name in there}
+        if settings.strict_readiness == "false":
+            self._host.needs_one = True
+            self._host.set_ready(True)
+        patient = not settings.exit_on_error or (again and self._mode != "none")
+        failed = await self._engine.start(
+            self._following(progress), only=only, some=settings.needs_models, patient=patient
+        )
+        if self._engine.control.closed:
+            raise Unavailable("the server is stopping", reason="stopping")
+        self._host.extra.pop("loading", None)
+        if self._on_demand is not None:
+            self._host.extra["on_demand"] = dict(self._on_demand.tasks)
+            failed = {}  # who asks for them hears why
+        if failed and settings.needs_models and not self._engine.served:
+            await self._engine.stop(0.0)
+            raise next(iter(failed.values()))
+        self._host.needs_one = bool(failed)
+        if again:
+            self._tidy()
+        if self._mode != "none":
+            self._looking = asyncio.get_running_loop().create_task(self._look_in_time())
+        await self.registry.open()
+
+    async def _demand(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """A front end has requests for a model that is not loaded."""
+        if self._on_demand is None:
+            raise Unsupported("models are not loaded on demand here")
+        try:
+            await self._on_demand.bring(str(arguments["model"]))
+        except CarpoolError as error:
+            raise hide_paths(error, self._folders) from None
+        return {}
+
+    def _following(self, progress: StartProgress) -> StartProgress:
+        """Tells the front ends, too: not every step, since each costs a whole catalogue."""
+        loop = asyncio.get_running_loop()
+        planned: asyncio.TimerHandle | None = None
+
+        def take_down(step: LoadingStep) -> None:
+            nonlocal planned
+            self._host.extra["loading"] = str(step)
+            planned = planned or loop.call_later(_TOLD_EVERY_S, publish)
+
+        def publish() -> None:
+            nonlocal planned
+            planned = None
+            self._host.publish()
+
+        def tell(step: LoadingStep) -> None:
+            progress(step)
+            loop.call_soon_threadsafe(take_down, step)
+
+        return tell
+
+    def _tidy(self) -> None:
+        """Counters of what the engine before had, and this one has not."""
+        served = {(served.name, served.version) for served in self._engine.served.values()}
+        for model, version in self._engine.table.directory.live().values():
+            if (model, version) not in served:
+                self._engine.table.directory.retire(model, version)
+
+    def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+        if self._on_demand is not None:
+            self._on_demand.close()
+        self.registry.close()
+
+    async def look(self) -> None:
+        """Follow the folders, or just list what is in them, so that the index knows what could be loaded."""
+        try:
+            if self._mode == "poll":
+                await self._fetch()
+                await self._engine.control.look()
+            else:
+                await self._engine.control.find()
+            self._complaint = ""
+        except CarpoolError as error:
+            if error.message != self._complaint:  # once is enough
+                self._complaint = error.message
+                log.warning("repository-not-read", error=error.message)
+        except Exception:
+            log.exception("look-failed")
+
+    async def _fetch(self) -> None:
+        """What changed in repositories that lie elsewhere; only folders are looked at after this."""
+        if self._remotes.repositories:
+            complaints = await asyncio.to_thread(self._remotes.refresh, wait=False)
+            for complaint in complaints if complaints != self._not_fetched else ():
+                log.warning("repository-not-fetched", message=complaint)
+            self._not_fetched = complaints
+
+    async def _look_in_time(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.poll_s)
+            await self.look()
+
+    # ---- what front ends ask ----------------------------------------------------------------------------
+
+    async def _load(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        self._check_mode()
+        files = await asyncio.to_thread(_decoded, arguments.get("files") or {})
+        config = arguments.get("config")
+        if config is not None and not isinstance(config, str):
+            raise InvalidInput("config must be JSON in a string", field="config")
+        name = _loadable(str(arguments["model"]))
+        try:
+            await self._engine.load(name, config=config, files=files)
+        except CarpoolError as error:
+            raise _in_tritons_words(name, hide_paths(error, self._folders)) from None
+        return {}
+
+    async def _unload(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """With `dependents`, the steps of an ensemble as well."""
+        self._check_mode()
+        dependents = arguments.get("dependents") is True
+        await self._engine.unload(str(arguments["model"]), dependents=dependents)
+        return {}
+
+    def _check_mode(self) -> None:
+        if self._mode != "explicit":
+            raise Unavailable(
+                f"{_NOT_EXPLICIT}; {_REFUSALS[self._mode]}; to load and unload by request, start it with "
+                "--model-control-mode explicit",
+                reason="model-control",
+            )
+
+
+def _loadable(name: str) -> str:
+    """Raises `InvalidInput`, in Triton's words; which names a model may have is for its settings to check."""
+    if not name.strip():
+        raise InvalidInput("Model name cannot be empty. Please enter a valid name to deploy.", field="model")
+    if "/" in name or name.strip() == "..":
+        shown = name[:_LONGEST_SHOWN]
+        raise InvalidInput(
+            f"invalid model name '{shown}', model name must not contain path traversal characters",
+            field="model",
+        )
+    return name
+
+
+def _in_tritons_words(name: str, error: CarpoolError) -> CarpoolError:
+    """Clients match on how the sentence begins: whether it was read at all, or read and not loaded."""
+    shown = name[:_LONGEST_SHOWN]
+    if error.while_loading:
+        error.message = f"load failed for model '{shown}': {error.message}"
+    else:
+        error.message = f"failed to load '{shown}', failed to poll from model repository: {error.message}"
+    return error
+
+
+def _decoded(files: Mapping[str, Any]) -> dict[str, bytes]:
+    decoded = {}
+    for name, text in files.items():
+        try:
+            decoded[name] = base64.b64decode(text, validate=True)
+        except (binascii.Error, TypeError, ValueError):
+            raise InvalidInput(
+                f"file:{name[:64]} must be the file's content in base64", field=f"file:{name[:64]}"
+            ) from None
+    return decoded

@@ -1,0 +1,105 @@
+"""Which models an ensemble needs: they load before it, keep its promise, and do not go without it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from carpool.config import rules
+from carpool.config.model import Mode, ModelConfig
+from carpool.config.repository import read_place
+from carpool.config.triton_ensemble import circle, step_at
+from carpool.core.objectives import Promise
+from carpool.engine.models.ensemble_model import Ensemble
+from carpool.errors import CarpoolError, ConfigError
+
+if TYPE_CHECKING:
+    from carpool.engine.fleet.control import ModelControl, ModelState
+
+
+class StepPromise(NamedTuple):
+    """What an ensemble or a pipeline promises, in seconds."""
+
+    slo: float
+    may_grow: bool
+
+
+class EnsembleSteps:
+    def __init__(self, control: ModelControl) -> None:
+        self._control = control
+        self._promised: dict[str, dict[str, StepPromise]] = {}  # by step, and by the ensemble that has it
+
+    def expect(self, configs: Iterable[ModelConfig]) -> None:
+        """Of those that are about to be loaded: what an ensemble promises, its steps have to keep."""
+        for config in configs:
+            if isinstance(config.policy, Promise):
+                promise = StepPromise(config.policy.slo, config.slo_may_grow)
+                for step in config.needs:
+                    self._promised.setdefault(step, {})[config.name] = promise
+
+    def promised(self, config: ModelConfig) -> StepPromise | None:
+        """For a step that says nothing itself about when its batches leave: the longest. It may grow unless
+        somebody counts on it."""
+        if config.mode is not Mode.EAGER or config.needs or config.name not in self._promised:
+            return None
+        promises = self._promised[config.name].values()
+        return StepPromise(max(one.slo for one in promises), all(one.may_grow for one in promises))
+
+    async def load(self, config: ModelConfig) -> None:
+        """Before the ensemble or the pipeline itself, and only those that are not there."""
+        known = await asyncio.to_thread(self._below, config)
+        circular = circle(config.name, known)
+        if circular is not None:
+            raise circular
+        self.expect([config])
+        for number, step in enumerate(config.needs):
+            at = step_at(config, number)
+            model = self._control.models.get(step)
+            if model is None:
+                there = rules.nearest(step, self._control.models)
+                raise ConfigError(f"{at}: there is no model {rules.shown(step)}; {there}", field=_field(at))
+            under_way = self._control.under_way.get(step)
+            if not model.serving and under_way is not None:
+                await asyncio.wait([under_way])
+            elif not model.serving:
+                with suppress(CarpoolError):  # the index has it
+                    await self._control.load(step)
+            if not model.serving:
+                why = next((line.reason for line in model.lines(()) if line.reason), "")
+                raise ConfigError(f"{at}: {step} is not loaded{why and ': '}{why}", field=_field(at))
+
+    def _below(self, config: ModelConfig) -> dict[str, tuple[str, ...]]:
+        """What the models that it needs need, and so on, as their settings are now."""
+        found = {config.name: config.needs}
+        waiting = list(config.needs)
+        while waiting:
+            model = self._control.models.get(name := waiting.pop())
+            if name in found or model is None or not model.places:
+                continue
+            try:
+                found[name] = read_place(model.places[0])[0].config.needs
+            except CarpoolError:
+                found[name] = ()  # its own load says what is wrong
+            waiting += found[name]
+        return found
+
+    def of(self, name: str) -> list[str]:
+        model = self._control.models.get(name)
+        serving = () if model is None else model.serving.values()
+        steps = [step.model for one in serving if isinstance(one, Ensemble) for step in one.steps]
+        return list(dict.fromkeys(steps))
+
+    def needing(self, name: str) -> list[ModelState]:
+        """The ensembles that have it as a step, and those that have these, the outermost first."""
+        found: list[ModelState] = []
+        for model in self._control.models.values():
+            if name in self.of(model.name):
+                found = [*self.needing(model.name), model, *found]
+        return list(dict.fromkeys(found))
+
+
+def _field(at: str) -> str:
+    """Without the file."""
+    return at.rpartition(": ")[2]

@@ -1,0 +1,239 @@
+"""Every model version in memory: what is offered, and what was replaced but still has riders."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from carpool.config.model import ModelConfig
+from carpool.config.repository import ModelVersion
+from carpool.engine.loading.candidate import Upload
+from carpool.engine.models.ensemble_model import Ensemble
+from carpool.engine.models.pipeline_model import Pipeline
+from carpool.engine.models.second_look import SecondLook, wants_second_look
+from carpool.engine.models.served import Callers, Served
+from carpool.engine.models.text_model import TextModel
+from carpool.engine.profile.instance_layout import Devices
+from carpool.engine.profile.model_profile import ProfileStore
+from carpool.engine.routes.direct_route import Spare
+from carpool.engine.run.batch import Route
+from carpool.errors import Unavailable
+from carpool.link.step_memory import StepMemory
+from carpool.observe.counters import Block, Row, Table
+from carpool.observe.logs import logger
+
+if TYPE_CHECKING:
+    from carpool.engine.loading.runner_client import Runner
+
+
+log = logger("engine")
+
+_LOOK_S = 0.01
+_SEEN_WITHIN_S = 60.0  # a front end that takes longer is stuck, and memory is not kept for it for ever
+
+
+async def _at_once() -> None:
+    """Who sends requests sees every change when it happens."""
+
+
+class Fleet:
+    """Changes go by `swap`, which happens between two requests: there is never less on offer than needed.
+
+    `changed` is told of every change. `seen` waits until everybody who sends requests knows the latest one;
+    until then what was withdrawn is kept, for requests that are on their way.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        block: Block,
+        profiles: ProfileStore | None = None,
+        host: Runner | None = None,
+    ) -> None:
+        self._table = table
+        self._block = block
+        self._profiles = profiles
+        self._devices = Devices()
+        self._host = host
+        self._turn = threading.Lock()  # held by whoever measures: what else is measured would disturb it
+        self.offered: dict[int, Served] = {}  # by key, a number that is never used again
+        self.leaving: dict[int, Served] = {}
+        self.routes: dict[int, Route] = {}  # of both
+        self.changed: Callable[[], None] = lambda: None
+        self.seen: Callable[[], Awaitable[None]] = _at_once
+        self.preferred: dict[str, str] = {}  # by name: the version for requests that name none
+        self.callers: Callers | None = None  # how instances of a model ask other models
+        self._loading: set[Served] = set()
+        self._keys = 0
+        self._newest: dict[str, int] = {}
+        self.memory: StepMemory | None = None  # for steps of ensembles that run in another process
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._looks: dict[Served, asyncio.Task[None]] = {}  # at those that were measured on a busy machine
+
+    def build(
+        self, config: ModelConfig, version: ModelVersion, identity: object, upload: Upload | None
+    ) -> Served:
+        """A version that is to be loaded, then swapped in or dropped. It counts where its like counted."""
+        slot = self._table.directory.assign(config.name, str(version.number))
+        row, server_row = self._block.row(slot), self._block.server
+        kind: Callable[..., Served] = Served
+        if config.needs:
+            kind = partial(Ensemble if config.pipeline is None else Pipeline, fleet=self)
+        elif config.generate is not None:
+            kind = TextModel
+        served = kind(
+            config,
+            version,
+            slot,
+            row,
+            server_row,
+            identity=identity,
+            upload=upload,
+            profiles=self._profiles,
+            devices=self._devices,
+            host=self._host,
+            turn=self._turn,
+            callers=self.callers,
+        )
+        served.changed = lambda: self.changed()
+        if upload is not None:
+            upload.join()
+        self._loading.add(served)
+        return served
+
+    def row_of(self, name: str, version: str) -> Row | None:
+        """This process's counters of a version that is there."""
+        slot = self._table.directory.find(name, version)
+        return None if slot is None else self._block.row(slot)
+
+    def step_row(self, name: str, version: str, step: str) -> Row:
+        return self._block.row(self._table.directory.assign(name, f"{version}\0{step}"))
+
+    async def drop(self, served: Served) -> None:
+        """It was not needed after all, or did not load."""
+        self._loading.discard(served)
+        await served.unload(0.0)
+        self._forget(served)
+
+    def swap(self, new: Iterable[Served], old: Iterable[Served]) -> None:
+        """From here on these are offered, and those are not."""
+        going = set(old)
+        for key, served in [item for item in self.offered.items() if item[1] in going]:
+            del self.offered[key]
+            served.withdraw()
+            if (look := self._looks.get(served)) is not None:
+                look.cancel()
+            self.leaving[key] = served
+            task = asyncio.get_running_loop().create_task(self._retire(key, served))
+            self._retiring.add(task)
+            task.add_done_callback(self._retiring.discard)
+        for served in new:
+            self._loading.discard(served)
+            for before in going:
+                if before.version == served.version and before.name == served.name:
+                    served.batches = before.batches
+            served.offer()
+            self._keys += 1
+            self.offered[self._keys] = served
+            self.routes[self._keys] = served.route()
+            if wants_second_look(served):
+                self._look_again(served)
+        self._rebind()
+        self.changed()
+
+    def _look_again(self, served: Served) -> None:
+        task = asyncio.get_running_loop().create_task(SecondLook(served).run())
+        self._looks[served] = task
+        task.add_done_callback(lambda _: self._looks.pop(served, None))
+
+    def prefer(self, name: str, version: str) -> None:
+        """Requests that name no version go there, if it is offered; `changed` is told by whoever says so."""
+        self.preferred[name] = version
+        self._rebind()
+
+    def _rebind(self) -> None:
+        self._newest = newest(self.offered, self.preferred)
+        for ensemble in self._ensembles():
+            ensemble.rebind()
+
+    def _ensembles(self) -> list[Ensemble]:
+        everything = (*self.offered.values(), *self.leaving.values())
+        return [served for served in everything if isinstance(served, Ensemble)]
+
+    def find(self, name: str, version: int = -1) -> tuple[int, Served, Route] | None:
+        """What answers requests for this version now; -1 is the newest. With its key and its route."""
+        key = self._newest.get(name)
+        if version != -1:
+            asked = (k for k, one in self.offered.items() if (one.name, one.version) == (name, str(version)))
+            key = next(asked, None)
+        return None if key is None else (key, self.offered[key], self.routes[key])
+
+    def spare_route(self, key: int) -> Spare:
+        """For work that nobody waits for; the first one has its model ask the others for slack."""
+        served = self.offered.get(key) or self.leaving.get(key)
+        if served is None:
+            raise Unavailable("the model was unloaded meanwhile", reason="unloading")
+        return served.spare_route()
+
+    async def _retire(self, key: int, served: Served) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.seen(), _SEEN_WITHIN_S)
+        while any(one.holds(served) for one in self._ensembles()):  # somebody is on its way there
+            await asyncio.sleep(_LOOK_S)
+        await served.retire()
+        del self.leaving[key], self.routes[key]
+        self._forget(served)
+        log.info("model-unloaded", model=served.name, version=served.version)
+        self.changed()
+
+    async def left(self, name: str) -> None:
+        """Returns when nothing of a model that was withdrawn is in memory any more."""
+        while any(served.name == name for served in self.leaving.values()) and self._retiring:
+            await asyncio.wait(self._retiring, return_when=asyncio.FIRST_COMPLETED)
+
+    def _forget(self, served: Served) -> None:
+        """Its counters stay as long as anything of its name and version is there."""
+        others = (*self.offered.values(), *self.leaving.values(), *self._loading)
+        if not any(o.name == served.name and o.version == served.version for o in others):
+            steps = () if served.config.pipeline is None else served.config.pipeline.steps
+            for version in (served.version, *(f"{served.version}\0{step.name}" for step in steps)):
+                self._table.directory.retire(served.name, version)
+
+    async def stop(self, timeout: float) -> None:
+        """Finish what was accepted, within this time, and free everything."""
+        tasks = [*self._retiring, *self._looks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.leaving |= self.offered
+        self.offered.clear()
+        everything = list(self.leaving.values())
+        ensembles = self._ensembles()  # first: their requests need the others
+        await asyncio.gather(*(served.unload(timeout) for served in ensembles))
+        await asyncio.gather(*(served.unload(timeout) for served in everything if served not in ensembles))
+        self.leaving.clear()
+        self.routes.clear()
+        self._newest.clear()
+        for served in everything:
+            self._forget(served)
+        self.changed()
+
+
+def newest(versions: Mapping[int, Served], preferred: Mapping[str, str]) -> dict[str, int]:
+    """By name, the key of the version that serves requests which name none: the one that is `preferred`, as
+    while another is to take over from it, or else the newest."""
+
+    def rank(key: int) -> tuple[bool, int]:
+        one = versions[key]
+        return one.version == preferred.get(one.name), int(one.version)
+
+    chosen: dict[str, int] = {}
+    for key, one in versions.items():
+        known = chosen.get(one.name)
+        if known is None or rank(key) > rank(known):
+            chosen[one.name] = key
+    return chosen

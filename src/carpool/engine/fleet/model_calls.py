@@ -1,0 +1,255 @@
+"""Requests that models make of other models of the same engine, in place of a client.
+
+They are offered like a client's, and wait, run or are refused like those. Two things differ. They must be
+answered by the latest deadline of the requests that the caller is busy with, since nobody reads the answer
+after that. And who calls holds an instance while it waits: where that leaves nobody who could answer, because
+a model calls itself or two wait for each other, the call is refused at once, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+from carpool.core.job import INFINITY, RUNNING
+from carpool.engine.models.journey import Journeys
+from carpool.engine.run.batch import Outcome, Work
+from carpool.errors import CarpoolError, Unavailable, Unsupported, without_stack
+from carpool.types import Array
+
+if TYPE_CHECKING:
+    from carpool.engine.models.served import Served
+
+T = TypeVar("T")
+
+MOST_CALLS = 64
+"""Of one instance at the same time."""
+
+AnswerCall = Callable[[Mapping[str, Array] | CarpoolError], None]
+
+
+class CallOfModel(NamedTuple):
+    model: str
+    version: str
+    inputs: Mapping[str, Array]
+    wanted: Sequence[str]
+    timeout: float
+    details: bytes
+    answer: AnswerCall
+
+
+AskHosted = Callable[[CallOfModel, float], Coroutine[Any, Any, Mapping[str, Array]]]
+"""Answers a call by this time, of a model in another process."""
+Before = Callable[[str, "Served"], Coroutine[Any, Any, None] | None]
+"""What is to be waited for before this model is asked by that one; mostly nothing."""
+
+
+async def _nobody(call: CallOfModel, _until: float) -> Mapping[str, Array]:
+    raise Unsupported(f"{call.model} runs in another process: only front ends reach it")
+
+
+class Prepare(Protocol):
+    def __call__(
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        version: str,
+        outputs: Sequence[str],
+        done: Callable[[Work, Outcome], None],
+    ) -> tuple[int, Work, bool]: ...
+
+
+class ModelCalls:
+    """All calls that are open. Everything but `caller` happens on the loop's thread."""
+
+    def __init__(
+        self,
+        prepare: Prepare,
+        submit: Callable[[int, Sequence[Work]], None],
+        cancel: Callable[[Work], None],
+        offered: Callable[[int], Served],
+    ) -> None:
+        self.prepare, self.submit, self.cancel, self.offered = prepare, submit, cancel, offered
+        self.busy: set[Caller] = set()  # those with open calls
+        self.find_hosted: Callable[[str, str], Served | None] = lambda _model, _version: None
+        self.ask_hosted: AskHosted = _nobody
+        self.before: Before = lambda _model, _caller: None
+
+    def caller(self, served: Served, index: int) -> Caller:
+        """From a thread that loads the instance of this number."""
+        return Caller(self, served, index)
+
+    def all_wait(self, caller: Caller) -> bool:
+        """Whether what this one waits for can never come.
+
+        Takes everybody who calls for stuck, and then, until nothing changes, lets go of those whose every
+        call runs on an instance that is not, or waits for a model that has such an instance.
+        """
+        stuck = set(self.busy)
+        while True:
+            free = {one for one in stuck if not any(_is_held(*call, stuck) for call in one.open.items())}
+            if not free:
+                return caller in stuck
+            stuck -= free
+
+
+class Caller:
+    """The calls of one instance: `AsksModels` for its backend."""
+
+    def __init__(self, calls: ModelCalls, served: Served, index: int) -> None:
+        self._calls = calls
+        self._loop = served.loop
+        self.served = served
+        self.index = index
+        self.open: dict[Work, Served] = {}  # with the version that each is for
+        self._elsewhere: set[asyncio.Task[Any]] = set()
+        self._left = False
+
+    def ask(
+        self,
+        model: str,
+        version: str,
+        inputs: Mapping[str, Array],
+        wanted: Sequence[str],
+        timeout: float,
+        answer: AnswerCall,
+        details: bytes = b"",
+    ) -> None:
+        call = CallOfModel(model, version, inputs, wanted, timeout, details, answer)
+        try:
+            assert self._loop is not None  # it is loaded on one
+            self._loop.call_soon_threadsafe(self._ask, call)
+        except RuntimeError:
+            answer(Unavailable("the engine has stopped", reason="stopping"))
+
+    def leave(self) -> None:
+        with suppress(RuntimeError):  # there is no loop any more, nor anything that waits
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(self._leave)
+
+    def _ask(self, call: CallOfModel) -> None:
+        try:
+            if self._left or len(self.open) + len(self._elsewhere) >= MOST_CALLS:
+                why = (
+                    "the instance is gone" if self._left else f"{MOST_CALLS} calls of this instance are open"
+                )
+                raise Unavailable(why, reason="overload")
+            first = self._calls.before(call.model, self.served)
+            if first is not None:
+                self._begin(first, lambda _: self._ask(call), call.answer)
+            elif (hosted := self._calls.find_hosted(call.model, call.version)) is not None:
+                now = monotonic()
+                work = self._calls.ask_hosted(call, self._until(now, call.timeout))
+                answer = partial(_answered, hosted, now, call.answer)
+                self._begin(work, answer, answer)
+            else:
+                self._ask_here(call)
+        except CarpoolError as error:
+            call.answer(without_stack(error))
+
+    def _ask_here(self, call: CallOfModel) -> None:
+        single = False
+
+        def done(work: Work, outcome: Outcome) -> None:
+            target = self.open.pop(work, None)
+            if target is not None:
+                target.count_asked(outcome.error, monotonic() - work.entered)
+                if not self.open:
+                    self._calls.busy.discard(self)
+            if outcome.outputs is None:
+                call.answer(outcome.error or CarpoolError(f"{call.model} gave no answer"))
+            else:
+                call.answer({name: one[0] if single else one for name, one in outcome.outputs.items()})
+
+        key, work, single = self._calls.prepare(call.model, call.inputs, call.version, call.wanted, done)
+        work.details = call.details
+        work.deadline = work.due = self._until(work.arrived, call.timeout)
+        self._note(work, self._calls.offered(key))
+        self._calls.submit(key, [work])
+
+    def _begin(
+        self,
+        work: Coroutine[Any, Any, T],
+        then: Callable[[T], None],
+        fail: Callable[[CarpoolError], None],
+    ) -> None:
+        """For a model that is to be loaded first, or in another process, where none calls others: whoever
+        waits for these waits for nobody who waits for it."""
+        assert self._loop is not None
+        task = self._loop.create_task(work)
+        self._elsewhere.add(task)
+
+        def over(done: asyncio.Task[T]) -> None:
+            self._elsewhere.discard(done)
+            error = Unavailable("the instance is gone") if done.cancelled() else done.exception()
+            if error is None:
+                then(done.result())
+            elif isinstance(error, CarpoolError):
+                fail(without_stack(error))
+            else:
+                fail(CarpoolError(f"the call failed: {error}"))
+
+        task.add_done_callback(over)
+
+    def _note(self, work: Work, target: Served) -> None:
+        self.open[work] = target
+        self._calls.busy.add(self)
+        if self._calls.all_wait(self):
+            del self.open[work]
+            if not self.open:
+                self._calls.busy.discard(self)
+            raise Unavailable(
+                f"{self.served.name} cannot ask {target.name} now: every instance of {target.name} waits for"
+                " calls of its own, so that this one would never be answered; give it more instances, or let"
+                " no model call itself",
+                reason="deadlock",
+            )
+
+    def _until(self, now: float, timeout: float) -> float:
+        return min(self._deadline(), now + timeout if timeout > 0 else INFINITY)
+
+    def _deadline(self) -> float:
+        """The latest of the batch that it runs, which may be a trial that nobody sent."""
+        try:
+            batches = [seat.batch for seat in self.served.seated(self.index)]
+        except (AssertionError, IndexError):
+            batches = []
+        jobs = [job for batch in batches if batch is not None for job in batch.jobs]
+        return max((job.deadline for job in jobs), default=INFINITY)
+
+    def _leave(self) -> None:
+        self._left = True
+        for work in list(self.open):
+            self._calls.cancel(work)
+        for task in self._elsewhere:
+            task.cancel()
+
+
+def _answered(
+    target: Served, began: float, answer: AnswerCall, given: Mapping[str, Array] | CarpoolError
+) -> None:
+    target.count_asked(given if isinstance(given, CarpoolError) else None, monotonic() - began)
+    answer(given)
+
+
+def _is_held(work: Work, target: Served, stuck: set[Caller]) -> bool:
+    """Whether this call runs on an instance that is stuck, or waits while all of them are.
+
+    One without a batch is not, whatever threads of its model may be waiting for. A call of an ensemble is
+    held where one of its steps is that is under way.
+    """
+    journey = work.route.open.get(work) if isinstance(work.route, Journeys) else None
+    if journey is not None:
+        return any(_is_held(step, bound.served, stuck) for step, bound in journey.under_way.items())
+    if target.is_ensemble or target.writes:
+        return False
+    calling = {caller.index for caller in stuck if caller.served is target}
+    instances = [one for one in target.driver.scheduler.instances if one.available]
+    held = [one.batch for one in instances if one.index in calling and one.batch is not None]
+    if work.state is RUNNING:
+        return any(work in batch.jobs for batch in held)
+    return bool(instances) and len(held) == len(instances)

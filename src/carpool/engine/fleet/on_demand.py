@@ -1,0 +1,311 @@
+"""More models than memory: each is loaded when it is first asked for, and who was asked least lately goes.
+
+One model is loaded at a time, so that what the process holds more afterwards is that model's. Who was loaded
+stays for a while, however many others are asked for: at most a fifth of the time goes into loading again what
+was freed before. Whoever finds no room meanwhile hears when there will be some.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from math import inf
+from pathlib import Path
+from time import monotonic
+
+from carpool.backends.python.declarations import callees
+from carpool.config.backend_kinds import kind_of
+from carpool.config.model import ModelConfig
+from carpool.config.repository import ModelSource
+from carpool.core.numerals import numeral
+from carpool.engine.fleet.control import ModelControl
+from carpool.engine.fleet.fleet import Fleet
+from carpool.engine.models.served import Served
+from carpool.errors import CarpoolError, ConfigError, InvalidInput, NotFound, Unavailable
+from carpool.observe.logs import logger
+
+log = logger("engine")
+
+_SHORTEST_STAY_S = 10.0
+_TIMES_ITS_LOAD = 4.0  # as long as loading it took, it stays at least
+_AGAIN_S = 10.0  # after a load that failed
+_LONGEST_AGAIN_S = 300.0
+_SHARE = 0.8  # of the memory that is free at the start, where nobody says how much models may take
+_GB = 1e9
+
+
+@dataclass(slots=True)
+class Known:
+    """Of one model, loaded or not."""
+
+    files: int = 0  # bytes: it takes no less
+    bytes: int = 0  # as it was measured last, or else the size of its files
+    seconds: float = 0.0  # that its last load took
+    loaded_at: float = -inf
+    failures: int = 0  # in a row
+    not_before: float = -inf
+    why: str = ""
+    asks: Sequence[str] = ()  # models that it asks: it is measured, so that they are loaded first
+
+    @property
+    def stay(self) -> float:
+        return max(_SHORTEST_STAY_S, _TIMES_ITS_LOAD * self.seconds)
+
+
+class OnDemand:
+    """Everything happens on the loop's thread. `used` tells how many bytes this process and its children hold
+    for themselves; `most` is what models may take of that together."""
+
+    def __init__(
+        self,
+        control: ModelControl,
+        fleet: Fleet,
+        most: float | None = None,
+        *,
+        now: Callable[[], float] = monotonic,
+        used: Callable[[], int] | None = None,
+    ) -> None:
+        self._control = control
+        self._fleet = fleet
+        self._most = most * _GB if most is not None else _SHARE * free_memory()
+        self._now = now
+        self._used = used or held_memory
+        self._known: dict[str, Known] = {}
+        self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._turn = asyncio.Lock()
+        self.tasks: dict[str, str] = {}  # by model: what its settings say it is for, or nothing
+
+    def expect(self, names: Collection[str], sources: Mapping[str, ModelSource]) -> None:
+        """The models that there are. Not all have settings that can be read: loading those will tell."""
+        for name in names:
+            source = sources.get(name)
+            self.tasks[name] = "" if source is None else source.config.task or ""
+            self._known[name] = known = Known()
+            if source is not None:
+                known.bytes = known.files = _file_bytes(source)
+                with suppress(CarpoolError):  # loading it will tell
+                    said = [callees(source.config, version.file)[0] for version in source.versions]
+                    known.asks = [one for one in dict.fromkeys(chain(*said)) if one in names]
+
+    async def bring(self, name: str) -> None:
+        """Returns when it serves, which it may already. Raises why it does not, and when to ask again.
+
+        Whoever asks while it is loaded shares that load, which goes on when nobody waits any more.
+        """
+        if name not in self._known:
+            raise NotFound(f"there is no model '{name[:80]}'", reason="unknown-model")
+        if any(served.name == name for served in self._fleet.offered.values()):
+            return
+        task = self._under_way.get(name)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._bring(name))
+            self._under_way[name] = task
+            task.add_done_callback(lambda done: self._over(name, done))
+        await asyncio.shield(task)
+
+    def _over(self, name: str, task: asyncio.Task[None]) -> None:
+        del self._under_way[name]
+        if not task.cancelled():
+            task.exception()  # who asked may have gone: nobody else need hear of it
+
+    def close(self) -> None:
+        for task in self._under_way.values():
+            task.cancel()
+
+    async def _bring(self, name: str) -> None:
+        known = self._known[name]
+        left = known.not_before - self._now()
+        if left > 0:
+            raise _later(f"{name} did not load: {known.why}", "load-failed", left)
+        async with self._turn:
+            for other in self._in_order(name, []):
+                if not any(served.name == other for served in self._fleet.offered.values()):
+                    await self._load(other, self._known[other])
+
+    def _in_order(self, name: str, found: list[str]) -> list[str]:
+        """With the models that it asks, and those that they ask, before it."""
+        if name not in found:
+            found.append(name)
+            for other in self._known[name].asks:
+                self._in_order(other, found)
+            found.remove(name)
+            found.append(name)
+        return found
+
+    async def _load(self, name: str, known: Known) -> None:
+        await self._make_room(name, known)
+        began, before = self._now(), await asyncio.to_thread(self._used)
+        while True:
+            try:
+                await self._control.load(name)
+                break
+            except CarpoolError as error:
+                if error.reason == "device-memory" and await self._free_one(on_device=True):
+                    continue
+                self._failed(known, error)
+                raise _later(
+                    f"{name} did not load: {error.message}", "load-failed", known.not_before - self._now()
+                ) from error
+        known.loaded_at = self._now()
+        known.seconds, known.failures = known.loaded_at - began, 0
+        await asyncio.to_thread(_give_back)
+        known.bytes = max(known.files, await asyncio.to_thread(self._used) - before)
+        megabytes = round(known.bytes / 1e6)
+        log.info("loaded-on-demand", model=name, megabytes=megabytes, seconds=round(known.seconds, 3))
+        while self._held() > self._most and await self._free_one(for_one=name):
+            """It takes more than was thought."""
+
+    def _failed(self, known: Known, error: CarpoolError) -> None:
+        """The next try waits longer each time: clients that ask again and again must not cost all of it."""
+        wait = min(_AGAIN_S * 2**known.failures, _LONGEST_AGAIN_S)
+        known.failures = min(known.failures + 1, 16)
+        known.not_before, known.why = self._now() + wait, error.message
+
+    # ---- room -------------------------------------------------------------------------------------------
+
+    async def _make_room(self, name: str, known: Known) -> None:
+        if known.bytes > self._most:
+            raise InvalidInput(
+                f"{name} takes about {_gb(known.bytes)}, more than the {_gb(self._most)} that models may "
+                "take together: allow more with --memory-gb",
+                reason="memory",
+            )
+        while self._held() + known.bytes > self._most:
+            if not await self._free_one():
+                raise _later(
+                    f"there is no room for {name}: the models in memory are in use or were only just loaded",
+                    "no-room",
+                    self._until_room(known),
+                )
+
+    def _held(self) -> int:
+        names = {served.name for served in (*self._fleet.offered.values(), *self._fleet.leaving.values())}
+        return sum(self._known[name].bytes for name in names if name in self._known)
+
+    async def _free_one(self, *, on_device: bool = False, for_one: str = "") -> bool:
+        """The one that was asked least lately; False where none may go now.
+
+        For one that was just loaded, and takes more than its files said, it need not have stayed: what that
+        one takes is known from then on, so that this happens once.
+        """
+        now = self._now()
+        spared = {for_one, *self._known[for_one].asks} if for_one else ()
+        last = {
+            name: max(served.last_used for served in versions)
+            for name, versions in self._loaded(on_device).items()
+            if all(served.idle for served in versions)
+            and (for_one or now >= self._known[name].loaded_at + self._known[name].stay)
+            and name not in spared
+        }
+        if not last:
+            return False
+        name = min(last, key=last.__getitem__)
+        log.info("freed", model=name, idle_s=round(now - last[name], 1))
+        await self._control.unload(name)
+        await self._fleet.left(name)
+        await asyncio.to_thread(_give_back)
+        return True
+
+    def _loaded(self, on_device: bool) -> dict[str, list[Served]]:
+        found: dict[str, list[Served]] = {}
+        for served in self._fleet.offered.values():
+            if not on_device or _is_on_device(served.config):
+                found.setdefault(served.name, []).append(served)
+        return found
+
+    def _until_room(self, known: Known) -> float:
+        """Seconds until as many as are in the way have stayed for long enough."""
+        ends = sorted(
+            (one.loaded_at + one.stay, one.bytes)
+            for one in (self._known[name] for name in self._loaded(False))
+        )
+        missing, at = self._held() + known.bytes - self._most, self._now()
+        for end, size in ends:
+            if missing <= 0:
+                break
+            missing, at = missing - size, end
+        return max(1.0, at - self._now())
+
+
+def _is_on_device(config: ModelConfig) -> bool:
+    return kind_of(config.backend).process == "runner"
+
+
+def _later(why: str, reason: str, seconds: float) -> Unavailable:
+    error = Unavailable(f"{why}; ask again in {numeral(max(1.0, seconds))} s", reason=reason)
+    error.retry_after_s = max(1.0, seconds)
+    return error
+
+
+def _gb(size: float) -> str:
+    return f"{size / _GB:.2g} GB"
+
+
+def _file_bytes(source: ModelSource) -> int:
+    """Weights are most of a model: what its files take, before it was ever loaded."""
+    sizes = 0
+    for version in source.versions:
+        if version.file is not None:
+            inside = version.file.rglob("*") if version.file.is_dir() else (version.file,)
+            sizes += sum(file.stat().st_size for file in inside if file.is_file())
+    return sizes
+
+
+# ---- memory, as the kernel counts it
+
+
+def held_memory() -> int:
+    """Bytes that this process and all that it started hold for themselves: no files, no shared memory."""
+    return sum(map(_anonymous_bytes, _family(os.getpid())))
+
+
+def _family(pid: int) -> list[int]:
+    found = [pid]
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                found += _family(int(child))
+    except OSError:  # it ended meanwhile
+        pass
+    return found
+
+
+def _anonymous_bytes(pid: int) -> int:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return _kilobytes(status, "RssAnon:")
+
+
+def free_memory() -> int:
+    """Bytes that could be taken now: of the machine, and of the container's limit if there is one."""
+    try:
+        free = _kilobytes(Path("/proc/meminfo").read_text(), "MemAvailable:")
+    except OSError:
+        raise ConfigError("how much memory is free cannot be told here: give --memory-gb") from None
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        return free if limit == "max" else min(free, max(0, int(limit) - used))
+    except (OSError, ValueError):
+        return free
+
+
+def _kilobytes(text: str, field: str) -> int:
+    for line in text.splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _give_back() -> None:
+    """What the C library keeps of the memory that a model gave back."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

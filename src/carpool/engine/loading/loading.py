@@ -1,0 +1,437 @@
+"""From a version's file to instances that are warm and measured. All of it runs off the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from math import inf, isinf
+from time import monotonic
+from typing import Any
+
+from carpool import backends
+from carpool.backends.backend import AsksModels, Backend, Finish, OnDevice, Placement
+from carpool.config.backend_kinds import kind_of
+from carpool.config.fingerprint import PROVISIONAL
+from carpool.config.model import DYNAMIC, ModelConfig, Task
+from carpool.config.repository import ModelVersion
+from carpool.config.usable_cores import usable_cores
+from carpool.core.curve import BatchCurve, promised_batch, sizes
+from carpool.core.numerals import numeral
+from carpool.core.objectives import Promise
+from carpool.engine.loading.device_pictures import SAMPLE_TOLD, divided, filling, sample_picture, with_boxes
+from carpool.engine.loading.trial import Examined, examine, trial_shape, try_out
+from carpool.engine.profile.contention import contention
+from carpool.engine.profile.hardware import CpuWatch
+from carpool.engine.profile.instance_layout import (
+    Chosen,
+    Layout,
+    Trying,
+    choose_on_cpu,
+    choose_on_gpus,
+    close_all,
+    closed_if_it_fails,
+    instance_count,
+    places,
+)
+from carpool.engine.profile.measuring import (
+    FOR_DEVICES,
+    FOR_SERVING,
+    Effort,
+    Measured,
+    Measuring,
+    Watches,
+)
+from carpool.engine.profile.model_profile import (
+    Key,
+    Profile,
+    ProfileStore,
+    best_piece,
+    choices,
+    keepable,
+    profile_key,
+)
+from carpool.errors import CarpoolError, ConfigError, ModelError
+from carpool.link.door import ASK, ASSUMED
+from carpool.observe.logs import logger
+from carpool.types import Signature
+from carpool.vision.geometry import lookup_tables, read_form
+from carpool.vision.plans.pixels import what_is_assumed
+from carpool.vision.plans.settings import NOTHING_SEEN, Seen, VisionSettings, describe
+
+log = logger("engine")
+
+
+Settled = tuple[ModelConfig, Signature, VisionSettings | None, Finish | None]
+
+
+def settle(
+    config: ModelConfig,
+    signature: Signature,
+    labels: Mapping[str, Sequence[str]],
+    seen: Seen = NOTHING_SEEN,
+    told: dict[str, str] | None = None,
+) -> Settled:
+    """With the output that its device adds, if it does. Raises what its settings say and it cannot be. `told`
+    hears what it was recognised as, for clients who read its settings."""
+    vision, notes, ask, _ = describe(config, signature, labels, seen)
+    try:
+        if vision is not None:
+            form = read_form(vision.image, vision.input, config.name)
+            lookup_tables(vision.image, form, vision.input.datatype, config.name)
+            vision = divided(config, signature, vision)
+    except ConfigError as error:
+        if config.task is not None or config.image is not None:
+            raise
+        vision, notes = None, [f"it has no image route: {error.message}"]  # nobody asked for one
+    for note in notes:
+        log.debug("pictures", model=config.name, note=note)
+    if ask:
+        log.warning("pictures", model=config.name, note=f"it is served as tensors: {ask}")
+    assumed = () if vision is None else vision.assumed
+    if assumed:
+        words = what_is_assumed(config.name, assumed)
+        log.warning("pixels-assumed", model=config.name, assumed=", ".join(assumed), note=words)
+    if told is not None and (notes or assumed):
+        told |= {"carpool_task": "" if vision is None else vision.task, "carpool_evidence": "; ".join(notes)}
+        told |= {ASK: ask} if ask else {}
+        told |= {ASSUMED: ", ".join(assumed)} if assumed else {}
+    return with_boxes(config, signature, vision)
+
+
+_CHECKED_S = 0.1  # batches that take longer are believed if single images are as they were
+_STILL_TRUE = 1.3  # times in a kept profile may be off by this factor, for machines are never quite quiet
+
+ReportStep = Callable[[str], None]
+Opened = tuple[list[Backend], Profile, BatchCurve]
+
+
+@dataclass(slots=True)
+class Ready:
+    """What loading produced, before it serves."""
+
+    config: ModelConfig
+    signature: Signature
+    curve: BatchCurve
+    backends: Sequence[Any]  # `Backend`s, or `HostedInstance`s in the runner
+    labels: Mapping[str, Sequence[str]]  # by output
+    vision: VisionSettings | None  # how it answers pictures, if it does
+    profile: Profile
+    piece: int  # a larger batch is run in pieces of this size
+    choices: tuple[str, ...]  # what was chosen and why, in words
+    step: BatchCurve | None = None  # of one that writes, whose `curve` is its encoder's
+
+    def close(self) -> None:
+        for backend in self.backends:
+            backend.close()
+
+
+class Loading:
+    """Loads one version: all of its instances, and later one that replaces a lost one. Not for the loop."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        version: ModelVersion,
+        profiles: ProfileStore | None = None,
+        now: Callable[[], float] = monotonic,
+        signature: Signature | None = None,
+        turn: AbstractContextManager[object] | None = None,
+        caller: Callable[[int], AsksModels] | None = None,
+        watch: Callable[[], Watches] = CpuWatch,
+    ) -> None:
+        """With a `signature`, the settings have nothing left open. `turn` is held while times are taken:
+        models load side by side, and are measured one by one. `caller` makes the way to other models of the
+        instance with this number; `watch` sees what others take of the cores meanwhile."""
+        self._config = config
+        self._signature = signature or Signature(config.name, (), ())
+        self._version = version
+        self._profiles = profiles
+        self._now = now
+        self._turn = nullcontext() if turn is None else turn
+        self._examined: Examined | None = None  # what its file says
+        self._settled = False
+        self._caller = caller
+        self._watch = watch
+        self._kept_as: Key | None = None
+        self.threads: int | None = None  # of each instance, once that was found out
+        self._labels: Mapping[str, Sequence[str]] = {}
+        self._vision: VisionSettings | None = None
+        self._finish: Finish | None = None
+        self._told: dict[str, str] = {}  # what it was recognised as, by parameter
+        self._gpus: Sequence[int] = ()  # of the instances, in turn; none: the CPU, or the runtime's choice
+
+    def check(self) -> None:
+        """Raises what can be seen to be wrong before anything is loaded; called once, before the rest."""
+        self._examined = examine(self._config, self._version)
+        if trial_shape(self._examined) is None:
+            self._settle()
+
+    def prepare(self, tell: ReportStep) -> Ready:
+        if not self._settled:
+            self._settle()
+        if self._config.fake is not None:
+            return self._ready(*self._fake(tell))
+        key = self._kept_as = self._key()
+        kept = None if key is None or self._profiles is None else self._profiles.read(key)
+        found = None if kept is None else self._reuse(kept, tell)
+        if found is None:
+            found = self._measure(tell, None if kept is None else kept.layout)
+            self.keep(found[1])
+        return self._ready(*found)
+
+    def keep(self, profile: Profile) -> None:
+        """For the next start."""
+        if self._kept_as is not None and self._profiles is not None and profile.points:
+            self._profiles.write(self._kept_as, profile)
+
+    def resume(self, config: ModelConfig, threads: int | None) -> None:
+        """Be ready for more instances of what was prepared in another process, which is gone."""
+        self._settle()
+        self._config = config
+        self.threads = threads
+        self._place()
+
+    def _settle(self) -> None:
+        """The settings with nothing left open. What is wrong is told before anything is loaded for good."""
+
+        def load(config: ModelConfig) -> Backend:
+            self._config = config
+            self._place()
+            return self.backend(0, 1, hurry=True)
+
+        found = self._examined or examine(self._config, self._version)
+        config, signature, self._labels, seen = try_out(found, load)
+        self._told = {}
+        settled = settle(config, signature, self._labels, seen, self._told)
+        self._config, self._signature, self._vision, self._finish = settled
+        if not self._labels and self._vision is not None and self._vision.task == Task.CLASSIFY:
+            self._labels = {self._vision.outputs[0].name: self._vision.labels}
+        self._settled = True
+
+    @property
+    def _largest(self) -> int:
+        return max(1, self._signature.max_batch)
+
+    @property
+    def _slo(self) -> float:
+        policy = self._config.policy
+        return policy.slo if isinstance(policy, Promise) else inf
+
+    # ---- instances --------------------------------------------------------------------------------------
+
+    def backend(
+        self,
+        index: int,
+        count: int,
+        tell: ReportStep = lambda _: None,
+        *,
+        hurry: bool = False,
+        plain: bool = False,
+    ) -> Backend:
+        """One more instance; how many threads it has was found out at the first."""
+        threads = self.threads or backends.default_threads(count, usable_cores())
+        gpu = self._gpus[index % len(self._gpus)] if self._gpus else None
+        fill = filling(self._config, self._vision)
+        calls = None if self._caller is None else self._caller(index)
+        placement = Placement(index, threads, gpu, fill, self._finish, tell, hurry, plain, calls)
+        return backends.load(self._config, self._version, placement)
+
+    def open(self, layout: Layout, tell: ReportStep = lambda _: None) -> list[Backend]:
+        self.threads = layout.threads
+        self._place()
+        opened: list[Backend] = []
+        with closed_if_it_fails(opened):
+            for index in range(layout.instances):
+                tell(f"loading instance {index + 1} of {layout.instances}")
+                opened.append(self.backend(index, layout.instances, tell))
+        return opened
+
+    def _place(self) -> None:
+        """Instances beyond those that the settings ask for go where the first ones went, in turn."""
+        devices = backends.devices(self._config)
+        self._gpus = places(self._config, devices) if devices else ()
+
+    def choose(self, tell: ReportStep, earlier: Layout | None = None) -> Chosen:
+        """Instances and threads: as the settings say, else as trying them says. Those of an `earlier` start
+        stay where nothing is clearly better."""
+        self._place()
+        if not self._gpus:
+            trying = Trying(
+                *(self._as_pictures(), self.open, self._now, self._turn), watch=self._watch, earlier=earlier
+            )
+            return choose_on_cpu(self._config, usable_cores(), trying, tell)
+        self.threads = 1
+
+        def open_one(index: int) -> Backend:
+            tell(f"loading instance {index + 1}")
+            return self.backend(index, 1, tell)
+
+        return choose_on_gpus(self._config, self._gpus, self._slo, open_one, self._measuring)
+
+    def _fake(self, tell: ReportStep) -> Opened:
+        """Its curve is known: nobody need wait for it."""
+        assert self._config.fake is not None
+        layout = Layout(instance_count(self._config), 1)
+        curve = BatchCurve.parse(self._config.fake.curve, self._largest)
+        return self.open(layout, tell), Profile(layout, "as the settings say"), curve
+
+    # ---- measuring --------------------------------------------------------------------------------------
+
+    def _key(self) -> Key | None:
+        if self._profiles is None:
+            return None
+        try:
+            return profile_key(self._config, self._version)
+        except (OSError, CarpoolError) as error:
+            log.warning("profile-not-kept", model=self._config.name, error=str(error))
+            return None
+
+    def _reuse(self, kept: Profile, tell: ReportStep) -> Opened | None:
+        """With the instances it was measured with, if a few runs still take what it says. A provisional one
+        is given up as soon as the machine is calm: models that run elsewhere have no other second look."""
+        model = self._config.name
+        curve = kept.measured.curve(self._largest, self._config.pytorch.buckets)
+        promised = promised_batch(curve, self._slo) or 1
+        wanted = {1, promised if curve.times[promised] < _CHECKED_S else 1}
+        opened = self.open(kept.layout, tell)
+        try:
+            with closed_if_it_fails(opened):
+                tell("checking the kept profile")
+                with self._turn:
+                    watched = self._watch()
+                    ratios = self._measuring(opened).ratios(sorted(wanted), curve, _STILL_TRUE)
+                    busy = contention(watched.read())
+        except ModelError as error:
+            log.warning("profile-outdated", model=model, error=error.message)
+            return None
+        off = max(ratios.values(), key=lambda ratio: max(ratio, 1 / ratio))
+        if kept.provisional and not busy.why:
+            log.debug("profile-measured-again", model=model, ratio=round(off, 3), of=kept.measured_at)
+            close_all(opened)
+            return None
+        if busy.why and off > _STILL_TRUE >= off * (1 - busy.waited):  # the machine is slow, not the model
+            log.debug("profile-reused", model=model, ratio=round(off, 3), of=kept.measured_at, busy=busy.why)
+            said = (
+                f"The profile of {kept.measured_at} was used again: batches take {off:.3g} × what it says, "
+            )
+            return opened, replace(kept, reused=f"{said}since {busy.why}."), curve
+        if max(off, 1 / off) > _STILL_TRUE:
+            log.warning("profile-outdated", model=model, ratio=round(off, 3), of=kept.measured_at)
+            close_all(opened)
+            return None
+        log.debug("profile-reused", model=model, ratio=round(off, 3), of=kept.measured_at)
+        said = f"The profile of {kept.measured_at} was used again: batches take {off:.3g} × what it says."
+        return opened, replace(kept, reused=said), curve
+
+    def _measure(self, tell: ReportStep, earlier: Layout | None = None) -> Opened:
+        chosen = self.choose(tell, earlier)
+        self.threads = chosen.layout.threads
+        opened = list(chosen.backends) or self.open(chosen.layout, tell)
+        profile = Profile(chosen.layout, chosen.reason)
+        name, promises = self._config.name, isinstance(self._config.policy, Promise)
+        warm = bool(chosen.backends) and not self._gpus
+        with closed_if_it_fails(opened):
+            try:
+                measured = self._look(opened, tell, warm=warm)
+                if measured.points[0].seconds > self._slo:  # before saying no: it may only be the machine
+                    again = self._look(opened, tell, warm=warm)
+                    measured = min(measured, again, key=lambda found: found.points[0].seconds)
+            except ModelError as error:
+                if promises:
+                    why = f"{name}: a promise needs a measured model, and warming up failed: {error.message}"
+                    raise ModelError(why) from error
+                if not all(backend.alive for backend in opened):
+                    raise
+                log.warning("warm-up-failed", model=name, error=error.message)
+                return opened, profile, BatchCurve.linear(0.001, 0.001, self._largest)
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        points = ",".join(f"{point.size}:{point.seconds * 1e3:.4g}" for point in measured.points)
+        log.debug("profile-measured", model=name, layout=str(chosen.layout), curve=points)
+        curve = measured.curve(self._largest, self._config.pytorch.buckets)
+        return opened, replace(profile, measured=measured, measured_at=at), curve
+
+    def _look(self, opened: Sequence[Backend], tell: ReportStep, *, warm: bool) -> Measured:
+        measuring = self._measuring(opened, FOR_DEVICES if self._gpus else FOR_SERVING, warm=warm)
+        wanted = self._config.pytorch.buckets or sizes(self._largest)
+        with self._turn:
+            return measuring.points(wanted, self._slo, lambda size: tell(f"measuring batches of {size}"))
+
+    def _measuring(
+        self, opened: Sequence[Backend], effort: Effort = FOR_SERVING, *, warm: bool = False
+    ) -> Measuring:
+        """With pictures, where the device decodes them."""
+        encoded = self._vision is not None and self._vision.encoded
+        picture = sample_picture() if encoded else None
+        return Measuring(
+            *(opened, self._as_pictures(), effort),
+            now=self._now,
+            picture=picture,
+            warm=warm,
+            watch=self._watch,
+        )
+
+    def _as_pictures(self) -> Signature:
+        """With the size that pictures have, where the input leaves it open: that is what will be asked."""
+        vision, signature = self._vision, self._signature
+        if vision is None or len(signature.inputs) != 1 or DYNAMIC not in vision.input.shape:
+            return signature
+        spec = signature.inputs[0]
+        shape = read_form(vision.image, vision.input, signature.model).shape
+        whole = (*spec.shape[: len(spec.shape) - len(shape)], *shape)
+        inputs = (replace(spec, shape=whole),)
+        return Signature(signature.model, inputs, signature.outputs, signature.max_batch)
+
+    def _ready(self, opened: list[Backend], profile: Profile, curve: BatchCurve) -> Ready:
+        with closed_if_it_fails(opened):
+            config, grown = keepable(self._config, curve, provisional=bool(profile.provisional))
+        if profile.layout.instances != instance_count(config):
+            group = replace(config.instances[0], count=profile.layout.instances)
+            config = replace(config, instances=(group,))
+        busy = {PROVISIONAL: profile.provisional} if profile.provisional else {}
+        config = self._config = replace(config, parameters={**config.parameters, **self._told, **busy})
+        piece = best_piece(curve, kind_of(config.backend))
+        told = SAMPLE_TOLD if self._vision is not None and self._vision.encoded else ""
+        slo = None if isinf(self._slo) else self._slo
+        said = choices(profile, curve, piece, slo, told) + ((grown,) if grown else ())
+        if why := self._signature.why_unbatched():
+            said += (f"{why[0].upper()}{why[1:]}.",)
+        if isinstance(opened[0], OnDevice):
+            said += tuple(opened[0].notes)
+        for sentence in said:
+            log.debug("choice", model=config.name, why=sentence)
+        signature, labels, vision = self._signature, self._labels, self._vision
+        return Ready(config, signature, curve, opened, labels, vision, profile, piece, said)
+
+
+_CLOSE_S = 10.0  # for an idle instance to give back what it has
+
+
+def join_all(executors: Sequence[Any]) -> None:
+    end = monotonic() + _CLOSE_S
+    for executor in executors:
+        executor.join(max(0.0, end - monotonic()))
+
+
+_TIMES_AS_LONG, _SHORTEST_TIMEOUT_S = 100.0, 10.0  # as its largest batch: then a batch is given up
+
+
+def execution_timeout(config: ModelConfig, curve: BatchCurve) -> tuple[float | None, str]:
+    """After how long a batch is given up, and the words for it where that was chosen here.
+
+    A promise knows what a batch should take; a hundred times that is no batch any more. Models without a
+    promise are not measured, and may be meant to take minutes.
+    """
+    told = config.execution_timeout
+    if config.decoupled:
+        return None, ""  # its backend watches the time from answer to answer
+    if told is not None:
+        return told or None, ""  # 0: never
+    if not isinstance(config.policy, Promise):
+        return None, ""
+    seconds = max(_SHORTEST_TIMEOUT_S, _TIMES_AS_LONG * curve.times[curve.max_batch])
+    return seconds, (
+        f"A batch that takes longer than {numeral(seconds)} s is given up ({_TIMES_AS_LONG:g} times what the "
+        f"largest takes, at least {_SHORTEST_TIMEOUT_S:g} s); execution_timeout_ms changes that."
+    )

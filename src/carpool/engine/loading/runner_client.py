@@ -1,0 +1,318 @@
+"""The runner as the engine keeps it: started for the first model that needs it, and again when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import count
+from typing import Any, TypeVar
+
+from carpool.config.backend_kinds import kind_of
+from carpool.config.model import ModelConfig
+from carpool.config.repository import ModelVersion
+from carpool.config.server import ServerSettings
+from carpool.config.usable_cores import WAITING
+from carpool.engine.loading.hosted_model import (
+    ASIDE,
+    AT_ONCE,
+    Failure,
+    HostedInstance,
+    HostedLoading,
+    Settles,
+    cache_folders,
+    imported_names,
+)
+from carpool.engine.loading.loading import ReportStep
+from carpool.errors import ModelError, Unavailable
+from carpool.link.child_process import Child, Guard, Message
+from carpool.link.link_failures import read_failure
+from carpool.link.typed_json import as_file, from_file
+from carpool.memory.arena import create_memory, map_memory
+from carpool.memory.pulse import Beats, Pulses, Watch, pulse_bytes
+from carpool.observe.logs import logger
+
+T = TypeVar("T")
+_log = logger("runner")
+_MODULE = "carpool.runner.runner_process"
+_NUMBERS = 1_000_000  # instances in the life of one process: a number never means one of another life
+_END_S = 5.0
+_STANDBY_S = 5.0  # after the last model was loaded
+# A GPU takes commands from eight queues by default. Streams that share one wait for each other, although
+# nothing makes them: the many short steps of decoding JPEGs waited behind whole batches of the model.
+DEVICE_QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+
+
+class _Died(Exception):
+    """The process ended before it answered; the text says how."""
+
+
+class Runner:
+    """Keeps the process that models run in. Belongs to the loop's thread, but for `wait_for` and `drop`."""
+
+    def __init__(self, settings: ServerSettings, restarted: Callable[[], None] = lambda: None) -> None:
+        self.max_answer_bytes = settings.max_body_bytes
+        self._settings = settings
+        self._restarted = restarted
+        self._loop = asyncio.get_running_loop()
+        self._child: Child | None = None
+        self._watches: set[asyncio.Task[None]] = set()
+        self._standby: Child | None = None  # has imported what models need, and does nothing yet
+        self._packages: Sequence[str] = ()
+        self._planned: asyncio.TimerHandle | None = None
+        self._lives = 0
+        self._closed = False
+        self._arenas: dict[int, int] = {}  # files, for a runner that is started later
+        self._logging: Mapping[str, Any] = {}
+        self._loadings = count(1)
+        self._questions = count(1)
+        self._asks: dict[int, tuple[asyncio.Future[int], ReportStep]] = {}
+        self._serving: dict[int, Settles] = {}
+        self._pulse_file = create_memory("carpool-runner-pulse", pulse_bytes(1))
+        self._pulses = Pulses(map_memory(self._pulse_file))
+        self._guard: Guard | None = None
+        self._beats: Beats | None = None
+        self.stalled = False  # it shows no sign of life, and is killed if that lasts
+        self.stall_changed: Callable[[], None] = lambda: None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._child is None else self._child.pid
+
+    def loading(self, config: ModelConfig, version: ModelVersion) -> HostedLoading | None:
+        """None for a model that runs in the engine's own process."""
+        if kind_of(config.backend).process != "runner":
+            return None
+        return HostedLoading(self, next(self._loadings), config, version)
+
+    # ---- what the link says -----------------------------------------------------------------------------
+
+    def share(self, arena: int, file: int) -> None:
+        self._arenas[arena] = mine = os.dup(file)
+        self._say("arena", [mine], number=arena)
+
+    def unshare(self, arena: int) -> None:
+        mine = self._arenas.pop(arena, None)
+        if mine is not None:
+            os.close(mine)
+            self._say("forget", number=arena)
+
+    def follow_logging(self, settings: Mapping[str, Any]) -> None:
+        if settings != self._logging:
+            self._logging = settings
+            self._say("logging", settings=dict(settings))
+
+    # ---- loading ----------------------------------------------------------------------------------------
+
+    def wait_for(
+        self, word: str, kind: type[T], document: object, tell: ReportStep = lambda _: None, **fields: int
+    ) -> T:
+        """From a thread that may wait: its answer, of that kind. Raises what it says is wrong."""
+        asking = self._ask(word, document, tell, fields)
+        file: int = asyncio.run_coroutine_threadsafe(asking, self._loop).result()
+        try:
+            return from_file(kind, file)
+        except ValueError as error:
+            _log.error("runner-not-understood", word=word, error=str(error))
+            self._loop.call_soon_threadsafe(self.kill)
+            why = "the process that runs such models said what cannot be"
+            raise ModelError(why, reason="model-died") from None
+
+    async def _ask(self, word: str, document: object, tell: ReportStep, fields: Mapping[str, int]) -> int:
+        """A process that dies while it is asked may die of another model: a new one is asked once more."""
+        while not self._closed:
+            fresh = self._child is None
+            if fresh:
+                self._start()
+            try:
+                return await self._question(word, document, tell, fields)
+            except _Died as died:
+                if fresh:
+                    why = f"the process that runs such models died while it loaded this one ({died})"
+                    raise ModelError(why, reason="model-died") from None
+        raise Unavailable("the engine is stopping", reason="stopping")
+
+    async def _question(
+        self, word: str, document: object, tell: ReportStep, fields: Mapping[str, int]
+    ) -> int:
+        """The file with its answer."""
+        number = next(self._questions)
+        answer: asyncio.Future[int] = self._loop.create_future()
+        self._asks[number] = (answer, tell)
+        with as_file(document) as file:
+            self._say(word, [file], ask=number, **fields)
+        return await answer  # also when it died: whoever watches it says so
+
+    def stand_by_with(self, packages: object) -> None:
+        """From a loader's thread: what the runner has imported, for the next one to have at hand."""
+        self._loop.call_soon_threadsafe(self._plan_standby, imported_names(packages))
+
+    def _plan_standby(self, packages: Sequence[str]) -> None:
+        self._packages = sorted({*self._packages, *packages})
+        self._stand_by_later()
+
+    def _stand_by_later(self) -> None:
+        """When nothing is loaded: what it imports must not slow that down."""
+        if self._planned is not None:
+            self._planned.cancel()
+        self._planned = self._loop.call_later(_STANDBY_S, self._stand_by)
+
+    def _stand_by(self) -> None:
+        self._planned = None
+        if self._closed or self._standby is not None:
+            return
+        if self._asks or self._child is None:
+            self._stand_by_later()
+            return
+        try:
+            self._standby = self._new_child(ASIDE)
+        except OSError as error:
+            _log.warning("no-standby", error=str(error))
+        else:
+            _log.info("runner-stands-by", pid=self._standby.pid)
+
+    def _new_child(self, when: str) -> Child:
+        environment = {**WAITING, **DEVICE_QUEUES, **cache_folders(self._settings.cache_dir)}
+        child = Child(_MODULE, when, *self._packages, called="runner", environment=environment)
+        task = self._loop.create_task(self._watch(child))
+        self._watches.add(task)
+        task.add_done_callback(self._watches.discard)
+        return child
+
+    def _start(self) -> None:
+        """The one that stands by, or a fresh one."""
+        child, self._standby = self._standby or self._new_child(AT_ONCE), None
+        self._child = child
+        self._lives += 1
+        if self._lives > 1:
+            self._restarted()
+        self._pulses.clear(0)
+        settings = self._settings
+        watch = Watch(partial(self._pulses.read, 0))
+        self._guard = Guard(child, watch, settings.watchdog_s, _log, "runner")
+        if self._beats is None:
+            self._beats = Beats(self._look)
+        self._say(
+            "start",
+            [self._pulse_file],
+            log_format=settings.log_format,
+            log_level=settings.log_level,
+            cache_dir=None if settings.cache_dir is None else str(settings.cache_dir),
+            device_memory_gb=settings.device_memory_gb,
+            max_answer_bytes=self.max_answer_bytes,
+            first=self._lives * _NUMBERS,
+        )
+        for arena, file in self._arenas.items():
+            self._say("arena", [file], number=arena)
+        if self._logging:
+            self._say("logging", settings=dict(self._logging))
+        if self._packages:
+            self._stand_by_later()
+        _log.info("runner-started", pid=child.pid)
+
+    def _look(self) -> None:
+        if self._guard is not None:
+            self._guard.look(patient=bool(self._asks))
+            self._set_stalled(self._guard.stalled)
+
+    def _set_stalled(self, stalled: bool) -> None:
+        if stalled != self.stalled:
+            self.stalled = stalled
+            self.stall_changed()
+
+    async def _watch(self, child: Child) -> None:
+        code = await child.watch(self._hear)
+        if child is self._standby:
+            self._standby = None
+            return
+        self._child = None
+        self._guard = None
+        self._set_stalled(False)
+        how = f"signal {-code}" if code < 0 else f"exit status {code}"
+        if not self._closed:
+            _log.error("runner-died", how=how)
+        asks, self._asks = self._asks, {}
+        for answer, _ in asks.values():
+            if not answer.done():
+                answer.set_exception(_Died(how))
+
+    def _hear(self, message: Message) -> None:
+        try:
+            self._heard(message)
+        except Exception:  # it runs code of others: whatever it says must not stop us from watching it
+            _log.exception("runner-not-understood", word=message.word)
+            self.kill()
+
+    def _heard(self, message: Message) -> None:
+        body = message.body
+        if message.word == "step":
+            ask = self._asks.get(body["ask"])
+            if ask is not None:
+                ask[1](body["step"])
+        elif message.word == "settled":
+            instance = self._serving.get(body["instance"])
+            if instance is not None:
+                instance.settled()
+        else:
+            (file,) = message.files
+            answer, _ = self._asks.pop(body["ask"])
+            if answer.done():
+                os.close(file)  # nobody waits any more: the engine is stopping
+            elif message.word == "answer":
+                answer.set_result(file)
+            else:
+                failure = from_file(Failure, file)
+                answer.set_exception(read_failure(failure.status, failure.text.encode()))
+
+    # ---- instances --------------------------------------------------------------------------------------
+
+    def serve(self, instance: Settles, piece: int, sock: socket.socket) -> None:
+        self._serving[instance.number] = instance
+        self._say("serve", [sock.fileno()], instance=instance.number, piece=piece)
+
+    def abort(self, instance: Settles) -> None:
+        self._say("abort", instance=instance.number)
+
+    def drop(self, instance: HostedInstance) -> None:
+        """One that never served; from any thread."""
+        self._loop.call_soon_threadsafe(lambda: self._say("drop", instance=instance.number))
+
+    def left(self, instance: Settles) -> None:
+        self._serving.pop(instance.number, None)
+
+    # ---- the process ------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """It says what cannot be: nothing of it can be relied on."""
+        if self._child is not None:
+            self._child.kill()
+
+    async def close(self) -> None:
+        """No model is left, or nobody waits for those that are."""
+        self._closed = True
+        if self._beats is not None:
+            self._beats.stop()
+        if self._planned is not None:
+            self._planned.cancel()
+        if self._standby is not None:
+            self._standby.kill()  # it holds nothing
+        if self._child is not None:
+            self._child.control.close()
+        if self._watches:
+            await asyncio.wait(self._watches, timeout=_END_S)
+        if self._watches:
+            self.kill()
+            await asyncio.wait(self._watches, timeout=_END_S)
+        for file in self._arenas.values():
+            os.close(file)
+        self._arenas.clear()
+        if self._pulse_file >= 0:
+            os.close(self._pulse_file)
+            self._pulse_file = -1
+
+    def _say(self, word: str, files: list[int] | None = None, **fields: object) -> None:
+        """Nothing where there is no process; what is waited for then ends with it."""
+        if self._child is not None and not self._child.control.send(word, files or [], **fields):
+            self._child.kill()  # it is gone, or has not listened for as long as it takes to fill a socket

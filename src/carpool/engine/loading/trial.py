@@ -1,0 +1,190 @@
+"""A model looked at before it is measured: what its file says, and what it answers to a picture of noise.
+
+Shapes that a file leaves open are known then; values tell probabilities from logits, and pixels from scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from carpool import backends
+from carpool.backends.backend import Backend
+from carpool.config.backend_kinds import kind_of
+from carpool.config.file_metadata import read_metadata
+from carpool.config.model import DYNAMIC, ModelConfig, Task
+from carpool.config.presets import said_of_pixels
+from carpool.config.repository import ModelVersion
+from carpool.engine.run.model_inputs import signature_of
+from carpool.errors import CarpoolError
+from carpool.observe.logs import logger
+from carpool.types import Array, Datatype, Signature
+from carpool.vision.claims import Claims, read_claims
+from carpool.vision.plans.pixels import known_pixels, see_pixels
+from carpool.vision.plans.settings import Seen, declared_task
+from carpool.vision.tasks.task import Picture, find_picture, outputs_of, widened
+
+log = logger("engine")
+
+_LARGEST_FILE = 4 << 20
+_SEED = 1
+_OPEN = {Task.DETECT: "format", Task.POSE: "format", Task.OBB: "format"}
+_OPEN |= {Task.CLASSIFY: "activation", Task.SEGMENT: "activation", Task.READ: "activation"}
+_OPEN |= {Task.TEXT_REGIONS: "format"}
+"""What a declared task leaves to be told: where it is said, nothing need be tried."""
+
+
+class Examined(NamedTuple):
+    config: ModelConfig  # nothing is left open
+    signature: Signature
+    labels: Mapping[str, Sequence[str]]  # by output
+    seen: Seen
+
+
+def examine(config: ModelConfig, version: ModelVersion) -> Examined:
+    """What can be known of a model without running it."""
+    claims = read_claims(read_metadata(version.file, config.path))
+    config = backends.describe(_with_size(config, claims), version)
+    return Examined(config, signature_of(config), read_labels(config), Seen(claims))
+
+
+def try_out(found: Examined, load: Callable[[ModelConfig], Backend]) -> Examined:
+    """With what it answers, where that tells anything: `load` makes an instance, which is closed again."""
+    config, signature, claims = found.config, found.signature, found.seen.claims
+    picture, shape = find_picture(config, signature), trial_shape(found)
+    if picture is None or shape is None:
+        return found
+    try:
+        backend = load(config)
+        try:
+            seen = _tried(backend, signature, picture, shape)._replace(claims=claims)
+        finally:
+            backend.close()
+    except CarpoolError as error:
+        seen = Seen(claims, trouble=f"it could not be tried with a picture of noise: {error.message}")
+    return found._replace(seen=seen)
+
+
+def _with_size(config: ModelConfig, claims: Claims) -> ModelConfig:
+    """A network whose file says nothing of its tensors has an input as soon as its pictures have a size."""
+    config = replace(config, image_keys=tuple(said_of_pixels(config)))  # what is filled in later is not said
+    if not kind_of(config.backend).values_on_device or config.inputs:
+        return config
+    image = known_pixels(config, claims)
+    return config if image.size is None else replace(config, image=image)
+
+
+def read_labels(config: ModelConfig) -> Mapping[str, Sequence[str]]:
+    """Class names by output: the output's own file, else the model's, which is for its first output."""
+    labels: dict[str, Sequence[str]] = {}
+    for index, output in enumerate(config.outputs):
+        name = output.labels or (config.labels if index == 0 else None)
+        if name is None:
+            continue
+        folder = config.path if config.path.is_dir() else config.path.parent
+        lines = _lines(folder, name)
+        if lines is None:
+            log.warning("labels-not-found", model=config.name, file=name)
+        else:
+            labels[output.name] = lines
+    return labels
+
+
+def _lines(folder: Path, name: str) -> list[str] | None:
+    file = (folder / name).resolve()
+    outside = not file.is_relative_to(folder.resolve()) and not Path(name).is_absolute()  # which only we give
+    if outside or not file.is_file():
+        return None
+    with file.open(encoding="utf-8", errors="replace") as text:
+        return text.read(_LARGEST_FILE).splitlines()
+
+
+def trial_shape(found: Examined) -> tuple[int, ...] | None:
+    """Of the picture of noise. None: nothing would be learned, or it takes no pictures, or of any size."""
+    picture = find_picture(found.config, found.signature)
+    if picture is None or not _tells(found.config):
+        return None
+    size = see_pixels(found.config, picture, found.seen.claims).image.size
+    height, width = size or (picture.height, picture.width)
+    if DYNAMIC in (height, width):
+        return None
+    channels = picture.spec.shape[0 if picture.layout == "nchw" else 2]
+    channels = 3 if channels == DYNAMIC else channels
+    return (channels, height, width) if picture.layout == "nchw" else (height, width, channels)
+
+
+def _tried(backend: Backend, signature: Signature, picture: Picture, shape: tuple[int, ...]) -> Seen:
+    """With two pictures where it takes so many: what does not grow with the batch is found."""
+
+    def run(*leading: int, loud: bool = False) -> Mapping[str, Array]:
+        noise = _noise((*leading, *shape), picture.spec.datatype)
+        noise = noise * noise.dtype.type(255) if loud else noise
+        return backend.run({picture.spec.name: noise}, ())
+
+    images = min(2, signature.max_batch)
+    answered = run(images) if images else run(*(() if picture.leading is None else (1,)))
+    for name, array in answered.items():
+        if images and array.shape[:1] != (images,):
+            found = f'its output "{name}" is {list(array.shape)} for a batch of {images}'
+            return Seen(trouble=found, ask=f"{found}: set max_batch = 0 in model.toml")
+    whole = not images and picture.leading == DYNAMIC and not _grows(run)
+    samples = _samples(signature, picture, answered, whole)
+    loud: dict[str, Array] = {}
+    if picture.spec.datatype.dtype.kind == "f" and any(map(_like_fractions, samples.values())):
+        again = (
+            run(images, loud=True) if images else run(*(() if picture.leading is None else (1,)), loud=True)
+        )
+        loud = _samples(signature, picture, again, whole)
+    return Seen(samples=samples, loud=loud, whole=whole)
+
+
+def _like_fractions(array: Array) -> bool:
+    return array.dtype.kind == "f" and bool(array.size) and bool(array.min() >= 0 and array.max() <= 1)
+
+
+def _grows(run: Callable[..., Mapping[str, Array]]) -> bool:
+    """Whether each output has a row for each picture, of a model that is asked for one at a time."""
+    try:
+        return all(array.shape[:1] == (2,) for array in run(2).values())
+    except CarpoolError:
+        return False
+
+
+def _tells(config: ModelConfig) -> bool:
+    """Python models say in their settings what they answer, and may do anything; fakes answer nothing."""
+    kind = kind_of(config.backend)
+    if not kind.needs_file or kind.name == "python":
+        return False
+    declared = declared_task(config)
+    if declared is None:
+        return True
+    left = _OPEN.get(Task(declared)) if declared in list(Task) else None
+    return left is not None and getattr(getattr(config, declared), left, None) is None
+
+
+def _noise(shape: tuple[int, ...], datatype: Datatype) -> Array:
+    random = np.random.default_rng(_SEED)
+    if datatype.dtype.kind == "f":
+        return random.random(shape, np.float32).astype(datatype.dtype)
+    if datatype is Datatype.BF16:
+        bits: Array = (random.random(shape, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        return bits
+    return random.integers(0, 128 if datatype is Datatype.INT8 else 256, shape).astype(datatype.dtype)
+
+
+def _samples(
+    signature: Signature, picture: Picture, answered: Mapping[str, Array], whole: bool
+) -> dict[str, Array]:
+    """By output, as it is for one picture."""
+    found = {}
+    for spec in signature.outputs if whole else outputs_of(signature, picture):
+        array = answered.get(spec.name)
+        if array is None or array.dtype != spec.datatype.dtype:
+            continue
+        one = array[0] if array.ndim > len(spec.shape) and len(array) else array
+        found[spec.name] = widened(one, spec)
+    return found

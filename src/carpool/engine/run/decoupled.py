@@ -1,0 +1,331 @@
+"""Many answers to one request: their way from a model's thread to the front end that waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import Protocol, cast
+
+from carpool.backends.backend import AnswersMany, Backend
+from carpool.core.job import RUNNING
+from carpool.engine.run.batch import BatchResult, Outcome, Work
+from carpool.engine.run.collator import Collator, inputs_of
+from carpool.engine.run.executor import Report
+from carpool.errors import CarpoolError, ModelError, without_stack
+from carpool.link.records import FINISHES, LAST, MAX_UNSENT, PART, TO_FRONTEND, Outbox
+from carpool.observe.logs import logger
+from carpool.types import Array, Signature, Timing
+
+_log = logger("engine")
+
+_AHEAD = 8  # answers of one instance that its model may be ahead of the loop
+MOST_UNSENT = 1 << 17
+"""Bytes that a front end has not taken, above which parts wait here; and as many of one model's, above which
+that model waits. What waits in the socket comes before everybody's next answer, so this is little."""
+_LOOK_S = 0.002  # between two looks at a front end that takes nothing
+_LOOK_AT_RIDER_S = 0.1
+_ANY = -1  # images: an answer has as many rows as it has
+
+
+class PartSink(Protocol):
+    """Where the answers of one request go, until it is `done`. Of the loop's thread."""
+
+    @property
+    def full(self) -> bool:
+        """Whoever can wait should, before the next."""
+
+    def send(self, payload: bytes, finish: str = "", *, last: bool = False) -> None:
+        """What `RequestPlace.part` made of the outputs; `finish` is one of `FINISHES`. With `last` no other
+        follows, although the end of the request does."""
+
+
+class OutgoingParts:
+    """The parts that wait for one front end, a lane for each model. They go into its outbox in turns, one of
+    each model, and only while little waits there: a reader who is slow, or who asks for more than anybody can
+    read, delays the streams of one model, and neither other models nor whole answers."""
+
+    def __init__(self, outbox: Outbox, loop: asyncio.AbstractEventLoop) -> None:
+        self.outbox = outbox
+        self._loop = loop
+        self._lanes: dict[int, deque[bytes]] = {}  # none is empty; the first is next
+        self._sizes: dict[int, int] = {}
+        self._total = 0
+        self._planned = self._paused = False
+
+    def clear(self) -> None:
+        self._lanes.clear()
+        self._sizes.clear()
+        self._total = 0
+
+    def size(self, key: int) -> int:
+        """Bytes of this model's that wait."""
+        return self._sizes.get(key, 0)
+
+    def put(self, key: int, piece: bytes) -> None:
+        """What is said of the calls of one model is sent in this order."""
+        if self._total > MAX_UNSENT:
+            self.outbox.failed("it does not take its answers")
+            return
+        lane = self._lanes.setdefault(key, deque())
+        lane.append(piece)
+        self._sizes[key] = self._sizes.get(key, 0) + len(piece)
+        self._total += len(piece)
+        if not self._planned:
+            self._send()
+
+    def pause(self) -> None:
+        """More than `MOST_UNSENT` waits in the outbox."""
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+        self._send()
+
+    def _send(self) -> None:
+        self._planned = False
+        lanes = self._lanes
+        while lanes and not self._paused and self.outbox.unsent <= MOST_UNSENT:
+            key = next(iter(lanes))
+            lane = lanes.pop(key)
+            piece = lane.popleft()
+            self._total -= len(piece)
+            if lane:
+                lanes[key] = lane  # behind the others
+                self._sizes[key] -= len(piece)
+            else:
+                del self._sizes[key]
+            self.outbox.put(piece)
+        if lanes and not self._paused:  # if its socket takes all that there is, nobody says so
+            self._planned = True
+            self._loop.call_soon(self._send)
+
+
+class LinkParts:
+    """Implements `PartSink`: into the records of one call."""
+
+    __slots__ = ("_call", "_key", "_outgoing")
+
+    def __init__(self, outgoing: OutgoingParts, key: int, call: int) -> None:
+        self._outgoing = outgoing
+        self._key = key
+        self._call = call
+
+    @property
+    def full(self) -> bool:
+        return self._outgoing.size(self._key) > MOST_UNSENT
+
+    def send(self, payload: bytes, finish: str = "", *, last: bool = False) -> None:
+        ends = FINISHES.index(finish)
+        times = 0.0, 0.0, 0.0, 0.0, monotonic(), 0
+        head = TO_FRONTEND.pack(PART, len(payload), self._call, 0, ends, LAST * last, *times)
+        self.put(head + payload)
+
+    def put(self, record: bytes) -> None:
+        """The end of the call comes behind its parts."""
+        self._outgoing.put(self._key, record)
+
+
+class PartWay:
+    """From the thread of one instance to the loop. The thread waits when it is too far ahead, so that a model
+    which answers without end fills no memory.
+
+    Answers keep their order, and the end comes after them: all of it goes through the loop's one queue.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._room = threading.Semaphore(_AHEAD)  # taken in the thread, given back in the loop
+
+    def send(self, work: Work, outputs: Mapping[str, Array], finish: str = "", *, last: bool = False) -> bool:
+        """In the model's thread. False: nobody wants more of it. ModelError for what cannot be sent."""
+        # Only the loop's thread changes the state, and only away from RUNNING: to read it late costs one
+        # answer, which `_deliver` drops.
+        if work.state is not RUNNING or work.place is None or work.gives_way:
+            return False
+        payload = work.place.part(outputs)
+        while not self._room.acquire(timeout=_LOOK_AT_RIDER_S):
+            if work.state is not RUNNING or work.gives_way:
+                return False
+        self._loop.call_soon_threadsafe(self._deliver, work, payload, finish, last)
+        return True
+
+    def _deliver(self, work: Work, payload: bytes, finish: str, last: bool) -> None:
+        parts = work.parts
+        if parts is not None and work.state is RUNNING:  # else it was answered, or its client has gone
+            parts.send(payload, finish, last=last)
+        self._make_room(parts)
+
+    def _make_room(self, parts: PartSink | None) -> None:
+        if parts is not None and parts.full:
+            self._loop.call_later(_LOOK_S, self._make_room, parts)
+        else:
+            self._room.release()
+
+
+class _Rider:
+    """Implements `Rider` for one request."""
+
+    __slots__ = ("_coach", "_index", "_seat", "_work", "details", "inputs", "outputs")
+
+    def __init__(self, coach: Coach, seat: Seat, index: int, work: Work, inputs: Mapping[str, Array]) -> None:
+        self._coach = coach
+        self._seat = seat
+        self._index = index
+        self._work = work
+        self.inputs = inputs
+        self.outputs = work.wanted or coach.every_output
+        self.details = work.details
+
+    @property
+    def wanted(self) -> bool:
+        # All are changed by the loop only, and never back: to see it late costs one answer.
+        work = self._work
+        return work.state is RUNNING and work.parts is not None and not work.gives_way
+
+    def send(self, outputs: Mapping[str, Array], *, last: bool = False) -> None:
+        self._coach.collator.check(outputs, tuple(outputs), _ANY, apart=True)
+        self._coach.way.send(self._work, outputs, last=last)
+
+    def end(self, error: CarpoolError | None) -> None:
+        self._seat.ended(self._index, error)
+
+
+class Seat:
+    """Implements `Executes`: one of the places in an instance, taken and left apart from the others. The loop
+    gives it a batch, and has nothing more to do with it until that is reported; meanwhile it is the
+    instance's thread's."""
+
+    def __init__(self, coach: Coach) -> None:
+        self._coach = coach
+        self._works: Sequence[Work] = ()
+        self._outcomes: dict[int, Outcome] = {}  # by their index; of the instance's thread
+        self._began = 0.0
+
+    @property
+    def alive(self) -> bool:
+        return self._coach.backend.alive
+
+    @property
+    def responsive(self) -> bool:
+        return True
+
+    def run(self, works: Sequence[Work]) -> None:
+        self._works, self._outcomes, self._began = works, {}, monotonic()
+        self._coach.queue.put((self, works))
+
+    def abort(self) -> None:
+        self._coach.backend.abort()
+
+    def close(self) -> None:
+        self._coach.leave()
+
+    def join(self, timeout: float) -> None:
+        self._coach.join(timeout)
+
+    def ended(self, index: int, error: CarpoolError | None) -> None:
+        """In the instance's thread, once for each of the works."""
+        self._coach.riding.pop((self, index), None)
+        self._outcomes[index] = Outcome(error=None if error is None else without_stack(error))
+        works = self._works
+        if len(self._outcomes) < len(works):
+            return
+        self._works = ()  # the memory of a front end that has died must go
+        outcomes = [self._outcomes[number] for number in range(len(works))]
+        seconds = monotonic() - self._began
+        timing = Timing(infer=seconds, batch=sum(work.images for work in works))
+        self._coach.report(self, BatchResult(outcomes, seconds, timing, clean=False))  # as its answers took
+
+
+class Coach:
+    """One instance of a decoupled model, whose seats share its thread and its process. Who sits down while
+    others ride, rides along."""
+
+    def __init__(
+        self, backend: Backend, signature: Signature, report: Report, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.backend = backend
+        self._many = cast(AnswersMany, backend)
+        self._model = signature.model
+        self._most = max(1, signature.max_batch)  # told the model at once
+        self._report = report
+        self.way = PartWay(loop)
+        self.collator = Collator(signature, 1)
+        self.every_output = tuple(signature.output_named)
+        self.queue: SimpleQueue[tuple[Seat, Sequence[Work]] | None] = SimpleQueue()
+        self.seats = [Seat(self) for _ in range(seats_of(backend))]
+        self._taken = len(self.seats)  # of the loop's thread
+        self.riding: dict[tuple[Seat, int], _Rider] = {}  # from here on, of our thread
+        self._closing = False
+        self._server = threading.Thread(target=self._serve, name=f"{signature.model}-instance", daemon=True)
+        self._server.start()
+
+    def leave(self) -> None:
+        """One of the seats is given up; after the last the model is freed, when nobody rides any more."""
+        self._taken -= 1
+        if not self._taken:
+            self.queue.put(None)
+
+    def join(self, timeout: float) -> None:
+        self._server.join(timeout)
+
+    def report(self, seat: Seat, result: BatchResult) -> None:
+        with suppress(RuntimeError):  # one that was given up may end after the loop that it reports to
+            self._report(seat, result)
+
+    def _serve(self) -> None:
+        while not self._closing:
+            riders = self._board(wait=True)
+            if riders:
+                self._ride(riders)
+            del riders
+        try:
+            self.backend.close()
+        except Exception:
+            _log.exception("close-failed", model=self._model)
+
+    def _ride(self, riders: Sequence[_Rider]) -> None:
+        error: CarpoolError
+        try:
+            self._many.run_many(riders, self._board)
+            error = ModelError(f"{self._model}: its process forgot a request")
+        except CarpoolError as ended:
+            error = ended
+        except Exception as fault:  # of ours: it must take neither the thread nor its riders down
+            _log.exception("batch-failed", model=self._model)
+            error = ModelError(f"{self._model}: {type(fault).__name__}: {fault}")
+        for rider in list(self.riding.values()):
+            rider.end(error)
+
+    def _board(self, *, wait: bool = False) -> list[_Rider]:
+        """Who has sat down since, as many as are told the model at once."""
+        boarded: list[_Rider] = []
+        while len(boarded) < self._most and not self._closing:
+            try:
+                seated = self.queue.get(block=wait and not boarded)
+            except Empty:
+                break
+            if seated is None:
+                self._closing = True
+            else:
+                boarded += self._riders(*seated)
+        return boarded
+
+    def _riders(self, seat: Seat, works: Sequence[Work]) -> Iterator[_Rider]:
+        errors: dict[int, CarpoolError] = {}
+        inputs = inputs_of(works, errors)
+        for index, work in enumerate(works):
+            if index in errors:
+                seat.ended(index, errors[index])
+                continue
+            rider = _Rider(self, seat, index, work, inputs[index])
+            self.riding[seat, index] = rider
+            yield rider
+
+
+def seats_of(backend: object) -> int:
+    return cast(AnswersMany, backend).most_open

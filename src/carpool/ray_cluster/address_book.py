@@ -1,0 +1,58 @@
+"""Which replicas a fleet has, and where: who does not say again that he is there is taken out. Pure: the time
+is an argument.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from carpool.deploy_files.balancer_config import Address
+
+BEAT_S, LEASE_S = 1.0, 5.0
+
+
+class Page(NamedTuple):
+    """What a reader gets."""
+
+    version: int
+    replicas: dict[str, Address]
+    whole: bool  # the book is old enough to know of everybody who is there
+
+
+class AddressBook:
+    def __init__(self, now: float) -> None:
+        self._began = now
+        self._replicas: dict[str, tuple[Address, float]] = {}  # with the end of the lease
+        self._version = 1
+
+    def beat(self, name: str, address: Address, now: float) -> None:
+        self._expire(now)
+        known = self._replicas.get(name)
+        self._replicas[name] = (address, now + LEASE_S)
+        if known is None or known[0] != address:
+            self._version += 1
+
+    def leave(self, name: str, now: float) -> None:
+        self._expire(now)
+        if self._replicas.pop(name, None) is not None:
+            self._version += 1
+
+    def page(self, now: float) -> Page:
+        """A book that began again knows nobody at first: until everybody has had time to say that he is
+        there, a reader may add who is in it, and must take nobody out."""
+        self._expire(now)
+        whole = now >= self._began + LEASE_S
+        return Page(
+            2 * self._version + whole, {name: place for name, (place, _) in self._replicas.items()}, whole
+        )
+
+    def _expire(self, now: float) -> None:
+        gone = [name for name, (_, until) in self._replicas.items() if until < now]
+        for name in gone:
+            del self._replicas[name]
+        self._version += bool(gone)
+
+
+def merged(before: dict[str, Address], page: Page) -> dict[str, Address]:
+    """What a balancer should have, after what it had."""
+    return page.replicas if page.whole else before | page.replicas

@@ -1,0 +1,112 @@
+"""What `carpool deploy balancer` writes: the file of deploy/balancer with the addresses put in."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from carpool.cli.main import app
+from carpool.deploy_files.balancer_config import FILES, Address, balancer_config, deploy_folder, read_address
+from carpool.errors import InvalidInput
+
+REPLICAS = [Address("10.0.0.1", 8000), Address("carpool-2", 8010), Address("fd00::7", 8000)]
+LISTEN = Address("0.0.0.0", 8080)
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_only_the_marks_are_filled_in(kind: str) -> None:
+    text = balancer_config(kind, REPLICAS, LISTEN)
+    assert "${" not in text
+    source = (deploy_folder() / "balancer" / FILES[kind]).read_text()
+    kept = [line for line in source.splitlines() if "${CARPOOL" not in line]
+    written = iter(text.splitlines())
+    assert all(line in written for line in kept), "in order, unchanged"
+    assert all(str(replica.port) in text and replica.host in text for replica in REPLICAS)
+
+
+def test_envoy_is_yaml_with_every_replica() -> None:
+    document = yaml.safe_load(balancer_config("envoy", REPLICAS, LISTEN))
+    cluster = document["static_resources"]["clusters"][0]
+    ends = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]
+    places = [end["endpoint"]["address"]["socket_address"] for end in ends]
+    assert [Address(place["address"], place["port_value"]) for place in places] == REPLICAS
+    assert cluster["lb_policy"] == "ROUND_ROBIN"
+    weighted = yaml.safe_load(balancer_config("envoy", REPLICAS, LISTEN, weighted=True))
+    policy = weighted["static_resources"]["clusters"][0]["load_balancing_policy"]["policies"][0]
+    assert policy["typed_extension_config"]["name"].endswith("client_side_weighted_round_robin")
+
+
+def test_what_the_balancers_know_of_refusals() -> None:
+    """The words are the server's."""
+    from carpool.core.job import Reason
+
+    text = balancer_config("envoy", REPLICAS, LISTEN)
+    found = re.search(r'regex: "([a-z|-]+)"', text)
+    assert found
+    retried = set(found[1].split("|"))
+    gate = {Reason.OVERLOAD, Reason.CANNOT_FINISH, Reason.OVER_SHARE, Reason.QUEUE_FULL, Reason.RESTARTING}
+    assert {reason.value for reason in gate} <= retried
+    assert not {Reason.GIVEN_UP.value, Reason.DEADLINE.value, Reason.TIMEOUT.value} & retried
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("http://10.0.0.1:9000", Address("10.0.0.1", 9000)),
+        ("carpool-1", Address("carpool-1", 8000)),
+        ("http://[fd00::7]:1/", Address("fd00::7", 1)),
+    ],
+)
+def test_addresses(text: str, address: Address) -> None:
+    assert read_address(text, "a replica", 8000) == address
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("https://a:1", "http://a/path", "http://u@a", "http://a:99999", "", "http://", "a b", "a;b"),
+        *("http://a\n    bind :1", "http://a}{", "ftp://a", "http://a?x", "http://a:x"),
+    ],
+)
+def test_what_could_mean_something_else_in_a_configuration_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="a replica must be like"):
+        read_address(text, "a replica", 8000)
+
+
+def test_replicas_are_named_once_and_weights_are_envoys() -> None:
+    with pytest.raises(InvalidInput, match="each once"):
+        balancer_config("nginx", [LISTEN, LISTEN], LISTEN)
+    with pytest.raises(InvalidInput, match="each once"):
+        balancer_config("nginx", [], LISTEN)
+    with pytest.raises(InvalidInput, match="--weighted is for envoy"):
+        balancer_config("haproxy", REPLICAS, LISTEN, weighted=True)
+
+
+def test_printed_or_written(tmp_path: Path) -> None:
+    command = [
+        "deploy",
+        "balancer",
+        "http://10.0.0.1:8000",
+        "10.0.0.2",
+        "--kind",
+        "nginx",
+        "--listen",
+        "127.0.0.1:81",
+    ]
+    printed = CliRunner().invoke(app, command)
+    assert printed.exit_code == 0
+    assert "listen 127.0.0.1:81;" in printed.stdout
+    assert "server 10.0.0.2:8000 " in printed.stdout
+    assert (
+        CliRunner().invoke(app, [*command, "--output", str(tmp_path), "--dry-run"]).stdout == printed.stdout
+    )
+    assert not list(tmp_path.iterdir())
+    assert CliRunner().invoke(app, [*command, "--output", str(tmp_path / "new")]).exit_code == 0
+    assert (tmp_path / "new" / "nginx.conf").read_text() == printed.stdout
+    (tmp_path / "file").write_text("")
+    for wrong in (["deploy", "balancer"], [*command, "--output", str(tmp_path / "file" / "x")]):
+        assert CliRunner().invoke(app, wrong).exit_code == 2

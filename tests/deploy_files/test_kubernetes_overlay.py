@@ -1,0 +1,135 @@
+"""What `carpool deploy kubernetes` writes for a rate and a promise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from carpool.cli.main import app
+from carpool.deploy_files.kubernetes_overlay import Deployment, overlay
+from carpool.errors import InvalidInput
+from deploy_files.manifests import problems
+
+ASKED = ["deploy", "kubernetes", "--curve", "4+1", "--rate", "500", "--slo-ms", "50"]
+
+
+@pytest.fixture(autouse=True)
+def planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `carpool plan` finds in seconds of simulation, which has tests of its own."""
+    monkeypatch.setattr("carpool.lab.fleet_plan.plan", lambda _question, _tell: SimpleNamespace(replicas=2))
+
+
+def wanted(**given: Any) -> Deployment:
+    return Deployment(**{"rate": 500.0, "slo_ms": 50.0, "capacity": 840.0, "planned": 2} | given)
+
+
+def test_500_a_second_at_50_ms_are_two_replicas() -> None:
+    found = wanted()
+    assert (found.least, found.most) == (2, 4)
+    said = " ".join(found.why())
+    assert said.startswith("500/s at 50 ms: one replica answers 840/s in time, so 1 carry it at 75 %")
+
+
+@given(
+    st.floats(0.1, 1e6),
+    st.floats(1.0, 1e5),
+    st.integers(1, 2000),
+    st.integers(0, 10),
+    st.floats(1.0, 20.0),
+    st.sampled_from(["keda", "hpa", "none"]),
+)
+def test_whatever_is_asked_fits_together(
+    rate: float, capacity: float, planned: int, spare: int, surge: float, autoscaler: str
+) -> None:
+    found = wanted(
+        rate=rate, capacity=capacity, planned=planned, spare=spare, surge=surge, autoscaler=autoscaler
+    )
+    assert found.most >= found.least >= max(planned, spare + 1)
+    assert (found.least - spare) * capacity >= 0.999 * rate
+    files = {name: yaml.safe_load(text) for name, text in overlay(found).items()}
+    assert files["deployment.yaml"]["spec"]["replicas"] == found.least
+    if autoscaler == "keda":
+        spec = files["autoscaler.yaml"]["spec"]
+        assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (found.least, found.most)
+    named = files["kustomization.yaml"]
+    assert {patch["path"] for patch in named["patches"]} == files.keys() - {"kustomization.yaml"}
+
+
+def test_keda_gets_a_whole_trigger() -> None:
+    document = yaml.safe_load(overlay(wanted(namespace="shop"))["autoscaler.yaml"])
+    document["spec"]["scaleTargetRef"] = {"name": "carpool"}  # which the component has
+    assert problems(document) == []
+    query = document["spec"]["triggers"][0]["metadata"]["query"]
+    assert query == 'max(carpool:replicas_wanted{namespace="shop",job="carpool"})'
+
+
+@pytest.mark.parametrize(
+    ("image", "name", "tag"),
+    [
+        ("carpool", "carpool", None),
+        ("carpool:1.0", "carpool", "1.0"),
+        ("registry.example/team/carpool:1.0-cuda", "registry.example/team/carpool", "1.0-cuda"),
+        ("localhost:5000/carpool:7", "localhost:5000/carpool", "7"),
+        ("localhost:5000/carpool", "localhost:5000/carpool", None),
+    ],
+)
+def test_images(image: str, name: str, tag: str | None) -> None:
+    told = yaml.safe_load(overlay(wanted(image=image))["kustomization.yaml"])["images"][0]
+    assert (told["newName"], told.get("newTag")) == (name, tag)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"namespace": "a b"},
+        {"namespace": "-"},
+        {"claim": "x\n  y: z"},
+        {"image": "carpool:1\nx: y"},
+        {"image": "}"},
+        {"prometheus": "http://a b"},
+        {"prometheus": "http://a\n"},
+    ],
+)
+def test_what_could_mean_something_else_in_a_manifest_is_refused(wrong: dict[str, str]) -> None:
+    with pytest.raises(InvalidInput, match="--"):
+        wanted(**wrong)
+
+
+def test_gpus_are_asked_for() -> None:
+    pod = yaml.safe_load(overlay(wanted(gpus=2))["deployment.yaml"])["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    assert pod["tolerations"][0]["key"] == "nvidia.com/gpu"
+
+
+def test_printed_or_written(tmp_path: Path) -> None:
+    printed = CliRunner().invoke(app, [*ASKED, "--dry-run"])
+    assert printed.exit_code == 0, printed.output
+    assert "# ---- kustomization.yaml\n# 500/s at 50 ms: " in printed.stdout
+    folder = tmp_path / "overlay"
+    assert CliRunner().invoke(app, [*ASKED, "--output", str(folder), "--autoscaler", "hpa"]).exit_code == 0
+    named = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    for part in (*named["resources"], *named["components"]):
+        assert (folder / part / "kustomization.yaml").is_file(), part
+    assert CliRunner().invoke(app, [*ASKED, "--output", str(folder)]).exit_code == 2, "it is not empty"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--curve", "4+1", "--slo-ms", "50"],
+        ["--curve", "4+1", "--rate", "500"],
+        ["--rate", "500", "--slo-ms", "50"],
+        ["--curve", "4+1", "--rate", "500", "--slo-ms", "1"],
+        ["--curve", "4+1", "--rate", "0", "--slo-ms", "50"],
+        ["--curve", "4+1", "--rate", "500", "--slo-ms", "50", "--cores", "0"],
+    ],
+)
+def test_what_is_missing_or_cannot_be(given: list[str]) -> None:
+    assert CliRunner().invoke(app, ["deploy", "kubernetes", *given]).exit_code in (1, 2)

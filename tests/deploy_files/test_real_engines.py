@@ -1,0 +1,166 @@
+"""deploy/ in the hands of the programs that it is for: Kustomize, Kubernetes' schemas, promtool, hadolint and
+the balancers themselves. `make fleet` fetches them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from carpool.cli.main import app
+from carpool.deploy_files.balancer_config import FILES, Address, balancer_config
+from conformance.fleet_engines import VARIABLE, binary
+from deploy_files.manifests import DEPLOY, documents, pods, problems
+from deploy_files.test_deploy_files import CUSTOM
+
+pytestmark = pytest.mark.conformance
+
+VERSIONS = ("1.29", "1.33", "1.37")
+OVERLAYS = ("demo", "production", "gpu")
+VALIDATE = """
+import sys, yaml, kubernetes_validate
+for document in yaml.safe_load_all(sys.stdin):
+    for version in sys.argv[1:]:
+        kubernetes_validate.validate(document, version, strict=True)
+"""
+
+
+def program(name: str) -> Path:
+    folder = os.environ.get(VARIABLE)
+    if not folder:
+        pytest.skip("make fleet fetches what this needs, and make conformance names its folder")
+    found = binary(name, Path(folder))
+    if found is None:
+        pytest.skip(f"there is no {name} for this machine")
+    return found
+
+
+def run(name: str, *arguments: object, given: str = "", folder: Path | None = None) -> str:
+    found = program(name)
+    libraries = {"LD_LIBRARY_PATH": str(found.parent / "lib")} if name == "haproxy" else {}
+    done = subprocess.run(
+        [str(found), *map(str, arguments)],
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=folder,
+        env=os.environ | libraries,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def check(rendered: str) -> None:
+    found = documents(rendered)
+    custom = [document for document in found if document["kind"] in CUSTOM]
+    assert [problem for document in custom for problem in problems(document)] == []
+    import yaml
+
+    described = [pod for document in custom for pod in pods(document)]
+    plain = yaml.safe_dump_all([*(each for each in found if each["kind"] not in CUSTOM), *described])
+    run("python", "-c", VALIDATE, *VERSIONS, given=plain)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_overlays_render_and_fit_the_schemas(overlay: str) -> None:
+    check(run("kubectl", "kustomize", DEPLOY / "kubernetes" / "overlays" / overlay))
+
+
+@pytest.mark.parametrize(
+    ("component", "base", "kind"),
+    [
+        ("envoy-gateway", True, "BackendTrafficPolicy"),
+        ("kserve", False, "ServingRuntime"),
+        ("rayservice", False, "RayService"),
+    ],
+)
+def test_components_render_and_fit(tmp_path: Path, component: str, base: bool, kind: str) -> None:
+    shutil.copytree(DEPLOY / "kubernetes", tmp_path / "kubernetes")
+    (tmp_path / "kustomization.yaml").write_text(
+        f"resources: [{'kubernetes/base' if base else ''}]\ncomponents: [kubernetes/components/{component}]\n"
+    )
+    rendered = run("kubectl", "kustomize", tmp_path)
+    check(rendered)
+    found = {document["kind"]: document for document in documents(rendered)}
+    assert kind in found
+    if base:
+        container = found["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+        given = {each["name"]: each["value"] for each in container["env"]}
+        assert (given["CARPOOL_LOAD_REPORT"], given["CARPOOL_GATE_STATUS"]) == ("always", "503")
+
+
+def test_what_deploy_ray_writes_renders_and_fits(tmp_path: Path) -> None:
+    folder = tmp_path / "overlay"
+    asked = ["deploy", "ray", "/models", "--slo-ms", "50", "--replicas", "2,8", "--output", str(folder)]
+    written = CliRunner().invoke(app, asked)
+    assert written.exit_code == 0, written.output
+    rendered = run("kubectl", "kustomize", folder)
+    check(rendered)
+    (service,) = documents(rendered)
+    assert service["spec"]["serveConfigV2"] == (folder / "serve.yaml").read_text()
+
+
+@pytest.mark.parametrize("autoscaler", ["keda", "hpa", "none"])
+def test_what_deploy_writes_renders_and_fits(
+    tmp_path: Path, autoscaler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if autoscaler != "keda":  # once is enough to plan
+        monkeypatch.setattr("carpool.lab.fleet_plan.plan", lambda _q, _tell: SimpleNamespace(replicas=3))
+    folder = tmp_path / "overlay"
+    asked = ["deploy", "kubernetes", "--curve", "4+1", "--rate", "900", "--slo-ms", "50", "--gpus", "1"]
+    written = CliRunner().invoke(app, [*asked, "--autoscaler", autoscaler, "--output", str(folder)])
+    assert written.exit_code == 0, written.output
+    rendered = run("kubectl", "kustomize", folder)
+    check(rendered)
+    kinds = {document["kind"] for document in documents(rendered)}
+    assert ("ScaledObject" in kinds, "HorizontalPodAutoscaler" in kinds) == (
+        autoscaler == "keda",
+        autoscaler == "hpa",
+    )
+
+
+def test_a_typo_is_seen() -> None:
+    program("kubernetes-validate")
+    wrong = (
+        (DEPLOY / "kubernetes" / "base" / "deployment.yaml")
+        .read_text()
+        .replace("readinessProbe", "readinesProbe")
+    )
+    with pytest.raises(AssertionError, match="readinesProbe"):
+        run("python", "-c", VALIDATE, *VERSIONS, given=wrong)
+
+
+def test_rules() -> None:
+    folder = DEPLOY / "monitoring"
+    run("promtool", "check", "rules", "rules.yml", "alerts.yml", folder=folder)
+    run("promtool", "test", "rules", "rules_test.yml", folder=folder)
+    run("promtool", "check", "config", "prometheus.yml", folder=folder)
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])
+def test_dockerfiles(name: str) -> None:
+    run("hadolint", DEPLOY / "container" / name)
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["evenly", "weighted"])
+@pytest.mark.parametrize("kind", FILES)
+def test_balancers_take_their_configurations(tmp_path: Path, kind: str, weighted: bool) -> None:
+    if weighted and kind != "envoy":
+        pytest.skip("it has no weights")
+    replicas = [Address("127.0.0.1", 8000), Address("localhost", 8010)]
+    file = tmp_path / FILES[kind]
+    file.write_text(balancer_config(kind, replicas, Address("127.0.0.1", 8080), weighted=weighted))
+    (tmp_path / "logs").mkdir()
+    arguments: dict[str, list[object]] = {
+        "haproxy": ["-c", "-f", file],
+        "envoy": ["--mode", "validate", "-c", file],
+        "nginx": ["-t", "-p", tmp_path, "-c", file],
+    }
+    run(kind, *arguments[kind])
