@@ -67,7 +67,7 @@ class ClientCall:
     __slots__ = (
         *("_beside", "_call", "_done_at", "_job", "_lookup", "_offered_at", "_outlets", "_pictures"),
         *("_ready_in", "_slot", "_until", "arrived", "client", "deadline", "entry", "head", "row", "sender"),
-        *("_thread", "service", "split", "state", "told", "unread", "wish"),
+        *("_aside_work", "service", "split", "state", "told", "unread", "wish"),
     )
 
     entry: ModelEntry  # with `row`: what serves it
@@ -87,7 +87,7 @@ class ClientCall:
         self._outlets: Outlets | None = None  # for outputs that the client wants in its own memory
         self._pictures: SentPictures | None = None
         self._job: Job | None = None  # decodes them
-        self._thread: Future[Any] | None = None  # does what would hold up the loop
+        self._aside_work: Future[Any] | None = None  # does what would hold up the loop
         self.split: Split | None = None  # between two versions, one of which has been chosen
         self._beside: Beside | None = None  # what is done beside it for that
         self._ready_in = self._until = self._done_at = 0.0
@@ -446,14 +446,14 @@ class ClientCall:
             return None
         if slot is not None:
             self._slot = None
-        self._thread = in_thread = self.service.threads.submit(work)
+        self._aside_work = in_thread = self.service.threads.submit(work)
         future = asyncio.wrap_future(in_thread)
         future.add_done_callback(partial(self._came_back, then, slot))
         return future
 
     def _came_back(self, then: Callable[[T], object], slot: Slot | None, work: asyncio.Future[T]) -> None:
         error = stopping() if work.cancelled() else work.exception()
-        self._thread = None
+        self._aside_work = None
         if self.state == OVER:
             if slot is not None:
                 slot.release()
@@ -703,8 +703,8 @@ class ClientCall:
             self._lookup = None
         # Else a thread has the outputs, and `_finish` releases them.
         if state != ANSWERING and not waited_for:
-            if self._thread is not None:
-                self._thread.cancel()  # unless it has begun: then the slot is its
+            if self._aside_work is not None:
+                self._aside_work.cancel()  # unless it has begun: then the slot is its
             self._let_go()
             call, self._call = self._call, None
             if call is not None:
