@@ -626,7 +626,8 @@ def test_tokens_keep_their_promise_under_the_curve(per_token: float, load: float
         if per_token >= 0.0015:
             assert not any(late)
         if ride.first is not None:
-            assert ride.first <= 0.02 + slack
+            # Of those that are let in with nothing to spare, some are microseconds later than was foreseen.
+            assert ride.first <= 0.02 * 1.001
 
 
 # ---- lengths

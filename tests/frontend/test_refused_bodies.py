@@ -17,7 +17,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from carpool.errors import CarpoolError, ModelError, Refused, TooLarge, Unavailable
-from carpool.frontend.grpc import infer_messages, rpc
+from carpool.frontend.grpc import infer_messages
 from carpool.frontend.grpc.h2_connection import H2Connection
 from carpool.types import Array, Datatype, TensorSpec
 from frontend.fake_door import FakeModel, echo
@@ -322,24 +322,21 @@ def test_in_a_stream_what_is_refused_is_freed(by_grpc: over_grpc.FrontEnd) -> No
             assert len(list(stream(iter([message] * TIMES)))) == TIMES
 
 
-@pytest.mark.parametrize("zipped", [True, False])
 def test_over_grpc_what_is_read_for_nobody_is_freed(
-    by_grpc: over_grpc.FrontEnd, monkeypatch: pytest.MonkeyPatch, zipped: bool
+    by_grpc: over_grpc.FrontEnd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place: Any = rpc.Inflater if zipped else infer_messages
-    work = "run" if zipped else "parse_whole"
-    begun, go_on, real = threading.Semaphore(0), threading.Event(), getattr(place, work)
+    """Compressed messages that wait are asked for in grpc/test_inflater.py."""
+    begun, go_on, real = threading.Semaphore(0), threading.Event(), infer_messages.parse_whole
 
     def held(*given: Any) -> Any:
         begun.release()
         assert go_on.wait(60)
         return real(*given)
 
-    monkeypatch.setattr(place, work, held)
-    compression = grpc.Compression.Gzip if zipped else grpc.Compression.NoCompression
+    monkeypatch.setattr(infer_messages, "parse_whole", held)
     with over_grpc.channel(by_grpc) as connected, nothing_is_kept():
         call = connected.unary_unary(over_grpc.SERVICE + "ModelInfer")
-        calls = [call.future(ZEROS, compression=compression) for _ in range(1 if zipped else 2)]  # threads
+        calls = [call.future(ZEROS) for _ in range(2)]  # as many as there are threads
         for _ in calls:
             assert begun.acquire(timeout=30)
         for one in calls:

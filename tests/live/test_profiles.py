@@ -37,25 +37,38 @@ def told(server: Live) -> list[str]:
     return [name for name in names if server.events(name)]
 
 
-@pytest.mark.conformance  # tests/engine/test_loading.py asks the same without processes
+def choices(server: Live) -> list[str]:
+    found: list[str] = server.get_json("/console/live")["models"][0]["choices"]
+    return found
+
+
+def is_disturbed(found: list[str]) -> bool:
+    """Others used the machine: such a profile is measured again when it is calm, and not judged before."""
+    return any(words in choice for choice in found for words in ("Provisional: ", ", since "))
+
+
+@pytest.mark.conformance  # tests/engine/test_loading.py asks the same without processes, on any machine
 def test_a_profile_is_kept_checked_and_given_up(model: Path, tmp_path: Path) -> None:
     with serving(model, folder=tmp_path, environment=VERBOSE) as server:
         assert told(server) == ["profile-measured"]
-        first = server.get_json("/console/live")["models"][0]["choices"]
+        first = choices(server)
         assert any("Under load" in choice for choice in first)
     with serving(model, folder=tmp_path, environment=VERBOSE) as server:
-        assert told(server) == ["profile-reused"]
-        again = server.get_json("/console/live")["models"][0]["choices"]
-        (reused,) = [choice for choice in again if choice not in first]
-        assert "was used again" in reused
-        assert [choice for choice in again if choice is not reused] == first
+        again = choices(server)
+        if not is_disturbed(first + again):
+            assert told(server) == ["profile-reused"]
+            (reused,) = [choice for choice in again if choice not in first]
+            assert "was used again" in reused
+            assert [choice for choice in again if choice is not reused] == first
     (kept,) = (tmp_path / "cache" / "profiles").iterdir()
     kept.write_bytes(b"\xff\x00 not JSON")
     with serving(model, frontends=0, folder=tmp_path, environment=VERBOSE) as server:
         assert told(server) == ["profile-measured", "profile-unreadable"]
+        first = choices(server)
     (tmp_path / "slow").touch()
     with serving(model, frontends=0, folder=tmp_path, environment=VERBOSE) as server:
-        assert told(server) == ["profile-measured", "profile-outdated"]
+        if not is_disturbed(first + choices(server)):
+            assert told(server) == ["profile-measured", "profile-outdated"]
     file = model / "1" / "model.py"
     file.write_text(file.read_text() + "\n# another model\n")
     with serving(model, frontends=0, folder=tmp_path, environment=VERBOSE) as server:

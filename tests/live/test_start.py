@@ -105,7 +105,7 @@ def test_a_start_that_works_logs_no_trouble_and_a_line_for_each_model(
             names
         )
     # of a machine that others use
-    allowed = {"engine-stalled", "engine-moves-again", "profile-outdated", "profile-drift"}
+    allowed = {"engine-stalled", "engine-moves-again", "process-stalled", "profile-outdated", "profile-drift"}
     if kind == "file":
         allowed.add("pixels-assumed")  # a bare file does not say its preprocessing
     assert [

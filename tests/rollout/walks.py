@@ -308,10 +308,10 @@ class Walk:
                     steps = loop.run_until_complete(self._life(steps))
                 finally:
                     self.dead = True
-                    for task in asyncio.all_tasks(loop):
-                        task.cancel()
-                    with contextlib.suppress(BaseException):
-                        loop.run_until_complete(asyncio.gather(*asyncio.all_tasks(loop)))
+                    while left := asyncio.all_tasks(loop):
+                        for task in left:
+                            task.cancel()
+                        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
                     loop.close()
                     asyncio.set_event_loop(None)
 

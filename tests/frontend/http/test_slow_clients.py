@@ -221,7 +221,8 @@ def test_unread_answers_share_one_budget() -> None:
         clients = [server.connect(receive_buffer=4096) for _ in range(4)]
         for client in clients:
             client.send(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
-        server.until_connections(1)
+        # One or two stay: the kernel may take up to half of an answer into a socket's own buffer.
+        until(lambda: server.server.connections <= 2)
         for client in clients:
             client.socket.close()
 

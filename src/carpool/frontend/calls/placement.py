@@ -55,7 +55,7 @@ class Placement:
 
     __slots__ = (
         *("_call", "_copies", "_done_at", "_door", "_job", "_offered_at", "_outlets", "_pictures"),
-        *("_ready_in", "_slot", "_thread", "_until"),
+        *("_ready_in", "_slot", "_aside_work", "_until"),
         *("arrived", "client", "deadline", "entry", "head", "row", "sender", "service", "state", "unread"),
     )
 
@@ -78,7 +78,7 @@ class Placement:
         self._outlets: Outlets | None = None  # for outputs that the client wants in its own memory
         self._pictures: SentPictures | None = None
         self._job: Job | None = None  # decodes them
-        self._thread: Future[Any] | None = None  # does what would hold up the loop
+        self._aside_work: Future[Any] | None = None  # does what would hold up the loop
         self._ready_in = self._until = self._done_at = 0.0
 
     refuses_many = ""  # what is said of a model that may give several answers, where they cannot be written
@@ -250,14 +250,14 @@ class Placement:
             return None
         if slot is not None:
             self._slot = None
-        self._thread = in_thread = self.service.threads.submit(work)
+        self._aside_work = in_thread = self.service.threads.submit(work)
         future = asyncio.wrap_future(in_thread)
         future.add_done_callback(partial(self._came_back, then, slot))
         return future
 
     def _came_back(self, then: Callable[[T], object], slot: Slot | None, work: asyncio.Future[T]) -> None:
         error = stopping() if work.cancelled() else work.exception()
-        self._thread = None
+        self._aside_work = None
         if self.state == OVER:
             if slot is not None:
                 slot.release()
@@ -422,8 +422,8 @@ class Placement:
     def _let_go(self) -> None:
         """Of what the door does not hold: a connection may remember its last request for long."""
         self._outlets = self._pictures = None
-        if self._thread is not None:
-            self._thread.cancel()  # unless it has begun: then the slot is its
+        if self._aside_work is not None:
+            self._aside_work.cancel()  # unless it has begun: then the slot is its
         job, self._job = self._job, None
         if job is not None and not self.service.pictures.workers.drop(job):
             return  # a thread writes to the slot: `_decoded` gives it back

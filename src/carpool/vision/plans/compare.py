@@ -101,7 +101,7 @@ def _compare_embeddings(a: Answer, b: Answer, limits: CompareSettings) -> Differ
     one, other = (np.array(answer["embedding"], np.float64) for answer in (a, b))
     if one.shape != other.shape:
         return Difference(True, 1.0, f"one has {one.size} numbers, the other {other.size}")
-    lengths = [float(np.linalg.norm(vector)) for vector in (one, other)]
+    lengths = [math.hypot(*vector) for vector in (one, other)]  # whose squares may be too small for a float
     units = [
         vector / length if length else vector for vector, length in zip((one, other), lengths, strict=True)
     ]
