@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 import threading
@@ -89,6 +90,17 @@ def _no_instance_outlives_its_test() -> Iterator[None]:
         if thread.name.replace(_INSTANCE, "-batcher") not in batchers:
             thread.join(max(0.0, end - time.monotonic()))
             assert not thread.is_alive(), f"{thread.name} goes on when the test is over: close what began it"
+
+
+@pytest.fixture(autouse=True)
+def _process_wide_settings_are_restored() -> Iterator[None]:
+    """A server or a command that runs inside a test's own process may change what holds for the whole of it,
+    and which tests share a process differs from run to run."""
+    ours = logging.getLogger("carpool")
+    level, thresholds = ours.level, gc.get_threshold()
+    yield
+    ours.setLevel(level)
+    gc.set_threshold(*thresholds)
 
 
 @pytest.fixture

@@ -262,7 +262,7 @@ def test_a_gpu_without_the_package_for_it_is_told_once(
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", providers())
     onnx_backend._say_what_is_missing.cache_clear()
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, "carpool"):
         assert [onnx_backend.devices(on(Kind.AUTO)) for _ in range(2)] == [(), ()]
         assert onnx_backend.devices(on(Kind.CPU)) == ()
     assert len(caplog.records) == 1

@@ -343,6 +343,7 @@ def test_a_wrong_password_is_no_failure_and_in_no_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, "carpool")
     with redis_server(tmp_path, password="right-one") as server:
 
         async def work() -> None:
@@ -410,6 +411,7 @@ class FakeServer(asyncio.Protocol):
 )
 def test_whatever_it_says_is_a_miss(says: bytes, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, "carpool")
 
     async def work() -> None:
         fake, told = await FakeServer.started(says), Told()

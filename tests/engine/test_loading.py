@@ -91,7 +91,7 @@ def events(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_what_was_measured_is_checked_the_next_time(shop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG):
+    with caplog.at_level(logging.DEBUG, "carpool"):
         first = shop.prepare()
         measured = shop.runs
         shop.factor = 1.1
@@ -114,7 +114,7 @@ def test_a_machine_that_changed_is_measured_anew(
     again = shop.prepare(instances=one)
     assert again.curve.times[4] == pytest.approx(factor * first.curve.times[4], rel=0.05)
     assert "profile-outdated" in events(caplog)
-    with caplog.at_level(logging.DEBUG):
+    with caplog.at_level(logging.DEBUG, "carpool"):
         shop.prepare(instances=one)
     assert "profile-reused" in events(caplog)
 
@@ -122,7 +122,7 @@ def test_a_machine_that_changed_is_measured_anew(
 def test_another_model_in_its_place_is_measured(shop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
     shop.prepare()
     (shop.folder / "1" / "model.onnx").write_bytes(b"another training")
-    with caplog.at_level(logging.DEBUG):
+    with caplog.at_level(logging.DEBUG, "carpool"):
         shop.prepare()
     assert "profile-reused" not in events(caplog)
 
@@ -131,7 +131,7 @@ def test_a_broken_cache_is_no_obstacle(shop: Workshop, caplog: pytest.LogCapture
     shop.prepare()
     for file in (shop.folder.parent / "cache" / "profiles").iterdir():
         file.write_text("{")
-    with caplog.at_level(logging.DEBUG):
+    with caplog.at_level(logging.DEBUG, "carpool"):
         shop.prepare()
     assert "profile-unreadable" in events(caplog)
     assert "profile-measured" in events(caplog)

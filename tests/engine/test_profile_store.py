@@ -94,7 +94,7 @@ def test_a_broken_file_is_ignored_with_a_warning(
     store.write(key(model), PROFILE)
     (file,) = (tmp_path / "profiles").iterdir()
     file.write_text(text)
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, "carpool"):
         assert store.read(key(model)) is None
     assert "profile-unreadable" in caplog.text
     store.write(key(model), PROFILE)

@@ -94,7 +94,7 @@ async def test_it_is_measured_when_the_machine_is_calm(
         before = provisional(served)
         assert wants_second_look(served)
         machine = Machine(BUSY, BUSY)
-        with caplog.at_level(logging.INFO):
+        with caplog.at_level(logging.INFO, "carpool"):
             await asyncio.wait_for(look(served, machine).run(), 60)
         assert machine.waits[:5] == [5.0, 1.0, 10.0, 1.0, 20.0], "it looks less often while others work"
         after = served.profile
