@@ -29,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
@@ -159,8 +160,8 @@ def serve(folder: str, sock: socket.socket, arena: int, tell: Connection) -> Non
     """The engine's process."""
 
     async def live() -> None:
-        async with Engine(folder) as engine:
-            host = EngineHost(engine)
+        host = EngineHost(partial(Engine, folder))
+        async with host.engine:
             host.set_ready(True)
             side = EngineSide(host, max_answer_bytes=ANSWER_BYTES)
             await side.attach(1, sock, os.dup(arena))

@@ -74,7 +74,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "lab": "backends config core engine/generation engine/loading engine/profile engine/run pipelines "
     "sim vision vision/plans",
     "lab/cascade": "client config core engine lab/evaluate vision vision/plans",
-    "lab/evaluate": "client config engine vision",
+    "lab/evaluate": "client config engine engine/fleet vision",
     "lab/load": "sim wire wire/proto",
     "lab/sweep": "config core demo engine/profile lab lab/load link sim",
     "link": "core memory observe wire",

@@ -266,9 +266,14 @@ def test_the_deadline_of_a_request_holds_for_what_it_asks(
 
     async def story() -> None:
         target = served([])
-        calls = ModelCalls(
-            prepare, lambda _key, works: submitted.extend(works), lambda _: None, lambda _: target
+        engine = SimpleNamespace(
+            prepare=prepare,
+            submit=lambda _key, works: submitted.extend(works),
+            served={5: target},
+            find_hosted=lambda *_: None,
+            bring_for=lambda *_: None,
         )
+        calls = ModelCalls(engine)  # type: ignore[arg-type]
         caller = calls.caller(served([Job(0.0, deadline) for deadline in riders]), 0)
         answers: list[object] = []
         caller.ask("other", "", {}, (), timeout, answers.append)

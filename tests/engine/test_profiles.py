@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from types import SimpleNamespace
@@ -31,8 +32,8 @@ def story(tmp_path: Path, head: str, name: str = "fake") -> tuple[dict[str, Any]
 
     async def run() -> tuple[dict[str, Any], dict[str, Any], Catalog]:
         table = Table(bytearray(table_bytes(1)))
-        async with Engine(tmp_path, table=table) as engine:
-            host = EngineHost(engine)
+        host = EngineHost(partial(Engine, tmp_path, table=table))
+        async with host.engine:
             answer_profile_questions(host)
             host.set_ready(True)
             live = LivePage(table).document(
@@ -79,8 +80,8 @@ def test_what_ran_and_what_was_learned_is_told(tmp_path: Path) -> None:
     repositories.fake(tmp_path, curve="1+1", head="slo_ms = 60000")
 
     async def run() -> tuple[dict[str, Any], dict[str, Any]]:
-        async with Engine(tmp_path) as engine:
-            host = EngineHost(engine)
+        host = EngineHost(partial(Engine, tmp_path))
+        async with host.engine as engine:
             answer_profile_questions(host)
             await engine.infer("fake", X)
             before = await host.ask("profile", {"name": "fake"})

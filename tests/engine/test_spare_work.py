@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -85,8 +86,8 @@ class Served2:
 
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[Served2]:
-    async with Engine(folder) as engine:
-        host = EngineHost(engine)
+    host = EngineHost(partial(Engine, folder))
+    async with host.engine as engine:
         host.set_ready(True)
         side = EngineSide(host, max_answer_bytes=MAX_ANSWER)
         arena = create_memory("test-arena", 8 << 20)

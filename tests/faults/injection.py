@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,10 +173,10 @@ class Request:
 class Server:
     """The engine and one front end, joined."""
 
-    def __init__(self, engine: Engine, arena_bytes: int) -> None:
-        self.engine = engine
+    def __init__(self, folder: Path, arena_bytes: int) -> None:
         self.dropped = 0
-        self.host = EngineHost(engine)
+        self.host = EngineHost(partial(Engine, folder))
+        self.engine = self.host.engine
         self.side = EngineSide(self.host, max_answer_bytes=1 << 20, dropped=self._drop)
         self._file = create_memory("test-arena", arena_bytes)
         self.door = RemoteDoor(Arena(map_memory(self._file)), max_answer_bytes=1 << 20)
@@ -324,9 +325,8 @@ def check_given_back(before: Counter[str]) -> None:
 async def story(folder: Path, point: Point, most: int) -> int:
     """One server's life, in which calls of the point raise, each once; returns how many did."""
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # told by what comes of it
-    engine = Engine(folder)
-    await engine.start()
-    server = Server(engine, 1 << 20)
+    server = Server(folder, 1 << 20)
+    await server.engine.start()
     server.host.set_ready(True)
     await server.mend()
     await chapter(server, point, 0)
@@ -339,7 +339,7 @@ async def story(folder: Path, point: Point, most: int) -> int:
         made += 1
     await over(lambda: not open_files() - files, "files are open that were not", lambda: open_files() - files)
     await server.close()
-    await engine.stop()
+    await server.engine.stop()
     return made
 
 

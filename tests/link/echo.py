@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from carpool.config.server import ServerSettings
 from carpool.core.job import GONE, OFFERED, READY
+from carpool.engine.engine_link import EngineSide
 from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import Cancelled, ConfigError, NotFound, Refused
 from carpool.link.door import Catalog, ModelEntry
@@ -122,9 +124,6 @@ class EchoEngine:
     def set_ready(self, ready: bool) -> None:
         """It always was."""
 
-    def linked(self, side: object) -> None:
-        """It asks nobody."""
-
     def share(self, arena: int, file: int) -> None:
         """No model of it runs elsewhere."""
 
@@ -197,7 +196,9 @@ class EchoEngine:
         self.drained = True
 
 
-async def start(settings: Any, paths: Sequence[str], **_: Any) -> EchoEngine:
+async def start(
+    settings: ServerSettings, paths: Sequence[str], *, dropped: Callable[[int], None], **_: Any
+) -> tuple[EngineSide, Callable[[], Coroutine[Any, Any, None]]]:
     """What the supervisor's engine process runs in these tests; `paths` says how it goes wrong."""
     fault = paths[0] if paths else ""
     if fault == "config":
@@ -211,4 +212,5 @@ async def start(settings: Any, paths: Sequence[str], **_: Any) -> EchoEngine:
     engine = EchoEngine()
     if fault == "unready":
         engine.catalog = replace(engine.catalog, ready=False)
-    return engine
+    most = settings.max_body_bytes
+    return EngineSide(cast(Any, engine), max_answer_bytes=most, dropped=dropped), engine.open

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,9 +36,8 @@ async def slowly(condition: object) -> None:
 
 @asynccontextmanager
 async def served(home: Path) -> AsyncIterator[tuple[Joined, EngineHost]]:
-    engine = Engine(home)
-    host = EngineHost(engine)
-    await engine.start()
+    host = EngineHost(partial(Engine, home))
+    await host.engine.start()
     host.set_ready(True)
     side = EngineSide(host, max_answer_bytes=MAX_ANSWER)
     together = Joined(host, side, [])  # type: ignore[arg-type]
@@ -48,7 +48,7 @@ async def served(home: Path) -> AsyncIterator[tuple[Joined, EngineHost]]:
         for client in together.clients:
             client.door.close()
         await until(lambda: not side.links)
-        await engine.stop()
+        await host.engine.stop()
 
 
 async def value(client: Client, entry: object = "m") -> float:

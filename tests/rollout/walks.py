@@ -18,6 +18,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -173,7 +174,7 @@ class FakeServed:
         if (self.config.path / self.version / "weights").read_text().startswith("broken"):
             raise ModelError(f"{self.name}: broken weights")
 
-    def offer(self) -> None:
+    def offer(self, _gate: object) -> None:
         self.state = State.READY
 
     def withdraw(self) -> None:
@@ -317,14 +318,13 @@ class Walk:
 
     async def _life(self, steps: int) -> int:
         self._after_restart()
-        engine = Engine(self.folder / "models")
-        self.host = host = EngineHost(engine)
+        self.host = host = EngineHost(partial(Engine, self.folder / "models"))
         state = ServerSettings(state_dir=self.folder / "state", allow_rollouts=True)
         self.desk = RolloutDesk(host, state)
         door = SimpleNamespace(watch=host.listen)
         self.routing = Routing(door)  # type: ignore[arg-type]
         host.listen(self._seen)
-        await engine.start(patient=True)
+        await host.engine.start(patient=True)
         host.set_ready(True)
         await self._settle()
         while steps > 0 and not self.dead:

@@ -18,9 +18,9 @@ from carpool.config.model import ModelConfig
 from carpool.config.presets import PictureChoice
 from carpool.config.repository import find_models, with_promise
 from carpool.core.job import INFINITY, NEW
-from carpool.engine.fleet.control import Checks, ModelControl
-from carpool.engine.fleet.fleet import Fleet, newest
-from carpool.engine.fleet.model_calls import ModelCalls
+from carpool.engine.fleet.control import Checks, LoadListener, ModelControl
+from carpool.engine.fleet.fleet import Fleet, Publisher, newest
+from carpool.engine.fleet.model_calls import AskHosted, ModelCalls, ask_nobody
 from carpool.engine.fleet.on_demand import OnDemand
 from carpool.engine.loading.candidate import Override
 from carpool.engine.models.served import Served, State
@@ -67,9 +67,13 @@ class Engine:
         on_demand: bool = False,
         memory_gb: float | None = None,
         host: Runner | None = None,
+        ask_hosted: AskHosted = ask_nobody,
+        publisher: Publisher | None = None,
+        loads: LoadListener | None = None,
     ) -> None:
         """With `on_demand` models are loaded when they are first asked for, and freed for others. Models that
-        `host` takes run in its process, and answer only what lies in memory that it maps."""
+        `host` takes run in its process, and answer only what lies in memory that it maps; `ask_hosted` is the
+        way there for models of this process. `publisher` and `loads` hear what becomes of models."""
         self.paths = [Path(path) for path in paths]
         self._slo_ms = slo_ms
         self._pictures = pictures or PictureChoice()
@@ -77,13 +81,11 @@ class Engine:
         limit_device_memory(device_memory_gb)
         profiles = None if cache_dir is None else ProfileStore(Path(cache_dir))
         self.block = block or self.table.block(0)  # that this process counts in
-        self.fleet = Fleet(self.table, self.block, profiles, host)
-        self.calls = ModelCalls(self.prepare, self.submit, self.cancel, self.fleet.offered.__getitem__)
-        self.calls.find_hosted = self._find_hosted
-        self.calls.before = self._before
-        self.fleet.callers = self.calls.caller
-        self.control = ModelControl(self.paths, self.fleet, self._with_promise)
-        self.control.on_demand = on_demand
+        callers = ModelCalls(self, ask_hosted).caller
+        self.fleet = Fleet(self.table, self.block, publisher or Publisher(), profiles, host, callers)
+        self.control = ModelControl(
+            self.paths, self.fleet, self._with_promise, loads or LoadListener(), on_demand=on_demand
+        )
         self.on_demand = OnDemand(self.control, self.fleet, memory_gb) if on_demand else None
 
     async def __aenter__(self) -> Engine:
@@ -236,12 +238,12 @@ class Engine:
         names = ", ".join(sorted({served.name for served in self.fleet.offered.values()}))
         return NotFound(f"there is no model {wanted}; there are {names or 'none'}")
 
-    def _find_hosted(self, name: str, version: str) -> Served | None:
+    def find_hosted(self, name: str, version: str) -> Served | None:
         """The model, if it runs in another process."""
         found = self.find(name, version)
         return found if found.hosted else None
 
-    def _before(self, name: str, caller: Served) -> Coroutine[Any, Any, None] | None:
+    def bring_for(self, name: str, caller: Served) -> Coroutine[Any, Any, None] | None:
         """A model asks for another, which may have to be loaded. While it is loaded itself that cannot be:
         both would be measured, and each wait for the other."""
         there = any(served.name == name for served in self.fleet.offered.values())

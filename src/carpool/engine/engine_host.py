@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from carpool.config.drift_settings import DriftSettings
+from carpool.config.fingerprint import Fingerprint
 from carpool.config.triton import config_document
 from carpool.core.job import Reason
 from carpool.core.objectives import Promise
 from carpool.engine.engine import Engine
-from carpool.engine.fleet.fleet import newest
+from carpool.engine.fleet.control import LoadListener, ModelState
+from carpool.engine.fleet.fleet import Publisher, newest
+from carpool.engine.loading.candidate import Pin
 from carpool.engine.models.ensemble_model import Ensemble
 from carpool.engine.models.pipeline_model import Pipeline
-from carpool.engine.models.served import Served, State
+from carpool.engine.models.served import Gate, Served, State
 from carpool.errors import CarpoolError, NotFound, Unsupported
 from carpool.link.advice import WriteGate, publish
 from carpool.link.door import Catalog, IndexEntry, ModelEntry
@@ -27,7 +30,6 @@ from carpool.memory.client_files import OpenRegion
 from carpool.observe.statistics import model_statistics, statistics
 
 if TYPE_CHECKING:
-    from carpool.engine.engine_link import EngineSide
     from carpool.engine.loading.runner_client import Runner
 
 _PATH = re.compile(r"(?<![\w.:/…])/(?:[^\s/'\"<>|:;,()\[\]{}]+/)*[^\s/'\"<>|:;,()\[\]{}]*")
@@ -67,33 +69,26 @@ Question = Callable[[Mapping[str, Any]], Awaitable[Any]]
 """JSON in and out; errors are `CarpoolError`s."""
 
 
-async def _nothing_to_open() -> None:
-    """The models were loaded already."""
-
-
-class EngineHost:
-    """Wraps an engine for the doors. `listen` is told whenever the catalogue changes."""
+class EngineHost(Publisher, LoadListener):
+    """An engine for the doors. `make` builds it, given the host as its `publisher` and `loads`: those who
+    register here hear of catalogues and loads."""
 
     def __init__(
-        self, engine: Engine, write_gate: WriteGate = lambda *_: None, runner: Runner | None = None
+        self,
+        make: Callable[..., Engine],
+        write_gate: WriteGate = lambda *_: None,
+        runner: Runner | None = None,
     ) -> None:
-        self.engine = engine
-        self.submit, self.ready, self.cancel = engine.submit, engine.ready, engine.cancel
-        self.submit_spare = engine.submit_spare
         self._runner = runner
-        self.share: Callable[[int, int], None] = lambda _arena, _file: None  # a front end's memory
-        self.unshare: Callable[[int], None] = lambda _arena: None
         if runner is not None:
-            self.share, self.unshare = runner.share, runner.unshare
             most = runner.max_answer_bytes
-            engine.fleet.memory = StepMemory(self.share, lambda key: self._entries.get(key), most)
+            self.memory = StepMemory(runner.share, lambda key: self._entries.get(key), most)
         self._write_gate = write_gate
+        self._loads = LoadListener()
         self._listeners: list[Callable[[Catalog], None]] = []
         self._seen: list[Seen] = []
         self._entries: dict[int, ModelEntry] = {}  # of what is offered or leaving, by key
         self._ends: list[Callable[[], None]] = []
-        self.open: Callable[[], Coroutine[Any, Any, None]] = _nothing_to_open
-        self.linked: Callable[[EngineSide], None] = lambda _side: None  # told when front ends may come
         self._ready = False
         self.needs_one = False  # there should be models, so that none at all is not ready
         self._catalog = Catalog()
@@ -103,8 +98,18 @@ class EngineHost:
             "refused": self._count_refused,
             "statistics": self._statistics,
         }
-        engine.fleet.changed = self.publish
-        engine.fleet.seen = self.everyone_saw
+        self.engine = engine = make(publisher=self, loads=self)
+        self.submit, self.ready, self.cancel = engine.submit, engine.ready, engine.cancel
+        self.submit_spare = engine.submit_spare
+
+    def share(self, arena: int, file: int) -> None:
+        """A front end's memory, with models that run in another process."""
+        if self._runner is not None:
+            self._runner.share(arena, file)
+
+    def unshare(self, arena: int) -> None:
+        if self._runner is not None:
+            self._runner.unshare(arena)
 
     @property
     def catalog(self) -> Catalog:
@@ -123,6 +128,22 @@ class EngineHost:
     def on_stop(self, end: Callable[[], None]) -> None:
         """Call it when it is time to stop."""
         self._ends.append(end)
+
+    def gate(self, key: int) -> Gate:
+        return partial(publish, self._write_gate, key)
+
+    def on_load(self, listener: LoadListener) -> None:
+        """Ask and tell this one about loads from now on."""
+        self._loads = listener
+
+    async def prepare(self, model: ModelState) -> None:
+        await self._loads.prepare(model)
+
+    def pin(self, model: ModelState, files: Fingerprint) -> Pin | None:
+        return self._loads.pin(model, files)
+
+    def loaded(self, model: ModelState) -> None:
+        self._loads.loaded(model)
 
     def set_ready(self, ready: bool) -> None:
         """Ready when every model is, or has failed; not ready as soon as we mean to stop."""
@@ -158,7 +179,6 @@ class EngineHost:
         known = self._entries.get(key)
         if known is not None and known.config == document and known.digest == digest:
             return known
-        served.gate = partial(publish, self._write_gate, key)
         return ModelEntry(
             key=key,
             name=served.name,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic
 
 import numpy as np
@@ -30,8 +30,8 @@ _NUMBER = -1  # no front end has it
 class InnerDoor:
     """Everything is called on the engine's loop."""
 
-    def __init__(self, side: EngineSide) -> None:
-        self._side = side
+    def __init__(self, side: Callable[[], EngineSide]) -> None:
+        self._side = side  # known when the first call comes
         self._door: RemoteDoor | None = None
         self._opening = asyncio.Lock()
 
@@ -63,12 +63,13 @@ class InnerDoor:
         async with self._opening:
             if self._door is None or not self._door.serving:
                 arena = create_memory("carpool-calls", _ARENA_BYTES)
-                door = RemoteDoor(Arena(map_memory(arena)), max_answer_bytes=self._side.max_answer_bytes)
+                side = self._side()
+                door = RemoteDoor(Arena(map_memory(arena)), max_answer_bytes=side.max_answer_bytes)
                 known = asyncio.Event()
                 door.watch(lambda catalog: known.set() if catalog.number else None)
                 ours, theirs = socket.socketpair()
                 await door.attach(theirs)
-                await self._side.attach(_NUMBER, ours, arena)
+                await side.attach(_NUMBER, ours, arena)
                 await known.wait()
                 self._door = door
             return self._door

@@ -18,7 +18,7 @@ from carpool.config.server import ServerSettings
 from carpool.core.curve import BatchCurve, promised_batch, shape_of, slo_capacity
 from carpool.core.objectives import Knobs, Promise
 from carpool.core.scheduler import Scheduler
-from carpool.engine.control.registry_watch import RegistryWatch
+from carpool.engine.control.registry_watch import MakeFollower, RegistryWatch, SwapAtOnce
 from carpool.engine.engine import StartProgress
 from carpool.engine.engine_host import EngineHost, hide_paths
 from carpool.engine.loading.candidate import remove_abandoned
@@ -273,7 +273,9 @@ _REFUSALS = {
 class ControlDesk:
     """Starts the models that the mode asks for, answers `load` and `unload`, and looks at folders in time."""
 
-    def __init__(self, host: EngineHost, settings: ServerSettings) -> None:
+    def __init__(
+        self, host: EngineHost, settings: ServerSettings, follower: MakeFollower = SwapAtOnce
+    ) -> None:
         self._host = host
         self._engine = host.engine
         self._settings = settings
@@ -282,7 +284,7 @@ class ControlDesk:
         self._complaint = ""
         self._folders = host.engine.folders
         self._on_demand = host.engine.on_demand
-        self.registry = RegistryWatch(host.engine, settings)
+        self.registry = RegistryWatch(host.engine, settings, follower)
         self._remotes = Remotes.of(settings)
         self._not_fetched: list[str] = []
         host.on_question("load", self._load)

@@ -44,6 +44,7 @@ class Follower(Protocol):
         """They point to what is served again: what was begun is not wanted any more."""
 
 
+MakeFollower = Callable[["RegistryWatch"], Follower]
 Tell = Callable[[], Awaitable[None]]
 
 
@@ -63,18 +64,33 @@ class _Watched:
     pointed_by_us: int = 0  # how often: a look that began before is out of date
 
 
-class RegistryWatch:
-    """`follower` is whoever changes versions: until another takes its place, a stable address that moved is
-    loaded and takes over at once, as a load by hand would."""
+class SwapAtOnce:
+    """Without rollouts, a stable address that moved is loaded and takes over, as a load by hand would."""
 
-    def __init__(self, engine: Engine, settings: ServerSettings) -> None:
+    def __init__(self, watch: RegistryWatch) -> None:
+        self._watch = watch
+
+    async def moved(self, model: str, stable: Pin | None, candidate: Pin | None) -> None:
+        if candidate is not None:
+            log.info("candidate-waits", model=model, version=candidate.version)
+        if stable is not None:
+            await self._watch.swap(model, stable.version)
+
+    async def moved_back(self, model: str) -> None:
+        """Nothing is ever begun and not finished."""
+
+
+class RegistryWatch:
+    """`follower` makes whoever changes versions."""
+
+    def __init__(self, engine: Engine, settings: ServerSettings, follower: MakeFollower = SwapAtOnce) -> None:
         self._engine = engine
         self._registries = Registries(settings.registry, settings.cache_dir)
         self._may_come = settings.model_control_mode != "none"
         self._watched: dict[Path, _Watched] = {}
         self._complaints: Sequence[str] = ()
         self._task: asyncio.Task[None] | None = None
-        self.follower: Follower = _Swap(self)
+        self._follower = follower(self)
         self.opened = asyncio.Event()  # it is known which models follow a registry
 
     async def open(self) -> None:
@@ -322,7 +338,7 @@ class RegistryWatch:
         if wanted == before:
             return  # a move to what is served, or was decided on
         if wanted == NOTHING:
-            await self.follower.moved_back(name)
+            await self._follower.moved_back(name)
             return
         stable, candidate = pointed
         log.info(
@@ -332,25 +348,9 @@ class RegistryWatch:
             candidate=None if candidate is None else candidate.version,
         )
         try:
-            await self.follower.moved(
+            await self._follower.moved(
                 name, stable if wanted.stable else None, candidate if wanted.candidate else None
             )
         except NotReady:
             watched.told = before
             raise
-
-
-class _Swap:
-    """Without rollouts, a stable address that moved takes over at once."""
-
-    def __init__(self, watch: RegistryWatch) -> None:
-        self._watch = watch
-
-    async def moved(self, model: str, stable: Pin | None, candidate: Pin | None) -> None:
-        if candidate is not None:
-            log.info("candidate-waits", model=model, version=candidate.version)
-        if stable is not None:
-            await self._watch.swap(model, stable.version)
-
-    async def moved_back(self, model: str) -> None:
-        """Nothing is ever begun and not finished."""

@@ -17,7 +17,6 @@ from carpool.config.rollout_settings import RolloutSettings
 from carpool.config.rollout_table import as_document, plan_of
 from carpool.config.rules import nearest, shown
 from carpool.config.server import ServerSettings
-from carpool.engine.control.labelled_check import LabelledCheck
 from carpool.engine.control.rollout_checks import not_for_two, status_document
 from carpool.engine.control.rollouts import Rollouts
 from carpool.engine.control.watched_rollout import Watched
@@ -48,7 +47,6 @@ class RolloutDesk:
         self._engine = host.engine
         self._open = settings.allow_rollouts or settings.model_control_mode == "explicit"
         self.rollouts = Rollouts(host, settings)
-        LabelledCheck(host, settings, self.rollouts)
         self._answered: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()  # by model and id
         self._keeping: deque[tuple[Future[None], int]] = deque()  # what is being written, and its bytes
         self._judged: OrderedDict[tuple[str, str], str] = OrderedDict()  # the verdict on an id

@@ -23,6 +23,7 @@ from carpool.config.model import ModelConfig
 from carpool.config.repository import version_folders
 from carpool.config.rollout_settings import RolloutSettings
 from carpool.config.server import ServerSettings
+from carpool.engine.control.labelled_check import LabelledCheck
 from carpool.engine.control.rollout_checks import (
     carrier,
     curve_document,
@@ -39,7 +40,7 @@ from carpool.engine.control.rollout_checks import (
 from carpool.engine.control.shared_rollouts import SharedRollouts, goes_on
 from carpool.engine.control.watched_rollout import Watched
 from carpool.engine.engine_host import EngineHost, without_paths
-from carpool.engine.fleet.control import ModelState
+from carpool.engine.fleet.control import LoadListener, ModelState
 from carpool.engine.loading.candidate import Pin, fingerprint_of
 from carpool.errors import CarpoolError, Unavailable, WrongState
 from carpool.link.door import RolloutSplit
@@ -59,7 +60,7 @@ _LOOK_S = 5.0  # between two looks at the files of those under way
 _CHANGED = "changed"  # in a digest's place: nothing starts by itself any more
 
 
-class Rollouts:
+class Rollouts(LoadListener):
     """Everything in the engine's loop."""
 
     def __init__(self, host: EngineHost, settings: ServerSettings) -> None:
@@ -73,15 +74,13 @@ class Rollouts:
         self.disk = ThreadPoolExecutor(1, thread_name_prefix="rollouts")  # files are written in their order
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticking: asyncio.Task[None] | None = None
-        self._control.pin = self._pin
-        self._control.loaded = self._loaded
         self._arrivals = Arrivals(monotonic())
         self.listeners: list[Callable[[Record], None]] = []  # told of every change
-        self.evaluate: Callable[[Watched], None] = lambda _watched: None  # sets `labelled`, later
+        self._labelled = LabelledCheck(host, settings, self.home, self.decide)
         self.shared: SharedRollouts | None = None
         if settings.rollout_state:
             self.shared = SharedRollouts(place_of(settings.rollout_state, settings.cache_secret), self)
-            self._control.prepare = self.shared.prepare
+        host.on_load(self)
         host.on_stop(self.close)
 
     def close(self) -> None:
@@ -97,8 +96,11 @@ class Rollouts:
 
     # ---- which versions are loaded ----------------------------------------------------------------------
 
-    def _pin(self, model: ModelState, files: Fingerprint) -> Pin | None:
-        """Called before every load, with what its files look like now."""
+    async def prepare(self, model: ModelState) -> None:
+        if self.shared is not None:
+            await self.shared.prepare(model)
+
+    def pin(self, model: ModelState, files: Fingerprint) -> Pin | None:
         if not model.places or model.places[0].is_file():
             return None
         watched = self.known(model.name, model.places[0])
@@ -160,7 +162,7 @@ class Rollouts:
         home = model.places[0] if model is not None and model.places else None
         return None if home is None or home.is_file() else home
 
-    def _loaded(self, model: ModelState) -> None:
+    def loaded(self, model: ModelState) -> None:
         if self._ticking is None:
             self._ticking = asyncio.get_running_loop().create_task(self._tick())
         self.do(self._follow(model.name))
@@ -387,7 +389,7 @@ class Rollouts:
             verdict = together(watched.guards, capacity)
             counted = counts.compared_here if state is State.SHADOW else counts.candidate.answers
             if rollout.state is State.CHECKED and record.plan.evaluate and watched.labelled is None:
-                self.evaluate(watched)
+                self._labelled.evaluate(watched)
             known = watched.labelled
             after = advance(
                 rollout, record.plan, monotonic(), verdict, counted, loaded=watched.ready, labelled=known

@@ -98,8 +98,17 @@ def silent(_model: str, _step: str) -> None:
     """For those who do not want to know."""
 
 
-async def _nothing_to_prepare(_model: ModelState) -> None:
-    """Nobody has to be asked before a load."""
+class LoadListener:
+    """Hears of every load, and may choose what is loaded. This one lets all happen as the settings say."""
+
+    async def prepare(self, model: ModelState) -> None:
+        """It is about to be loaded."""
+
+    def pin(self, model: ModelState, files: Fingerprint) -> Pin | None:
+        """Which of its versions are loaded, given what its files look like now."""
+
+    def loaded(self, model: ModelState) -> None:
+        """It was loaded, and serves."""
 
 
 class Checks:
@@ -128,22 +137,26 @@ class ModelControl:
     """Models load side by side; what is asked of one model happens in its order."""
 
     def __init__(
-        self, paths: Sequence[Path], fleet: Fleet, with_promise: Callable[[ModelConfig], ModelConfig]
+        self,
+        paths: Sequence[Path],
+        fleet: Fleet,
+        with_promise: Callable[[ModelConfig], ModelConfig],
+        loads: LoadListener,
+        *,
+        on_demand: bool,
     ) -> None:
         self._paths = paths
         self._fleet = fleet
         self._with_promise = with_promise
+        self._loads = loads
         self.models: dict[str, ModelState] = {}
         self._few = asyncio.Semaphore(max(2, usable_cores()))  # more would only share the cores
         self._in_the_runner = asyncio.Lock()  # what captures work on a GPU must be alone with it
         self.under_way: dict[str, asyncio.Task[None]] = {}  # by model: what was asked last and is not over
         self._unbegun: dict[str, asyncio.Task[None]] = {}  # by model: a plain load that others may share
         self._waits: dict[str, tuple[str, ...]] = {}  # by model: those that it asks, and that load first
-        self.pin: Callable[[ModelState, Fingerprint], Pin | None] = lambda _model, _files: None
-        self.prepare: Callable[[ModelState], Coroutine[Any, Any, None]] = _nothing_to_prepare
-        self.loaded: Callable[[ModelState], None] = lambda _model: None  # told of every load that went well
         self.closed = False
-        self.on_demand = False  # what is not loaded will be, when somebody asks
+        self._on_demand = on_demand  # what is not loaded will be, when somebody asks
         self.steps = EnsembleSteps(self)
 
     # ---- what is there ----------------------------------------------------------------------------------
@@ -154,7 +167,7 @@ class ModelControl:
             leaving.setdefault(served.name, []).append(int(served.version))
         models = self.models.values()
         lines = [line for model in models for line in model.lines(leaving.get(model.name, ()))]
-        if not self.on_demand:
+        if not self._on_demand:
             return lines
         absent = State.UNAVAILABLE.value
         return [
@@ -176,7 +189,7 @@ class ModelControl:
         if self.index() != before:
             for warning in warnings:
                 log.warning("config", message=warning)
-            self._fleet.changed()
+            self._fleet.publish()
         return list(places)
 
     def note_mistakes(self, mistakes: Mapping[str, CarpoolError]) -> Mapping[str, CarpoolError]:
@@ -184,7 +197,7 @@ class ModelControl:
         for name, mistake in mistakes.items():
             log.error("model-not-loaded", model=name, error=mistake.message)
             self.models[name].failed(mistake.message)
-        self._fleet.changed()
+        self._fleet.publish()
         return mistakes
 
     def known(self, name: str) -> ModelState | None:
@@ -296,13 +309,13 @@ class ModelControl:
             model = await self._model_to_load(name, override)
             try:
                 await self._load(model, override, progress, checks)
-                self.loaded(model)
+                self._loads.loaded(model)
             except CarpoolError as error:
                 log.error("model-not-loaded", model=name, error=error.message)
                 raise
             finally:
                 model.loading = ()
-                self._fleet.changed()
+                self._fleet.publish()
         finally:
             checks.passed(name)
 
@@ -321,7 +334,7 @@ class ModelControl:
     async def _load(
         self, model: ModelState, override: Override | None, progress: Progress, checks: Checks
     ) -> None:
-        await self.prepare(model)
+        await self._loads.prepare(model)
         model.tried = files = await asyncio.to_thread(fingerprint_of, model.places)
         if override is None and model.kept is not None and model.kept.files == files:
             override = Override(model.kept.config)
@@ -332,7 +345,7 @@ class ModelControl:
                 model.places,
                 override,
                 self._with_promise,
-                self.pin(model, files),
+                self._loads.pin(model, files),
             )
         except Exception as cause:
             error = as_known(model.name, cause)
@@ -357,7 +370,7 @@ class ModelControl:
             else:
                 fresh.append(version)
         model.loading = [version.number for version in fresh]
-        self._fleet.changed()
+        self._fleet.publish()
         new = await self._load_all(model, found, fresh, progress, checks)
         # Nothing is waited for from here on: between two requests, all of it changes at once.
         going = [served for number, served in model.serving.items() if kept.get(number) is not served]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from carpool.engine.loading.candidate import Upload
 from carpool.engine.models.ensemble_model import Ensemble
 from carpool.engine.models.pipeline_model import Pipeline
 from carpool.engine.models.second_look import SecondLook, wants_second_look
-from carpool.engine.models.served import Callers, Served
+from carpool.engine.models.served import Callers, Gate, Served
 from carpool.engine.models.text_model import TextModel
 from carpool.engine.profile.instance_layout import Devices
 from carpool.engine.profile.model_profile import ProfileStore
@@ -36,26 +36,40 @@ _LOOK_S = 0.01
 _SEEN_WITHIN_S = 60.0  # a front end that takes longer is stuck, and memory is not kept for it for ever
 
 
-async def _at_once() -> None:
-    """Who sends requests sees every change when it happens."""
+class Publisher:
+    """Tells those who send requests what is offered. This one is for an engine without front ends, where all
+    of them see every change when it happens."""
+
+    memory: StepMemory | None = None  # for steps of ensembles that run in another process
+
+    def publish(self) -> None:
+        """Something else is offered than before, or what is has become able or unable to run."""
+
+    async def everyone_saw(self) -> None:
+        """Waits until all of them know the latest change. What was withdrawn is kept until then, for requests
+        that are on their way."""
+
+    def gate(self, _key: int) -> Gate:
+        """What becomes of a version's advice to newcomers."""
+        return lambda _scheduler, _now: False
 
 
 class Fleet:
-    """Changes go by `swap`, which happens between two requests: there is never less on offer than needed.
-
-    `changed` is told of every change. `seen` waits until everybody who sends requests knows the latest one;
-    until then what was withdrawn is kept, for requests that are on their way.
-    """
+    """Changes go by `swap`, which happens between two requests: there is never less on offer than needed."""
 
     def __init__(
         self,
         table: Table,
         block: Block,
-        profiles: ProfileStore | None = None,
-        host: Runner | None = None,
+        publisher: Publisher,
+        profiles: ProfileStore | None,
+        host: Runner | None,
+        callers: Callers,
     ) -> None:
         self._table = table
         self._block = block
+        self._publisher = publisher
+        self.publish, self.memory = publisher.publish, publisher.memory
         self._profiles = profiles
         self._devices = Devices()
         self._host = host
@@ -63,14 +77,11 @@ class Fleet:
         self.offered: dict[int, Served] = {}  # by key, a number that is never used again
         self.leaving: dict[int, Served] = {}
         self.routes: dict[int, Route] = {}  # of both
-        self.changed: Callable[[], None] = lambda: None
-        self.seen: Callable[[], Awaitable[None]] = _at_once
         self.preferred: dict[str, str] = {}  # by name: the version for requests that name none
-        self.callers: Callers | None = None  # how instances of a model ask other models
+        self._callers = callers
         self._loading: set[Served] = set()
         self._keys = 0
         self._newest: dict[str, int] = {}
-        self.memory: StepMemory | None = None  # for steps of ensembles that run in another process
         self._retiring: set[asyncio.Task[None]] = set()
         self._looks: dict[Served, asyncio.Task[None]] = {}  # at those that were measured on a busy machine
 
@@ -97,9 +108,9 @@ class Fleet:
             devices=self._devices,
             host=self._host,
             turn=self._turn,
-            callers=self.callers,
+            callers=self._callers,
+            changed=self.publish,
         )
-        served.changed = lambda: self.changed()
         if upload is not None:
             upload.join()
         self._loading.add(served)
@@ -136,14 +147,14 @@ class Fleet:
             for before in going:
                 if before.version == served.version and before.name == served.name:
                     served.batches = before.batches
-            served.offer()
             self._keys += 1
+            served.offer(self._publisher.gate(self._keys))
             self.offered[self._keys] = served
             self.routes[self._keys] = served.route()
             if wants_second_look(served):
                 self._look_again(served)
         self._rebind()
-        self.changed()
+        self.publish()
 
     def _look_again(self, served: Served) -> None:
         task = asyncio.get_running_loop().create_task(SecondLook(served).run())
@@ -151,7 +162,7 @@ class Fleet:
         task.add_done_callback(lambda _: self._looks.pop(served, None))
 
     def prefer(self, name: str, version: str) -> None:
-        """Requests that name no version go there, if it is offered; `changed` is told by whoever says so."""
+        """Requests that name no version go there, if it is offered; it is published by whoever says so."""
         self.preferred[name] = version
         self._rebind()
 
@@ -181,14 +192,14 @@ class Fleet:
 
     async def _retire(self, key: int, served: Served) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.seen(), _SEEN_WITHIN_S)
+            await asyncio.wait_for(self._publisher.everyone_saw(), _SEEN_WITHIN_S)
         while any(one.holds(served) for one in self._ensembles()):  # somebody is on its way there
             await asyncio.sleep(_LOOK_S)
         await served.retire()
         del self.leaving[key], self.routes[key]
         self._forget(served)
         log.info("model-unloaded", model=served.name, version=served.version)
-        self.changed()
+        self.publish()
 
     async def left(self, name: str) -> None:
         """Returns when nothing of a model that was withdrawn is in memory any more."""
@@ -220,7 +231,7 @@ class Fleet:
         self._newest.clear()
         for served in everything:
             self._forget(served)
-        self.changed()
+        self.publish()
 
 
 def newest(versions: Mapping[int, Served], preferred: Mapping[str, str]) -> dict[str, int]:

@@ -44,16 +44,19 @@ class CallOfModel(NamedTuple):
 
 AskHosted = Callable[[CallOfModel, float], Coroutine[Any, Any, Mapping[str, Array]]]
 """Answers a call by this time, of a model in another process."""
-Before = Callable[[str, "Served"], Coroutine[Any, Any, None] | None]
-"""What is to be waited for before this model is asked by that one; mostly nothing."""
 
 
-async def _nobody(call: CallOfModel, _until: float) -> Mapping[str, Array]:
+async def ask_nobody(call: CallOfModel, _until: float) -> Mapping[str, Array]:
     raise Unsupported(f"{call.model} runs in another process: only front ends reach it")
 
 
-class Prepare(Protocol):
-    def __call__(
+class AskedEngine(Protocol):
+    """The engine, as calls of its models need it."""
+
+    @property
+    def served(self) -> Mapping[int, Served]: ...
+
+    def prepare(
         self,
         model: str,
         inputs: Mapping[str, Array],
@@ -62,22 +65,23 @@ class Prepare(Protocol):
         done: Callable[[Work, Outcome], None],
     ) -> tuple[int, Work, bool]: ...
 
+    def submit(self, key: int, works: Sequence[Work]) -> None: ...
+
+    def cancel(self, work: Work) -> None: ...
+
+    def find_hosted(self, name: str, version: str) -> Served | None:
+        """The model, if it runs in another process."""
+
+    def bring_for(self, name: str, caller: Served) -> Coroutine[Any, Any, None] | None:
+        """What is to be waited for before this model is asked by that one; mostly nothing."""
+
 
 class ModelCalls:
     """All calls that are open. Everything but `caller` happens on the loop's thread."""
 
-    def __init__(
-        self,
-        prepare: Prepare,
-        submit: Callable[[int, Sequence[Work]], None],
-        cancel: Callable[[Work], None],
-        offered: Callable[[int], Served],
-    ) -> None:
-        self.prepare, self.submit, self.cancel, self.offered = prepare, submit, cancel, offered
+    def __init__(self, engine: AskedEngine, ask_hosted: AskHosted = ask_nobody) -> None:
+        self.engine, self.ask_hosted = engine, ask_hosted
         self.busy: set[Caller] = set()  # those with open calls
-        self.find_hosted: Callable[[str, str], Served | None] = lambda _model, _version: None
-        self.ask_hosted: AskHosted = _nobody
-        self.before: Before = lambda _model, _caller: None
 
     def caller(self, served: Served, index: int) -> Caller:
         """From a thread that loads the instance of this number."""
@@ -138,10 +142,10 @@ class Caller:
                     "the instance is gone" if self._left else f"{MOST_CALLS} calls of this instance are open"
                 )
                 raise Unavailable(why, reason="overload")
-            first = self._calls.before(call.model, self.served)
+            first = self._calls.engine.bring_for(call.model, self.served)
             if first is not None:
                 self._begin(first, lambda _: self._ask(call), call.answer)
-            elif (hosted := self._calls.find_hosted(call.model, call.version)) is not None:
+            elif (hosted := self._calls.engine.find_hosted(call.model, call.version)) is not None:
                 now = monotonic()
                 work = self._calls.ask_hosted(call, self._until(now, call.timeout))
                 answer = partial(_answered, hosted, now, call.answer)
@@ -165,11 +169,12 @@ class Caller:
             else:
                 call.answer({name: one[0] if single else one for name, one in outcome.outputs.items()})
 
-        key, work, single = self._calls.prepare(call.model, call.inputs, call.version, call.wanted, done)
+        engine = self._calls.engine
+        key, work, single = engine.prepare(call.model, call.inputs, call.version, call.wanted, done)
         work.details = call.details
         work.deadline = work.due = self._until(work.arrived, call.timeout)
-        self._note(work, self._calls.offered(key))
-        self._calls.submit(key, [work])
+        self._note(work, engine.served[key])
+        engine.submit(key, [work])
 
     def _begin(
         self,
@@ -224,7 +229,7 @@ class Caller:
     def _leave(self) -> None:
         self._left = True
         for work in list(self.open):
-            self._calls.cancel(work)
+            self._calls.engine.cancel(work)
         for task in self._elsewhere:
             task.cancel()
 

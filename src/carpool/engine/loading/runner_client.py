@@ -52,10 +52,15 @@ class _Died(Exception):
 class Runner:
     """Keeps the process that models run in. Belongs to the loop's thread, but for `wait_for` and `drop`."""
 
-    def __init__(self, settings: ServerSettings, restarted: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        restarted: Callable[[], None] = lambda: None,
+        stall_changed: Callable[[], None] = lambda: None,
+    ) -> None:
         self.max_answer_bytes = settings.max_body_bytes
         self._settings = settings
-        self._restarted = restarted
+        self._restarted, self._stall_changed = restarted, stall_changed
         self._loop = asyncio.get_running_loop()
         self._child: Child | None = None
         self._watches: set[asyncio.Task[None]] = set()
@@ -75,7 +80,6 @@ class Runner:
         self._guard: Guard | None = None
         self._beats: Beats | None = None
         self.stalled = False  # it shows no sign of life, and is killed if that lasts
-        self.stall_changed: Callable[[], None] = lambda: None
 
     @property
     def pid(self) -> int | None:
@@ -220,7 +224,7 @@ class Runner:
     def _set_stalled(self, stalled: bool) -> None:
         if stalled != self.stalled:
             self.stalled = stalled
-            self.stall_changed()
+            self._stall_changed()
 
     async def _watch(self, child: Child) -> None:
         code = await child.watch(self._hear)

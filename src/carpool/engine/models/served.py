@@ -64,7 +64,9 @@ T = TypeVar("T")
 
 
 Callers: TypeAlias = "Callable[[Served, int], AsksModels]"
-"""Takes a version and the number of an instance, and is called in a thread of its loading."""
+"""How an instance of a version asks other models, given its number. Called in a thread of its loading."""
+Gate: TypeAlias = Callable[[Scheduler, float], bool]
+"""Takes advice to newcomers; whether there is any now."""
 
 
 class State(enum.StrEnum):
@@ -98,7 +100,9 @@ class Served(Watcher):
         host: Runner | None = None,
         turn: AbstractContextManager[object] | None = None,
         callers: Callers | None = None,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
+        """`changed` is told when it becomes able or unable to run anything."""
         self.name = config.name
         self.version = str(version.number)
         self.config = config
@@ -116,8 +120,8 @@ class Served(Watcher):
         self.promises = False
         self.profile: Profile | None = None  # as it was loaded; what is believed now is the scheduler's
         self.choices: Sequence[str] = ()  # what was chosen for it and why, in words
-        self.gate: Callable[[Scheduler, float], bool] = lambda _scheduler, _now: False
-        self.changed: Callable[[], None] = lambda: None  # told when it becomes able or unable to run anything
+        self._gate: Gate | None = None  # of one that is offered
+        self.changed = changed
         self._was_able = True
         self._pending = -1  # as it was shown last
         self._saturation = -1.0  # this, too
@@ -392,7 +396,7 @@ class Served(Watcher):
                 self.row.set(columns.SATURATION, saturation)
             # Who would run nearly at once is not refused: it is left to say that nobody is any more.
             if saturation > _ADVISE_FROM or self._refusing:
-                self._refusing = self.gate(scheduler, now)
+                self._refusing = self._gate is not None and self._gate(scheduler, now)
 
     def refused_elsewhere(self, requests: int, reason: Reason, source: str) -> None:
         """Front ends said no on our advice: their traffic counts all the same, and they need it fresh."""
@@ -499,8 +503,9 @@ class Served(Watcher):
 
     # ---- coming and going -------------------------------------------------------------------------------
 
-    def offer(self) -> None:
+    def offer(self, gate: Gate) -> None:
         self.state = State.READY
+        self._gate = gate
         self.row.set(columns.SLO_SECONDS, self.slo if self.slo < INFINITY else 0.0)
         if self.promises:
             self.row.set(columns.SPEED_RATIO, 1.0)

@@ -17,7 +17,7 @@ from carpool.engine.generation.text_driver import LocalText, TextDriver, Writes
 from carpool.engine.generation.text_loading import pools_of, promise_of
 from carpool.engine.loading.hosted_model import HostedInstance
 from carpool.engine.loading.loading import Ready, join_all
-from carpool.engine.models.served import Served, State
+from carpool.engine.models.served import Gate, Served, State
 from carpool.engine.routes.direct_route import Spare
 from carpool.engine.run.batch import Route
 from carpool.errors import Unavailable
@@ -163,8 +163,8 @@ class TextModel(Served):
     def refused_elsewhere(self, requests: int, reason: Reason, source: str) -> None:
         """It gives no advice that front ends could follow."""
 
-    def offer(self) -> None:
-        super().offer()
+    def offer(self, gate: Gate) -> None:
+        super().offer(gate)
         self._show()
 
     # ---- coming and going -------------------------------------------------------------------------------
