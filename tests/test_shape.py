@@ -40,7 +40,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "deploy_files": "core",
     "drift": "config core vision",
     "engine": "backends/torch config core engine/fleet engine/loading engine/models engine/profile "
-    "engine/run link memory observe vision vision/plans",
+    "engine/routes engine/run link memory observe vision vision/plans",
     "engine/control": "config core drift engine engine/fleet engine/loading engine/models link memory "
     "observe registry rollout",
     "engine/fleet": "backends/python config core engine/loading engine/models engine/profile "
@@ -52,7 +52,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "engine/models": "backends config core engine/generation engine/loading engine/profile engine/routes "
     "engine/run link observe pipelines vision/plans",
     "engine/profile": "backends config core engine/run link observe",
-    "engine/routes": "config core engine/run observe",
+    "engine/routes": "config core engine/run link observe pipelines",
     "engine/run": "backends config core link memory observe",
     "frontend": "core frontend/caches frontend/calls frontend/pictures frontend/rollout frontend/traces "
     "link memory observe wire",

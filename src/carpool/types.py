@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -200,3 +200,16 @@ class StepTiming(Timing):
     """Of a request that went through several models: the sums, and each model's own by its name."""
 
     steps: tuple[tuple[str, Timing], ...] = ()
+
+    @classmethod
+    def of(cls, steps: Iterable[tuple[str, Timing]]) -> StepTiming:
+        listed = tuple(steps)
+        each = [timing for _, timing in listed]
+        return cls(
+            sum(timing.queue for timing in each),
+            sum(timing.input for timing in each),
+            sum(timing.infer for timing in each),
+            sum(timing.output for timing in each),
+            max((timing.batch for timing in each), default=0),
+            listed,
+        )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from carpool.engine.engine import Engine
-from carpool.engine.models.ensemble_model import Ensemble
+from carpool.engine.routes.ensemble_route import EnsembleRoute
 from carpool.errors import ModelError, Refused
 from engine import ensembles, repositories
 from engine.scripted import run
@@ -264,12 +264,12 @@ def test_a_client_that_leaves_ends_it(tmp_path: Path) -> None:
     async def story() -> None:
         async with Engine(tmp_path) as engine:
             task = asyncio.ensure_future(engine.infer("slow", {"in": rows(1)}))
-            served = engine.find("slow")
-            assert isinstance(served, Ensemble)
-            await until(lambda: len(served.journeys.open) == 1)
+            route = engine.find("slow").route()
+            assert isinstance(route, EnsembleRoute)
+            await until(lambda: len(route.open) == 1)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            await until(lambda: not served.journeys.open)
+            await until(lambda: not route.open)
             assert not engine.find("second").batches.document()
 
     run(story())

@@ -23,7 +23,7 @@ import pytest
 from carpool.config.model import ModelConfig, ModelSignature
 from carpool.config.repository import ModelVersion
 from carpool.engine.engine_link import EngineSide
-from carpool.engine.models.pipeline_model import Pipeline
+from carpool.engine.routes.pipeline_route import PipelineRoute
 from carpool.errors import ModelError
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.remote_door import RemoteDoor
@@ -198,11 +198,12 @@ class Routes:
         for model in self.server.host.engine.control.models.values():
             for served in model.serving.values():
                 name = f"{served.name}:{served.version}"
-                if isinstance(served, Pipeline):
-                    remaining = served._remaining
-                    assert remaining is not None
-                    found[f"{name} open"] = len(served.open) + remaining._under_way + sum(remaining._coming)
-                    found[f"{name} live"] = len(served.waiting)
+                if served.is_ensemble and isinstance(route := served.route(), PipelineRoute):
+                    remaining = route.remaining
+                    found[f"{name} open"] = (
+                        len(route.under_way) + remaining._under_way + sum(remaining._coming)
+                    )
+                    found[f"{name} live"] = len(route.waiting)
                 elif served.writes or served.driver is None:
                     found[f"{name} busy"] = not served.idle
                 else:

@@ -31,7 +31,7 @@ WHERE = {
     ),
     "pipeline": (
         *("frontend.pictures.pipeline_run", "frontend.pictures.pipeline_pictures"),
-        *("frontend.pictures.run_steps", "engine.models.pipeline_trips", "engine.models.pipeline_model"),
+        *("frontend.pictures.run_steps", "engine.routes.pipeline_route", "engine.routes.stepped_route"),
         *("core.remaining", "pipelines.picture_graph"),
     ),
     "cascade": ("frontend.pictures.cascade_steps", "frontend.pictures.cascade_audit"),
@@ -53,7 +53,8 @@ GIVES_BACK = {
     *("PipelineRun._guarded", "PipelineRun._end", "PipelineRun._let_go", "PipelineRun._drop"),
     *("PipelineRun._let_go_of_device", "frontend.pictures.run_steps.give_back"),
     *("frontend.pictures.run_steps.release_all", "PictureService.forget", "PictureService.let_go"),
-    *("OpenTrip.over", "Trip.gone", "Trip.done", "Trip._leave", "LinkTrips.end", "OpenTrip._over"),
+    *("OpenBooking.over", "Booking.gone", "Booking.done", "Booking._leave", "LinkBookings.end"),
+    "OpenBooking._over",
     *("frontend.pictures.workers._call", "Workers._deliver", "Workers._tell", "Workers._next"),
     *("Workers.drop", "Placement._let_go", "ClientCall._fail", "Placement._fail_unexpectedly"),
     *("ClientCall._finish", "Placement._break_off", "TextDriver._end", "TextDriver._turn_away"),
@@ -65,8 +66,8 @@ GIVES_BACK = {
     # The door tells each of its answer once, whatever comes of that; all that they do is guarded in them.
     *("Placement.done", "PlacedCall.done", "PipelineRun._step_answered"),
     # What the engine's end of the link calls. An error there costs the link, as everywhere.
-    *("TextDriver.ready", "TextDriver._take", "LinkTrips.join", "LinkTrips.hear", "LinkTrips._begin"),
-    "OpenTrip._learn",
+    *("TextDriver.ready", "TextDriver._take", "LinkBookings.join", "LinkBookings.hear"),
+    "OpenBooking._learn",
     *("SequenceRoute._count", "Sequences.finished"),  # without it a place is taken until its sequence is idle
 }
 SHARED = ("cache.redis_client", "frontend.caches.caching_door", "frontend.caches.front_caches")

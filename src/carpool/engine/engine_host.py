@@ -20,8 +20,8 @@ from carpool.engine.fleet.control import LoadListener, ModelState
 from carpool.engine.fleet.fleet import Publisher, newest
 from carpool.engine.loading.candidate import Pin
 from carpool.engine.models.ensemble_model import Ensemble
-from carpool.engine.models.pipeline_model import Pipeline
 from carpool.engine.models.served import Gate, Served, State
+from carpool.engine.routes.pipeline_route import PipelineRoute
 from carpool.errors import CarpoolError, NotFound, Unsupported
 from carpool.link.advice import WriteGate, publish
 from carpool.link.door import Catalog, IndexEntry, ModelEntry
@@ -202,10 +202,9 @@ class EngineHost(Publisher, LoadListener):
             has_places=config.decoupled or config.sequences is not None,
         )
 
-    def pipeline(self, key: int) -> Pipeline | None:
-        fleet = self.engine.fleet
-        found = fleet.offered.get(key) or fleet.leaving.get(key)
-        return found if isinstance(found, Pipeline) else None
+    def pipeline(self, key: int) -> PipelineRoute | None:
+        found = self.engine.fleet.routes.get(key)
+        return found if isinstance(found, PipelineRoute) else None
 
     # ---- inference and questions ------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 
 from carpool.core.job import NEW, OFFERED
-from carpool.engine.models.pipeline_trips import LinkTrips
+from carpool.engine.routes.pipeline_route import LinkBookings
 from carpool.engine.run.batch import NO_INPUTS, Outcome, Work
 from carpool.engine.run.decoupled import MOST_UNSENT, LinkParts, OutgoingParts
 from carpool.errors import CarpoolError, ModelError, NotFound, Unavailable
@@ -66,7 +66,7 @@ class Calls:
         self.outgoing = OutgoingParts(outbox, loop)
         self._loop = loop
         self.sources = HeardSources()
-        self.trips = LinkTrips(engine.pipeline, self._most)
+        self.bookings = LinkBookings(engine.pipeline, self._most)
         self._works: dict[int, Work] = {}
         self._cancelled: set[int] = set()
         self.taken: list[Work] = []  # not submitted yet, all for one model:
@@ -126,13 +126,13 @@ class Calls:
         )
 
     def _hears(self, work: Work, template: ServedTemplate, flags: int, payload: bytes, now: float) -> bool:
-        """What a request says of itself: of which trip it is a step, where its inputs are if that is not its
-        slot, and its own words. False: refused."""
+        """What a request says of itself: of which booking it is a step, where its inputs are if that is not
+        its slot, and its own words. False: refused."""
         try:
             if flags & records.STEP:
                 if self.taken:
                     self.submit()  # the gate is to count those who came before
-                payload = self.trips.join(work, payload, now)
+                payload = self.bookings.join(work, payload, now)
             if flags & records.REGIONS:
                 work.reads, payload = template.reads(payload, self._engine.regions)
         except CarpoolError as error:
@@ -174,7 +174,7 @@ class Calls:
         """Nothing more will come. Those that are left have the memory for as long as they need it."""
         del self._memory
         self.outgoing.clear()
-        self.trips.end()
+        self.bookings.end()
         for call in list(self._works):
             self.cancel(call)
 
@@ -413,8 +413,8 @@ class EngineLink:
             self._side.acknowledged()
         elif kind == records.ASK:
             self._ask(number, payload)
-        elif kind == records.TRIP:
-            self.calls.trips.hear(number, payload, monotonic())
+        elif kind == records.BOOKING:
+            self.calls.bookings.hear(number, payload, monotonic())
         elif kind == records.RESET:
             self._templates.clear()
         else:

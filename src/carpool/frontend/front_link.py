@@ -22,6 +22,8 @@ from carpool.link.records import (
     ANSWERED,
     AS_DECLARED,
     ASK,
+    BOOKING,
+    BOOKING_NEWS,
     CANCEL,
     CATALOG,
     COMING,
@@ -49,8 +51,6 @@ from carpool.link.records import (
     SUBMIT,
     TO_ENGINE,
     TO_FRONTEND,
-    TRIP,
-    TRIP_NEWS,
     WITH_STEPS,
     Fields,
     Outbox,
@@ -176,12 +176,12 @@ class RemoteBooking:
 
     def reaches(self, step: int, images: int) -> None:
         if self._link is not None:
-            self._link.say_of_trip(self._number, REACHES, step, images)
+            self._link.say_of_booking(self._number, REACHES, step, images)
 
     def over(self, *, answered: bool) -> None:
         link, self._link = self._link, None
         if link is not None and self.begun:
-            link.say_of_trip(self._number, ANSWERED if answered else GIVEN_UP)
+            link.say_of_booking(self._number, ANSWERED if answered else GIVEN_UP)
 
 
 class _Background:
@@ -320,9 +320,9 @@ class FrontLink:
         self._number += 1
         return RemoteBooking(self, self._number, entry)
 
-    def say_of_trip(self, number: int, what: int, step: int = 0, images: int = 0) -> None:
+    def say_of_booking(self, number: int, what: int, step: int = 0, images: int = 0) -> None:
         if self._transport is not None:
-            self._outbox.put(to_engine(TRIP, number, TRIP_NEWS.pack(what, step, images)))
+            self._outbox.put(to_engine(BOOKING, number, BOOKING_NEWS.pack(what, step, images)))
 
     def say(self, kind: int, call: RemoteCall) -> None:
         try:

@@ -30,7 +30,7 @@ READY: Final = 11
 ADMITTED: Final = 12
 RUN: Final = 13
 RAN: Final = 14
-TRIP: Final = 15
+BOOKING: Final = 15
 PART: Final = 16
 
 TO_ENGINE = struct.Struct("<IIQQQQQdddddfIII")
@@ -42,15 +42,15 @@ LATEST: Final = 1  # a newer frame of its source takes its place while it waits
 COMING: Final = 2  # its inputs are still to come
 SPARE: Final = 4  # nobody waits for it: it runs if there is slack
 AGAIN: Final = 8  # another server has refused it before
-STEP: Final = 16  # it is part of a trip through a pipeline: its payload begins with which
+STEP: Final = 16  # a step of a pipeline: its payload begins with the booking that it belongs to
 REGIONS: Final = 32  # its inputs are in clients' memory: its payload goes on with where
 PARTS: Final = 64  # each piece that its model writes is to be told when it is there
 
 STEP_PART = struct.Struct("<QQI")
-"""The number of its trip, the pipeline's key and the number of the step."""
+"""The number of its booking, the pipeline's key and the number of the step."""
 
-TRIP_NEWS = struct.Struct("<III")
-"""What a front end says of a trip: one of these, of which step, and with how many images."""
+BOOKING_NEWS = struct.Struct("<III")
+"""What a front end says of a booking: one of these, of which step, and with how many images."""
 REACHES: Final = 0  # the step will be asked about so many images; none: it is over
 ANSWERED: Final = 1
 GIVEN_UP: Final = 2

@@ -1,6 +1,6 @@
 """An ensemble beside its models: whether they fit together, and what a request needs of them.
 
-Pure: tensors are arrays, models are signatures. What runs them is engine/models/journey.py.
+Pure: tensors are arrays, models are signatures. What runs them is engine/routes/ensemble_route.py.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from carpool.vision.picture_answers import DEFAULT
 from carpool.wire.v2 import RequestHead
 from frontend.fake_door import FakeCall, FakeDoor, FakeModel
 from frontend.picture_models import SIDE, detector, device_classifier, picture
-from frontend.pictures.test_pipeline_run import STREET, Journey, LaterWorkers, finds, late
+from frontend.pictures.test_pipeline_run import STREET, CarriedRun, LaterWorkers, finds, late
 from heard import Heard
 
 ARENA, PLENTY = 1, 1 << 20
@@ -69,8 +69,8 @@ class Device:
         return into
 
 
-class DeviceJourney(Journey):
-    """A `Journey` whose file is in a slot already: nothing has to be decoded for it."""
+class DeviceRun(CarriedRun):
+    """A `CarriedRun` whose file is in a slot already: nothing has to be decoded for it."""
 
     def __init__(
         self,
@@ -130,28 +130,28 @@ class DeviceJourney(Journey):
         assert (len(self.device.slots), self.device.slots.bytes_used) == (0, 0)
 
 
-def asked_of(journey: DeviceJourney) -> dict[str, int]:
-    return {call.entry.name: call.head.batch for call in journey.door.calls}
+def asked_of(run: DeviceRun) -> dict[str, int]:
+    return {call.entry.name: call.head.batch for call in run.door.calls}
 
 
 def test_the_device_is_told_what_to_cut() -> None:
-    journey = DeviceJourney(3)
-    journey.run_to_the_end()
-    document = journey.document
+    run = DeviceRun(3)
+    run.run_to_the_end()
+    document = run.document
     assert [one["kind"]["classes"][0]["label"] for one in document["detections"]] == ["red"] * 3
     assert document["scene"]["classes"][0]["label"] == "red"
     assert document["image"] == {"width": WIDTH, "height": HEIGHT}
-    assert asked_of(journey) == {"finder": 1, "namer": 3, "other": 1}
-    assert all(call.head.encoded for call in journey.door.calls)
-    assert sorted(journey.door.trips[0].reached) == [(1, 3), (2, 1)]
-    assert (journey.counted("device"), journey.counted("cpu")) == (1, 0)
-    journey.check_nothing_is_left()
+    assert asked_of(run) == {"finder": 1, "namer": 3, "other": 1}
+    assert all(call.head.encoded for call in run.door.calls)
+    assert sorted(run.door.trips[0].reached) == [(1, 3), (2, 1)]
+    assert (run.counted("device"), run.counted("cpu")) == (1, 0)
+    run.check_nothing_is_left()
 
 
 def test_what_it_answers_is_what_the_front_end_would_have_cut_for() -> None:
-    on_device, here = DeviceJourney(4), DeviceJourney(4, budget=0)
-    for journey in (on_device, here):
-        journey.run_to_the_end()
+    on_device, here = DeviceRun(4), DeviceRun(4, budget=0)
+    for run in (on_device, here):
+        run.run_to_the_end()
     assert on_device.document == here.document
     assert (here.counted("device"), here.counted("cpu")) == (0, 1)
     assert [call.head.encoded for call in here.door.calls] == [True, False, False]
@@ -159,42 +159,42 @@ def test_what_it_answers_is_what_the_front_end_would_have_cut_for() -> None:
 
 
 def test_more_than_a_batch_are_several_requests() -> None:
-    journey = DeviceJourney(4, most_together=3)
-    journey.run_to_the_end()
-    assert [call.head.batch for call in journey.door.calls if call.entry.name == "namer"] == [3, 1]
-    journey.check_nothing_is_left()
+    run = DeviceRun(4, most_together=3)
+    run.run_to_the_end()
+    assert [call.head.batch for call in run.door.calls if call.entry.name == "namer"] == [3, 1]
+    run.check_nothing_is_left()
 
 
 def test_nothing_found_needs_no_picture() -> None:
     only = STREET.partition('[[step]]\nname = "scene"')[0] + '[answer]\nif_late = "{if_late}"\n'
     for budget in (0, PLENTY):
-        journey = DeviceJourney(0, budget=budget, toml=only)
-        journey.run_to_the_end()
-        assert journey.document["detections"] == []
-        assert (journey.counted("device"), journey.counted("cpu")) == (0, 0)
-        journey.check_nothing_is_left()
+        run = DeviceRun(0, budget=budget, toml=only)
+        run.run_to_the_end()
+        assert run.document["detections"] == []
+        assert (run.counted("device"), run.counted("cpu")) == (0, 0)
+        run.check_nothing_is_left()
 
 
 def test_pipelines_whose_pictures_are_needed_here() -> None:
-    assert not DeviceJourney(1, hosted=False).model.encoded  # the engine's process has the models
+    assert not DeviceRun(1, hosted=False).model.encoded  # the engine's process has the models
     upright = 'each = "find.regions"\ncrop = {{ rectify = true, height = 16, widths = [16] }}'
-    assert not DeviceJourney(1, toml=STREET.replace('each = "find.boxes"', upright)).model.encoded
-    assert DeviceJourney(1).model.encoded
+    assert not DeviceRun(1, toml=STREET.replace('each = "find.boxes"', upright)).model.encoded
+    assert DeviceRun(1).model.encoded
 
 
 def test_a_picture_that_the_device_lost_is_told_in_words() -> None:
-    journey = DeviceJourney(2)
-    while not any(call.entry.name == "namer" for call in journey.door.calls):
-        if journey.workers.jobs:
-            journey.workers.do_one()
+    run = DeviceRun(2)
+    while not any(call.entry.name == "namer" for call in run.door.calls):
+        if run.workers.jobs:
+            run.workers.do_one()
         else:
-            journey.running[0].finish()
-    journey.device.slots.forget(ARENA)  # as with a new runner
-    journey.device.slots.open(ARENA)
-    journey.run_to_the_end()
-    (answer,) = journey.answers
+            run.running[0].finish()
+    run.device.slots.forget(ARENA)  # as with a new runner
+    run.device.slots.open(ARENA)
+    run.run_to_the_end()
+    (answer,) = run.answers
     assert isinstance(answer.error, Unavailable)
-    journey.check_nothing_is_left()
+    run.check_nothing_is_left()
 
 
 ACTIONS = ("work", "answer", "fail", "refuse", "leave", "answer last", "begin", "forget")
@@ -210,15 +210,15 @@ ACTIONS = ("work", "answer", "fail", "refuse", "leave", "answer last", "begin", 
 def test_whatever_happens_the_device_keeps_nothing(
     found: int, together: int, if_late: str, budget: int, actions: list[str]
 ) -> None:
-    journey = DeviceJourney(found, most_together=together, if_late=if_late, budget=budget)
+    run = DeviceRun(found, most_together=together, if_late=if_late, budget=budget)
     for action in actions:
-        running: list[FakeCall] = journey.running
-        if action == "work" and journey.workers.jobs:
-            journey.workers.do_one()
+        running: list[FakeCall] = run.running
+        if action == "work" and run.workers.jobs:
+            run.workers.do_one()
         elif action == "leave":
-            journey.leave()
+            run.leave()
         elif action == "forget":
-            journey.device.slots.forget(ARENA)
+            run.device.slots.forget(ARENA)
         elif running and action == "answer":
             running[0].finish()
         elif running and action == "answer last":
@@ -230,6 +230,6 @@ def test_whatever_happens_the_device_keeps_nothing(
                 assert "forget" in actions
         elif running and action in ("fail", "refuse"):
             running[-1].finish(late() if action == "refuse" else ModelError("it broke"))
-    journey.run_to_the_end()
-    assert len(journey.answers) == (0 if journey.over else 1)
-    journey.check_nothing_is_left()
+    run.run_to_the_end()
+    assert len(run.answers) == (0 if run.over else 1)
+    run.check_nothing_is_left()

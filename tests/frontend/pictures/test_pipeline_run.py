@@ -79,7 +79,7 @@ class LaterWorkers:
             then(result, None)
 
 
-class Journey:
+class CarriedRun:
     """One request; `answers` has what its client was told."""
 
     def __init__(
@@ -165,71 +165,71 @@ class Journey:
 
 
 def test_crops_of_one_picture_are_one_request() -> None:
-    journey = Journey(3)
-    journey.run_to_the_end()
-    document = journey.document
+    run = CarriedRun(3)
+    run.run_to_the_end()
+    document = run.document
     assert [one["kind"]["classes"][0]["label"] for one in document["detections"]] == ["red"] * 3
     assert document["scene"]["classes"][0]["label"] == "red"
     assert (document["model"], document["image"]) == ("street", {"width": 64, "height": 48})
-    asked = {call.entry.name: call.head.batch for call in journey.door.calls}
+    asked = {call.entry.name: call.head.batch for call in run.door.calls}
     assert asked == {"finder": 1, "other": 1, "namer": 3}
-    (trip,) = journey.door.trips
+    (trip,) = run.door.trips
     assert sorted(trip.reached) == [(1, 3), (2, 1)]
     assert trip.ended == [True]
-    timing = journey.answers[0].timing
+    timing = run.answers[0].timing
     assert isinstance(timing, StepTiming)
     images = {name: each.images for name, each in timing.steps if isinstance(each, PartTiming)}
     assert images == {"find": 1, "kind": 3, "scene": 1, "merge": 0}
-    journey.check_nothing_is_left()
+    run.check_nothing_is_left()
 
 
 def test_more_than_a_batch_are_several_requests() -> None:
-    journey = Journey(4, most_together=3)
-    journey.run_to_the_end()
-    assert [call.head.batch for call in journey.door.calls if call.entry.name == "namer"] == [3, 1]
-    assert len(journey.document["detections"]) == 4
-    journey.check_nothing_is_left()
+    run = CarriedRun(4, most_together=3)
+    run.run_to_the_end()
+    assert [call.head.batch for call in run.door.calls if call.entry.name == "namer"] == [3, 1]
+    assert len(run.document["detections"]) == 4
+    run.check_nothing_is_left()
 
 
 def test_only_so_many_are_kept() -> None:
-    journey = Journey(4, most=2)
-    journey.run_to_the_end()
-    assert len(journey.document["detections"]) == 2
-    assert (1, 2) in journey.door.trips[0].reached
+    run = CarriedRun(4, most=2)
+    run.run_to_the_end()
+    assert len(run.document["detections"]) == 2
+    assert (1, 2) in run.door.trips[0].reached
 
 
 def test_nothing_found_is_answered_at_once() -> None:
-    journey = Journey(0)
-    journey.run_to_the_end()
-    assert journey.document["detections"] == []
-    assert "namer" not in [call.entry.name for call in journey.door.calls]
-    assert (1, 0) in journey.door.trips[0].reached
-    journey.check_nothing_is_left()
+    run = CarriedRun(0)
+    run.run_to_the_end()
+    assert run.document["detections"] == []
+    assert "namer" not in [call.entry.name for call in run.door.calls]
+    assert (1, 0) in run.door.trips[0].reached
+    run.check_nothing_is_left()
 
 
 def late() -> Refused:
     return Refused("too late", reason="cannot-finish", predicted_ms=5.0)
 
 
-def until_asked(journey: Journey, model: str) -> FakeCall:
-    journey.decode()
+def until_asked(run: CarriedRun, model: str) -> FakeCall:
+    run.decode()
     while True:
-        found = [call for call in journey.running if call.entry.name == model]
+        found = [call for call in run.running if call.entry.name == model]
         if found:
             return found[0]
-        if journey.workers.jobs:
-            journey.workers.do_one()
+        if run.workers.jobs:
+            run.workers.do_one()
         else:
-            next(call for call in journey.running if call.entry.name != model).finish()
+            next(call for call in run.running if call.entry.name != model).finish()
 
 
 def test_without_a_step_that_is_late() -> None:
-    journey = Journey(2, if_late="without")
-    until_asked(journey, "namer").finish(late())
-    journey.run_to_the_end()
-    assert journey.document["late"] == ["kind"]
-    assert ["kind" in one for one in journey.document["detections"]] == [False, False]
-    journey.check_nothing_is_left()
+    run = CarriedRun(2, if_late="without")
+    until_asked(run, "namer").finish(late())
+    run.run_to_the_end()
+    assert run.document["late"] == ["kind"]
+    assert ["kind" in one for one in run.document["detections"]] == [False, False]
+    run.check_nothing_is_left()
 
 
 @pytest.mark.parametrize(
@@ -237,25 +237,25 @@ def test_without_a_step_that_is_late() -> None:
     [("refuse", late()), ("without", ModelError("it broke")), ("refuse", ModelError("!"))],
 )
 def test_a_step_that_fails_ends_the_whole(if_late: str, error: CarpoolError) -> None:
-    journey = Journey(4, if_late=if_late, most_together=2)
-    until_asked(journey, "namer").finish(error)
-    (answer,) = journey.answers
+    run = CarriedRun(4, if_late=if_late, most_together=2)
+    until_asked(run, "namer").finish(error)
+    (answer,) = run.answers
     assert type(answer.error) is type(error)
     assert answer.error is not None
     assert answer.error.message == f"in step 'kind', {error.message}"
-    journey.run_to_the_end()
-    assert len(journey.answers) == 1
-    journey.check_nothing_is_left()
+    run.run_to_the_end()
+    assert len(run.answers) == 1
+    run.check_nothing_is_left()
 
 
 def test_no_room_for_crops() -> None:
-    journey = Journey(2)
-    journey.decode()
-    journey.door._allocate = lambda _size: None
-    journey.run_to_the_end()
-    assert journey.answers[0].error is not None
-    assert journey.answers[0].error.reason == "no-slots"
-    journey.check_nothing_is_left()
+    run = CarriedRun(2)
+    run.decode()
+    run.door._allocate = lambda _size: None
+    run.run_to_the_end()
+    assert run.answers[0].error is not None
+    assert run.answers[0].error.reason == "no-slots"
+    run.check_nothing_is_left()
 
 
 ACTIONS = ("decode", "work", "answer", "fail", "refuse", "leave", "answer last")
@@ -268,24 +268,24 @@ ACTIONS = ("decode", "work", "answer", "fail", "refuse", "leave", "answer last")
     st.lists(st.sampled_from(ACTIONS), max_size=20),
 )
 def test_whatever_happens_it_ends_once(found: int, together: int, if_late: str, actions: list[str]) -> None:
-    journey = Journey(found, most_together=together, if_late=if_late)
+    run = CarriedRun(found, most_together=together, if_late=if_late)
     for action in actions:
-        running = journey.running
-        if action == "decode" and not journey.decoded:
-            journey.decode()
-        elif action == "work" and journey.workers.jobs:
-            journey.workers.do_one()
+        running = run.running
+        if action == "decode" and not run.decoded:
+            run.decode()
+        elif action == "work" and run.workers.jobs:
+            run.workers.do_one()
         elif action == "leave":
-            journey.leave()
+            run.leave()
         elif running and action == "answer":
             running[0].finish()
         elif running and action == "answer last":
             running[-1].finish()
-        elif journey.open and action in ("fail", "refuse"):
-            journey.open[-1].finish(late() if action == "refuse" else ModelError("it broke"))
-    journey.run_to_the_end()
-    assert len(journey.answers) == (0 if journey.over else 1)
-    journey.check_nothing_is_left()
+        elif run.open and action in ("fail", "refuse"):
+            run.open[-1].finish(late() if action == "refuse" else ModelError("it broke"))
+    run.run_to_the_end()
+    assert len(run.answers) == (0 if run.over else 1)
+    run.check_nothing_is_left()
 
 
 @pytest.mark.parametrize("broken", ["following", "items", "answer", "kept"])
@@ -293,23 +293,23 @@ def test_an_error_that_nobody_expected_is_an_answer(broken: str, monkeypatch: py
     def bug(*_: object) -> None:
         raise KeyError(broken)
 
-    journey = Journey(3)
-    monkeypatch.setattr(journey.call._graph, broken, bug)  # type: ignore[attr-defined]
-    journey.run_to_the_end()
-    (answer,) = journey.answers
+    run = CarriedRun(3)
+    monkeypatch.setattr(run.call._graph, broken, bug)  # type: ignore[attr-defined]
+    run.run_to_the_end()
+    (answer,) = run.answers
     assert answer.error is not None
     assert "KeyError" in answer.error.message
-    journey.check_nothing_is_left()
+    run.check_nothing_is_left()
 
 
 def test_a_thread_that_cannot_be_had_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    journey = Journey(3)
+    run = CarriedRun(3)
 
     def none_left(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(journey.workers, "finish", none_left)
-    journey.run_to_the_end()
-    (answer,) = journey.answers
+    monkeypatch.setattr(run.workers, "finish", none_left)
+    run.run_to_the_end()
+    (answer,) = run.answers
     assert answer.error is not None
-    journey.check_nothing_is_left()
+    run.check_nothing_is_left()

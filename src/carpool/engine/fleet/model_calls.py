@@ -13,10 +13,10 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 from carpool.core.job import INFINITY, RUNNING
-from carpool.engine.models.journey import Journeys
+from carpool.engine.routes.ensemble_route import EnsembleRoute
 from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import CarpoolError, Unavailable, Unsupported, without_stack
 from carpool.types import Array
@@ -247,9 +247,10 @@ def _is_held(work: Work, target: Served, stuck: set[Caller]) -> bool:
     One without a batch is not, whatever threads of its model may be waiting for. A call of an ensemble is
     held where one of its steps is that is under way.
     """
-    journey = work.route.open.get(work) if isinstance(work.route, Journeys) else None
-    if journey is not None:
-        return any(_is_held(step, bound.served, stuck) for step, bound in journey.under_way.items())
+    run = work.route.open.get(work) if isinstance(work.route, EnsembleRoute) else None
+    if run is not None:
+        steps = run.under_way.items()
+        return any(_is_held(step, cast("Served", bound.served), stuck) for step, bound in steps)
     if target.is_ensemble or target.writes:
         return False
     calling = {caller.index for caller in stuck if caller.served is target}

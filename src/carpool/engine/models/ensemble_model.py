@@ -6,16 +6,18 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic, time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from carpool.config.model import EnsembleStep
 from carpool.config.triton_ensemble import step_at
 from carpool.core.job import Reason
 from carpool.core.objectives import Promise
 from carpool.core.remaining import Step
-from carpool.engine.models.journey import Binding, BoundStep, Journeys
 from carpool.engine.models.served import Served
 from carpool.engine.routes.direct_route import Spare
+from carpool.engine.routes.ensemble_route import EnsembleRoute
+from carpool.engine.routes.pipeline_route import PipelineRoute
+from carpool.engine.routes.stepped_route import Binding, BoundStep, ServedStep
 from carpool.engine.run.batch import Route
 from carpool.engine.run.model_inputs import signature_of
 from carpool.errors import ConfigError, Unavailable
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from carpool.engine.run.driver import Driver
 
 _log = logger("engine")
+
+Stepped: TypeAlias = EnsembleRoute | PipelineRoute
+"""The route of what is made of several models."""
 
 
 class Models(Protocol):
@@ -48,30 +53,29 @@ class Ensemble(Served):
     """Its steps are models of the same engine, which others may ask as well."""
 
     is_ensemble = True
+    _field = "ensemble_scheduling.step"  # where its settings list its steps
 
     def __init__(self, *arguments: Any, fleet: Models, **more: Any) -> None:
         super().__init__(*arguments, **more)
         self._models = fleet
-        self._journeys: Journeys | None = None
+        self._stepped: Stepped | None = None
         self._turns: list[Turn] = []
-        ensemble = self.config.ensemble
-        self._listed: Sequence[EnsembleStep] = () if ensemble is None else ensemble.steps
+        self.steps = self._listed()
+
+    def _listed(self) -> Sequence[EnsembleStep]:
+        return () if self.config.ensemble is None else self.config.ensemble.steps
 
     @property
     def driver(self) -> Driver:
         raise AssertionError(f"{self.name} runs nothing itself")
 
     @property
-    def steps(self) -> Sequence[EnsembleStep]:
-        return self._listed
-
-    @property
-    def journeys(self) -> Journeys:
-        assert self._journeys is not None
-        return self._journeys
+    def stepped(self) -> Stepped:
+        assert self._stepped is not None
+        return self._stepped
 
     def route(self) -> Route:
-        return self.journeys
+        return self.stepped
 
     def spare_route(self) -> Spare:
         raise Unavailable(
@@ -87,37 +91,45 @@ class Ensemble(Served):
         began = monotonic()
         progress("looking at its steps")
         self._loop = asyncio.get_running_loop()
+        self.signature = signature_of(self.config)
+        self.promises = isinstance(self.config.policy, Promise)
+        self._stepped = route = self._made_route()
+        try:
+            binding = route.binding
+        except Unavailable as error:
+            raise ConfigError(error.message, field=self._field) from None
+        self.choices = tuple(self._bound(binding))
+        route.slo = self.slo
+        self.row.set(columns.LOAD_SECONDS, monotonic() - began)
+        _log.info("model-ready", model=self.name, version=self.version, seconds=round(monotonic() - began, 3))
+
+    def _made_route(self) -> Stepped:
         config = self.config
-        self.signature = replace(signature_of(config), told=True)  # its steps are, if they want to know
-        self.promises = isinstance(config.policy, Promise)
+        self.signature = replace(self.signature, told=True)  # its steps are, if they want to know
         assert config.ensemble is not None
-        self._journeys = Journeys(
+        return EnsembleRoute(
             self.name,
             EnsembleGraph(config),
             self.signature,
             self._bind,
-            slo=self.slo,
+            self._answered,
             most=config.ensemble.max_inflight,
             memory=self._models.memory,
-            answered=self._answered,
         )
-        try:
-            binding = self.journeys.binding
-        except Unavailable as error:
-            raise ConfigError(error.message, field="ensemble_scheduling.step") from None
+
+    def _bound(self, binding: Binding, /) -> Iterable[str]:
+        """What is known with its models, in words."""
         self.labels = self._labels_of(binding)
-        self.choices = tuple(_words(config.ensemble.steps, binding, self.slo))
-        self.row.set(columns.LOAD_SECONDS, monotonic() - began)
-        _log.info("model-ready", model=self.name, version=self.version, seconds=round(monotonic() - began, 3))
+        return _words(self.steps, binding, self.slo)
 
     def _bind(self) -> Binding:
         """The models of its steps as they are now. Raises what is missing, or does not fit any more."""
-        found = [self._found(number, step) for number, step in enumerate(self._listed)]
+        found = [self._found(number, step) for number, step in enumerate(self.steps)]
         check_models(self.config, [served.signature for _, served, _ in found])
         steps: list[BoundStep] = []
         leaves: list[Step] = []
         ends: dict[int, list[int]] = {}  # by step: the leaves that it ends with
-        models: list[Served] = []
+        models: list[ServedStep] = []
         for step in EnsembleGraph(self.config).steps:
             key, served, route = found[step.number]
             before = tuple(sorted(leaf for other in step.after for leaf in ends[other]))
@@ -126,8 +138,8 @@ class Ensemble(Served):
             follows = {number for leaf in inner for number in leaf.after}
             ends[step.number] = [n for n in range(len(leaves), len(leaves) + len(inner)) if n not in follows]
             leaves += inner
-            models += [served, *(route.binding.models if isinstance(route, Journeys) else ())]
-        binding = Binding(tuple(steps), tuple(leaves), tuple(models))
+            models += [served, *(route.binding.models if isinstance(route, EnsembleRoute) else ())]
+        binding = Binding(tuple(leaves), tuple(models), tuple(steps))
         if self.promises:
             self._order_turns(binding)
         return binding
@@ -152,7 +164,7 @@ class Ensemble(Served):
 
     @staticmethod
     def _leaves_of(served: Served, route: Route, before: tuple[int, ...], first: int) -> list[Step]:
-        if not isinstance(route, Journeys):
+        if not isinstance(route, EnsembleRoute):
             return [Step(served.driver.scheduler, before)]
         return [
             leaf._replace(after=tuple(first + number for number in leaf.after) or before)
@@ -184,7 +196,7 @@ class Ensemble(Served):
 
     def _labels_of(self, binding: Binding) -> Mapping[str, Sequence[str]]:
         """Of an output, those of the model that writes it."""
-        written: dict[str, tuple[Served, str]] = {
+        written: dict[str, tuple[ServedStep, str]] = {
             tensor: (bound.served, name) for bound in binding.steps for name, tensor in bound.step.outputs
         }
         found = {tensor: served.labels.get(name, ()) for tensor, (served, name) in written.items()}
@@ -195,20 +207,18 @@ class Ensemble(Served):
     # ---- while it serves --------------------------------------------------------------------------------
 
     def rebind(self) -> None:
-        if self._journeys is not None:
-            self._journeys.rebind()
+        if self._stepped is not None:
+            self._stepped.rebind()
 
     def holds(self, served: Served) -> bool:
         """One of its requests is on its way to this model."""
-        return any(served in binding.models for binding in self._under_way())
-
-    def _under_way(self) -> Iterable[Binding]:
-        """The models of each request that it has."""
-        return () if self._journeys is None else (one.binding for one in self._journeys.open.values())
+        return self._stepped is not None and any(
+            served in run.binding.models for run in self._stepped.under_way
+        )
 
     def _current(self) -> Binding | None:
         """None before it was loaded. Raises what is missing."""
-        return None if self._journeys is None else self._journeys.binding
+        return None if self._stepped is None else self._stepped.binding
 
     @property
     def able(self) -> bool:
@@ -262,20 +272,17 @@ class Ensemble(Served):
 
     async def unload(self, timeout: float) -> None:
         self.withdraw()
-        self._close_gate(f"{self.name} is being unloaded")
-        if not await self._drained(timeout):
-            _log.warning("drain-timeout", model=self.name, waiting=len(list(self._under_way())))
+        if self._stepped is not None:
+            self._stepped.closed = f"{self.name} is being unloaded"
+            if not await self._drained(timeout):
+                _log.warning("drain-timeout", model=self.name, waiting=len(self._stepped.under_way))
         self._order_turns(None)
         await self._close()
-
-    def _close_gate(self, why: str) -> None:
-        if self._journeys is not None:
-            self._journeys.closed = why
 
     async def _drained(self, timeout: float | None) -> bool:
         """Its requests are its steps' as well, which have alarms: looking now and then will do."""
         end = None if timeout is None else monotonic() + timeout
-        while any(True for _ in self._under_way()):
+        while self._stepped is not None and self._stepped.under_way:
             if end is not None and monotonic() >= end:
                 return False
             await asyncio.sleep(_LOOK_S)

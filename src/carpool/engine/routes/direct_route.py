@@ -1,9 +1,9 @@
 """How the requests of a served version come to its driver.
 
 Every served version has a route, and a caller that submits need not know which: `Direct` is that of a model,
-`Spare` the one for background work. Sequences and streams of answers have routes beside it; ensembles have
-theirs in engine/models/journey.py, which asks several others. Cached answers, and the share of each version
-in a rollout, are decided before that, in the front ends.
+`Spare` the one for background work. Beside it are the routes of sequences and of streams of answers, and
+those of ensembles and pipelines, which are made of several models. Cached answers, and the share of each
+version in a rollout, are decided before that, in the front ends.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from carpool.cache.cache_status import JOINED, MISS, OFF, SHARED, STORED, CacheS
 from carpool.cache.similar import MOST_FRAMES, Frame, Seen, Source, see
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput, without_stack
-from carpool.frontend.caches.cache_audit import Audit
+from carpool.frontend.caches.cache_audit import CacheAudit
 from carpool.frontend.caches.front_caches import LOOKED_AT_ONCE, Caches, Hit, Looked, Question, exact_hit
 from carpool.frontend.calls.asking import Asker, Infers, Made, not_made
 from carpool.frontend.calls.call_service import CallService
@@ -310,7 +310,7 @@ class Lookup:
         picture = self._audited_picture
         if picture is None:
             return None
-        audit = Audit(self._door.service, self._ask.sender.source, self._model, picture, found)
+        audit = CacheAudit(self._door.service, self._ask.sender.source, self._model, picture, found)
         return partial(audit.begin, bytes(self._question.pieces[0]))
 
     # ── other servers ──

@@ -6,8 +6,8 @@ boxes back and wait for crops, which is this run with more messages; or hold pic
 look through detectors' outputs in the one thread that schedules for all. Here each step is a request like any
 other, in a slot like any other, and crops of many requests share batches because their models' queues are the
 engine's. What only the engine can know, whether all of it can be in time and how much a step must leave to
-the later ones, it says through the trip that each request names (pipeline_trips.py). So a front end
-that dies takes its own runs along and no others, and an engine that dies ends each of them once.
+the later ones, it says through the booking that each request names (engine/routes/pipeline_route.py). So a
+front end that dies takes its own runs along and no others, and an engine that dies ends each of them once.
 
 To what is above it a run is one call through the door: it is made ready, cancelled and done like one.
 
@@ -35,7 +35,7 @@ import numpy as np
 import orjson
 
 from carpool.config.pipeline_settings import WITHOUT
-from carpool.errors import CarpoolError, DeadlineExceeded, Refused, without_stack
+from carpool.errors import CarpoolError, DeadlineExceeded, Refused, prefixed, without_stack
 from carpool.frontend.pictures.cascade_audit import count
 from carpool.frontend.pictures.cascade_steps import STEP
 from carpool.frontend.pictures.device_picture import DevicePicture
@@ -45,7 +45,6 @@ from carpool.frontend.pictures.run_steps import (
     RequestHears,
     StepState,
     give_back,
-    in_step,
     release_all,
     told,
 )
@@ -379,7 +378,7 @@ class PipelineRun:
             self._finish_if_over()
             return
         if not late or self._graph.settings.if_late != WITHOUT or number == self._graph.base:
-            self._end(in_step(error, self._graph.steps[number].name))
+            self._end(prefixed(error, f"in step '{self._graph.steps[number].name}', "))
             return
         left_out = [number]
         while left_out:
@@ -461,15 +460,9 @@ class PipelineRun:
                     ),
                 )
             )
-        each = [timing for _, timing in steps]
-        return StepTiming(
-            sum(t.queue for t in each),
-            sum(t.input for t in each),
-            sum(t.infer for t in each),
-            sum(t.output for t in each),
-            max((t.batch for t in each), default=0),
-            (*steps, ("merge", PartTiming(output=merge))),
-        )
+        timing = StepTiming.of(steps)
+        timing.steps += (("merge", PartTiming(output=merge)),)
+        return timing
 
     def _end(self, error: CarpoolError) -> None:
         hears, self._hears = self._hears, None

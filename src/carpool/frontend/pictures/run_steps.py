@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any, Protocol
 
-from carpool.errors import CarpoolError, Refused
 from carpool.link.door import Answer, Call, OneAnswer
 from carpool.memory.arena import Slot
 from carpool.pipelines.picture_graph import Document, Item
@@ -83,20 +82,6 @@ def release_all(requests: Sequence[Request]) -> None:
         call, request.call = request.call, None
         if call is not None:
             call.release()
-
-
-def in_step(error: CarpoolError, step: str) -> CarpoolError:
-    """The same, with the step's name: what was told to several is not changed for one."""
-    said = f"in step '{step}', {error.message}"
-    if isinstance(error, Refused):
-        return Refused(
-            said,
-            reason=error.reason,
-            predicted_ms=error.predicted_ms,
-            retry_after_s=error.retry_after_s,
-            numbers=error.numbers,
-        )
-    return type(error)(said, reason=error.reason, field=error.field, numbers=error.numbers)
 
 
 def told(timing: StepTiming) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from random import Random
 from time import monotonic
 from typing import Any, NamedTuple
 
-from carpool.errors import CarpoolError, without_stack
+from carpool.errors import CarpoolError
 from carpool.frontend.calls.routing import Split
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.rollout.comparison import fault_of
@@ -51,7 +51,7 @@ class Mirror:
     ) -> None:
         self.door = door
         self.pictures = pictures
-        self._threads = threads
+        self.threads = threads
         self._row = row
         self._random = Random()
         self._seen: OrderedDict[tuple[str, str], Seen] = OrderedDict()  # by model and source
@@ -194,22 +194,6 @@ class Mirror:
     async def _tell(self, told: Sequence[Mapping[str, Any]]) -> None:
         with contextlib.suppress(CarpoolError):  # an engine that is gone counts anew
             await self.door.ask("rollout-seen", {"seen": told})
-
-    def aside(self, work: Callable[[], Any], then: Callable[[Any, BaseException | None], None]) -> None:
-        """Off the loop, behind whatever else is done there."""
-
-        async def live() -> None:
-            try:
-                found = await asyncio.get_running_loop().run_in_executor(self._threads, work)
-            except Exception as error:
-                then(None, without_stack(error))
-            except BaseException as error:
-                then(None, asyncio.CancelledError())
-                raise error from None
-            else:
-                then(found, None)
-
-        self._start(live())
 
     def _start(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -1,71 +1,45 @@
-"""The way of a request through the models of an ensemble: a route that asks other routes.
+"""The route of an ensemble, which asks the routes of other models.
 
-Every step is a work of its own, offered to its model like any other, so that it shares batches with whoever
-else asks that model. Tensors are handed on as the arrays that they are: what one model gave is what the next
-one gathers into its batch. One promise holds for the whole: core/remaining.py says what each step leaves to
+Every step is a work of its own, offered to its model like any other, so that it shares batches with all other
+requests for that model. Tensors are handed on as the arrays that they are: what one model gave is what the
+next one gathers into its batch. One SLO holds for the whole: core/remaining.py says what each step leaves to
 the later ones, and the gate asks at arrival for all of them.
 
-A journey ends once. A step that fails ends it with its error, and a client that leaves ends it too: then the
-steps that are under way are cancelled, and the answer is told when the last of them has let go of what it
+A run ends once. A step that fails ends it with its error, and a client that leaves ends it too: then the
+steps that are under way are cancelled, and the answer is given when the last of them has let go of what it
 reads, which may be the client's memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from carpool.core.job import GONE, INFINITY, OFFERED, READY, Job
-from carpool.core.refusal_words import turned_away
-from carpool.core.remaining import Remaining, Step, Trip
-from carpool.engine.run.batch import NO_INPUTS, Outcome, Route, Work
+from carpool.core.job import GONE, INFINITY, OFFERED, READY
+from carpool.core.remaining import Booking
+from carpool.engine.routes.stepped_route import Binding, BoundStep, SteppedRoute
+from carpool.engine.run.batch import NO_INPUTS, Outcome, Work
 from carpool.engine.run.model_inputs import shape_key
-from carpool.errors import Cancelled, CarpoolError, InvalidInput, ModelError, Refused, Unavailable
+from carpool.errors import Cancelled, CarpoolError, InvalidInput, ModelError, Unavailable, prefixed
 from carpool.link.step_memory import Lent, StepMemory
 from carpool.observe.logs import logger
-from carpool.pipelines.ensemble_graph import EnsembleGraph, GraphStep, handed_over
+from carpool.pipelines.ensemble_graph import EnsembleGraph, handed_over
 from carpool.types import Array, Signature, StepTiming, Timing
-
-if TYPE_CHECKING:
-    from carpool.engine.models.served import Served
 
 _log = logger("engine")
 
 
-class BoundStep(NamedTuple):
-    """A step, and the model that runs it now. `first` is its place among all models that run something, of
-    which a nested ensemble has several."""
-
-    step: GraphStep
-    key: int
-    served: Served
-    route: Route
-    first: int
-
-
-class Binding(NamedTuple):
-    """The steps in order, and all models that run something, for the whole of them."""
-
-    steps: tuple[BoundStep, ...]
-    leaves: tuple[Step, ...]
-    models: tuple[Served, ...]  # that the leaves are, and the ensembles between
-
-    @property
-    def signatures(self) -> list[Signature]:
-        return [bound.served.signature for bound in self.steps]
-
-
 class Whole(NamedTuple):
-    """For a nested ensemble: the journey that it is a part of, and the place of its first model there."""
+    """For a nested ensemble: the booking that it is a part of, and the place of its first model there."""
 
-    trip: Trip
+    booking: Booking
     first: int
 
 
-class Journeys:
-    """The route of one ensemble. Everything happens on the loop's thread."""
+class EnsembleRoute(SteppedRoute):
+    """Implements `Route`. Used in the loop's thread."""
 
     def __init__(
         self,
@@ -73,42 +47,23 @@ class Journeys:
         graph: EnsembleGraph,
         signature: Signature,
         bind: Callable[[], Binding],
+        answered: Callable[[int, Timing], None],
         *,
         slo: float = INFINITY,
         most: int = 0,
         memory: StepMemory | None = None,
-        answered: Callable[[int, Timing], None] = lambda _images, _timing: None,
     ) -> None:
-        """`bind` finds the models as they are now, and raises where one is missing. `answered` is told the
-        images and the time of every request that was answered."""
-        self.name = name
+        super().__init__(name, bind, answered, slo=slo)
         self.graph = graph
         self.signature = signature
-        self.slo = slo
         self._most = most
-        self._bind = bind
         self.memory = memory
-        self.answered = answered
-        self._binding: Binding | None = None
-        self._remaining: Remaining | None = None
-        self.open: dict[Work, Journey] = {}
+        self.open: dict[Work, EnsembleRun] = {}
         self._coming: set[Work] = set()
-        self.closed = ""  # why nobody is let in any more
-
-    def rebind(self) -> None:
-        """A model was loaded, or has gone."""
-        self._binding = None
 
     @property
-    def binding(self) -> Binding:
-        if self._binding is None:
-            self._binding = binding = self._bind()
-            known = self._remaining
-            if known is None or [step.scheduler for step in known.steps] != [
-                leaf.scheduler for leaf in binding.leaves
-            ]:
-                self._remaining = Remaining(binding.leaves)
-        return self._binding
+    def under_way(self) -> Collection[EnsembleRun]:
+        return self.open.values()
 
     # ---- as `Route` -------------------------------------------------------------------------------------
 
@@ -132,57 +87,38 @@ class Journeys:
             work.state = GONE
             work.done(work, Outcome(error=Cancelled("the client left")))
             return
-        journey = self.open.get(work)
-        if journey is not None:
-            journey.end(Cancelled("the client left"))
+        run = self.open.get(work)
+        if run is not None:
+            run.end(Cancelled("the client left"))
 
     # ---- inside -----------------------------------------------------------------------------------------
 
     def _begin(self, work: Work) -> None:
         try:
-            if self.closed:
-                raise Unavailable(self.closed, reason="unloading")
-            if self._most and len(self.open) >= self._most:
-                raise Unavailable(
-                    f"{self.name} has {self._most} requests under way, which is its max_inflight_requests",
-                    reason="queue-full",
-                )
-            whole = self._let_in(work)
+            run = self._let_in(work)
         except CarpoolError as error:
             work.state = GONE
             work.done(work, Outcome(error=error))
             return
         work.state = READY
-        self.open[work] = journey = Journey(self, work, self.binding, whole)
-        journey.go_on()
+        self.open[work] = run
+        run.go_on()
 
-    def _let_in(self, work: Work) -> Whole:
-        """Raises what the gate says. Part of another journey was let in with that."""
-        binding = self.binding
-        if isinstance(work.payload, Whole):
-            return work.payload
-        remaining = self._remaining
-        assert remaining is not None
-        if work.arrived + self.slo < work.deadline:
-            work.deadline = work.arrived + self.slo
-        if self.slo == INFINITY:
-            return Whole(remaining.enters(), 0)
-        now, probe = monotonic(), False
-        for number, leaf in enumerate(binding.leaves):
-            if leaf.after:
-                continue
-            images = min(work.images, leaf.scheduler.policy.max_images)
-            job = Job(
-                work.arrived, work.deadline, images, None, work.priority, work.source, outside=work.outside
+    def _let_in(self, work: Work) -> EnsembleRun:
+        """Raises what the gate says. A part of another run was let in with that."""
+        self.check_open()
+        if self._most and len(self.open) >= self._most:
+            raise Unavailable(
+                f"{self.name} has {self._most} requests under way, which is its max_inflight_requests",
+                reason="queue-full",
             )
-            refusal = remaining.refuses(number, job, self.slo, now)
-            if refusal is not None:
-                raise turned_away(self.name, work, refusal, knobs=False)
-            probe = probe or job.probe
-        return Whole(remaining.enters(self.slo, work.deadline, probe=probe), 0)
+        binding, whole = self.binding, work.payload
+        if not isinstance(whole, Whole):
+            whole = Whole(self.let_in(work, monotonic()), 0)
+        return EnsembleRun(self, work, binding, whole)
 
     def left(self, work: Work, outcome: Outcome) -> None:
-        """Its journey is over."""
+        """Its run is over."""
         del self.open[work]
         work.state = GONE
         try:
@@ -191,23 +127,23 @@ class Journeys:
             _log.exception("answer-failed", model=self.name)
 
 
-class Journey:
+class EnsembleRun:
     """One request. `tensors` has what is known by now: None is a tensor that will never be there."""
 
     __slots__ = (
-        *("_ending", "_needed", "_routes", "_timings", "_under_way", "_waiting", "_whole"),
+        *("_ending", "_needed", "_route", "_timings", "_under_way", "_waiting", "_whole"),
         *("_work", "binding", "tensors"),
     )
 
-    def __init__(self, routes: Journeys, work: Work, binding: Binding, whole: Whole) -> None:
-        self._routes = routes
+    def __init__(self, route: EnsembleRoute, work: Work, binding: Binding, whole: Whole) -> None:
+        self._route = route
         self._work = work
         self.binding = binding
         self._whole = whole
-        self._needed = routes.graph.needed(work.wanted)
+        self._needed = route.graph.needed(work.wanted)
         wanted = {step.number for step in self._needed}
         self._waiting = [bound for bound in binding.steps if bound.step.number in wanted]
-        self.tensors: dict[str, Array | None] = {name: work.inputs.get(name) for name in routes.graph.inputs}
+        self.tensors: dict[str, Array | None] = {name: work.inputs.get(name) for name in route.graph.inputs}
         self._under_way: dict[Work, BoundStep] = {}
         self._timings: list[tuple[str, Timing]] = []
         self._ending: CarpoolError | None = None
@@ -250,24 +186,24 @@ class Journey:
     # ---- one step -----------------------------------------------------------------------------------------
 
     def _start(self, bound: BoundStep) -> None:
-        trip, first = self._whole.trip, self._whole.first + bound.first
+        booking, first = self._whole.booking, self._whole.first + bound.first
         try:
             inputs, images = self._inputs(bound)
         except CarpoolError as error:
             self.end(self._in_ensemble(error))
             return
         if inputs is None:  # one that it cannot do without will never be there
-            trip.reaches(first, 0)
+            booking.reaches(first, 0)
             self.tensors |= dict.fromkeys((tensor for _, tensor in bound.step.outputs), None)
             return
         child = self._child(bound, inputs, images, first)
         self._under_way[child] = bound
         if not bound.served.is_ensemble:
-            trip.reaches(first, images)
+            booking.reaches(first, images)
         try:
             if bound.served.hosted:
-                assert self._routes.memory is not None  # else it was not loaded
-                lent = self._routes.memory.lend(bound.key, inputs, child.wanted)
+                assert self._route.memory is not None  # else it was not loaded
+                lent = self._route.memory.lend(bound.key, inputs, child.wanted)
                 child.inputs, child.place = NO_INPUTS, lent.place
                 child.done = partial(self._given_back, lent)
             bound.route.submit([child])
@@ -299,7 +235,7 @@ class Journey:
     def _child(self, bound: BoundStep, inputs: dict[str, Array], images: int, number: int) -> Work:
         """Its request to one model: with the deadline of the whole, less what is left to the later steps."""
         work, served, now = self._work, bound.served, monotonic()
-        wanted = self._routes.graph.wanted_of(bound.step, self._needed, work.wanted)
+        wanted = self._route.graph.wanted_of(bound.step, self._needed, work.wanted)
         child = Work(
             inputs,
             self._step_over,
@@ -319,7 +255,7 @@ class Journey:
             child.arrived = work.arrived
             child.payload = self._whole._replace(first=number)
         elif served.promises:
-            self._whole.trip.plan(number, child, work.arrived, work.deadline, now)
+            self._whole.booking.plan(number, child, work.arrived, work.deadline, now)
         return child
 
     def _given_back(self, lent: Lent, child: Work, outcome: Outcome) -> None:
@@ -350,7 +286,7 @@ class Journey:
         for name, tensor in bound.step.outputs:
             self.tensors[tensor] = outcome.outputs.get(name)
         if not bound.served.is_ensemble:
-            self._whole.trip.ends(self._whole.first + bound.first, monotonic())
+            self._whole.booking.ends(self._whole.first + bound.first, monotonic())
         self.go_on()
 
     def _note(self, bound: BoundStep, timing: Timing) -> None:
@@ -364,67 +300,48 @@ class Journey:
     # ---- the end ------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        routes, work, trip = self._routes, self._work, self._whole.trip
-        if work not in routes.open:
+        route, work, booking = self._route, self._work, self._whole.booking
+        if work not in route.open:
             return
-        nested = isinstance(work.payload, Whole)
         outcome = Outcome(error=self._ending) if self._ending is not None else self._outcome()
-        if not nested:
+        if not isinstance(work.payload, Whole):
             if outcome.error is None:
-                trip.done(monotonic())
+                booking.done(monotonic())
             else:
-                trip.gone()
+                booking.gone()
         if outcome.error is None:
-            routes.answered(work.images, outcome.timing)
+            route.answered(work.images, outcome.timing)
         self.tensors.clear()
-        routes.left(work, outcome)
+        route.left(work, outcome)
 
     def _outcome(self) -> Outcome:
-        routes, outputs = self._routes, {}
-        signature = routes.signature
+        timing = StepTiming.of(self._timings)
         try:
-            for name in self._work.wanted or routes.graph.outputs:
-                value = self.tensors.get(name)
-                if value is None:
-                    continue  # as in Triton, it is left out
-                spec, where = signature.output_named[name], f"output '{name}'"
-                outputs[name] = handed_over(value, spec, signature.max_batch > 0, where)
-            if not outputs:
-                raise ModelError(
-                    "unexpected deadlock, at least one output is not set while no more ensemble steps can be "
-                    "made"
-                )
+            return Outcome(self._outputs(), timing=timing)
         except CarpoolError as error:
-            return Outcome(error=self._in_ensemble(error), timing=self._timing())
-        return Outcome(outputs, timing=self._timing())
+            return Outcome(error=self._in_ensemble(error), timing=timing)
 
-    def _timing(self) -> StepTiming:
-        timings = [timing for _, timing in self._timings]
-        return StepTiming(
-            sum(timing.queue for timing in timings),
-            sum(timing.input for timing in timings),
-            sum(timing.infer for timing in timings),
-            sum(timing.output for timing in timings),
-            max((timing.batch for timing in timings), default=0),
-            tuple(self._timings),
-        )
+    def _outputs(self) -> dict[str, Array]:
+        """Raises what is wrong with them. As in Triton, those that no step made are left out."""
+        route, outputs = self._route, {}
+        batched = route.signature.max_batch > 0
+        for name in self._work.wanted or route.graph.outputs:
+            value = self.tensors.get(name)
+            if value is not None:
+                spec = route.signature.output_named[name]
+                outputs[name] = handed_over(value, spec, batched, f"output '{name}'")
+        if not outputs:
+            raise ModelError(
+                "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
+            )
+        return outputs
 
     def _in_ensemble(self, error: CarpoolError) -> CarpoolError:
-        """The step's own error, with the ensemble's name before what it says. It is another object: what was
-        told to several is not changed for one."""
-        prefix = f"in ensemble '{self._routes.name}', "
+        """The step's own error, with the ensemble's name before what it says."""
+        prefix = f"in ensemble '{self._route.name}', "
         if error.message.startswith(prefix):
             return error
-        if isinstance(error, Refused):
-            return Refused(
-                prefix + error.message,
-                reason=error.reason,
-                predicted_ms=error.predicted_ms,
-                retry_after_s=error.retry_after_s,
-                numbers=error.numbers,
-            )
-        kind = ModelError if isinstance(error, InvalidInput) else type(error)
-        return kind(prefix + error.message, reason=error.reason, field=error.field, numbers=error.numbers)
+        return prefixed(error, prefix, ModelError if isinstance(error, InvalidInput) else None)
 
 
 def _failed(error: Exception) -> CarpoolError:

@@ -1,11 +1,11 @@
-"""What the engine makes of a front end's trips: the gate, the deadline of the whole, live sources, lies."""
+"""What the engine makes of a front end's bookings: gate, deadline of the whole, live sources, lies."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -13,16 +13,16 @@ from carpool.config.pipeline_toml import pipeline_config
 from carpool.core.curve import BatchCurve
 from carpool.core.job import GONE, READY, RUNNING
 from carpool.core.objectives import Promise
-from carpool.core.remaining import Step, Trip
+from carpool.core.remaining import Booking, Step
 from carpool.core.scheduler import Scheduler
-from carpool.engine.models.journey import Binding
-from carpool.engine.models.pipeline_model import Pipeline
-from carpool.engine.models.pipeline_trips import LinkTrips
+from carpool.engine.routes.pipeline_route import LinkBookings, PipelineRoute
+from carpool.engine.routes.stepped_route import Binding
 from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import Cancelled, CarpoolError, Refused, Replaced, Unavailable
-from carpool.link.records import ANSWERED, GIVEN_UP, REACHES, STEP_PART, TRIP_NEWS, ProtocolError
+from carpool.link.records import ANSWERED, BOOKING_NEWS, GIVEN_UP, REACHES, STEP_PART, ProtocolError
 from carpool.observe import columns
 from carpool.observe.counters import Row, Slot, Table, table_bytes
+from carpool.pipelines.picture_graph import PictureGraph
 from carpool.types import Timing
 
 KEY, FIND, KIND = 7, 0, 1
@@ -55,20 +55,24 @@ class Route:
 class Bench:
     def __init__(self, text: str = TEXT) -> None:
         config = pipeline_config(text, Path("street/pipeline.toml"), "street")
-        version = SimpleNamespace(number=1, file=None)
+        assert config.pipeline is not None
         table = Table(bytearray(table_bytes(1)))
-        row = table.block(0).row(Slot(1, 1))
-        fleet: Any = SimpleNamespace(memory=None)
-        self.pipeline = Pipeline(config, cast(Any, version), Slot(1, 1), row, row, fleet=fleet)
+        rows = [table.block(0).row(Slot(number, 1)) for number in (2, 3)]
         self.schedulers = [Scheduler(BatchCurve([(1, 0.010), (8, 0.020)]), Promise(0.1, 8)) for _ in range(2)]
         leaves = (Step(self.schedulers[0]), Step(self.schedulers[1], (0,), 4.0))
         models: Any = tuple(
             SimpleNamespace(slo=0.1, promises=True, count_asked=lambda *_: None) for _ in range(2)
         )
-        self.pipeline._bind = lambda: Binding((), leaves, models)  # type: ignore[method-assign]
-        self.pipeline.promises = True
-        self.pipeline.rows = [table.block(0).row(Slot(number, 1)) for number in (2, 3)]
-        self.trips = LinkTrips(lambda key: self.pipeline if key == KEY else None, 4)
+        self.answered: list[Timing] = []
+        self.pipeline = PipelineRoute(
+            "street",
+            PictureGraph(config.pipeline),
+            lambda: Binding(leaves, models),
+            lambda _images, timing: self.answered.append(timing),
+            rows,
+            slo=0.1,
+        )
+        self.bookings = LinkBookings(lambda key: self.pipeline if key == KEY else None, 4)
         self.route = Route()
         self.told: list[tuple[Work, CarpoolError | None]] = []
 
@@ -77,18 +81,16 @@ class Bench:
         work.source, work.latest = source, latest
         return work
 
-    def ask(self, trip: int, step: int, work: Work, now: float) -> Work:
-        assert self.trips.join(work, STEP_PART.pack(trip, KEY, step) + b"{}", now) == b"{}"
+    def ask(self, booking: int, step: int, work: Work, now: float) -> Work:
+        assert self.bookings.join(work, STEP_PART.pack(booking, KEY, step) + b"{}", now) == b"{}"
         self.route.submit([work])
         return work
 
-    def say(self, trip: int, what: int, step: int = 0, images: int = 0, now: float = 0.0) -> None:
-        self.trips.hear(trip, TRIP_NEWS.pack(what, step, images), now)
+    def say(self, booking: int, what: int, step: int = 0, images: int = 0, now: float = 0.0) -> None:
+        self.bookings.hear(booking, BOOKING_NEWS.pack(what, step, images), now)
 
     def coming(self) -> list[int]:
-        remaining = self.pipeline._remaining
-        assert remaining is not None
-        return list(remaining._coming)
+        return list(self.pipeline.remaining._coming)
 
 
 def good(work: Work) -> None:
@@ -108,7 +110,7 @@ def test_one_promise_for_both_steps() -> None:
     assert [error for _, error in bench.told] == [None, None]
     bench.say(1, ANSWERED, now=0.05)
     assert bench.coming() == [0, 0]
-    assert not bench.pipeline.open
+    assert not bench.pipeline.under_way
 
 
 def test_the_gate_refuses_the_whole_before_its_first_step() -> None:
@@ -117,7 +119,7 @@ def test_the_gate_refuses_the_whole_before_its_first_step() -> None:
     late.deadline = 0.022  # the first step alone would make it
     with pytest.raises(Refused):
         bench.ask(1, FIND, late, 0.0)
-    assert not bench.pipeline.open
+    assert not bench.pipeline.under_way
     bench.say(1, GIVEN_UP)  # nobody listens
     without = Bench(TEXT + '[answer]\nif_late = "without"\n')
     first = without.work()
@@ -143,22 +145,22 @@ def test_nothing_found_ends_well() -> None:
     assert sum(row[columns.FAN_OUT.first : columns.FAN_OUT.sum]) == 1
 
 
-def test_a_link_that_ends_takes_its_trips_along() -> None:
+def test_a_link_that_ends_takes_its_bookings_along() -> None:
     bench = Bench()
     bench.ask(1, FIND, bench.work(), 0.0)
     good(bench.ask(2, FIND, bench.work(), 0.0))
     bench.say(2, REACHES, KIND, 2)
     assert bench.coming() == [0, 1]
-    bench.trips.end()
+    bench.bookings.end()
     assert bench.coming() == [0, 0]
-    assert not bench.pipeline.open
+    assert not bench.pipeline.under_way
 
 
-def camera(bench: Bench, trip: int, at: float) -> Work:
+def camera(bench: Bench, booking: int, at: float) -> Work:
     """A frame of a live source whose crops wait for the second step."""
-    good(bench.ask(trip, FIND, bench.work(at=at, source="door", latest=True), at))
-    bench.say(trip, REACHES, KIND, 2)
-    return bench.ask(trip, KIND, bench.work(2, at=at, source="door", latest=True), at + 0.01)
+    good(bench.ask(booking, FIND, bench.work(at=at, source="door", latest=True), at))
+    bench.say(booking, REACHES, KIND, 2)
+    return bench.ask(booking, KIND, bench.work(2, at=at, source="door", latest=True), at + 0.01)
 
 
 def test_a_newer_frame_takes_the_place_of_one_that_waits_for_a_later_step() -> None:
@@ -182,13 +184,13 @@ def test_a_pipeline_that_is_gone() -> None:
     with pytest.raises(Unavailable, match="being unloaded"):
         bench.ask(1, FIND, bench.work(), 0.0)
     with pytest.raises(Unavailable):
-        bench.trips.join(bench.work(), STEP_PART.pack(1, 99, FIND), 0.0)
+        bench.bookings.join(bench.work(), STEP_PART.pack(1, 99, FIND), 0.0)
 
 
 def test_lies() -> None:
     bench = Bench()
     with pytest.raises(ProtocolError):
-        bench.trips.join(bench.work(), b"short", 0.0)
+        bench.bookings.join(bench.work(), b"short", 0.0)
     bench.ask(1, FIND, bench.work(), 0.0)
     for images, step in ((101, KIND), (1, 5), (1, FIND)):
         with pytest.raises(ProtocolError):
@@ -196,12 +198,12 @@ def test_lies() -> None:
     with pytest.raises(ProtocolError):
         bench.say(1, 9)
     with pytest.raises(ProtocolError):
-        bench.trips.hear(1, b"?", 0.0)
+        bench.bookings.hear(1, b"?", 0.0)
     bench.say(1, REACHES, KIND, 2)
     with pytest.raises(ProtocolError):
         bench.ask(1, KIND, bench.work(3), 0.0)
-    for trip in range(2, 5):
-        bench.ask(trip, FIND, bench.work(), 0.0)
+    for booking in range(2, 5):
+        bench.ask(booking, FIND, bench.work(), 0.0)
     with pytest.raises(ProtocolError):
         bench.ask(9, FIND, bench.work(), 0.0)
 
@@ -238,7 +240,7 @@ def test_a_fault_of_ours_costs_one_request_and_not_the_link(monkeypatch: pytest.
 
     first = bench.ask(1, FIND, bench.work(), 0.0)
     with monkeypatch.context() as patch:
-        patch.setattr(Trip, "reaches", bug)
+        patch.setattr(Booking, "reaches", bug)
         bench.say(1, REACHES, KIND, 2)
         with pytest.raises(CarpoolError, match="KeyError"):
             bench.ask(2, FIND, bench.work(), 0.0)
@@ -249,4 +251,4 @@ def test_a_fault_of_ours_costs_one_request_and_not_the_link(monkeypatch: pytest.
         bench.ask(1, KIND, bench.work(2), 0.0)
     bench.say(1, ANSWERED)
     assert bench.coming() == [0, 0]
-    assert not bench.pipeline.open
+    assert not bench.pipeline.under_way

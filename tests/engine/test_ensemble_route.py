@@ -1,4 +1,4 @@
-"""Whatever happens to its steps, a journey is answered once, siblings are cancelled, and nothing is left."""
+"""Whatever happens to its steps, a run is answered once, siblings are cancelled, and nothing is left."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from carpool.core.job import GONE
 from carpool.core.objectives import Promise
 from carpool.core.remaining import Step
 from carpool.core.scheduler import Scheduler
-from carpool.engine.models.journey import Binding, BoundStep, Journeys
+from carpool.engine.routes.ensemble_route import EnsembleRoute
+from carpool.engine.routes.stepped_route import Binding, BoundStep
 from carpool.engine.run.batch import Outcome, Work
 from carpool.engine.run.model_inputs import signature_of
 from carpool.errors import Cancelled, CarpoolError, ModelError, Unavailable
@@ -103,9 +104,9 @@ def graphs(draw: st.DrawFn) -> list[list[int]]:
     return [sorted(draw(st.sets(st.integers(0, n - 1), max_size=3))) if n else [] for n in range(count)]
 
 
-def journeys(
+def ensemble(
     graph: list[list[int]], route: ScriptedRoute, hosted: Set[int] = frozenset(), memory: Any = None
-) -> Journeys:
+) -> EnsembleRoute:
     """The steps of these numbers run in another process."""
     read = {number for after in graph for number in after}
     outputs = [f"t{number}" for number in range(len(graph)) if number not in read]
@@ -136,9 +137,10 @@ def journeys(
             bound.append(BoundStep(one, n, cast(Any, served), route, n))
             scheduler = Scheduler(BatchCurve.linear(0.004, 0.001), Promise(1.0, 8))
             leaves.append(Step(scheduler, tuple(place[b] for b in one.after)))
-        return Binding(tuple(bound), tuple(leaves), ())
+        return Binding(tuple(leaves), (), tuple(bound))
 
-    return Journeys("any", EnsembleGraph(config), signature_of(config), bind, slo=1e6, memory=memory)
+    own = EnsembleGraph(config), signature_of(config)
+    return EnsembleRoute("any", *own, bind, lambda _images, _timing: None, slo=1e6, memory=memory)
 
 
 ENDS = st.sampled_from(["good", "good", "good", "bad", "run", "client leaves"])
@@ -153,7 +155,7 @@ ENDS = st.sampled_from(["good", "good", "good", "bad", "run", "client leaves"])
     hosted=st.sets(st.integers(0, 5)),
     room=st.integers(0, 6),
 )
-def test_every_journey_ends_once_and_leaves_nothing(
+def test_every_run_ends_once_and_leaves_nothing(
     graph: list[list[int]],
     at_once: list[str | None],
     script: list[tuple[str, int]],
@@ -164,7 +166,7 @@ def test_every_journey_ends_once_and_leaves_nothing(
     """A runner that dies is a batch that goes bad: of all its steps, in any order."""
     route = ScriptedRoute([Unavailable("no") if no else None for no in at_once])
     memory = StepMemory(room)
-    routes = journeys(graph, route, hosted, memory)
+    routes = ensemble(graph, route, hosted, memory)
     answers: dict[Work, list[Outcome]] = {}
 
     def done(work: Work, outcome: Outcome) -> None:
@@ -184,9 +186,7 @@ def test_every_journey_ends_once_and_leaves_nothing(
     assert routes.open == {}
     assert memory.lent == 0
     assert len(route.counted) >= route.submitted  # and what found no memory
-    remaining = routes._remaining
-    assert remaining is not None
-    assert remaining._coming == [0] * len(graph)
+    assert routes.remaining._coming == [0] * len(graph)
 
 
 def request(done: Callable[[Work, Outcome], None], images: int = 1) -> Work:
@@ -194,7 +194,7 @@ def request(done: Callable[[Work, Outcome], None], images: int = 1) -> Work:
 
 
 def play(
-    script: list[tuple[str, int]], routes: Journeys, route: ScriptedRoute, works: list[Work]
+    script: list[tuple[str, int]], routes: EnsembleRoute, route: ScriptedRoute, works: list[Work]
 ) -> set[Work]:
     """Returns whose clients have left."""
     left: set[Work] = set()
@@ -212,7 +212,7 @@ def play(
     return left
 
 
-def check(outcome: Outcome, routes: Journeys, *, left: bool) -> None:
+def check(outcome: Outcome, routes: EnsembleRoute, *, left: bool) -> None:
     if outcome.error is None:
         assert outcome.outputs is not None
         assert set(outcome.outputs) == set(routes.graph.outputs)
@@ -224,7 +224,7 @@ def check(outcome: Outcome, routes: Journeys, *, left: bool) -> None:
 
 def test_siblings_are_cancelled_and_waited_for() -> None:
     route = ScriptedRoute([])
-    routes = journeys([[], [0], [0], [1, 2]], route)
+    routes = ensemble([[], [0], [0], [1, 2]], route)
     answers: list[Outcome] = []
     work = request(lambda _, outcome: answers.append(outcome))
     routes.submit([work])
@@ -240,9 +240,9 @@ def test_siblings_are_cancelled_and_waited_for() -> None:
     assert outcome.error.message == "in ensemble 'any', it broke"
 
 
-def test_a_route_that_raises_ends_the_journey() -> None:
+def test_a_routesthat_raises_ends_the_run() -> None:
     route = ScriptedRoute([])
-    routes = journeys([[], [0]], route)
+    routes = ensemble([[], [0]], route)
     answers: list[Outcome] = []
     routes.submit([request(lambda _, outcome: answers.append(outcome))])
     first = route.waiting[0]
@@ -260,7 +260,7 @@ def test_a_route_that_raises_ends_the_journey() -> None:
 
 def test_only_so_many_are_under_way() -> None:
     route = ScriptedRoute([])
-    routes = journeys([[]], route)
+    routes = ensemble([[]], route)
     routes._most = 1
     answers: list[Outcome] = []
     for _ in range(2):
