@@ -41,7 +41,7 @@ __all__ = ["scripted_stage"]
 
 async def riding(engine: Engine, version: str = "") -> asyncio.Task[float]:
     """A request that rides until `stage.riding` is set."""
-    driver = engine.find("m", version).driver
+    driver = engine.find("m", version).runtime.driver
     rider = asyncio.create_task(ask(engine, version=version, x=1.0))
     await until(lambda: not driver.idle and not driver.scheduler.lanes.requests)
     return rider
@@ -183,7 +183,7 @@ def test_what_leaves_is_kept_until_everybody_who_sends_knows(tmp_path: Path, sta
             await some_turns()
             (old,) = engine.fleet.leaving.values()
             assert not stage.backends[0].closed
-            assert old.driver.idle
+            assert old.runtime.driver.idle
             known.set()
             await until(lambda: stage.open == [2.0])
 
@@ -276,7 +276,7 @@ def test_all_versions_change_at_once(tmp_path: Path, stage: Stage) -> None:
 
         class Looks(Publisher):
             def publish(self) -> None:
-                executors = [s.driver._executors[0] for s in engine.served.values()]
+                executors = [s.runtime.driver._executors[0] for s in engine.served.values()]
                 seen.append(sorted(executor._backend.value for executor in executors))  # type: ignore[attr-defined]
 
         engine = Engine(tmp_path, publisher=Looks())
@@ -456,7 +456,7 @@ def test_counters_go_on_over_a_reload_and_end_with_the_model(tmp_path: Path, sta
             await ask(engine)
             await until(lambda: not engine.fleet.leaving)
             assert counted() == ['nv_inference_count{model="m",version="1"} 2']
-            assert engine.find("m").batches.document()[0]["compute_infer"]["count"] == 2
+            assert engine.find("m").counters.batches.document()[0]["compute_infer"]["count"] == 2
             await engine.unload("m")
             await until(lambda: not engine.fleet.leaving)
             assert counted() == []

@@ -132,7 +132,7 @@ def ensemble(
                 hosted=one.number in hosted,
                 promises=True,
                 slo=1.0,
-                count_asked=lambda error, _seconds: route.counted.append(error),
+                counters=SimpleNamespace(asked=lambda error, _seconds: route.counted.append(error)),
             )
             bound.append(BoundStep(one, n, cast(Any, served), route, n))
             scheduler = Scheduler(BatchCurve.linear(0.004, 0.001), Promise(1.0, 8))

@@ -252,16 +252,11 @@ def test_the_deadline_of_a_request_holds_for_what_it_asks(
         instance = SimpleNamespace(
             index=0, available=True, batch=SimpleNamespace(jobs=jobs) if jobs else None
         )
-        scheduler = SimpleNamespace(instances=[instance])
-        loop = asyncio.get_running_loop()
         return SimpleNamespace(
-            loop=loop,
-            driver=SimpleNamespace(scheduler=scheduler),
-            seated=lambda number: [instance][number:],
+            runtime=SimpleNamespace(loop=asyncio.get_running_loop(), riding=lambda _number: jobs),
+            scheduler=SimpleNamespace(instances=[instance]),
             name="model",
-            is_ensemble=False,
-            writes=False,
-            count_asked=lambda error, _seconds: counted.append(error),
+            counters=SimpleNamespace(asked=lambda error, _seconds: counted.append(error)),
         )
 
     async def story() -> None:
@@ -320,7 +315,7 @@ def test_calls_end_with_the_instance_that_made_them(tmp_path: Path) -> None:
                 await engine.infer("asks", row(1, 2))
             assert (await engine.infer("asks", row(2, 2)))["y"].tolist() == [[2, 2]]
             slow = engine.find("slow")
-            assert await slow.driver.drained(20)
+            assert await slow.runtime.driver.drained(20)
 
     run(story())
 

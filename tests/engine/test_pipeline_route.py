@@ -61,7 +61,8 @@ class Bench:
         self.schedulers = [Scheduler(BatchCurve([(1, 0.010), (8, 0.020)]), Promise(0.1, 8)) for _ in range(2)]
         leaves = (Step(self.schedulers[0]), Step(self.schedulers[1], (0,), 4.0))
         models: Any = tuple(
-            SimpleNamespace(slo=0.1, promises=True, count_asked=lambda *_: None) for _ in range(2)
+            SimpleNamespace(slo=0.1, promises=True, counters=SimpleNamespace(asked=lambda *_: None))
+            for _ in range(2)
         )
         self.answered: list[Timing] = []
         self.pipeline = PipelineRoute(

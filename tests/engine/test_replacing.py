@@ -18,7 +18,7 @@ from carpool.core.objectives import Promise
 from carpool.engine.fleet.fleet import Publisher
 from carpool.engine.loading import loading as loading_module
 from carpool.engine.loading.loading import execution_timeout
-from carpool.engine.models import served as served_module
+from carpool.engine.models import runtime as runtime_module
 from carpool.errors import DeadlineExceeded, ModelError
 from engine import repositories
 from engine.scripted import run
@@ -34,7 +34,7 @@ MORTAL = "import os\ndef predict(x):\n    if x[0, 0] == 13: os._exit(3)\n    ret
 def test_a_replacement_that_cannot_be_started_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
-    monkeypatch.setattr(served_module, "_FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(runtime_module, "_FIRST_RETRY_S", 0.01)
     repositories.python(tmp_path, MORTAL)
     failed: list[int] = []
 

@@ -194,7 +194,7 @@ def test_gauges_say_what_is_left_when_nothing_follows(tmp_path: Path) -> None:
     """After an end, and after a sequence was silent for too long."""
 
     async def story(engine: Engine) -> None:
-        row = engine.find("sums").row
+        row = engine.find("sums").counters.row
 
         async def until(live: int, backlog: int) -> None:
             while (row._cells[columns.SEQUENCES["live"]], row._cells[columns.SEQUENCES["backlog"]]) != (

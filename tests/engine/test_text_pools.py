@@ -30,7 +30,7 @@ from carpool.demo import text_model
 from carpool.engine.engine import Engine
 from carpool.engine.generation.text_loading import TextLoading
 from carpool.engine.generation.text_loop import TextLoop
-from carpool.engine.models.text_model import TextModel, text_document
+from carpool.engine.models.text_runtime import TextRuntime
 from carpool.errors import CarpoolError, ConfigError, ModelError, Unavailable
 from carpool.link.text_records import Event, Failed, Piece
 
@@ -277,8 +277,8 @@ def test_an_engine_answers_and_drains_and_unloads(tmp_path: Path) -> None:
             write_model(tmp_path, "[encoder]\ninstances = 2\n[decoder]\ninstances = 3")
         ) as engine:
             served = engine.find("writer")
-            assert isinstance(served, TextModel)
-            found = text_document(served)
+            assert isinstance(served.runtime, TextRuntime)
+            found = served.runtime.document()
             assert (found["encoders"], found["decoders"], found["slots"]) == (2, 3, 4)
             asked = [picture(seed) for seed in range(60)]
             tasks = [asyncio.create_task(engine.infer("writer", {"image": one})) for one in asked]
@@ -290,7 +290,7 @@ def test_an_engine_answers_and_drains_and_unloads(tmp_path: Path) -> None:
             await engine.unload("writer")  # who is in it is answered
             for one, task in zip(asked, tasks, strict=True):
                 assert (await task)["text_output"].tolist() == [fake_text(one)]
-            assert served.idle
+            assert served.runtime.idle
             with pytest.raises(CarpoolError):
                 await engine.infer("writer", {"image": asked[0]})
 
@@ -390,8 +390,9 @@ def test_one_encoder_and_two_decoders_write_what_one_line_after_the_other_would(
     async def play() -> None:
         async with Engine(model) as engine:
             served = engine.find("reader")
-            assert isinstance(served, TextModel)
-            assert (served.text._most, text_document(served)["decoders"]) == (12, 2)
+            runtime = served.runtime
+            assert isinstance(runtime, TextRuntime)
+            assert (runtime.driver._most, runtime.document()["decoders"]) == (12, 2)
             asked = (engine.infer("reader", {"image": line}) for line in lines)
             for line, answer in zip(lines, await asyncio.gather(*asked), strict=True):
                 assert answer["text_output"].tolist() == [alone(line)]

@@ -198,16 +198,15 @@ class Routes:
         for model in self.server.host.engine.control.models.values():
             for served in model.serving.values():
                 name = f"{served.name}:{served.version}"
-                if served.is_ensemble and isinstance(route := served.route(), PipelineRoute):
+                if served.is_ensemble and isinstance(route := served.runtime.route(), PipelineRoute):
                     remaining = route.remaining
                     found[f"{name} open"] = (
                         len(route.under_way) + remaining._under_way + sum(remaining._coming)
                     )
                     found[f"{name} live"] = len(route.waiting)
-                elif served.writes or served.driver is None:
-                    found[f"{name} busy"] = not served.idle
+                elif (core := served.scheduler) is None:
+                    found[f"{name} busy"] = not served.runtime.idle
                 else:
-                    core = served.driver.scheduler
                     found[f"{name} waiting"] = core.lanes.waiting + core.ledger.running
         return {name: count for name, count in found.items() if count}
 

@@ -18,7 +18,7 @@ from carpool.core.scheduler import Scheduler
 from carpool.engine import engine_link
 from carpool.engine.engine_link import Calls, EngineSide
 from carpool.engine.models import served
-from carpool.engine.models.served import Served
+from carpool.engine.models.batch_runtime import BatchRuntime
 from carpool.engine.run.batch import BatchRun
 from carpool.engine.run.collator import Collator
 from carpool.engine.run.executor import Executor
@@ -93,9 +93,9 @@ POINTS = [
     Point(injection.Request, "told", after=True),
     # what only looks on
     Point(Row, "add_batch"),
-    Point(Served, "batch_ended"),
-    Point(Served, "turned"),
-    Point(Served, "instance_lost"),
+    Point(BatchRuntime, "batch_ended"),
+    Point(BatchRuntime, "turned"),
+    Point(BatchRuntime, "instance_lost"),
 ]
 
 

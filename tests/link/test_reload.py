@@ -102,7 +102,7 @@ def test_riders_over_a_link_hold_the_old_one(tmp_path: Path, stage: Stage) -> No
         async with served(tmp_path) as (link, host):
             client = await link.door()
             rider = client.infer("m", RIDES)
-            driver = host.engine.find("m").driver
+            driver = host.engine.find("m").runtime.driver
             await slowly(lambda: not driver.idle)
             weights(tmp_path, "m", 1, 2.0)
             await host.engine.load("m")

@@ -153,16 +153,16 @@ class FakeServed:
 
     is_ensemble = writes = hosted = False
     profile = None
-    able, why_not, vision, choices, made_of, upload = True, "", None, (), "", None
+    able, vision, choices = True, None, ()
 
     def __init__(self, config: ModelConfig, version: ModelVersion, slot: Any, identity: object) -> None:
         self.name, self.version, self.config = config.name, str(version.number), config
         self.identity, self.slot, self.state = identity, slot, State.LOADING
         self.signature = Signature(config.name, (), ())
         self.labels: dict[str, Any] = {}
-        self.batches = BatchStatistics()
-        scheduler = SimpleNamespace(belief=SimpleNamespace(runs=BatchCurve([(1, 0.01)])), instances=[0])
-        self.driver = SimpleNamespace(scheduler=scheduler)
+        self.counters = SimpleNamespace(batches=BatchStatistics())
+        self.scheduler = SimpleNamespace(belief=SimpleNamespace(runs=BatchCurve([(1, 0.01)])), instances=[0])
+        self.runtime = self
 
     async def check(self) -> None:
         """It is in order."""

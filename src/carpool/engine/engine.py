@@ -69,11 +69,12 @@ class Engine:
         host: Runner | None = None,
         ask_hosted: AskHosted = ask_nobody,
         publisher: Publisher | None = None,
-        loads: LoadListener | None = None,
+        loads: Callable[[], LoadListener] = LoadListener,
     ) -> None:
         """With `on_demand` models are loaded when they are first asked for, and freed for others. Models that
         `host` takes run in its process, and answer only what lies in memory that it maps; `ask_hosted` is the
-        way there for models of this process. `publisher` and `loads` hear what becomes of models."""
+        way there for models of this process. `publisher` tells others what is offered; `loads` says who hears
+        of the next load."""
         self.paths = [Path(path) for path in paths]
         self._slo_ms = slo_ms
         self._pictures = pictures or PictureChoice()
@@ -83,9 +84,7 @@ class Engine:
         self.block = block or self.table.block(0)  # that this process counts in
         callers = ModelCalls(self, ask_hosted).caller
         self.fleet = Fleet(self.table, self.block, publisher or Publisher(), profiles, host, callers)
-        self.control = ModelControl(
-            self.paths, self.fleet, self._with_promise, loads or LoadListener(), on_demand=on_demand
-        )
+        self.control = ModelControl(self.paths, self.fleet, self._with_promise, loads, on_demand=on_demand)
         self.on_demand = OnDemand(self.control, self.fleet, memory_gb) if on_demand else None
 
     async def __aenter__(self) -> Engine:
@@ -205,7 +204,7 @@ class Engine:
         """The process that runs some of the models has stalled, or moves again."""
         for served in (*self.fleet.offered.values(), *self.fleet.leaving.values()):
             if served.hosted:
-                served.look_at_instances()
+                served.runtime.look_at_instances()
 
     def index(self) -> list[IndexEntry]:
         """Every model that was found, and how each of its versions is."""

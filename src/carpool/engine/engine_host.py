@@ -11,16 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from carpool.config.drift_settings import DriftSettings
-from carpool.config.fingerprint import Fingerprint
 from carpool.config.triton import config_document
 from carpool.core.job import Reason
 from carpool.core.objectives import Promise
 from carpool.engine.engine import Engine
-from carpool.engine.fleet.control import LoadListener, ModelState
+from carpool.engine.fleet.control import LoadListener
 from carpool.engine.fleet.fleet import Publisher, newest
-from carpool.engine.loading.candidate import Pin
-from carpool.engine.models.ensemble_model import Ensemble
-from carpool.engine.models.served import Gate, Served, State
+from carpool.engine.models.runtime import Gate
+from carpool.engine.models.served import Served, State
 from carpool.engine.routes.pipeline_route import PipelineRoute
 from carpool.errors import CarpoolError, NotFound, Unsupported
 from carpool.link.advice import WriteGate, publish
@@ -69,9 +67,9 @@ Question = Callable[[Mapping[str, Any]], Awaitable[Any]]
 """JSON in and out; errors are `CarpoolError`s."""
 
 
-class EngineHost(Publisher, LoadListener):
-    """An engine for the doors. `make` builds it, given the host as its `publisher` and `loads`: those who
-    register here hear of catalogues and loads."""
+class EngineHost(Publisher):
+    """An engine for the doors. `make` builds it: the host is its `publisher`, and knows who hears of its
+    `loads`."""
 
     def __init__(
         self,
@@ -98,7 +96,7 @@ class EngineHost(Publisher, LoadListener):
             "refused": self._count_refused,
             "statistics": self._statistics,
         }
-        self.engine = engine = make(publisher=self, loads=self)
+        self.engine = engine = make(publisher=self, loads=lambda: self._loads)
         self.submit, self.ready, self.cancel = engine.submit, engine.ready, engine.cancel
         self.submit_spare = engine.submit_spare
 
@@ -135,15 +133,6 @@ class EngineHost(Publisher, LoadListener):
     def on_load(self, listener: LoadListener) -> None:
         """Ask and tell this one about loads from now on."""
         self._loads = listener
-
-    async def prepare(self, model: ModelState) -> None:
-        await self._loads.prepare(model)
-
-    def pin(self, model: ModelState, files: Fingerprint) -> Pin | None:
-        return self._loads.pin(model, files)
-
-    def loaded(self, model: ModelState) -> None:
-        self._loads.loaded(model)
 
     def set_ready(self, ready: bool) -> None:
         """Ready when every model is, or has failed; not ready as soon as we mean to stop."""
@@ -189,12 +178,12 @@ class EngineHost(Publisher, LoadListener):
             slo=config.policy.slo if isinstance(config.policy, Promise) else None,
             config=document,
             labels=served.labels,
-            row=(served.slot.row, served.slot.generation),
-            vision=served.picture_document(),
+            row=(served.counters.slot.row, served.counters.slot.generation),
+            vision=served.runtime.picture_document(),
             choices=served.choices,
             drift=_sampling(served.config.drift),
             hosted=served.hosted,
-            fetches=not served.hosted and not isinstance(served, Ensemble),
+            fetches=not served.hosted and not served.is_ensemble,
             cache=None if caching is None else asdict(caching),
             digest=digest,
             decoupled=config.decoupled or served.writes,
@@ -223,7 +212,7 @@ class EngineHost(Publisher, LoadListener):
         for key, source, reason, count in arguments["refused"]:
             served = self.engine.served.get(key)
             if served is not None:
-                served.refused_elsewhere(count, Reason(reason), source)
+                served.runtime.refused_elsewhere(count, Reason(reason), source)
 
     async def _statistics(self, arguments: Mapping[str, Any]) -> Any:
         name, version = str(arguments.get("name", "")), str(arguments.get("version", ""))
@@ -237,7 +226,9 @@ class EngineHost(Publisher, LoadListener):
             which = f" version {version}" if version else ""
             raise NotFound(f"Request for unknown model: '{name}'{which} is not found", reason="unknown-model")
         found = [(rows.get((served.name, served.version)), served) for served in asked]
-        return statistics(model_statistics(cells, served.batches) for cells, served in found if cells)
+        return statistics(
+            model_statistics(cells, served.counters.batches) for cells, served in found if cells
+        )
 
     async def drain(self, timeout: float) -> None:
         """Finish what was accepted, then free the models."""

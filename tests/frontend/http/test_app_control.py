@@ -246,7 +246,7 @@ def test_an_answer_names_the_version_that_gave_it(tmp_path: Path, stage: Stage) 
 
 
 async def _busy(server: WholeServer) -> bool:
-    return not server.host.engine.find("m").driver.idle
+    return not server.host.engine.find("m").runtime.driver.idle
 
 
 BAD: list[tuple[str, Any, int, str]] = [

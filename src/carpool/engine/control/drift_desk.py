@@ -181,7 +181,7 @@ def _watched(served: Served) -> Watched | None:
     if settings is None or served.vision is None:
         return None
     labels = blake2b("\n".join(served.vision.labels).encode(), digest_size=8).hexdigest()
-    return Watched(served.name, served.version, settings, served.config.path, labels, served.row)
+    return Watched(served.name, served.version, settings, served.config.path, labels, served.counters.row)
 
 
 class DriftBooks:

@@ -214,7 +214,7 @@ class RegistryWatch:
         """Counters belong to versions: the one that serves now goes on from the count of the one before."""
         for served in self._engine.served.values():
             if served.name == model:
-                served.row.set(REGISTRY_MOVES, moves)
+                served.counters.row.set(REGISTRY_MOVES, moves)
 
     def moves(self, model: str) -> float:
         table = self._engine.table

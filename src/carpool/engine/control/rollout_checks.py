@@ -178,7 +178,8 @@ def _tensors(
 
 
 def carrier(served: Served) -> Carrier:
-    scheduler = served.driver.scheduler
+    scheduler = served.scheduler
+    assert scheduler is not None  # `not_for_two` saw to it
     return Carrier(served.version, scheduler.belief.runs, len(scheduler.instances), served.config.policy)
 
 

@@ -141,7 +141,7 @@ class ModelControl:
         paths: Sequence[Path],
         fleet: Fleet,
         with_promise: Callable[[ModelConfig], ModelConfig],
-        loads: LoadListener,
+        loads: Callable[[], LoadListener],
         *,
         on_demand: bool,
     ) -> None:
@@ -309,7 +309,7 @@ class ModelControl:
             model = await self._model_to_load(name, override)
             try:
                 await self._load(model, override, progress, checks)
-                self._loads.loaded(model)
+                self._loads().loaded(model)
             except CarpoolError as error:
                 log.error("model-not-loaded", model=name, error=error.message)
                 raise
@@ -334,7 +334,7 @@ class ModelControl:
     async def _load(
         self, model: ModelState, override: Override | None, progress: Progress, checks: Checks
     ) -> None:
-        await self._loads.prepare(model)
+        await self._loads().prepare(model)
         model.tried = files = await asyncio.to_thread(fingerprint_of, model.places)
         if override is None and model.kept is not None and model.kept.files == files:
             override = Override(model.kept.config)
@@ -345,7 +345,7 @@ class ModelControl:
                 model.places,
                 override,
                 self._with_promise,
-                self._loads.pin(model, files),
+                self._loads().pin(model, files),
             )
         except Exception as cause:
             error = as_known(model.name, cause)
@@ -399,7 +399,7 @@ class ModelControl:
                 at_fault = [version.number]
                 new.append(self._fleet.build(config, version, found.identity(version), found.upload))
                 async with self._few:
-                    await new[-1].check()
+                    await new[-1].runtime.check()
             await checks.of_all(model.name)
             for version in fresh:
                 await self._load_first(model.name, *callees(config, version.file))

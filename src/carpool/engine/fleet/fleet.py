@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.engine.loading.candidate import Upload
-from carpool.engine.models.ensemble_model import Ensemble
-from carpool.engine.models.pipeline_model import Pipeline
+from carpool.engine.models.batch_runtime import BatchRuntime
+from carpool.engine.models.ensemble_runtime import EnsembleRuntime
+from carpool.engine.models.pipeline_runtime import PipelineRuntime
+from carpool.engine.models.runtime import Callers, EngineParts, Gate, Runtime
 from carpool.engine.models.second_look import SecondLook, wants_second_look
-from carpool.engine.models.served import Callers, Gate, Served
-from carpool.engine.models.text_model import TextModel
+from carpool.engine.models.served import Served
+from carpool.engine.models.text_runtime import TextRuntime
 from carpool.engine.profile.instance_layout import Devices
 from carpool.engine.profile.model_profile import ProfileStore
 from carpool.engine.routes.direct_route import Spare
@@ -25,6 +27,7 @@ from carpool.errors import Unavailable
 from carpool.link.step_memory import StepMemory
 from carpool.observe.counters import Block, Row, Table
 from carpool.observe.logs import logger
+from carpool.observe.statistics import VersionCounters
 
 if TYPE_CHECKING:
     from carpool.engine.loading.runner_client import Runner
@@ -70,15 +73,11 @@ class Fleet:
         self._block = block
         self._publisher = publisher
         self.publish, self.memory = publisher.publish, publisher.memory
-        self._profiles = profiles
-        self._devices = Devices()
-        self._host = host
-        self._turn = threading.Lock()  # held by whoever measures: what else is measured would disturb it
+        self._parts = EngineParts(Devices(), threading.Lock(), profiles, host, callers, publisher.publish)
         self.offered: dict[int, Served] = {}  # by key, a number that is never used again
         self.leaving: dict[int, Served] = {}
         self.routes: dict[int, Route] = {}  # of both
         self.preferred: dict[str, str] = {}  # by name: the version for requests that name none
-        self._callers = callers
         self._loading: set[Served] = set()
         self._keys = 0
         self._newest: dict[str, int] = {}
@@ -90,27 +89,14 @@ class Fleet:
     ) -> Served:
         """A version that is to be loaded, then swapped in or dropped. It counts where its like counted."""
         slot = self._table.directory.assign(config.name, str(version.number))
-        row, server_row = self._block.row(slot), self._block.server
-        kind: Callable[..., Served] = Served
+        counters = VersionCounters(slot, self._block.row(slot), self._block.server)
+        make: Callable[[Served], Runtime]
         if config.needs:
-            kind = partial(Ensemble if config.pipeline is None else Pipeline, fleet=self)
-        elif config.generate is not None:
-            kind = TextModel
-        served = kind(
-            config,
-            version,
-            slot,
-            row,
-            server_row,
-            identity=identity,
-            upload=upload,
-            profiles=self._profiles,
-            devices=self._devices,
-            host=self._host,
-            turn=self._turn,
-            callers=self._callers,
-            changed=self.publish,
-        )
+            make = partial(EnsembleRuntime if config.pipeline is None else PipelineRuntime, models=self)
+        else:
+            kind = BatchRuntime if config.generate is None else TextRuntime
+            make = partial(kind, version=version, parts=self._parts)
+        served = Served(config, str(version.number), counters, make, identity=identity, upload=upload)
         if upload is not None:
             upload.join()
         self._loading.add(served)
@@ -146,18 +132,18 @@ class Fleet:
             self._loading.discard(served)
             for before in going:
                 if before.version == served.version and before.name == served.name:
-                    served.batches = before.batches
+                    served.counters.batches = before.counters.batches
             self._keys += 1
             served.offer(self._publisher.gate(self._keys))
             self.offered[self._keys] = served
-            self.routes[self._keys] = served.route()
-            if wants_second_look(served):
-                self._look_again(served)
+            self.routes[self._keys] = served.runtime.route()
+            if isinstance(served.runtime, BatchRuntime) and wants_second_look(served):
+                self._look_again(served, served.runtime)
         self._rebind()
         self.publish()
 
-    def _look_again(self, served: Served) -> None:
-        task = asyncio.get_running_loop().create_task(SecondLook(served).run())
+    def _look_again(self, served: Served, runtime: BatchRuntime) -> None:
+        task = asyncio.get_running_loop().create_task(SecondLook(runtime).run())
         self._looks[served] = task
         task.add_done_callback(lambda _: self._looks.pop(served, None))
 
@@ -171,9 +157,9 @@ class Fleet:
         for ensemble in self._ensembles():
             ensemble.rebind()
 
-    def _ensembles(self) -> list[Ensemble]:
+    def _ensembles(self) -> list[EnsembleRuntime]:
         everything = (*self.offered.values(), *self.leaving.values())
-        return [served for served in everything if isinstance(served, Ensemble)]
+        return [one.runtime for one in everything if isinstance(one.runtime, EnsembleRuntime)]
 
     def find(self, name: str, version: int = -1) -> tuple[int, Served, Route] | None:
         """What answers requests for this version now; -1 is the newest. With its key and its route."""
@@ -188,7 +174,7 @@ class Fleet:
         served = self.offered.get(key) or self.leaving.get(key)
         if served is None:
             raise Unavailable("the model was unloaded meanwhile", reason="unloading")
-        return served.spare_route()
+        return served.runtime.spare_route()
 
     async def _retire(self, key: int, served: Served) -> None:
         with contextlib.suppress(TimeoutError):
@@ -223,9 +209,9 @@ class Fleet:
         self.leaving |= self.offered
         self.offered.clear()
         everything = list(self.leaving.values())
-        ensembles = self._ensembles()  # first: their requests need the others
-        await asyncio.gather(*(served.unload(timeout) for served in ensembles))
-        await asyncio.gather(*(served.unload(timeout) for served in everything if served not in ensembles))
+        for first in (True, False):  # ensembles: their requests need the others
+            going = [served for served in everything if served.is_ensemble is first]
+            await asyncio.gather(*(served.unload(timeout) for served in going))
         self.leaving.clear()
         self.routes.clear()
         self._newest.clear()

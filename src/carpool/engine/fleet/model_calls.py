@@ -106,7 +106,7 @@ class Caller:
 
     def __init__(self, calls: ModelCalls, served: Served, index: int) -> None:
         self._calls = calls
-        self._loop = served.loop
+        self._loop = served.runtime.loop
         self.served = served
         self.index = index
         self.open: dict[Work, Served] = {}  # with the version that each is for
@@ -161,7 +161,7 @@ class Caller:
         def done(work: Work, outcome: Outcome) -> None:
             target = self.open.pop(work, None)
             if target is not None:
-                target.count_asked(outcome.error, monotonic() - work.entered)
+                target.counters.asked(outcome.error, monotonic() - work.entered)
                 if not self.open:
                     self._calls.busy.discard(self)
             if outcome.outputs is None:
@@ -219,12 +219,7 @@ class Caller:
 
     def _deadline(self) -> float:
         """The latest of the batch that it runs, which may be a trial that nobody sent."""
-        try:
-            batches = [seat.batch for seat in self.served.seated(self.index)]
-        except (AssertionError, IndexError):
-            batches = []
-        jobs = [job for batch in batches if batch is not None for job in batch.jobs]
-        return max((job.deadline for job in jobs), default=INFINITY)
+        return max((job.deadline for job in self.served.runtime.riding(self.index)), default=INFINITY)
 
     def _leave(self) -> None:
         self._left = True
@@ -237,7 +232,7 @@ class Caller:
 def _answered(
     target: Served, began: float, answer: AnswerCall, given: Mapping[str, Array] | CarpoolError
 ) -> None:
-    target.count_asked(given if isinstance(given, CarpoolError) else None, monotonic() - began)
+    target.counters.asked(given if isinstance(given, CarpoolError) else None, monotonic() - began)
     answer(given)
 
 
@@ -251,10 +246,10 @@ def _is_held(work: Work, target: Served, stuck: set[Caller]) -> bool:
     if run is not None:
         steps = run.under_way.items()
         return any(_is_held(step, cast("Served", bound.served), stuck) for step, bound in steps)
-    if target.is_ensemble or target.writes:
+    if target.scheduler is None:
         return False
     calling = {caller.index for caller in stuck if caller.served is target}
-    instances = [one for one in target.driver.scheduler.instances if one.available]
+    instances = [one for one in target.scheduler.instances if one.available]
     held = [one.batch for one in instances if one.index in calling and one.batch is not None]
     if work.state is RUNNING:
         return any(work in batch.jobs for batch in held)

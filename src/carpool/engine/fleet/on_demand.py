@@ -196,9 +196,9 @@ class OnDemand:
         now = self._now()
         spared = {for_one, *self._known[for_one].asks} if for_one else ()
         last = {
-            name: max(served.last_used for served in versions)
+            name: max(served.counters.last_used for served in versions)
             for name, versions in self._loaded(on_device).items()
-            if all(served.idle for served in versions)
+            if all(served.runtime.idle for served in versions)
             and (for_one or now >= self._known[name].loaded_at + self._known[name].stay)
             and name not in spared
         }

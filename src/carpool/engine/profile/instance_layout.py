@@ -468,8 +468,8 @@ class Devices:
         weight: float,
         wake: Callable[[], None],
         model: str = "",
-    ) -> Callable[[], None]:
-        """These are the instances of one model; call what this returns when they are gone."""
+    ) -> None:
+        """These are the instances of one model, until it leaves."""
         scheduler.entrance = self._intake.join()
         placed: dict[str, list[Instance]] = {}
         for instance, backend in zip(scheduler.instances, backends, strict=True):
@@ -480,7 +480,6 @@ class Devices:
             self._take_place(member, device, instances)
         if not placed and _processors(model) in self._arbiters:
             self._take_place(member, _processors(model), list(scheduler.instances))
-        return lambda: self._forget(scheduler)
 
     def join_spare(self, scheduler: Scheduler) -> None:
         """From now on this model may have spare work, on the first device that it is on."""
@@ -502,7 +501,7 @@ class Devices:
         takes_turns = not device.startswith(_processors(""))
         return self._arbiters.setdefault(device, Arbiter(exclusive=takes_turns))
 
-    def _forget(self, scheduler: Scheduler) -> None:
+    def leave(self, scheduler: Scheduler) -> None:
         member = self._members.pop(scheduler, None)
         if member is None:
             return

@@ -273,7 +273,7 @@ class EnsembleRun:
         if bound is None:
             return
         child.inputs = NO_INPUTS  # a queue may remember it
-        bound.served.count_asked(outcome.error, monotonic() - child.entered)
+        bound.served.counters.asked(outcome.error, monotonic() - child.entered)
         if self._ending is not None:
             if not self._under_way:
                 self._finish()

@@ -165,7 +165,7 @@ class OpenBooking:
             outcome = Outcome(error=replaced(self.route.name, self.source), timing=outcome.timing)
         try:
             model = self.binding.models[self.route.place[step]]
-            model.count_asked(error, monotonic() - work.entered)
+            model.counters.asked(error, monotonic() - work.entered)
             self._count(step, work, outcome)
         except Exception:
             _log.exception("step-not-counted", model=self.route.name)

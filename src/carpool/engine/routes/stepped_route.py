@@ -15,7 +15,8 @@ from carpool.core.job import INFINITY, Job
 from carpool.core.refusal_words import turned_away
 from carpool.core.remaining import Booking, Remaining, Step
 from carpool.engine.run.batch import Route, Work
-from carpool.errors import CarpoolError, Unavailable
+from carpool.errors import Unavailable
+from carpool.observe.statistics import VersionCounters
 from carpool.pipelines.ensemble_graph import GraphStep
 from carpool.types import Signature, Timing
 
@@ -26,9 +27,16 @@ class ServedStep(Protocol):
     name: str
     signature: Signature
     labels: Mapping[str, Sequence[str]]
-    hosted: bool
-    promises: bool
-    is_ensemble: bool
+    counters: VersionCounters
+
+    @property
+    def hosted(self) -> bool: ...
+
+    @property
+    def promises(self) -> bool: ...
+
+    @property
+    def is_ensemble(self) -> bool: ...
 
     @property
     def able(self) -> bool: ...
@@ -37,8 +45,6 @@ class ServedStep(Protocol):
     def why_not(self) -> str: ...
 
     def answers_digest(self) -> str: ...
-
-    def count_asked(self, error: CarpoolError | None, seconds: float) -> None: ...
 
 
 class BoundStep(NamedTuple):

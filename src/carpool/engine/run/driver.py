@@ -461,6 +461,11 @@ class Driver:
         """Nobody waits and nothing runs."""
         return not self._running and not self.scheduler.lanes.requests
 
+    @property
+    def riders(self) -> int:
+        """How many wait."""
+        return self.scheduler.lanes.requests
+
     def close(self) -> list[Executes]:
         """Stop for good: whoever still waits is told. Returns the executors, which end by themselves."""
         self.refuse_from_now_on(Unavailable(f"{self._model} is being unloaded", reason="unloading"))

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, TypeAlias
@@ -41,7 +42,7 @@ def loaded_model(path: Path, model: str, version: str, cache_dir: Path | None) -
     newest."""
     place = _place(path, model, version)
 
-    loads = _OnlyThis(int(version)) if version else None
+    loads = partial(_OnlyThis, int(version)) if version else LoadListener
     with running(Engine(place, cache_dir=cache_dir, loads=loads)) as (engine, loop):
         yield asked_engine(engine, loop, engine.index()[0].name)
 

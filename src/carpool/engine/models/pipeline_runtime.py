@@ -1,4 +1,4 @@
-"""One version of a pipeline over pictures: an ensemble whose requests come step by step from the front end
+"""What runs a pipeline over pictures: an ensemble whose requests come step by step from the front end
 that has the picture (frontend/pictures/pipeline_run.py says why)."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 from carpool.config.model import EnsembleStep, Task
 from carpool.core.remaining import Step
-from carpool.engine.models.ensemble_model import Ensemble
+from carpool.engine.models.ensemble_runtime import EnsembleRuntime, Models
 from carpool.engine.models.served import Served
 from carpool.engine.profile.model_profile import cannot_keep, grown
 from carpool.engine.routes.pipeline_route import PipelineRoute
@@ -21,29 +21,32 @@ _log = logger("engine")
 _FEW = "a picture with a few crops"
 
 
-class Pipeline(Ensemble):
+class PipelineRuntime(EnsembleRuntime):
     _field = "step"
 
-    def __init__(self, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **more)
-        assert self.config.pipeline is not None
-        self.graph = PictureGraph(self.config.pipeline)
+    def __init__(self, served: Served, models: Models) -> None:
+        super().__init__(served, models)
+        assert served.config.pipeline is not None
+        self.graph = PictureGraph(served.config.pipeline)
         self._now: Sequence[Served] = ()  # the models of its steps
         self._task = ""
 
     def _listed(self) -> Sequence[EnsembleStep]:
-        assert self.config.pipeline is not None
-        return [EnsembleStep(step.model, step.version, (), ()) for step in self.config.pipeline.steps]
+        pipeline = self.served.config.pipeline
+        assert pipeline is not None
+        return [EnsembleStep(step.model, step.version, (), ()) for step in pipeline.steps]
 
     def picture_document(self) -> Mapping[str, Any]:
-        known = {"task": self._task, "input": {"name": self.signature.inputs[0].name}, "encoded": False}
+        takes = {"name": self.served.signature.inputs[0].name}
+        known = {"task": self._task, "input": takes, "encoded": False}
         return {**known, "pipeline": {**asdict(self.graph.settings), "file": ""}}
 
     # ---- loading ----------------------------------------------------------------------------------------
 
     def _made_route(self) -> PipelineRoute:
-        rows = [self._models.step_row(self.name, self.version, step.name) for step in self.graph.steps]
-        return PipelineRoute(self.name, self.graph, self._bind, self._answered, rows)
+        name, version = self.served.name, self.served.version
+        rows = [self._models.step_row(name, version, step.name) for step in self.graph.steps]
+        return PipelineRoute(name, self.graph, self._bind, self._answered, rows)
 
     def _bound(self, _binding: Binding, /) -> Iterable[str]:
         tasks = [_facts(served).task for served in self._now]
@@ -57,16 +60,16 @@ class Pipeline(Ensemble):
     def _grown(self) -> list[str]:
         """What becomes of the promise here, in words: it grows where it may, and is warned of where it cannot
         be kept. That is a forecast, so the pipeline is served all the same."""
-        alone = self.stepped.remaining.alone()
-        if self.config.slo_may_grow:
+        served, alone = self.served, self.stepped.remaining.alone()
+        if served.config.slo_may_grow:
             busy = any(step.profile is not None and step.profile.provisional for step in self._now)
-            self.config, said = grown(self.config, alone, _FEW, provisional=busy)
+            served.config, said = grown(served.config, alone, _FEW, provisional=busy)
             if said:
-                _log.debug("choice", model=self.name, why=said)
+                _log.debug("choice", model=served.name, why=said)
         else:
-            said = cannot_keep(self.name, self.slo, alone, _FEW)
+            said = cannot_keep(served.name, served.slo, alone, _FEW)
             if said:
-                _log.warning("slo-too-short", model=self.name, why=said)
+                _log.warning("slo-too-short", model=served.name, why=said)
         return [said] if said else []
 
     def _bind(self) -> Binding:
@@ -76,11 +79,12 @@ class Pipeline(Ensemble):
         order, leaves = self.graph.order, []
         for number in order:
             after = self.graph.after[number]
-            scheduler, images = found[number].driver.scheduler, self.graph.usual_images(number)
+            scheduler, images = found[number].scheduler, self.graph.usual_images(number)
+            assert scheduler is not None  # it has a task of its own
             before = () if after is None else (order.index(after),)
             leaves.append(Step(scheduler, before, images, self.graph.optional(number)))
         binding = Binding(tuple(leaves), tuple(found[number] for number in order))
-        if self.promises:
+        if self.served.promises:
             self._order_turns(binding)
         return binding
 

@@ -1,20 +1,19 @@
-"""One version of an ensemble: it has no instances and no queue, and is there when its steps are."""
+"""What runs an ensemble: no instances and no queue, but the models that are its steps."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from time import monotonic, time
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from time import monotonic
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from carpool.config.model import EnsembleStep
 from carpool.config.triton_ensemble import step_at
-from carpool.core.job import Reason
-from carpool.core.objectives import Promise
+from carpool.core.job import INFINITY
 from carpool.core.remaining import Step
+from carpool.engine.models.runtime import Runtime
 from carpool.engine.models.served import Served
-from carpool.engine.routes.direct_route import Spare
 from carpool.engine.routes.ensemble_route import EnsembleRoute
 from carpool.engine.routes.pipeline_route import PipelineRoute
 from carpool.engine.routes.stepped_route import Binding, BoundStep, ServedStep
@@ -22,17 +21,12 @@ from carpool.engine.run.batch import Route
 from carpool.engine.run.model_inputs import signature_of
 from carpool.errors import ConfigError, Unavailable
 from carpool.link.step_memory import StepMemory
-from carpool.observe import columns
 from carpool.observe.counters import Row
-from carpool.observe.logs import logger
 from carpool.pipelines.ensemble_graph import EnsembleGraph, check_models
 from carpool.types import Timing
 
 if TYPE_CHECKING:
     from carpool.core.arbiter import Turn
-    from carpool.engine.run.driver import Driver
-
-_log = logger("engine")
 
 Stepped: TypeAlias = EnsembleRoute | PipelineRoute
 """The route of what is made of several models."""
@@ -49,25 +43,20 @@ class Models(Protocol):
     def find(self, name: str, version: int = -1) -> tuple[int, Served, Route] | None: ...
 
 
-class Ensemble(Served):
-    """Its steps are models of the same engine, which others may ask as well."""
+class EnsembleRuntime(Runtime):
+    """The steps are models of the same engine, which others may ask as well."""
 
-    is_ensemble = True
     _field = "ensemble_scheduling.step"  # where its settings list its steps
 
-    def __init__(self, *arguments: Any, fleet: Models, **more: Any) -> None:
-        super().__init__(*arguments, **more)
-        self._models = fleet
+    def __init__(self, served: Served, models: Models) -> None:
+        super().__init__(served)
+        self._models = models
         self._stepped: Stepped | None = None
         self._turns: list[Turn] = []
         self.steps = self._listed()
 
     def _listed(self) -> Sequence[EnsembleStep]:
-        return () if self.config.ensemble is None else self.config.ensemble.steps
-
-    @property
-    def driver(self) -> Driver:
-        raise AssertionError(f"{self.name} runs nothing itself")
+        return () if self.served.config.ensemble is None else self.served.config.ensemble.steps
 
     @property
     def stepped(self) -> Stepped:
@@ -77,40 +66,28 @@ class Ensemble(Served):
     def route(self) -> Route:
         return self.stepped
 
-    def spare_route(self) -> Spare:
-        raise Unavailable(
-            f"{self.name} is an ensemble: work that nobody waits for goes to models", reason="spare"
-        )
-
     # ---- loading ----------------------------------------------------------------------------------------
 
-    async def check(self) -> None:
-        """Its settings were checked when they were read; the rest can be told when its steps are there."""
-
-    async def load(self, progress: Callable[[str], None] = lambda _: None) -> None:
-        began = monotonic()
+    async def load(self, progress: Callable[[str], None]) -> None:
         progress("looking at its steps")
-        self._loop = asyncio.get_running_loop()
-        self.signature = signature_of(self.config)
-        self.promises = isinstance(self.config.policy, Promise)
+        served = self.served
+        served.signature = signature_of(served.config)
         self._stepped = route = self._made_route()
         try:
             binding = route.binding
         except Unavailable as error:
             raise ConfigError(error.message, field=self._field) from None
-        self.choices = tuple(self._bound(binding))
-        route.slo = self.slo
-        self.row.set(columns.LOAD_SECONDS, monotonic() - began)
-        _log.info("model-ready", model=self.name, version=self.version, seconds=round(monotonic() - began, 3))
+        served.choices = tuple(self._bound(binding))
+        route.slo = served.slo
 
     def _made_route(self) -> Stepped:
-        config = self.config
-        self.signature = replace(self.signature, told=True)  # its steps are, if they want to know
+        served, config = self.served, self.served.config
+        served.signature = replace(served.signature, told=True)  # its steps are, if they want to know
         assert config.ensemble is not None
         return EnsembleRoute(
-            self.name,
+            served.name,
             EnsembleGraph(config),
-            self.signature,
+            served.signature,
             self._bind,
             self._answered,
             most=config.ensemble.max_inflight,
@@ -119,18 +96,18 @@ class Ensemble(Served):
 
     def _bound(self, binding: Binding, /) -> Iterable[str]:
         """What is known with its models, in words."""
-        self.labels = self._labels_of(binding)
-        return _words(self.steps, binding, self.slo)
+        self.served.labels = self._labels_of(binding)
+        return _words(self.steps, binding, self.served.slo)
 
     def _bind(self) -> Binding:
         """The models of its steps as they are now. Raises what is missing, or does not fit any more."""
         found = [self._found(number, step) for number, step in enumerate(self.steps)]
-        check_models(self.config, [served.signature for _, served, _ in found])
+        check_models(self.served.config, [served.signature for _, served, _ in found])
         steps: list[BoundStep] = []
         leaves: list[Step] = []
         ends: dict[int, list[int]] = {}  # by step: the leaves that it ends with
         models: list[ServedStep] = []
-        for step in EnsembleGraph(self.config).steps:
+        for step in EnsembleGraph(self.served.config).steps:
             key, served, route = found[step.number]
             before = tuple(sorted(leaf for other in step.after for leaf in ends[other]))
             inner = self._leaves_of(served, route, before, len(leaves))
@@ -140,13 +117,13 @@ class Ensemble(Served):
             leaves += inner
             models += [served, *(route.binding.models if isinstance(route, EnsembleRoute) else ())]
         binding = Binding(tuple(leaves), tuple(models), tuple(steps))
-        if self.promises:
+        if self.served.promises:
             self._order_turns(binding)
         return binding
 
     def _order_turns(self, binding: Binding | None) -> None:
         """Where steps share a device, the later one goes first, for as long as this is loaded."""
-        own = {self.name}
+        own = {self.served.name}
         for turn in self._turns:
             turn.pipelines -= own
             turn.cheap_of, turn.big_of = turn.cheap_of - own, turn.big_of - own
@@ -165,14 +142,15 @@ class Ensemble(Served):
     @staticmethod
     def _leaves_of(served: Served, route: Route, before: tuple[int, ...], first: int) -> list[Step]:
         if not isinstance(route, EnsembleRoute):
-            return [Step(served.driver.scheduler, before)]
+            assert served.scheduler is not None  # only ensembles and what writes have none
+            return [Step(served.scheduler, before)]
         return [
             leaf._replace(after=tuple(first + number for number in leaf.after) or before)
             for leaf in route.binding.leaves
         ]
 
     def _found(self, number: int, step: EnsembleStep) -> tuple[int, Served, Route]:
-        at = step_at(self.config, number)
+        at = step_at(self.served.config, number)
         found = self._models.find(step.model, step.version)
         if found is None and step.version != -1:
             at = at.replace("model_name", "model_version")
@@ -200,9 +178,8 @@ class Ensemble(Served):
             tensor: (bound.served, name) for bound in binding.steps for name, tensor in bound.step.outputs
         }
         found = {tensor: served.labels.get(name, ()) for tensor, (served, name) in written.items()}
-        return {
-            name: labels for name, labels in found.items() if labels and name in self.signature.output_named
-        }
+        named = self.served.signature.output_named
+        return {name: labels for name, labels in found.items() if labels and name in named}
 
     # ---- while it serves --------------------------------------------------------------------------------
 
@@ -221,12 +198,8 @@ class Ensemble(Served):
         return None if self._stepped is None else self._stepped.binding
 
     @property
-    def able(self) -> bool:
-        """All of its steps are, and fit together."""
-        return not self.why_not
-
-    @property
     def why_not(self) -> str:
+        """Its steps have to be there, able, and fit together."""
         try:
             binding = self._current()
         except (Unavailable, ConfigError) as error:
@@ -236,7 +209,7 @@ class Ensemble(Served):
         found = (f"{one.name}, which it needs: {one.why_not}" for one in binding.models if not one.able)
         return next(found, "")
 
-    def _made_of(self) -> Sequence[str]:
+    def made_of(self) -> Sequence[str]:
         """Its steps, as they are now: whoever keeps its answers has others when one of them is replaced."""
         try:
             binding = self._current()
@@ -244,49 +217,28 @@ class Ensemble(Served):
             binding = None
         return [] if binding is None else [one.answers_digest() for one in binding.models]
 
-    def look_at_instances(self) -> None:
-        """It has none."""
-
-    def refused_elsewhere(self, requests: int, reason: Reason, source: str) -> None:
-        """It gives no advice that front ends could follow."""
-
     def _answered(self, images: int, timing: Timing) -> None:
-        self.row.add_batch(
-            images,
-            [timing.queue],
-            input_s=timing.input,
-            infer_s=timing.infer,
-            output_s=timing.output,
-            ended_ms=time() * 1e3,
-        )
-        parts = (timing.input, timing.infer, timing.output)
-        self.batches.add(images, *(round(seconds * 1e9) for seconds in parts))
-        self.recent.add(images, sum(parts), monotonic())
+        parts, counters = (timing.input, timing.infer, timing.output), self.served.counters
+        counters.ran(images, [timing.queue], *parts)
+        counters.recent.add(images, sum(parts), monotonic())
 
-    # ---- coming and going -------------------------------------------------------------------------------
+    # ---- the end ----------------------------------------------------------------------------------------
 
-    async def retire(self) -> None:
-        await self._drained(None)
-        self._order_turns(None)
-        await self._close()
-
-    async def unload(self, timeout: float) -> None:
-        self.withdraw()
-        if self._stepped is not None:
-            self._stepped.closed = f"{self.name} is being unloaded"
-            if not await self._drained(timeout):
-                _log.warning("drain-timeout", model=self.name, waiting=len(self._stepped.under_way))
-        self._order_turns(None)
-        await self._close()
-
-    async def _drained(self, timeout: float | None) -> bool:
+    async def finish(self, timeout: float | None) -> int | None:
         """Its requests are its steps' as well, which have alarms: looking now and then will do."""
-        end = None if timeout is None else monotonic() + timeout
-        while self._stepped is not None and self._stepped.under_way:
-            if end is not None and monotonic() >= end:
-                return False
+        if self._stepped is None:
+            return None
+        if timeout is not None:
+            self._stepped.closed = f"{self.served.name} is being unloaded"
+        end = INFINITY if timeout is None else monotonic() + timeout
+        while self._stepped.under_way:
+            if monotonic() >= end:
+                return len(self._stepped.under_way)
             await asyncio.sleep(_LOOK_S)
-        return True
+        return None
+
+    async def close(self) -> None:
+        self._order_turns(None)
 
 
 _LOOK_S = 0.01
