@@ -264,6 +264,56 @@ def test_core_is_pure() -> None:
     assert [(file, name) for file, name in found if name.split(".")[0] not in allowed] == []
 
 
+def test_what_the_engine_calls_back_is_given_to_constructors() -> None:
+    """Where a function is assigned to another object's attribute, only a search tells who listens. Requests
+    are the exception: they say themselves who has them, and who is to be told."""
+    files = [path for path in SOURCES if folder_of(path).startswith(("engine", "lab/evaluate", "process"))]
+    trees = {path: ast.parse(path.read_text("utf-8")) for path in files}
+    methods = {
+        node.name
+        for tree in trees.values()
+        for kind in ast.walk(tree)
+        if isinstance(kind, ast.ClassDef)
+        for node in kind.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.decorator_list
+    }
+    hooks = [f"{name_of(path)}: {hook}" for path, tree in trees.items() for hook in hooks_set(tree, methods)]
+    assert hooks == []
+
+
+def hooks_set(tree: ast.Module, methods: set[str]) -> Iterator[str]:
+    functions = {
+        node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and is_function(node.value, functions, methods):
+            for target in node.targets:
+                if isinstance(target, ast.Attribute) and ast.unparse(target.value) not in (
+                    "self",
+                    "work",
+                    "child",
+                ):
+                    yield ast.unparse(node)
+
+
+def is_function(value: ast.expr, functions: set[str], methods: set[str]) -> bool:
+    """As far as can be seen where it stands; an object that has some is one, too."""
+    match value:
+        case ast.Lambda() | ast.Name("self") | ast.Call(ast.Name("partial")):
+            return True
+        case ast.Name(name):
+            return name in functions
+        case ast.Attribute(_, name):
+            return name in methods
+    return False
+
+
+def test_hooks_are_found() -> None:
+    code = "a.b = lambda: 0; a.b = self; a.b = self.told; a.b = here; a.b = partial(f, 1); a.b = self.data"
+    tree = ast.parse(f"def here(): ...\n{code}; self.b = here; work.done = here; a = here")
+    assert len(list(hooks_set(tree, {"told"}))) == 5
+
+
 def test_no_grab_bags() -> None:
     assert not {path.stem for path in SOURCES} & {"utils", "util", "helpers", "manager", "common", "misc"}
 
