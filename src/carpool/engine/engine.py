@@ -19,14 +19,14 @@ from carpool.config.presets import PictureChoice
 from carpool.config.repository import find_models, with_promise
 from carpool.core.job import INFINITY, NEW
 from carpool.engine.fleet.control import Checks, LoadListener, ModelControl
-from carpool.engine.fleet.fleet import Fleet, Publisher, newest
+from carpool.engine.fleet.fleet import Fleet, Publisher
 from carpool.engine.fleet.model_calls import AskHosted, ModelCalls, ask_nobody
 from carpool.engine.fleet.on_demand import OnDemand
 from carpool.engine.loading.candidate import Override
 from carpool.engine.models.served import Served, State
 from carpool.engine.profile.hardware import gpu_count
 from carpool.engine.profile.model_profile import ProfileStore
-from carpool.engine.run.batch import Outcome, Work
+from carpool.engine.run.batch import Outcome, Route, Work
 from carpool.engine.run.model_inputs import check_inputs, only_input, shape_key
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, NotFound, Unavailable, Unsupported
 from carpool.link.door import ASK, UNLOADED, IndexEntry, LoadingStep
@@ -212,18 +212,13 @@ class Engine:
 
     def find(self, name: str, version: str = "") -> Served:
         """The version that serves this request; without one, the newest that is ready."""
-        return self.fleet.offered[self._choose(name, version)]
+        return self._choose(name, version)[1]
 
-    def _choose(self, name: str, version: str) -> int:
-        ready = {
-            key: served
-            for key, served in self.fleet.offered.items()
-            if version in ("", served.version) and served.state is State.READY
-        }
-        key = newest(ready, self.fleet.preferred).get(name)
-        if key is None:
+    def _choose(self, name: str, version: str) -> tuple[int, Served, Route]:
+        found = self.fleet.find(name, version or -1)
+        if found is None:
             raise self._absent(name, version)
-        return key
+        return found
 
     def _absent(self, name: str, version: str) -> CarpoolError:
         if self.control.closed and self.fleet.leaving:
@@ -234,7 +229,7 @@ class Engine:
                 why = f": {line.reason}" if line.reason else ""
                 return Unavailable(f"{name} is {line.state.lower()}{why}", reason="not-ready")
         wanted = f"{name} version {version}" if version else name
-        names = ", ".join(sorted({served.name for served in self.fleet.offered.values()}))
+        names = ", ".join(sorted(self.fleet.newest))
         return NotFound(f"there is no model {wanted}; there are {names or 'none'}")
 
     def find_hosted(self, name: str, version: str) -> Served | None:
@@ -245,8 +240,7 @@ class Engine:
     def bring_for(self, name: str, caller: Served) -> Coroutine[Any, Any, None] | None:
         """A model asks for another, which may have to be loaded. While it is loaded itself that cannot be:
         both would be measured, and each wait for the other."""
-        there = any(served.name == name for served in self.fleet.offered.values())
-        if self.on_demand is None or there or caller.state is State.LOADING:
+        if self.on_demand is None or name in self.fleet.newest or caller.state is State.LOADING:
             return None
         return self.on_demand.bring(name)
 
@@ -315,8 +309,7 @@ class Engine:
     ) -> tuple[int, Work, bool]:
         """A request that fits its model, to be submitted under this number; and whether its arrays came
         without the batch dimension, which the answer then should not have either."""
-        key = self._choose(model, version)
-        served = self.fleet.offered[key]
+        key, served, _ = self._choose(model, version)
         if served.hosted:
             raise Unsupported(f"{model} runs in another process: only front ends reach it")
         if served.config.decoupled:
@@ -387,11 +380,7 @@ class Engine:
         return typed({"model": served.name, "version": served.version, **plan.assumed, **answer})
 
     def _first_for_pictures(self) -> str:
-        ready = {
-            served.name
-            for served in self.fleet.offered.values()
-            if served.vision is not None and served.state is State.READY
-        }
+        ready = {served.name for served in self.fleet.offered.values() if served.vision is not None}
         for line in self.index():
             if line.name in ready:
                 return line.name

@@ -16,7 +16,7 @@ from carpool.core.job import Reason
 from carpool.core.objectives import Promise
 from carpool.engine.engine import Engine
 from carpool.engine.fleet.control import LoadListener
-from carpool.engine.fleet.fleet import Publisher, newest
+from carpool.engine.fleet.fleet import Publisher
 from carpool.engine.models.runtime import Gate
 from carpool.engine.models.served import Served, State
 from carpool.engine.routes.pipeline_route import PipelineRoute
@@ -144,9 +144,8 @@ class EngineHost(Publisher):
         self._entries = {
             key: self._entry(key, served) for key, served in (*fleet.offered.items(), *fleet.leaving.items())
         }
-        ready = {key: served for key, served in fleet.offered.items() if served.state is State.READY}
-        entries = {(served.name, served.version): self._entries[key] for key, served in ready.items()}
-        chosen = {name: self._entries[key] for name, key in newest(ready, fleet.preferred).items()}
+        entries = {(one.name, one.version): self._entries[key] for key, one in fleet.offered.items()}
+        chosen = {name: self._entries[key] for name, key in fleet.newest.items()}
         leaving = [self._entries[key] for key in fleet.leaving]
         down = frozenset(key for key, served in fleet.offered.items() if not served.able)
         halted = {(one.name, one.version): one.why_not for one in map(fleet.offered.__getitem__, down)}
@@ -179,7 +178,7 @@ class EngineHost(Publisher):
             config=document,
             labels=served.labels,
             row=(served.counters.slot.row, served.counters.slot.generation),
-            vision=served.runtime.picture_document(),
+            vision=served.pictures,
             choices=served.choices,
             drift=_sampling(served.config.drift),
             hosted=served.hosted,

@@ -80,7 +80,7 @@ class Fleet:
         self.preferred: dict[str, str] = {}  # by name: the version for requests that name none
         self._loading: set[Served] = set()
         self._keys = 0
-        self._newest: dict[str, int] = {}
+        self.newest: dict[str, int] = {}  # by name: the key for requests that name no version
         self._retiring: set[asyncio.Task[None]] = set()
         self._looks: dict[Served, asyncio.Task[None]] = {}  # at those that were measured on a busy machine
 
@@ -153,7 +153,7 @@ class Fleet:
         self._rebind()
 
     def _rebind(self) -> None:
-        self._newest = newest(self.offered, self.preferred)
+        self.newest = newest(self.offered, self.preferred)
         for ensemble in self._ensembles():
             ensemble.rebind()
 
@@ -161,9 +161,9 @@ class Fleet:
         everything = (*self.offered.values(), *self.leaving.values())
         return [one.runtime for one in everything if isinstance(one.runtime, EnsembleRuntime)]
 
-    def find(self, name: str, version: int = -1) -> tuple[int, Served, Route] | None:
+    def find(self, name: str, version: int | str = -1) -> tuple[int, Served, Route] | None:
         """What answers requests for this version now; -1 is the newest. With its key and its route."""
-        key = self._newest.get(name)
+        key = self.newest.get(name)
         if version != -1:
             asked = (k for k, one in self.offered.items() if (one.name, one.version) == (name, str(version)))
             key = next(asked, None)
@@ -208,13 +208,13 @@ class Fleet:
         await asyncio.gather(*tasks, return_exceptions=True)
         self.leaving |= self.offered
         self.offered.clear()
+        self.newest.clear()
         everything = list(self.leaving.values())
         for first in (True, False):  # ensembles: their requests need the others
             going = [served for served in everything if served.is_ensemble is first]
             await asyncio.gather(*(served.unload(timeout) for served in going))
         self.leaving.clear()
         self.routes.clear()
-        self._newest.clear()
         for served in everything:
             self._forget(served)
         self.publish()

@@ -63,10 +63,6 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         self._refusing = False  # the gate's last advice
 
     @property
-    def scheduler(self) -> Scheduler | None:
-        return None if self._driver is None else self._driver.scheduler
-
-    @property
     def idle(self) -> bool:
         return super().idle and (self._sequences is None or not self._sequences.law.live)
 
@@ -106,7 +102,7 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         seats = self.seats = seats_of(ready.backends[0]) if config.decoupled else 1
         if seats > 1 and isinstance(policy, Knobs):  # each is for one request, and nobody waits for others
             policy = replace(policy, preferred=(1,), max_delay=0.0)
-        scheduler = Scheduler(ready.curve, policy, seats * len(ready.backends))
+        self.scheduler = scheduler = Scheduler(ready.curve, policy, seats * len(ready.backends))
         if sequences is not None:
             pin(scheduler, sequences.knobs(policy) if isinstance(policy, Knobs) else None)
         timeout, chosen = execution_timeout(config, ready.curve)
@@ -247,10 +243,10 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
 
     def refused_elsewhere(self, requests: int, reason: Reason, source: str) -> None:
         """Their traffic counts all the same, and they need the advice fresh."""
-        if self._driver is not None:
-            scheduler, now = self._driver.scheduler, monotonic()
-            scheduler.refused_elsewhere(requests, requests, reason, now, source)
-            self.turned(scheduler, now)
+        if self.scheduler is not None:
+            now = monotonic()
+            self.scheduler.refused_elsewhere(requests, requests, reason, now, source)
+            self.turned(self.scheduler, now)
 
     # ---- coming and going -------------------------------------------------------------------------------
 

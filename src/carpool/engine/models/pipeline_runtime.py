@@ -3,9 +3,8 @@ that has the picture (frontend/pictures/pipeline_run.py says why)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from carpool.config.model import EnsembleStep, Task
 from carpool.core.remaining import Step
@@ -29,17 +28,11 @@ class PipelineRuntime(EnsembleRuntime):
         assert served.config.pipeline is not None
         self.graph = PictureGraph(served.config.pipeline)
         self._now: Sequence[Served] = ()  # the models of its steps
-        self._task = ""
 
     def _listed(self) -> Sequence[EnsembleStep]:
         pipeline = self.served.config.pipeline
         assert pipeline is not None
         return [EnsembleStep(step.model, step.version, (), ()) for step in pipeline.steps]
-
-    def picture_document(self) -> Mapping[str, Any]:
-        takes = {"name": self.served.signature.inputs[0].name}
-        known = {"task": self._task, "input": takes, "encoded": False}
-        return {**known, "pipeline": {**asdict(self.graph.settings), "file": ""}}
 
     # ---- loading ----------------------------------------------------------------------------------------
 
@@ -52,7 +45,9 @@ class PipelineRuntime(EnsembleRuntime):
         tasks = [_facts(served).task for served in self._now]
         base = tasks[self.graph.base]
         assert base is not None  # `check` saw to it
-        self._task = str(Task.READ) if self.graph.reader(tasks) is not None else base
+        task = str(Task.READ) if self.graph.reader(tasks) is not None else base
+        known = {"task": task, "input": {"name": self.served.signature.inputs[0].name}, "encoded": False}
+        self.served.pictures = {**known, "pipeline": {**asdict(self.graph.settings), "file": ""}}
         listed = [self.graph.steps[number] for number in self.graph.order]
         words = " → ".join(f"{step.name} ({step.model})" for step in listed)
         return [f"{len(listed)} steps: {words}.", *self._grown()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 from carpool.backends.backend import AsksModels
 from carpool.config.backend_kinds import kind_of
 from carpool.config.fingerprint import whole_digest
-from carpool.config.model import Kind, ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.core.job import Job, Reason
-from carpool.core.objectives import Promise
-from carpool.core.scaling import capacity
 from carpool.core.scheduler import Scheduler
 from carpool.engine.generation.text_driver import TextDriver
 from carpool.engine.generation.text_loading import TextLoading
@@ -58,14 +55,10 @@ class Runtime:
 
     hosted = False  # it runs in another process
     loop: asyncio.AbstractEventLoop | None = None  # None before it is loaded
+    scheduler: Scheduler | None = None  # also None for what forms no batches
 
     def __init__(self, served: Served) -> None:
         self.served = served
-
-    @property
-    def scheduler(self) -> Scheduler | None:
-        """None before it is loaded, and of what forms no batches."""
-        return None
 
     @property
     def why_not(self) -> str:
@@ -90,18 +83,9 @@ class Runtime:
         """Requests that the instance of this number is busy with."""
         return ()
 
-    def picture_document(self) -> Mapping[str, Any] | None:
-        """How it answers pictures, for front ends; None: it takes only tensors."""
-        vision = self.served.vision
-        return None if vision is None else write_vision(vision)
-
     def made_of(self) -> Sequence[str]:
         """Digests of its files."""
         raise NotImplementedError
-
-    def facts(self) -> Mapping[str, object]:
-        """What an operator wants to know of one that serves; why it is so is in its profile."""
-        return {}
 
     async def check(self) -> None:
         """Raises what can be seen to be wrong without loading."""
@@ -198,6 +182,7 @@ class InstancesRuntime(Runtime, Generic[DriverT]):
         served = self.served
         served.config, served.signature, served.labels = ready.config, ready.signature, ready.labels
         served.vision, served.profile, served.choices = ready.vision, ready.profile, ready.choices
+        served.pictures = None if ready.vision is None else write_vision(ready.vision)
         self.instances = len(ready.backends)
         self._begin(ready, self.loop)
 
@@ -211,20 +196,6 @@ class InstancesRuntime(Runtime, Generic[DriverT]):
 
     def made_of(self) -> Sequence[str]:
         return [self._digest]
-
-    def facts(self) -> Mapping[str, object]:
-        config, profile = self.served.config, self.served.profile
-        facts: dict[str, object] = {"engine": config.backend, "device": _device(config)}
-        if profile is not None:
-            facts["instances"] = f"{profile.layout.instances}x{profile.layout.threads}"
-            if profile.provisional:
-                facts["provisional"] = profile.provisional
-        facts["max_batch"] = self.served.signature.max_batch
-        if isinstance(config.policy, Promise):
-            facts["slo_ms"] = round(config.policy.slo * 1e3, 3)
-        if self.scheduler is not None and (able := capacity(self.scheduler)):
-            facts["capacity_rps"] = round(able, 1)
-        return facts
 
     async def _off_the_loop(self, work: Callable[[], T], drop: Callable[[T], None]) -> T:
         """Work in the loader's thread. What it made is dropped when nobody waits for it any more."""
@@ -324,12 +295,3 @@ class InstancesRuntime(Runtime, Generic[DriverT]):
     def _close_driver(self, driver: DriverT) -> Sequence[Any]:
         """Returns what is to be joined."""
         return driver.close()
-
-
-def _device(config: ModelConfig) -> str:
-    kinds = {group.kind for group in config.instances}
-    if Kind.GPU in kinds:
-        gpus = sorted({gpu for group in config.instances for gpu in group.gpus})
-        return ",".join(f"cuda:{gpu}" for gpu in gpus) or "cuda"
-    chooses = kind_of(config.backend).pictures_on_device  # a GPU where there is one: only the runner knows
-    return "auto" if chooses and kinds != {Kind.CPU} else "cpu"

@@ -7,14 +7,16 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from carpool.config.backend_kinds import kind_of
 from carpool.config.fingerprint import settings_of_answers
-from carpool.config.model import ModelConfig
+from carpool.config.model import Kind, ModelConfig
 from carpool.core.job import INFINITY
 from carpool.core.objectives import Promise
+from carpool.core.scaling import capacity
 from carpool.core.scheduler import Scheduler
 from carpool.engine.loading.candidate import Upload
 from carpool.engine.profile.model_profile import Profile
@@ -59,6 +61,7 @@ class Served:
         self.signature = Signature(config.name, (), ())
         self.labels: Mapping[str, Sequence[str]] = {}  # by output
         self.vision: VisionSettings | None = None  # how it answers pictures, if it does
+        self.pictures: Mapping[str, Any] | None = None  # the same for front ends; None: it takes only tensors
         self.profile: Profile | None = None  # as it was loaded; what is believed now is the scheduler's
         self.choices: Sequence[str] = ()  # what was chosen for it and why, in words
         self.counters = counters
@@ -105,7 +108,7 @@ class Served:
     def answers_digest(self) -> str:
         """Of all that its answers follow from: two models that have the same one answer the same."""
         settings = settings_of_answers(self.config)
-        parts = [self.runtime.made_of(), settings, self.runtime.picture_document(), self.labels]
+        parts = [self.runtime.made_of(), settings, self.pictures, self.labels]
         text = orjson.dumps(parts, default=list, option=orjson.OPT_NON_STR_KEYS)
         return blake2b(text, digest_size=16).hexdigest()
 
@@ -121,8 +124,23 @@ class Served:
             raise
         seconds = monotonic() - began
         self.counters.row.set(columns.LOAD_SECONDS, seconds)
-        facts = {**self.runtime.facts(), "seconds": round(seconds, 3)}
-        log.info("model-ready", model=self.name, version=self.version, **facts)
+        facts = {} if self.is_ensemble else self._facts()
+        log.info("model-ready", model=self.name, version=self.version, **facts, seconds=round(seconds, 3))
+
+    def _facts(self) -> dict[str, object]:
+        """What an operator wants to know of one that serves; why it is so is in its profile."""
+        config, profile = self.config, self.profile
+        facts: dict[str, object] = {"engine": config.backend, "device": _device(config)}
+        if profile is not None:
+            facts["instances"] = f"{profile.layout.instances}x{profile.layout.threads}"
+            if profile.provisional:
+                facts["provisional"] = profile.provisional
+        facts["max_batch"] = self.signature.max_batch
+        if isinstance(config.policy, Promise):
+            facts["slo_ms"] = round(config.policy.slo * 1e3, 3)
+        if self.scheduler is not None and (able := capacity(self.scheduler)):
+            facts["capacity_rps"] = round(able, 1)
+        return facts
 
     def offer(self, gate: Gate) -> None:
         self.state = State.READY
@@ -154,3 +172,12 @@ class Served:
         if self._upload is not None:
             await asyncio.to_thread(self._upload.leave)
             self._upload = None
+
+
+def _device(config: ModelConfig) -> str:
+    kinds = {group.kind for group in config.instances}
+    if Kind.GPU in kinds:
+        gpus = sorted({gpu for group in config.instances for gpu in group.gpus})
+        return ",".join(f"cuda:{gpu}" for gpu in gpus) or "cuda"
+    chooses = kind_of(config.backend).pictures_on_device  # a GPU where there is one: only the runner knows
+    return "auto" if chooses and kinds != {Kind.CPU} else "cpu"
