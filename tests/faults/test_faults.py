@@ -17,7 +17,7 @@ from carpool.core.queue import Lanes
 from carpool.core.scheduler import Scheduler
 from carpool.engine import engine_link
 from carpool.engine.engine_link import Calls, EngineSide
-from carpool.engine.models import served
+from carpool.engine.models import runtime
 from carpool.engine.models.batch_runtime import BatchRuntime
 from carpool.engine.run.batch import BatchRun
 from carpool.engine.run.collator import Collator
@@ -125,7 +125,7 @@ def test_one_fault_costs_no_more_than_one_answer(
     point: Point, most: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backends, "load", injection.load)
-    monkeypatch.setattr(served, "_FIRST_RETRY_S", 0.001)
+    monkeypatch.setattr(runtime, "_FIRST_RETRY_S", 0.001)
     open_outbox = Outbox.open
     monkeypatch.setattr(
         Outbox, "open", lambda outbox, transport: open_outbox(outbox, injection.Transport(transport))

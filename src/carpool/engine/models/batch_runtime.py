@@ -194,8 +194,8 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         if isinstance(batch.turn, SpareTurn):  # no request
             self._row.add(columns.SPARE["ran"], len(batch.jobs))
             return
-        if self._promises:
-            self._watch_speed(batch)
+        if self._promises and self.scheduler is not None:
+            self._watch_speed(self.scheduler, batch)
         good = [outcome.timing.queue for outcome in result.outcomes if outcome.error is None]
         if good:
             timing = result.timing
@@ -203,13 +203,13 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
             if result.clean:
                 counters.recent.add(batch.images, result.seconds, now)
 
-    def _watch_speed(self, batch: Batch) -> None:
+    def _watch_speed(self, scheduler: Scheduler, batch: Batch) -> None:
         """A promise rests on the profile: when that stops being true, whoever watches should know, once for
         each kind of work."""
         served = self.served
         if served.state is not State.READY:
             return
-        self._row.set(columns.SPEED_RATIO, self.driver.scheduler.belief.drift.factor)
+        self._row.set(columns.SPEED_RATIO, scheduler.belief.drift.factor)
         factor = batch.belief.drift.news(monotonic())
         if factor is not None:
             shape = batch.jobs[0].shape
