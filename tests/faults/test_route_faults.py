@@ -64,10 +64,18 @@ GIVES_BACK = {
     # The door takes the slot in it, and nobody knows whether it had before it raised.
     "PipelineRun.ready",
     # The door tells each of its answer once, whatever comes of that; all that they do is guarded in them.
-    *("Placement.done", "PlacedCall.done", "PipelineRun._step_answered"),
+    *("Placement.done", "PlacedCall.done", "PipelineRun.answered", "RequestHears.done"),
     # What the engine's end of the link calls. An error there costs the link, as everywhere.
-    *("TextDriver.ready", "TextDriver._take", "LinkBookings.join", "LinkBookings.hear"),
+    *(
+        "TextDriver.ready",
+        "TextDriver._take",
+        "LinkBookings.join",
+        "LinkBookings.hear",
+        "LinkBookings._begin",
+    ),
     "OpenBooking._learn",
+    # Called when the catalogue changes, as it may at any time where a model is measured again; by no request.
+    *("Caching.around", "Mirroring.around"),
     *("SequenceRoute._count", "Sequences.finished"),  # without it a place is taken until its sequence is idle
 }
 SHARED = ("cache.redis_client", "frontend.caches.caching_door", "frontend.caches.front_caches")

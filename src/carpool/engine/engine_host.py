@@ -20,6 +20,7 @@ from carpool.engine.fleet.fleet import Publisher
 from carpool.engine.models.runtime import Gate
 from carpool.engine.models.served import Served, State
 from carpool.engine.routes.pipeline_route import PipelineRoute
+from carpool.engine.run.batch import Route
 from carpool.errors import CarpoolError, NotFound, Unsupported
 from carpool.link.advice import WriteGate, publish
 from carpool.link.door import Catalog, IndexEntry, ModelEntry
@@ -97,7 +98,7 @@ class EngineHost(Publisher):
             "statistics": self._statistics,
         }
         self.engine = engine = make(publisher=self, loads=lambda: self._loads)
-        self.submit, self.ready, self.cancel = engine.submit, engine.ready, engine.cancel
+        self.routes: Mapping[int, Route] = engine.fleet.routes  # by key: where requests go
         self.submit_spare = engine.submit_spare
 
     def share(self, arena: int, file: int) -> None:

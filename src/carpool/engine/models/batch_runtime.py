@@ -22,7 +22,7 @@ from carpool.engine.loading.hosted_model import HostedInstance
 from carpool.engine.loading.loading import Loading, Ready, execution_timeout
 from carpool.engine.models.runtime import EngineParts, Gate, InstancesRuntime
 from carpool.engine.models.served import Served, State
-from carpool.engine.routes.direct_route import Direct, Spare
+from carpool.engine.routes.direct_route import Eager, Spare
 from carpool.engine.routes.sequence_route import SequenceRoute
 from carpool.engine.routes.stream_route import StreamRoute
 from carpool.engine.run.batch import BatchResult, Route, Watcher
@@ -72,7 +72,7 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         return self._sequences or self._streams
 
     def route(self) -> Route:
-        return self._own or Direct(self.driver, eager=self._eager)
+        return self._own or (Eager(self.driver) if self._eager else self.driver)
 
     @property
     def _eager(self) -> bool:
