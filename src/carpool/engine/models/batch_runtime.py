@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from time import monotonic
@@ -194,8 +194,12 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         if isinstance(batch.turn, SpareTurn):  # no request
             self._row.add(columns.SPARE["ran"], len(batch.jobs))
             return
-        if self._promises and self.scheduler is not None:
-            self._watch_speed(self.scheduler, batch)
+        if self._promises and self.scheduler is not None and self.served.state is State.READY:
+            # A promise rests on the profile: when that stops being true, it is said once per kind of work.
+            self._row.set(columns.SPEED_RATIO, self.scheduler.belief.drift.factor)
+            factor = batch.belief.drift.news(now)
+            if factor is not None:
+                self._warn_of_drift(round(factor, 3), batch.jobs[0].shape)
         good = [outcome.timing.queue for outcome in result.outcomes if outcome.error is None]
         if good:
             timing = result.timing
@@ -203,19 +207,10 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
             if result.clean:
                 counters.recent.add(batch.images, result.seconds, now)
 
-    def _watch_speed(self, scheduler: Scheduler, batch: Batch) -> None:
-        """A promise rests on the profile: when that stops being true, whoever watches should know, once for
-        each kind of work."""
+    def _warn_of_drift(self, factor: float, shape: Hashable) -> None:
+        which = {} if shape is None else {"shape": str(shape)}  # where requests may differ
         served = self.served
-        if served.state is not State.READY:
-            return
-        self._row.set(columns.SPEED_RATIO, scheduler.belief.drift.factor)
-        factor = batch.belief.drift.news(monotonic())
-        if factor is not None:
-            shape = batch.jobs[0].shape
-            which = {} if shape is None else {"shape": str(shape)}  # told where requests may differ
-            factor = round(factor, 3)
-            log.warning("profile-drift", model=served.name, version=served.version, factor=factor, **which)
+        log.warning("profile-drift", model=served.name, version=served.version, factor=factor, **which)
 
     def turned(self, scheduler: Scheduler, now: float) -> None:
         if self.served.state is not State.READY:
