@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from carpool.config import rules
 from carpool.config.backend_kinds import kinds
-from carpool.config.drift_settings import read_drift
+from carpool.config.drift_settings import LEAST_HOURS, MOST_HOURS, DriftSettings, UncertainSettings, hours_of
 from carpool.config.model import (
     LAYOUTS,
     AllVersions,
@@ -30,7 +30,21 @@ from carpool.config.model import (
 from carpool.config.presets import PRESETS, preset_fields, with_preset
 from carpool.config.registry_settings import RegistrySettings, read_address
 from carpool.config.rollout_table import read_rollout
-from carpool.config.sequence_settings import read_sequences_table
+from carpool.config.sequence_settings import (
+    CONTROL_KINDS,
+    CORRID,
+    DEFAULT_BACKLOG_MB,
+    DIRECT,
+    FLAG_TYPES,
+    ID_TYPES,
+    MAX_CANDIDATES,
+    OLDEST,
+    STRATEGIES,
+    ControlInput,
+    SequenceSettings,
+    StateTensor,
+    check_sequences,
+)
 from carpool.config.table import SECTIONS, Table
 from carpool.core.objectives import Knobs, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
@@ -72,7 +86,6 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
     inputs, outputs = _tensors(top, "input", max_batch), _tensors(top, "output", max_batch)
     preset = top.text("preset", PRESETS)
     usual = ImageSettings().resize if preset is None else preset_fields(preset, task)["resize"]
-    sequences = top.table("sequences")
     config = ModelConfig(
         name=rules.check_name(top.text("name") or name, top.where("name")),
         path=path.parent,
@@ -97,11 +110,9 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
         ttft=None if ttft_ms is None else ttft_ms / 1e3,
         per_token=None if per_token_ms is None else per_token_ms / 1e3,
         parameters=_parameters(top),
-        drift=None if (drift := top.table("drift")) is None else read_drift(drift, _inside),
+        drift=_drift(top.table("drift")),
         rollout=read_rollout(top.table("rollout")),
-        sequences=None
-        if sequences is None
-        else read_sequences_table(sequences, _inside, [tensor.name for tensor in inputs]),
+        sequences=_sequences(top.table("sequences"), inputs),
         **{name: _section(table, usual) for name in SECTIONS if (table := top.table(name)) is not None},
     )
     if config.registry is not None:
@@ -327,6 +338,110 @@ def _tensor(table: Table, max_batch: int | None) -> TensorConfig:
         layout=table.text("layout", LAYOUTS),
     )
     return rules.check_tensor(tensor, f"{table.file}: {table.path}", max_batch)
+
+
+# ---- tables with rules of their own ------------------------------------------------------------------------
+
+
+def _drift(table: Table | None) -> DriftSettings | None:
+    if table is None:
+        return None
+    usual = DriftSettings()
+    sample = table.number("sample", 0.0, 1.0, above=True)
+    window_h = table.number("window_h", LEAST_HOURS, MOST_HOURS)
+    psi = table.number("psi", 0.0, 100.0, above=True)
+    return DriftSettings(
+        usual.sample if sample is None else sample,
+        usual.window_h if window_h is None else window_h,
+        _drift_reference(table) or usual.reference,
+        usual.psi if psi is None else psi,
+        _uncertain(table.table("uncertain")),
+    )
+
+
+def _drift_reference(table: Table) -> str | None:
+    text = table.text("reference")
+    if text is None or hours_of(text):
+        return text
+    if not text.endswith(".json"):
+        raise table.error(
+            "reference",
+            f'must be like "first-24h", with {LEAST_HOURS:g} to {MOST_HOURS:g} hours, or a .json file, '
+            f'not "{text[:64]}"',
+        )
+    return _inside(table, "reference")
+
+
+def _uncertain(table: Table | None) -> UncertainSettings:
+    usual = UncertainSettings()
+    if table is None:
+        return usual
+    folder = table.text("folder") or ""
+    if folder and not folder.startswith("/"):
+        _inside(table, "folder")
+    score = table.numbers("score", 0.0) or usual.score
+    if len(score) != 2 or not score[0] <= score[1] <= 1.0:
+        raise table.error("score", "must be the lowest and the highest score, like [0.3, 0.5]")
+    margin = table.number("margin", 0.0, 1.0)
+    mb = table.number("mb", 0.0, 1e6, above=True)
+    return UncertainSettings(
+        folder,
+        (score[0], score[1]),
+        usual.margin if margin is None else margin,
+        table.integer("per_hour", 1, 100_000) or usual.per_hour,
+        usual.mb if mb is None else mb,
+    )
+
+
+def _sequences(table: Table | None, inputs: Sequence[TensorConfig]) -> SequenceSettings | None:
+    if table is None:
+        return None
+    usual = SequenceSettings()
+    strategy = table.text("strategy", STRATEGIES) or OLDEST
+    for key, needed in (("max_candidates", OLDEST), ("min_utilization", DIRECT), ("max_delay_ms", DIRECT)):
+        if table.has(key) and strategy != needed:
+            hint = "; the oldest strategy waits as [batching] says" if key == "max_delay_ms" else ""
+            raise table.error(key, f'goes with strategy = "{needed}"{hint}')
+    idle_ms = table.number("idle_ms", 0, 1e12, above=True)
+    max_wait_ms = table.number("max_wait_ms", 0, 1e12, above=True)
+    max_backlog = table.integer("max_backlog", 0, 1 << 20)
+    settings = SequenceSettings(
+        strategy,
+        table.integer("max_candidates", 1, MAX_CANDIDATES) or 0,
+        usual.idle if idle_ms is None else idle_ms / 1e3,
+        table.number("min_utilization", 0, 1) or 0.0,
+        (table.number("max_delay_ms", 0) or 0.0) / 1e3,
+        usual.max_wait if max_wait_ms is None else max_wait_ms / 1e3,
+        usual.max_backlog if max_backlog is None else max_backlog,
+        (table.integer("max_backlog_mb", 1, 1 << 20) or DEFAULT_BACKLOG_MB) << 20,
+        tuple(map(_control, table.tables("control"))),
+        tuple(map(_state, table.tables("state"))),
+    )
+    return check_sequences(settings, f"{table.file}: [sequences]", [tensor.name for tensor in inputs])
+
+
+def _control(table: Table) -> ControlInput:
+    name, kind = table.text("name"), table.text("kind", CONTROL_KINDS)
+    if not name or not kind:
+        raise ConfigError(f"{table.file}: {table.path} needs a name and a kind: {', '.join(CONTROL_KINDS)}")
+    if kind == CORRID:
+        if table.has("values"):
+            raise table.error("values", "does not go with the id of a sequence, which is told as it is")
+        return ControlInput(name, kind, table.text("datatype", ID_TYPES) or "UINT64")
+    datatype = table.text("datatype", FLAG_TYPES) or "INT32"
+    values = table.numbers("values", float("-inf")) or (0, 1)
+    if len(values) != 2 or (datatype == "INT32" and any(value != int(value) for value in values)):
+        raise table.error("values", "must be two numbers of its datatype, for no and for yes, like [0, 1]")
+    return ControlInput(name, kind, datatype, (values[0], values[1]))
+
+
+def _state(table: Table) -> StateTensor:
+    given, taken = table.text("input"), table.text("output")
+    datatype, shape = table.text("datatype", DATATYPES), table.integers("shape", -1, 2**31)
+    if not given or not taken or not datatype or not shape:
+        raise ConfigError(f"{table.file}: {table.path} needs input, output, datatype and shape")
+    initial = table.integers("initial_shape", 1, 2**31) or ()
+    return StateTensor(given, taken, datatype, shape, initial, _inside(table, "file") or "")
 
 
 # ---- tables that describe pictures and runtimes ------------------------------------------------------------

@@ -1,54 +1,17 @@
-"""What is asked of the rules that read a model's objectives, and the rules of the promise; those of the knobs
-are in knobs.py."""
+"""The rules of the promise; those of the knobs are in knobs.py, and what is asked of both is `Policy` in
+scheduler_state.py."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING, Protocol
 
 from carpool.core.admission import gate
 from carpool.core.batcher import next_batch
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
+from carpool.core.instance import Instance
 from carpool.core.job import INFINITY, GivenUp, Job, Reason, Refusal, planned
 from carpool.core.objectives import Promise
+from carpool.core.scheduler_state import SchedulerState
 from carpool.core.shares import ORDINARY, Shares, level_of
-
-if TYPE_CHECKING:
-    from carpool.core.instance import Instance
-    from carpool.core.job import GivenUp, Job, Reason, Refusal
-    from carpool.core.scheduler import Scheduler
-
-
-class Policy(Protocol):
-    """The two questions, `admit` and `take`, and what is needed to keep the queue in the policy's order."""
-
-    by_shape: bool
-    preserve_ordering: bool
-    looks_ahead: bool  # else `look_ahead` is not called
-    max_images: int  # in one request
-    max_queue: int
-
-    def admit(self, core: Scheduler, job: Job, now: float) -> Refusal | None: ...
-
-    def take(
-        self, core: Scheduler, instance: Instance, now: float, given_up: list[GivenUp]
-    ) -> tuple[list[Job], float | None]: ...
-
-    def look_ahead(self, core: Scheduler, now: float, job: Job | None = None) -> None:
-        """Something changed: this job became ready, or an instance was freed. Nothing is dispatched yet."""
-
-    def adopt(self, core: Scheduler, now: float) -> None:
-        """What a batch takes is known better now, or it is another kind's turn."""
-
-    def place(self, job: Job, sequence: int) -> tuple[int, str]:
-        """Rank the job and name its lane."""
-
-    def succeed(self, old: Job, new: Job) -> None:
-        """`new`, which is about to be ready, takes the place of `old`, which has left."""
-
-    def expires(self, job: Job) -> float: ...
-
-    def expired(self, core: Scheduler, job: Job, now: float) -> Reason | None: ...
 
 
 class PromisePolicy:
@@ -71,7 +34,7 @@ class PromisePolicy:
         """A batch that takes the whole promise even at the profile's speed can never be useful."""
         return max(1, min(self.settings.max_batch, curve.max_batch, curve.fits(self.settings.slo)))
 
-    def adopt(self, core: Scheduler, now: float) -> None:
+    def adopt(self, core: SchedulerState, now: float) -> None:
         self._curve = core.curve
         self.shares.cap(self._largest(core.curve))
         self.shares.refresh(core, now)
@@ -95,18 +58,18 @@ class PromisePolicy:
         there = job.probe or job.ready_at == -INFINITY
         return job.due if there else job.due - self._curve.times[job.images]
 
-    def expired(self, core: Scheduler, job: Job, now: float) -> Reason | None:
+    def expired(self, core: SchedulerState, job: Job, now: float) -> Reason | None:
         return Reason.DEADLINE
 
-    def admit(self, core: Scheduler, job: Job, now: float) -> Refusal | None:
+    def admit(self, core: SchedulerState, job: Job, now: float) -> Refusal | None:
         assert job.lane is not None
         return gate(core, self.shares, self.settings.slo, job, job.lane, now)
 
-    def look_ahead(self, core: Scheduler, now: float, job: Job | None = None) -> None:
+    def look_ahead(self, core: SchedulerState, now: float, job: Job | None = None) -> None:
         """Nothing is set aside: the later a batch is chosen, the better it is."""
 
     def take(
-        self, core: Scheduler, instance: Instance, now: float, given_up: list[GivenUp]
+        self, core: SchedulerState, instance: Instance, now: float, given_up: list[GivenUp]
     ) -> tuple[list[Job], float | None]:
         self.shares.refresh(core, now)
         jobs = next_batch(core, self.shares, self.settings.slo, instance, now, given_up)

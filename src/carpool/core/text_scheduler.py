@@ -25,7 +25,7 @@ from carpool.core.curve import BatchCurve
 from carpool.core.job import DONE, GONE, INFINITY, READY, RUNNING, SOON, JobState, Reason, Refusal, Terms
 from carpool.core.learning import Belief, Rate
 from carpool.core.lengths import Departures, Lengths
-from carpool.core.scheduler import Ledger
+from carpool.core.scheduler_state import Ledger
 from carpool.core.text_job import (
     Boundary,
     Encode,

@@ -27,7 +27,7 @@ from carpool.pipelines.ensemble_graph import EnsembleGraph, check_models
 from carpool.types import Timing
 
 if TYPE_CHECKING:
-    from carpool.core.arbiter import Turn
+    from carpool.core.instance import DeviceTurn
     from carpool.engine.run.driver import Driver
 
 _log = logger("engine")
@@ -53,7 +53,7 @@ class Ensemble(Served):
         super().__init__(*arguments, **more)
         self._models = fleet
         self._journeys: Journeys | None = None
-        self._turns: list[Turn] = []
+        self._turns: list[DeviceTurn] = []
         ensemble = self.config.ensemble
         self._listed: Sequence[EnsembleStep] = () if ensemble is None else ensemble.steps
 
