@@ -9,11 +9,11 @@ from carpool.core.instance import Instance
 from carpool.core.job import INFINITY, READY, SOON, Job, Reason, Refusal, Terms
 from carpool.core.queue import Lane
 from carpool.core.scheduler_state import SchedulerState
-from carpool.core.shares import Shares
+from carpool.core.shares import DeviceShares
 
 
 def gate(
-    core: SchedulerState, shares: Shares, slo: float, job: Job, lane: Lane, now: float
+    core: SchedulerState, shares: DeviceShares, slo: float, job: Job, lane: Lane, now: float
 ) -> Refusal | None:
     """Nothing, or why not. Two questions: can it finish in time, and would it drag the others down?
 

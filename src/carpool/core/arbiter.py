@@ -22,7 +22,7 @@ from carpool.core.instance import Batch, DeviceTurn, Instance
 from carpool.core.job import planned
 from carpool.core.learning import Rate
 from carpool.core.scheduler_state import SchedulerState
-from carpool.core.spare import NO_ROOM, Room, Slack, SpareTurn
+from carpool.core.spare import NO_ROOM, Slack, SpareRoom, SpareTurn
 
 _INFINITY = float("inf")
 _LEAST_LEFT = 0.05  # of a device, to a step whose later ones go first
@@ -233,7 +233,7 @@ class Arbiter:
             return len(self._running) < self._width
         return not any(isinstance(batch.turn, SpareTurn) for batch, _ in self._running.values())
 
-    def slack(self, now: float) -> Room:
+    def slack(self, now: float) -> SpareRoom:
         """For a batch of spare work that would start now. Whoever is ready goes first, however little time
         that would cost: else a promise of many small batches is late by one of these again and again."""
         turns = self._turns

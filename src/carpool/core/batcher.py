@@ -21,11 +21,16 @@ from carpool.core.instance import Instance
 from carpool.core.job import GivenUp, Job, Reason
 from carpool.core.queue import Lane, Line
 from carpool.core.scheduler_state import SchedulerState
-from carpool.core.shares import PROTECTED, Shares
+from carpool.core.shares import PROTECTED, DeviceShares
 
 
 def next_batch(
-    core: SchedulerState, shares: Shares, slo: float, instance: Instance, now: float, given_up: list[GivenUp]
+    core: SchedulerState,
+    shares: DeviceShares,
+    slo: float,
+    instance: Instance,
+    now: float,
+    given_up: list[GivenUp],
 ) -> list[Job]:
     """The jobs that this instance should run now, taken from the queue; empty when there are none for it."""
     while (lane := _first_lane(core)) is not None:
@@ -76,7 +81,13 @@ def _room(core: SchedulerState, instance: Instance, job: Job, now: float) -> int
 
 
 def _size(
-    core: SchedulerState, shares: Shares, instance: Instance, job: Job, lane: Lane, want: int, now: float
+    core: SchedulerState,
+    shares: DeviceShares,
+    instance: Instance,
+    job: Job,
+    lane: Lane,
+    want: int,
+    now: float,
 ) -> int:
     left = job.due - now  # as `_room`, without a call for every batch
     if lane.level == PROTECTED:
@@ -104,7 +115,7 @@ def batch_size(head: Job, room: int, want: int, smaller: int, *, keeps_up: bool)
 
 def _fill(
     core: SchedulerState,
-    shares: Shares,
+    shares: DeviceShares,
     instance: Instance,
     shape: Hashable,
     size: int,

@@ -15,7 +15,7 @@ from carpool.core.objectives import Knobs
 from carpool.core.policy import PromisePolicy
 from carpool.core.queue import Lane, Lanes
 from carpool.core.scheduler_state import SchedulerState
-from carpool.core.sequences import Step
+from carpool.core.sequences import SequenceStep
 
 
 class PinnedLanes(Lanes):
@@ -35,12 +35,12 @@ class PinnedLanes(Lanes):
 
     def show_for(self, job: Job) -> None:
         """Whoever only asks what would become of a job names no instance."""
-        step: Step | None = job.payload
+        step: SequenceStep | None = job.payload
         if step is not None:
             self.by_key = self._sets[step.instance]
 
     def instance_of(self, job: Job) -> int | None:
-        step: Step | None = job.payload
+        step: SequenceStep | None = job.payload
         return None if step is None else step.instance
 
     def everybody(self) -> list[Job]:
@@ -91,8 +91,8 @@ class PinnedKnobs(KnobsPolicy):
 
 
 def pin(scheduler: SchedulerState, settings: Knobs | None) -> None:
-    """From now on, before it has any, its jobs are `Step`s of sequences. Knobs have to gather across shapes,
-    which is what keeps them from looking ahead."""
+    """From now on, before it has any, its jobs are `SequenceStep`s. Knobs have to gather across shapes, which
+    keeps them from looking ahead."""
     constants, old = scheduler.constants, scheduler.policy
     policy: PinnedPromise | PinnedKnobs
     if settings is None:

@@ -11,7 +11,7 @@ from carpool.core.instance import Instance
 from carpool.core.job import INFINITY, GivenUp, Job, Reason, Refusal, planned
 from carpool.core.objectives import Promise
 from carpool.core.scheduler_state import SchedulerState
-from carpool.core.shares import ORDINARY, Shares, level_of
+from carpool.core.shares import ORDINARY, DeviceShares, level_of
 
 
 class PromisePolicy:
@@ -26,7 +26,7 @@ class PromisePolicy:
         self.settings = settings
         self._constants = constants
         self._curve = curve
-        self.shares = Shares(settings.slo, self._largest(curve))
+        self.shares = DeviceShares(settings.slo, self._largest(curve))
         self.max_images = settings.max_batch
         self.max_queue = settings.max_queue
 

@@ -87,7 +87,7 @@ def _left_to(giver: PlaceShare) -> float:
     return (giver.places - 1) / giver.weight
 
 
-class Shares:
+class DeviceShares:
     """The largest batch allowed now, and each source's part of the device, `fair` times what its lane weighs.
     Refreshed before every batch."""
 

@@ -24,7 +24,7 @@ class Change:
     over: bool
 
 
-class Stream:
+class DriftStream:
     """`now` never runs backwards for it: what comes from a clock that was set back counts as now."""
 
     __slots__ = ("_beyond", "alarms", "last", "psi", "silent_since", "window")
@@ -80,10 +80,10 @@ class Stream:
         }
 
 
-def read_stream(document: Mapping[str, Any]) -> Stream:
+def read_stream(document: Mapping[str, Any]) -> DriftStream:
     """ValueError where it is none."""
     try:
-        stream = Stream(float(document["silent_since"]))
+        stream = DriftStream(float(document["silent_since"]))
         stream.window = read_counts(document["window"])
         stream.last = None if document["last"] is None else read_counts(document["last"])
         stream.psi = {str(name): float(psi) for name, psi in document["psi"].items() if name in MEASURES}

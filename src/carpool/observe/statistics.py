@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from carpool.core.evidence import interval
 from carpool.observe import columns
-from carpool.observe.columns import Column, Histogram
+from carpool.observe.columns import Column, HistogramColumns
 from carpool.observe.counters import Cells, ModelCells
 
 Document = dict[str, Any]
@@ -82,11 +82,11 @@ def statistics(models: Iterable[Document]) -> Document:
     return {"model_stats": list(models)}
 
 
-def _observed(cells: Cells, histogram: Histogram) -> Document:
+def _observed(cells: Cells, histogram: HistogramColumns) -> Document:
     return _duration(_count(cells, histogram), cells[histogram.sum])
 
 
-def _count(cells: Cells, histogram: Histogram) -> int:
+def _count(cells: Cells, histogram: HistogramColumns) -> int:
     return int(sum(cells[histogram.buckets]))
 
 
@@ -138,7 +138,7 @@ def step_counts(step: str, cells: Cells) -> Document:
     return {"step": step, **phases, "fan_out": _summed(cells, columns.FAN_OUT), "later_s": later}
 
 
-def _summed(cells: Cells, histogram: Histogram) -> Document:
+def _summed(cells: Cells, histogram: HistogramColumns) -> Document:
     return {"count": _count(cells, histogram), "sum": round(cells[histogram.sum], 6)}
 
 
@@ -180,7 +180,7 @@ def _happened(cells: Cells, words: Mapping[str, Column]) -> dict[str, int]:
     return {word: int(cells[column]) for word, column in words.items() if cells[column]}
 
 
-def _histogram(cells: Cells, histogram: Histogram) -> Document:
+def _histogram(cells: Cells, histogram: HistogramColumns) -> Document:
     return {"buckets": list(map(int, cells[histogram.buckets])), "sum": round(cells[histogram.sum], 6)}
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from carpool.backends.backend import Backend, Placement
-from carpool.backends.stepper import Part, Stepper, with_tensors
+from carpool.backends.stepper import ModelPart, Stepper, with_tensors
 from carpool.config.model import GenerateSettings, Kind, ModelConfig, ModelSignature, PoolSettings
 from carpool.config.repository import ModelVersion
 from carpool.config.rules import complete
@@ -68,7 +68,7 @@ def describe_text(config: ModelConfig, version: ModelVersion) -> ModelConfig:
     return with_tensors(config, pictures.dims, pictures.image)
 
 
-def load_text(config: ModelConfig, version: ModelVersion, placement: Placement, part: Part) -> Stepper:
+def load_text(config: ModelConfig, version: ModelVersion, placement: Placement, part: ModelPart) -> Stepper:
     return cast(Stepper, _home(config, "torch_stepper").load(config, version.file, placement, part))
 
 

@@ -23,7 +23,7 @@ import orjson
 from carpool.config.drift_settings import MOST_HOURS, DriftSettings
 from carpool.drift.kept_pictures import KeptPictures, write_whole
 from carpool.drift.measures import family
-from carpool.drift.model_drift import ModelDrift, Seen, read_reference
+from carpool.drift.model_drift import ModelDrift, SampledAnswer, read_reference
 from carpool.engine.engine_host import EngineHost
 from carpool.engine.models.served import Served
 from carpool.errors import InvalidInput, NotFound, Unavailable
@@ -117,7 +117,7 @@ class DriftDesk:
     async def _hear(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         watched, now = self._watched(), self._clock()
         heard = [
-            (watched[one["key"]], Seen(one["source"], one["values"], one["look"], one["black"]))
+            (watched[one["key"]], SampledAnswer(one["source"], one["values"], one["look"], one["black"]))
             for one in arguments["samples"]
             if one["key"] in watched
         ]
@@ -214,7 +214,7 @@ class DriftBooks:
             )
         return cameras
 
-    def take(self, heard: list[tuple[Watched, Seen]], now: float) -> None:
+    def take(self, heard: list[tuple[Watched, SampledAnswer]], now: float) -> None:
         for watched, seen in heard:
             self._model(watched).take(watched.version, watched.labels, seen, now)
 

@@ -27,7 +27,7 @@ from carpool.engine.loading.hosted_model import (
 )
 from carpool.engine.loading.loading import ReportStep
 from carpool.errors import ModelError, Unavailable
-from carpool.link.child_process import Child, Guard, Message
+from carpool.link.child_process import Child, Message, Watchdog
 from carpool.link.link_failures import read_failure
 from carpool.link.typed_json import as_file, from_file
 from carpool.memory.arena import create_memory, map_memory
@@ -72,7 +72,7 @@ class Runner:
         self._serving: dict[int, Settles] = {}
         self._pulse_file = create_memory("carpool-runner-pulse", pulse_bytes(1))
         self._pulses = Pulses(map_memory(self._pulse_file))
-        self._guard: Guard | None = None
+        self._guard: Watchdog | None = None
         self._beats: Beats | None = None
         self.stalled = False  # it shows no sign of life, and is killed if that lasts
         self.stall_changed: Callable[[], None] = lambda: None
@@ -191,7 +191,7 @@ class Runner:
         self._pulses.clear(0)
         settings = self._settings
         watch = Watch(partial(self._pulses.read, 0))
-        self._guard = Guard(child, watch, settings.watchdog_s, _log, "runner")
+        self._guard = Watchdog(child, watch, settings.watchdog_s, _log, "runner")
         if self._beats is None:
             self._beats = Beats(self._look)
         self._say(
