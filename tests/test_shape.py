@@ -267,6 +267,23 @@ def test_no_grab_bags() -> None:
     assert not {path.stem for path in SOURCES} & {"utils", "util", "helpers", "manager", "common", "misc"}
 
 
+def test_tests_wait_with_one_helper() -> None:
+    """`until` in tests/waiting.py has a bound, and says what it has waited for."""
+    waiting = ROOT / "tests" / "waiting.py"
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in (ROOT / "tests").rglob("*.py")
+        if path != waiting and "conformance" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.While) and all(map(is_sleep, node.body))
+    ]
+    assert found == []
+
+
+def is_sleep(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and ast.unparse(node.value).partition("(")[0].endswith("sleep")
+
+
 def loaded_with(module: str) -> set[str]:
     """What an interpreter has loaded after this one."""
     code = f"import sys, {module}; print(*sys.modules)"

@@ -13,7 +13,8 @@ import pytest
 from carpool.frontend.clients.accounts import Accounts
 from carpool.frontend.http.body import MOST_MEMBERS, CompressedBody, Inflater, Payer
 from carpool.frontend.http.exchange import Fault, choose_encoding, compress
-from frontend.http.harness import post, serving, until
+from frontend.http.harness import post, serving
+from waiting import until
 
 GZIP = b"Content-Encoding: gzip\r\n"
 
