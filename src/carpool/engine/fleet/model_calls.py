@@ -74,16 +74,16 @@ class ModelCalls:
         offered: Callable[[int], Served],
     ) -> None:
         self.prepare, self.submit, self.cancel, self.offered = prepare, submit, cancel, offered
-        self.busy: set[Caller] = set()  # those with open calls
+        self.busy: set[InstanceCalls] = set()  # those with open calls
         self.find_hosted: Callable[[str, str], Served | None] = lambda _model, _version: None
         self.ask_hosted: AskHosted = _nobody
         self.before: Before = lambda _model, _caller: None
 
-    def caller(self, served: Served, index: int) -> Caller:
+    def caller(self, served: Served, index: int) -> InstanceCalls:
         """From a thread that loads the instance of this number."""
-        return Caller(self, served, index)
+        return InstanceCalls(self, served, index)
 
-    def all_wait(self, caller: Caller) -> bool:
+    def all_wait(self, caller: InstanceCalls) -> bool:
         """Whether what this one waits for can never come.
 
         Takes everybody who calls for stuck, and then, until nothing changes, lets go of those whose every
@@ -97,7 +97,7 @@ class ModelCalls:
             stuck -= free
 
 
-class Caller:
+class InstanceCalls:
     """The calls of one instance: `AsksModels` for its backend."""
 
     def __init__(self, calls: ModelCalls, served: Served, index: int) -> None:
@@ -236,7 +236,7 @@ def _answered(
     answer(given)
 
 
-def _is_held(work: Work, target: Served, stuck: set[Caller]) -> bool:
+def _is_held(work: Work, target: Served, stuck: set[InstanceCalls]) -> bool:
     """Whether this call runs on an instance that is stuck, or waits while all of them are.
 
     One without a batch is not, whatever threads of its model may be waiting for. A call of an ensemble is
