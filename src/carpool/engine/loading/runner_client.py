@@ -18,9 +18,9 @@ from carpool.config.usable_cores import WAITING
 from carpool.engine.loading.hosted_model import (
     ASIDE,
     AT_ONCE,
-    Failure,
     HostedInstance,
     HostedLoading,
+    RunnerFailure,
     Settles,
     cache_folders,
     imported_names,
@@ -263,7 +263,7 @@ class Runner:
             elif message.word == "answer":
                 answer.set_result(file)
             else:
-                failure = from_file(Failure, file)
+                failure = from_file(RunnerFailure, file)
                 answer.set_exception(read_failure(failure.status, failure.text.encode()))
 
     # ---- instances --------------------------------------------------------------------------------------
