@@ -386,7 +386,7 @@ def test_writes_do_not_pile_up_behind_a_disk_that_hangs(tmp_path: Path) -> None:
             jobs.append((Future(), lambda: work(*given)))
             return jobs[-1][0]
 
-    watched = watched_rollout.Watched(record(Rollout("1", "2", State.SHADOW)), tmp_path / "m.json")
+    watched = watched_rollout.WatchedRollout(record(Rollout("1", "2", State.SHADOW)), tmp_path / "m.json")
     for number in range(100):
         watched.record.rollout = replace(watched.record.rollout, why=str(number))
         watched.save(cast("Any", Hangs()))

@@ -19,7 +19,7 @@ from carpool.rollout.rollout_states import Labelled, State
 log = logger("rollout")
 
 
-class Watched:
+class WatchedRollout:
     """In the engine's loop, but for `_write`."""
 
     def __init__(self, record: Record, file: Path | None) -> None:
