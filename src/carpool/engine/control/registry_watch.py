@@ -48,7 +48,7 @@ Tell = Callable[[], Awaitable[None]]
 
 
 @dataclass(slots=True)
-class _Watched:
+class _FollowedState:
     model: FollowedModel
     due: float = 0.0
     failures: int = 0
@@ -71,7 +71,7 @@ class RegistryWatch:
         self._engine = engine
         self._registries = Registries(settings.registry, settings.cache_dir)
         self._may_come = settings.model_control_mode != "none"
-        self._watched: dict[Path, _Watched] = {}
+        self._watched: dict[Path, _FollowedState] = {}
         self._complaints: Sequence[str] = ()
         self._task: asyncio.Task[None] | None = None
         self.follower: Follower = _Swap(self)
@@ -127,7 +127,7 @@ class RegistryWatch:
         if settings.move_alias and settings.candidate and there_or_back:
             await self._tell(watched, "alias", partial(self._point, watched, version, judged))
 
-    async def _point(self, watched: _Watched, version: int, judged: int) -> None:
+    async def _point(self, watched: _FollowedState, version: int, judged: int) -> None:
         """Let the stable alias mean what serves."""
         model = watched.model
         pin = await asyncio.to_thread(model.pin_of, version)
@@ -152,7 +152,7 @@ class RegistryWatch:
         if what in watched.untold:
             watched.untold[what] = partial(asyncio.to_thread, tell, None)
 
-    async def _tell(self, watched: _Watched, what: str, tell: Tell) -> None:
+    async def _tell(self, watched: _FollowedState, what: str, tell: Tell) -> None:
         watched.untold.pop(what, None)
         try:
             await tell()
@@ -162,7 +162,7 @@ class RegistryWatch:
             log.warning("registry-not-told", model=watched.model.name, what=what, error=error.message)
 
     async def _remember(
-        self, watched: _Watched, change: Callable[[FollowedState], FollowedState]
+        self, watched: _FollowedState, change: Callable[[FollowedState], FollowedState]
     ) -> tuple[FollowedState, FollowedState]:
         """What the model's folder knew, and knows now; nothing, if nothing came from the registry yet. Looks
         and rollouts both do this, each in its own time."""
@@ -213,7 +213,7 @@ class RegistryWatch:
         found = (one.model for one in self._watched.values() if one.model.name == model)
         return next(found, None)
 
-    def _of(self, model: str) -> _Watched:
+    def _of(self, model: str) -> _FollowedState:
         return next(watched for watched in self._watched.values() if watched.model.name == model)
 
     # ---- looking
@@ -235,7 +235,7 @@ class RegistryWatch:
         for folder, model in there.items():
             known = self._watched.get(folder)
             if known is None:
-                self._watched[folder] = _Watched(model)
+                self._watched[folder] = _FollowedState(model)
             elif known.model.settings != model.settings:
                 known.model, known.due = model, 0.0
 
@@ -255,11 +255,11 @@ class RegistryWatch:
                     log.exception("registry-look-failed", model=watched.model.name)
                     watched.due = now() + _LONGEST_S
 
-    async def look(self, watched: _Watched) -> None:
+    async def look(self, watched: _FollowedState) -> None:
         async with watched.looking:
             await self._look(watched)
 
-    async def _look(self, watched: _Watched) -> None:
+    async def _look(self, watched: _FollowedState) -> None:
         model, pointed_by_us = watched.model, watched.pointed_by_us
         try:
             pointed = await asyncio.to_thread(model.look)
@@ -283,7 +283,7 @@ class RegistryWatch:
         except CarpoolError as error:  # bad files, no room, a model that does not load: what serves goes on
             self._warn(watched, error.message)
 
-    def _failed(self, watched: _Watched, error: RegistryError) -> None:
+    def _failed(self, watched: _FollowedState, error: RegistryError) -> None:
         watched.failures, watched.down = watched.failures + 1, isinstance(error, RegistryDown)
         later = error.retry_after_s if isinstance(error, RegistryDown) else None
         wait = min(max(_FIRST_S * 2.0 ** min(watched.failures - 1, 10), later or 0.0), _LONGEST_S)
@@ -292,12 +292,12 @@ class RegistryWatch:
             self._engine.block.server.set(REGISTRY_UP, _DOWN)
         self._warn(watched, error.message)
 
-    def _warn(self, watched: _Watched, message: str) -> None:
+    def _warn(self, watched: _FollowedState, message: str) -> None:
         if message and message != watched.warned:
             log.warning("registry", model=watched.model.name, message=message)
         watched.warned = message
 
-    async def _follow(self, watched: _Watched, pointed: Pointed) -> None:
+    async def _follow(self, watched: _FollowedState, pointed: Pointed) -> None:
         model, name = watched.model, watched.model.name
         state = model.state
         wanted = state.seeing(pointed).wanted if state.serve else Wanted(*pointed.digests)
