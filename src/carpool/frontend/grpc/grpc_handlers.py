@@ -50,7 +50,7 @@ _HealthCheckRequest = message_class("HealthCheckRequest", HEALTH.rpartition(".")
 _HealthCheckResponse = message_class("HealthCheckResponse", HEALTH.rpartition(".")[0])
 
 
-class Call(NamedTuple):
+class RpcMethod(NamedTuple):
     """The names of its messages follow from its own."""
 
     name: str
@@ -201,25 +201,27 @@ def _kind(value: object) -> str:
 
 
 CALLS = (
-    Call("ServerLive", lambda _service, _request: {"live": True}),
-    Call("ServerReady", lambda service, _: {"ready": service.ready}),
-    Call("ServerMetadata", lambda service, _: documents.server_metadata(__version__, service.door.catalog)),
-    Call("ModelReady", _model_ready),
-    Call("ModelMetadata", _model_metadata),
-    Call("ModelConfig", _model_config),
-    Call("ModelStatistics", _model_statistics),
-    Call("RepositoryIndex", _repository_index),
-    Call("RepositoryModelLoad", _load),
-    Call("RepositoryModelUnload", _unload),
-    Call("SystemSharedMemoryStatus", _memory_status),
-    Call("SystemSharedMemoryRegister", _order("register-memory", "name", "key", "offset", "byte_size")),
-    Call("SystemSharedMemoryUnregister", _order("unregister-memory", "name")),
+    RpcMethod("ServerLive", lambda _service, _request: {"live": True}),
+    RpcMethod("ServerReady", lambda service, _: {"ready": service.ready}),
+    RpcMethod(
+        "ServerMetadata", lambda service, _: documents.server_metadata(__version__, service.door.catalog)
+    ),
+    RpcMethod("ModelReady", _model_ready),
+    RpcMethod("ModelMetadata", _model_metadata),
+    RpcMethod("ModelConfig", _model_config),
+    RpcMethod("ModelStatistics", _model_statistics),
+    RpcMethod("RepositoryIndex", _repository_index),
+    RpcMethod("RepositoryModelLoad", _load),
+    RpcMethod("RepositoryModelUnload", _unload),
+    RpcMethod("SystemSharedMemoryStatus", _memory_status),
+    RpcMethod("SystemSharedMemoryRegister", _order("register-memory", "name", "key", "offset", "byte_size")),
+    RpcMethod("SystemSharedMemoryUnregister", _order("unregister-memory", "name")),
     # There is never any CUDA memory to show or to let go, which clients ask for when they start.
-    Call("CudaSharedMemoryStatus", lambda _service, _request: {}),
-    Call("CudaSharedMemoryRegister", _cuda_register),
-    Call("CudaSharedMemoryUnregister", lambda _service, _request: {}),
-    Call("TraceSetting", _trace_setting),
-    Call("LogSettings", _log_settings, told_who=True),
+    RpcMethod("CudaSharedMemoryStatus", lambda _service, _request: {}),
+    RpcMethod("CudaSharedMemoryRegister", _cuda_register),
+    RpcMethod("CudaSharedMemoryUnregister", lambda _service, _request: {}),
+    RpcMethod("TraceSetting", _trace_setting),
+    RpcMethod("LogSettings", _log_settings, told_who=True),
 )
 """With ModelInfer and ModelStreamInfer, all of the service."""
 
@@ -353,7 +355,7 @@ def _bytes(value: str | bytes | None) -> bytes | None:
     return value.encode(errors="replace") if isinstance(value, str) else value
 
 
-def _check_concerned(call: Call, request: Any, who: Principal | None) -> None:
+def _check_concerned(call: RpcMethod, request: Any, who: Principal | None) -> None:
     """Whether the key is for what the message names, and a word in the log before anything changes."""
     rule = rule_of(call.name)
     of_model = call.name.startswith("Model")
@@ -364,7 +366,7 @@ def _check_concerned(call: Call, request: Any, who: Principal | None) -> None:
 
 
 def _work(
-    service: Service, call: Call
+    service: Service, call: RpcMethod
 ) -> Callable[[Rpc, Principal | None, bytes], Coroutine[Any, Any, bytes | None]]:
     request_class = message_class(f"{call.name}Request")
     response_class = message_class(f"{call.name}Response")
