@@ -355,7 +355,7 @@ class ChunkedReader:
             raise bad_request("the chunked body has too many extensions or trailers")
 
 
-class Intake:
+class BodyIntake:
     """One per connection, used again for every request. The hot path uses `into`, `got`, `room` and `size`.
 
     `into` may be a byte longer than the body. A read that leaves room is known to have taken all there was;
