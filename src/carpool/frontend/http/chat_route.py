@@ -26,7 +26,7 @@ from carpool.frontend.http.exchange import (
     status_of,
 )
 from carpool.frontend.http.http_service import Service, Start, Variables, answer_document
-from carpool.frontend.http.image_reading import Layout
+from carpool.frontend.http.image_reading import BodyLayout
 from carpool.frontend.http.image_route import ImageRoute, ImageTarget
 from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.http.task_models import in_order
@@ -75,7 +75,9 @@ class ChatRoute(ImageRoute):
 
     def __init__(self, service: Service, head: HttpHead, chat: Chat) -> None:
         super().__init__(service, head, None, chat.model)
-        self.asked = self.asked._replace(layout=Layout("raw"), in_place=False, wants_drawn=False, options={})
+        self.asked = self.asked._replace(
+            layout=BodyLayout("raw"), in_place=False, wants_drawn=False, options={}
+        )
         self._chat = chat
 
     def writer(self, target: ImageTarget) -> Writer:

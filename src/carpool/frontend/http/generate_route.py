@@ -21,7 +21,7 @@ from carpool.frontend.documents import task_of
 from carpool.frontend.http.event_stream import EVENT_FIELDS, EventStream, Writer, Written, as_event
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, hand_over, status_of
 from carpool.frontend.http.http_service import Service, Start, Starter
-from carpool.frontend.http.image_reading import Layout
+from carpool.frontend.http.image_reading import BodyLayout
 from carpool.frontend.http.image_route import ImageRoute, ImageTarget
 from carpool.frontend.http.infer_route import TIMING, HttpCall, InferRoute, InferTarget
 from carpool.frontend.http.parsing import HttpHead
@@ -183,7 +183,9 @@ class PictureRoute(ImageRoute):
 
     def __init__(self, route: GenerateRoute, head: HttpHead, entry: ModelEntry, sent: SentPicture) -> None:
         super().__init__(route.service, head, None, entry.name, route.version)
-        self.asked = self.asked._replace(layout=Layout("raw"), in_place=False, wants_drawn=False, options={})
+        self.asked = self.asked._replace(
+            layout=BodyLayout("raw"), in_place=False, wants_drawn=False, options={}
+        )
         self._streams, self._sent = route.streams, sent
 
     def writer(self, target: ImageTarget) -> Writer:

@@ -57,7 +57,7 @@ _BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,\-./:=? ]{0,69}[0-9A-Za-z'()+_,\-./:=?]
 _PLAIN_ENCODINGS = ("binary", "8bit", "7bit")
 
 
-class Layout(NamedTuple):
+class BodyLayout(NamedTuple):
     """How the pictures lie in a body, as its Content-Type says. What they are, their own bytes say."""
 
     kind: str  # raw, form or json
@@ -65,7 +65,7 @@ class Layout(NamedTuple):
 
 
 class ImageHead(NamedTuple):
-    layout: Layout
+    layout: BodyLayout
     model: str
     version: str
     options: Mapping[str, str]  # not read yet: what they may be is for the model's task to say
@@ -177,15 +177,15 @@ class Sent:
     url: str = ""  # the picture is to be fetched from there
 
 
-def read_layout(content_type: bytes | None) -> Layout:
+def read_layout(content_type: bytes | None) -> BodyLayout:
     kind, _, _ = (content_type or b"").partition(b";")
     kind = kind.strip(b" \t").lower()
     if kind == _FORM:
-        return Layout("form", read_boundary((content_type or b"").strip(b" \t")))
-    return Layout("json" if kind == _JSON else "raw")
+        return BodyLayout("form", read_boundary((content_type or b"").strip(b" \t")))
+    return BodyLayout("json" if kind == _JSON else "raw")
 
 
-def read_pictures(body: bytes | bytearray, layout: Layout) -> Sent:
+def read_pictures(body: bytes | bytearray, layout: BodyLayout) -> Sent:
     """Those in a form or in JSON. Long bodies take their time: safe in any thread."""
     return _from_form(body, layout.boundary) if layout.kind == "form" else _from_json(body)
 
