@@ -245,7 +245,7 @@ def _check_count(count: int) -> None:
         raise TooLarge(f"a request may hold {MAX_PICTURES} pictures", field="file")
 
 
-class Part(NamedTuple):
+class FormPart(NamedTuple):
     """`data` is a view of the body. A field that is no file has no file name."""
 
     name: str
@@ -263,7 +263,7 @@ def read_boundary(content_type: bytes) -> bytes:
     return boundary.encode("latin-1")
 
 
-def read_form(body: bytes | bytearray, boundary: bytes) -> Iterator[Part]:
+def read_form(body: bytes | bytearray, boundary: bytes) -> Iterator[FormPart]:
     """The parts in order; raises `InvalidInput` for whatever could be read in two ways."""
     view = memoryview(body)
     between = b"\r\n--" + boundary
@@ -277,7 +277,7 @@ def read_form(body: bytes | bytearray, boundary: bytes) -> Iterator[Part]:
         if end < 0:
             raise _broken("a part does not end with the boundary")
         name, file_name = _read_head(bytes(view[position : end_of_head + 2]))
-        yield Part(name, file_name, view[start:end])
+        yield FormPart(name, file_name, view[start:end])
         position, last = _after_boundary(body, end + len(between))
         if last:
             return
