@@ -37,7 +37,7 @@ LOOKED_AT_ONCE = 64 * 1024  # bytes of a picture that is seen in the loop: about
 _WORTH_READING = 20  # one of so many hits: then bodies are read although the gate says no
 
 
-class Shared(Protocol):
+class SharedAnswers(Protocol):
     """Answers that servers share, as `cache.redis_client` has them."""
 
     @property
@@ -101,7 +101,7 @@ class CacheParts(NamedTuple):
 
     most_bytes: int = 64 * MIB
     secret: str = ""
-    shared: Shared | None = None
+    shared: SharedAnswers | None = None
 
 
 class ModelCache:
@@ -344,7 +344,7 @@ class Caches:
         self.shared.set_mark(name, token_hex(8).encode(), done.set_result)
         return await done is not None
 
-    def _follow(self, shared: Shared) -> None:
+    def _follow(self, shared: SharedAnswers) -> None:
         """Once a second: for the metrics, and whether somebody cleared something."""
         loop, row = asyncio.get_running_loop(), self._block.server
         if self._noting is not None:
@@ -360,7 +360,7 @@ class Caches:
         }:
             shared.mark(name, partial(self._marked, shared, name))
 
-    def _marked(self, shared: Shared, name: str, word: bytes | None) -> None:
+    def _marked(self, shared: SharedAnswers, name: str, word: bytes | None) -> None:
         """A server with little memory may have dropped a mark. Then it is told again: without one, what was
         cleared would be back."""
         known = self.marks.get(name)
