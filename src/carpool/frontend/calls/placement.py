@@ -46,7 +46,7 @@ _COPIED = 1 << 20
 _PUT_AT_ONCE = 4 << 20  # bytes: to copy them takes a millisecond, and 60 MB many
 
 
-class Placement:
+class RequestPlacement:
     """Everything is called in the loop's thread. What it holds is given back exactly once:
 
     `_slot` is the call's own while it is not None. A thread that writes to it has it (then it is given back
