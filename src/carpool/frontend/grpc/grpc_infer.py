@@ -21,7 +21,7 @@ from carpool.frontend.calls.call import ClientCall
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import not_serving
 from carpool.frontend.grpc import infer_messages as messages
-from carpool.frontend.grpc.grpc_service import Failure, Service, origin_of, refuse
+from carpool.frontend.grpc.grpc_service import Failure, GrpcService, origin_of, refuse
 from carpool.frontend.grpc.infer_messages import Family, Parts
 from carpool.frontend.grpc.rpc import Ended, Message, Rpc, begin_now
 from carpool.frontend.grpc.rpc_heads import Metadata
@@ -125,7 +125,7 @@ class GrpcCall(ClientCall):
 
     def __init__(
         self,
-        service: Service,
+        service: GrpcService,
         asked: CallMetadata,
         deadline: float,
         who: Principal | None,
@@ -356,7 +356,7 @@ class UnaryInfer:
 
     many = False
 
-    def __init__(self, service: Service, rpc: Rpc, who: Principal | None = None) -> None:
+    def __init__(self, service: GrpcService, rpc: Rpc, who: Principal | None = None) -> None:
         self._service = service
         self._rpc: Rpc | None = rpc
         self._who = who
