@@ -18,7 +18,7 @@ from carpool.frontend.http.chat_route import PREFIX, InOpenAiWords, list_models,
 from carpool.frontend.http.exchange import BodyPlan, Exchange, Fault, WrongMethod
 from carpool.frontend.http.fairness import Fairness
 from carpool.frontend.http.generate_route import start_generate
-from carpool.frontend.http.http_service import Handler, Service, SharedPage, Start, Starter
+from carpool.frontend.http.http_service import Handler, HttpService, SharedPage, Start, Starter
 from carpool.frontend.http.image_route import TASK_ROUTES, start_task
 from carpool.frontend.http.infer_route import start_infer
 from carpool.frontend.http.limits import MIB
@@ -239,7 +239,7 @@ class HttpApp:
         self._report = None if load_report == "off" else LoadReport(table, always=load_report == "always")
         fair = Fairness() if fair is None else fair
         given = max_body_bytes, picture_threads, fair, picture_hosts, cache, forward, features
-        self._service = Service(door, block, metrics, table, *given)
+        self._service = HttpService(door, block, metrics, table, *given)
         self._guard = guard or Guard()
         self._service.asks_for_keys = self._guard.asks_for_keys
         self._router = Router(map(_ruled, ROUTES))

@@ -20,7 +20,7 @@ from carpool.frontend.calls.packing import AT_ONCE, prepare
 from carpool.frontend.documents import task_of
 from carpool.frontend.http.event_stream import EVENT_FIELDS, EventStream, Writer, Written, as_event
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, hand_over, status_of
-from carpool.frontend.http.http_service import Service, Start, Starter
+from carpool.frontend.http.http_service import HttpService, Start, Starter
 from carpool.frontend.http.image_reading import BodyLayout
 from carpool.frontend.http.image_route import ImageRoute, ImageTarget
 from carpool.frontend.http.infer_route import TIMING, HttpCall, InferRoute, InferTarget
@@ -44,14 +44,14 @@ _JSON = b"Content-Type: application/json\r\n"
 
 
 def start_generate(*, streams: bool) -> Starter:
-    def start(service: Service, head: HttpHead, variables: Mapping[str, str]) -> Start:
+    def start(service: HttpService, head: HttpHead, variables: Mapping[str, str]) -> Start:
         return GenerateRoute(service, head, variables["model"], variables.get("version", ""), streams).begin
 
     return start
 
 
 class GenerateRoute(InferRoute):
-    def __init__(self, service: Service, head: HttpHead, model: str, version: str, streams: bool) -> None:
+    def __init__(self, service: HttpService, head: HttpHead, model: str, version: str, streams: bool) -> None:
         super().__init__(service, head, model, version)
         self.streams = streams
         self._head = head

@@ -28,7 +28,7 @@ from carpool.frontend.calls.packing import AT_ONCE, LONG_PICTURE
 from carpool.frontend.documents import task_of
 from carpool.frontend.http.event_stream import TextAnswer, Writer
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive, status_of
-from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Starter
+from carpool.frontend.http.http_service import WORTH_COMPRESSING, HttpService, Starter
 from carpool.frontend.http.image_reading import Sent, read_image_head, read_pictures
 from carpool.frontend.http.infer_route import TIMING
 from carpool.frontend.http.model_route import ModelRoute, origin_of
@@ -87,7 +87,7 @@ class ImageRoute(ModelRoute[ImageTarget]):
     writes = False  # it may have a writer
 
     def __init__(
-        self, service: Service, head: HttpHead, task: str | None, model: str = "", version: str = ""
+        self, service: HttpService, head: HttpHead, task: str | None, model: str = "", version: str = ""
     ) -> None:
         """`model` and `version`: those that the path names."""
         self.makes = ImageRequest
