@@ -254,6 +254,33 @@ def test_every_file_has_a_name_of_its_own() -> None:
     assert {name for name, count in names.items() if count > 1} == set()
 
 
+# What a request may pass. Excepted are names that others gave: Triton's of its Python models, those of arrays
+# that Python programs get for the documents of /openapi.json, and the class that a worker process looks for.
+ON_THE_WAY = "backends cache core drift engine frontend link memory observe pipelines runner vision wire"
+NAMED_BY_OTHERS = (
+    "backends/hosted/",
+    "backends/python/triton_python_backend_utils.py",
+    "vision/python_pictures.py",
+)
+
+
+def test_a_class_name_means_one_thing_along_a_request() -> None:
+    files: dict[str, list[str]] = {}
+    for path in SOURCES:
+        inside = str(path.relative_to(PACKAGE))
+        if inside.partition("/")[0] in ON_THE_WAY.split() and not inside.startswith(NAMED_BY_OTHERS):
+            for name in classes_of(path):
+                files.setdefault(name, []).append(inside)
+    assert {name: found for name, found in files.items() if len(found) > 1} == {}
+
+
+def classes_of(path: Path) -> Iterator[str]:
+    """Without those that describe documents, which clients know by these names."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ClassDef) and "TypedDict" not in map(ast.unparse, node.bases):
+            yield node.name
+
+
 def test_core_is_pure() -> None:
     impure = {"time", "threading", "asyncio", "socket", "logging", "multiprocessing"}
     allowed = sys.stdlib_module_names - impure | {"carpool"}
