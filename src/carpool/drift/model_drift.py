@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from carpool.config.drift_settings import DriftSettings
 from carpool.core.histogram import Tally
-from carpool.drift.measures import MEASURES, WORDS, Counts, Values, family, read_counts
+from carpool.drift.measures import MEASURES, WORDS, MeasureCounts, Values, family, read_counts
 from carpool.drift.streams import LEAST, Camera, DriftStream, read_camera, read_stream
 
 MOST_SOURCES = 64
@@ -41,8 +41,8 @@ class Reference:
 
     def __init__(self) -> None:
         self.labels = ""  # a digest of those that its answers had
-        self.streams: dict[str, Counts] = {}
-        self.learning: dict[str, Counts] = {}
+        self.streams: dict[str, MeasureCounts] = {}
+        self.learning: dict[str, MeasureCounts] = {}
         self.fixed = False  # it is from a file: nothing is added to it
         self.learn_s = 0.0
         self.learner = ""  # the version that is learned from: one, or a candidate would become the standard
@@ -56,7 +56,7 @@ class Reference:
             return
         self.heard = now
         if name in self.learning or name not in self.streams:
-            self.learning.setdefault(name, Counts(now)).add(values)
+            self.learning.setdefault(name, MeasureCounts(now)).add(values)
         if not self.streams:
             self.labels = labels
 
@@ -131,7 +131,7 @@ class VersionDrift:
         self.streams[source] = DriftStream(now)
         return source
 
-    def state(self, source: str, reference: Mapping[str, Counts]) -> str:
+    def state(self, source: str, reference: Mapping[str, MeasureCounts]) -> str:
         stream, camera = self.streams[source], self.cameras.get(source, Camera())
         last, before = stream.last, reference.get(source)
         softer = last is not None and before is not None and last.fell(before, "sharpness")
@@ -229,7 +229,7 @@ class ModelDrift:
         reference.learner, reference.heard = number, now
         if self._other_labels(version):
             reference.streams = {}
-        reference.learning = {name: Counts(now) for name in version.streams}
+        reference.learning = {name: MeasureCounts(now) for name in version.streams}
 
     def reset(self) -> None:
         """Forget everything, and begin again."""
@@ -327,7 +327,9 @@ def _read_version(document: Mapping[str, Any]) -> VersionDrift:
     return version
 
 
-def _measures(shown: Counts, before: Counts | None, stream: DriftStream) -> list[dict[str, Any]]:
+def _measures(
+    shown: MeasureCounts, before: MeasureCounts | None, stream: DriftStream
+) -> list[dict[str, Any]]:
     """Each with both outlines in shares, the furthest first."""
     found = []
     for measure, counted in shown.measures.items():

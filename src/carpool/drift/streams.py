@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from carpool.drift.measures import MEASURES, Counts, read_counts
+from carpool.drift.measures import MEASURES, MeasureCounts, read_counts
 
 LEAST = 300
 """Pictures in a window, and in a reference: chance alone explains too much of fewer."""
@@ -30,8 +30,8 @@ class DriftStream:
     __slots__ = ("_beyond", "alarms", "last", "psi", "silent_since", "window")
 
     def __init__(self, now: float) -> None:
-        self.window = Counts(now)
-        self.last: Counts | None = None  # the window that was judged
+        self.window = MeasureCounts(now)
+        self.last: MeasureCounts | None = None  # the window that was judged
         self.psi: dict[str, float] = {}  # of that one
         self.alarms: tuple[str, ...] = ()  # the measures, the cause first
         self._beyond: dict[str, int] = {}  # in so many windows in a row
@@ -41,7 +41,7 @@ class DriftStream:
         self.window.add(values)
         self.silent_since = now
 
-    def look(self, now: float, length: float, limit: float, reference: Counts | None) -> Change | None:
+    def look(self, now: float, length: float, limit: float, reference: MeasureCounts | None) -> Change | None:
         """Close the window if its time is over and it has enough pictures: else it waits for them. Windows
         end at whole hours, or whatever their length is, all at the same time; one that began late, and has
         seen less than half of it, goes on to the next. Without a reference nothing is judged."""
@@ -49,7 +49,7 @@ class DriftStream:
         is_over = now // length > began // length and now - began >= length / 2
         if not is_over or self.window.pictures < LEAST:
             return None
-        self.last, self.window = self.window, Counts(now)
+        self.last, self.window = self.window, MeasureCounts(now)
         if reference is None:
             self.psi = {}
             return self._alarm({})

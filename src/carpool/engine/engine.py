@@ -23,7 +23,7 @@ from carpool.engine.fleet.fleet import Fleet, newest
 from carpool.engine.fleet.model_calls import ModelCalls
 from carpool.engine.fleet.on_demand import OnDemand
 from carpool.engine.loading.candidate import Override
-from carpool.engine.models.served import Served, State
+from carpool.engine.models.served import Served, VersionState
 from carpool.engine.profile.hardware import gpu_count
 from carpool.engine.profile.model_profile import ProfileStore
 from carpool.engine.run.batch import Outcome, Work
@@ -217,7 +217,7 @@ class Engine:
         ready = {
             key: served
             for key, served in self.fleet.offered.items()
-            if version in ("", served.version) and served.state is State.READY
+            if version in ("", served.version) and served.state is VersionState.READY
         }
         key = newest(ready, self.fleet.preferred).get(name)
         if key is None:
@@ -228,7 +228,9 @@ class Engine:
         if self.control.closed and self.fleet.leaving:
             return Unavailable("the engine is stopping", reason="stopping")
         for line in self.index():
-            may_come = line.state in (State.LOADING, State.UNAVAILABLE) and line.reason != UNLOADED
+            may_come = (
+                line.state in (VersionState.LOADING, VersionState.UNAVAILABLE) and line.reason != UNLOADED
+            )
             if line.name == name and version in ("", line.version) and may_come:
                 why = f": {line.reason}" if line.reason else ""
                 return Unavailable(f"{name} is {line.state.lower()}{why}", reason="not-ready")
@@ -245,7 +247,7 @@ class Engine:
         """A model asks for another, which may have to be loaded. While it is loaded itself that cannot be:
         both would be measured, and each wait for the other."""
         there = any(served.name == name for served in self.fleet.offered.values())
-        if self.on_demand is None or there or caller.state is State.LOADING:
+        if self.on_demand is None or there or caller.state is VersionState.LOADING:
             return None
         return self.on_demand.bring(name)
 
@@ -389,7 +391,7 @@ class Engine:
         ready = {
             served.name
             for served in self.fleet.offered.values()
-            if served.vision is not None and served.state is State.READY
+            if served.vision is not None and served.state is VersionState.READY
         }
         for line in self.index():
             if line.name in ready:

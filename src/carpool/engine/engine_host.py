@@ -18,7 +18,7 @@ from carpool.engine.engine import Engine
 from carpool.engine.fleet.fleet import newest
 from carpool.engine.models.ensemble_model import Ensemble
 from carpool.engine.models.pipeline_model import Pipeline
-from carpool.engine.models.served import Served, State
+from carpool.engine.models.served import Served, VersionState
 from carpool.errors import CarpoolError, NotFound, Unsupported
 from carpool.link.advice import WriteGate, publish
 from carpool.link.door import Catalog, IndexEntry, ModelEntry
@@ -134,7 +134,7 @@ class EngineHost:
         self._entries = {
             key: self._entry(key, served) for key, served in (*fleet.offered.items(), *fleet.leaving.items())
         }
-        ready = {key: served for key, served in fleet.offered.items() if served.state is State.READY}
+        ready = {key: served for key, served in fleet.offered.items() if served.state is VersionState.READY}
         entries = {(served.name, served.version): self._entries[key] for key, served in ready.items()}
         chosen = {name: self._entries[key] for name, key in newest(ready, fleet.preferred).items()}
         leaving = [self._entries[key] for key in fleet.leaving]
@@ -248,5 +248,5 @@ def _index_line(
     folders: tuple[str, ...],
 ) -> IndexEntry:
     if (name, version) in halted:
-        state, reason = State.UNAVAILABLE.value, halted[name, version]
+        state, reason = VersionState.UNAVAILABLE.value, halted[name, version]
     return IndexEntry(name, version, state, without_paths(reason, folders))

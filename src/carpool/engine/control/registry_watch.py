@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Protocol
 from carpool.errors import CarpoolError
 from carpool.observe.columns import REGISTRY_MOVES, REGISTRY_SEEN, REGISTRY_UP
 from carpool.observe.logs import logger
-from carpool.registry.followed_model import NOTHING, FollowedModel, FollowedState, Pointed, Registries, Wanted
+from carpool.registry.followed_model import (
+    NOTHING,
+    FollowedModel,
+    FollowedState,
+    Pointed,
+    Registries,
+    WantedVersions,
+)
 from carpool.registry.source import BadArtifacts, NotReady, Pin, RegistryDown, RegistryError
 
 if TYPE_CHECKING:
@@ -53,8 +60,10 @@ class _FollowedState:
     due: float = 0.0
     failures: int = 0
     down: bool = False  # at its last look: the registry, not what it has
-    told: Wanted = NOTHING
-    bad: Wanted = NOTHING  # could not be fetched as it is: not all of it is fetched again at every look
+    told: WantedVersions = NOTHING
+    bad: WantedVersions = (
+        NOTHING  # could not be fetched as it is: not all of it is fetched again at every look
+    )
     bad_until: float = 0.0
     warned: str = ""  # the last complaint: once is enough
     looking: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -300,7 +309,7 @@ class RegistryWatch:
     async def _follow(self, watched: _FollowedState, pointed: Pointed) -> None:
         model, name = watched.model, watched.model.name
         state = model.state
-        wanted = state.seeing(pointed).wanted if state.serve else Wanted(*pointed.digests)
+        wanted = state.seeing(pointed).wanted if state.serve else WantedVersions(*pointed.digests)
         moved = state.pointed is None or state.pointed.digests != pointed.digests
         if not moved and wanted == watched.told and state.serve:
             return

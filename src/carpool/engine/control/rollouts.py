@@ -45,7 +45,7 @@ from carpool.errors import CarpoolError, Unavailable, WrongState
 from carpool.link.door import RolloutSplit
 from carpool.observe import columns
 from carpool.observe.logs import logger
-from carpool.rollout.capacity import Arrivals, carries
+from carpool.rollout.capacity import MinuteRates, carries
 from carpool.rollout.rollout_file import Record, file_for, of_the_first, read_record
 from carpool.rollout.rollout_guards import Counts, look, together
 from carpool.rollout.rollout_states import Rollout, State, advance, failed, retired
@@ -75,7 +75,7 @@ class Rollouts:
         self._ticking: asyncio.Task[None] | None = None
         self._control.pin = self._pin
         self._control.loaded = self._loaded
-        self._arrivals = Arrivals(monotonic())
+        self._arrivals = MinuteRates(monotonic())
         self.listeners: list[Callable[[Record], None]] = []  # told of every change
         self.evaluate: Callable[[WatchedRollout], None] = lambda _watched: None  # sets `labelled`, later
         self.shared: SharedRollouts | None = None

@@ -24,7 +24,7 @@ from carpool.observe.logs import logger
 from carpool.rollout.rollout_file import Mark, Record
 from carpool.rollout.rollout_guards import Counts, read_counts
 from carpool.rollout.rollout_states import Rollout, State
-from carpool.rollout.shared_places import Found, OutOfReach, Place
+from carpool.rollout.shared_places import OutOfReach, SharedPlace, StoredState
 from carpool.rollout.shared_state import (
     NewerFormat,
     Part,
@@ -66,7 +66,7 @@ def goes_on(after: Rollout) -> bool:
 class SharedRollouts:
     """In the engine's loop."""
 
-    def __init__(self, place: Place, rollouts: Rollouts) -> None:
+    def __init__(self, place: SharedPlace, rollouts: Rollouts) -> None:
         self.place = place
         self.replica = f"{_NO_NAME.sub('_', socket.gethostname())[:40]}-{token_hex(3)}"
         self.trouble = ""  # why the place cannot be reached
@@ -157,7 +157,7 @@ class SharedRollouts:
                 return shared
         raise OutOfReach("others change it all the time")
 
-    def _understood(self, name: str, found: Found) -> SharedRollout | None:
+    def _understood(self, name: str, found: StoredState) -> SharedRollout | None:
         """Half a file, or one that nobody here wrote, is nothing: whoever knows more writes it again."""
         if found.lies is None:
             return None

@@ -18,7 +18,7 @@ import orjson
 from carpool.backends.backend import AnswersEach, AsksModels, Backend
 from carpool.config.backend_kinds import kind_of
 from carpool.config.fingerprint import settings_of_answers, whole_digest
-from carpool.config.model import Kind, Mode, ModelConfig
+from carpool.config.model import InstanceKind, Mode, ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.core.instance import Batch, Instance
 from carpool.core.job import INFINITY, Reason
@@ -67,7 +67,7 @@ Callers: TypeAlias = "Callable[[Served, int], AsksModels]"
 """Takes a version and the number of an instance, and is called in a thread of its loading."""
 
 
-class State(enum.StrEnum):
+class VersionState(enum.StrEnum):
     LOADING = "LOADING"
     READY = "READY"
     UNLOADING = "UNLOADING"
@@ -102,7 +102,7 @@ class Served(Watcher):
         self.name = config.name
         self.version = str(version.number)
         self.config = config
-        self.state = State.LOADING
+        self.state = VersionState.LOADING
         self.signature = Signature(config.name, (), ())
         self.labels: Mapping[str, Sequence[str]] = {}  # by output
         self.vision: VisionSettings | None = None  # how it answers pictures, if it does
@@ -208,7 +208,7 @@ class Served(Watcher):
             self.made_of = await self._digest()
             ready = await self._off_the_loop(lambda: self.loading.prepare(progress), Ready.close)
         except CarpoolError:
-            self.state = State.UNAVAILABLE
+            self.state = VersionState.UNAVAILABLE
             raise
         self._begin(ready)
         seconds = monotonic() - began
@@ -359,7 +359,7 @@ class Served(Watcher):
     def _watch_speed(self, batch: Batch) -> None:
         """A promise rests on the profile: when that stops being true, whoever watches should know, once for
         each kind of work."""
-        if not self.promises or self.state is not State.READY:
+        if not self.promises or self.state is not VersionState.READY:
             return
         assert self._driver is not None
         self.row.set(columns.SPEED_RATIO, self._driver.scheduler.belief.drift.factor)
@@ -371,7 +371,7 @@ class Served(Watcher):
             log.warning("profile-drift", model=self.name, version=self.version, factor=factor, **which)
 
     def turned(self, scheduler: Scheduler, now: float) -> None:
-        if self.state is not State.READY:
+        if self.state is not VersionState.READY:
             return  # its successor writes to the same row
         if scheduler.spare is not None and scheduler.spare.skipped != self._skipped:
             self.row.add(columns.SPARE["skipped"], scheduler.spare.skipped - self._skipped)
@@ -500,14 +500,14 @@ class Served(Watcher):
     # ---- coming and going -------------------------------------------------------------------------------
 
     def offer(self) -> None:
-        self.state = State.READY
+        self.state = VersionState.READY
         self.row.set(columns.SLO_SECONDS, self.slo if self.slo < INFINITY else 0.0)
         if self.promises:
             self.row.set(columns.SPEED_RATIO, 1.0)
 
     def withdraw(self) -> None:
         """Not offered any more; whoever comes all the same is still served."""
-        self.state = State.UNLOADING
+        self.state = VersionState.UNLOADING
 
     async def retire(self) -> None:
         """Free the model when its last rider has left, however long that takes."""
@@ -537,7 +537,7 @@ class Served(Watcher):
 
     async def _close(self) -> None:
         self._closed = True
-        self.state = State.UNAVAILABLE
+        self.state = VersionState.UNAVAILABLE
         if self._looking is not None:
             self._looking.cancel()
         for task in list(self._replacing):
@@ -562,7 +562,7 @@ class Served(Watcher):
 
 def _device(config: ModelConfig, gpus: Sequence[int]) -> str:
     kinds = {group.kind for group in config.instances}
-    if Kind.GPU in kinds:
+    if InstanceKind.GPU in kinds:
         return ",".join(f"cuda:{gpu}" for gpu in gpus) or "cuda"
     chooses = kind_of(config.backend).pictures_on_device  # a GPU where there is one: only the runner knows
-    return "auto" if chooses and kinds != {Kind.CPU} else "cpu"
+    return "auto" if chooses and kinds != {InstanceKind.CPU} else "cpu"

@@ -17,7 +17,7 @@ from carpool.engine.generation.text_driver import LocalText, TextDriver, Writes
 from carpool.engine.generation.text_loading import pools_of, promise_of
 from carpool.engine.loading.hosted_model import HostedInstance
 from carpool.engine.loading.loading import Ready, join_all
-from carpool.engine.models.served import Served, State
+from carpool.engine.models.served import Served, VersionState
 from carpool.engine.routes.direct_route import Spare
 from carpool.engine.run.batch import Route
 from carpool.errors import Unavailable
@@ -109,7 +109,7 @@ class TextModel(Served):
         elif work.stepped:
             row.observe(columns.STEP_WIDTH, work.stepped)
         self._full[index] = work
-        if self.state is State.READY:
+        if self.state is VersionState.READY:
             self._show()
 
     def _show(self) -> None:

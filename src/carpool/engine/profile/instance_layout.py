@@ -25,7 +25,7 @@ from time import monotonic
 from carpool import backends
 from carpool.backends.backend import Backend, SharesDevice
 from carpool.config.backend_kinds import kind_of
-from carpool.config.model import Kind, ModelConfig
+from carpool.config.model import InstanceKind, ModelConfig
 from carpool.core.arbiter import Arbiter, ModelTurn
 from carpool.core.curve import BatchCurve, slo_capacity
 from carpool.core.instance import Instance
@@ -350,7 +350,7 @@ def places(config: ModelConfig, devices: Sequence[int]) -> list[int]:
     """The GPU of each instance that the settings ask for: one on each device, where they ask for nothing."""
     found: list[int] = []
     for group in config.instances:
-        if group.kind is Kind.CPU:
+        if group.kind is InstanceKind.CPU:
             raise ConfigError(
                 f"{config.name}: its instances run on GPUs or on the CPU, not on both: change instances"
             )
