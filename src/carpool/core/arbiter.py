@@ -41,7 +41,7 @@ class ModelTurn(DeviceTurn):
         weight: float,
         wake: Callable[[], None],
     ) -> None:
-        super().__init__()
+        super().__init__(arbiter if arbiter.exclusive else None)
         self._arbiter = arbiter
         self._declined = False  # it was asked, and waits for something else than the device
         self._recent = Rate(scheduler.constants.lane_memory_s)  # seconds of device per second
@@ -70,10 +70,6 @@ class ModelTurn(DeviceTurn):
 
     def _pressed(self, now: float) -> bool:
         return self.scheduler.saturation(now) > self.scheduler.constants.cheap_first
-
-    def shares_device_with(self, other: ModelTurn) -> bool:
-        """So that only one of them runs."""
-        return self._arbiter is other._arbiter and self._arbiter.exclusive
 
     def granted(self, now: float) -> bool:
         self._declined = False

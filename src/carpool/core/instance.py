@@ -30,9 +30,10 @@ class BatchTurn:
 class DeviceTurn(BatchTurn):
     """A model's place on a shared device (see arbiter.py): its instances there ask before they run."""
 
-    __slots__ = ("big_of", "cheap_of", "pipelines", "step")
+    __slots__ = ("big_of", "cheap_of", "device", "pipelines", "step")
 
-    def __init__(self) -> None:
+    def __init__(self, device: object) -> None:
+        self.device = device  # turns with the same one run one after the other; None: with nobody
         self.pipelines: frozenset[str] = frozenset()  # that it is a step of
         self.step = 0  # its place among the steps of those; the highest where it has several
         self.cheap_of: frozenset[str] = frozenset()  # cascades whose promise rests on it
