@@ -7,12 +7,12 @@ free first could run a job.
 
 from __future__ import annotations
 
+from carpool.core.batcher import PromisePolicy
 from carpool.core.constants import Constants
 from carpool.core.instance import Instance
 from carpool.core.job import GivenUp, Job
 from carpool.core.knobs import KnobsPolicy
 from carpool.core.objectives import Knobs
-from carpool.core.policy import PromisePolicy
 from carpool.core.queue import Lane, Lanes
 from carpool.core.scheduler_state import SchedulerState
 from carpool.core.sequences import SequenceStep

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from carpool.core.admission import backed_up
+from carpool.core.batcher import PromisePolicy
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch, Instance
@@ -28,7 +29,6 @@ from carpool.core.job import (
 )
 from carpool.core.knobs import KnobsPolicy
 from carpool.core.objectives import Knobs, Promise
-from carpool.core.policy import PromisePolicy
 from carpool.core.queue import Lane
 from carpool.core.scheduler_state import Policy, SchedulerState
 from carpool.core.shares import ORDINARY
