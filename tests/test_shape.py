@@ -192,10 +192,9 @@ def test_folders_are_layers() -> None:
 
 
 def test_few_files_are_read_together() -> None:
-    """Also where they know each other for their types alone: the scheduler's state and its rules excepted."""
+    """Also where they know each other for their types alone."""
     graph = {name: imported_files(path) for name, path in MODULES.items()}
-    large = [found for found in circles(graph) if len(found.split()) > 3]
-    assert [found for found in large if not found.startswith(("config.", "core."))] == []
+    assert [found for found in circles(graph) if len(found.split()) > 3] == []
 
 
 def test_nothing_that_serves_may_import_the_lab() -> None:
@@ -253,6 +252,33 @@ def test_circles_are_found() -> None:
 def test_every_file_has_a_name_of_its_own() -> None:
     names = Counter(path.stem for path in SOURCES if path.stem != "__init__")
     assert {name for name, count in names.items() if count > 1} == set()
+
+
+# Excepted are names that others gave: Triton's of its Python models, those of arrays that Python programs get
+# for the documents of /openapi.json, and the class that a worker process looks for.
+NO_SERVER = LAB | {"cli", "client", "demo", "sim"}
+NAMED_BY_OTHERS = (
+    "backends/hosted/",
+    "backends/python/triton_python_backend_utils.py",
+    "vision/python_pictures.py",
+)
+
+
+def test_a_class_name_means_one_thing_in_a_server() -> None:
+    files: dict[str, list[str]] = {}
+    for path in SOURCES:
+        inside = str(path.relative_to(PACKAGE))
+        if inside.partition("/")[0] not in NO_SERVER and not inside.startswith(NAMED_BY_OTHERS):
+            for name in classes_of(path):
+                files.setdefault(name, []).append(inside)
+    assert {name: found for name, found in files.items() if len(found) > 1} == {}
+
+
+def classes_of(path: Path) -> Iterator[str]:
+    """Without those that describe documents, which clients know by these names."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ClassDef) and "TypedDict" not in map(ast.unparse, node.bases):
+            yield node.name
 
 
 def test_core_is_pure() -> None:
@@ -318,6 +344,23 @@ def test_no_grab_bags() -> None:
     assert not {path.stem for path in SOURCES} & {"utils", "util", "helpers", "manager", "common", "misc"}
 
 
+def test_tests_wait_with_one_helper() -> None:
+    """`until` in tests/waiting.py has a bound, and says what it has waited for."""
+    waiting = ROOT / "tests" / "waiting.py"
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in (ROOT / "tests").rglob("*.py")
+        if path != waiting and "conformance" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.While) and all(map(is_sleep, node.body))
+    ]
+    assert found == []
+
+
+def is_sleep(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and ast.unparse(node.value).partition("(")[0].endswith("sleep")
+
+
 def loaded_with(module: str) -> set[str]:
     """What an interpreter has loaded after this one."""
     code = f"import sys, {module}; print(*sys.modules)"
@@ -351,8 +394,8 @@ def test_a_process_loads_only_what_it_needs(process: str, spared: str) -> None:
 
 
 def test_the_heart_is_covered_branch_by_branch(tmp_path: Path) -> None:
-    """batcher, shedding and admission: 100 %, by their own unit tests alone."""
-    heart = [PACKAGE / "core" / f"{name}.py" for name in ("batcher", "shedding", "admission")]
+    """batcher and admission: 100 %, by their own unit tests alone."""
+    heart = [PACKAGE / "core" / f"{name}.py" for name in ("batcher", "admission")]
     tests = [ROOT / "tests" / "core" / f"test_{path.stem}.py" for path in heart]
     data = f"--data-file={tmp_path / 'coverage'}"
     python = [sys.executable, "-m"]

@@ -14,7 +14,7 @@ import carpool
 from carpool.config.model import Mode
 from carpool.core.job import Reason
 from carpool.engine.engine import Engine
-from carpool.engine.models.served import State
+from carpool.engine.models.served import VersionState
 from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import (
     CarpoolError,
@@ -330,7 +330,7 @@ def test_stopping_finishes_what_was_accepted(tmp_path: Path, stage: Stage) -> No
         calls += [asyncio.create_task(scripted.ask(engine)) for _ in range(2)]
         await until(lambda: served.scheduler.lanes.requests == 2)
         stopping = asyncio.create_task(engine.stop())
-        await until(lambda: served.state is not State.READY)
+        await until(lambda: served.state is not VersionState.READY)
         with pytest.raises(CarpoolError):
             await scripted.ask(engine)
         stage.riding.set()

@@ -17,6 +17,7 @@ from carpool.engine.run.batch import BatchResult, Outcome, Work
 from carpool.engine.run.decoupled import MOST_UNSENT, Coach, LinkParts, OutgoingParts, PartWay
 from carpool.errors import CarpoolError, ModelError
 from carpool.types import Array, Datatype, Signature, TensorSpec
+from waiting import until_in_loop as until
 
 
 class Place:
@@ -54,8 +55,7 @@ def test_a_model_faster_than_the_loop_waits_for_it() -> None:
     async def main() -> None:
         sink = Sink()
         thread, found = await sent(PartWay(asyncio.get_running_loop()), rider(sink), 500)
-        while thread.is_alive():
-            await asyncio.sleep(0)
+        await until(lambda: not thread.is_alive())
         await asyncio.sleep(0)
         assert found == [True] * 500
         assert sink.heard == list(range(500))
@@ -69,14 +69,12 @@ def test_a_front_end_that_takes_nothing_stops_its_models() -> None:
         sink.full = True
         work = rider(sink)
         thread, found = await sent(PartWay(asyncio.get_running_loop()), work, 500)
-        while len(sink.heard) < 8:
-            await asyncio.sleep(0)
+        await until(lambda: len(sink.heard) >= 8)
         for _ in range(100):
             await asyncio.sleep(0)
         assert len(sink.heard) == 8
         work.state = GONE  # and one whose client has gone waits no longer
-        while thread.is_alive():
-            await asyncio.sleep(0)
+        await until(lambda: not thread.is_alive())
         assert len(sink.heard) == 8
         assert not any(found[9:])
 
@@ -241,16 +239,13 @@ def test_each_seat_is_taken_and_left_apart_from_the_others() -> None:
         first.run([endless])
         for count in (1, 0, 3):
             second.run([asks(count)])
-            while not ends[second]:
-                await asyncio.sleep(0.001)
+            await until(lambda: ends[second])
             assert [outcome.error for outcome in ends.pop(second)] == [None]
         third.run([asks(2), asks(0)])  # two that came as one batch end as one
-        while len(ends[third]) < 2:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(ends[third]) >= 2)
         assert not ends[first]
         endless.parts = None  # it was told something else, as when its model is unloaded
-        while not ends[first]:
-            await asyncio.sleep(0.001)
+        await until(lambda: ends[first])
 
     ridden(story)
 
@@ -259,17 +254,15 @@ def test_what_ends_all_is_told_each_once() -> None:
     async def story(coach: Coach, backend: Riding, ends: dict[Any, list[Outcome]]) -> None:
         for seat in coach.seats:
             seat.run([asks(10**9)])
-        while not all(work.parts.heard for seat in coach.seats for work in seat._works):  # type: ignore[union-attr]
-            await asyncio.sleep(0.001)
+        works = [work for seat in coach.seats for work in seat._works]
+        await until(lambda: all(work.parts.heard for work in works))  # type: ignore[union-attr]
         backend.fails = ModelError("it died")
-        while len(ends) < 3:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(ends) >= 3)
         assert [[outcome.error for outcome in one] for one in ends.values()] == [[backend.fails]] * 3
         ends.clear()
         backend.fails = None
         coach.seats[1].run([asks(1)])
-        while not ends:
-            await asyncio.sleep(0.001)
+        await until(lambda: ends)
         assert [outcome.error for outcome in ends[coach.seats[1]]] == [None]
 
     ridden(story)

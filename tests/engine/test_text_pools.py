@@ -20,7 +20,7 @@ from carpool import backends
 from carpool.backends import fake
 from carpool.backends.backend import Placement
 from carpool.backends.fake import fake_text
-from carpool.backends.stepper import AHEAD, Part, TextInstance
+from carpool.backends.stepper import AHEAD, ModelPart, TextInstance
 from carpool.config.model import ModelConfig
 from carpool.config.repository import find_models
 from carpool.core.curve import BatchCurve
@@ -302,26 +302,33 @@ def test_an_engine_answers_and_drains_and_unloads(tmp_path: Path) -> None:
     [
         (
             "[decoder]\ninstances = 2",
-            [(Part.ENCODER, "cuda", 0), (Part.DECODER, "cuda", 0), (Part.DECODER, "cuda", 1)],
+            [(ModelPart.ENCODER, "cuda", 0), (ModelPart.DECODER, "cuda", 0), (ModelPart.DECODER, "cuda", 1)],
         ),
-        ("[encoder]\ndevice = 'cuda:1'", [(Part.ENCODER, "cuda:1", 1), (Part.DECODER, "cuda", 0)]),
-        ("[encoder]\ndevice = 'cpu'", [(Part.ENCODER, "cpu", None), (Part.DECODER, "cuda", 0)]),
+        ("[encoder]\ndevice = 'cuda:1'", [(ModelPart.ENCODER, "cuda:1", 1), (ModelPart.DECODER, "cuda", 0)]),
+        ("[encoder]\ndevice = 'cpu'", [(ModelPart.ENCODER, "cpu", None), (ModelPart.DECODER, "cuda", 0)]),
         (
             "[encoder]\ndevice = 'cuda:0'\n[decoder]\ndevice = 'cuda:1'\ninstances = 2",
-            [(Part.ENCODER, "cuda:0", 0), (Part.DECODER, "cuda:1", 1), (Part.DECODER, "cuda:1", 1)],
+            [
+                (ModelPart.ENCODER, "cuda:0", 0),
+                (ModelPart.DECODER, "cuda:1", 1),
+                (ModelPart.DECODER, "cuda:1", 1),
+            ],
         ),
     ],
 )
 def test_parts_go_where_the_settings_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pools: str, placed: list[tuple[Part, str, int | None]]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    pools: str,
+    placed: list[tuple[ModelPart, str, int | None]],
 ) -> None:
     """On a machine with two GPUs, as far as the settings can tell."""
-    found: list[tuple[Part, str, int | None]] = []
+    found: list[tuple[ModelPart, str, int | None]] = []
 
     def devices(config: ModelConfig) -> tuple[int, ...]:
         return {"cpu": (), "cuda": (0, 1), "cuda:0": (0,), "cuda:1": (1,)}[config.pytorch.device]
 
-    def load_text(config: ModelConfig, version: Any, placement: Placement, part: Part) -> Any:
+    def load_text(config: ModelConfig, version: Any, placement: Placement, part: ModelPart) -> Any:
         found.append((part, config.pytorch.device, placement.gpu))
         return fake.FakeStepper(config)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +32,7 @@ from faults.injection import Fault, Point
 from frontend.http.harness import Client
 from frontend.picture_models import picture
 from frontend.whole_server import WholeServer, whole_server
+from waiting import until
 
 PATIENCE_S = 30.0  # for a condition that comes in milliseconds
 _TENSOR = '[[{kind}]]\nname = "{name}"\ndatatype = "{datatype}"\nshape = {shape}\n'
@@ -186,10 +186,7 @@ class Routes:
         seen.add(status)
 
     def check_empty(self) -> None:
-        end = time.monotonic() + PATIENCE_S
-        while left := self._left():
-            assert time.monotonic() < end, f"left behind: {left}"
-            time.sleep(0.002)
+        until(lambda: not self._left(), lambda: f"left behind: {self._left()}")
 
     def _left(self) -> dict[str, Any]:
         found: dict[str, Any] = {"slots": self.door.arena.slots_used}
@@ -373,8 +370,4 @@ def suffer(server: Routes, ask: Ask, point: Point, most: int) -> int:
 
 def recovers(server: Routes, ask: Ask) -> bool:
     """After however many tries all is answered as without faults."""
-    end = time.monotonic() + PATIENCE_S
-    while not set(ask(server).statuses) <= {200, 400, 409}:
-        assert time.monotonic() < end, "it does not recover"
-        time.sleep(0.01)
-    return True
+    return until(lambda: set(ask(server).statuses) <= {200, 400, 409}, "it does not recover")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from carpool import backends
+from carpool.core.batcher import PromisePolicy
 from carpool.core.knobs import KnobsPolicy
-from carpool.core.policy import PromisePolicy
 from carpool.core.queue import Lanes
 from carpool.core.scheduler import Scheduler
 from carpool.engine import engine_link

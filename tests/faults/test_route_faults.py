@@ -14,7 +14,7 @@ import pytest
 
 from cache.redis_server import RedisServer, redis_server
 from carpool.errors import CarpoolError
-from carpool.frontend.calls.placement import Placement
+from carpool.frontend.calls.placement import RequestPlacement
 from carpool.frontend.rollout.mirroring_door import Beside
 from carpool.registry import remote_listing, remote_repository, version_store
 from carpool.registry.remote_repository import RemoteRepository
@@ -56,15 +56,15 @@ GIVES_BACK = {
     *("OpenBooking.over", "Booking.gone", "Booking.done", "Booking._leave", "LinkBookings.end"),
     "OpenBooking._over",
     *("frontend.pictures.workers._call", "Workers._deliver", "Workers._tell", "Workers._next"),
-    *("Workers.drop", "Placement._let_go", "ClientCall._fail", "Placement._fail_unexpectedly"),
-    *("ClientCall._finish", "Placement._break_off", "TextDriver._end", "TextDriver._turn_away"),
+    *("Workers.drop", "RequestPlacement._let_go", "ClientCall._fail", "RequestPlacement._fail_unexpectedly"),
+    *("ClientCall._finish", "RequestPlacement._break_off", "TextDriver._end", "TextDriver._turn_away"),
     *("PlacedCall._finish", "PlacedCall._fail", "PlacedCall._tell", "PlacedCall.cancel", "Content.drop"),
     *("SequenceRoute._tell", "SequenceRoute._done", "Beside._end", "Beside._stop", "Beside.cancel"),
     *("Lookup._fail", "Lookup._guarded", "Lookup._send", "Lookup.cancel", "Lookup.end"),
     # The door takes the slot in it, and nobody knows whether it had before it raised.
     "PipelineRun.ready",
     # The door tells each of its answer once, whatever comes of that; all that they do is guarded in them.
-    *("Placement.done", "PlacedCall.done", "PipelineRun.answered", "RequestHears.done"),
+    *("RequestPlacement.done", "PlacedCall.done", "PipelineRun.answered", "RequestHears.done"),
     # What the engine's end of the link calls. An error there costs the link, as everywhere.
     *(
         "TextDriver.ready",
@@ -157,7 +157,7 @@ def test_the_candidate_fails_and_stable_answers(kept: Kept) -> None:
     assert fault.calls >= 4
 
 
-@pytest.mark.parametrize("point", [Point(Placement, "admitted"), Point(Beside, "_again")], ids=str)
+@pytest.mark.parametrize("point", [Point(RequestPlacement, "admitted"), Point(Beside, "_again")], ids=str)
 def test_a_picture_that_falls_back_gives_back_both_slots(kept: Kept, point: Point) -> None:
     routes.suffer(kept.server(), routes.canary, point, 3)
 

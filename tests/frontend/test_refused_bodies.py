@@ -23,11 +23,12 @@ from carpool.types import Array, Datatype, TensorSpec
 from frontend.fake_door import FakeModel, echo
 from frontend.grpc import front_end as over_grpc
 from frontend.http import front_end as over_http
-from frontend.http.harness import chunked, post, until
+from frontend.http.harness import chunked, post
 from frontend.http.test_app_images import holding
 from frontend.http.test_multipart import BOUNDARY, file_part, form
 from frontend.picture_models import models as picture_models
 from frontend.picture_models import picture, writer
+from waiting import until
 
 BIG = 6 << 20
 ROOM = 32 << 20

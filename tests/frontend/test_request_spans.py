@@ -31,8 +31,8 @@ from carpool.types import PartTiming, StepTiming, Timing
 from frontend.grpc.front_end import front_end as grpc_front_end
 from frontend.grpc.front_end import image_request
 from frontend.http.front_end import IMAGE, front_end
-from frontend.http.harness import until
 from frontend.span_collector import collecting, told
+from waiting import until
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

@@ -15,6 +15,7 @@ from carpool.frontend.pictures import sampling
 from carpool.frontend.pictures.sampling import Sampler
 from carpool.link.door import NOBODY, Answer, Catalog
 from carpool.vision.decode import Decoded
+from waiting import until_in_loop as until
 
 
 class Place:
@@ -112,9 +113,7 @@ def test_they_are_told_in_bulk(monkeypatch: pytest.MonkeyPatch) -> None:
             sampled.decoded.extend(seen())
             place.answered(sampled)
         place.answered(None)
-        async with asyncio.timeout(60.0):
-            while not place.asked:
-                await asyncio.sleep(0)
+        await until(lambda: place.asked)
         ((what, arguments),) = place.asked
         assert what == "drift-samples"
         assert [one["source"] for one in arguments["samples"]] == ["door"] * 3

@@ -14,6 +14,7 @@ import os
 import socket
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from carpool.process.children import FrontendParts
 from carpool.process.supervisor import FrontendKind, Supervisor
 from heard import Heard
 from link.joined import packed
+from waiting import until_in_loop as until
 
 
 class LineFrontend:
@@ -43,9 +45,9 @@ class LineFrontend:
     async def stop(self, within_s: float) -> int:
         """Connections stay open while any request is under way."""
         self._server.close()
-        end = time.monotonic() + within_s
-        while self._busy and time.monotonic() < end:
-            await asyncio.sleep(0.005)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await until(lambda: not self._busy)
         for writer in self._writers:
             writer.close()
         return self._busy

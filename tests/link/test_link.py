@@ -36,7 +36,8 @@ from carpool.types import Datatype, RequestOptions, Timing
 from carpool.wire.v2 import RequestHead, TensorHead
 from heard import Heard
 from link.echo import MODELS, TIMING, entry
-from link.joined import Client, Joined, joined, packed, run, until
+from link.joined import Client, Joined, joined, packed, run
+from waiting import until_in_loop as until
 
 FOUR = np.array([[1, 2, 3, 4]], np.float32)
 

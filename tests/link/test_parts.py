@@ -30,8 +30,9 @@ from carpool.memory.layout import line_up, list_places
 from carpool.types import Datatype
 from later import many
 from link.echo import MODELS, TIMING, catalog_of
-from link.joined import Client, Joined, joined, run, until
+from link.joined import Client, Joined, joined, run
 from link.test_hostile import send
+from waiting import until_in_loop as until
 
 FOUR = np.array([[1, 2, 3, 4]], np.float32)
 

@@ -37,7 +37,7 @@ from carpool.engine.control.rollout_desk import RolloutDesk
 from carpool.engine.engine import Engine
 from carpool.engine.engine_host import EngineHost
 from carpool.engine.fleet.fleet import Fleet
-from carpool.engine.models.served import State
+from carpool.engine.models.served import VersionState
 from carpool.errors import CarpoolError, ModelError
 from carpool.frontend.calls.routing import Routing
 from carpool.link.door import Catalog, ModelEntry
@@ -157,7 +157,7 @@ class FakeServed:
 
     def __init__(self, config: ModelConfig, version: ModelVersion, slot: Any, identity: object) -> None:
         self.name, self.version, self.config = config.name, str(version.number), config
-        self.identity, self.slot, self.state = identity, slot, State.LOADING
+        self.identity, self.slot, self.state = identity, slot, VersionState.LOADING
         self.signature = Signature(config.name, (), ())
         self.labels: dict[str, Any] = {}
         self.counters = SimpleNamespace(batches=BatchStatistics())
@@ -175,10 +175,10 @@ class FakeServed:
             raise ModelError(f"{self.name}: broken weights")
 
     def offer(self, _gate: object) -> None:
-        self.state = State.READY
+        self.state = VersionState.READY
 
     def withdraw(self) -> None:
-        self.state = State.UNAVAILABLE
+        self.state = VersionState.UNAVAILABLE
 
     def route(self) -> Any:
         return object()

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from carpool.backends.backend import Backend, Placement, Seen, aborted, check_wanted
-from carpool.backends.stepper import PICTURE, Part, Stepper, with_tensors
+from carpool.backends.stepper import PICTURE, ModelPart, Stepper, with_tensors
 from carpool.config.model import (
     DYNAMIC,
     FakeSettings,
@@ -45,7 +45,7 @@ def describe_text(config: ModelConfig, version: ModelVersion) -> ModelConfig:
     return with_tensors(config, (1, 32, DYNAMIC), ImageSettings(size=(32, 512), resize="line", pad=255))
 
 
-def load_text(config: ModelConfig, version: ModelVersion, placement: Placement, part: Part) -> Stepper:
+def load_text(config: ModelConfig, version: ModelVersion, placement: Placement, part: ModelPart) -> Stepper:
     del version, placement, part
     return FakeStepper(config)
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from carpool.backends.backend import Backend, Placement, aborted, check_wanted, listed_gpus
 from carpool.config.fingerprint import beside
-from carpool.config.model import DYNAMIC, Kind, ModelConfig, ModelSignature, TensorSignature
+from carpool.config.model import DYNAMIC, InstanceKind, ModelConfig, ModelSignature, TensorSignature
 from carpool.config.repository import ModelVersion
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, ModelError, Unsupported
 from carpool.types import DATATYPES, Array, Datatype
@@ -224,7 +224,7 @@ def _options(runtime: Any, threads: int, inter_op_threads: int = 1) -> onnxrunti
 def devices(config: ModelConfig) -> tuple[int, ...]:
     """The GPUs to run on; none: the CPU. A machine without any has put every instance on the CPU before."""
     asked = config.onnxruntime.providers
-    placed = any(group.kind in (Kind.AUTO, Kind.GPU) for group in config.instances)
+    placed = any(group.kind in (InstanceKind.AUTO, InstanceKind.GPU) for group in config.instances)
     if not placed or (asked and not {*asked} & {*ON_GPUS}):
         return ()
     if not {*_runtime(config).get_available_providers()} & {*ON_GPUS}:

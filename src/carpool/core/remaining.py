@@ -191,7 +191,9 @@ class Remaining:
 
 def _same_device(one: Scheduler, other: Scheduler) -> bool:
     mine, theirs = one.instances.next_free.turn, other.instances.next_free.turn
-    return mine is not None and theirs is not None and mine.shares_device_with(theirs)
+    if mine is None or theirs is None or mine.device is None:
+        return False
+    return mine.device is theirs.device
 
 
 class Booking:

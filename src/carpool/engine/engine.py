@@ -23,7 +23,7 @@ from carpool.engine.fleet.fleet import Fleet, Publisher
 from carpool.engine.fleet.model_calls import AskHosted, ModelCalls, ask_nobody
 from carpool.engine.fleet.on_demand import OnDemand
 from carpool.engine.loading.candidate import Override
-from carpool.engine.models.served import Served, State
+from carpool.engine.models.served import Served, VersionState
 from carpool.engine.profile.hardware import gpu_count
 from carpool.engine.profile.model_profile import ProfileStore
 from carpool.engine.routes.direct_route import NO_ROUTE
@@ -225,7 +225,9 @@ class Engine:
         if self.control.closed and self.fleet.leaving:
             return Unavailable("the engine is stopping", reason="stopping")
         for line in self.index():
-            may_come = line.state in (State.LOADING, State.UNAVAILABLE) and line.reason != UNLOADED
+            may_come = (
+                line.state in (VersionState.LOADING, VersionState.UNAVAILABLE) and line.reason != UNLOADED
+            )
             if line.name == name and version in ("", line.version) and may_come:
                 why = f": {line.reason}" if line.reason else ""
                 return Unavailable(f"{name} is {line.state.lower()}{why}", reason="not-ready")
@@ -241,7 +243,7 @@ class Engine:
     def bring_for(self, name: str, caller: Served) -> Coroutine[Any, Any, None] | None:
         """A model asks for another, which may have to be loaded. While it is loaded itself that cannot be:
         both would be measured, and each wait for the other."""
-        if self.on_demand is None or name in self.fleet.newest or caller.state is State.LOADING:
+        if self.on_demand is None or name in self.fleet.newest or caller.state is VersionState.LOADING:
             return None
         return self.on_demand.bring(name)
 

@@ -18,7 +18,7 @@ from carpool.engine.engine import Engine
 from carpool.engine.fleet.control import LoadListener
 from carpool.engine.fleet.fleet import Publisher
 from carpool.engine.models.runtime import Gate
-from carpool.engine.models.served import Served, State
+from carpool.engine.models.served import Served, VersionState
 from carpool.engine.routes.pipeline_route import PipelineRoute
 from carpool.engine.run.batch import Route
 from carpool.errors import CarpoolError, NotFound, Unsupported
@@ -258,5 +258,5 @@ def _index_line(
     folders: tuple[str, ...],
 ) -> IndexEntry:
     if (name, version) in halted:
-        state, reason = State.UNAVAILABLE.value, halted[name, version]
+        state, reason = VersionState.UNAVAILABLE.value, halted[name, version]
     return IndexEntry(name, version, state, without_paths(reason, folders))

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from carpool.core.evidence import interval
 from carpool.errors import CarpoolError
 from carpool.observe import columns
-from carpool.observe.columns import Column, Histogram
-from carpool.observe.counters import Cells, ModelCells, Row, Slot, count_failure
+from carpool.observe.columns import Column, HistogramColumns
+from carpool.observe.counters import Cells, ModelCells, Row, RowId, count_failure
 
 Document = dict[str, Any]
 
@@ -52,7 +52,7 @@ class VersionCounters:
 
     __slots__ = ("batches", "last_used", "recent", "row", "server_row", "slot")
 
-    def __init__(self, slot: Slot, row: Row, server_row: Row) -> None:
+    def __init__(self, slot: RowId, row: Row, server_row: Row) -> None:
         self.slot = slot  # where its row is
         self.row = row
         self.server_row = server_row
@@ -116,11 +116,11 @@ def statistics(models: Iterable[Document]) -> Document:
     return {"model_stats": list(models)}
 
 
-def _observed(cells: Cells, histogram: Histogram) -> Document:
+def _observed(cells: Cells, histogram: HistogramColumns) -> Document:
     return _duration(_count(cells, histogram), cells[histogram.sum])
 
 
-def _count(cells: Cells, histogram: Histogram) -> int:
+def _count(cells: Cells, histogram: HistogramColumns) -> int:
     return int(sum(cells[histogram.buckets]))
 
 
@@ -172,7 +172,7 @@ def step_counts(step: str, cells: Cells) -> Document:
     return {"step": step, **phases, "fan_out": _summed(cells, columns.FAN_OUT), "later_s": later}
 
 
-def _summed(cells: Cells, histogram: Histogram) -> Document:
+def _summed(cells: Cells, histogram: HistogramColumns) -> Document:
     return {"count": _count(cells, histogram), "sum": round(cells[histogram.sum], 6)}
 
 
@@ -214,7 +214,7 @@ def _happened(cells: Cells, words: Mapping[str, Column]) -> dict[str, int]:
     return {word: int(cells[column]) for word, column in words.items() if cells[column]}
 
 
-def _histogram(cells: Cells, histogram: Histogram) -> Document:
+def _histogram(cells: Cells, histogram: HistogramColumns) -> Document:
     return {"buckets": list(map(int, cells[histogram.buckets])), "sum": round(cells[histogram.sum], 6)}
 
 

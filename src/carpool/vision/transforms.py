@@ -15,7 +15,7 @@ from PIL import Image
 from carpool.config.model import PILLOW, ImageSettings
 from carpool.types import Array, TensorSpec
 from carpool.vision.decode import Decoded
-from carpool.vision.geometry import Geometry, InputForm, Placement, lookup_tables, place, read_form
+from carpool.vision.geometry import Geometry, InputForm, PicturePlacement, lookup_tables, place, read_form
 
 _KERNELS = {"area": cv2.INTER_AREA, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
 _NONE = -1  # of OpenCV's: Pillow resizes
@@ -36,7 +36,7 @@ class Transform:
         self.shape = self._form.shape  # of the input, without the batch; no side is left open
         self.dtype = spec.datatype.dtype
         self._scratch = threading.local()
-        self._placed: dict[tuple[int, int], tuple[Placement, Geometry, int]] = {}
+        self._placed: dict[tuple[int, int], tuple[PicturePlacement, Geometry, int]] = {}
 
     def reduction(self, width: int, height: int) -> int:
         """How many times smaller such a picture may be decoded and still give the same input."""
@@ -46,7 +46,7 @@ class Transform:
         """Where such a picture lies in the input."""
         return self._place(width, height)[1]
 
-    def _place(self, width: int, height: int) -> tuple[Placement, Geometry, int]:
+    def _place(self, width: int, height: int) -> tuple[PicturePlacement, Geometry, int]:
         """With how its pixels are mixed. Kept, since cameras repeat their sizes. Two threads may work out the
         same, and one of them is kept: each writes a whole entry, and what is cleared meanwhile is worked
         out again."""
@@ -71,7 +71,7 @@ class Transform:
         self._fill(planes, placement, self._resized(decoded, placement, kernel))
         return geometry
 
-    def _resized(self, decoded: Decoded, at: Placement, kernel: int) -> Array:
+    def _resized(self, decoded: Decoded, at: PicturePlacement, kernel: int) -> Array:
         """The part of the picture that is shown, in its size in the input, in a buffer of this thread."""
         factor = decoded.width // decoded.pixels.shape[1]
         top, left = at.top // factor, at.left // factor
@@ -82,7 +82,7 @@ class Transform:
         cv2.resize(part, (at.into_width, at.into_height), dst=small, interpolation=kernel)
         return small
 
-    def _fill(self, planes: list[Array], at: Placement, small: Array) -> None:
+    def _fill(self, planes: list[Array], at: PicturePlacement, small: Array) -> None:
         rows = slice(at.into_top, at.into_top + at.into_height)
         columns = slice(at.into_left, at.into_left + at.into_width)
         for plane, table, channel in zip(planes, self._tables, self._separate(small), strict=True):
@@ -101,7 +101,7 @@ class Transform:
         cv2.split(small, colours)
         return colours[::-1] if bgr else colours
 
-    def _pad(self, planes: list[Array], at: Placement) -> None:
+    def _pad(self, planes: list[Array], at: PicturePlacement) -> None:
         """Fills what the picture leaves free."""
         bottom, right = at.into_top + at.into_height, at.into_left + at.into_width
         for plane, table in zip(planes, self._tables, strict=True):
@@ -120,7 +120,7 @@ class Transform:
         return held[: int(np.prod(shape))].reshape(shape)
 
 
-def _as_pillow(pixels: Array, factor: int, at: Placement, kernel: str) -> Array:
+def _as_pillow(pixels: Array, factor: int, at: PicturePlacement, kernel: str) -> Array:
     """A new array: Pillow has its own memory."""
     x1, y1, x2, y2 = at.box or (at.left, at.top, at.left + at.width, at.top + at.height)
     box = x1 / factor, y1 / factor, x2 / factor, y2 / factor

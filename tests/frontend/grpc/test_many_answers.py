@@ -21,7 +21,8 @@ from carpool.types import Datatype, StepTiming, TensorSpec, Timing
 from frontend.fake_door import FakeModel
 from frontend.grpc.front_end import FrontEnd, channel, front_end
 from frontend.grpc.test_stream import Talk
-from frontend.http.harness import PATIENCE, until
+from frontend.http.harness import PATIENCE
+from waiting import until
 
 
 def answers(inputs: Any) -> Any:

@@ -25,7 +25,7 @@ from frontend.fake_door import echo
 from frontend.grpc.front_end import SERVICE, FrontEnd, channel, front_end, image_request, models
 from frontend.grpc.test_frames import ask, is_good, later
 from frontend.grpc.wire import Wire, block, data, framed, head, wire
-from frontend.http.harness import until
+from waiting import until
 
 OTHER = "127.0.0.2"
 HEALTH = "/grpc.health.v1.Health/"

@@ -19,7 +19,8 @@ from carpool.observe.counters import Table, table_bytes
 from carpool.observe.prometheus import Exposition
 from carpool.types import Array, Datatype, TensorSpec
 from frontend.fake_door import FakeCall, FakeDoor, FakeModel, echo
-from frontend.http.harness import Client, Response, Serving, serving, until
+from frontend.http.harness import Client, Response, Serving, serving
+from waiting import until
 
 LABELS = ("cat", "dog", "owl", "elk")
 IMAGE = np.arange(6, dtype=np.uint8).reshape(1, 2, 3)

@@ -19,7 +19,7 @@ from carpool.frontend.http.fairness import Unread
 from carpool.frontend.http.http_server import HttpServer, listen
 from carpool.frontend.http.limits import Limits
 from carpool.frontend.http.parsing import HttpHead
-from waiting import until as until
+from waiting import until
 
 PATIENCE = 30.0  # far more than anything takes, also where most of the machine is stolen
 T = TypeVar("T")

@@ -14,8 +14,9 @@ from tritonclient.http import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
 from engine.scripted import Stage, model, scripted_stage, settings, weights
-from frontend.http.harness import Client, Response, until
+from frontend.http.harness import Client, Response
 from frontend.whole_server import WholeServer, whole_server
+from waiting import until
 
 __all__ = ["scripted_stage"]
 

@@ -16,7 +16,7 @@ from PIL import Image
 from carpool.errors import DeadlineExceeded, ModelError, Refused, Replaced, TooLarge
 from carpool.frontend.pictures.sent_pictures import PictureModel
 from frontend.http.front_end import FrontEnd, error_of, front_end
-from frontend.http.harness import PATIENCE, Response, chunked, post, until
+from frontend.http.harness import PATIENCE, Response, chunked, post
 from frontend.http.test_multipart import BOUNDARY, file_part, form
 from frontend.picture_models import (
     BLUE,
@@ -29,6 +29,7 @@ from frontend.picture_models import (
     picture,
     segmenter,
 )
+from waiting import until
 
 FORM = b"Content-Type: multipart/form-data; boundary=%b\r\n" % BOUNDARY
 JSON = b"Content-Type: application/json\r\n"

@@ -24,7 +24,8 @@ from frontend.http.front_end import (
     infer_body,
     outputs_of,
 )
-from frontend.http.harness import Client, Response, chunked, post, until
+from frontend.http.harness import Client, Response, chunked, post
+from waiting import until
 
 PATH = "/v2/models/image/infer"
 SUM = [15.0, 1.0, 2.0, 3.0]

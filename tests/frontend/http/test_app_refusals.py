@@ -34,7 +34,8 @@ from frontend.http.front_end import (
     infer_body,
     outputs_of,
 )
-from frontend.http.harness import Client, chunked, post, until
+from frontend.http.harness import Client, chunked, post
+from waiting import until
 
 PATH = "/v2/models/image/infer"
 

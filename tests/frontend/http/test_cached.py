@@ -32,8 +32,9 @@ from carpool.types import Datatype, TensorSpec
 from frontend.access.key_files import ALICE, BOB, api_keys
 from frontend.fake_door import FakeModel
 from frontend.http.front_end import FrontEnd, front_end, image_body, image_model, infer
-from frontend.http.harness import Client, Response, chunked, post, until
+from frontend.http.harness import Client, Response, chunked, post
 from frontend.picture_models import RED, classifier, detector, device_classifier, picture
+from waiting import until
 
 EXACT: Mapping[str, Any] = {"exact": True}
 SIMILAR: Mapping[str, Any] = {"exact": True, "similar": True, "audit": 0.0, "similar_ttl_s": 60.0}

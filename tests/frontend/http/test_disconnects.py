@@ -9,7 +9,8 @@ import pytest
 
 from carpool.frontend.http.exchange import BodyPlan, Exchange, Receive
 from carpool.frontend.http.parsing import HttpHead
-from frontend.http.harness import PATIENCE, PathApp, Serving, post, serving, until
+from frontend.http.harness import PATIENCE, PathApp, Serving, post, serving
+from waiting import until
 
 HOLD = b"GET /hold HTTP/1.1\r\nHost: x\r\n\r\n"
 WAIT = b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -17,10 +17,11 @@ from carpool.frontend.http.fairness import Unread, waited
 from carpool.frontend.http.parsing import HttpHead
 from engine import repositories
 from frontend.http.front_end import FrontEnd, front_end, image_body, infer, infer_body
-from frontend.http.harness import PATIENCE, post, serving, until
+from frontend.http.harness import PATIENCE, post, serving
 from frontend.picture_models import models as picture_models
 from frontend.picture_models import picture
 from frontend.whole_server import whole_server
+from waiting import until
 
 TENSOR = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
 STALL_S = 0.1

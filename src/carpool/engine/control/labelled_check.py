@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Any
 
 from carpool.config.server import ServerSettings
-from carpool.engine.control.watched_rollout import Watched
+from carpool.engine.control.watched_rollout import WatchedRollout
 from carpool.engine.engine_host import EngineHost, without_paths
 from carpool.observe.logs import logger
 from carpool.rollout.rollout_states import Labelled, State
@@ -42,20 +42,20 @@ class LabelledCheck:
         host: EngineHost,
         settings: ServerSettings,
         home: Callable[[str], Path | None],
-        decide: Callable[[Watched], None],
+        decide: Callable[[WatchedRollout], None],
     ) -> None:
         self._control = host.engine.control
         self._folders = host.engine.folders
         self._cache_dir = settings.cache_dir
         self._home, self._decide = home, decide
-        self._asking: dict[str, tuple[Watched, asyncio.Task[None]]] = {}
+        self._asking: dict[str, tuple[WatchedRollout, asyncio.Task[None]]] = {}
         self._closed = False
         host.on_stop(self._close)
 
     def _close(self) -> None:
         self._closed = True  # the threads that wait for evaluations see it
 
-    def evaluate(self, watched: Watched) -> None:
+    def evaluate(self, watched: WatchedRollout) -> None:
         """Sets `labelled`, later. Once for each candidate: asked again after a start of the server."""
         name = watched.record.model
         known = self._asking.get(name)
@@ -63,7 +63,7 @@ class LabelledCheck:
             task = asyncio.get_running_loop().create_task(self._ask(watched))
             self._asking[name] = watched, task
 
-    async def _ask(self, watched: Watched) -> None:
+    async def _ask(self, watched: WatchedRollout) -> None:
         record, home = watched.record, self._home(watched.record.model)
         assert home is not None  # it is loaded from there
         log.info("evaluation-begun", model=record.model, candidate=record.rollout.candidate)

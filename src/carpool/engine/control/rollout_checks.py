@@ -27,7 +27,7 @@ from carpool.observe import columns
 from carpool.observe.counters import Row, Table
 from carpool.rollout.capacity import Carrier
 from carpool.rollout.rollout_file import Record
-from carpool.rollout.rollout_guards import Guard
+from carpool.rollout.rollout_guards import GuardResult
 from carpool.rollout.rollout_states import Rollout, Traffic
 from carpool.types import TensorSpec
 
@@ -276,7 +276,7 @@ def _own_bytes(pid: int) -> int:
     return 0
 
 
-def write_row(row: Row, rollout: Rollout, plan: RolloutSettings, guards: Iterable[Guard]) -> None:
+def write_row(row: Row, rollout: Rollout, plan: RolloutSettings, guards: Iterable[GuardResult]) -> None:
     """What the metrics page says of a candidate."""
     traffic = rollout.traffic(plan)
     for word, column in columns.ROLLOUT_STATE.items():

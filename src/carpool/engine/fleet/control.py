@@ -24,7 +24,7 @@ from carpool.engine.loading.candidate import (
     fingerprint_of,
     read_candidate,
 )
-from carpool.engine.models.served import Served, State
+from carpool.engine.models.served import Served, VersionState
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable
 from carpool.link.door import ON_DEMAND, UNLOADED, IndexEntry
 from carpool.observe.logs import logger
@@ -72,18 +72,22 @@ class ModelState:
         if lines:
             return lines
         whole = self._failed.get(_WHOLE)
-        return [IndexEntry(self.name, "", State.UNAVAILABLE.value, whole) if whole else IndexEntry(self.name)]
+        return [
+            IndexEntry(self.name, "", VersionState.UNAVAILABLE.value, whole)
+            if whole
+            else IndexEntry(self.name)
+        ]
 
     def _line(self, version: int, leaving: bool) -> IndexEntry:
         reason = self._failed.get(version) or self._failed.get(_WHOLE) or ""
         if version in self.serving:
-            state = State.READY
+            state = VersionState.READY
         elif version in self.loading:
-            state, reason = State.LOADING, ""
+            state, reason = VersionState.LOADING, ""
         elif leaving:
-            state, reason = State.UNLOADING, ""
+            state, reason = VersionState.UNLOADING, ""
         else:
-            state, reason = State.UNAVAILABLE, reason or UNLOADED
+            state, reason = VersionState.UNAVAILABLE, reason or UNLOADED
         return IndexEntry(self.name, str(version), state.value, reason)
 
 
@@ -169,7 +173,7 @@ class ModelControl:
         lines = [line for model in models for line in model.lines(leaving.get(model.name, ()))]
         if not self._on_demand:
             return lines
-        absent = State.UNAVAILABLE.value
+        absent = VersionState.UNAVAILABLE.value
         return [
             IndexEntry(*line[:2], absent, ON_DEMAND) if not line.state or line.reason == UNLOADED else line
             for line in lines

@@ -81,13 +81,13 @@ class ModelCalls:
 
     def __init__(self, engine: AskedEngine, ask_hosted: AskHosted = ask_nobody) -> None:
         self.engine, self.ask_hosted = engine, ask_hosted
-        self.busy: set[Caller] = set()  # those with open calls
+        self.busy: set[InstanceCalls] = set()  # those with open calls
 
-    def caller(self, served: Served, index: int) -> Caller:
+    def caller(self, served: Served, index: int) -> InstanceCalls:
         """From a thread that loads the instance of this number."""
-        return Caller(self, served, index)
+        return InstanceCalls(self, served, index)
 
-    def all_wait(self, caller: Caller) -> bool:
+    def all_wait(self, caller: InstanceCalls) -> bool:
         """Whether what this one waits for can never come.
 
         Takes everybody who calls for stuck, and then, until nothing changes, lets go of those whose every
@@ -101,7 +101,7 @@ class ModelCalls:
             stuck -= free
 
 
-class Caller:
+class InstanceCalls:
     """The calls of one instance: `AsksModels` for its backend."""
 
     def __init__(self, calls: ModelCalls, served: Served, index: int) -> None:
@@ -236,7 +236,7 @@ def _answered(
     answer(given)
 
 
-def _is_held(work: Work, target: Served, stuck: set[Caller]) -> bool:
+def _is_held(work: Work, target: Served, stuck: set[InstanceCalls]) -> bool:
     """Whether this call runs on an instance that is stuck, or waits while all of them are.
 
     One without a batch is not, whatever threads of its model may be waiting for. A call of an ensemble is

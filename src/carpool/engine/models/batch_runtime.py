@@ -21,7 +21,7 @@ from carpool.core.spare import SpareTurn
 from carpool.engine.loading.hosted_model import HostedInstance
 from carpool.engine.loading.loading import Loading, Ready, execution_timeout
 from carpool.engine.models.runtime import EngineParts, Gate, InstancesRuntime
-from carpool.engine.models.served import Served, State
+from carpool.engine.models.served import Served, VersionState
 from carpool.engine.routes.direct_route import Eager, Spare
 from carpool.engine.routes.sequence_route import SequenceRoute
 from carpool.engine.routes.stream_route import StreamRoute
@@ -194,7 +194,7 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         if isinstance(batch.turn, SpareTurn):  # no request
             self._row.add(columns.SPARE["ran"], len(batch.jobs))
             return
-        if self._promises and self.scheduler is not None and self.served.state is State.READY:
+        if self._promises and self.scheduler is not None and self.served.state is VersionState.READY:
             # A promise rests on the profile: when that stops being true, it is said once per kind of work.
             self._row.set(columns.SPEED_RATIO, self.scheduler.belief.drift.factor)
             factor = batch.belief.drift.news(now)
@@ -213,7 +213,7 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         log.warning("profile-drift", model=served.name, version=served.version, factor=factor, **which)
 
     def turned(self, scheduler: Scheduler, now: float) -> None:
-        if self.served.state is not State.READY:
+        if self.served.state is not VersionState.READY:
             return  # its successor writes to the same row
         if scheduler.spare is not None and scheduler.spare.skipped != self._skipped:
             self._row.add(columns.SPARE["skipped"], scheduler.spare.skipped - self._skipped)

@@ -26,7 +26,7 @@ from carpool.pipelines.ensemble_graph import EnsembleGraph, check_models
 from carpool.types import Timing
 
 if TYPE_CHECKING:
-    from carpool.core.arbiter import Turn
+    from carpool.core.instance import DeviceTurn
 
 Stepped: TypeAlias = EnsembleRoute | PipelineRoute
 """The route of what is made of several models."""
@@ -52,7 +52,7 @@ class EnsembleRuntime(Runtime):
         super().__init__(served)
         self._models = models
         self._stepped: Stepped | None = None
-        self._turns: list[Turn] = []
+        self._turns: list[DeviceTurn] = []
         self.steps = self._listed()
 
     def _listed(self) -> Sequence[EnsembleStep]:

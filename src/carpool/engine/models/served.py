@@ -13,7 +13,7 @@ import orjson
 
 from carpool.config.backend_kinds import kind_of
 from carpool.config.fingerprint import settings_of_answers
-from carpool.config.model import Kind, ModelConfig
+from carpool.config.model import InstanceKind, ModelConfig
 from carpool.core.job import INFINITY
 from carpool.core.objectives import Promise
 from carpool.core.scaling import capacity
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = logger("engine")
 
 
-class State(enum.StrEnum):
+class VersionState(enum.StrEnum):
     LOADING = "LOADING"
     READY = "READY"
     UNLOADING = "UNLOADING"
@@ -57,7 +57,7 @@ class Served:
         self.version = version
         self.identity = identity  # equal for what is made of the same files and settings
         self.config = config
-        self.state = State.LOADING
+        self.state = VersionState.LOADING
         self.signature = Signature(config.name, (), ())
         self.labels: Mapping[str, Sequence[str]] = {}  # by output
         self.vision: VisionSettings | None = None  # how it answers pictures, if it does
@@ -120,7 +120,7 @@ class Served:
         try:
             await self.runtime.load(progress)
         except CarpoolError:
-            self.state = State.UNAVAILABLE
+            self.state = VersionState.UNAVAILABLE
             raise
         seconds = monotonic() - began
         self.counters.row.set(columns.LOAD_SECONDS, seconds)
@@ -143,7 +143,7 @@ class Served:
         return facts
 
     def offer(self, gate: Gate) -> None:
-        self.state = State.READY
+        self.state = VersionState.READY
         self.counters.row.set(columns.SLO_SECONDS, self.slo if self.slo < INFINITY else 0.0)
         if self.promises:
             self.counters.row.set(columns.SPEED_RATIO, 1.0)
@@ -151,7 +151,7 @@ class Served:
 
     def withdraw(self) -> None:
         """Not offered any more; whoever comes all the same is still served."""
-        self.state = State.UNLOADING
+        self.state = VersionState.UNLOADING
 
     async def retire(self) -> None:
         """Free the model when its last rider has left, however long that takes."""
@@ -167,7 +167,7 @@ class Served:
         await self._close()
 
     async def _close(self) -> None:
-        self.state = State.UNAVAILABLE
+        self.state = VersionState.UNAVAILABLE
         await self.runtime.close()
         if self._upload is not None:
             await asyncio.to_thread(self._upload.leave)
@@ -176,8 +176,8 @@ class Served:
 
 def _device(config: ModelConfig) -> str:
     kinds = {group.kind for group in config.instances}
-    if Kind.GPU in kinds:
+    if InstanceKind.GPU in kinds:
         gpus = sorted({gpu for group in config.instances for gpu in group.gpus})
         return ",".join(f"cuda:{gpu}" for gpu in gpus) or "cuda"
     chooses = kind_of(config.backend).pictures_on_device  # a GPU where there is one: only the runner knows
-    return "auto" if chooses and kinds != {Kind.CPU} else "cpu"
+    return "auto" if chooses and kinds != {InstanceKind.CPU} else "cpu"

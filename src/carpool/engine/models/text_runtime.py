@@ -19,7 +19,7 @@ from carpool.engine.generation.text_loading import TextLoading, pools_of, promis
 from carpool.engine.loading.hosted_model import HostedInstance
 from carpool.engine.loading.loading import Ready
 from carpool.engine.models.runtime import EngineParts, Gate, InstancesRuntime
-from carpool.engine.models.served import Served, State
+from carpool.engine.models.served import Served, VersionState
 from carpool.engine.run.batch import Route
 from carpool.link.text_records import Worked
 from carpool.observe import columns
@@ -88,7 +88,7 @@ class TextRuntime(InstancesRuntime[TextDriver]):
         elif work.stepped:
             self._row.observe(columns.STEP_WIDTH, work.stepped)
         self._full[index] = work
-        if self.served.state is State.READY:
+        if self.served.state is VersionState.READY:
             self._show()
 
     def _show(self) -> None:

@@ -12,9 +12,9 @@ from carpool.backends.backend import (
     AnswersEach,
     AnswersRows,
     Backend,
-    Encoded,
     Gathers,
     OnDevice,
+    RunsEncoded,
     RunsRows,
     RunsSingly,
     SequenceRow,
@@ -288,7 +288,7 @@ class BatchRun(Generic[RequestT]):
         pictures = [work.inputs[name] for work in works]
         if isinstance(pictures[0], list):
             pictures = [part for parts in pictures for part in parts]
-        outputs, errors = cast(Encoded, self._backend).run_encoded(pictures, wanted)
+        outputs, errors = cast(RunsEncoded, self._backend).run_encoded(pictures, wanted)
         ran = monotonic()
         self._collator.check(outputs, wanted, len(pictures))
         outcomes = self._answer(first, works, outputs, errors)

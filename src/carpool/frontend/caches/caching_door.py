@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast
 from carpool.cache.answer_store import Entry, Kept, same_bytes
 from carpool.cache.cache_key import FORMAT, Said
 from carpool.cache.cache_status import JOINED, MISS, OFF, SHARED, STORED, CacheStatus
-from carpool.cache.similar import MOST_FRAMES, Frame, Seen, Source, see
+from carpool.cache.similar import MOST_FRAMES, Frame, PictureLook, SourceAnswers, see
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput, without_stack
 from carpool.frontend.caches.cache_audit import CacheAudit
@@ -111,8 +111,8 @@ class Lookup:
         self._sure = b""
         self._bytes: list[bytes] | None = None
         self._keep = False  # its exact answer
-        self._source: Source | None = None
-        self._seen: Seen | None = None
+        self._source: SourceAnswers | None = None
+        self._seen: PictureLook | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._computing = False  # for others, too, who may join
         self.joined: dict[Lookup, None] | None = None  # those who have, in their order
@@ -270,7 +270,7 @@ class Lookup:
         self._aside(partial(see, asked.pieces[0], settings), self._compare)
         return True
 
-    def _compare(self, seen: Seen | None) -> bool:
+    def _compare(self, seen: PictureLook | None) -> bool:
         """With what was computed."""
         source, wish, now = self._source, self._question.wish, monotonic()
         assert source is not None
@@ -279,14 +279,14 @@ class Lookup:
             return self._saw(seen)
         return self._known(found, self._audited_picture is not None and self._model.is_audited(source, now))
 
-    def _saw(self, seen: Seen | None) -> bool:
+    def _saw(self, seen: PictureLook | None) -> bool:
         """It shows what was not computed yet."""
         self._seen, source = seen, self._source
         if seen is None or source is None or not self._question.wish.look:
             return self._ask_others()
         return self._join_scene(source, seen) or self._ask_others()
 
-    def _join_scene(self, source: Source, seen: Seen) -> bool:
+    def _join_scene(self, source: SourceAnswers, seen: PictureLook) -> bool:
         """Another computes what shows the same now; else this one does, and others may wait for it."""
         if not self.joined:
             found: Lookup | None = self._caches.similar.look_at_computing(source, seen, self._model.settings)

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from carpool.cache.answer_store import AnswerStore, Doorkeeper, Entry, Kept, Room
 from carpool.cache.cache_key import FORMAT, Digests, Said, Wish, describe
 from carpool.cache.cache_status import CacheStatus, hit
-from carpool.cache.similar import Seen, SimilarFrames, Source, is_audited, see
+from carpool.cache.similar import PictureLook, SimilarFrames, SourceAnswers, is_audited, see
 from carpool.config.cache_settings import CacheSettings
 from carpool.link.door import Catalog, Door, ModelEntry, Sender
 from carpool.observe import columns
 from carpool.observe.counters import Block, Row
-from carpool.observe.counters import Slot as CounterRow
+from carpool.observe.counters import RowId as CounterRow
 from carpool.vision.picture_answers import Options
 from carpool.wire.v2 import Buffer, RequestHead
 
@@ -37,7 +37,7 @@ LOOKED_AT_ONCE = 64 * 1024  # bytes of a picture that is seen in the loop: about
 _WORTH_READING = 20  # one of so many hits: then bodies are read although the gate says no
 
 
-class Shared(Protocol):
+class SharedAnswers(Protocol):
     """Answers that servers share, as `cache.redis_client` has them."""
 
     @property
@@ -79,7 +79,7 @@ class Hit(NamedTuple):
     kept: Kept
     status: CacheStatus
     age: float
-    source: Source | None = None
+    source: SourceAnswers | None = None
     change: float = 0.0
 
 
@@ -92,8 +92,8 @@ class Looked(NamedTuple):
     audited: bool = False  # the hit is to be computed all the same, and compared
     entry: Entry | None = None
     at_scene: bool = False
-    source: Source | None = None
-    seen: Seen | None = None
+    source: SourceAnswers | None = None
+    seen: PictureLook | None = None
 
 
 class CacheParts(NamedTuple):
@@ -101,7 +101,7 @@ class CacheParts(NamedTuple):
 
     most_bytes: int = 64 * MIB
     secret: str = ""
-    shared: Shared | None = None
+    shared: SharedAnswers | None = None
 
 
 class ModelCache:
@@ -153,7 +153,7 @@ class ModelCache:
             self._ways[key] = made, head, options
         return made
 
-    def is_audited(self, source: Source | None, now: float) -> bool:
+    def is_audited(self, source: SourceAnswers | None, now: float) -> bool:
         """Whether the turn of this hit has come. Without a source, it is the same request again."""
         if source is None:
             return random() < self.settings.audit * _EXACT_PART
@@ -270,11 +270,11 @@ class Caches:
         audited = model.is_audited(source, now)
         return looked._replace(hit=hit, audited=audited, at_scene=True, source=source, seen=seen)
 
-    def source(self, model: ModelCache, asked: Question) -> Source:
+    def source(self, model: ModelCache, asked: Question) -> SourceAnswers:
         return self.similar.source(model.way(asked.form, asked.head, asked.options, asked.sender))
 
     def similar_hit(
-        self, model: ModelCache, source: Source, seen: Seen | None, wish: Wish, now: float
+        self, model: ModelCache, source: SourceAnswers, seen: PictureLook | None, wish: Wish, now: float
     ) -> Hit | None:
         """What was computed of another picture that shows the same."""
         if seen is None or not wish.look:
@@ -344,7 +344,7 @@ class Caches:
         self.shared.set_mark(name, token_hex(8).encode(), done.set_result)
         return await done is not None
 
-    def _follow(self, shared: Shared) -> None:
+    def _follow(self, shared: SharedAnswers) -> None:
         """Once a second: for the metrics, and whether somebody cleared something."""
         loop, row = asyncio.get_running_loop(), self._block.server
         if self._noting is not None:
@@ -360,7 +360,7 @@ class Caches:
         }:
             shared.mark(name, partial(self._marked, shared, name))
 
-    def _marked(self, shared: Shared, name: str, word: bytes | None) -> None:
+    def _marked(self, shared: SharedAnswers, name: str, word: bytes | None) -> None:
         """A server with little memory may have dropped a mark. Then it is told again: without one, what was
         cleared would be back."""
         known = self.marks.get(name)

@@ -20,7 +20,7 @@ from carpool.cache.cache_status import CacheStatus
 from carpool.errors import Cancelled, CarpoolError
 from carpool.frontend.calls.asking import Infers, Made
 from carpool.frontend.calls.call_service import CallService
-from carpool.frontend.calls.placement import ANSWERING, OVER, READING, RUNNING, Placement, WherePlaced
+from carpool.frontend.calls.placement import ANSWERING, OVER, READING, RUNNING, RequestPlacement, WherePlaced
 from carpool.frontend.calls.routing import Split
 from carpool.frontend.pictures.sent_pictures import SentPictures
 from carpool.frontend.pictures.workers import stopping
@@ -36,7 +36,7 @@ from carpool.wire.v2 import Buffer, Placed, RequestHead
 LEFT = asyncio.CancelledError("the client left")
 
 
-class ClientCall(Placement):
+class ClientCall(RequestPlacement):
     """Implements `Hears` and `Asker`."""
 
     __slots__ = ("cache_status", "more_fields", "rollout", "wish")

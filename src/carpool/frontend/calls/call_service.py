@@ -14,7 +14,7 @@ from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.sampling import Sampler
 from carpool.link.door import Answer, Catalog, Door, ModelEntry
 from carpool.observe.counters import Block, Row
-from carpool.observe.counters import Slot as CounterRow
+from carpool.observe.counters import RowId as CounterRow
 from carpool.observe.logs import logger
 from carpool.types import Timing
 

@@ -10,7 +10,7 @@ from typing import cast
 from carpool.errors import CarpoolError, Unavailable
 from carpool.frontend.calls.asking import Asker, Infers, Made, not_made
 from carpool.frontend.calls.call_service import CallService
-from carpool.frontend.calls.placement import ANSWERING, OVER, READING, Placement, WherePlaced
+from carpool.frontend.calls.placement import ANSWERING, OVER, READING, RequestPlacement, WherePlaced
 from carpool.frontend.pictures.sent_pictures import SentPictures
 from carpool.frontend.pictures.workers import stopping
 from carpool.link.contents import Content
@@ -21,7 +21,7 @@ from carpool.types import Timing
 from carpool.wire.v2 import RequestHead
 
 
-class PlacedCall(Placement):
+class PlacedCall(RequestPlacement):
     """Implements `Call` for the feature above."""
 
     __slots__ = ("_asker", "_content", "_hears", "refuses_many")
@@ -84,7 +84,7 @@ class PlacedCall(Placement):
     def release(self) -> None:
         """What it held was given back when it was done."""
 
-    # ── as `Placement` asks ──
+    # ── as `RequestPlacement` asks ──
 
     def _offer(self, head: RequestHead, slot: Slot, tail: int, ready_in: float | None = None) -> None:
         super()._offer(head, slot, tail, ready_in)

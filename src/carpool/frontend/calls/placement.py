@@ -26,7 +26,7 @@ from carpool.frontend.calls.client_memory import Fetch, Outlets, names_regions
 from carpool.frontend.calls.packing import AT_ONCE, check, is_in_place
 from carpool.frontend.pictures.picture_service import promised
 from carpool.frontend.pictures.sent_pictures import RoutePicture, SentPictures
-from carpool.frontend.pictures.workers import Job, explained, stopping
+from carpool.frontend.pictures.workers import PictureJob, explained, stopping
 from carpool.link.door import Answer, Ask, Call, ModelEntry, Sender
 from carpool.memory.arena import Slot
 from carpool.observe.columns import DECODE_SECONDS, POST_SECONDS
@@ -46,7 +46,7 @@ _COPIED = 1 << 20
 _PUT_AT_ONCE = 4 << 20  # bytes: to copy them takes a millisecond, and 60 MB many
 
 
-class Placement:
+class RequestPlacement:
     """Everything is called in the loop's thread. What it holds is given back exactly once:
 
     `_slot` is the call's own while it is not None. A thread that writes to it has it (then it is given back
@@ -77,7 +77,7 @@ class Placement:
         self._call: Call | None = None
         self._outlets: Outlets | None = None  # for outputs that the client wants in its own memory
         self._pictures: SentPictures | None = None
-        self._job: Job | None = None  # decodes them
+        self._job: PictureJob | None = None  # decodes them
         self._aside_work: Future[Any] | None = None  # does what would hold up the loop
         self._ready_in = self._until = self._done_at = 0.0
 

@@ -21,7 +21,7 @@ from carpool.frontend.calls.call import ClientCall
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import not_serving
 from carpool.frontend.grpc import infer_messages as messages
-from carpool.frontend.grpc.grpc_service import Failure, Service, origin_of, refuse
+from carpool.frontend.grpc.grpc_service import Failure, GrpcService, origin_of, refuse
 from carpool.frontend.grpc.infer_messages import Family, Parts
 from carpool.frontend.grpc.rpc import Ended, Message, Rpc, begin_now
 from carpool.frontend.grpc.rpc_heads import Metadata
@@ -65,7 +65,7 @@ _WORTH_A_SLOT, _ALGORITHMS = 16 * 1024, ("identity", "gzip", "deflate")
 Reply = Callable[[bytes | Failure], None]
 
 
-class Asked(NamedTuple):
+class CallMetadata(NamedTuple):
     """What a call says beside its message."""
 
     budget: float = INFINITY  # seconds from its head to the client's deadline
@@ -89,7 +89,7 @@ class Asked(NamedTuple):
         return min(rpc.deadline, head_at + self.budget)
 
 
-def read_metadata(metadata: Metadata, who: Principal | None = None) -> Asked:
+def read_metadata(metadata: Metadata, who: Principal | None = None) -> CallMetadata:
     """Raises `InvalidInput` that names the entry at fault. `who` is whose key is among them."""
     budget, source, latest, compression, wish, side = INFINITY, "", False, "", ANY, ""
     for key, value in metadata:
@@ -112,7 +112,7 @@ def read_metadata(metadata: Metadata, who: Principal | None = None) -> Asked:
             compression = "" if value == "identity" else str(value)
     sender = Sender(source, latest, again=read_attempt(dict(metadata).get(_ATTEMPT)))
     sender = sender if who is None else sender.with_key(who)
-    return Asked(budget, sender, compression, wish, side, metadata)
+    return CallMetadata(budget, sender, compression, wish, side, metadata)
 
 
 class GrpcCall(ClientCall):
@@ -125,8 +125,8 @@ class GrpcCall(ClientCall):
 
     def __init__(
         self,
-        service: Service,
-        asked: Asked,
+        service: GrpcService,
+        asked: CallMetadata,
         deadline: float,
         who: Principal | None,
         reply: Reply,
@@ -356,7 +356,7 @@ class UnaryInfer:
 
     many = False
 
-    def __init__(self, service: Service, rpc: Rpc, who: Principal | None = None) -> None:
+    def __init__(self, service: GrpcService, rpc: Rpc, who: Principal | None = None) -> None:
         self._service = service
         self._rpc: Rpc | None = rpc
         self._who = who
@@ -381,7 +381,7 @@ class UnaryInfer:
     def take(self, message: Message, compressed: bool) -> None:
         service, rpc, who = self._service, self._rpc, self._who
         assert rpc is not None
-        asked = cast("Asked | None", rpc.head.asked) if who is None else None
+        asked = cast("CallMetadata | None", rpc.head.asked) if who is None else None
         if asked is None:
             try:
                 asked = read_metadata(rpc.head.metadata, who)

@@ -56,7 +56,7 @@ def largest_message(catalog: Catalog, settings: ServerSettings) -> int:
     return min(limit, 1 << (max(needed, _SHORT_MESSAGE) - 1).bit_length())
 
 
-class Service(FrontService):
+class GrpcService(FrontService):
     """`with` it, every call is counted while it lasts."""
 
     def __init__(

@@ -27,7 +27,7 @@ from carpool.frontend.grpc.inflater import Inflater, too_long, too_many_messages
 from carpool.frontend.grpc.rpc_heads import HEAD, HEADS, CallHead, Metadata, Status, trailers
 
 if TYPE_CHECKING:
-    from carpool.frontend.grpc.grpc_service import Service
+    from carpool.frontend.grpc.grpc_service import GrpcService
     from carpool.frontend.grpc.h2_outgoing import Outgoing
 
 WINDOW = 4 << 20
@@ -75,7 +75,7 @@ class Rpc:
         *("pending", "received", "send_window", "sent", "service", "since", "stake", "window"),
     )
 
-    def __init__(self, outgoing: Outgoing, number: int, head: CallHead, service: Service) -> None:
+    def __init__(self, outgoing: Outgoing, number: int, head: CallHead, service: GrpcService) -> None:
         self._outgoing: Outgoing | None = outgoing
         self.number = number
         self.head = head

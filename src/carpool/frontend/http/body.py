@@ -102,7 +102,7 @@ def body_encoding(field: bytes | None) -> bytes | None:
     raise Fault(415, "the Content-Encoding has to be gzip, deflate or identity", "unsupported-encoding")
 
 
-class Inflater:
+class BodyInflater:
     """Decompresses one body in steps, and stops at the step that takes it over `limit`.
 
     Each step looks at a window of the compressed bytes: what zlib leaves of its input comes back as a copy,
@@ -188,7 +188,7 @@ class CompressedBody(GatheredBody):
         super().take(piece)
         if not self._looked and len(self) >= _WINDOW:
             self._looked = True
-            Inflater(self.encoding, bytes(self[:_WINDOW]), self._most, self.payer, whole=False).begin()
+            BodyInflater(self.encoding, bytes(self[:_WINDOW]), self._most, self.payer, whole=False).begin()
 
 
 def inflate(
@@ -200,7 +200,7 @@ def inflate(
     failed: Callable[[Exception], None],
 ) -> None:
     """Tell the app that its request is here. Raises what goes wrong, or tells it later to `failed`."""
-    inflater = Inflater(body.encoding, body, plan.limit, body.payer)
+    inflater = BodyInflater(body.encoding, body, plan.limit, body.payer)
     if inflater.begin():
         plan.done(inflater.body, received_at)
         return
@@ -221,7 +221,7 @@ class Inflation:
     def __init__(
         self,
         plan: Collect,
-        inflater: Inflater,
+        inflater: BodyInflater,
         received_at: float,
         exchange: Exchange,
         shared: Shared,
@@ -355,7 +355,7 @@ class ChunkedReader:
             raise bad_request("the chunked body has too many extensions or trailers")
 
 
-class Intake:
+class BodyIntake:
     """One per connection, used again for every request. The hot path uses `into`, `got`, `room` and `size`.
 
     `into` may be a byte longer than the body. A read that leaves room is known to have taken all there was;

@@ -25,8 +25,8 @@ from carpool.frontend.http.exchange import (
     hand_over,
     status_of,
 )
-from carpool.frontend.http.http_service import Service, Start, Variables, answer_document
-from carpool.frontend.http.image_reading import Layout
+from carpool.frontend.http.http_service import HttpService, Start, Variables, answer_document
+from carpool.frontend.http.image_reading import BodyLayout
 from carpool.frontend.http.image_route import ImageRoute, ImageTarget
 from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.http.task_models import in_order
@@ -51,7 +51,7 @@ class InOpenAiWords(Before):
         self._connection.answer(status, fields, body)
 
 
-def start_chat(service: Service, head: HttpHead, _variables: Mapping[str, str]) -> Start:
+def start_chat(service: HttpService, head: HttpHead, _variables: Mapping[str, str]) -> Start:
     def start(exchange: Exchange) -> BodyPlan:
         exchange.answer_through(InOpenAiWords)
         return Collect(service.max_body_bytes, partial(_received, service, exchange))
@@ -61,7 +61,7 @@ def start_chat(service: Service, head: HttpHead, _variables: Mapping[str, str]) 
     return start
 
 
-def _received(service: Service, exchange: Exchange, body: bytes | bytearray, at: float) -> None:
+def _received(service: HttpService, exchange: Exchange, body: bytes | bytearray, at: float) -> None:
     def ask(chat: Chat) -> None:
         hand_over(ChatRoute(service, exchange.head, chat).begin(exchange), chat.picture, at)
 
@@ -73,9 +73,11 @@ class ChatRoute(ImageRoute):
 
     writes = True
 
-    def __init__(self, service: Service, head: HttpHead, chat: Chat) -> None:
+    def __init__(self, service: HttpService, head: HttpHead, chat: Chat) -> None:
         super().__init__(service, head, None, chat.model)
-        self.asked = self.asked._replace(layout=Layout("raw"), in_place=False, wants_drawn=False, options={})
+        self.asked = self.asked._replace(
+            layout=BodyLayout("raw"), in_place=False, wants_drawn=False, options={}
+        )
         self._chat = chat
 
     def writer(self, target: ImageTarget) -> Writer:
@@ -130,19 +132,19 @@ class OpenAiWords:
 # ── which models there are ──
 
 
-def list_models(service: Service, exchange: Exchange, _variables: Variables) -> None:
+def list_models(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
     data = [chat_format.model_document(name, _STARTED) for name in _names(service, exchange)]
     answer_document(exchange, {"object": "list", "data": data})
 
 
-def one_model(service: Service, exchange: Exchange, variables: Variables) -> None:
+def one_model(service: HttpService, exchange: Exchange, variables: Variables) -> None:
     name = variables["model"]
     if name not in _names(service, exchange):
         raise NotFound(f"model '{name[:80]}' does not exist, or makes no text of pictures")
     exchange.respond(200, JSON_FIELDS, orjson.dumps(chat_format.model_document(name, _STARTED)))
 
 
-def _names(service: Service, exchange: Exchange) -> list[str]:
+def _names(service: HttpService, exchange: Exchange) -> list[str]:
     """Of those that the key is for."""
     who, catalog = exchange.who, service.door.catalog
     found = [entry.name for entry in in_order(catalog) if task_of(entry) in TEXT_TASKS]

@@ -20,8 +20,8 @@ from carpool.frontend.calls.packing import AT_ONCE, prepare
 from carpool.frontend.documents import task_of
 from carpool.frontend.http.event_stream import EVENT_FIELDS, EventStream, Writer, Written, as_event
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, hand_over, status_of
-from carpool.frontend.http.http_service import Service, Start, Starter
-from carpool.frontend.http.image_reading import Layout
+from carpool.frontend.http.http_service import HttpService, Start, Starter
+from carpool.frontend.http.image_reading import BodyLayout
 from carpool.frontend.http.image_route import ImageRoute, ImageTarget
 from carpool.frontend.http.infer_route import TIMING, HttpCall, InferRoute, InferTarget
 from carpool.frontend.http.parsing import HttpHead
@@ -44,14 +44,14 @@ _JSON = b"Content-Type: application/json\r\n"
 
 
 def start_generate(*, streams: bool) -> Starter:
-    def start(service: Service, head: HttpHead, variables: Mapping[str, str]) -> Start:
+    def start(service: HttpService, head: HttpHead, variables: Mapping[str, str]) -> Start:
         return GenerateRoute(service, head, variables["model"], variables.get("version", ""), streams).begin
 
     return start
 
 
 class GenerateRoute(InferRoute):
-    def __init__(self, service: Service, head: HttpHead, model: str, version: str, streams: bool) -> None:
+    def __init__(self, service: HttpService, head: HttpHead, model: str, version: str, streams: bool) -> None:
         super().__init__(service, head, model, version)
         self.streams = streams
         self._head = head
@@ -183,7 +183,9 @@ class PictureRoute(ImageRoute):
 
     def __init__(self, route: GenerateRoute, head: HttpHead, entry: ModelEntry, sent: SentPicture) -> None:
         super().__init__(route.service, head, None, entry.name, route.version)
-        self.asked = self.asked._replace(layout=Layout("raw"), in_place=False, wants_drawn=False, options={})
+        self.asked = self.asked._replace(
+            layout=BodyLayout("raw"), in_place=False, wants_drawn=False, options={}
+        )
         self._streams, self._sent = route.streams, sent
 
     def writer(self, target: ImageTarget) -> Writer:

@@ -34,9 +34,9 @@ from carpool.observe.logs import logger
 log = logger("http")
 
 Variables: TypeAlias = Mapping[str, str]
-Handler: TypeAlias = "Callable[[Service, Exchange, Variables], BodyPlan]"
+Handler: TypeAlias = "Callable[[HttpService, Exchange, Variables], BodyPlan]"
 Start: TypeAlias = Callable[[Exchange], BodyPlan]
-Starter: TypeAlias = "Callable[[Service, HttpHead, Variables], Start]"
+Starter: TypeAlias = "Callable[[HttpService, HttpHead, Variables], Start]"
 """Works out once, for all requests whose heads differ at most in length, what each of them starts with."""
 
 WORTH_COMPRESSING = 1024
@@ -164,7 +164,7 @@ class SharedPage:
             self._begin_in_time()
 
 
-class Service(FrontService):
+class HttpService(FrontService):
     def __init__(
         self,
         door: Door,

@@ -28,7 +28,7 @@ from carpool.frontend.calls.packing import AT_ONCE, LONG_PICTURE
 from carpool.frontend.documents import task_of
 from carpool.frontend.http.event_stream import TextAnswer, Writer
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive, status_of
-from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Starter
+from carpool.frontend.http.http_service import WORTH_COMPRESSING, HttpService, Starter
 from carpool.frontend.http.image_reading import Sent, read_image_head, read_pictures
 from carpool.frontend.http.infer_route import TIMING
 from carpool.frontend.http.model_route import ModelRoute, origin_of
@@ -87,7 +87,7 @@ class ImageRoute(ModelRoute[ImageTarget]):
     writes = False  # it may have a writer
 
     def __init__(
-        self, service: Service, head: HttpHead, task: str | None, model: str = "", version: str = ""
+        self, service: HttpService, head: HttpHead, task: str | None, model: str = "", version: str = ""
     ) -> None:
         """`model` and `version`: those that the path names."""
         self.makes = ImageRequest
@@ -164,7 +164,7 @@ class ImageRoute(ModelRoute[ImageTarget]):
         return replace(options, overlay=True), self.asked.drawn
 
 
-class Outcome(NamedTuple):
+class PictureOutcome(NamedTuple):
     """How a picture ended: an answer as bytes, or an error."""
 
     body: bytes
@@ -239,10 +239,10 @@ class ImageCall(ClientCall):
         steps = timing if isinstance(timing, StepTiming) and timing.steps else None
         document = picture.document if kept is None and isinstance(picture, RoutePicture) else None
         of_version = self.cache_status, version, steps, answer.degraded, self.more_fields, document
-        self._request.ended(self._number, Outcome(body, None, self._times(timing), *of_version))
+        self._request.ended(self._number, PictureOutcome(body, None, self._times(timing), *of_version))
 
     def _write_error(self, error: CarpoolError, times: Times | None) -> None:
-        self._request.ended(self._number, Outcome(b"", without_stack(error), times or Times()))
+        self._request.ended(self._number, PictureOutcome(b"", without_stack(error), times or Times()))
 
 
 class ImageRequest:
@@ -274,7 +274,7 @@ class ImageRequest:
         self._pixels_held = 0
         self._several = False
         self.siblings = b""  # of several pictures: what only they have in common
-        self._outcomes: list[Outcome | None] = []
+        self._outcomes: list[PictureOutcome | None] = []
         self._under_way: dict[int, ImageCall] = {}
         self._waiting: deque[tuple[int, Buffer]] = deque()
         self._starting = False
@@ -428,7 +428,7 @@ class ImageRequest:
         fits = under_way + self._pixels[number] <= MOST_PIXELS_AT_ONCE
         return fits and len(self._under_way) < _AT_ONCE_UNDER_WAY
 
-    def ended(self, number: int, outcome: Outcome) -> None:
+    def ended(self, number: int, outcome: PictureOutcome) -> None:
         del self._under_way[number]
         self._outcomes[number] = outcome
         if self._waiting and not self._starting:
@@ -445,7 +445,7 @@ class ImageRequest:
 
     def _answer(self) -> None:
         self._let_go()
-        outcomes = cast("list[Outcome]", self._outcomes)  # all of them are there now
+        outcomes = cast("list[PictureOutcome]", self._outcomes)  # all of them are there now
         slowest = outcomes[0] if len(outcomes) == 1 else max(outcomes, key=lambda one: sum(one.times[:4]))
         more = slowest.fields
         if self.target.entry.cache is not None:
@@ -526,7 +526,7 @@ class ImageRequest:
         self.service.pictures.let_go(self.exchange.payer, held, pixels)
 
 
-def _listed(outcome: Outcome) -> bytes:
+def _listed(outcome: PictureOutcome) -> bytes:
     """An answer, or an error with the status that it would have had alone."""
     if outcome.error is None:
         return outcome.body

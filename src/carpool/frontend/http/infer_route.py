@@ -23,7 +23,7 @@ from carpool.frontend.http.exchange import (
     Receive,
     choose_encoding,
 )
-from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Start
+from carpool.frontend.http.http_service import WORTH_COMPRESSING, HttpService, Start
 from carpool.frontend.http.model_route import ModelRoute, origin_of
 from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.pictures.sent_pictures import TensorPictures, may_hold_pictures, read_tensor_pictures
@@ -173,12 +173,12 @@ class InferTarget(NamedTuple):
     most_in_place: int
 
 
-def start_infer(service: Service, head: HttpHead, variables: Mapping[str, str]) -> Start:
+def start_infer(service: HttpService, head: HttpHead, variables: Mapping[str, str]) -> Start:
     return InferRoute(service, head, variables["model"], variables.get("version", "")).begin
 
 
 class InferRoute(ModelRoute[InferTarget]):
-    def __init__(self, service: Service, head: HttpHead, model: str, version: str) -> None:
+    def __init__(self, service: HttpService, head: HttpHead, model: str, version: str) -> None:
         self.asked = read_infer_head(head)
         super().__init__(service, self.asked.sender, self.asked.budget, head, named=bool(version))
         self._model = model

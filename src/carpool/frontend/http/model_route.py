@@ -13,7 +13,7 @@ from carpool.frontend.calls.routing import Split
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import not_serving
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, answer_error, hand_over, status_of
-from carpool.frontend.http.http_service import Service
+from carpool.frontend.http.http_service import HttpService
 from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.traces.trace_context import Origin
 from carpool.link.door import ROLLOUT, Catalog, ModelEntry, Sender, read_side
@@ -83,7 +83,7 @@ class ModelRoute(Generic[Target]):
     _tensors = True  # as the model takes them
 
     def __init__(
-        self, service: Service, sender: Sender, budget: float, head: HttpHead, *, named: bool
+        self, service: HttpService, sender: Sender, budget: float, head: HttpHead, *, named: bool
     ) -> None:
         """`named`: the head says which version it wants."""
         self.service = service

@@ -21,7 +21,7 @@ from typing import cast
 
 from carpool.errors import without_stack
 from carpool.frontend.clients.accounts import Stake, client_of
-from carpool.frontend.http.body import CompressedBody, Intake, inflate, too_large
+from carpool.frontend.http.body import BodyIntake, CompressedBody, inflate, too_large
 from carpool.frontend.http.borrowed_socket import BorrowedSocket, has_hung_up, skip_received
 from carpool.frontend.http.exchange import (
     CONTINUE,
@@ -94,7 +94,7 @@ class Connection:
         self._head: HttpHead | None = None
         self._exchange: Exchange | None = None  # None again as soon as there is nothing left to answer
         self._plan: BodyPlan = None
-        self._intake = Intake(shared.limits, shared.accounts)
+        self._intake = BodyIntake(shared.limits, shared.accounts)
         self._mark = 0  # how much of the body was here when the window began
         self._keep = True  # the connection outlives the current request
         # what is sent

@@ -19,7 +19,7 @@ from carpool.errors import CarpoolError, without_stack
 from carpool.frontend.calls.packing import AT_ONCE, LONG_PICTURE
 from carpool.frontend.http.event_stream import Writer, Written
 from carpool.frontend.http.exchange import Exchange, answer_error, status_of
-from carpool.frontend.http.http_service import Service, Start, Starter
+from carpool.frontend.http.http_service import HttpService, Start, Starter
 from carpool.frontend.http.image_reading import read_image_head
 from carpool.frontend.http.image_route import ImageRoute, ImageTarget
 from carpool.frontend.http.parsing import HttpHead
@@ -34,13 +34,13 @@ _TIMES = ("decode_ms", "queue_ms", "infer_ms", "post_ms")
 def start_text(task: str) -> Starter:
     """For a route that names a task whose answer is text."""
 
-    def starter(service: Service, head: HttpHead, _variables: Mapping[str, str]) -> Start:
+    def starter(service: HttpService, head: HttpHead, _variables: Mapping[str, str]) -> Start:
         return _kind(head)(service, head, task).begin
 
     return starter
 
 
-def start_predict(service: Service, head: HttpHead, variables: Mapping[str, str]) -> Start:
+def start_predict(service: HttpService, head: HttpHead, variables: Mapping[str, str]) -> Start:
     return _kind(head)(service, head, None, variables["model"]).begin
 
 
@@ -49,7 +49,7 @@ def _kind(head: HttpHead) -> type[ImageRoute]:
 
 
 def read_aside(
-    service: Service,
+    service: HttpService,
     exchange: Exchange,
     body: bytes | bytearray,
     read: Callable[..., Found],

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from carpool.config.drift_settings import UncertainSettings
 from carpool.drift.kept_pictures import MOST_PICTURE_BYTES
-from carpool.drift.samples import Measured, Sampled, measure
+from carpool.drift.samples import PictureMeasures, Sampled, measure
 from carpool.errors import CarpoolError
 from carpool.frontend.pictures.sent_pictures import SentPictures
 from carpool.frontend.pictures.workers import Workers
@@ -144,7 +144,12 @@ class Sampler:
         self._workers.idle(partial(measure, sampled, document), then)
 
     def _measured(
-        self, entry: ModelEntry, source: str, file: bytes, found: Measured | None, error: BaseException | None
+        self,
+        entry: ModelEntry,
+        source: str,
+        file: bytes,
+        found: PictureMeasures | None,
+        error: BaseException | None,
     ) -> None:
         if entry.key not in self._models or found is None:
             if error is not None and not isinstance(error, asyncio.CancelledError | CarpoolError):

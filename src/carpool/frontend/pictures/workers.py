@@ -46,7 +46,7 @@ def threads_for(frontends: int) -> int:
     return max(1, usable_cores() // max(1, frontends))
 
 
-class Job:
+class PictureJob:
     """Work for a thread. `weight`, of what begins a picture, is how much there is to decode for `client`."""
 
     __slots__ = ("begun", "client", "then", "weight", "work")
@@ -77,12 +77,12 @@ class Workers:
         self.most_waiting = most_waiting or threads * _MOST_WAITING_EACH
         self._lock = threading.Lock()
         self._forecast = DecodeForecast(threads)
-        self._beginning: FairQueue[Job] = FairQueue(lambda job: job.work is not None)  # by deadline
+        self._beginning: FairQueue[PictureJob] = FairQueue(lambda job: job.work is not None)  # by deadline
         self._dropped = 0  # of them
         self._long = 0  # pictures under way that take long
         self._long_weight = 0.0  # of them
-        self._finishing: deque[Job] = deque()
-        self._idle: deque[Job] = deque()  # for threads that have nothing else to do
+        self._finishing: deque[PictureJob] = deque()
+        self._idle: deque[PictureJob] = deque()  # for threads that have nothing else to do
         self._tokens: SimpleQueue[None] = SimpleQueue()  # one for each job, or to end a thread
         self._over: deque[tuple[Then, Any, BaseException | None]] = deque()
         self._told = False  # the loop will look at what is over
@@ -127,9 +127,9 @@ class Workers:
         deadline: float = INFINITY,
         weight: float = 1.0,
         client: str = "",
-    ) -> Job:
+    ) -> PictureJob:
         """Do the first part of a picture's work in a thread, after those whose turn is earlier."""
-        job = Job(work, then, weight, client)
+        job = PictureJob(work, then, weight, client)
         self._start()
         with self._lock:
             self._forecast.joined(weight)
@@ -138,7 +138,7 @@ class Workers:
         self._tokens.put(None)
         return job
 
-    def drop(self, job: Job) -> bool:
+    def drop(self, job: PictureJob) -> bool:
         """Nobody wants it any more. False if a thread has begun it, or has done it: then `then` is called."""
         with self._lock:
             if job.begun or job.work is None:
@@ -158,7 +158,7 @@ class Workers:
         """Do the last part, before anything else begins."""
         self._start()
         with self._lock:
-            self._finishing.append(Job(work, then))
+            self._finishing.append(PictureJob(work, then))
         self._tokens.put(None)
 
     @property
@@ -171,7 +171,7 @@ class Workers:
         with self._lock:
             if self._closed or not self.takes_idle:
                 return False
-            self._idle.append(Job(work, then))
+            self._idle.append(PictureJob(work, then))
         self._tokens.put(None)
         return True
 
@@ -241,7 +241,7 @@ class Workers:
             if not self._tell():
                 return
 
-    def _next(self) -> tuple[Job | None, Callable[[], Any] | None]:
+    def _next(self) -> tuple[PictureJob | None, Callable[[], Any] | None]:
         with self._lock:
             if self._finishing:
                 job = self._finishing.popleft()
@@ -264,7 +264,7 @@ class Workers:
                 return job, work
         return None, None
 
-    def _may_begin(self, job: Job) -> bool:
+    def _may_begin(self, job: PictureJob) -> bool:
         """Pictures that take long leave a thread to the others, where there are two, and wait for memory."""
         if job.weight <= _LONG or not self._long:
             return True

@@ -36,7 +36,7 @@ _LONGEST_ID = 128
 _MOST_IDS = 4096  # in one report
 
 
-class Seen(NamedTuple):
+class LastComparison(NamedTuple):
     """The last comparison of a source that counted."""
 
     at: float
@@ -54,7 +54,7 @@ class Mirror:
         self.threads = threads
         self._row = row
         self._random = Random()
-        self._seen: OrderedDict[tuple[str, str], Seen] = OrderedDict()  # by model and source
+        self._seen: OrderedDict[tuple[str, str], LastComparison] = OrderedDict()  # by model and source
         self._tokens: dict[str, tuple[float, float]] = {}  # by model: when, and how many comparisons it may
         self._reports: dict[tuple[str, int], dict[str, Any]] = {}  # by model and epoch
         self._keeping = 0.0, _KEPT_AT_ONCE  # when, and how many bytes of pictures may be kept
@@ -160,7 +160,7 @@ class Mirror:
         if last is not None and (now - last.at < _APART_S or _is_still(small, last.picture)):
             self._seen[model, source] = last
             return False
-        self._seen[model, source] = Seen(now, small)
+        self._seen[model, source] = LastComparison(now, small)
         if len(self._seen) > _MOST_SOURCES:
             self._seen.popitem(last=False)
         return True
