@@ -63,7 +63,7 @@ GIVES_BACK = {
     # The door takes the slot in it, and nobody knows whether it had before it raised.
     "PipelineRun.ready",
     # The door tells each of its answer once, whatever comes of that; all that they do is guarded in them.
-    *("Placement.done", "PlacedCall.done", "PipelineRun._step_answered"),
+    *("Placement.done", "PlacedCall.done", "PipelineRun.answered", "RequestHears.done"),
     # What the engine's end of the link calls. An error there costs the link, as everywhere.
     *("TextDriver.ready", "TextDriver._take", "LinkTrips.join", "LinkTrips.hear", "LinkTrips._begin"),
     "OpenTrip._learn",

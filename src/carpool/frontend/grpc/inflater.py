@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from carpool.errors import Unavailable
-from carpool.frontend.clients.accounts import Stake
+from carpool.frontend.clients.accounts import Accounts, Stake
 from carpool.frontend.grpc.rpc_heads import Status
-
-if TYPE_CHECKING:
-    from carpool.frontend.grpc.grpc_service import Service
 
 _AT_ONCE = 8 * 1024  # bytes, in or out, in the loop; they name the model
 _WINDOW = 16 * 1024  # bytes of input: what zlib leaves of it comes back as a copy
 _STEP, _STEPS = 256 * 1024, 16  # bytes of output, and how many times in one turn
 _TRAILER, _SHORTEST_GZIP = 4, 18
 _MOST_TIMES = 1032  # as many bytes as one can become
+
+
+class Bounds(Protocol):
+    """What the service says of how large messages may become, and where they are counted."""
+
+    @property
+    def accounts(self) -> Accounts: ...
+
+    @property
+    def largest_message(self) -> int: ...
+
+    def most_of(self, start: bytes) -> int:
+        """Bytes that a message may have that begins so, and names its model there."""
 
 
 class Inflater:
@@ -33,7 +43,7 @@ class Inflater:
     )
 
     def __init__(
-        self, message: memoryview, encoding: str, service: Service, stake: Stake | None, *, by_model: bool
+        self, message: memoryview, encoding: str, service: Bounds, stake: Stake | None, *, by_model: bool
     ) -> None:
         self._data = message
         self._encoding = encoding
