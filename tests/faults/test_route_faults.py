@@ -67,6 +67,8 @@ GIVES_BACK = {
     # What the engine's end of the link calls. An error there costs the link, as everywhere.
     *("TextDriver.ready", "TextDriver._take", "LinkTrips.join", "LinkTrips.hear", "LinkTrips._begin"),
     "OpenTrip._learn",
+    # Called when the catalogue changes, as it may at any time where a model is measured again; by no request.
+    *("Caching.around", "Mirroring.around"),
     *("SequenceRoute._count", "Sequences.finished"),  # without it a place is taken until its sequence is idle
 }
 SHARED = ("cache.redis_client", "frontend.caches.caching_door", "frontend.caches.front_caches")
