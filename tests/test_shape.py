@@ -40,7 +40,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "deploy_files": "core",
     "drift": "config core vision",
     "engine": "backends/torch config core engine/fleet engine/loading engine/models engine/profile "
-    "engine/run link memory observe vision vision/plans",
+    "engine/routes engine/run link memory observe vision vision/plans",
     "engine/control": "config core drift engine engine/fleet engine/loading engine/models link memory "
     "observe registry rollout",
     "engine/fleet": "backends/python config core engine/loading engine/models engine/profile "

@@ -75,6 +75,23 @@ def catalog_of(number: int, entries: Sequence[ModelEntry]) -> Catalog:
     )
 
 
+class EchoRoutes:
+    """Stands in for the routes by key, and for each of them."""
+
+    def __init__(self, engine: EchoEngine, key: int = 0) -> None:
+        self._engine = engine
+        self._key = key
+        self.ready, self.cancel = engine.ready, engine.cancel
+
+    def get(self, key: int, _default: object) -> EchoRoutes:
+        return EchoRoutes(self._engine, key)
+
+    def submit(self, works: Sequence[Work]) -> None:
+        for work in works:
+            work.route = self
+        self._engine.submit(self._key, works)
+
+
 class EchoEngine:
     """Stands in for `EngineHost`."""
 
@@ -83,6 +100,7 @@ class EchoEngine:
         self.running: list[Work] = []
         self.coming: list[Work] = []  # all that were offered before their inputs
         self.submitted = 0
+        self.routes = EchoRoutes(self)
         self.together: list[tuple[int, int]] = []  # by key, how many came at once
         self.catalog = catalog_of(1, MODELS)
         self.regions: dict[int, OpenRegion] = {}

@@ -26,6 +26,7 @@ from carpool.engine.loading.candidate import Override
 from carpool.engine.models.served import Served, State
 from carpool.engine.profile.hardware import gpu_count
 from carpool.engine.profile.model_profile import ProfileStore
+from carpool.engine.routes.direct_route import NO_ROUTE
 from carpool.engine.run.batch import Outcome, Work
 from carpool.engine.run.model_inputs import check_inputs, only_input, shape_key
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, NotFound, Unavailable, Unsupported
@@ -399,13 +400,7 @@ class Engine:
     def submit(self, key: int, works: Sequence[Work]) -> None:
         """The servers' way in, for what came at once: `work.done` is called exactly once for each, whatever
         happens."""
-        route = self.fleet.routes.get(key)
-        if route is not None:
-            route.submit(works)
-            return
-        error = Unavailable("the model was unloaded meanwhile", reason="unloading")
-        for work in works:
-            work.done(work, Outcome(error=error))
+        self.fleet.routes.get(key, NO_ROUTE).submit(works)
 
     def submit_spare(self, key: int, work: Work) -> None:
         """The same for work that nobody waits for."""
@@ -417,11 +412,6 @@ class Engine:
             log.exception("spare-failed", key=key)
             if work.state is NEW:
                 work.done(work, Outcome(error=CarpoolError(f"the engine failed: {error}")))
-
-    def ready(self, work: Work) -> None:
-        """The inputs of a work that was submitted before them (`ready_at`) are there."""
-        if work.route is not None:
-            work.route.ready(work)
 
     def cancel(self, work: Work) -> None:
         if work.route is not None:

@@ -19,6 +19,7 @@ from carpool.engine.fleet.fleet import newest
 from carpool.engine.models.ensemble_model import Ensemble
 from carpool.engine.models.pipeline_model import Pipeline
 from carpool.engine.models.served import Served, State
+from carpool.engine.run.batch import Route
 from carpool.errors import CarpoolError, NotFound, Unsupported
 from carpool.link.advice import WriteGate, publish
 from carpool.link.door import Catalog, IndexEntry, ModelEntry
@@ -78,7 +79,7 @@ class EngineHost:
         self, engine: Engine, write_gate: WriteGate = lambda *_: None, runner: Runner | None = None
     ) -> None:
         self.engine = engine
-        self.submit, self.ready, self.cancel = engine.submit, engine.ready, engine.cancel
+        self.routes: Mapping[int, Route] = engine.fleet.routes  # by key: where requests go
         self.submit_spare = engine.submit_spare
         self._runner = runner
         self.share: Callable[[int, int], None] = lambda _arena, _file: None  # a front end's memory

@@ -16,6 +16,7 @@ import orjson
 
 from carpool.core.job import NEW, OFFERED
 from carpool.engine.models.pipeline_trips import LinkTrips
+from carpool.engine.routes.direct_route import NO_ROUTE
 from carpool.engine.run.batch import NO_INPUTS, Outcome, Work
 from carpool.engine.run.decoupled import MOST_UNSENT, LinkParts, OutgoingParts
 from carpool.errors import CarpoolError, ModelError, NotFound, Unavailable
@@ -147,7 +148,7 @@ class Calls:
         """What was taken, which is all for one model."""
         works, self.taken = self.taken, []
         try:
-            self._engine.submit(self._key, works)
+            self._engine.routes.get(self._key, NO_ROUTE).submit(works)
         except Exception as error:
             _log.exception("submit-failed", key=self._key)
             for work in works:
@@ -160,15 +161,16 @@ class Calls:
     def ready(self, call: int) -> None:
         """Too late for one that was given up while the word was on its way."""
         work = self._works.get(call)
-        if work is not None and call not in self._cancelled:
-            self._engine.ready(work)
+        if work is not None and call not in self._cancelled and work.route is not None:
+            work.route.ready(work)
 
     def cancel(self, call: int) -> None:
         """Too late for one that was answered while the word was on its way."""
         work = self._works.get(call)
         if work is not None and call not in self._cancelled:
             self._cancelled.add(call)
-            self._engine.cancel(work)
+            if work.route is not None:
+                work.route.cancel(work)
 
     def end(self) -> None:
         """Nothing more will come. Those that are left have the memory for as long as they need it."""

@@ -182,13 +182,14 @@ def test_what_was_learned_reaches_the_scheduler(tmp_path: Path) -> None:
     repositories.fake(tmp_path, name="m", head="slo_ms = 60000")
     works: list[Work] = []
     with whole_server(tmp_path) as server, server.connect() as client:
-        submit = server.host.submit
+        (driver,) = (served.driver for served in server.host.engine.fleet.offered.values())
+        submit = driver.submit
 
-        def noted(key: int, taken: Sequence[Work]) -> None:
-            submit(key, taken)
+        def noted(taken: Sequence[Work]) -> None:
+            submit(taken)
             works.extend(taken)
 
-        server.host.submit = noted  # type: ignore[method-assign]
+        driver.submit = noted  # type: ignore[method-assign]
 
         def reckoned_with() -> bool:
             assert infer(client, "m", infer_body([TENSOR])).status == 200

@@ -33,7 +33,7 @@ from carpool.engine.loading.hosted_model import HostedInstance, HostedLoading
 from carpool.engine.loading.loading import Loading, Ready, execution_timeout, join_all
 from carpool.engine.profile.instance_layout import Devices
 from carpool.engine.profile.model_profile import Profile, ProfileStore
-from carpool.engine.routes.direct_route import Direct, Spare
+from carpool.engine.routes.direct_route import Eager, Spare
 from carpool.engine.routes.sequence_route import SequenceRoute
 from carpool.engine.routes.stream_route import StreamRoute
 from carpool.engine.run.batch import BatchResult, Route, Watcher
@@ -157,7 +157,7 @@ class Served(Watcher):
 
     def route(self) -> Route:
         """How its requests are answered."""
-        return self._sequences or self._streams or Direct(self.driver, eager=self._eager)
+        return self._sequences or self._streams or (Eager(self.driver) if self._eager else self.driver)
 
     @property
     def _eager(self) -> bool:

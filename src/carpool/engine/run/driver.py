@@ -113,6 +113,8 @@ class Driver:
         scheduler, now = self.scheduler, monotonic()
         age, lag = scheduler.age, scheduler.lag
         for work in works:
+            if work.route is None:  # else another stands before this, and is asked about it
+                work.route = self
             if work.sent is not None:  # else it comes from no front end
                 age.seen(work.sent - work.arrived, now)
                 lag.seen(now - work.sent, now)
