@@ -65,8 +65,8 @@ class Running:
 
     def metric(self, name: str) -> float | None:
         page = Exposition(self.engine.table, "0").page().decode()
-        lines = [line for line in page.splitlines() if line.startswith(name)]
-        return float(lines[0].rpartition(" ")[2]) if lines else None
+        lines = [line for line in page.splitlines() if line.startswith(name)]  # also of versions that leave
+        return max((float(line.rpartition(" ")[2]) for line in lines), default=None)
 
 
 @asynccontextmanager
