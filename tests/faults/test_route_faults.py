@@ -69,6 +69,8 @@ GIVES_BACK = {
     "PipelineRun.ready",
     # The door tells each of its answer once, whatever comes of that; all that they do is guarded in them.
     *("Placement.done", "PlacedCall.done", "PipelineRun.answered", "RequestHears.done"),
+    # A catalogue that comes meanwhile is passed on to them. An error there costs the link, as everywhere.
+    *("Caching.around", "Mirroring.around"),
     # What the engine's end of the link calls. An error there costs the link, as everywhere.
     *("TextDriver.ready", "TextDriver._take", "LinkBookings.join", "LinkBookings.hear"),
     "OpenBooking._learn",
