@@ -34,7 +34,10 @@ WHERE = {
         *("frontend.pictures.run_steps", "engine.routes.pipeline_route", "engine.routes.stepped_route"),
         *("core.remaining", "pipelines.picture_graph"),
     ),
-    "cascade": ("frontend.pictures.cascade_steps", "frontend.pictures.cascade_audit"),
+    "cascade": (
+        *("frontend.pictures.cascade_steps", "frontend.pictures.cascade_audit"),
+        "frontend.pictures.recomputation",
+    ),
     "workers": (
         *("frontend.pictures.workers", "frontend.pictures.picture_service"),
         *("frontend.pictures.sent_pictures", "vision.transforms"),
@@ -43,6 +46,7 @@ WHERE = {
     "sequence": ("engine.routes.sequence_route", "core.sequences"),
     "canary": (
         *("frontend.rollout.mirroring_door", "frontend.rollout.mirror", "frontend.rollout.comparison"),
+        "frontend.pictures.recomputation",
         *("frontend.calls.routing", "frontend.calls.call", "frontend.calls.placed_call"),
         *("frontend.calls.placement", "link.contents"),
     ),
@@ -54,7 +58,7 @@ GIVES_BACK = {
     *("PipelineRun._let_go_of_device", "frontend.pictures.run_steps.give_back"),
     *("frontend.pictures.run_steps.release_all", "PictureService.forget", "PictureService.let_go"),
     *("OpenBooking.over", "Booking.gone", "Booking.done", "Booking._leave", "LinkBookings.end"),
-    "OpenBooking._over",
+    *("OpenBooking._over", "Recomputation._release"),
     *("frontend.pictures.workers._call", "Workers._deliver", "Workers._tell", "Workers._next"),
     *("Workers.drop", "RequestPlacement._let_go", "ClientCall._fail", "RequestPlacement._fail_unexpectedly"),
     *("ClientCall._finish", "RequestPlacement._break_off", "TextDriver._end", "TextDriver._turn_away"),

@@ -141,8 +141,7 @@ class EnsembleRun:
         self.binding = binding
         self._whole = whole
         self._needed = route.graph.needed(work.wanted)
-        wanted = {step.number for step in self._needed}
-        self._waiting = [bound for bound in binding.steps if bound.step.number in wanted]
+        self._waiting = [bound for bound in binding.steps if bound.step.number in self._needed]
         self.tensors: dict[str, Array | None] = {name: work.inputs.get(name) for name in route.graph.inputs}
         self._under_way: dict[Work, BoundStep] = {}
         self._timings: list[tuple[str, Timing]] = []
@@ -235,7 +234,6 @@ class EnsembleRun:
     def _child(self, bound: BoundStep, inputs: dict[str, Array], images: int, number: int) -> Work:
         """Its request to one model: with the deadline of the whole, less what is left to the later steps."""
         work, served, now = self._work, bound.served, monotonic()
-        wanted = self._route.graph.wanted_of(bound.step, self._needed, work.wanted)
         child = Work(
             inputs,
             self._step_over,
@@ -243,7 +241,7 @@ class EnsembleRun:
             work.deadline,
             images,
             shape_key(served.signature, inputs),
-            tuple(wanted),
+            self._needed[bound.step.number],
         )
         child.priority, child.timeout = work.priority, work.timeout
         child.source, child.holder, child.weight = work.source, work.holder, work.weight
