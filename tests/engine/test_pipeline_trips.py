@@ -22,7 +22,7 @@ from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import Cancelled, CarpoolError, Refused, Replaced, Unavailable
 from carpool.link.records import ANSWERED, GIVEN_UP, REACHES, STEP_PART, TRIP_NEWS, ProtocolError
 from carpool.observe import columns
-from carpool.observe.counters import Row, RowId, Table, table_bytes
+from carpool.observe.counters import CounterRow, Row, Table, table_bytes
 from carpool.types import Timing
 
 KEY, FIND, KIND = 7, 0, 1
@@ -57,9 +57,9 @@ class Bench:
         config = pipeline_config(text, Path("street/pipeline.toml"), "street")
         version = SimpleNamespace(number=1, file=None)
         table = Table(bytearray(table_bytes(1)))
-        row = table.block(0).row(RowId(1, 1))
+        row = table.block(0).row(CounterRow(1, 1))
         fleet: Any = SimpleNamespace(memory=None)
-        self.pipeline = Pipeline(config, cast(Any, version), RowId(1, 1), row, row, fleet=fleet)
+        self.pipeline = Pipeline(config, cast(Any, version), CounterRow(1, 1), row, row, fleet=fleet)
         self.schedulers = [Scheduler(BatchCurve([(1, 0.010), (8, 0.020)]), Promise(0.1, 8)) for _ in range(2)]
         leaves = (Step(self.schedulers[0]), Step(self.schedulers[1], (0,), 4.0))
         models: Any = tuple(
@@ -67,7 +67,7 @@ class Bench:
         )
         self.pipeline._bind = lambda: Binding((), leaves, models)  # type: ignore[method-assign]
         self.pipeline.promises = True
-        self.pipeline.rows = [table.block(0).row(RowId(number, 1)) for number in (2, 3)]
+        self.pipeline.rows = [table.block(0).row(CounterRow(number, 1)) for number in (2, 3)]
         self.trips = LinkTrips(lambda key: self.pipeline if key == KEY else None, 4)
         self.route = Route()
         self.told: list[tuple[Work, CarpoolError | None]] = []

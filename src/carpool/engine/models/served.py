@@ -42,7 +42,7 @@ from carpool.engine.run.driver import Driver
 from carpool.engine.run.executor import STOPPED_S, Brief, Executes, Executor
 from carpool.errors import CarpoolError, Unavailable, Unsupported
 from carpool.observe import columns
-from carpool.observe.counters import Row, RowId, count_failure
+from carpool.observe.counters import CounterRow, Row, count_failure
 from carpool.observe.logs import logger
 from carpool.observe.statistics import BatchStatistics, RecentBatches
 from carpool.types import Signature
@@ -87,7 +87,7 @@ class Served(Watcher):
         self,
         config: ModelConfig,
         version: ModelVersion,
-        slot: RowId,
+        slot: CounterRow,
         row: Row,
         server_row: Row,
         *,
