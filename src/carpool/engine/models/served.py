@@ -37,7 +37,7 @@ from carpool.engine.routes.direct_route import Direct, Spare
 from carpool.engine.routes.sequence_route import SequenceRoute
 from carpool.engine.routes.stream_route import StreamRoute
 from carpool.engine.run.batch import BatchResult, Route, Watcher
-from carpool.engine.run.decoupled import Coach, seats_of
+from carpool.engine.run.decoupled import DecoupledInstance, places_of
 from carpool.engine.run.driver import Driver
 from carpool.engine.run.executor import STOPPED_S, Brief, Executes, Executor
 from carpool.errors import CarpoolError, Unavailable, Unsupported
@@ -259,7 +259,7 @@ class Served(Watcher):
         policy = ready.config.policy
         self.promises = isinstance(policy, Promise)
         knobs = isinstance(policy, Knobs)
-        seats = self.seats = seats_of(ready.backends[0]) if ready.config.decoupled else 1
+        seats = self.seats = places_of(ready.backends[0]) if ready.config.decoupled else 1
         if seats > 1 and isinstance(policy, Knobs):  # each is for one request, and nobody waits for others
             policy = replace(policy, preferred=(1,), max_delay=0.0)
         scheduler = Scheduler(ready.curve, policy, seats * len(ready.backends))
@@ -302,7 +302,7 @@ class Served(Watcher):
             return [backend.serve(self._piece, self.driver)]
         largest, report = max(1, self.signature.max_batch), self.driver.report
         if self.config.decoupled and self._loop is not None:
-            return Coach(backend, self.signature, report, self._loop).seats
+            return DecoupledInstance(backend, self.signature, report, self._loop).places
         return [Executor(backend, self.signature, largest, self._piece, report, self._brief)]
 
     def seated(self, number: int) -> Sequence[Instance]:
