@@ -14,7 +14,7 @@ import pytest
 from carpool.backends.backend import Rider
 from carpool.core.job import GONE, RUNNING
 from carpool.engine.run.batch import BatchResult, Outcome, Work
-from carpool.engine.run.decoupled import MOST_UNSENT, Coach, LinkParts, OutgoingParts, PartWay
+from carpool.engine.run.decoupled import MOST_UNSENT, DecoupledInstance, LinkParts, OutgoingParts, PartWay
 from carpool.errors import CarpoolError, ModelError
 from carpool.types import Array, Datatype, Signature, TensorSpec
 from waiting import until_in_loop as until
@@ -173,7 +173,7 @@ def test_a_front_end_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPa
     outgoing(story)
 
 
-# ---- seats
+# ---- places
 
 
 class Riding:
@@ -214,27 +214,27 @@ def asks(count: int) -> Work:
     return work
 
 
-def ridden(story: Callable[[Coach, Riding, dict[Any, list[Outcome]]], Awaitable[None]]) -> None:
+def ridden(story: Callable[[DecoupledInstance, Riding, dict[Any, list[Outcome]]], Awaitable[None]]) -> None:
     async def main() -> None:
         loop, backend, ends = asyncio.get_running_loop(), Riding(), defaultdict[Any, list[Outcome]](list)
 
-        def report(seat: Any, result: BatchResult) -> None:
-            loop.call_soon_threadsafe(ends[seat].extend, result.outcomes)
+        def report(place: Any, result: BatchResult) -> None:
+            loop.call_soon_threadsafe(ends[place].extend, result.outcomes)
 
-        coach = Coach(cast(Any, backend), SIGNATURE, report, loop)
-        await story(coach, backend, ends)
-        for seat in coach.seats:
+        instance = DecoupledInstance(cast(Any, backend), SIGNATURE, report, loop)
+        await story(instance, backend, ends)
+        for place in instance.places:
             assert not backend.closed.is_set()
-            seat.close()
-        await asyncio.to_thread(coach.join, 30.0)
+            place.close()
+        await asyncio.to_thread(instance.join, 30.0)
         assert backend.closed.is_set()
 
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_each_seat_is_taken_and_left_apart_from_the_others() -> None:
-    async def story(coach: Coach, _: Riding, ends: dict[Any, list[Outcome]]) -> None:
-        first, second, third = coach.seats
+def test_each_place_is_taken_and_left_apart_from_the_others() -> None:
+    async def story(instance: DecoupledInstance, _: Riding, ends: dict[Any, list[Outcome]]) -> None:
+        first, second, third = instance.places
         endless = asks(10**9)
         first.run([endless])
         for count in (1, 0, 3):
@@ -251,18 +251,18 @@ def test_each_seat_is_taken_and_left_apart_from_the_others() -> None:
 
 
 def test_what_ends_all_is_told_each_once() -> None:
-    async def story(coach: Coach, backend: Riding, ends: dict[Any, list[Outcome]]) -> None:
-        for seat in coach.seats:
-            seat.run([asks(10**9)])
-        works = [work for seat in coach.seats for work in seat._works]
+    async def story(instance: DecoupledInstance, backend: Riding, ends: dict[Any, list[Outcome]]) -> None:
+        for place in instance.places:
+            place.run([asks(10**9)])
+        works = [work for place in instance.places for work in place._works]
         await until(lambda: all(work.parts.heard for work in works))  # type: ignore[union-attr]
         backend.fails = ModelError("it died")
         await until(lambda: len(ends) >= 3)
         assert [[outcome.error for outcome in one] for one in ends.values()] == [[backend.fails]] * 3
         ends.clear()
         backend.fails = None
-        coach.seats[1].run([asks(1)])
+        instance.places[1].run([asks(1)])
         await until(lambda: ends)
-        assert [outcome.error for outcome in ends[coach.seats[1]]] == [None]
+        assert [outcome.error for outcome in ends[instance.places[1]]] == [None]
 
     ridden(story)

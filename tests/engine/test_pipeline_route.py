@@ -21,7 +21,7 @@ from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import Cancelled, CarpoolError, Refused, Replaced, Unavailable
 from carpool.link.records import ANSWERED, BOOKING_NEWS, GIVEN_UP, REACHES, STEP_PART, ProtocolError
 from carpool.observe import columns
-from carpool.observe.counters import Row, RowId, Table, table_bytes
+from carpool.observe.counters import CounterRow, Row, Table, table_bytes
 from carpool.pipelines.picture_graph import PictureGraph
 from carpool.types import Timing
 
@@ -57,7 +57,7 @@ class Bench:
         config = pipeline_config(text, Path("street/pipeline.toml"), "street")
         assert config.pipeline is not None
         table = Table(bytearray(table_bytes(1)))
-        rows = [table.block(0).row(RowId(number, 1)) for number in (2, 3)]
+        rows = [table.block(0).row(CounterRow(number, 1)) for number in (2, 3)]
         self.schedulers = [Scheduler(BatchCurve([(1, 0.010), (8, 0.020)]), Promise(0.1, 8)) for _ in range(2)]
         leaves = (Step(self.schedulers[0]), Step(self.schedulers[1], (0,), 4.0))
         models: Any = tuple(

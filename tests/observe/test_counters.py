@@ -23,7 +23,7 @@ from carpool.observe.columns import (
     REQUEST_SECONDS,
     SATURATION,
 )
-from carpool.observe.counters import RowId, Table, table_bytes
+from carpool.observe.counters import CounterRow, Table, table_bytes
 from observe.counting import count_in_child, shared
 
 REJECTED = FAILURES["REJECTED"]
@@ -136,7 +136,7 @@ def test_a_reused_row_starts_at_zero_whoever_comes_late(table: Table) -> None:
     assert table.cells(new)[REJECTED] == 2.0
 
 
-def _next_life(table: Table, row: int) -> RowId:
+def _next_life(table: Table, row: int) -> CounterRow:
     """Retires the row and assigns new names until it comes round again."""
     table.directory.retire(*table.directory.live().popitem()[1])
     for number in range(1000):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from carpool.observe import columns
 from carpool.observe.columns import HistogramColumns
-from carpool.observe.counters import Cells, ModelCells, RowId, Table
+from carpool.observe.counters import Cells, CounterRow, ModelCells, Table
 from carpool.observe.exemplars import Exemplar
 from carpool.observe.gpu_readings import GpuReading, Gpus
 from carpool.observe.statistics import cache_hits
@@ -336,7 +336,7 @@ class Exposition:
         known = {row.slot: _labels(model=row.model, version=row.version) for row in models}
         found: dict[str, dict[int, Exemplar]] = {}
         for (row, generation, column), exemplar in self._table.exemplars().items():
-            labels = known.get(RowId(row, generation))
+            labels = known.get(CounterRow(row, generation))
             if labels is not None:
                 found.setdefault(labels, {})[column] = exemplar
         return found

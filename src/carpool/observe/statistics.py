@@ -15,7 +15,7 @@ from carpool.core.evidence import interval
 from carpool.errors import CarpoolError
 from carpool.observe import columns
 from carpool.observe.columns import Column, HistogramColumns
-from carpool.observe.counters import Cells, ModelCells, Row, RowId, count_failure
+from carpool.observe.counters import Cells, CounterRow, ModelCells, Row, count_failure
 
 Document = dict[str, Any]
 
@@ -52,7 +52,7 @@ class VersionCounters:
 
     __slots__ = ("batches", "last_used", "recent", "row", "server_row", "slot")
 
-    def __init__(self, slot: RowId, row: Row, server_row: Row) -> None:
+    def __init__(self, slot: CounterRow, row: Row, server_row: Row) -> None:
         self.slot = slot  # where its row is
         self.row = row
         self.server_row = server_row

@@ -26,7 +26,7 @@ from carpool.engine.routes.direct_route import Eager, Spare
 from carpool.engine.routes.sequence_route import SequenceRoute
 from carpool.engine.routes.stream_route import StreamRoute
 from carpool.engine.run.batch import BatchResult, Route, Watcher
-from carpool.engine.run.decoupled import Coach, seats_of
+from carpool.engine.run.decoupled import DecoupledInstance, places_of
 from carpool.engine.run.driver import Driver
 from carpool.engine.run.executor import STOPPED_S, Brief, Executes, Executor
 from carpool.errors import CarpoolError, Unavailable, Unsupported
@@ -99,7 +99,7 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         self._patient = not served.promises
         policy = config.policy
         knobs = isinstance(policy, Knobs)
-        seats = self.seats = seats_of(ready.backends[0]) if config.decoupled else 1
+        seats = self.seats = places_of(ready.backends[0]) if config.decoupled else 1
         if seats > 1 and isinstance(policy, Knobs):  # each is for one request, and nobody waits for others
             policy = replace(policy, preferred=(1,), max_delay=0.0)
         self.scheduler = scheduler = Scheduler(ready.curve, policy, seats * len(ready.backends))
@@ -143,7 +143,7 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
             return [backend.serve(self._piece, self.driver)]
         signature, report = self.served.signature, self.driver.report
         if self.served.config.decoupled and self.loop is not None:
-            return Coach(backend, signature, report, self.loop).seats
+            return DecoupledInstance(backend, signature, report, self.loop).places
         return [Executor(backend, signature, max(1, signature.max_batch), self._piece, report, self._brief)]
 
     def _seated(self, number: int) -> Sequence[Instance]:

@@ -17,8 +17,7 @@ from carpool.cache.similar import PictureLook, SimilarFrames, SourceAnswers, is_
 from carpool.config.cache_settings import CacheSettings
 from carpool.link.door import Catalog, Door, ModelEntry, Sender
 from carpool.observe import columns
-from carpool.observe.counters import Block, Row
-from carpool.observe.counters import RowId as CounterRow
+from carpool.observe.counters import Block, CounterRow, Row
 from carpool.vision.picture_answers import Options
 from carpool.wire.v2 import Buffer, RequestHead
 

@@ -13,8 +13,7 @@ from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.sampling import Sampler
 from carpool.link.door import Answer, Catalog, Door, ModelEntry
-from carpool.observe.counters import Block, Row
-from carpool.observe.counters import RowId as CounterRow
+from carpool.observe.counters import Block, CounterRow, Row
 from carpool.observe.logs import logger
 from carpool.types import Timing
 

@@ -17,7 +17,7 @@ _MOST_TIMES = 1032  # as many bytes as one can become
 
 
 class MessageBounds(Protocol):
-    """How long messages may be, and who pays for them: `Service` says it."""
+    """How long messages may be, and who pays for them: `GrpcService` says it."""
 
     accounts: Accounts
     largest_message: int

@@ -117,7 +117,7 @@ class ImageRoute(ModelRoute[ImageTarget]):
         size = exchange.head.content_length or 0
         if target.model.encoded and self.asked.in_place and size <= service.max_body_bytes:
             with contextlib.suppress(Unavailable):
-                # see `Intake` for what the byte is good for
+                # see `BodyIntake` for what the byte is good for
                 room = FILE_AT + size + 1 + target.model.room_behind
                 request.slot = slot = service.door.first_slot(room, exchange.make_room)
                 return Receive(slot.view[FILE_AT:], request.received_in_slot, request.more)

@@ -209,7 +209,7 @@ class InferRoute(ModelRoute[InferTarget]):
             return Collect(most, HttpCall(self, exchange, target, None).collected)
         if size > target.most_in_place:
             target.largest.check(size, target.most_in_place)
-        # See `Intake` for what the byte is for.
+        # See `BodyIntake` for what the byte is for.
         slot = self.service.door.first_slot(size + 1, exchange.make_room)
         call = HttpCall(self, exchange, target, slot)
         return Receive(slot.view, call.received, call.more)
