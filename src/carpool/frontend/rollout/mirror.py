@@ -189,16 +189,13 @@ class Mirror:
         self._flushing = None
         reports, self._reports = self._reports, {}
         told = [{"model": model, "epoch": epoch, **seen} for (model, epoch), seen in reports.items()]
-        self._start(self._tell(told))
+        task = asyncio.get_running_loop().create_task(self._tell(told))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _tell(self, told: Sequence[Mapping[str, Any]]) -> None:
         with contextlib.suppress(CarpoolError):  # an engine that is gone counts anew
             await self.door.ask("rollout-seen", {"seen": told})
-
-    def _start(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
         if self._flushing is not None:
