@@ -42,13 +42,19 @@ class Decoded:
     height: int
 
 
-def decode(data: Buffer, limits: Limits = DEFAULT_LIMITS, reduction: Reduction | None = None) -> Decoded:
-    """The first frame of a JPEG, PNG, WebP, BMP, TIFF or GIF.
+def decode(
+    data: Buffer,
+    limits: Limits = DEFAULT_LIMITS,
+    reduction: Reduction | None = None,
+    head: Head | None = None,
+) -> Decoded:
+    """The first frame of a JPEG, PNG, WebP, BMP, TIFF or GIF, whose `head` may have been read and checked.
 
     With `reduction` a JPEG may come back smaller by a whole factor, which is several times faster. Where that
     leaves the model's input as it is, Transform.reduction says so.
     """
-    head = read_head(data, limits)
+    if head is None or not head.scans:
+        head = read_head(data, limits)
     width, height = head.upright
     if head.format == "JPEG" and head.components in (1, 3):
         factor = reduction(width, height) if reduction else 1

@@ -109,7 +109,8 @@ def answer_each(
     """The `Answer` for requests that say themselves where their rows go."""
     if len(works) == 1 and not errors:
         work = works[0]
-        rows = _chosen(outputs, work) if work.wanted else outputs
+        wanted, all_wanted = work.wanted, len(outputs) == len(work.wanted) and not work.may_omit
+        rows = outputs if all_wanted or not wanted else _chosen(outputs, work)
         return [Outcome(rows if work.place is None else work.place(rows))]
     return [
         Outcome(error=errors[number])

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import cast
 
-from carpool.errors import without_stack
+from carpool.errors import CarpoolError, without_stack
 from carpool.frontend.clients.accounts import Stake, client_of
 from carpool.frontend.http.body import CompressedBody, Intake, inflate, too_large
 from carpool.frontend.http.borrowed_socket import BorrowedSocket, has_hung_up, skip_received
@@ -435,7 +435,13 @@ class Connection:
         try:
             if head.content_length and head.content_length > shared.limits.max_body_bytes:
                 raise too_large(shared.limits.max_body_bytes)
-            plan = shared.app.begin(head, exchange)
+            start = head.start
+            try:
+                plan = shared.app.begin(head, exchange) if start is None else start(exchange)
+            except CarpoolError as refusal:
+                if isinstance(refusal, Fault):
+                    raise
+                shared.app.refused(exchange, refusal)
             if self._phase == BODY and self._answers(exchange):
                 intake = self._intake
                 intake.start(head, plan, exchange)
@@ -613,7 +619,8 @@ class Connection:
         if self._queued:
             self._shared.unread.cannot_look(now)
         else:
-            self._shared.unread.look(self._borrowed.get(), now)
+            borrowed = self._borrowed
+            self._shared.unread.look(borrowed.socket or borrowed.get(), now)
 
     def _failed(self, error: Exception) -> None:
         if isinstance(error, Fault):

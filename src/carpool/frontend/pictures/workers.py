@@ -130,7 +130,8 @@ class Workers:
     ) -> Job:
         """Do the first part of a picture's work in a thread, after those whose turn is earlier."""
         job = Job(work, then, weight, client)
-        self._start()
+        if self._started < self.threads:
+            self._start()
         with self._lock:
             self._forecast.joined(weight)
             self.waiting += 1
@@ -247,7 +248,7 @@ class Workers:
                 job = self._finishing.popleft()
                 work, job.work = job.work, None
                 return job, work
-            found = self._beginning.pop(self._may_begin)
+            found = self._beginning.pop(self._may_begin if self._long else None)
             if found is not None:
                 job = found[1]
                 job.begun = True
@@ -265,8 +266,9 @@ class Workers:
         return None, None
 
     def _may_begin(self, job: Job) -> bool:
-        """Pictures that take long leave a thread to the others, where there are two, and wait for memory."""
-        if job.weight <= _LONG or not self._long:
+        """While one takes long: others that do leave a thread to the rest, where there are two, and wait for
+        memory."""
+        if job.weight <= _LONG:
             return True
         return self._long < self.threads - 1 and self._long_weight + job.weight <= _MOST_LONG
 
