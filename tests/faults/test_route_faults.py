@@ -54,7 +54,7 @@ GIVES_BACK = {
     *("PipelineRun._let_go_of_device", "frontend.pictures.run_steps.give_back"),
     *("frontend.pictures.run_steps.release_all", "PictureService.forget", "PictureService.let_go"),
     *("OpenTrip.over", "Trip.gone", "Trip.done", "Trip._leave", "LinkTrips.end", "OpenTrip._over"),
-    *("frontend.pictures.workers._call", "Workers._deliver", "Workers._tell", "Workers._next"),
+    *("frontend.pictures.workers._failed", "Workers._deliver", "Workers._next"),
     *("Workers.drop", "Placement._let_go", "ClientCall._fail", "Placement._fail_unexpectedly"),
     *("ClientCall._finish", "Placement._break_off", "TextDriver._end", "TextDriver._turn_away"),
     *("PlacedCall._finish", "PlacedCall._fail", "PlacedCall._tell", "PlacedCall.cancel", "Content.drop"),

@@ -19,7 +19,6 @@ from carpool.config.model import (
     ImageSettings,
     ModelConfig,
     ModelSignature,
-    TensorConfig,
 )
 from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve, CurveError
@@ -97,7 +96,14 @@ class FakeBackend:
             raise ModelError(
                 f"{self._model}: its curve ends at batches of {self._curve.max_batch}, this one has {rows}"
             )
-        outputs = {name: self._zeros(self._outputs[name], rows) for name in self._names}
+        outputs: dict[str, Array] = {}
+        for name in self._names:
+            shape = (rows, *self._shapes[name]) if self._batched else self._shapes[name]
+            datatype = DATATYPES[self._outputs[name].datatype]
+            if datatype is Datatype.BYTES:
+                outputs[name] = np.full(shape, b"", dtype=object)
+            else:
+                outputs[name] = np.zeros(shape, dtype=datatype.dtype)
         # Timers ring late, by about the same each time: aim earlier by the median of what was seen.
         end = start + self._curve.times[rows]
         if self._stop.wait(max(0.0, end - time.monotonic() - self._lag)):
@@ -110,15 +116,6 @@ class FakeBackend:
         self._stop.set()
 
     close = abort
-
-    def _zeros(self, tensor: TensorConfig, rows: int) -> Array:
-        shape = self._shapes[tensor.name]
-        datatype = DATATYPES[tensor.datatype]
-        if self._batched:
-            shape = (rows, *shape)
-        if datatype is Datatype.BYTES:
-            return np.full(shape, b"", dtype=object)
-        return np.zeros(shape, dtype=datatype.dtype)
 
 
 _SLOTS = 64

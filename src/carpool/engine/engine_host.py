@@ -92,6 +92,7 @@ class EngineHost:
         self._listeners: list[Callable[[Catalog], None]] = []
         self._seen: list[Seen] = []
         self._entries: dict[int, ModelEntry] = {}  # of what is offered or leaving, by key
+        self.pipelines: dict[int, Pipeline] = {}  # among that
         self._ends: list[Callable[[], None]] = []
         self.open: Callable[[], Coroutine[Any, Any, None]] = _nothing_to_open
         self.linked: Callable[[EngineSide], None] = lambda _side: None  # told when front ends may come
@@ -135,6 +136,10 @@ class EngineHost:
         self._entries = {
             key: self._entry(key, served) for key, served in (*fleet.offered.items(), *fleet.leaving.items())
         }
+        self.pipelines.clear()
+        for key, served in (*fleet.leaving.items(), *fleet.offered.items()):
+            if isinstance(served, Pipeline):
+                self.pipelines[key] = served
         ready = {key: served for key, served in fleet.offered.items() if served.state is State.READY}
         entries = {(served.name, served.version): self._entries[key] for key, served in ready.items()}
         chosen = {name: self._entries[key] for name, key in newest(ready, fleet.preferred).items()}
@@ -182,11 +187,6 @@ class EngineHost:
             writes=served.writes,
             has_places=config.decoupled or config.sequences is not None,
         )
-
-    def pipeline(self, key: int) -> Pipeline | None:
-        fleet = self.engine.fleet
-        found = fleet.offered.get(key) or fleet.leaving.get(key)
-        return found if isinstance(found, Pipeline) else None
 
     # ---- inference and questions ------------------------------------------------------------------------
 

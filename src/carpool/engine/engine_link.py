@@ -67,7 +67,7 @@ class Calls:
         self.outgoing = OutgoingParts(outbox, loop)
         self._loop = loop
         self.sources = HeardSources()
-        self.trips = LinkTrips(engine.pipeline, self._most)
+        self.trips = LinkTrips(engine.pipelines.get, self._most)
         self._works: dict[int, Work] = {}
         self._cancelled: set[int] = set()
         self.taken: list[Work] = []  # not submitted yet, all for one model:

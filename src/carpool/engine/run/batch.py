@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from operator import attrgetter
 from time import monotonic
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 
@@ -148,11 +149,7 @@ def _kept_bytes(signature: Signature) -> float:
     return sum(prod(spec.shape) * spec.datatype.size for spec in signature.outputs) if fixed else INFINITY
 
 
-def _images(works: Sequence[InBatch]) -> int:
-    images = 0
-    for work in works:
-        images += work.images
-    return images
+_images_of = attrgetter("images")
 
 
 RequestT = TypeVar("RequestT", bound=InBatch)
@@ -207,7 +204,7 @@ class BatchRun(Generic[RequestT]):
 
     def run(self, works: Sequence[RequestT]) -> BatchResult:
         began = monotonic()
-        timing = Timing(batch=_images(works))
+        timing = Timing(batch=sum(map(_images_of, works)))
         outcomes: list[Outcome] = []
         device, short = self._on_device, 0
         before = 0 if device is None else device.out_of_memory
@@ -273,7 +270,7 @@ class BatchRun(Generic[RequestT]):
         if len(errors) == len(works):
             return [Outcome(error=errors[index]) for index in range(len(works))]
         ran = monotonic()
-        self._collator.check(outputs, wanted, _images(works))
+        self._collator.check(outputs, wanted, sum(map(_images_of, works)))
         outcomes = self._answer(first, works, outputs, errors)
         timing.input += gathered - start
         timing.infer += ran - gathered
