@@ -76,9 +76,9 @@ def test_the_kernel_is_not_asked_for_every_request() -> None:
 def test_what_was_seen_is_forgotten_while_nobody_can_be_asked() -> None:
     unread = Unread()
     unread.seconds, unread.look_at = 0.1, 5.0
-    unread.cannot_look(5.1)
+    unread.look(None, 5.1)
     assert unread.seconds == 0.1
-    unread.cannot_look(5.3)
+    unread.look(None, 5.3)
     assert unread.seconds == 0.0
 
 

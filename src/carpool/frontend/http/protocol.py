@@ -425,7 +425,8 @@ class Connection:
     def _begin(self, head: HttpHead) -> None:
         now, shared = monotonic(), self._shared
         if shared.unread.seconds and now >= shared.unread.look_at:
-            self._look_how_long_unread(now)  # whoever is turned away for it has no body to look at
+            # Whoever is turned away for it has no body to look at.
+            shared.unread.look(None if self._queued else self._borrowed.get(), now)
         exchange = self._exchange = Exchange(self, head, now, self._peer, first=not self._served)
         self._head = head
         self._since = now
@@ -498,7 +499,8 @@ class Connection:
             self._phase = WAITING
             now = monotonic()
             if now >= shared.unread.look_at:
-                self._look_how_long_unread(now)
+                borrowed = self._borrowed
+                shared.unread.look(None if self._queued else borrowed.socket or borrowed.get(), now)
             exchange.unread = shared.unread.seconds
             self._deliver(plan, now, exchange)
             return
@@ -614,13 +616,6 @@ class Connection:
         self._intake.forget()
         self._abandon()
         self._transport.close()
-
-    def _look_how_long_unread(self, now: float) -> None:
-        if self._queued:
-            self._shared.unread.cannot_look(now)
-        else:
-            borrowed = self._borrowed
-            self._shared.unread.look(borrowed.socket or borrowed.get(), now)
 
     def _failed(self, error: Exception) -> None:
         if isinstance(error, Fault):
