@@ -24,7 +24,6 @@ from carpool.engine.run.collator import Collator
 from carpool.engine.run.executor import Executor
 from carpool.frontend import front_link
 from carpool.frontend.front_link import FrontLink
-from carpool.link import records
 from carpool.link.records import Outbox
 from carpool.link.request_place import RequestPlace
 from carpool.link.templates import ServedTemplate, Templates
@@ -53,7 +52,7 @@ POINTS = [
     # sending
     Point(Outbox, "put"),
     Point(Outbox, "send"),
-    Point(records, "write_at_once", no_memory),
+    Point(Outbox, "send", no_memory),
     Point(injection.Transport, "write", no_file),
     Point(FrontLink, "submit"),
     Point(Templates, "match"),

@@ -59,7 +59,7 @@ GIVES_BACK = {
     *("frontend.pictures.run_steps.release_all", "PictureService.forget", "PictureService.let_go"),
     *("OpenBooking.over", "Booking.gone", "Booking.done", "Booking._leave", "LinkBookings.end"),
     *("OpenBooking._over", "Recomputation._release"),
-    *("frontend.pictures.workers._call", "Workers._deliver", "Workers._tell", "Workers._next"),
+    *("frontend.pictures.workers._failed", "Workers._deliver", "Workers._next"),
     *("Workers.drop", "RequestPlacement._let_go", "ClientCall._fail", "RequestPlacement._fail_unexpectedly"),
     *("ClientCall._finish", "RequestPlacement._break_off", "TextDriver._end", "TextDriver._turn_away"),
     *("PlacedCall._finish", "PlacedCall._fail", "PlacedCall._tell", "PlacedCall.cancel", "Content.drop"),

@@ -47,7 +47,7 @@ class ToyCall(ClientCall):
                 self._offer_pieces(raw_head(self.entry.signature, 16), [bytes(16)], checked=True)
             else:
                 model = self.service.pictures.model(self.entry)
-                self._offer_pictures(RoutePicture(model, picture(), Options(), None, 0))
+                self._offer_pictures(RoutePicture(model, picture(), Options(), None))
         except CarpoolError as error:
             self._fail(error)
 

@@ -103,14 +103,12 @@ class EchoEngine:
         self.coming: list[Work] = []  # all that were offered before their inputs
         self.submitted = 0
         self.routes = EchoRoutes(self)
+        self.pipelines: dict[int, object] = {}  # it has none
         self.together: list[tuple[int, int]] = []  # by key, how many came at once
         self.catalog = catalog_of(1, MODELS)
         self.regions: dict[int, OpenRegion] = {}
         self.drained = False
         self._listeners: list[Callable[[Catalog], None]] = []
-
-    def pipeline(self, _key: int) -> None:
-        """It has none."""
 
     def submit(self, key: int, works: Sequence[Work]) -> None:
         self.together.append((key, len(works)))

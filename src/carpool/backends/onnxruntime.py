@@ -105,6 +105,8 @@ class OnnxBackend:
         datatypes = {*self._inputs.values(), *self._outputs.values()}
         self._plain = not datatypes & {Datatype.BF16, Datatype.BYTES}
         self.in_any_thread = session.get_providers() == [CPU]
+        self._wanted: Sequence[str] = ()
+        self._names: Sequence[str] = tuple(self._outputs)
         # One for the life of the instance: once it says terminate, so does every run to come.
         self._options = onnxruntime.RunOptions()
         self._options.log_severity_level = _QUIET
@@ -124,7 +126,10 @@ class OnnxBackend:
         wanted: Sequence[str],
         answers: list[Mapping[str, Array] | CarpoolError],
     ) -> None:
-        names = check_wanted(self._model, wanted, self._outputs)
+        if wanted != self._wanted:  # than what was asked for last
+            self._names = check_wanted(self._model, wanted, self._outputs)
+            self._wanted = wanted
+        names = self._names
         session = self._session
         if session is None or self._options.terminate:
             raise aborted(self._model)

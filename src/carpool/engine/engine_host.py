@@ -87,6 +87,7 @@ class EngineHost(Publisher):
         self._listeners: list[Callable[[Catalog], None]] = []
         self._seen: list[Seen] = []
         self._entries: dict[int, ModelEntry] = {}  # of what is offered or leaving, by key
+        self.pipelines: dict[int, PipelineRoute] = {}  # among that
         self._ends: list[Callable[[], None]] = []
         self._ready = False
         self.needs_one = False  # there should be models, so that none at all is not ready
@@ -145,6 +146,11 @@ class EngineHost(Publisher):
         self._entries = {
             key: self._entry(key, served) for key, served in (*fleet.offered.items(), *fleet.leaving.items())
         }
+        self.pipelines.clear()
+        for key in (*fleet.leaving, *fleet.offered):
+            route = fleet.routes.get(key)
+            if isinstance(route, PipelineRoute):
+                self.pipelines[key] = route
         entries = {(one.name, one.version): self._entries[key] for key, one in fleet.offered.items()}
         chosen = {name: self._entries[key] for name, key in fleet.newest.items()}
         leaving = [self._entries[key] for key in fleet.leaving]
@@ -190,10 +196,6 @@ class EngineHost(Publisher):
             writes=served.writes,
             has_places=config.decoupled or config.sequences is not None,
         )
-
-    def pipeline(self, key: int) -> PipelineRoute | None:
-        found = self.engine.fleet.routes.get(key)
-        return found if isinstance(found, PipelineRoute) else None
 
     # ---- inference and questions ------------------------------------------------------------------------
 

@@ -67,7 +67,7 @@ class Calls:
         self.outgoing = OutgoingParts(outbox, loop)
         self._loop = loop
         self.sources = HeardSources()
-        self.bookings = LinkBookings(engine.pipeline, self._most)
+        self.bookings = LinkBookings(engine.pipelines.get, self._most)
         self._works: dict[int, Work] = {}
         self._cancelled: set[int] = set()
         self.taken: list[Work] = []  # not submitted yet, all for one model:
@@ -154,9 +154,10 @@ class Calls:
             for work in works:
                 if work.state is NEW and work in self._works.values():  # else the engine has it
                     work.done(work, Outcome(error=ModelError(f"the engine failed: {error}")))
+        say = self._outbox.put if len(works) > 1 else self._outbox.send
         for work in works:
             if work.state is OFFERED and work.place is not None:
-                self._outbox.put(to_frontend(records.ADMITTED, work.place.call, records.OK))
+                say(to_frontend(records.ADMITTED, work.place.call, records.OK))
 
     def ready(self, call: int) -> None:
         """Too late for one that was given up while the word was on its way."""

@@ -326,7 +326,8 @@ class FrontLink:
 
     def say(self, kind: int, call: RemoteCall) -> None:
         try:
-            self._outbox.put(to_engine(kind, call.number))
+            say = self._outbox.put if len(self._calls) > 1 else self._outbox.send  # it is alone
+            say(to_engine(kind, call.number))
         except Exception as error:  # the engine would hold its slots for ever
             _log.exception("link-failed")
             self._fail(str(error))
@@ -429,15 +430,17 @@ class FrontLink:
             try:
                 if status != OK:
                     answer.error = read_failure(status, payload, call.template.entry.name)
-                elif form == AS_DECLARED:
-                    answer.outputs = self._declared(call)
-                elif form & WITH_STEPS:
-                    answer.timing, payload = read_steps(answer.timing, payload)
-                    form &= ~WITH_STEPS
-                    declared = form == AS_DECLARED
-                    answer.outputs = self._declared(call) if declared else self._listed(call, form, payload)
                 else:
-                    answer.outputs = self._listed(call, form, payload)
+                    if form & WITH_STEPS:
+                        answer.timing, payload = read_steps(answer.timing, payload)
+                        form &= ~WITH_STEPS
+                    template, output = call.template, call.output
+                    if form != AS_DECLARED:
+                        answer.outputs = self._listed(call, form, payload)
+                    elif template.places is None or output is None:
+                        raise ProtocolError(f"outputs of call {number} where there are none")
+                    else:
+                        answer.outputs = DeclaredOutputs(template, self._memory, output.offset)
             except CarpoolError as error:
                 answer.error = error
             except Exception:
@@ -478,12 +481,6 @@ class FrontLink:
             except Exception:  # its own inputs do not come, and all others do
                 _log.exception("answer-failed")
                 call.give_up(_failed())
-
-    def _declared(self, call: RemoteCall) -> Sequence[Tensor]:
-        template, output = call.template, call.output
-        if template.places is None or output is None:
-            raise ProtocolError(f"outputs of call {call.number} where there are none")
-        return DeclaredOutputs(template, self._memory, output.offset)
 
     def _listed(self, call: RemoteCall, form: int, payload: bytes) -> Sequence[Tensor]:
         if form == INLINE:

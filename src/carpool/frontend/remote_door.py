@@ -24,6 +24,11 @@ _IN_VAIN_S = 0.05  # after spare work was skipped
 _SPARE_PART = 16  # of the memory, at most, for all of it together
 
 
+def _nowhere(entry: ModelEntry) -> RemoteBooking:
+    """Without an engine: whatever is asked through it fails."""
+    return RemoteBooking(None, 0, entry)
+
+
 class RemoteDoor(BodySlots):
     """Implements `Door`. `broken` is called when the engine cannot be understood: only a restart helps."""
 
@@ -38,7 +43,8 @@ class RemoteDoor(BodySlots):
         self.arena = arena
         self._max_answer_bytes = max_answer_bytes
         self.refuses: Gate = open_gate
-        self.infer: Asks = self._no_engine  # the link's, while there is one
+        self.infer: Asks = self._no_engine  # the link's, while there is one; so is this:
+        self.begin_booking: Callable[[ModelEntry], RemoteBooking] = _nowhere
         self.serving = self.stalls = False
         self._broken = broken
         self._loop = asyncio.get_running_loop()
@@ -104,9 +110,6 @@ class RemoteDoor(BodySlots):
     def _no_engine(self, ask: Ask, hears: Hears) -> RemoteCall:
         return self.fail(RemoteCall(ask, hears), self.trouble())
 
-    def begin_booking(self, entry: ModelEntry) -> RemoteBooking:
-        return RemoteBooking(None, 0, entry) if self._link is None else self._link.begin_booking(entry)
-
     def may_spare(self, entry: ModelEntry, call: RemoteCall) -> bool:
         """Unless the engine has just skipped one, or those that it has hold too much memory."""
         if self._in_vain.get(entry.key, 0.0) > monotonic():
@@ -131,7 +134,7 @@ class RemoteDoor(BodySlots):
 
     def opened(self, link: FrontLink) -> None:
         self._link = link
-        self.infer = link.infer
+        self.infer, self.begin_booking = link.infer, link.begin_booking
         self._still = 0.0
         self._forget()
 
@@ -148,7 +151,7 @@ class RemoteDoor(BodySlots):
         """`error` says what the engine did wrong; without it, it has died."""
         if self._link is link:
             self._link = None
-            self.infer = self._no_engine
+            self.infer, self.begin_booking = self._no_engine, _nowhere
             self._forget()
         if error is not None:
             _log.error("link-broken", error=error)

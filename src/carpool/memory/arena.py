@@ -16,13 +16,13 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 from carpool.errors import TooLarge, Unavailable
 
 _SMALLEST_BITS = 12
-_SMALLEST = 1 << _SMALLEST_BITS
 _CLASSES = 2 * (48 - _SMALLEST_BITS)
 _NOTHING = memoryview(b"")
 
@@ -35,15 +35,6 @@ def _class_sizes() -> list[int]:
 
 
 _SIZES = _class_sizes()
-
-
-def _class_of(size: int) -> int:
-    """The number of the smallest class that holds so many bytes."""
-    if size <= _SMALLEST:
-        return 0
-    bits = (size - 1).bit_length()
-    steps = 2 * (bits - _SMALLEST_BITS)
-    return steps - 1 if size <= 3 << (bits - 2) else steps
 
 
 def create_memory(name: str, size: int) -> int:
@@ -73,7 +64,7 @@ def take_memory(fd: int) -> mmap.mmap:
 
 def check_fits(arena: Arena, size: int) -> None:
     """For what could not be allocated: whoever would wait for it to fit might wait for ever."""
-    number = _class_of(size)
+    number = bisect_left(_SIZES, size)
     if number >= _CLASSES or _SIZES[number] > arena.size:
         raise TooLarge(f"a body of {size} bytes does not fit the {arena.size} bytes there are for all bodies")
 
@@ -139,7 +130,7 @@ class Arena:
 
     def allocate(self, size: int) -> ArenaSlot | None:
         """A slot of at least `size` bytes, or None when there is no room for it now."""
-        number = 0 if size <= _SMALLEST else _class_of(size)
+        number = bisect_left(_SIZES, size)  # the smallest class that holds so much
         if number >= _CLASSES:
             return None
         free = self._free[number]

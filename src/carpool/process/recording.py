@@ -18,7 +18,7 @@ import orjson
 
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, ConfigError, DeadlineExceeded, Refused, Unavailable
-from carpool.link.door import Ask, Call, Catalog, Door, Hears, ModelEntry
+from carpool.link.door import Ask, Call, Catalog, Door, Hears, ModelEntry, PipelineBooking
 from carpool.observe.logs import logger
 from carpool.process.children import Frontend
 
@@ -144,7 +144,6 @@ class RecordingDoor:
         self.first_slot = door.first_slot
         self.larger_slot = door.larger_slot
         self.ask = door.ask
-        self.begin_booking = door.begin_booking
 
     @property
     def catalog(self) -> Catalog:
@@ -153,6 +152,9 @@ class RecordingDoor:
     @property
     def serving(self) -> bool:
         return self._door.serving
+
+    def begin_booking(self, entry: ModelEntry) -> PipelineBooking:
+        return self._door.begin_booking(entry)
 
     def turned_away(
         self, entry: ModelEntry, error: CarpoolError, arrived: float, images: int = 1, source: str = ""

@@ -43,14 +43,18 @@ class Decoded:
 
 
 def decode(
-    data: Buffer, limits: PictureLimits = DEFAULT_LIMITS, reduction: Reduction | None = None
+    data: Buffer,
+    limits: PictureLimits = DEFAULT_LIMITS,
+    reduction: Reduction | None = None,
+    head: PictureHead | None = None,
 ) -> Decoded:
-    """The first frame of a JPEG, PNG, WebP, BMP, TIFF or GIF.
+    """The first frame of a JPEG, PNG, WebP, BMP, TIFF or GIF, whose `head` may have been read and checked.
 
     With `reduction` a JPEG may come back smaller by a whole factor, which is several times faster. Where that
     leaves the model's input as it is, Transform.reduction says so.
     """
-    head = read_head(data, limits)
+    if head is None or not head.scans:
+        head = read_head(data, limits)
     width, height = head.upright
     if head.format == "JPEG" and head.components in (1, 3):
         factor = reduction(width, height) if reduction else 1

@@ -115,7 +115,7 @@ class PictureHead:
     bits: int = 8  # per channel, or per pixel where there is a palette
     components: int = 0  # of a JPEG
     frames: int | None = 1  # None where only reading everything would tell
-    scans: int = 1
+    scans: int = 1  # 0: of a progressive JPEG, not counted yet
     tile_pixels: int = 0  # of a TIFF, which may claim tiles larger than itself
 
     @property
@@ -382,26 +382,35 @@ MOST_PIXELS_WAITING = 1_000_000_000
 """Of all requests of a front end."""
 
 
-def claimed_pixels(data: Buffer) -> int:
-    """That a picture has by its head; 0 if it will not be decoded: whoever is to will say why.
+def claimed_head(data: Buffer) -> PictureHead | None:
+    """The head of a picture; None if it will not be decoded: whoever is to will say why.
 
     A walk over some markers, without a look at the pixels: for the loop.
     """
     view = memoryview(data).cast("B")
     try:
         name = sniff(view)
-        head = jpeg_frame(view)[0] if name == "JPEG" else READERS[name](view)
+        if name == "JPEG":
+            head, marker = jpeg_frame(view)
+            head = replace(head, scans=0) if marker in _PROGRESSIVE else head
+        else:
+            head = READERS[name](view)
         check(head, len(view))
     except (InvalidInput, TooLarge, ValueError, struct.error):
-        return 0
-    return head.width * head.height
+        return None
+    return head
 
 
-def pixels_of_request(pictures: Sequence[Buffer]) -> list[int]:
-    """Of each picture; raises `TooLarge` when all of them together are too many."""
-    pixels = list(map(claimed_pixels, pictures))
+def heads_of_request(pictures: Sequence[Buffer]) -> tuple[Sequence[PictureHead | None], Sequence[int]]:
+    """The head of each picture and its pixels, which are none without a head; raises `TooLarge` when all of
+    them together are too many."""
+    heads, pixels = [], []
+    for data in pictures:
+        head = claimed_head(data)
+        heads.append(head)
+        pixels.append(0 if head is None else head.width * head.height)
     together = sum(pixels)
     if together > MOST_PIXELS_OF_REQUEST:
         why = f"have {together} pixels together; a request may have {MOST_PIXELS_OF_REQUEST}"
         raise _too_large(why, "the pictures")
-    return pixels
+    return heads, pixels

@@ -15,7 +15,7 @@ from PIL import Image
 from carpool.config.model import PILLOW, ImageSettings
 from carpool.types import Array, TensorSpec
 from carpool.vision.decode import Decoded
-from carpool.vision.geometry import Geometry, InputForm, PicturePlacement, lookup_tables, place, read_form
+from carpool.vision.geometry import Geometry, PicturePlacement, lookup_tables, place, read_form
 
 _KERNELS = {"area": cv2.INTER_AREA, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
 _NONE = -1  # of OpenCV's: Pillow resizes
@@ -66,8 +66,12 @@ class Transform:
         if out.shape != self.shape or out.dtype != self.dtype:
             raise ValueError(f"the input is {self.dtype} {self.shape}, not {out.dtype} {out.shape}")
         placement, geometry, kernel = self._place(decoded.width, decoded.height)
-        planes = _planes(out, self._form)
-        self._pad(planes, placement)
+        # The parts of the input that one table each fills: planes [h, w], or everything as [h, w, 3].
+        form = self._form
+        picture = out.view(_BY_SIZE[out.itemsize]).reshape(form.shape[-3:])
+        planes = list(picture) if form.planar else [picture if form.channels == 3 else picture[:, :, 0]]
+        if (placement.into_height, placement.into_width) != planes[0].shape[:2]:
+            self._pad(planes, placement)
         self._fill(planes, placement, self._resized(decoded, placement, kernel))
         return geometry
 
@@ -85,21 +89,19 @@ class Transform:
     def _fill(self, planes: list[Array], at: PicturePlacement, small: Array) -> None:
         rows = slice(at.into_top, at.into_top + at.into_height)
         columns = slice(at.into_left, at.into_left + at.into_width)
-        for plane, table, channel in zip(planes, self._tables, self._separate(small), strict=True):
-            cv2.LUT(channel, table, dst=plane[rows, columns])
-
-    def _separate(self, small: Array) -> list[Array]:
-        """What goes through each table: one grey or three colour channels, or all of them side by side."""
         bgr = self._settings.channels == "bgr"
         if self._form.channels == 1:
             grey = self._buffer("grey", small.shape[:2])
-            return [cv2.cvtColor(small, cv2.COLOR_RGB2GRAY, dst=grey)]
-        if not self._form.planar:
-            return [cv2.cvtColor(small, cv2.COLOR_RGB2BGR, dst=small) if bgr else small]
-        split = self._buffer("split", (3, *small.shape[:2]))
-        colours = [split[0], split[1], split[2]]
-        cv2.split(small, colours)
-        return colours[::-1] if bgr else colours
+            channels = [cv2.cvtColor(small, cv2.COLOR_RGB2GRAY, dst=grey)]
+        elif not self._form.planar:  # all of them side by side
+            channels = [cv2.cvtColor(small, cv2.COLOR_RGB2BGR, dst=small) if bgr else small]
+        else:
+            split = self._buffer("split", (3, *small.shape[:2]))
+            channels = [split[0], split[1], split[2]]
+            cv2.split(small, channels)
+            channels = channels[::-1] if bgr else channels
+        for plane, table, channel in zip(planes, self._tables, channels, strict=True):
+            cv2.LUT(channel, table, dst=plane[rows, columns])
 
     def _pad(self, planes: list[Array], at: PicturePlacement) -> None:
         """Fills what the picture leaves free."""
@@ -126,11 +128,3 @@ def _as_pillow(pixels: Array, factor: int, at: PicturePlacement, kernel: str) ->
     box = x1 / factor, y1 / factor, x2 / factor, y2 / factor
     resized = Image.fromarray(pixels).resize((at.into_width, at.into_height), _PILLOW[kernel], box=box)
     return np.array(resized)
-
-
-def _planes(out: Array, form: InputForm) -> list[Array]:
-    """The parts of the input that one table each fills: planes [h, w], or everything as [h, w, 3]."""
-    picture = out.view(_BY_SIZE[out.itemsize]).reshape(form.shape[-3:])
-    if form.planar:
-        return list(picture)
-    return [picture if form.channels == 3 else picture[:, :, 0]]

@@ -12,8 +12,7 @@ from typing import Any, cast
 import pytest
 import tritonclient.grpc.service_pb2 as pb
 
-from carpool.frontend.clients.accounts import MOST_BYTES, Accounts
-from carpool.frontend.clients.fair_queue import EVEN_S
+from carpool.frontend.clients.accounts import EVEN_S, MOST_BYTES, Accounts
 from carpool.frontend.grpc import grpc_handlers
 from carpool.frontend.grpc import h2_frames as h2
 from carpool.frontend.grpc.grpc_infer import GrpcCall

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive
+from carpool.errors import CarpoolError
+from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive, answer_error
 from carpool.frontend.http.fairness import Unread
 from carpool.frontend.http.http_server import HttpServer, listen
 from carpool.frontend.http.limits import Limits
@@ -55,6 +56,9 @@ class PathApp:
             exchange.respond(404, b"", b"no such path")
             return None
         return way(head, exchange)
+
+    def refused(self, exchange: Exchange, error: CarpoolError) -> None:
+        answer_error(exchange, error)
 
     def root(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
         exchange.respond(200, b"content-type: text/plain\r\n", b"hello")

@@ -13,7 +13,7 @@ import pytest
 from carpool.engine.run.batch import Work
 from carpool.errors import CarpoolError, Refused
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange
-from carpool.frontend.http.fairness import Unread, waited
+from carpool.frontend.http.fairness import Unread
 from carpool.frontend.http.parsing import HttpHead
 from engine import repositories
 from frontend.http.front_end import FrontEnd, front_end, image_body, infer, infer_body
@@ -26,6 +26,13 @@ from waiting import until
 TENSOR = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
 STALL_S = 0.1
 TICK_S = 0.011  # the kernel counts in ticks, of 10 ms at most
+
+
+def waited(connection: socket.socket) -> float:
+    """Seconds since data came on it, as the kernel says."""
+    unread = Unread()
+    unread.look(connection, 0.0)
+    return unread.seconds
 
 
 @pytest.fixture
@@ -70,9 +77,9 @@ def test_the_kernel_is_not_asked_for_every_request() -> None:
 def test_what_was_seen_is_forgotten_while_nobody_can_be_asked() -> None:
     unread = Unread()
     unread.seconds, unread.look_at = 0.1, 5.0
-    unread.cannot_look(5.1)
+    unread.look(None, 5.1)
     assert unread.seconds == 0.1
-    unread.cannot_look(5.3)
+    unread.look(None, 5.3)
     assert unread.seconds == 0.0
 
 

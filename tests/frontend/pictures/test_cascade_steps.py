@@ -129,7 +129,7 @@ class Cascade:
         self.cascade = model.cascade
         self.heard = Heard()
         self.answers = self.heard.answers
-        self.pictures = RoutePicture(model, picture(size=(64, 48)), model.read_options(options), None, 0)
+        self.pictures = RoutePicture(model, picture(size=(64, 48)), model.read_options(options), None)
         slot = self.door.slot(self.pictures.size)
         times = 0.0, INFINITY, Sender("camera"), 0.01
         ask = Ask(entry, self.pictures.head, slot, 0, *times, content=self.pictures)

@@ -111,7 +111,7 @@ class DeviceRun(CarriedRun):
         self.heard = Heard()
         self.answers = self.heard.answers
         file = picture(size=(WIDTH, HEIGHT))
-        self.pictures = RoutePicture(model, file, DEFAULT, None, 0)
+        self.pictures = RoutePicture(model, file, DEFAULT, None)
         if not self.pictures.is_file:
             return
         self.slot = self.door.slot(self.pictures.size)

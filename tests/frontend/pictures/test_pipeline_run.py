@@ -111,7 +111,7 @@ class CarriedRun:
         assert isinstance(model, PipelineModel)
         self.heard = Heard()
         self.answers = self.heard.answers
-        self.pictures = RoutePicture(model, picture(size=(64, 48)), DEFAULT, None, 0)
+        self.pictures = RoutePicture(model, picture(size=(64, 48)), DEFAULT, None)
         self.slot = self.door.slot(self.pictures.size)
         self.over = self.decoded = False
         times = 0.0, INFINITY, Sender("camera"), 0.01

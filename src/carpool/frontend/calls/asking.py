@@ -18,6 +18,7 @@ from carpool.cache.cache_status import CacheStatus
 from carpool.errors import CarpoolError
 from carpool.frontend.pictures.sent_pictures import SentPictures
 from carpool.link.door import Answer, Ask, Call, Hears, ModelEntry
+from carpool.observe.counters import Row
 from carpool.types import Timing
 from carpool.wire.v2 import Placed, RequestHead
 
@@ -37,6 +38,13 @@ class Feature(Protocol):
 
 class Asker(Protocol):
     """The request's own side: what is known of it besides what is asked."""
+
+    @property
+    def entry(self) -> ModelEntry:
+        """What was to serve it when it came, and where that is counted."""
+
+    @property
+    def row(self) -> Row | None: ...
 
     @property
     def client(self) -> str:

@@ -34,7 +34,8 @@ class PlacedCall(RequestPlacement):
         self._hears = hears
         self._content = content = cast(Content, ask.content)
         self._copies = content.copied
-        self.entry, self.row = ask.entry, service.row(ask.entry)
+        self.entry = entry = ask.entry
+        self.row = asker.row if entry is asker.entry else service.row(entry)
         self.client = asker.client
         self.refuses_many = asker.refuses_many
 

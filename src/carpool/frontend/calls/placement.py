@@ -348,37 +348,35 @@ class RequestPlacement:
 
     def done(self, answer: Answer) -> None:
         """Never raises: the door has nothing more to say of it."""
+        self.state = ANSWERING
+        self._done_at = monotonic()
+        pictures, entry = self._pictures, self.entry
         try:
-            self._take_answer(answer)
+            in_parts = entry.decoupled and entry.in_parts(self.refuses_many)
+            if (pictures is None and self._outlets is None) or in_parts:
+                if isinstance(pictures, RoutePicture) and answer.error is None:
+                    pictures.conclude()
+                self._finish(answer)
+            elif pictures is None or answer.error is not None:
+                self._put_out(answer)
+            else:
+                self._compose(pictures, answer)
         except Exception as fault:
             answer.error = CarpoolError(f"the server failed on this request: {type(fault).__name__}")
             self.service.log.exception("request-failed", **self._what())
             self._finish(answer)
 
-    def _take_answer(self, answer: Answer) -> None:
-        self.state = ANSWERING
-        self._done_at = monotonic()
-        pictures, entry = self._pictures, self.entry
-        in_parts = entry.decoupled and entry.in_parts(self.refuses_many)
-        if (pictures is None and self._outlets is None) or in_parts:
-            if isinstance(pictures, RoutePicture) and answer.error is None:
-                pictures.conclude()
-            self._finish(answer)
-            return
-        if pictures is None or answer.error is not None:
+    def _compose(self, pictures: SentPictures, answer: Answer) -> None:
+        """Work out what the outputs mean, where that takes long in a thread."""
+        self.service.pictures.ran(self.entry, answer.timing)
+        if not pictures.composes:
             self._put_out(answer)
             return
-        self.service.pictures.ran(entry, answer.timing)
-        if pictures.quick:
-            self._compose(pictures, answer)
-        elif pictures.composes:
+        if not pictures.quick:
             self.answer_takes_long()
             work = partial(pictures.compose, answer.outputs)
             self.service.pictures.workers.finish(work, partial(self._composed, answer))
-        else:
-            self._put_out(answer)
-
-    def _compose(self, pictures: SentPictures, answer: Answer) -> None:
+            return
         try:
             answer.outputs, seconds = pictures.compose(answer.outputs)
         except Exception as error:

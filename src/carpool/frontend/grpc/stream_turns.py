@@ -10,8 +10,7 @@ import asyncio
 from time import monotonic
 from typing import Protocol
 
-from carpool.frontend.clients.accounts import Accounts
-from carpool.frontend.clients.fair_queue import FairQueue
+from carpool.frontend.clients.accounts import Accounts, FairQueue
 
 TURN_S = 0.001
 _LONGEST_REST_S = 0.1

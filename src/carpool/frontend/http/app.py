@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from carpool.errors import CarpoolError, NotFound
 from carpool.frontend import documents
@@ -15,10 +15,10 @@ from carpool.frontend.calls.asking import Feature
 from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.http import openapi, rollout_routes, small_routes
 from carpool.frontend.http.chat_route import PREFIX, InOpenAiWords, list_models, one_model, start_chat
-from carpool.frontend.http.exchange import BodyPlan, Exchange, Fault, WrongMethod
+from carpool.frontend.http.exchange import BodyPlan, Exchange, Start, WrongMethod
 from carpool.frontend.http.fairness import Fairness
 from carpool.frontend.http.generate_route import start_generate
-from carpool.frontend.http.http_service import Handler, HttpService, SharedPage, Start, Starter
+from carpool.frontend.http.http_service import Handler, HttpService, SharedPage, Starter
 from carpool.frontend.http.image_route import TASK_ROUTES, start_task
 from carpool.frontend.http.infer_route import start_infer
 from carpool.frontend.http.limits import MIB
@@ -246,18 +246,13 @@ class HttpApp:
         self.tracer = self._service.tracer
 
     def begin(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
-        try:
-            start = cast("Start | None", head.derived)
-            if start is None:
-                head.derived = start = self._start(head)
-            return start(exchange)
-        except Fault:
-            raise
-        except CarpoolError as error:
-            if head.path.startswith(PREFIX):
-                exchange.answer_through(InOpenAiWords)
-            self._service.fair.tell(exchange, error)
-        return None
+        head.start = start = self._start(head)
+        return start(exchange)
+
+    def refused(self, exchange: Exchange, error: CarpoolError) -> None:
+        if exchange.head.path.startswith(PREFIX):
+            exchange.answer_through(InOpenAiWords)
+        self._service.fair.tell(exchange, error)
 
     def _start(self, head: HttpHead) -> Start:
         """Whether it may pass is asked once for all requests with this head, until the keys change."""
@@ -315,14 +310,11 @@ class MetricsApp:
         self._router = Router([UrlRoute("GET", "/metrics", _METRICS_RULE)])
 
     def begin(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
-        try:
-            self._guard.check_host(head.headers)
-            self._router.find(head.method, head.segments())
-            self._guard.check_http(_METRICS_RULE, head.headers, "GET /metrics")
-        except Fault:
-            raise
-        except CarpoolError as error:
-            self._fair.tell(exchange, error)
-        else:
-            self._fair.document(exchange, lambda: small_routes.answer_metrics(exchange, self._page))
+        self._guard.check_host(head.headers)
+        self._router.find(head.method, head.segments())
+        self._guard.check_http(_METRICS_RULE, head.headers, "GET /metrics")
+        self._fair.document(exchange, lambda: small_routes.answer_metrics(exchange, self._page))
         return None
+
+    def refused(self, exchange: Exchange, error: CarpoolError) -> None:
+        self._fair.tell(exchange, error)

@@ -401,15 +401,12 @@ class BodyIntake:
                 raise too_large(plan.limit)
             else:
                 self.gathered = GatheredBody(plan.limit, payer)
-            self._give_to(self.gathered, size)
+            if size is None:
+                self.chunks = ChunkedReader(self._limits, self.gathered)
+            else:
+                self._sink, self.size = self.gathered, size
         else:
             self.skip(head)
-
-    def _give_to(self, sink: Sink, size: int | None) -> None:
-        if size is None:
-            self.chunks = ChunkedReader(self._limits, sink)
-        else:
-            self._sink, self.size = sink, size
 
     def grow(self) -> None:
         """The room is used up and the body is not complete: go on in a longer buffer, if there is one."""
@@ -426,8 +423,10 @@ class BodyIntake:
             self.chunks.sink = discard
         elif self.started:
             self._sink, self.into = discard, None
+        elif head.content_length is None:
+            self.chunks = ChunkedReader(self._limits, discard)
         else:
-            self._give_to(discard, head.content_length)
+            self._sink, self.size = discard, head.content_length
         self.gathered = None
 
     def forget(self) -> None:

@@ -22,10 +22,11 @@ from carpool.frontend.http.exchange import (
     BodyPlan,
     Collect,
     Exchange,
+    Start,
     hand_over,
     status_of,
 )
-from carpool.frontend.http.http_service import HttpService, Start, Variables, answer_document
+from carpool.frontend.http.http_service import HttpService, Variables, answer_document
 from carpool.frontend.http.image_reading import BodyLayout
 from carpool.frontend.http.image_route import ImageRoute, ImageTarget
 from carpool.frontend.http.parsing import HttpHead

@@ -137,6 +137,10 @@ BodyPlan = Receive | Collect | None
 """None reads past the body. After `exchange.respond` the plan no longer matters."""
 
 
+Start = Callable[["Exchange"], BodyPlan]
+"""Begins a request: answers it now, or says where its body goes and answers later."""
+
+
 def hand_over(plan: BodyPlan, body: bytes | bytearray, at: float) -> None:
     """A body that was gathered before its plan was known, as if it had come just now."""
     if isinstance(plan, Collect):
@@ -159,7 +163,11 @@ class App(Protocol):
     """What is served. Called in the loop's thread, and must not block it."""
 
     def begin(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
-        """A head has arrived: answer now, or say where the body goes and answer later."""
+        """A head has arrived that has no `start`: answer now, or say where the body goes and answer later."""
+        ...
+
+    def refused(self, exchange: Exchange, error: CarpoolError) -> None:
+        """Answer with what `begin` or a `start` raised."""
         ...
 
 

@@ -19,8 +19,8 @@ from carpool.errors import CarpoolError, InvalidInput, ModelError
 from carpool.frontend.calls.packing import AT_ONCE, prepare
 from carpool.frontend.documents import task_of
 from carpool.frontend.http.event_stream import EVENT_FIELDS, EventStream, Writer, Written, as_event
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, hand_over, status_of
-from carpool.frontend.http.http_service import HttpService, Start, Starter
+from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Start, hand_over, status_of
+from carpool.frontend.http.http_service import HttpService, Starter
 from carpool.frontend.http.image_reading import BodyLayout
 from carpool.frontend.http.image_route import ImageRoute, ImageTarget
 from carpool.frontend.http.infer_route import TIMING, HttpCall, InferRoute, InferTarget

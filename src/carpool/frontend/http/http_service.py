@@ -22,7 +22,7 @@ from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.calls.packing import LongJson
 from carpool.frontend.documents import LivePage, ProfileWatch
 from carpool.frontend.front_service import FrontService
-from carpool.frontend.http.exchange import JSON_FIELDS, BodyPlan, Exchange, answer_error, compress
+from carpool.frontend.http.exchange import JSON_FIELDS, BodyPlan, Exchange, Start, answer_error, compress
 from carpool.frontend.http.fairness import Fairness
 from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.http.picture_fetch import PictureFetcher
@@ -35,7 +35,6 @@ log = logger("http")
 
 Variables: TypeAlias = Mapping[str, str]
 Handler: TypeAlias = "Callable[[HttpService, Exchange, Variables], BodyPlan]"
-Start: TypeAlias = Callable[[Exchange], BodyPlan]
 Starter: TypeAlias = "Callable[[HttpService, HttpHead, Variables], Start]"
 """Works out once, for all requests whose heads differ at most in length, what each of them starts with."""
 

@@ -26,6 +26,7 @@ from carpool.frontend.calls.asking import Made
 from carpool.frontend.calls.call import LEFT, ClientCall
 from carpool.frontend.calls.packing import AT_ONCE, LONG_PICTURE
 from carpool.frontend.documents import task_of
+from carpool.frontend.http.body import GatheredBody
 from carpool.frontend.http.event_stream import TextAnswer, Writer
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive, status_of
 from carpool.frontend.http.http_service import WORTH_COMPRESSING, HttpService, Starter
@@ -38,7 +39,6 @@ from carpool.frontend.http.picture_reply import (
     FORM,
     JSON_ANSWER,
     assumed_fields,
-    joined,
     look_for_picture,
     version_fields,
 )
@@ -54,7 +54,7 @@ from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row, count_failure
 from carpool.types import StepTiming
 from carpool.vision.geometry import Geometry
-from carpool.vision.heads import MOST_PIXELS_AT_ONCE, Buffer, pixels_of_request
+from carpool.vision.heads import MOST_PIXELS_AT_ONCE, Buffer, PictureHead, heads_of_request
 from carpool.vision.picture_answers import Options
 from carpool.vision.tasks import kinds, options_of
 from carpool.vision.tasks.task import cannot_draw
@@ -80,6 +80,7 @@ class ImageTarget(NamedTuple):
     model: PictureModel
     options: Options
     drawn: str | None  # the format of the picture to answer with, instead of JSON
+    assumed: bytes  # fields of every answer
 
 
 class ImageRoute(ModelRoute[ImageTarget]):
@@ -129,7 +130,7 @@ class ImageRoute(ModelRoute[ImageTarget]):
         options, drawn = self._wanted(self.asked.options, model)
         if self.asked.wants_drawn and "overlay" not in options_of(model.task):
             raise cannot_draw(f"what {entry.name} answers")
-        return ImageTarget(entry, self.service.row(entry), model, options, drawn)
+        return ImageTarget(entry, self.service.row(entry), model, options, drawn, assumed_fields(model))
 
     def _find(self, catalog: Catalog) -> ModelEntry:
         if not self._model:
@@ -181,11 +182,11 @@ class PictureOutcome(NamedTuple):
 class ImageCall(ClientCall):
     """One picture of a request, which hears how it ended, unless the client has left."""
 
-    __slots__ = ("_number", "_pixels", "_request", "looked", "siblings")
+    __slots__ = ("_number", "_request", "looked", "siblings")
 
     form = FORM
 
-    def __init__(self, request: ImageRequest, number: int, pixels: int) -> None:
+    def __init__(self, request: ImageRequest, number: int) -> None:
         super().__init__(request.service, request.route.asked.sender, request.deadline, request.arrived)
         self.entry, self.row = request.target[:2]
         self.rollout = request.route.split
@@ -195,15 +196,18 @@ class ImageCall(ClientCall):
         self.siblings = request.siblings
         self._request = request
         self._number = number
-        self._pixels = pixels
 
-    def start(self, data: Buffer, slot: Slot | None = None, as_file: Geometry | None = None) -> None:
+    def start(
+        self,
+        data: Buffer,
+        head: PictureHead | None,
+        slot: Slot | None = None,
+        as_file: Geometry | None = None,
+    ) -> None:
         """Or with a slot that holds the picture's file, and how the device will see it."""
         request = self._request
         try:
-            picture = RoutePicture(
-                request.target.model, data, request.options, request.drawn, self._pixels, as_file
-            )
+            picture = RoutePicture(request.target.model, data, request.options, request.drawn, head, as_file)
             picture.slot = slot
             self._offer_pictures(picture)
         except CarpoolError as error:
@@ -249,7 +253,7 @@ class ImageRequest:
     """One request: its body, its pictures and its answer."""
 
     __slots__ = (
-        *("_fetching", "_held", "_outcomes", "_pixels", "_pixels_held", "_several", "_starting"),
+        *("_fetching", "_heads", "_held", "_outcomes", "_pixels", "_pixels_held", "_several", "_starting"),
         *("_under_way", "_waiting", "arrived", "deadline", "drawn", "exchange", "looked", "options", "route"),
         *("service", "siblings", "slot", "target", "text"),
     )
@@ -270,7 +274,8 @@ class ImageRequest:
         self.looked: Looked | None = None  # what was found of its one picture
         self._fetching: asyncio.Task[bytes] | None = None
         self._held = 0
-        self._pixels: Sequence[int] = (0,)  # of each picture, as its head says
+        self._heads: Sequence[PictureHead | None] = ()  # of each picture
+        self._pixels: Sequence[int] = ()  # as they say
         self._pixels_held = 0
         self._several = False
         self.siblings = b""  # of several pictures: what only they have in common
@@ -290,7 +295,8 @@ class ImageRequest:
             self.target = self.route.current(self.exchange.head_at)  # it may have changed meanwhile
             if layout.kind == "raw":
                 if self.target.entry.cache is None or not self._is_known(body):
-                    self._begin(Sent((body,)), len(body))
+                    # One that was gathered counts there, for as long as anybody holds it.
+                    self._begin(Sent((body,)), 0 if isinstance(body, GatheredBody) else len(body))
                 return
             if len(body) <= AT_ONCE:
                 self._begin(read_pictures(body, layout), len(body))
@@ -350,8 +356,8 @@ class ImageRequest:
         write_length(slot.view, size)
         self._outcomes = [None]
         self.slot = None
-        self._under_way[0] = call = ImageCall(self, 0, 0)
-        call.start(b"", slot, geometry)
+        self._under_way[0] = call = ImageCall(self, 0)
+        call.start(b"", None, slot, geometry)
 
     def _read(self, size: int, work: asyncio.Future[Sent] | asyncio.Future[bytes]) -> None:
         """A long body was taken apart in a thread, or a picture was fetched."""
@@ -402,7 +408,7 @@ class ImageRequest:
         self._several = several
         if several:
             self.siblings = struct.pack("<dQ", self.exchange.head_at, id(self))
-        self._pixels = pixels_of_request(pictures)
+        self._heads, self._pixels = heads_of_request(pictures)
         pixels = sum(self._pixels)
         if not self.service.pictures.hold(self.exchange.payer, size, pixels):
             raise Refused("too many pictures are under way", reason="queue-full", retry_after_s=1.0)
@@ -416,8 +422,8 @@ class ImageRequest:
         self._starting = True
         while self._waiting and (not self._under_way or self._may_start(self._waiting[0][0])):
             number, data = self._waiting.popleft()
-            self._under_way[number] = call = ImageCall(self, number, self._pixels[number])
-            call.start(data)
+            self._under_way[number] = call = ImageCall(self, number)
+            call.start(data, self._heads[number])
         self._starting = False
         if not self._under_way:
             self._answer()
@@ -447,31 +453,29 @@ class ImageRequest:
         self._let_go()
         outcomes = cast("list[PictureOutcome]", self._outcomes)  # all of them are there now
         slowest = outcomes[0] if len(outcomes) == 1 else max(outcomes, key=lambda one: sum(one.times[:4]))
-        more = slowest.fields
+        if slowest.error is not None and not self._several:
+            self._tell(slowest.error, TIMING % slowest.times)
+            return
+        drawn = None if self._several else self.drawn
+        of_drawing = () if drawn is None else (drawn.encode(),)
+        fields = (JSON_ANSWER if drawn is None else DRAWN_ANSWER) % (*of_drawing, *slowest.times)
+        if slowest.steps is not None:  # the last are the times, which go on
+            fields = b"%b, %b\r\n" % (fields[:-2], in_words(slowest.steps).encode())
+        fields += slowest.fields
         if self.target.entry.cache is not None:
-            more += fields_of_all([one.cache_status for one in outcomes])
-        if self.target.model.assumed:
-            more += assumed_fields(self.target.model)
+            fields += fields_of_all([one.cache_status for one in outcomes])
+        fields += self.target.assumed
         if slowest.version:
-            more += version_fields(slowest.version)
+            fields += version_fields(slowest.version)
         degraded = slowest.degraded
         if self._several:
             degraded = next((one.degraded for one in outcomes if one.degraded), "")
         if degraded:
-            more += b"X-Carpool-Degraded: %b\r\n" % degraded.encode()
-        if slowest.steps is not None:  # `more` goes on where the times end
-            more = b", %b\r\n%b" % (in_words(slowest.steps).encode(), more)
+            fields += b"X-Carpool-Degraded: %b\r\n" % degraded.encode()
+        body = slowest.body
         if self._several:
-            listed = [_listed(outcome) for outcome in outcomes]
-            self._send(joined(JSON_ANSWER % slowest.times, more), b'{"results":[%b]}' % b",".join(listed))
-        elif slowest.error is not None:
-            self._tell(slowest.error, TIMING % slowest.times)
-        elif self.drawn is None:
-            fields = JSON_ANSWER % slowest.times
-            self._send(joined(fields, more) if more else fields, slowest.body)
-        else:
-            fields = DRAWN_ANSWER % (self.drawn.encode(), *slowest.times)
-            self._send(joined(fields, more), slowest.body, compressible=False)
+            body = b'{"results":[%b]}' % b",".join([_listed(outcome) for outcome in outcomes])
+        self._send(fields, body, compressible=drawn is None)
 
     def _send(self, fields: bytes, body: bytes, *, compressible: bool = True) -> None:
         service, encoding = self.service, self.route.asked.encoding

@@ -16,14 +16,8 @@ from carpool.frontend.calls.asking import Made
 from carpool.frontend.calls.call import ClientCall
 from carpool.frontend.calls.packing import AT_ONCE, check, is_in_place, takes_long
 from carpool.frontend.http.body import body_encoding
-from carpool.frontend.http.exchange import (
-    BodyPlan,
-    Collect,
-    Exchange,
-    Receive,
-    choose_encoding,
-)
-from carpool.frontend.http.http_service import WORTH_COMPRESSING, HttpService, Start
+from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive, Start, choose_encoding
+from carpool.frontend.http.http_service import WORTH_COMPRESSING, HttpService
 from carpool.frontend.http.model_route import ModelRoute, origin_of
 from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.pictures.sent_pictures import TensorPictures, may_hold_pictures, read_tensor_pictures

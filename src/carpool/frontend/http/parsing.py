@@ -10,7 +10,7 @@ import re
 from urllib.parse import unquote_to_bytes
 
 from carpool.frontend.access.keys import Principal
-from carpool.frontend.http.exchange import Fault, bad_request
+from carpool.frontend.http.exchange import Fault, Start, bad_request
 from carpool.frontend.http.limits import Limits
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
@@ -39,14 +39,14 @@ _LONGEST_HEAD = 2048
 class HttpHead:
     """One request's head. Byte-identical requests of a connection share one: don't change it.
 
-    `derived` is the app's own: what it works out from a head (the route, say) can be kept there. Requests
-    whose heads differ only in the length of their bodies or in `traceparent` share it. `who` holds the key
-    that came with it.
+    `start` is what the app worked out from a head: it begins the requests that have it. Requests whose heads
+    differ only in the length of their bodies or in `traceparent` share it. `who` holds the key that came with
+    it.
     """
 
     __slots__ = (
-        *("chunked", "content_length", "derived", "expects_continue", "has_body", "headers", "http_minor"),
-        *("keep_alive", "method", "path", "query", "target", "who"),
+        *("chunked", "content_length", "expects_continue", "has_body", "headers", "http_minor"),
+        *("keep_alive", "method", "path", "query", "start", "target", "who"),
     )
 
     def __init__(
@@ -68,7 +68,7 @@ class HttpHead:
         self.has_body = self.chunked or bool(self.content_length)
         self.keep_alive = _keeps_alive(headers, http_minor)
         self.expects_continue = _expects_continue(headers, http_minor)
-        self.derived: object = None
+        self.start: Start | None = None
         self.who: Principal | None = None
 
     def with_length(self, digits: bytes) -> HttpHead:
@@ -76,7 +76,7 @@ class HttpHead:
         headers, framing = {**self.headers, b"content-length": digits}, (int(digits), False)
         parts = (self.path, self.query)
         head = HttpHead(self.method, self.target, parts, self.http_minor, headers, framing)
-        head.derived = self.derived
+        head.start = self.start
         head.who = self.who
         return head
 

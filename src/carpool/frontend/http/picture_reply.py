@@ -44,12 +44,7 @@ def look_for_picture(
     caches.from_cache(entry, arrived, 1, asked.sender.source)
     times, drawn = Times((now - arrived) * 1e3), target.drawn
     fields = JSON_ANSWER % times if drawn is None else DRAWN_ANSWER % (drawn.encode(), *times)
-    return looked, (fields + assumed_fields(target.model) + hit.status.fields, hit.kept.body)
-
-
-def joined(fields: bytes, more: bytes) -> bytes:
-    """More fields; or first the rest of the last one, where it goes on."""
-    return fields[:-2] + more if more.startswith(b", ") else fields + more
+    return looked, (fields + target.assumed + hit.status.fields, hit.kept.body)
 
 
 def assumed_fields(model: PictureModel) -> bytes:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import cast
 
-from carpool.errors import without_stack
+from carpool.errors import CarpoolError, without_stack
 from carpool.frontend.clients.accounts import Stake, client_of
 from carpool.frontend.http.body import BodyIntake, CompressedBody, inflate, too_large
 from carpool.frontend.http.borrowed_socket import BorrowedSocket, has_hung_up, skip_received
@@ -425,7 +425,8 @@ class Connection:
     def _begin(self, head: HttpHead) -> None:
         now, shared = monotonic(), self._shared
         if shared.unread.seconds and now >= shared.unread.look_at:
-            self._look_how_long_unread(now)  # whoever is turned away for it has no body to look at
+            # Whoever is turned away for it has no body to look at.
+            shared.unread.look(None if self._queued else self._borrowed.get(), now)
         exchange = self._exchange = Exchange(self, head, now, self._peer, first=not self._served)
         self._head = head
         self._since = now
@@ -435,7 +436,13 @@ class Connection:
         try:
             if head.content_length and head.content_length > shared.limits.max_body_bytes:
                 raise too_large(shared.limits.max_body_bytes)
-            plan = shared.app.begin(head, exchange)
+            start = head.start
+            try:
+                plan = shared.app.begin(head, exchange) if start is None else start(exchange)
+            except CarpoolError as refusal:
+                if isinstance(refusal, Fault):
+                    raise
+                shared.app.refused(exchange, refusal)
             if self._phase == BODY and self._answers(exchange):
                 intake = self._intake
                 intake.start(head, plan, exchange)
@@ -492,7 +499,8 @@ class Connection:
             self._phase = WAITING
             now = monotonic()
             if now >= shared.unread.look_at:
-                self._look_how_long_unread(now)
+                borrowed = self._borrowed
+                shared.unread.look(None if self._queued else borrowed.socket or borrowed.get(), now)
             exchange.unread = shared.unread.seconds
             self._deliver(plan, now, exchange)
             return
@@ -608,12 +616,6 @@ class Connection:
         self._intake.forget()
         self._abandon()
         self._transport.close()
-
-    def _look_how_long_unread(self, now: float) -> None:
-        if self._queued:
-            self._shared.unread.cannot_look(now)
-        else:
-            self._shared.unread.look(self._borrowed.get(), now)
 
     def _failed(self, error: Exception) -> None:
         if isinstance(error, Fault):

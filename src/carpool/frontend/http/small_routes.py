@@ -21,6 +21,7 @@ from carpool.frontend.http.exchange import (
     BodyPlan,
     Collect,
     Exchange,
+    Start,
     answer_error,
     choose_encoding,
 )
@@ -28,7 +29,6 @@ from carpool.frontend.http.http_service import (
     Handler,
     HttpService,
     SharedPage,
-    Start,
     Starter,
     Variables,
     answer_asset,

@@ -18,8 +18,8 @@ from carpool.config.model import Task
 from carpool.errors import CarpoolError, without_stack
 from carpool.frontend.calls.packing import AT_ONCE, LONG_PICTURE
 from carpool.frontend.http.event_stream import Writer, Written
-from carpool.frontend.http.exchange import Exchange, answer_error, status_of
-from carpool.frontend.http.http_service import HttpService, Start, Starter
+from carpool.frontend.http.exchange import Exchange, Start, answer_error, status_of
+from carpool.frontend.http.http_service import HttpService, Starter
 from carpool.frontend.http.image_reading import read_image_head
 from carpool.frontend.http.image_route import ImageRoute, ImageTarget
 from carpool.frontend.http.parsing import HttpHead

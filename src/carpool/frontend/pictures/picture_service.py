@@ -162,8 +162,8 @@ class PictureService:
 
     def hold(self, client: str, size: int, pixels: int) -> bool:
         """Count the bytes and the pixels of a body whose pictures are under way; False when its client has
-        its part of either. Until then, the body itself is counted where it is gathered."""
-        if not self._held.take(client, size):
+        its part of either. No bytes are given for a body that is counted where it was gathered."""
+        if size and not self._held.take(client, size):
             return False
         if not self._pixels.take(client, pixels):
             self._held.give(client, size)
@@ -181,7 +181,8 @@ class PictureService:
         self._kept -= size
 
     def let_go(self, client: str, size: int, pixels: int) -> None:
-        self._held.give(client, size)
+        if size:
+            self._held.give(client, size)
         self._pixels.give(client, pixels)
 
     def close(self) -> None:

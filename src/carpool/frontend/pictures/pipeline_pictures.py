@@ -21,7 +21,7 @@ from carpool.types import Array, RequestedOutput, RequestOptions, Tensor
 from carpool.vision import crops, draw
 from carpool.vision.decode import Decoded, decode
 from carpool.vision.geometry import Geometry
-from carpool.vision.heads import Buffer
+from carpool.vision.heads import Buffer, PictureHead
 from carpool.vision.picture_answers import DEFAULT, Option, Options, flag
 from carpool.vision.text_lines import as_lines
 from carpool.vision.transforms import Transform
@@ -180,15 +180,19 @@ class PipelineModel(PictureModel):
         """Its pixels stay where they are decoded."""
         return self.first.file_head_of(self.first.outputs, options, size, images)
 
-    def decoded(self, data: Buffer) -> Decoded:
+    def decoded(self, data: Buffer, head: PictureHead | None = None) -> Decoded:
         """As large as it is kept."""
-        return crops.kept(decode(data, reduction=self._reduction), self.graph.settings.keep_px)
+        return crops.kept(decode(data, reduction=self._reduction, head=head), self.graph.settings.keep_px)
 
     def prepare(
-        self, data: Buffer, memory: memoryview | bytearray, keep: list[Decoded] | None = None
+        self,
+        data: Buffer,
+        memory: memoryview | bytearray,
+        keep: list[Decoded] | None = None,
+        head: PictureHead | None = None,
     ) -> Geometry:
         """One decode for all steps: what is kept is what the first one sees, too."""
-        picture = self.decoded(data)
+        picture = self.decoded(data, head)
         if keep is not None:
             keep.append(picture)
         into: Array = np.ndarray(self.transform.shape, self.transform.dtype, memory)

@@ -35,7 +35,7 @@ from carpool.types import (
 )
 from carpool.vision.decode import Decoded
 from carpool.vision.geometry import Geometry
-from carpool.vision.heads import Buffer, pixels_of_request, read_head, sniff
+from carpool.vision.heads import Buffer, PictureHead, heads_of_request, read_head, sniff
 from carpool.vision.picture_answers import Option, Options
 from carpool.vision.plans import settings
 from carpool.vision.plans.picture_plan import PicturePlan
@@ -77,16 +77,15 @@ def weight_of_size(size: int) -> float:
     return float(_SAME_FOR_ALL + (_A_BYTE + _USUAL) * size)
 
 
-def weight_of(data: Buffer, pixels: int) -> float:
-    """How much work there is to decode a picture, which has so many pixels by a first look at its head. 0 is
-    for one that will not be decoded: raises `InvalidInput` that says why."""
-    if not pixels:
+def weight_of(data: Buffer, head: PictureHead | None) -> float:
+    """How much work there is to decode a picture with this head. Without one it will not be decoded: raises
+    `InvalidInput` that says why."""
+    if head is None:
         if len(data) > _LONG:
             sniff(data)
             return weight_of_size(len(data))
         head = read_head(data)
-        pixels = head.width * head.height
-    return float(_SAME_FOR_ALL + _A_BYTE * len(data) + pixels)
+    return float(_SAME_FOR_ALL + _A_BYTE * len(data) + head.width * head.height)
 
 
 class PlacesPictures(Places, Protocol):
@@ -296,7 +295,7 @@ class RoutePicture(SentPictures):
     """The one picture of a call on a picture route; `body` is its answer. Of a model that writes, `text` is
     what came so far, and `document` what `body` says."""
 
-    __slots__ = ("_finish", "body", "document", "drawn", "quick", "text")
+    __slots__ = ("_finish", "_seen", "body", "document", "drawn", "quick", "text")
 
     on_route = True
 
@@ -306,20 +305,21 @@ class RoutePicture(SentPictures):
         data: Buffer,
         options: Options,
         drawn: str | None,
-        pixels: int,
+        head: PictureHead | None = None,
         as_file: Geometry | None = None,
     ) -> None:
-        """With `as_file`, it lies in a slot already."""
+        """With the `head` of its file, if that was read. With `as_file`, it lies in a slot already."""
         if as_file is None and model.encoded:
             as_file = model.seen_as_file(data)
         super().__init__(model, ASKED_ON_A_ROUTE, (data,), options, as_file)
+        self._seen = head
         self.drawn = drawn
         self.body = b""
         self.text = self._finish = ""
         self.document: Mapping[str, object] | None = None
         self._fit()
         if as_file is None:
-            self.weight = weight_of(data, pixels)
+            self.weight = weight_of(data, head)
         else:
             self.size = FILE_AT + len(data) + model.room_behind
 
@@ -360,7 +360,7 @@ class RoutePicture(SentPictures):
         started = monotonic()
         sampled = None if self.sampled is None else self.sampled.decoded
         keep = self.whole if self._model.keeps_pixels else sampled
-        self._geometries = [self._model.prepare(self._pictures[0], memory, keep)]
+        self._geometries = [self._model.prepare(self._pictures[0], memory, keep, self._seen)]
         if self.drawn is None and not self.kept:
             self._pictures = ()
         return monotonic() - started
@@ -387,7 +387,7 @@ class TensorPictures(SentPictures):
     def __init__(self, model: PictureModel, asked: RequestHead, tail: Buffer) -> None:
         given = asked.inputs[0]
         pictures = _elements(given, tail)
-        pixels = pixels_of_request(pictures)
+        heads, _ = heads_of_request(pictures)
         options = model.read_options(_options_of(asked, model))
         as_file = model.seen_as_file(pictures[0]) if len(pictures) == 1 else None
         super().__init__(model, asked, pictures, options, as_file)
@@ -404,7 +404,7 @@ class TensorPictures(SentPictures):
         else:
             self.head = model.head_of(len(pictures), wanted, asked.options)
             self.size = self.head.tail_size
-            self.weight = sum(self._each(lambda number, data: weight_of(data, pixels[number])))
+            self.weight = sum(self._each(lambda number, data: weight_of(data, heads[number])))
 
     def _fit(self) -> None:
         model, head = self._model, self.head
