@@ -18,6 +18,7 @@ from carpool.config.model import ImageSettings
 from carpool.config.presets import PRESETS, PictureChoice, preset_fields
 from carpool.config.repository import find_models
 from carpool.demo import pictures
+from carpool.engine.loading.loading import settle
 from carpool.engine.loading.trial import examine
 from carpool.errors import ConfigError
 from carpool.types import Array, Datatype, TensorSpec
@@ -206,6 +207,34 @@ def test_first_layers(layers: list[tuple[str, tuple[float, ...]]], takes: str | 
     if takes is not None:
         assert image_of(said).scale == (1.0 if takes == BYTES else 1 / 255)
         assert any("first layers" in line for line in said.evidence)
+
+
+INSIDE = [("Sub", (0.485, 0.456, 0.406)), ("Div", (0.229, 0.224, 0.225))]
+
+
+@pytest.mark.parametrize(
+    ("text", "warned"),
+    [
+        ('preset = "torchvision"', True),
+        ('preset = "keras-tf"', True),
+        ('preset = "plain"', False),  # from 0 to 1, which its layers take
+        ('preset = "torchvision"\n[image]\nscale = 0.00392156862745098\nmean = [0.0]\nstd = [1.0]', False),
+        ("", False),
+    ],
+)
+def test_a_preset_that_normalises_what_the_layers_normalise_is_a_warning(
+    text: str, warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    classifier(tmp_path / "m.onnx", *INSIDE)
+    (tmp_path / "model.toml").write_text(f'file = "m.onnx"\n{text}\n')
+    [source], _ = find_models([tmp_path])
+    found = examine(source.config, source.versions[-1])
+    settle(found.config, found.signature, found.labels, found.seen)
+    notes = [str(record.msg) for record in caplog.records if "normalised twice" in str(record.msg)]
+    assert len(notes) == warned
+    if warned:
+        assert "its first layers (Sub, Div)" in notes[0]
+        assert "set scale = 0.00392157, mean = [0.0] and std = [1.0] in [image]" in notes[0]
 
 
 def test_an_input_of_bytes_takes_pixels(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from carpool.engine.profile.hardware import gpu_count
 from carpool.errors import ConfigError
 from carpool.lab.settings_file import settings_text
 from carpool.types import TensorSpec
-from carpool.vision.plans.pixels import what_is_assumed
+from carpool.vision.plans.pixels import preset_against_layers, what_is_assumed
 from carpool.vision.plans.settings import Described, VisionSettings, describe
 
 
@@ -95,6 +95,8 @@ def _report(source: ModelSource, found: Examined, said: Described) -> ModelRepor
 
     file = source.versions[-1].file
     assumed = () if vision is None else vision.assumed
+    twice = None if vision is None else preset_against_layers(found.config, found.seen.claims)
+    warnings = [*([what_is_assumed("it", assumed)] if assumed else []), *([twice] if twice else [])]
     return ModelReport(
         model=source.config.name,
         file="" if file is None else str(file),
@@ -105,7 +107,7 @@ def _report(source: ModelSource, found: Examined, said: Described) -> ModelRepor
         format=None if vision is None else getattr(vision.table, "format", None),
         labels=found.seen.claims.labels if vision is None else vision.labels,
         assumed=assumed,
-        evidence=(*said.evidence, *([what_is_assumed("it", assumed)] if assumed else [])),
+        evidence=(*said.evidence, *warnings),
         ask=said.ask,
         toml=settings_text(found.config, said, read_before(found.config)),
     )

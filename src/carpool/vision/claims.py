@@ -51,6 +51,7 @@ class Claims:
     activation: str | None = None
     keypoints: tuple[int, int] | None = None
     lines: tuple[str, ...] = ()  # what was found, in words
+    layers: Mapping[str, Any] | None = None  # the values that the file's own first layers take
 
 
 NO_CLAIMS = Claims()
@@ -69,8 +70,9 @@ def read_claims(metadata: FileMetadata) -> Claims:
     claims, layers = _claimed(metadata), metadata.layers
     if layers is None:
         return claims
-    image = {**claims.image, **_TAKES[layers.takes]}
-    return replace(claims, image=image, lines=(*claims.lines, layers.words))
+    takes = _TAKES[layers.takes]
+    image = {**claims.image, **takes}
+    return replace(claims, image=image, lines=(*claims.lines, layers.words), layers=takes)
 
 
 def _claimed(metadata: FileMetadata) -> Claims:

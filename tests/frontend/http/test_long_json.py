@@ -14,6 +14,8 @@ import pytest
 from carpool.errors import CarpoolError, InvalidInput, TooLarge
 from carpool.frontend.calls import packing as long_json
 from carpool.frontend.calls.packing import LONG, LONG_PICTURE, LongJson, prepare
+from carpool.frontend.clients.accounts import Accounts
+from carpool.frontend.http.body import GatheredBody, Payer, charge_reading
 from carpool.frontend.http.chat_format import read_chat
 from carpool.frontend.http.generate_route import read_picture, read_tensors
 from carpool.frontend.http.image_reading import BodyLayout, read_pictures
@@ -30,7 +32,7 @@ BODY = b'{"id":"7","inputs":[{"name":"x","datatype":"FP32","shape":[1,%d],"data"
 
 @pytest.fixture
 def reader() -> Iterator[LongJson]:
-    made = LongJson()
+    made = LongJson(lambda _body, _seconds: None)
     yield made
     made.close()
 
@@ -46,6 +48,25 @@ def test_it_reads_what_this_process_would_read(reader: LongJson, monkeypatch: py
         head, pieces = reader.prepare(BODY, None, ANY)
         assert (head.id, head.batch, head.tail_size) == ("7", 1, wanted_head.tail_size)
         assert b"".join(pieces) == b"".join(map(bytes, wanted_pieces))
+
+
+def test_a_long_body_is_charged_to_its_client() -> None:
+    accounts = Accounts(100)
+    for name in ("greedy", "other"):
+        accounts.account(name, 0.0)
+    reader = LongJson(charge_reading)
+    body = GatheredBody(len(BODY), Payer(accounts, "greedy"))
+    body.take(BODY)
+    try:
+        for _ in range(100):  # each takes some milliseconds
+            reader.prepare(body, None, ANY)
+            if accounts.rest_s("greedy", 0.0) > 0.0:
+                break
+        else:
+            raise AssertionError("nobody paid for it")
+    finally:
+        reader.close()
+    assert accounts.rest_s("other", 0.0) == 0.0
 
 
 def test_short_ones_are_read_here(reader: LongJson) -> None:

@@ -57,7 +57,7 @@ from carpool.link.door import ASK, ASSUMED
 from carpool.observe.logs import logger
 from carpool.types import Signature
 from carpool.vision.geometry import lookup_tables, read_form
-from carpool.vision.plans.pixels import what_is_assumed
+from carpool.vision.plans.pixels import preset_against_layers, what_is_assumed
 from carpool.vision.plans.settings import NOTHING_SEEN, ModelFacts, VisionSettings, describe
 
 log = logger("engine")
@@ -89,6 +89,9 @@ def settle(
         log.debug("pictures", model=config.name, note=note)
     if ask:
         log.warning("pictures", model=config.name, note=f"it is served as tensors: {ask}")
+    twice = None if vision is None else preset_against_layers(config, seen.claims)
+    if twice is not None:
+        log.warning("pictures", model=config.name, note=twice)
     assumed = () if vision is None else vision.assumed
     if assumed:
         words = what_is_assumed(config.name, assumed)

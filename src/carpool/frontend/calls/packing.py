@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from time import process_time, thread_time
 from typing import TypeVar, cast
 
 import carpool.errors
@@ -53,8 +54,11 @@ _BOOL = Datatype.BOOL
 _FEW_STRINGS = 4096
 
 Found = TypeVar("Found")
-_Told = tuple[object, tuple[str, str, str | None] | None]
-"""What was found, or the kind of an error, its sentence and its field."""
+_Told = tuple[object, tuple[str, str, str | None] | None, float]
+"""What was found, or the kind of an error, its sentence and its field; and the seconds that it took."""
+
+Charge = Callable[[bytes | bytearray, float], None]
+"""Hears, in any thread, how many seconds of a processor it took to read a body."""
 
 
 def is_in_place(head: RequestHead) -> bool:
@@ -119,7 +123,8 @@ def _pack(head: RequestHead, tail: Buffer, model: str) -> tuple[RequestHead, lis
 class LongJson:
     """Used by the threads of a front end: one of them at a time, the others wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, charge: Charge) -> None:
+        self._charge = charge
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
@@ -142,10 +147,11 @@ class LongJson:
         with self._lock:
             for _ in range(2):  # one that had nothing to do, or was killed, is replaced
                 try:
-                    found, failure = self._ask(read, body, more)
+                    found, failure, seconds = self._ask(read, body, more)
                 except (OSError, EOFError):
                     self._end()
                     continue
+                self._charge(body, seconds)
                 if failure is not None:
                     name, message, field = failure
                     raise getattr(carpool.errors, name)(message, field=field)
@@ -154,12 +160,14 @@ class LongJson:
 
     def _ask(self, read: Callable[..., object], body: bytes | bytearray, more: tuple[object, ...]) -> _Told:
         pipe = self._pipe or self._start()
+        began = thread_time()
         pipe.send((read, more))
         pipe.send_bytes(body)
         if not pipe.poll(_LONGEST_S):
             raise TimeoutError
         told: _Told = pipe.recv()
-        return told
+        found, failure, seconds = told
+        return found, failure, seconds + thread_time() - began
 
     def _start(self) -> Connection:
         ours, theirs = socket.socketpair()
@@ -205,11 +213,13 @@ def serve(pipe: Connection) -> None:
 
 def _serve_one(pipe: Connection) -> None:
     read, more = pipe.recv()
-    told: _Told
+    began = process_time()
+    found, failure = None, None
     try:
-        told = read(pipe.recv_bytes(), *more), None
+        found = read(pipe.recv_bytes(), *more)
     except CarpoolError as error:
-        told = None, (type(error).__name__, error.message, error.field)
+        failure = type(error).__name__, error.message, error.field
+    told: _Told = found, failure, process_time() - began
     pipe.send(told)
 
 

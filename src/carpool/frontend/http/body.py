@@ -84,6 +84,13 @@ class GatheredBody(bytearray):
         self.payer.accounts.close(self._stake)
 
 
+def charge_reading(body: bytes | bytearray, seconds: float) -> None:
+    """To read a body in memory took so many seconds, for which its client rests before it sends the next that
+    has to be decompressed."""
+    if isinstance(body, GatheredBody):
+        body.payer.accounts.spend_elsewhere(body.payer.name, seconds)
+
+
 def too_large(limit: int) -> Fault:
     return Fault(413, f"the body is over {limit} bytes", "too-large")
 

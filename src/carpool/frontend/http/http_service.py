@@ -22,6 +22,7 @@ from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.calls.packing import LongJson
 from carpool.frontend.documents import LivePage, ProfileWatch
 from carpool.frontend.front_service import FrontService
+from carpool.frontend.http.body import charge_reading
 from carpool.frontend.http.exchange import JSON_FIELDS, BodyPlan, Exchange, Start, answer_error, compress
 from carpool.frontend.http.fairness import Fairness
 from carpool.frontend.http.parsing import HttpHead
@@ -186,7 +187,7 @@ class HttpService(FrontService):
         self.live = LivePage(table)
         self.profiles = ProfileWatch(door)
         self.asks_for_keys = False
-        self.long_json = LongJson()
+        self.long_json = LongJson(charge_reading)
         self.fetcher = PictureFetcher(picture_hosts, max_body_bytes)
         self._tasks: set[asyncio.Task[None]] = set()
 

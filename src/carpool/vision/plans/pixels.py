@@ -74,6 +74,23 @@ def _guesses(config: ModelConfig) -> bool:
     return kind.needs_file and kind.name != "python" and config.generate is None
 
 
+def preset_against_layers(config: ModelConfig, claims: Claims) -> str | None:
+    """A warning where the preset's values are not those that the file's own first layers take: the preset
+    counts, since it was chosen, but values would then be normalised twice."""
+    if config.preset is None or claims.layers is None or any(key in said_of_pixels(config) for key in VALUES):
+        return None
+    takes, given = ImageSettings(**claims.layers), ImageSettings(**preset_fields(config.preset))
+    if all(getattr(takes, key) == getattr(given, key) for key in VALUES):
+        return None
+    mean, std = list(takes.mean), list(takes.std)
+    return (
+        f'{claims.lines[-1]}, and preset = "{config.preset}" changes pixels before that, so that they may be '
+        "normalised twice, which gives wrong answers. To leave it to the layers, "
+        f"set scale = {takes.scale:g}, mean = {mean} and std = {std} in [image]; "
+        "to keep the preset's, set its values there"
+    )
+
+
 def refuse_assumed(name: str, assumed: tuple[str, ...]) -> None:
     if assumed:
         raise ConfigError(f"{name}: {what_is_assumed('it', assumed)}", field="preset")
