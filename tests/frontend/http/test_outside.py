@@ -190,7 +190,7 @@ def test_what_was_learned_reaches_the_scheduler(tmp_path: Path) -> None:
     repositories.fake(tmp_path, name="m", head="slo_ms = 60000")
     works: list[Work] = []
     with whole_server(tmp_path) as server, server.connect() as client:
-        (driver,) = (served.driver for served in server.host.engine.fleet.offered.values())
+        (driver,) = (served.runtime.driver for served in server.host.engine.fleet.offered.values())
         submit = driver.submit
 
         def noted(taken: Sequence[Work]) -> None:
