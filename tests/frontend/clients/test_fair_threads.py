@@ -108,7 +108,7 @@ def test_what_is_cancelled_is_forgotten_at_once_though_others_are_before_it() ->
             del body
             assert alive() is not None
             left.cancel()
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # the one turn of the loop in which it is forgotten
             assert alive() is None
             go_on.set()
             await asyncio.wait_for(asyncio.gather(begun, waits), PATIENCE_S)

@@ -85,8 +85,8 @@ class GatheredBody(bytearray):
 
 
 def charge_reading(body: bytes | bytearray, seconds: float) -> None:
-    """To read a body in memory took so many seconds, for which its client rests before it sends the next that
-    has to be decompressed."""
+    """Charges the client of a body for the seconds that reading it took: its next compressed body waits for
+    as long as its account then says."""
     if isinstance(body, GatheredBody):
         body.payer.accounts.spend_elsewhere(body.payer.name, seconds)
 
@@ -125,7 +125,7 @@ class BodyInflater:
         self._whole = whole
         self._at = 0
         self._members = 1
-        self.left = False  # nobody wants it any more
+        self.left = False  # its client has gone
         self._stream = zlib.decompressobj(self._wbits)
         self.body = GatheredBody(limit, payer)
 
