@@ -1,4 +1,4 @@
-"""What becomes of two features that meet: one cell for every pair, and the part of a page that is made of them.
+"""What becomes of two features that meet: one cell for every pair, and the part of a page made of them.
 
 `python tests/reference.py` writes it into docs/limits.md.
 """
@@ -273,8 +273,8 @@ TABLE: dict[tuple[str, str], Cell] = {
     ("tracing", "recording"): Cell(WORKS, "A request has a span and a line.", _TOGETHER),
 }
 
-HEAD = """Every pair of features works together or is rejected. A rejection comes when the model is loaded, with a
-sentence that names the setting, or with the request that asks for it. Each cell has a test
+HEAD = """Every pair of features works together or is rejected. A rejection comes when the model is loaded,
+with a sentence that names the setting, or with the request that asks for it. Each cell has a test
 (`tests/interactions`).
 
 | feature | enabled by |
