@@ -22,6 +22,7 @@ from interactions import table
 DOCS = Path(__file__).parents[1] / "docs"
 MARK = re.compile(r"(<!-- generated: ([^\n]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
+COMMON = ("--url", "--json", "--api-key-file", "--ca", "--insecure")  # of several verbs, in the same words
 _COMMANDS: Any = typer.main.get_command(app)
 _OF_SERVER = {
     spec.metadata["option"].get("name", f"--{spec.name.replace('_', '-')}"): spec
@@ -33,18 +34,43 @@ _OF_SERVER = {
 def made(what: str) -> str:
     """What stands between the marks `generated: what` and `end`."""
     kind, _, name = what.partition(" ")
-    lines = {"options": options, "variables": server_variables, "metrics": metrics, "pairs": pairs}[kind](
-        name
-    )
-    return "\n".join(lines) + "\n"
+    makers = {
+        "options": options,
+        "common": common_options,
+        "variables": server_variables,
+        "metrics": metrics,
+        "pairs": pairs,
+    }
+    return "".join(f"{line}\n" for line in makers[kind](name))
 
 
 def options(verb: str) -> Iterator[str]:
-    yield from ("| option | default | meaning |", "|---|---|---|")
-    for param in _COMMANDS.get_command(None, verb).params:
-        if param.opts[0].startswith("--") and param.opts[0] != "--help":
+    own = [param for param in _options(verb) if param.opts[0] not in COMMON or verb == "serve"]
+    if own:
+        yield from ("| option | default | meaning |", "|---|---|---|")
+        for param in own:
             default = _of_the_server(param.opts[0]) if verb == "serve" else _shown(param.default)
             yield f"| `{param.opts[0]}` | {default} | {_cell(param.help or '')} |"
+
+
+def common_options(_: str) -> Iterator[str]:
+    """Those that several verbs have, with the verbs."""
+    yield from ("| option | default | meaning | verbs |", "|---|---|---|---|")
+    for option in COMMON:
+        having = {
+            verb: param
+            for verb in _COMMANDS.list_commands(None)
+            for param in _options(verb)
+            if param.opts[0] == option and verb != "serve"
+        }
+        [meaning] = {_cell(param.help or "") for param in having.values()}
+        [default] = {_shown(param.default) for param in having.values()}
+        yield f"| `{option}` | {default} | {meaning} | {', '.join(f'`{verb}`' for verb in having)} |"
+
+
+def _options(verb: str) -> list[Any]:
+    params = _COMMANDS.get_command(None, verb).params
+    return [param for param in params if param.opts[0].startswith("--") and param.opts[0] != "--help"]
 
 
 def _of_the_server(option: str) -> str:
