@@ -58,7 +58,8 @@ ASKS = ("ask_with_tritonclient.py", "batch_sizes.py")
 
 def name_of(page: Path) -> str:
     """For `make tutorials`, which follows those alone."""
-    return f"tutorial-{page.name}" if page.parent.name == "tutorials" else page.name
+    followed = page.parent.name == "tutorials" or page.name in ("quickstart.md", "text.md", "video.md")
+    return f"tutorial-{page.name}" if followed else page.name
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OF_ROOT = ("README", "ARCHITECTURE", "CONTRIBUTING", "DECISIONS", "SECURITY")
+PAGES = [*(ROOT / f"{name}.md" for name in OF_ROOT), *sorted((ROOT / "docs").rglob("*.md"))]
 
 AVOIDED = {
     r"doors?": "endpoint, protocol, front end",
