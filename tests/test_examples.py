@@ -443,3 +443,17 @@ def anchors(page: Path) -> set[str]:
     plain = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
     seen = [plain[:at].count(name) for at, name in enumerate(plain)]  # those before it of the same name
     return {f"{name}-{before}" if before else name for name, before in zip(plain, seen, strict=True)}
+
+
+def test_pages_that_the_program_names_are_there() -> None:
+    """In messages and in comments: `docs/page.md`, also with an anchor."""
+    named = {
+        found
+        for file in (ROOT / "src").rglob("*")
+        if file.suffix in (".py", ".toml", ".md", ".js", ".html")
+        for found in re.findall(r"\bdocs/([\w/-]+\.md)(?:#([\w-]+))?", file.read_text("utf-8"))
+    }
+    assert len(named) > 10
+    for page, anchor in named:
+        assert (DOCS / page).exists(), page
+        assert not anchor or anchor in anchors(DOCS / page), f"{page}#{anchor}"

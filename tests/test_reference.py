@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from reference import DOCS, MARK, written
@@ -14,6 +16,6 @@ def test_lists_are_generated_on_four_pages() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_generated_list_is_that_of_the_code(page: object) -> None:
-    text = page.read_text("utf-8")  # type: ignore[attr-defined]
+def test_a_generated_list_is_that_of_the_code(page: Path) -> None:
+    text = page.read_text("utf-8")
     assert text == written(text), "write it anew: python tests/reference.py"
