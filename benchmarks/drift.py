@@ -19,7 +19,7 @@ import numpy as np
 import orjson
 
 from carpool.config.drift_settings import DriftSettings
-from carpool.drift.model_drift import ModelDrift, Seen
+from carpool.drift.model_drift import ModelDrift, SampledAnswer
 from carpool.drift.samples import Sampled, measure
 from carpool.vision.decode import decode
 
@@ -84,7 +84,9 @@ def rows(rounds: int) -> list[Row]:
     add(
         "a sample in the engine, of a camera",
         "any",
-        best_us(lambda: model.take("1", "labels", Seen("door", values, "a", False), now), 10 * rounds),
+        best_us(
+            lambda: model.take("1", "labels", SampledAnswer("door", values, "a", False), now), 10 * rounds
+        ),
     )
     add("windows of 64 cameras looked at", "any", best_us(_full_model(values), rounds))
     return found
@@ -93,7 +95,7 @@ def rows(rounds: int) -> list[Row]:
 def _full_model(values: object) -> Callable[[], object]:
     model = ModelDrift("m", DriftSettings())
     for number in range(64 * 20):
-        model.take("1", "labels", Seen(f"camera-{number % 64}", values, "a", False), 1.0)  # type: ignore[arg-type]
+        model.take("1", "labels", SampledAnswer(f"camera-{number % 64}", values, "a", False), 1.0)  # type: ignore[arg-type]
     return lambda: model.look(2.0)
 
 

@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from carpool.backends.stepper import Part, TextInstance
+from carpool.backends.stepper import ModelPart, TextInstance
 from carpool.backends.torch import line_reader
 from carpool.backends.torch.decoder_weights import of_transformer_decoder
 from carpool.backends.torch.line_reader import LineReader
@@ -263,7 +263,7 @@ def compared(kind: str, args: argparse.Namespace, cuda: bool) -> dict[str, Any]:
         found[f"at_{load}"] = first_tokens(instance, curves, free, some, rate)
         encoder, decoder = (
             TorchStepper(network, args.slots, CudaDevice(0) if cuda else device, kind, precision, part)
-            for part in (Part.ENCODER, Part.DECODER)
+            for part in (ModelPart.ENCODER, ModelPart.DECODER)
         )
         pools = TextInstance([encoder], [decoder], apart=True)
         found[f"at_{load}_apart"] = first_tokens(pools, curves, replace(free, encoders=1), some, rate)

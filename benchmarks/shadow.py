@@ -29,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
@@ -45,7 +46,7 @@ from carpool.engine.engine_link import EngineSide
 from carpool.errors import Unavailable
 from carpool.frontend.front_link import RemoteCall
 from carpool.frontend.remote_door import RemoteDoor
-from carpool.link.door import Answer, ModelEntry
+from carpool.link.door import Answer, Ask, ModelEntry, OneAnswer
 from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.types import InferRequest, Tensor
 from carpool.wire.v2 import RequestHead, encode_request, read_head
@@ -159,8 +160,8 @@ def serve(folder: str, sock: socket.socket, arena: int, tell: Connection) -> Non
     """The engine's process."""
 
     async def live() -> None:
-        async with Engine(folder) as engine:
-            host = EngineHost(engine)
+        host = EngineHost(partial(Engine, folder))
+        async with host.engine:
             host.set_ready(True)
             side = EngineSide(host, max_answer_bytes=ANSWER_BYTES)
             await side.attach(1, sock, os.dup(arena))
@@ -280,11 +281,15 @@ class Asker:
             told(answer)
             call.release()
 
-        call = self.door.infer(
-            self.entries[which], self.heads[which], slot, self.tail, done, arrived=arrived, spare=spare
-        )
+        ask = Ask(self.entries[which], self.heads[which], slot, self.tail, arrived, spare=spare)
+        call = self.door.infer(ask, Once(done))
         if spare:
             self.copies.add(call)
+
+
+class Once(OneAnswer):
+    def __init__(self, done: Told) -> None:
+        self.done = done  # type: ignore[method-assign]
 
 
 # ---- a whole server

@@ -24,10 +24,10 @@ LEAVES = {"types", "errors", "compiling"}
 ENGINE = "carpool.engine.models.served carpool.core.scheduler carpool.backends"
 MAY_IMPORT: Mapping[str, str] = {
     "__init__": "client engine engine/run",
-    "backends": "config core memory",
+    "backends": "config core",
     "backends/hosted": "backends backends/python config",
     "backends/python": "backends config memory observe",
-    "backends/torch": "backends backends/python config memory observe",
+    "backends/torch": "backends backends/python config",
     "cache": "config core observe vision wire",
     "cli": "client config core demo deploy_files drift engine/profile frontend frontend/access lab "
     "lab/cascade lab/evaluate lab/load lab/sweep link observe pipelines process ray ray_cluster "
@@ -40,33 +40,41 @@ MAY_IMPORT: Mapping[str, str] = {
     "deploy_files": "core",
     "drift": "config core vision",
     "engine": "backends/torch config core engine/fleet engine/loading engine/models engine/profile "
-    "engine/run link memory observe vision vision/plans",
+    "engine/routes engine/run link memory observe vision vision/plans",
     "engine/control": "config core drift engine engine/fleet engine/loading engine/models link memory "
     "observe registry rollout",
     "engine/fleet": "backends/python config core engine/loading engine/models engine/profile "
     "engine/routes engine/run link observe",
-    "engine/generation": "backends backends/python config core engine/loading engine/profile engine/run "
-    "link memory observe vision/plans",
+    "engine/generation": "backends config core engine/loading engine/profile engine/run link observe "
+    "vision/plans",
     "engine/loading": "backends backends/torch config core engine/profile engine/run link memory observe "
     "vision vision/plans vision/tasks",
     "engine/models": "backends config core engine/generation engine/loading engine/profile engine/routes "
     "engine/run link observe pipelines vision/plans",
     "engine/profile": "backends config core engine/run link observe",
-    "engine/routes": "config core engine/run observe",
+    "engine/routes": "config core engine/run link observe pipelines",
     "engine/run": "backends config core link memory observe",
-    "frontend": "cache config core drift frontend/pictures link memory observe vision vision/plans wire",
+    "frontend": "core frontend/caches frontend/calls frontend/pictures frontend/rollout frontend/traces "
+    "link memory observe wire",
     "frontend/access": "config observe",
+    "frontend/caches": "cache config core frontend/calls frontend/pictures link memory observe vision "
+    "vision/plans wire",
+    "frontend/calls": "cache frontend/pictures frontend/traces link memory observe wire",
     "frontend/clients": "",
-    "frontend/grpc": "cache config core frontend frontend/access frontend/clients frontend/http "
-    "frontend/pictures link memory observe wire wire/proto",
-    "frontend/http": "cache config console core frontend frontend/access frontend/clients "
-    "frontend/pictures link memory observe vision vision/tasks wire",
+    "frontend/grpc": "cache config core frontend frontend/access frontend/caches frontend/calls "
+    "frontend/clients frontend/http frontend/pictures frontend/traces link memory observe wire "
+    "wire/proto",
+    "frontend/http": "cache config console core frontend frontend/access frontend/caches frontend/calls "
+    "frontend/clients frontend/pictures frontend/traces link memory observe vision vision/tasks wire",
     "frontend/pictures": "config core drift frontend/clients link memory observe pipelines vision "
     "vision/plans vision/tasks wire",
+    "frontend/rollout": "config core frontend/calls frontend/pictures link memory observe vision "
+    "vision/plans wire",
+    "frontend/traces": "cache config link observe wire",
     "lab": "backends config core engine/generation engine/loading engine/profile engine/run pipelines "
     "sim vision vision/plans",
     "lab/cascade": "client config core engine lab/evaluate vision vision/plans",
-    "lab/evaluate": "client config engine vision",
+    "lab/evaluate": "client config engine engine/fleet vision",
     "lab/load": "sim wire wire/proto",
     "lab/sweep": "config core demo engine/profile lab lab/load link sim",
     "link": "core memory observe wire",
@@ -74,13 +82,14 @@ MAY_IMPORT: Mapping[str, str] = {
     "observe": "core",
     "pipelines": "config",
     "process": "cache config engine engine/control engine/fleet engine/loading frontend frontend/access "
-    "frontend/clients frontend/grpc frontend/http frontend/pictures link memory observe wire",
+    "frontend/caches frontend/calls frontend/clients frontend/grpc frontend/http frontend/pictures "
+    "frontend/traces link memory observe wire",
     "ray": "ray_cluster",
     "ray_cluster": "config core deploy_files",
     "registry": "config",
     "rollout": "cache config core sim",
-    "runner": "backends backends/python backends/torch config core engine/generation engine/loading "
-    "engine/profile engine/run link memory observe process vision/plans",
+    "runner": "backends backends/torch core engine/generation engine/loading engine/profile engine/run "
+    "link memory observe process vision/plans",
     "sim": "core",
     "video": "client lab/load vision",
     "vision": "config",
@@ -182,6 +191,12 @@ def test_folders_are_layers() -> None:
     assert list(circles(graph)) == []
 
 
+def test_few_files_are_read_together() -> None:
+    """Also where they know each other for their types alone."""
+    graph = {name: imported_files(path) for name, path in MODULES.items()}
+    assert [found for found in circles(graph) if len(found.split()) > 3] == []
+
+
 def test_nothing_that_serves_may_import_the_lab() -> None:
     def outermost(folders: Iterable[str]) -> set[str]:
         return {folder.partition("/")[0] for folder in folders}
@@ -239,6 +254,33 @@ def test_every_file_has_a_name_of_its_own() -> None:
     assert {name for name, count in names.items() if count > 1} == set()
 
 
+# Excepted are names that others gave: Triton's of its Python models, those of arrays that Python programs get
+# for the documents of /openapi.json, and the class that a worker process looks for.
+NO_SERVER = LAB | {"cli", "client", "demo", "sim"}
+NAMED_BY_OTHERS = (
+    "backends/hosted/",
+    "backends/python/triton_python_backend_utils.py",
+    "vision/python_pictures.py",
+)
+
+
+def test_a_class_name_means_one_thing_in_a_server() -> None:
+    files: dict[str, list[str]] = {}
+    for path in SOURCES:
+        inside = str(path.relative_to(PACKAGE))
+        if inside.partition("/")[0] not in NO_SERVER and not inside.startswith(NAMED_BY_OTHERS):
+            for name in classes_of(path):
+                files.setdefault(name, []).append(inside)
+    assert {name: found for name, found in files.items() if len(found) > 1} == {}
+
+
+def classes_of(path: Path) -> Iterator[str]:
+    """Without those that describe documents, which clients know by these names."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ClassDef) and "TypedDict" not in map(ast.unparse, node.bases):
+            yield node.name
+
+
 def test_core_is_pure() -> None:
     impure = {"time", "threading", "asyncio", "socket", "logging", "multiprocessing"}
     allowed = sys.stdlib_module_names - impure | {"carpool"}
@@ -248,8 +290,75 @@ def test_core_is_pure() -> None:
     assert [(file, name) for file, name in found if name.split(".")[0] not in allowed] == []
 
 
+def test_what_the_engine_calls_back_is_given_to_constructors() -> None:
+    """Where a function is assigned to another object's attribute, only a search tells who listens. Requests
+    are the exception: they say themselves who has them, and who is to be told."""
+    files = [path for path in SOURCES if folder_of(path).startswith(("engine", "lab/evaluate", "process"))]
+    trees = {path: ast.parse(path.read_text("utf-8")) for path in files}
+    methods = {
+        node.name
+        for tree in trees.values()
+        for kind in ast.walk(tree)
+        if isinstance(kind, ast.ClassDef)
+        for node in kind.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.decorator_list
+    }
+    hooks = [f"{name_of(path)}: {hook}" for path, tree in trees.items() for hook in hooks_set(tree, methods)]
+    assert hooks == []
+
+
+def hooks_set(tree: ast.Module, methods: set[str]) -> Iterator[str]:
+    functions = {
+        node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and is_function(node.value, functions, methods):
+            for target in node.targets:
+                if isinstance(target, ast.Attribute) and ast.unparse(target.value) not in (
+                    "self",
+                    "work",
+                    "child",
+                ):
+                    yield ast.unparse(node)
+
+
+def is_function(value: ast.expr, functions: set[str], methods: set[str]) -> bool:
+    """As far as can be seen where it stands; an object that has some is one, too."""
+    match value:
+        case ast.Lambda() | ast.Name("self") | ast.Call(ast.Name("partial")):
+            return True
+        case ast.Name(name):
+            return name in functions
+        case ast.Attribute(_, name):
+            return name in methods
+    return False
+
+
+def test_hooks_are_found() -> None:
+    code = "a.b = lambda: 0; a.b = self; a.b = self.told; a.b = here; a.b = partial(f, 1); a.b = self.data"
+    tree = ast.parse(f"def here(): ...\n{code}; self.b = here; work.done = here; a = here")
+    assert len(list(hooks_set(tree, {"told"}))) == 5
+
+
 def test_no_grab_bags() -> None:
     assert not {path.stem for path in SOURCES} & {"utils", "util", "helpers", "manager", "common", "misc"}
+
+
+def test_tests_wait_with_one_helper() -> None:
+    """`until` in tests/waiting.py has a bound, and says what it has waited for."""
+    waiting = ROOT / "tests" / "waiting.py"
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in (ROOT / "tests").rglob("*.py")
+        if path != waiting and "conformance" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.While) and all(map(is_sleep, node.body))
+    ]
+    assert found == []
+
+
+def is_sleep(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and ast.unparse(node.value).partition("(")[0].endswith("sleep")
 
 
 def loaded_with(module: str) -> set[str]:
@@ -285,8 +394,8 @@ def test_a_process_loads_only_what_it_needs(process: str, spared: str) -> None:
 
 
 def test_the_heart_is_covered_branch_by_branch(tmp_path: Path) -> None:
-    """batcher, shedding and admission: 100 %, by their own unit tests alone."""
-    heart = [PACKAGE / "core" / f"{name}.py" for name in ("batcher", "shedding", "admission")]
+    """batcher and admission: 100 %, by their own unit tests alone."""
+    heart = [PACKAGE / "core" / f"{name}.py" for name in ("batcher", "admission")]
     tests = [ROOT / "tests" / "core" / f"test_{path.stem}.py" for path in heart]
     data = f"--data-file={tmp_path / 'coverage'}"
     python = [sys.executable, "-m"]

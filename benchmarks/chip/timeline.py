@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from carpool.backends.backend import Encoded
+from carpool.backends.backend import RunsEncoded
 from carpool.config.repository import find_models
 from carpool.engine.loading.loading import Loading
 
@@ -43,12 +43,14 @@ def kind_of(event: dict[str, Any]) -> str | None:
     return "resize" if "resize" in name or "fill_pictures" in name else "model"
 
 
-def profile(backends: Sequence[Encoded], files: Sequence[np.ndarray], seconds: float) -> list[dict[str, Any]]:
+def profile(
+    backends: Sequence[RunsEncoded], files: Sequence[np.ndarray], seconds: float
+) -> list[dict[str, Any]]:
     """Events of the device while every instance runs one batch after the other."""
     stop = threading.Event()
     batch = [files[number % len(files)] for number in range(BATCH)]
 
-    def work(backend: Encoded) -> None:
+    def work(backend: RunsEncoded) -> None:
         while not stop.is_set():
             backend.run_encoded(batch, ())
 

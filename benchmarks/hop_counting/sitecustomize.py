@@ -15,7 +15,7 @@ from pathlib import Path
 _FOLDER = Path(os.environ["HOPS_FOLDER"])
 _PACKAGE = os.environ["HOPS_PACKAGE"]
 _LOOK_EVERY_S = 0.002
-_noted: list[tuple[int, str]] = []  # appended to by all threads, which the GIL allows; swapped by one
+_noted: list[tuple[int, str, str]] = []  # appended to by all threads, which the GIL allows; swapped by one
 
 with (_FOLDER / "switch").open("r+b") as _file:
     _switch = mmap.mmap(_file.fileno(), 2)
@@ -25,7 +25,7 @@ def _note(frame, event, _argument):  # called for every event of every thread: a
     if event == "call" and _switch[0]:
         name = frame.f_code.co_filename
         if name.startswith(_PACKAGE):
-            _noted.append((threading.get_ident(), name))
+            _noted.append((threading.get_ident(), name, frame.f_code.co_qualname))
 
 
 def _report() -> None:

@@ -18,8 +18,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from statistics import median
 
 from carpool.config.otel_settings import OtelSettings
-from carpool.frontend.request_spans import RequestSpans
-from carpool.frontend.tracing import Tracer
+from carpool.frontend.traces.request_spans import RequestSpans
+from carpool.frontend.traces.tracing import Tracer
 from carpool.observe.counters import Table, table_bytes
 from load.slices import Turn
 from peers import recipes

@@ -138,3 +138,18 @@ def retry_after(error: CarpoolError) -> int | None:
         seconds = error.retry_after_s
         return min(max(1, math.ceil(seconds)), _LONGEST_WAIT_S) if math.isfinite(seconds) else 1
     return 1 if isinstance(error, Unavailable) else None
+
+
+def prefixed(error: CarpoolError, words: str, kind: type[CarpoolError] | None = None) -> CarpoolError:
+    """The same error with these words before its own, of another kind if that is given. It is another object:
+    several requests may have been answered with this one."""
+    said = words + error.message
+    if isinstance(error, Refused):
+        return Refused(
+            said,
+            reason=error.reason,
+            predicted_ms=error.predicted_ms,
+            retry_after_s=error.retry_after_s,
+            numbers=error.numbers,
+        )
+    return (kind or type(error))(said, reason=error.reason, field=error.field, numbers=error.numbers)

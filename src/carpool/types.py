@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -200,3 +200,15 @@ class StepTiming(Timing):
     """Of a request that went through several models: the sums, and each model's own by its name."""
 
     steps: tuple[tuple[str, Timing], ...] = ()
+
+    @classmethod
+    def of(cls, steps: Iterable[tuple[str, Timing]]) -> StepTiming:
+        listed = tuple(steps)
+        whole = cls(steps=listed)
+        for _, timing in listed:
+            whole.queue += timing.queue
+            whole.input += timing.input
+            whole.infer += timing.infer
+            whole.output += timing.output
+            whole.batch = max(whole.batch, timing.batch)
+        return whole

@@ -14,7 +14,7 @@ from backends import torch_models as tm
 from backends.torch_models import INPUT, OUTPUTS, PretendedDevice
 from carpool.backends.torch import device_sharing
 from carpool.backends.torch.device_sharing import (
-    Ledger,
+    MemoryLedger,
     in_words,
     ledger_of,
     limit_device_memory,
@@ -55,7 +55,7 @@ def test_the_budget_is_a_share_of_what_is_free_or_what_is_said() -> None:
 
 
 def test_a_refusal_has_the_numbers() -> None:
-    ledger = Ledger("cuda:0", 4 * 10**9)
+    ledger = MemoryLedger("cuda:0", 4 * 10**9)
     ledger.hold(1, "resnet", 10**9)
     ledger.hold(2, "resnet", 500_000_000)
     ledger.hold(3, "vit", 2 * 10**9)

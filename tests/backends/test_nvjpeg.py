@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from carpool.backends.backend import PictureForm, Placed
+from carpool.backends.backend import PictureForm, PlacedRectangle
 from carpool.backends.torch.torch_pictures import DevicePictures, NoDecoder, Nvjpeg, declared
 from carpool.errors import InvalidInput
 
@@ -134,8 +134,8 @@ def test_what_it_cannot_read_fails_the_batch_and_the_next_one_is_fine(kind: int)
     assert torch.all(decode([written(2, 2, 5)])[0][0] == 5)
 
 
-def place(width: int, height: int) -> Placed:
-    return Placed(0, 0, width, height, 0, 0, 2, 2, "bilinear")
+def place(width: int, height: int) -> PlacedRectangle:
+    return PlacedRectangle(0, 0, width, height, 0, 0, 2, 2, "bilinear")
 
 
 def test_a_bad_file_costs_its_neighbours_nothing() -> None:

@@ -22,7 +22,7 @@ from carpool import backends
 from carpool.backends import onnxruntime as onnx_backend
 from carpool.backends.backend import Placement
 from carpool.backends.onnxruntime import CPU, CUDA, OPENVINO, TENSORRT, OnnxBackend, _providers
-from carpool.config.model import InstanceGroup, Kind, ModelConfig, ModelSignature, OnnxruntimeSettings
+from carpool.config.model import InstanceGroup, InstanceKind, ModelConfig, ModelSignature, OnnxruntimeSettings
 from carpool.config.repository import ModelVersion
 from carpool.errors import ConfigError, InvalidInput, ModelError, Unsupported
 
@@ -199,7 +199,7 @@ def providers(*names: str) -> Any:
     return SimpleNamespace(get_available_providers=lambda: [*names, CPU])
 
 
-def on(*kinds: Kind, **settings_say: Any) -> ModelConfig:
+def on(*kinds: InstanceKind, **settings_say: Any) -> ModelConfig:
     groups = tuple(InstanceGroup(kind=kind) for kind in kinds)
     config = settings("onnxruntime", Path("model.onnx"))
     return replace(config, onnxruntime=OnnxruntimeSettings(**settings_say), instances=groups)
@@ -221,11 +221,11 @@ def on(*kinds: Kind, **settings_say: Any) -> ModelConfig:
 def test_the_provider_is_chosen_by_what_is_there(
     there: tuple[str, ...], gpu: int | None, chosen: list[Any]
 ) -> None:
-    assert _providers(providers(*there), on(Kind.AUTO), gpu, 3) == chosen
+    assert _providers(providers(*there), on(InstanceKind.AUTO), gpu, 3) == chosen
 
 
 def test_an_accelerator_of_tritons_is_taken_where_it_is_there(caplog: pytest.LogCaptureFixture) -> None:
-    config = replace(on(Kind.GPU), accelerators=(TENSORRT, OPENVINO))
+    config = replace(on(InstanceKind.GPU), accelerators=(TENSORRT, OPENVINO))
     there = _providers(providers(TENSORRT, CUDA), config, 0, 1)
     assert [one[0] for one in there[:-1]] == [TENSORRT, CUDA]
     assert not caplog.records
@@ -234,7 +234,7 @@ def test_an_accelerator_of_tritons_is_taken_where_it_is_there(caplog: pytest.Log
 
 
 def test_tensorrt_that_was_asked_for_has_cuda_behind_it() -> None:
-    config = on(Kind.GPU, providers=(TENSORRT,))
+    config = on(InstanceKind.GPU, providers=(TENSORRT,))
     chosen = _providers(providers(TENSORRT, CUDA), config, 2, 1)
     assert chosen == [(TENSORRT, {"device_id": "2"}), (CUDA, {"device_id": "2"}), CPU]
 
@@ -242,12 +242,12 @@ def test_tensorrt_that_was_asked_for_has_cuda_behind_it() -> None:
 @pytest.mark.parametrize(
     ("there", "config", "gpus"),
     [
-        ((CUDA,), on(Kind.AUTO), (0,)),
-        ((CUDA,), on(Kind.CPU), ()),
-        ((CUDA,), on(Kind.MODEL), ()),
-        ((CUDA,), on(Kind.AUTO, providers=(CPU,)), ()),
-        ((CUDA,), on(Kind.AUTO, providers=(CUDA,)), (0,)),
-        ((TENSORRT,), replace(on(), instances=(InstanceGroup(kind=Kind.GPU, gpus=(3, 1)),)), (1, 3)),
+        ((CUDA,), on(InstanceKind.AUTO), (0,)),
+        ((CUDA,), on(InstanceKind.CPU), ()),
+        ((CUDA,), on(InstanceKind.MODEL), ()),
+        ((CUDA,), on(InstanceKind.AUTO, providers=(CPU,)), ()),
+        ((CUDA,), on(InstanceKind.AUTO, providers=(CUDA,)), (0,)),
+        ((TENSORRT,), replace(on(), instances=(InstanceGroup(kind=InstanceKind.GPU, gpus=(3, 1)),)), (1, 3)),
     ],
 )
 def test_instances_go_to_gpus_where_the_runtime_can_use_them(
@@ -263,8 +263,8 @@ def test_a_gpu_without_the_package_for_it_is_told_once(
     monkeypatch.setitem(sys.modules, "onnxruntime", providers())
     onnx_backend._say_what_is_missing.cache_clear()
     with caplog.at_level(logging.WARNING, "carpool"):
-        assert [onnx_backend.devices(on(Kind.AUTO)) for _ in range(2)] == [(), ()]
-        assert onnx_backend.devices(on(Kind.CPU)) == ()
+        assert [onnx_backend.devices(on(InstanceKind.AUTO)) for _ in range(2)] == [(), ()]
+        assert onnx_backend.devices(on(InstanceKind.CPU)) == ()
     assert len(caplog.records) == 1
     assert "pip install onnxruntime-gpu" in caplog.text
 

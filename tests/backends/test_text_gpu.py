@@ -13,7 +13,7 @@ if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)
 
 
-from carpool.backends.stepper import Part  # noqa: E402
+from carpool.backends.stepper import ModelPart  # noqa: E402
 from carpool.backends.torch.line_reader import LineReader  # noqa: E402
 from carpool.backends.torch.text_network import TextNetwork, line_network, read_network  # noqa: E402
 from carpool.backends.torch.torch_device import CudaDevice, Device  # noqa: E402
@@ -78,7 +78,7 @@ def test_an_encoder_and_a_decoder_apart_write_what_one_stepper_writes() -> None:
     lines = [np.roll(line(), 2 * n, 2) for n in range(SLOTS)]
     encoder, decoder, whole = (
         TorchStepper(network, SLOTS, CudaDevice(0), part=part)
-        for part in (Part.ENCODER, Part.DECODER, Part.WHOLE)
+        for part in (ModelPart.ENCODER, ModelPart.DECODER, ModelPart.WHOLE)
     )
     try:
         assert tokens_of(decoder, encoder.encode(lines)) == tokens_of(whole, whole.encode(lines))

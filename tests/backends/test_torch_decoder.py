@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import nn
 
-from carpool.backends.stepper import Part
+from carpool.backends.stepper import ModelPart
 from carpool.backends.torch import line_reader
 from carpool.backends.torch.decoder_weights import of_transformer_decoder, of_trocr
 from carpool.backends.torch.line_reader import LineReader
@@ -349,7 +349,7 @@ def test_an_encoder_and_two_decoders_apart_write_what_one_line_after_the_other_w
     """Slots are taken again, and rows are handed over in threads: the decoders' are not the encoder's."""
     encoder, *decoders = (
         TorchStepper(line_network(reader), 2, Device(1), part=part)
-        for part in (Part.ENCODER, Part.DECODER, Part.DECODER)
+        for part in (ModelPart.ENCODER, ModelPart.DECODER, ModelPart.DECODER)
     )
     each = [*lines(4, 64, 3), *lines(4, 128, 4)]
     answers = [read_alone(reader, line, 6) for line in each]

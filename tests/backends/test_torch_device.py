@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from carpool.backends.torch.device_sharing import Turns
+from carpool.backends.torch.device_sharing import GpuTurns
 from carpool.backends.torch.torch_device import CudaDevice, Device, is_out_of_memory
 
 
@@ -177,7 +177,7 @@ def test_running_out_of_memory_is_known_by_type_and_by_words() -> None:
 
 
 def test_whoever_captures_waits_for_batches_and_they_for_it() -> None:
-    turns = Turns()
+    turns = GpuTurns()
     batch, other = turns.join(), turns.join()
     began, ended = threading.Event(), threading.Event()
 

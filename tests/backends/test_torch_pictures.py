@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from carpool.backends.backend import Cut, FileToKeep, PictureForm, Place, Placed
+from carpool.backends.backend import Cut, FileToKeep, PictureForm, Place, PlacedRectangle
 from carpool.backends.torch.torch_pictures import CpuResize, DecodeAll, DevicePictures, can_decode
 from carpool.config.model import ImageSettings
 from carpool.engine.loading.device_pictures import _pixels, _placed, sample_picture
@@ -42,7 +42,7 @@ def form_of(settings: ImageSettings, size: tuple[int, int] = INPUT) -> PictureFo
 
 
 def place_of(settings: ImageSettings, size: tuple[int, int] = INPUT) -> Place:
-    def place(width: int, height: int) -> Placed:
+    def place(width: int, height: int) -> PlacedRectangle:
         return _placed(width, height, size, settings)
 
     return place

@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from load.processes import tree_cpu
+from waiting import until
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 STARTING = sorted(
@@ -29,23 +29,16 @@ def below() -> set[int]:
     return set(tree_cpu(os.getpid())) - {os.getpid()}
 
 
-def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> bool:
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 def left_behind(command: list[str], number: int, grown: int, seconds: float) -> set[int]:
     """What lives on after it was told to stop, some time after so many processes were below us."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # whoever is left behind comes to us
     before = below()
     process = subprocess.Popen(command, cwd=BENCHMARKS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
-        wait_until(lambda: process.poll() is not None or len(below() - before) >= grown, seconds)
-        wait_until(lambda: process.poll() is not None, 2.0)  # in the middle of something
+        with suppress(AssertionError):  # or as far as it came
+            until(lambda: process.poll() is not None or len(below() - before) >= grown, seconds=seconds)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(2.0)  # in the middle of something
         process.send_signal(number)
         said, _ = process.communicate(timeout=PATIENCE)
         left = below() - before

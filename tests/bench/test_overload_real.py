@@ -1,13 +1,13 @@
 """What the benchmark makes of what it saw; the runs themselves need a machine with nothing else to do."""
 
 import argparse
-import time
 from dataclasses import replace
 
 import pytest
 
 from load.neighbour import Neighbour
 from overload_real import Turn, row_names, summarise_row
+from waiting import until
 
 _TURN = Turn(
     order=0,
@@ -62,10 +62,7 @@ def test_the_neighbour_works_only_when_told_to_and_ends_with_its_pipe() -> None:
     neighbour = Neighbour()
     try:
         neighbour.go()
-        until = time.monotonic() + 20
-        while sum(neighbour.cpu().values()) < 0.1 and time.monotonic() < until:
-            time.sleep(0.02)
-        assert sum(neighbour.cpu().values()) >= 0.1
+        until(lambda: sum(neighbour.cpu().values()) >= 0.1)
     finally:
         neighbour.close()
     assert not neighbour.cpu()

@@ -15,7 +15,8 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from live.server import PATIENCE_S, free_ports, wait_until
+from live.server import PATIENCE_S, free_ports
+from waiting import until
 
 CERTIFICATES = Path(__file__).parents[1] / "frontend" / "access" / "certificates"
 
@@ -58,7 +59,7 @@ class RedisServer:
             self.process = subprocess.Popen(
                 [find_redis(), str(file)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-        wait_until(self.answers, "a Redis server")
+        until(self.answers, "a Redis server")
 
     def answers(self) -> bool:
         try:

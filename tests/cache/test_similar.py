@@ -15,9 +15,9 @@ from carpool.cache.similar import (
     MOST_SOURCES,
     OFF_S,
     Frame,
-    Seen,
+    PictureLook,
     SimilarFrames,
-    Source,
+    SourceAnswers,
     is_audited,
     judged,
     perceptual_hash,
@@ -42,14 +42,14 @@ def with_figure(picture: Array, size: int = 3) -> Array:
     return changed
 
 
-def look(frames: SimilarFrames, source: Source, picture: Array, now: float, **more: float) -> bool:
+def look(frames: SimilarFrames, source: SourceAnswers, picture: Array, now: float, **more: float) -> bool:
     settings = SETTINGS
     return (
         frames.look(source, seen_of(picture, settings), settings, now, more.get("max_age", inf)) is not None
     )
 
 
-def keep(frames: SimilarFrames, source: Source, picture: Array, at: float) -> None:
+def keep(frames: SimilarFrames, source: SourceAnswers, picture: Array, at: float) -> None:
     frames.keep(source, Frame(seen_of(picture, SETTINGS), KEPT, at))
 
 
@@ -143,7 +143,7 @@ def test_the_textbooks_hash() -> None:
     assert frames.look(source, seen_of(scene(), settings), settings, 0.1, inf)
     assert not frames.look(source, seen_of(scene(5), settings), settings, 0.1, inf)
     assert 0 <= perceptual_hash(scene()) < 1 << 64
-    assert Seen(scene()).hash == 0
+    assert PictureLook(scene()).hash == 0
 
 
 def test_thumbnails_of_other_sizes_are_other_scenes() -> None:
@@ -154,16 +154,16 @@ def test_thumbnails_of_other_sizes_are_other_scenes() -> None:
 
 
 def test_the_audit_takes_its_share_and_not_twice_at_once() -> None:
-    source = Source()
+    source = SourceAnswers()
     always = CacheSettings(similar=True, audit=1.0)
     assert is_audited(source, always, 100.0)
     assert not is_audited(source, always, 100.0 + AUDIT_EVERY_S / 2)
     assert is_audited(source, always, 100.0 + AUDIT_EVERY_S)
-    assert not is_audited(Source(), CacheSettings(similar=True, audit=0.0), 0.0)
+    assert not is_audited(SourceAnswers(), CacheSettings(similar=True, audit=0.0), 0.0)
 
 
 def test_a_source_that_is_proven_wrong_is_off_for_a_while() -> None:
-    source = Source()
+    source = SourceAnswers()
     breaches = [judged(source, SETTINGS, 10.0, wrong=True) for _ in range(2)]
     assert breaches == [False, True]
     assert not source.wants_a_look(10.0 + OFF_S - 1)
@@ -173,6 +173,6 @@ def test_a_source_that_is_proven_wrong_is_off_for_a_while() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.001])
 def test_one_that_is_rarely_wrong_stays_on(share: float) -> None:
-    source = Source()
+    source = SourceAnswers()
     rng = np.random.default_rng(1)
     assert not any(judged(source, SETTINGS, 1.0, wrong=bool(rng.random() < share)) for _ in range(3000))

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from carpool.cli.main import app
 from carpool.cli.top_command import bars, summary
 from console.stage import Stage, stage
-from frontend.http.harness import until
+from waiting import until
 
 BOUNDS = {"seconds": [0.01, 0.02, 0.05], "batch": [1.0, 2.0, 4.0]}
 

@@ -41,6 +41,7 @@ from carpool.vision.python_pictures import (
 from client.scripted_server import Scripted, scripted_server
 from frontend.http.front_end import FrontEnd, front_end, image_model
 from frontend.picture_models import BLUE, GREEN, RED, classifier, detector, embedder, picture, segmenter
+from waiting import until
 
 MADE = Path(__file__).parents[1] / "frontend" / "access" / "certificates"
 Ask = Callable[..., Any]
@@ -437,8 +438,7 @@ def test_a_stream_goes_on_after_a_refusal_and_ends_with_an_error(script: Scripte
 def _slowly(script: Scripted) -> Iterator[bytes]:
     """The next frame comes when the one before was answered."""
     for number in range(3):
-        while len(script.replies) > 3 - number:
-            threading.Event().wait(0.001)
+        until(lambda: len(script.replies) <= 3 - number)  # noqa: B023
         yield b"%d" % number
 
 

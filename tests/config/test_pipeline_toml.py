@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from carpool.config.model import Mode, SpecificVersions
-from carpool.config.pipeline_settings import CropSettings, KeepSettings, PipelineSettings, read_document
+from carpool.config.pipeline_settings import CropSettings, PipelineSettings, StepKeepSettings, read_document
 from carpool.config.pipeline_toml import pipeline_config
 from carpool.config.repository import find_models
 from carpool.config.triton import config_document
@@ -51,7 +51,7 @@ def test_all_that_it_says() -> None:
     assert settings is not None
     find, kind = settings.steps
     assert (find.name, find.model, find.version, find.each) == ("find", "nanodet", -1, None)
-    assert find.keep == KeepSettings(("car", "person"), 0.4, 8)
+    assert find.keep == StepKeepSettings(("car", "person"), 0.4, 8)
     assert (kind.each, kind.version) == (("find", "boxes"), 3)
     assert kind.crop == CropSettings(0.1, True, 16)
     assert (settings.answer, settings.if_late, settings.keep_px) == (("find",), "without", 800)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.config.model import InstanceGroup, Kind, Mode, ModelConfig
+from carpool.config.model import InstanceGroup, InstanceKind, Mode, ModelConfig
 from carpool.config.repository import ModelSource, find_models, find_places, read_model, with_promise
 from carpool.config.toml import toml_config
 from carpool.core.objectives import Promise
@@ -147,13 +147,13 @@ def test_tensorrt_settings_run_on_what_is_there_with_one_warning(tmp_path: Path)
     put(tmp_path / "yolo" / "config.pbtxt", TRT)
     source, warnings = one(tmp_path)
     assert (source.config.backend, source.config.file) == ("onnxruntime", "model.onnx")
-    assert source.config.instances == (InstanceGroup(2, Kind.CPU),)
+    assert source.config.instances == (InstanceGroup(2, InstanceKind.CPU),)
     assert warnings == [
         'yolo: runs with onnxruntime on the CPU: "tensorrt" was asked for, but the file found is model.onnx; '
         "a GPU was asked for, but there is none"
     ]
     source, warnings = one(tmp_path, gpus=1)
-    assert source.config.instances == (InstanceGroup(2, Kind.GPU),)
+    assert source.config.instances == (InstanceGroup(2, InstanceKind.GPU),)
     assert warnings == [
         'yolo: runs with onnxruntime: "tensorrt" was asked for, but the file found is model.onnx'
     ]
@@ -175,9 +175,12 @@ def test_gpus_must_exist(tmp_path: Path) -> None:
     put(tmp_path / "model.toml", 'instances = [{kind = "gpu", gpus = [1]}, {kind = "model"}]')
     assert "asks for GPU 1, but there are 1" in refused(tmp_path, gpus=1)
     source, _ = one(tmp_path)
-    assert source.config.instances == (InstanceGroup(1, Kind.CPU), InstanceGroup(1, Kind.MODEL))
+    assert source.config.instances == (
+        InstanceGroup(1, InstanceKind.CPU),
+        InstanceGroup(1, InstanceKind.MODEL),
+    )
     source, _ = one(tmp_path, gpus=2)
-    assert source.config.instances[0] == InstanceGroup(1, Kind.GPU, (1,))
+    assert source.config.instances[0] == InstanceGroup(1, InstanceKind.GPU, (1,))
 
 
 def test_files_and_backends(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from carpool.config.model import (
     FakeSettings,
     ImageSettings,
     InstanceGroup,
-    Kind,
+    InstanceKind,
     LatestVersions,
     Mode,
     ModelConfig,
@@ -232,7 +232,10 @@ def test_versions(text: str, policy: object) -> None:
 
 def test_instance_groups() -> None:
     config = read('[[instances]]\ncount = 2\nkind = "gpu"\ngpus = [0, 1]\n[[instances]]\nkind = "cpu"')
-    assert config.instances == (InstanceGroup(2, Kind.GPU, (0, 1)), InstanceGroup(1, Kind.CPU))
+    assert config.instances == (
+        InstanceGroup(2, InstanceKind.GPU, (0, 1)),
+        InstanceGroup(1, InstanceKind.CPU),
+    )
 
 
 def test_curves() -> None:

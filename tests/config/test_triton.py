@@ -9,7 +9,7 @@ import pytest
 from carpool.config.model import (
     AllVersions,
     InstanceGroup,
-    Kind,
+    InstanceKind,
     LatestVersions,
     Mode,
     ModelConfig,
@@ -77,7 +77,7 @@ def test_a_classifier_for_tensorrt() -> None:
     assert config.inputs == (TensorConfig("input", "FP16", (3, 224, 224)),)
     assert config.outputs == (TensorConfig("logits", "FP16", (1000,)),)
     assert config.policy == Knobs(max_batch=32, preferred=(8, 16, 32), max_delay=0.005, level_limits={})
-    assert config.instances == (InstanceGroup(2, Kind.GPU),)
+    assert config.instances == (InstanceGroup(2, InstanceKind.GPU),)
 
 
 def test_a_detector_for_tensorrt() -> None:
@@ -239,9 +239,9 @@ def test_instances() -> None:
       instance_group { kind: KIND_MODEL }
     """)
     assert config.instances == (
-        InstanceGroup(3, Kind.CPU, name="cpus"),
-        InstanceGroup(1, Kind.AUTO, (0, 1)),
-        InstanceGroup(1, Kind.MODEL),
+        InstanceGroup(3, InstanceKind.CPU, name="cpus"),
+        InstanceGroup(1, InstanceKind.AUTO, (0, 1)),
+        InstanceGroup(1, InstanceKind.MODEL),
     )
 
 

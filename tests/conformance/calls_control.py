@@ -13,7 +13,7 @@ from backends import onnx_models
 from conformance.calls_infer import numbers
 from conformance.flavours import INVALID, UNAVAILABLE, UNKNOWN, UNSUPPORTED, Session
 from conformance.table import Server, case, expect
-from live.server import wait_until
+from waiting import until
 
 _SIZE = {"platform": "onnxruntime_onnx", "max_batch_size": 3}
 _INPUT = {"name": "x", "data_type": "TYPE_FP32", "dims": [3]}
@@ -96,7 +96,7 @@ def load_wrong(session: Session) -> str:
 def unload(session: Session) -> str:
     with _changing(session):
         session.call("unload_model", "changing")
-        wait_until(lambda: _state(session, "changing")[0] == "UNAVAILABLE", "unloaded")
+        until(lambda: _state(session, "changing")[0] == "UNAVAILABLE", "unloaded")
         reason = _state(session, "changing")[1]
         expect(reason, "unloaded")
         expect(session.call("is_model_ready", "changing"), False)
@@ -164,7 +164,7 @@ def trace_one(session: Session) -> str:
     file = Path(found["trace_file"][0])
     try:
         session.infer("vision", session.ones(), request_id=name)
-        wait_until(lambda: file.exists() and name in file.read_text(), "a line in the trace file")
+        until(lambda: file.exists() and name in file.read_text(), "a line in the trace file")
     finally:
         cleared = dict.fromkeys(settings)
         after = _trace(session, session.call("update_trace_settings", model_name="vision", settings=cleared))

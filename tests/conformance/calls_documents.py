@@ -9,7 +9,7 @@ import tritonclient.http.auth
 
 from conformance.flavours import UNKNOWN, Session
 from conformance.table import case, expect
-from live.server import wait_until
+from waiting import until
 
 _ALWAYS = {"classification", "model_configuration", "parameters", "schedule_policy", "sequence", "statistics"}
 _OPENED = {"model_repository", "system_shared_memory", "trace", "logging"}
@@ -101,7 +101,7 @@ def statistics(session: Session) -> str:
         after = _statistics(session)
         return all(_count(after, phase) == _count(before, phase) + 3 for phase in _COUNTED)
 
-    wait_until(grown, "three more in every phase")
+    until(grown, "three more in every phase")
     return "success, queue, compute ×3: 3 more"
 
 

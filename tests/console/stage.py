@@ -11,7 +11,7 @@ from typing import Any
 from carpool.frontend.access.guard import Guard
 from carpool.link.door import IndexEntry
 from carpool.observe import columns
-from carpool.observe.counters import Block, Slot
+from carpool.observe.counters import Block, CounterRow
 from carpool.observe.history import HistoryKeeper
 from carpool.types import Datatype
 from frontend.fake_door import echo
@@ -88,7 +88,7 @@ class Stage:
 
     def count(self, model: str, answers: int = 1, seconds: float = 0.02, **sheds: int) -> None:
         """As if so many requests had been answered in this time, in batches of 4, and some refused."""
-        row = self.block.row(Slot(*self.front.door.catalog.newest[model].row))
+        row = self.block.row(CounterRow(*self.front.door.catalog.newest[model].row))
 
         def write() -> None:
             row.observe(columns.REQUEST_SECONDS, seconds, answers)
@@ -102,7 +102,7 @@ class Stage:
         self.front.run(write)
 
     def gauge(self, model: str, pending: int, saturation: float) -> None:
-        row = self.block.row(Slot(*self.front.door.catalog.newest[model].row))
+        row = self.block.row(CounterRow(*self.front.door.catalog.newest[model].row))
         row.set(columns.PENDING, pending)
         row.set(columns.SATURATION, saturation)
 

@@ -19,8 +19,8 @@ from carpool.link.door import IndexEntry
 from console.conftest import Watched, watched
 from console.stage import EVIL, Stage
 from frontend.http.front_end import infer, infer_body
-from frontend.http.harness import until
 from later import later
+from waiting import until
 
 WIDTH, HEIGHT = 64, 40
 TIMING = 'decode;dur=1.5, queue;dur=2, infer;dur=4, post;dur=0.5, batch;desc="3"'

@@ -20,7 +20,8 @@ from carpool.observe.columns import SHED_WORDS
 from console.stage import EVIL, TASKS, Stage, stage
 from frontend.access.key_files import ALICE, ROOT, admin_keys, api_keys
 from frontend.http.front_end import error_of
-from frontend.http.harness import Client, Response, until
+from frontend.http.harness import Client, Response
+from waiting import until
 
 HTML = b"Accept: text/html,application/xhtml+xml,*/*;q=0.8\r\n"
 FOLDER = Path(carpool.console.__file__).parent

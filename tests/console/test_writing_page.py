@@ -8,7 +8,7 @@ from typing import Any
 from playwright.sync_api import expect
 
 from carpool.observe import columns
-from carpool.observe.counters import Slot
+from carpool.observe.counters import CounterRow
 from console.conftest import Watched
 from console.stage import Stage
 
@@ -27,7 +27,7 @@ WRITES = {
 
 def write(stage: Stage, model: str, used: int, tokens: int = 0, first: float = 0.02) -> None:
     """As if it had `used` of 8 slots in use, and had written so many tokens more."""
-    row = stage.block.row(Slot(*stage.front.door.catalog.newest[model].row))
+    row = stage.block.row(CounterRow(*stage.front.door.catalog.newest[model].row))
 
     def count() -> None:
         row.set(columns.SLOTS["used"], used)

@@ -30,7 +30,7 @@ class ShadowedSimulation(Simulation):
         arbiter = Arbiter(exclusive=self.shared_device)
         arbiter.join(self.scheduler, list(self.scheduler.instances))
         runs_it = self.candidate or self.scheduler
-        self.spare = arbiter.join_spare(runs_it, list(runs_it.instances))
+        self.spare = runs_it.spare = arbiter.join_spare(runs_it, list(runs_it.instances))
         self._drawn, self._spare_random = Random(self.seed + 1), Random(self.seed + 2)
         self.copied = 0
 

@@ -13,7 +13,7 @@ from carpool.core.job import INFINITY, Job, Reason, Refusal
 from carpool.core.objectives import Knobs, Promise
 from carpool.core.pinned import pin
 from carpool.core.scheduler import Scheduler
-from carpool.core.sequences import LiveSequence, SequenceShare, Step
+from carpool.core.sequences import LiveSequence, SequenceShare, SequenceStep
 from later import many
 
 MAX_BATCH = 4
@@ -54,7 +54,7 @@ class Play:
         sequence = LiveSequence(("", len(self.bound) + 1), len(self.bound) + 1, SequenceShare("", 1.0))
         sequence.instance = instance
         job = Job(self.now, INFINITY, 1, shape)
-        job.payload = Step(job, sequence, len(self.bound), start=True, end=True)
+        job.payload = SequenceStep(job, sequence, len(self.bound), start=True, end=True)
         waiting = sum(other.payload.instance == instance for other in self.core.lanes.everybody())
         busy = any(batch.instance.index == instance for _, batch in self.running)
         self.bound[job] = self.now + self.delay + (waiting + busy) * LONGEST + 1e-9
@@ -182,7 +182,7 @@ def test_an_instance_that_rests_lets_nobody_through_who_belongs_to_another() -> 
         sequence = LiveSequence(("", 1), 1, SequenceShare("", 1.0))
         sequence.instance = instance
         job = Job(now, now + slo)
-        job.payload = Step(job, sequence, 1, start=True, end=True)
+        job.payload = SequenceStep(job, sequence, 1, start=True, end=True)
         return core.offer(job, now)
 
     now = 100.0  # both have rested for long

@@ -18,7 +18,7 @@ from carpool.core.job import INFINITY, Job
 from carpool.core.objectives import Knobs
 from carpool.core.pinned import pin
 from carpool.core.scheduler import Scheduler
-from carpool.core.sequences import Bounds, Dropped, Sequences, Step, Why
+from carpool.core.sequences import Bounds, Dropped, Sequences, SequenceStep, Why
 
 IDLE = 5.0
 CURVE = BatchCurve.parse("4+1", 4)
@@ -90,7 +90,7 @@ class Story:
         self._look_again = [] if turn.look_again is None else [turn.look_again]
         while (decision := self.core.decide(self.now)).batch is not None:
             batch = decision.batch
-            steps: list[Step] = [job.payload for job in batch.jobs]
+            steps: list[SequenceStep] = [job.payload for job in batch.jobs]
             assert {step.instance for step in steps} == {batch.instance.index}
             assert len({step.sequence.id for step in steps}) == len(steps)
             self.batches.append([self.names[job] for job in batch.jobs])

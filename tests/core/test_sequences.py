@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.core.job import INFINITY, Job
-from carpool.core.sequences import Bounds, Sequences, Step, Turn, Why
+from carpool.core.sequences import Bounds, Sequences, SequenceStep, Turn, Why
 from later import many
 
 
@@ -208,7 +208,7 @@ def test_a_lost_instance_ends_its_sequences_and_no_others() -> None:
 
 
 def _instance(job: Job) -> int:
-    step: Step = job.payload
+    step: SequenceStep = job.payload
     return step.instance
 
 
@@ -571,7 +571,7 @@ class _Adversary:
     def look(self, turn: Turn) -> None:
         for job in turn.passed:
             name = self.waiting.pop(job)
-            step: Step = job.payload
+            step: SequenceStep = job.payload
             assert name not in self.passed.values()
             assert step.number > self.last.get(name, 0)
             assert step.instance in self.there

@@ -82,7 +82,8 @@ def joined(settings: Promise | Knobs | None = None, *, exclusive: bool = True) -
     core = Scheduler(CURVE, settings or Promise(SLO, 64))
     arbiter = Arbiter(exclusive=exclusive)
     arbiter.join(core, list(core.instances))
-    return core, arbiter.join_spare(core, list(core.instances))
+    core.spare = arbiter.join_spare(core, list(core.instances))
+    return core, core.spare
 
 
 def test_it_leaves_no_trace_in_what_the_gate_knows() -> None:
@@ -146,7 +147,9 @@ def test_a_batch_of_it_holds_up_the_other_model_and_its_gate_knows() -> None:
     arbiter, woken = Arbiter(), []
     production, candidate = Scheduler(CURVE, Promise(SLO, 64)), Scheduler(CURVE, Promise(SLO, 64))
     arbiter.join(production, list(production.instances), wake=lambda: woken.append("production"))
-    spare = arbiter.join_spare(candidate, list(candidate.instances), lambda: woken.append("spare"))
+    spare = candidate.spare = arbiter.join_spare(
+        candidate, list(candidate.instances), lambda: woken.append("spare")
+    )
     spare.offer(Job(0.0), 0.0)
     batch = candidate.decide(0.0).batch
     assert batch is not None
@@ -198,7 +201,7 @@ def test_processors_are_shared_by_models_but_not_with_spare_work() -> None:
     first, second = (Scheduler(CURVE, Promise(SLO, 64)) for _ in range(2))
     for core in (first, second):
         arbiter.join(core, list(core.instances))
-    spare = arbiter.join_spare(second, list(second.instances))
+    spare = second.spare = arbiter.join_spare(second, list(second.instances))
     spare.offer(Job(0.0), 0.0)
     batch = second.decide(0.0).batch
     assert batch is not None
@@ -216,11 +219,12 @@ def test_a_model_that_leaves_while_its_spare_work_runs() -> None:
     core = Scheduler(CURVE, Promise(SLO, 64))
     arbiter = Arbiter()
     turn = arbiter.join(core, list(core.instances))
-    spare = arbiter.join_spare(core, list(core.instances))
+    spare = core.spare = arbiter.join_spare(core, list(core.instances))
     spare.offer(Job(0.0), 0.0)
     batch = core.decide(0.0).batch
     assert batch is not None
     arbiter.leave_spare(spare)
+    core.spare = None
     arbiter.leave(turn)
     assert core.finished(batch, 0.005, 0.005) == batch.jobs
     assert core.ledger.answered == 0

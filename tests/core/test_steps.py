@@ -43,7 +43,7 @@ def test_every_request_ends_once_and_nothing_is_left() -> None:
     for ride in run.rides:
         assert ride.refused + ride.given_up * (not ride.refused) + (ride.latency is not None) == 1
         assert not ride.jobs
-        assert ride.trip is None
+        assert ride.booking is None
     for core in simulation.schedulers:
         assert core.lanes.waiting == 0
         assert core.ledger.running == 0

@@ -17,7 +17,7 @@ from carpool.core.curve import BatchCurve
 from carpool.core.job import DONE, GONE, READY, RUNNING, SOON, Reason
 from carpool.core.learning import Rate
 from carpool.core.lengths import Lengths
-from carpool.core.text_job import Encode, Step, TextJob, TextPromise
+from carpool.core.text_job import DecodeStep, Encode, TextJob, TextPromise
 from carpool.core.text_scheduler import TextScheduler
 from carpool.errors import InvalidInput
 from carpool.sim.generation_simulation import (
@@ -55,9 +55,9 @@ def running(core: TextScheduler, count: int) -> list[TextJob]:
     return jobs
 
 
-def step(core: TextScheduler, now: float) -> Step:
+def step(core: TextScheduler, now: float) -> DecodeStep:
     work = core.decide(now).work
-    assert isinstance(work, Step)
+    assert isinstance(work, DecodeStep)
     return work
 
 
@@ -228,7 +228,7 @@ def test_encoding_waits_for_an_efficient_batch_unless_the_first_token_is_due() -
         core._rate.add(1, 0.0)
     (job,) = offered(core, 1)
     assert core._batch(0.0) > 1
-    assert isinstance(core.decide(0.0).work, Step)
+    assert isinstance(core.decide(0.0).work, DecodeStep)
     core.stepped(core.stepping[0], 0.0184)
     work = core.decide(0.0184).work
     assert isinstance(work, Encode)
@@ -331,7 +331,7 @@ def test_an_encoder_of_its_own_works_beside_the_steps() -> None:
     (first,) = running(core, 1)
     (second,) = offered(core, 1)
     kinds = [type(core.decide(0.0).work) for _ in range(3)]
-    assert kinds == [Encode, Step, type(None)]
+    assert kinds == [Encode, DecodeStep, type(None)]
     assert core.stepping[0].jobs == (first,)
     core.stepped(core.stepping[0], 0.001)
     assert step(core, 0.001).jobs == (first,)  # the other is not there yet
@@ -419,9 +419,9 @@ def test_a_step_may_be_launched_before_the_last_one_is_looked_at() -> None:
     assert isinstance(encode, Encode)
     core.encoded(encode, 0.001)
     step = core.decide(0.001).work
-    assert isinstance(step, Step)
+    assert isinstance(step, DecodeStep)
     behind = core.follow(step, 0.002).work
-    assert isinstance(behind, Step)
+    assert isinstance(behind, DecodeStep)
     assert set(behind.jobs) == {ends, goes_on}  # that the other one ends is known
     assert core.decide(0.002).work is None  # the device has its work
     assert set(core.stepped(step, 0.002, {ends}).done) == {ends, cut}
@@ -472,7 +472,7 @@ class Player:
         self.now = 0.0
         self.jobs: list[TextJob] = []
         self.ended: Counter[TextJob] = Counter()
-        self.works: list[Encode | Step] = []
+        self.works: list[Encode | DecodeStep] = []
 
     def move(self, name: str, pick: int, seconds: float) -> None:
         self.now += seconds if name == "wait" else seconds / 100
@@ -509,7 +509,7 @@ class Player:
         self.ended.update(boundary.done)
         self.ended.update(gone.job for gone in boundary.given_up)
 
-    def follow(self, work: Step, pick: int) -> None:
+    def follow(self, work: DecodeStep, pick: int) -> None:
         """Something is launched behind it before its tokens are looked at, and meanwhile a client leaves."""
         decision = self.core.follow(work, self.now)
         self.ended.update(gone.job for gone in decision.given_up)
@@ -556,7 +556,7 @@ class Player:
         gone = sum(ledger.refused.values()) + sum(ledger.given_up.values()) + ledger.cancelled
         assert ledger.offered == gone + ledger.answered + core.waiting + ledger.running
         for work in self.works:
-            if isinstance(work, Step):
+            if isinstance(work, DecodeStep):
                 assert all(job.slot < work.width and job.decoder == work.decoder for job in work.jobs)
 
 

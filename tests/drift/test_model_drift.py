@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from carpool.config.drift_settings import DriftSettings
-from carpool.drift.model_drift import MOST_SOURCES, ModelDrift, Seen, read_reference
+from carpool.drift.model_drift import MOST_SOURCES, ModelDrift, SampledAnswer, read_reference
 from carpool.drift.streams import LEAST, Camera
 
 HOUR = 3600.0
@@ -30,7 +30,7 @@ class Drifting:
         for number in range(pictures):
             self.now = begun + HOUR * ((number + 1) / pictures)
             values = {"score": score + 0.01 * (number % 7), **more}
-            self.model.take(version, labels, Seen("", values, "", False), self.now)
+            self.model.take(version, labels, SampledAnswer("", values, "", False), self.now)
         return [event.name for event in self.model.look(self.now)]
 
     def says(self, version: str = "1") -> str:
@@ -118,12 +118,12 @@ def test_a_source_per_request() -> None:
     model, now = ModelDrift("m", SETTINGS), 1e9
     for number in range(5000):
         now += 1.0
-        model.take("1", "a", Seen(f"source-{number}", {"score": 0.5}, f"{number}", False), now)
+        model.take("1", "a", SampledAnswer(f"source-{number}", {"score": 0.5}, f"{number}", False), now)
     assert len(model.versions["1"].streams) == MOST_SOURCES + 1
     model.look(now)
     assert len(model.reference.learning) <= MOST_SOURCES + 1
     now += 2 * HOUR
-    model.take("1", "a", Seen("camera", {"score": 0.5}, "x", False), now)
+    model.take("1", "a", SampledAnswer("camera", {"score": 0.5}, "x", False), now)
     assert "camera" in model.versions["1"].streams
     assert len(orjson.dumps(model.written())) < 1_000_000
 
@@ -149,7 +149,7 @@ def test_it_goes_on_after_a_restart() -> None:
 )
 def test_what_is_no_state_changes_nothing(document: Any) -> None:
     model = ModelDrift("m", SETTINGS)
-    model.take("1", "a", Seen("", {"score": 0.5}, "", False), 1.0)
+    model.take("1", "a", SampledAnswer("", {"score": 0.5}, "", False), 1.0)
     with pytest.raises(ValueError, match=r"not |format"):
         model.restore(document)
     assert model.versions["1"].streams[""].window.pictures == 1

@@ -13,7 +13,7 @@ import numpy as np
 
 from carpool.config.drift_settings import DriftSettings
 from carpool.drift.measures import answer_values
-from carpool.drift.model_drift import Event, ModelDrift, Seen
+from carpool.drift.model_drift import DriftEvent, ModelDrift, SampledAnswer
 from carpool.drift.samples import picture_values
 from carpool.types import Array
 from carpool.vision.decode import Decoded
@@ -96,7 +96,7 @@ class Site:
         self.cameras = cameras
         self.now = 277_778 * HOUR
         self.draw = Random(seed)
-        self.events: list[Event] = []
+        self.events: list[DriftEvent] = []
 
     def window(self, changes: Mapping[str, Change] | None = None, frozen: str = "", each: int = 320) -> None:
         """An hour with so many pictures of each camera."""
@@ -108,7 +108,7 @@ class Site:
                 pool = answered(PICTURES[place % len(PICTURES)], change)
                 values, look, black = self.draw.choice(pool)
                 look = camera if camera == frozen else look
-                self.model.take("1", "labels", Seen(camera, values, look, black), self.now)
+                self.model.take("1", "labels", SampledAnswer(camera, values, look, black), self.now)
             if number % 40 == 39:
                 self.events += self.model.look(self.now)
         self.events += self.model.look(self.now)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from carpool.engine.engine import Engine
+from carpool.engine.fleet.fleet import Publisher
 from carpool.errors import (
     CarpoolError,
     ConfigError,
@@ -40,7 +41,7 @@ __all__ = ["scripted_stage"]
 
 async def riding(engine: Engine, version: str = "") -> asyncio.Task[float]:
     """A request that rides until `stage.riding` is set."""
-    driver = engine.find("m", version).driver
+    driver = engine.find("m", version).runtime.driver
     rider = asyncio.create_task(ask(engine, version=version, x=1.0))
     await until(lambda: not driver.idle and not driver.scheduler.lanes.requests)
     return rider
@@ -170,15 +171,19 @@ def test_what_leaves_is_kept_until_everybody_who_sends_knows(tmp_path: Path, sta
     model(tmp_path, v1=1.0)
 
     async def story() -> None:
-        async with Engine(tmp_path) as engine:
-            known = asyncio.Event()
-            engine.fleet.seen = known.wait  # type: ignore[assignment]
+        known = asyncio.Event()
+
+        class Slow(Publisher):
+            async def everyone_saw(self) -> None:
+                await known.wait()
+
+        async with Engine(tmp_path, publisher=Slow()) as engine:
             weights(tmp_path, "m", 1, 2.0)
             await engine.load("m")
             await some_turns()
             (old,) = engine.fleet.leaving.values()
             assert not stage.backends[0].closed
-            assert old.driver.idle
+            assert old.runtime.driver.idle
             known.set()
             await until(lambda: stage.open == [2.0])
 
@@ -267,14 +272,16 @@ def test_all_versions_change_at_once(tmp_path: Path, stage: Stage) -> None:
     model(tmp_path, v1=1.0, v2=2.0)
 
     async def story() -> None:
-        async with Engine(tmp_path) as engine:
-            seen: list[list[float]] = []  # which of the instances serve, at every change
+        seen: list[list[float]] = []  # which of the instances serve, at every change
 
-            def look() -> None:
-                executors = [s.driver._executors[0] for s in engine.served.values()]
+        class Looks(Publisher):
+            def publish(self) -> None:
+                executors = [s.runtime.driver._executors[0] for s in engine.served.values()]
                 seen.append(sorted(executor._backend.value for executor in executors))  # type: ignore[attr-defined]
 
-            engine.fleet.changed = look
+        engine = Engine(tmp_path, publisher=Looks())
+        async with engine:
+            seen.clear()
             weights(tmp_path, "m", 1, 10.0)
             weights(tmp_path, "m", 2, 20.0)
             await engine.load("m")
@@ -449,7 +456,7 @@ def test_counters_go_on_over_a_reload_and_end_with_the_model(tmp_path: Path, sta
             await ask(engine)
             await until(lambda: not engine.fleet.leaving)
             assert counted() == ['nv_inference_count{model="m",version="1"} 2']
-            assert engine.find("m").batches.document()[0]["compute_infer"]["count"] == 2
+            assert engine.find("m").counters.batches.document()[0]["compute_infer"]["count"] == 2
             await engine.unload("m")
             await until(lambda: not engine.fleet.leaving)
             assert counted() == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from carpool.vision.decode import plain_size
 from carpool.vision.heads import read_head
 from carpool.vision.plans.settings import VisionSettings, describe, read, write
 from engine.scripted import run
+from waiting import until_in_loop as until
 
 PIXELS = TensorSpec("x", Datatype.UINT8, (3, 8, 8))
 TOML = """
@@ -151,8 +151,7 @@ def test_files_and_tensors_take_turns_and_never_share_a_batch(
             for number, what in enumerate(sent):
                 engine.submit(key, [work_of(what, number, outcomes)])
             backend.go.set()
-            while len(outcomes) < len(sent):
-                await asyncio.sleep(0.001)
+            await until(lambda: len(outcomes) == len(sent))
             return [outcomes[number] for number in range(len(sent))]
 
     outcomes = run(main())

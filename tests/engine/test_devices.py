@@ -48,16 +48,16 @@ def scheduler(instances: int = 1) -> Scheduler:
 def test_each_device_has_an_arbiter_for_as_long_as_somebody_is_there() -> None:
     devices = Devices()
     one, two, alone = scheduler(2), scheduler(), scheduler()
-    leave_one = devices.join(one, [Placed("gpu0"), Placed("gpu1")], 1.0, lambda: None)  # type: ignore[list-item]
-    leave_two = devices.join(two, [Placed("gpu0")], 2.0, lambda: None)  # type: ignore[list-item]
+    devices.join(one, [Placed("gpu0"), Placed("gpu1")], 1.0, lambda: None)  # type: ignore[list-item]
+    devices.join(two, [Placed("gpu0")], 2.0, lambda: None)  # type: ignore[list-item]
     devices.join(alone, [Placed("")], 1.0, lambda: None)  # type: ignore[list-item]
     assert [instance.turn is None for instance in (*one.instances, *two.instances)] == [False] * 3
     assert one.instances[0].turn is not one.instances[1].turn
     assert alone.instances[0].turn is None
-    leave_one()
-    leave_one()
+    devices.leave(one)
+    devices.leave(one)
     assert set(devices._arbiters) == {"gpu0"}
-    leave_two()
+    devices.leave(two)
     assert not devices._arbiters
 
 

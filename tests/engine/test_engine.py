@@ -14,7 +14,7 @@ import carpool
 from carpool.config.model import Mode
 from carpool.core.job import Reason
 from carpool.engine.engine import Engine
-from carpool.engine.models.served import State
+from carpool.engine.models.served import VersionState
 from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import (
     CarpoolError,
@@ -178,7 +178,7 @@ def test_when_it_cannot_be_restarted_nobody_waits_for_ever(tmp_path: Path) -> No
             with pytest.raises(Unavailable, match="restarted"):
                 await engine.infer("model", row(1, 2))
             flag.unlink()
-            await until(lambda: any(i.available for i in engine.find("model").driver.scheduler.instances))
+            await until(lambda: any(i.available for i in engine.find("model").scheduler.instances))
             assert (await engine.infer("model", row(1, 2)))["y"].tolist() == [[1, 2]]
 
     run(story())
@@ -192,7 +192,7 @@ def test_who_comes_between_a_death_and_the_restart(tmp_path: Path, stage: Stage,
 
     async def story() -> None:
         async with Engine(tmp_path) as engine:
-            scheduler = engine.find("m").driver.scheduler
+            scheduler = engine.find("m").scheduler
             stage.hold_loads()
             stage.dying.clear()
             killer = asyncio.ensure_future(scripted.ask(engine, "m", x=13.0))
@@ -209,7 +209,7 @@ def test_who_comes_between_a_death_and_the_restart(tmp_path: Path, stage: Stage,
                     with pytest.raises(Unavailable, match="is down and is being restarted") as caught:
                         await told
                     assert caught.value.reason == "restarting"
-                assert engine.find("m").driver.idle
+                assert engine.find("m").runtime.driver.idle
             else:
                 assert not waiting.done()
                 assert not newcomer.done()
@@ -248,13 +248,13 @@ def test_an_instance_that_is_replaced_opens_no_door_that_unloading_closed(
         async with Engine(tmp_path) as engine:
             served = engine.find("m")
             rider = asyncio.ensure_future(scripted.ask(engine, "m", x=1.0))
-            await until(lambda: not served.driver.idle)
+            await until(lambda: not served.runtime.driver.idle)
             with pytest.raises(ModelError, match="died"):
                 await scripted.ask(engine, "m", x=13.0)
             unloading = asyncio.ensure_future(served.unload(30.0))
-            await until(lambda: all(i.available for i in served.driver.scheduler.instances))
+            await until(lambda: all(i.available for i in served.scheduler.instances))
             told: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-            served.driver.submit([Work({"x": row(0)}, lambda _, outcome: told.set_result(outcome))])
+            served.runtime.driver.submit([Work({"x": row(0)}, lambda _, outcome: told.set_result(outcome))])
             error = (await told).error
             assert isinstance(error, Unavailable)
             assert error.reason == "unloading"
@@ -305,7 +305,7 @@ def test_a_caller_that_is_cancelled_leaves_the_queue(tmp_path: Path, stage: Stag
 
     async def story() -> None:
         async with Engine(tmp_path) as engine:
-            scheduler = engine.find("m").driver.scheduler
+            scheduler = engine.find("m").scheduler
             running = asyncio.create_task(scripted.ask(engine, x=1.0))
             await until(lambda: scheduler.ledger.running == 1)
             waiting = asyncio.create_task(scripted.ask(engine))
@@ -326,11 +326,11 @@ def test_stopping_finishes_what_was_accepted(tmp_path: Path, stage: Stage) -> No
         await engine.start()
         served = engine.find("m")
         calls = [asyncio.create_task(scripted.ask(engine, x=1.0))]
-        await until(lambda: served.driver.scheduler.ledger.running == 1)
+        await until(lambda: served.scheduler.ledger.running == 1)
         calls += [asyncio.create_task(scripted.ask(engine)) for _ in range(2)]
-        await until(lambda: served.driver.scheduler.lanes.requests == 2)
+        await until(lambda: served.scheduler.lanes.requests == 2)
         stopping = asyncio.create_task(engine.stop())
-        await until(lambda: served.state is not State.READY)
+        await until(lambda: served.state is not VersionState.READY)
         with pytest.raises(CarpoolError):
             await scripted.ask(engine)
         stage.riding.set()
@@ -385,7 +385,7 @@ def test_counters_and_statistics_follow(tmp_path: Path) -> None:
             for _ in range(3):
                 await engine.infer("model", np.zeros((2, 2), np.float32))
             served = engine.find("model")
-            sizes = [entry["batch_size"] for entry in served.batches.document()]
+            sizes = [entry["batch_size"] for entry in served.counters.batches.document()]
             assert sizes == [2]
             text = carpool_metrics(engine)
             assert 'nv_inference_exec_count{model="model",version="1"} 3' in text
@@ -406,7 +406,7 @@ def test_a_newer_frame_of_a_source_replaces_the_one_that_waits(tmp_path: Path, s
 
     async def story() -> None:
         async with Engine(tmp_path) as engine:
-            scheduler = engine.find("m").driver.scheduler
+            scheduler = engine.find("m").scheduler
             running = asyncio.ensure_future(scripted.ask(engine, x=1.0))
             await until(lambda: scheduler.ledger.running == 1)
             x = np.zeros(1, np.float32)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from carpool.engine.engine import Engine
-from carpool.engine.models.served import State
+from carpool.engine.models.served import VersionState
 from carpool.errors import CarpoolError, ConfigError, NotFound, Unavailable
 from engine import ensembles
 from engine.repositories import python
@@ -68,7 +68,7 @@ def test_circles_do_not_stop_a_whole_start(tmp_path: Path) -> None:
         engine = Engine(tmp_path)
         failed = await engine.start(patient=True)
         assert failed.keys() == {"wrong", "second"}
-        assert states(engine)["one"] == State.READY
+        assert states(engine)["one"] == VersionState.READY
         await engine.stop(1.0)
 
     run(story())
@@ -136,7 +136,12 @@ def test_loading_an_ensemble_loads_what_it_needs(tmp_path: Path) -> None:
         engine = Engine(tmp_path)
         await engine.start(only=[])
         await engine.load("chain")
-        assert states(engine) == {"chain": State.READY, "one": State.READY, "ten": State.READY, "other": ""}
+        assert states(engine) == {
+            "chain": VersionState.READY,
+            "one": VersionState.READY,
+            "ten": VersionState.READY,
+            "other": "",
+        }
         await engine.stop(1.0)
 
     run(story())
@@ -153,7 +158,7 @@ def test_unloading_a_step_takes_its_ensembles_along(tmp_path: Path) -> None:
             await until(lambda: not engine.fleet.leaving)
             with pytest.raises(Unavailable, match=r"outer.*one, which it needs, was unloaded"):
                 await engine.infer("outer", {"in": rows(1)})
-            assert states(engine)["ten"] == State.READY
+            assert states(engine)["ten"] == VersionState.READY
             await engine.load("outer")  # and back, with all that it needs
             answer = await engine.infer("outer", {"in": rows(1)})
             np.testing.assert_array_equal(answer["out"], rows(12))
@@ -171,8 +176,8 @@ def test_unloading_an_ensemble_leaves_its_steps_unless_asked(tmp_path: Path, dep
             await engine.unload("chain", dependents=dependents)
             with pytest.raises(NotFound):
                 await engine.infer("chain", {"in": rows(1)})
-            assert states(engine)["ten"] == State.READY  # another ensemble needs it
-            assert (states(engine)["one"] == State.READY) is not dependents
+            assert states(engine)["ten"] == VersionState.READY  # another ensemble needs it
+            assert (states(engine)["one"] == VersionState.READY) is not dependents
             assert (await engine.infer("also", {"in": rows(1)}))["out"][0, 0] == 11
 
     run(story())

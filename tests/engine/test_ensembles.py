@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from carpool.engine.engine import Engine
-from carpool.engine.models.ensemble_model import Ensemble
+from carpool.engine.routes.ensemble_route import EnsembleRoute
 from carpool.errors import ModelError, Refused
 from engine import ensembles, repositories
 from engine.scripted import run
@@ -77,7 +77,10 @@ def test_steps_that_no_wanted_output_needs_do_not_run(tmp_path: Path) -> None:
         async with Engine(tmp_path) as engine:
             found = await engine.infer("street", {"in": rows(1)}, outputs=["side"])
             assert found.keys() == {"side"}
-            ran = {name: engine.find(name).batches.document() for name in ("one", "ten", "join", "extra")}
+            ran = {
+                name: engine.find(name).counters.batches.document()
+                for name in ("one", "ten", "join", "extra")
+            }
             assert [bool(ran[name]) for name in ran] == [True, False, False, True]
 
     run(story())
@@ -131,7 +134,7 @@ def test_requests_share_the_batches_of_its_steps(tmp_path: Path) -> None:
             answers = await asyncio.gather(*asked)
             for number, answer in enumerate(answers):
                 np.testing.assert_array_equal(answer["out"], rows(number + 11))
-            sizes = engine.find("one").batches.document()
+            sizes = engine.find("one").counters.batches.document()
             assert max(int(entry["batch_size"]) for entry in sizes) > 1
 
     run(story())
@@ -143,9 +146,9 @@ def test_its_statistics_are_the_sums_of_its_steps(tmp_path: Path) -> None:
     async def story() -> None:
         async with Engine(tmp_path) as engine:
             await engine.infer("chain", {"in": rows(1, 2)})
-            (entry,) = engine.find("chain").batches.document()
+            (entry,) = engine.find("chain").counters.batches.document()
             assert int(entry["batch_size"]) == 2
-            parts = [engine.find(name).batches.document()[0] for name in ("one", "ten")]
+            parts = [engine.find(name).counters.batches.document()[0] for name in ("one", "ten")]
             total = sum(int(part["compute_infer"]["ns"]) for part in parts)
             assert int(entry["compute_infer"]["ns"]) == pytest.approx(total, abs=2)
 
@@ -204,7 +207,7 @@ def test_outputs_that_a_step_leaves_out_are_left_out_of_the_answer(tmp_path: Pat
         async with Engine(tmp_path) as engine:
             assert (await engine.infer("some", {"in": rows(1)})).keys() == {"out", "more"}
             assert (await engine.infer("some", {"in": rows(-1)})).keys() == {"out"}
-            assert not engine.find("ten").batches.document()[1:]  # it ran once, for the first
+            assert not engine.find("ten").counters.batches.document()[1:]  # it ran once, for the first
             for wanted in ([], ["more"]):
                 with pytest.raises(ModelError, match="in ensemble 'some', unexpected deadlock"):
                     await engine.infer("some", {"in": rows(9)}, outputs=wanted)
@@ -247,13 +250,13 @@ def test_what_a_later_step_could_not_finish_is_refused_at_arrival(tmp_path: Path
     async def story() -> None:
         async with Engine(tmp_path) as engine:
             for step in ("first", "second"):  # which have just run: else it would be a probe
-                engine.find(step).driver.scheduler.instances[0].idle_since = float("inf")
+                engine.find(step).scheduler.instances[0].idle_since = float("inf")
             with pytest.raises(Refused) as caught:
                 await engine.infer("slow", {"in": rows(1)})
             assert caught.value.reason == "cannot-finish"
             assert caught.value.predicted_ms is not None
             assert caught.value.predicted_ms > 120
-            assert not engine.find("first").batches.document()
+            assert not engine.find("first").counters.batches.document()
 
     run(story())
 
@@ -264,13 +267,13 @@ def test_a_client_that_leaves_ends_it(tmp_path: Path) -> None:
     async def story() -> None:
         async with Engine(tmp_path) as engine:
             task = asyncio.ensure_future(engine.infer("slow", {"in": rows(1)}))
-            served = engine.find("slow")
-            assert isinstance(served, Ensemble)
-            await until(lambda: len(served.journeys.open) == 1)
+            route = engine.find("slow").runtime.route()
+            assert isinstance(route, EnsembleRoute)
+            await until(lambda: len(route.open) == 1)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            await until(lambda: not served.journeys.open)
-            assert not engine.find("second").batches.document()
+            await until(lambda: not route.open)
+            assert not engine.find("second").counters.batches.document()
 
     run(story())
 

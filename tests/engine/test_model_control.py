@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,7 @@ __all__ = ["scripted_stage"]
 
 
 def desk_of(home: Path, table: Table | None = None, **given: Any) -> tuple[ControlDesk, EngineHost]:
-    engine = Engine(home, table=table)
-    host = EngineHost(engine)
+    host = EngineHost(partial(Engine, home, table=table))
     return ControlDesk(host, ServerSettings(**given)), host
 
 
@@ -268,7 +268,7 @@ def test_a_repository_that_lies_elsewhere_is_followed(tmp_path: Path, stage: Sta
         )
         remotes = Remotes.of(settings)
         assert remotes.refresh() == []
-        host = EngineHost(Engine(*remotes.folders([Path(address)])))
+        host = EngineHost(partial(Engine, *remotes.folders([Path(address)])))
         desk = ControlDesk(host, settings)
         await desk.open(quiet)
         assert ready(host) == [("a", "1")]

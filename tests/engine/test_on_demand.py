@@ -116,7 +116,7 @@ def test_who_has_riders_is_not_freed(tmp_path: Path, stage: Stage) -> None:
     async def story() -> None:
         engine, memory = await started(tmp_path, stage, 1.5)
         rider = asyncio.create_task(ask(engine, "a", x=1.0))
-        await until(lambda: "a" in loaded(engine) and not engine.find("a").driver.idle)
+        await until(lambda: "a" in loaded(engine) and not engine.find("a").runtime.driver.idle)
         memory.now = 100.0
         engine.on_demand._known["b"].bytes = 10**9  # type: ignore[union-attr]
         with pytest.raises(Unavailable, match="no room for b"):

@@ -14,9 +14,10 @@ import pytest
 from carpool.backends.backend import Rider
 from carpool.core.job import GONE, RUNNING
 from carpool.engine.run.batch import BatchResult, Outcome, Work
-from carpool.engine.run.decoupled import MOST_UNSENT, Coach, LinkParts, OutgoingParts, PartWay
+from carpool.engine.run.decoupled import MOST_UNSENT, DecoupledInstance, LinkParts, OutgoingParts, PartWay
 from carpool.errors import CarpoolError, ModelError
 from carpool.types import Array, Datatype, Signature, TensorSpec
+from waiting import until_in_loop as until
 
 
 class Place:
@@ -54,8 +55,7 @@ def test_a_model_faster_than_the_loop_waits_for_it() -> None:
     async def main() -> None:
         sink = Sink()
         thread, found = await sent(PartWay(asyncio.get_running_loop()), rider(sink), 500)
-        while thread.is_alive():
-            await asyncio.sleep(0)
+        await until(lambda: not thread.is_alive())
         await asyncio.sleep(0)
         assert found == [True] * 500
         assert sink.heard == list(range(500))
@@ -69,14 +69,12 @@ def test_a_front_end_that_takes_nothing_stops_its_models() -> None:
         sink.full = True
         work = rider(sink)
         thread, found = await sent(PartWay(asyncio.get_running_loop()), work, 500)
-        while len(sink.heard) < 8:
-            await asyncio.sleep(0)
+        await until(lambda: len(sink.heard) >= 8)
         for _ in range(100):
             await asyncio.sleep(0)
         assert len(sink.heard) == 8
         work.state = GONE  # and one whose client has gone waits no longer
-        while thread.is_alive():
-            await asyncio.sleep(0)
+        await until(lambda: not thread.is_alive())
         assert len(sink.heard) == 8
         assert not any(found[9:])
 
@@ -175,7 +173,7 @@ def test_a_front_end_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPa
     outgoing(story)
 
 
-# ---- seats
+# ---- places
 
 
 class Riding:
@@ -216,60 +214,55 @@ def asks(count: int) -> Work:
     return work
 
 
-def ridden(story: Callable[[Coach, Riding, dict[Any, list[Outcome]]], Awaitable[None]]) -> None:
+def ridden(story: Callable[[DecoupledInstance, Riding, dict[Any, list[Outcome]]], Awaitable[None]]) -> None:
     async def main() -> None:
         loop, backend, ends = asyncio.get_running_loop(), Riding(), defaultdict[Any, list[Outcome]](list)
 
-        def report(seat: Any, result: BatchResult) -> None:
-            loop.call_soon_threadsafe(ends[seat].extend, result.outcomes)
+        def report(place: Any, result: BatchResult) -> None:
+            loop.call_soon_threadsafe(ends[place].extend, result.outcomes)
 
-        coach = Coach(cast(Any, backend), SIGNATURE, report, loop)
-        await story(coach, backend, ends)
-        for seat in coach.seats:
+        instance = DecoupledInstance(cast(Any, backend), SIGNATURE, report, loop)
+        await story(instance, backend, ends)
+        for place in instance.places:
             assert not backend.closed.is_set()
-            seat.close()
-        await asyncio.to_thread(coach.join, 30.0)
+            place.close()
+        await asyncio.to_thread(instance.join, 30.0)
         assert backend.closed.is_set()
 
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_each_seat_is_taken_and_left_apart_from_the_others() -> None:
-    async def story(coach: Coach, _: Riding, ends: dict[Any, list[Outcome]]) -> None:
-        first, second, third = coach.seats
+def test_each_place_is_taken_and_left_apart_from_the_others() -> None:
+    async def story(instance: DecoupledInstance, _: Riding, ends: dict[Any, list[Outcome]]) -> None:
+        first, second, third = instance.places
         endless = asks(10**9)
         first.run([endless])
         for count in (1, 0, 3):
             second.run([asks(count)])
-            while not ends[second]:
-                await asyncio.sleep(0.001)
+            await until(lambda: ends[second])
             assert [outcome.error for outcome in ends.pop(second)] == [None]
         third.run([asks(2), asks(0)])  # two that came as one batch end as one
-        while len(ends[third]) < 2:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(ends[third]) >= 2)
         assert not ends[first]
         endless.parts = None  # it was told something else, as when its model is unloaded
-        while not ends[first]:
-            await asyncio.sleep(0.001)
+        await until(lambda: ends[first])
 
     ridden(story)
 
 
 def test_what_ends_all_is_told_each_once() -> None:
-    async def story(coach: Coach, backend: Riding, ends: dict[Any, list[Outcome]]) -> None:
-        for seat in coach.seats:
-            seat.run([asks(10**9)])
-        while not all(work.parts.heard for seat in coach.seats for work in seat._works):  # type: ignore[union-attr]
-            await asyncio.sleep(0.001)
+    async def story(instance: DecoupledInstance, backend: Riding, ends: dict[Any, list[Outcome]]) -> None:
+        for place in instance.places:
+            place.run([asks(10**9)])
+        works = [work for place in instance.places for work in place._works]
+        await until(lambda: all(work.parts.heard for work in works))  # type: ignore[union-attr]
         backend.fails = ModelError("it died")
-        while len(ends) < 3:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(ends) >= 3)
         assert [[outcome.error for outcome in one] for one in ends.values()] == [[backend.fails]] * 3
         ends.clear()
         backend.fails = None
-        coach.seats[1].run([asks(1)])
-        while not ends:
-            await asyncio.sleep(0.001)
-        assert [outcome.error for outcome in ends[coach.seats[1]]] == [None]
+        instance.places[1].run([asks(1)])
+        await until(lambda: ends)
+        assert [outcome.error for outcome in ends[instance.places[1]]] == [None]
 
     ridden(story)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.config.model import InstanceGroup, Kind, ModelConfig, ModelSignature
+from carpool.config.model import InstanceGroup, InstanceKind, ModelConfig, ModelSignature
 from carpool.engine.profile.hardware import gpu_count
 from carpool.engine.profile.instance_layout import choose_on_gpus, places
 from carpool.engine.profile.measuring import Effort, Measuring
@@ -34,17 +34,20 @@ def test_without_settings_there_is_one_on_each_gpu() -> None:
 
 
 def test_groups_say_how_many_and_where() -> None:
-    groups = (InstanceGroup(2, Kind.GPU, (1,)), InstanceGroup(1, Kind.AUTO))
+    groups = (InstanceGroup(2, InstanceKind.GPU, (1,)), InstanceGroup(1, InstanceKind.AUTO))
     assert places(config(*groups), (0, 1)) == [1, 1, 0, 1]
 
 
 @pytest.mark.parametrize(
     ("group", "match"),
-    [(InstanceGroup(1, Kind.GPU, (3,)), "asks for GPU 3"), (InstanceGroup(1, Kind.CPU), "not on both")],
+    [
+        (InstanceGroup(1, InstanceKind.GPU, (3,)), "asks for GPU 3"),
+        (InstanceGroup(1, InstanceKind.CPU), "not on both"),
+    ],
 )
 def test_what_cannot_be_is_a_mistake_in_the_settings(group: InstanceGroup, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        places(config(InstanceGroup(1, Kind.AUTO), group), (0, 1))
+        places(config(InstanceGroup(1, InstanceKind.AUTO), group), (0, 1))
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from types import SimpleNamespace
@@ -31,8 +32,8 @@ def story(tmp_path: Path, head: str, name: str = "fake") -> tuple[dict[str, Any]
 
     async def run() -> tuple[dict[str, Any], dict[str, Any], Catalog]:
         table = Table(bytearray(table_bytes(1)))
-        async with Engine(tmp_path, table=table) as engine:
-            host = EngineHost(engine)
+        host = EngineHost(partial(Engine, tmp_path, table=table))
+        async with host.engine:
             answer_profile_questions(host)
             host.set_ready(True)
             live = LivePage(table).document(
@@ -79,12 +80,12 @@ def test_what_ran_and_what_was_learned_is_told(tmp_path: Path) -> None:
     repositories.fake(tmp_path, curve="1+1", head="slo_ms = 60000")
 
     async def run() -> tuple[dict[str, Any], dict[str, Any]]:
-        async with Engine(tmp_path) as engine:
-            host = EngineHost(engine)
+        host = EngineHost(partial(Engine, tmp_path))
+        async with host.engine as engine:
             answer_profile_questions(host)
             await engine.infer("fake", X)
             before = await host.ask("profile", {"name": "fake"})
-            scheduler = engine.find("fake").driver.scheduler
+            scheduler = engine.find("fake").scheduler
             scheduler.belief.adopt(BatchCurve([(1, 0.004), (8, 0.018)], 8, [2, 8]), 0.5)
             scheduler.curve = scheduler.belief.curve
             scheduler.instances.refresh()
@@ -109,7 +110,7 @@ def test_each_kind_of_work_is_told_of_once(tmp_path: Path, caplog: pytest.LogCap
     async def run() -> None:
         async with Engine(tmp_path) as engine:
             served = engine.find("fake")
-            scheduler, now = served.driver.scheduler, monotonic()
+            scheduler, now = served.scheduler, monotonic()
             for shape, factor in 2 * ((None, 3.0), ("encoded", 2.0)):
                 scheduler.offer(Job(now, shape=shape), now)
                 batch = scheduler.decide(now).batch
@@ -118,7 +119,7 @@ def test_each_kind_of_work_is_told_of_once(tmp_path: Path, caplog: pytest.LogCap
                     took = factor * scheduler.drift.profile.times[1]
                     batch.belief.drift.ran(1, took, batch.belief.curve, now - 10 + number / 10)
                 scheduler.finished(batch, now)
-                served.batch_ended(BatchResult([], 0.0), batch)
+                served.runtime.batch_ended(BatchResult([], 0.0), batch)
 
     asyncio.run(asyncio.wait_for(run(), 60))
     told = [str(record.msg) for record in caplog.records if str(record.msg).startswith("profile-drift")]

@@ -36,7 +36,7 @@ def test_requests_share_padded_batches(tmp_path: Path) -> None:
             check(engine.find("m"))
 
     def check(served: Served) -> None:
-        curve = served.driver.scheduler.curve
+        curve = served.scheduler.curve
         assert curve.buckets == (1, 4, 6)
         assert curve.times[2] == curve.times[4]
         assert served.profile is not None
@@ -65,7 +65,7 @@ def test_a_batch_beyond_the_devices_memory_is_answered_and_counted(
             np.testing.assert_allclose(
                 answer["scores"], tm.answers(tm.floats(6))["scores"], rtol=1e-4, atol=1e-6
             )
-            assert engine.table.cells(served.slot)[columns.OUT_OF_MEMORY] == 1
+            assert engine.table.cells(served.counters.slot)[columns.OUT_OF_MEMORY] == 1
             device.most = device.size
 
     asyncio.run(asyncio.wait_for(story(), 60))

@@ -8,7 +8,6 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from backends.onnx_models import identity
 from carpool.registry.followed_model import Registries
 from frontend.whole_server import WholeServer, whole_server
 from registry.stand_in import StandIn, standing_in
+from waiting import until
 
 PATIENCE_S = 60.0
 REGISTRY = (
@@ -54,12 +54,8 @@ class Followed:
         with urllib.request.urlopen(url, body, timeout=PATIENCE_S) as answer:
             return dict(json.load(answer))
 
-    def until(self, come_true: Callable[[], object], work: Callable[[], None] = lambda: None) -> None:
-        """With a bound that only a failure reaches."""
-        end = monotonic() + PATIENCE_S
-        while not come_true():
-            assert monotonic() < end, (self.rollout(), self.mlflow.tags, self.mlflow.aliases)
-            work()
+    def until(self, come_true: Callable[[], object], work: Callable[[], None] | None = None) -> None:
+        until(come_true, lambda: (self.rollout(), self.mlflow.tags, self.mlflow.aliases), work=work)
 
     def comes_to(self, *states: str) -> dict[str, Any]:
         self.until(lambda: self.rollout()["state"] in states)

@@ -14,7 +14,7 @@ from carpool.config.registry_settings import RegistrySettings
 from carpool.config.repository import find_models
 from carpool.config.server import ServerSettings
 from carpool.config.toml import read_toml
-from carpool.engine.control.registry_watch import RegistryWatch
+from carpool.engine.control.registry_watch import MakeFollower, RegistryWatch, SwapAtOnce
 from carpool.engine.engine import Engine
 from carpool.errors import ConfigError
 from carpool.observe.prometheus import Exposition
@@ -65,15 +65,17 @@ class Running:
 
     def metric(self, name: str) -> float | None:
         page = Exposition(self.engine.table, "0").page().decode()
-        lines = [line for line in page.splitlines() if line.startswith(name)]
-        return float(lines[0].rpartition(" ")[2]) if lines else None
+        lines = [line for line in page.splitlines() if line.startswith(name)]  # also of versions that leave
+        return max((float(line.rpartition(" ")[2]) for line in lines), default=None)
 
 
 @asynccontextmanager
-async def running(mlflow: StandIn, folder: Path, cache: Path) -> AsyncIterator[Running]:
+async def running(
+    mlflow: StandIn, folder: Path, cache: Path, follower: MakeFollower = SwapAtOnce
+) -> AsyncIterator[Running]:
     settings = ServerSettings(registry=mlflow.url, cache_dir=cache)
     async with Engine(folder.parent) as engine:
-        watch = RegistryWatch(engine, settings)
+        watch = RegistryWatch(engine, settings, follower)
         await watch._find()
         yield Running(engine, watch)
 
@@ -81,9 +83,9 @@ async def running(mlflow: StandIn, folder: Path, cache: Path) -> AsyncIterator[R
 Story = Callable[[Running], Awaitable[None]]
 
 
-def play(mlflow: StandIn, folder: Path, story: Story) -> None:
+def play(mlflow: StandIn, folder: Path, story: Story, follower: MakeFollower = SwapAtOnce) -> None:
     async def whole() -> None:
-        async with running(mlflow, folder, folder.parents[1] / "cache") as found:
+        async with running(mlflow, folder, folder.parents[1] / "cache", follower) as found:
             await story(found)
 
     prepared(mlflow, folder, folder.parents[1] / "cache")
@@ -182,8 +184,9 @@ def test_who_rolls_out_hears_of_every_move_once(mlflow: StandIn, folder: Path) -
         SETTINGS + 'candidate = "models:/detector@challenger"\nmove_alias = true\n'
     )
 
+    notes = Notes()
+
     async def story(server: Running) -> None:
-        server.watch.follower = notes = Notes()
         await server.look()
         assert notes.told == []  # there is no challenger: a warning, no more
         mlflow.aliases["challenger"] = 2
@@ -213,7 +216,7 @@ def test_who_rolls_out_hears_of_every_move_once(mlflow: StandIn, folder: Path) -
         await server.look()
         assert len(notes.told) == 4
 
-    play(mlflow, folder, story)
+    play(mlflow, folder, story, lambda _watch: notes)
 
 
 def test_a_model_of_which_nothing_had_come_is_loaded_when_the_registry_is_back(

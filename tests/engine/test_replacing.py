@@ -15,9 +15,10 @@ from carpool.backends.python.worker_process import WorkerProcess
 from carpool.config.model import ModelConfig
 from carpool.core.curve import BatchCurve
 from carpool.core.objectives import Promise
+from carpool.engine.fleet.fleet import Publisher
 from carpool.engine.loading import loading as loading_module
 from carpool.engine.loading.loading import execution_timeout
-from carpool.engine.models import served as served_module
+from carpool.engine.models import runtime as runtime_module
 from carpool.errors import DeadlineExceeded, ModelError
 from engine import repositories
 from engine.scripted import run
@@ -33,7 +34,7 @@ MORTAL = "import os\ndef predict(x):\n    if x[0, 0] == 13: os._exit(3)\n    ret
 def test_a_replacement_that_cannot_be_started_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
-    monkeypatch.setattr(served_module, "_FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(runtime_module, "_FIRST_RETRY_S", 0.01)
     repositories.python(tmp_path, MORTAL)
     failed: list[int] = []
 
@@ -44,11 +45,16 @@ def test_a_replacement_that_cannot_be_started_is_tried_again(
         return WorkerProcess(*arguments, **named)
 
     async def story() -> None:
-        async with Engine(tmp_path) as engine:
-            (served,) = engine.fleet.offered.values()
-            changes: list[bool] = []
-            served.changed = lambda: changes.append(served.able)
-            assert served.able
+        changes: list[bool] = []
+
+        class Notes(Publisher):
+            def publish(self) -> None:
+                changes.extend(served.able for served in engine.served.values())
+
+        engine = Engine(tmp_path, publisher=Notes())
+        async with engine:
+            assert changes[-1]
+            changes.clear()
             monkeypatch.setattr(python_backend, "WorkerProcess", refuses_twice)
             with pytest.raises(ModelError, match="died"):
                 await engine.infer("model", row(13, 0))

@@ -72,7 +72,7 @@ def test_a_route_of_another_kind_stands_around_the_models_own(tmp_path: Path, st
             assert [await ask(engine) for _ in range(3)] == [7.0, 7.0, 7.0]
             assert await ask(engine, x=2.0) == 7.0
             (served,) = engine.fleet.offered.values()
-            assert served.driver.scheduler.ledger.offered == 2
+            assert served.scheduler.ledger.offered == 2
             assert np.isclose(stage.backends[0].value, 7.0)
 
     run(story())

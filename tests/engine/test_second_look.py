@@ -8,13 +8,14 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from carpool import Engine
 from carpool.config.fingerprint import PROVISIONAL
+from carpool.engine.models.batch_runtime import BatchRuntime
 from carpool.engine.models.second_look import SecondLook, wants_second_look
 from carpool.engine.models.served import Served
 from carpool.engine.profile.hardware import CpuTaken
@@ -82,7 +83,7 @@ def model(folder: Path) -> Path:
 
 
 def look(served: Served, machine: Machine) -> SecondLook:
-    return SecondLook(served, lambda: machine, machine.sleep)
+    return SecondLook(cast(BatchRuntime, served.runtime), lambda: machine, machine.sleep)
 
 
 @in_a_loop
@@ -103,7 +104,7 @@ async def test_it_is_measured_when_the_machine_is_calm(
         assert after.measured_at > before.measured_at
         assert [p.size for p in after.points] == [1, 2, 4]
         assert all(p.seconds < 10 for p in after.points)
-        scheduler = served.driver.scheduler
+        scheduler = served.scheduler
         assert scheduler.belief.runs.points == tuple((p.size, p.seconds) for p in after.points)
         assert served.config.parameters == {"mine": "1"}
         assert served.choices[-1] == "Something else."
@@ -122,7 +123,7 @@ async def test_on_a_machine_that_is_never_calm_nothing_is_run(tmp_path: Path) ->
         machine = Machine(*[BUSY] * 1000)
         await asyncio.wait_for(look(served, machine).run(), 60)
         assert served.profile is before
-        assert served.driver.scheduler.spare is None
+        assert served.scheduler.spare is None
         assert len(machine.waits) == 100, "the looks are numbered"
         assert max(machine.waits) == 300.0
 
@@ -135,8 +136,8 @@ async def test_what_others_disturbed_again_is_not_adopted(tmp_path: Path) -> Non
         machine = Machine(*[CALM, BUSY] * 4, *[BUSY] * 1000)
         await asyncio.wait_for(look(served, machine).run(), 60)
         assert served.profile is before
-        assert served.driver.scheduler.spare is not None
-        assert served.driver.scheduler.spare.ran == 4 * 3 * 2, "four tries, three runs on two instances"
+        assert served.scheduler.spare is not None
+        assert served.scheduler.spare.ran == 4 * 3 * 2, "four tries, three runs on two instances"
 
 
 @in_a_loop

@@ -19,6 +19,7 @@ from carpool.engine.run.batch import Work
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, ModelError, Unavailable
 from carpool.observe import columns
 from engine.repositories import python
+from waiting import until_in_loop as until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SEQUENCES = """
@@ -194,24 +195,21 @@ def test_gauges_say_what_is_left_when_nothing_follows(tmp_path: Path) -> None:
     """After an end, and after a sequence was silent for too long."""
 
     async def story(engine: Engine) -> None:
-        row = engine.find("sums").row
+        row = engine.find("sums").counters.row
 
-        async def until(live: int, backlog: int) -> None:
-            while (row._cells[columns.SEQUENCES["live"]], row._cells[columns.SEQUENCES["backlog"]]) != (
-                live,
-                backlog,
-            ):
-                await asyncio.sleep(0.005)
+        async def until_there(live: int, backlog: int) -> None:
+            cells = [columns.SEQUENCES[name] for name in ("live", "backlog")]
+            await until(lambda: [row._cells[cell] for cell in cells] == [live, backlog])
 
         await ask(engine, 1, 1, "s")
-        await until(1, 0)
+        await until_there(1, 0)
         await ask(engine, 1, 1, "e")
-        await until(0, 0)
+        await until_there(0, 0)
         await ask(engine, 2, 1, "s")
         waits = asyncio.ensure_future(ask(engine, 3, 1, "s"))
-        await until(1, 1)
+        await until_there(1, 1)
         await waits
-        await until(0, 0)
+        await until_there(0, 0)
 
     run(sums(tmp_path, more="max_candidates = 1\nidle_ms = 200"), story)
 

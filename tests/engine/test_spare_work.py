@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +24,10 @@ from carpool.errors import CarpoolError
 from carpool.frontend import remote_door
 from carpool.frontend.remote_door import RemoteDoor
 from carpool.link import records
-from carpool.link.door import Answer, ModelEntry
+from carpool.link.door import Ask, ModelEntry
 from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.observe import columns
+from heard import Heard
 from link.joined import MAX_ANSWER, Asked, Client, packed, run
 from waiting import until_in_loop as until
 
@@ -74,27 +76,18 @@ class Served2:
         body, head, tail = packed(entry, ONE)
         slot = self.client.door.slot(len(body))
         slot.view[:] = body
-        asked: list[Asked] = []
-        call = self.client.door.infer(
-            entry,
-            head,
-            slot,
-            tail,
-            lambda answer: asked[0].answers.append(answer),
-            arrived=asyncio.get_running_loop().time(),
-            spare=True,
-        )
-        asked.append(Asked(call))
-        return asked[0]
+        heard = Heard()
+        ask = Ask(entry, head, slot, tail, asyncio.get_running_loop().time(), spare=True)
+        return Asked(self.client.door.infer(ask, heard), heard.answers)
 
     def counted(self, version: int, column: columns.Column) -> float:
-        return float(self.engine.table.cells(self.served(version).slot)[column])
+        return float(self.engine.table.cells(self.served(version).counters.slot)[column])
 
 
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[Served2]:
-    async with Engine(folder) as engine:
-        host = EngineHost(engine)
+    host = EngineHost(partial(Engine, folder))
+    async with host.engine as engine:
         host.set_ready(True)
         side = EngineSide(host, max_answer_bytes=MAX_ANSWER)
         arena = create_memory("test-arena", 8 << 20)
@@ -132,12 +125,12 @@ def test_it_is_answered_and_is_in_no_figure_of_the_model(tmp_path: Path, device:
         async with serving(two_versions(tmp_path, device)) as both:
             assert await both.spare(version).output() == [[0.0]]
             await until(lambda: both.counted(version, columns.SPARE["ran"]) == 1)
-            scheduler = both.served(version).driver.scheduler
+            scheduler = both.served(version).scheduler
             assert scheduler.ledger.offered == scheduler.ledger.answered == 0
             assert scheduler.rate(asyncio.get_running_loop().time()) == 0.0
             assert both.counted(version, columns.BATCH_SIZE.sum) == 0
             assert both.counted(version, columns.INFER_SECONDS.sum) == 0
-            assert not both.served(version).recent.sizes(asyncio.get_running_loop().time())
+            assert not both.served(version).counters.recent.sizes(asyncio.get_running_loop().time())
 
     run(main())
 
@@ -149,10 +142,10 @@ def test_production_waits_for_a_batch_of_it_but_spare_work_for_production(
     async def main() -> None:
         async with serving(two_versions(tmp_path, device)) as both:
             spare = both.spare(2)
-            candidate = both.served(2).driver.scheduler
+            candidate = both.served(2).scheduler
             await until(lambda: candidate.instances[0].batch is not None)
             asked = both.client.infer(both.entry(1), ONE)
-            stable = both.served(1).driver.scheduler
+            stable = both.served(1).scheduler
             await until(lambda: stable.lanes.ready)
             await asyncio.sleep(0)
             assert stable.instances[0].batch is None
@@ -175,7 +168,7 @@ def test_production_waits_for_a_batch_of_it_but_spare_work_for_production(
 def test_versions_on_processors_take_turns_only_once_there_is_spare_work(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(two_versions(tmp_path)) as both:
-            schedulers = [both.served(version).driver.scheduler for version in (1, 2)]
+            schedulers = [both.served(version).scheduler for version in (1, 2)]
             assert await both.client.infer(both.entry(1), ONE).output() == [[0.0]]
             assert [scheduler.instances[0].turn for scheduler in schedulers] == [None, None]
             await both.spare(2).output()
@@ -192,7 +185,7 @@ def test_without_slack_it_is_skipped_and_the_engine_is_not_asked_again_at_once(
 
     async def main() -> None:
         async with serving(two_versions(tmp_path, slo_ms=20)) as both:
-            both.served(1).refused_elsewhere(1000, Reason.OVERLOAD, "")
+            both.served(1).runtime.refused_elsewhere(1000, Reason.OVERLOAD, "")
             answer = await both.spare(2).answer()
             assert isinstance(answer.error, CarpoolError)
             assert answer.error.reason == "spare"
@@ -202,7 +195,7 @@ def test_without_slack_it_is_skipped_and_the_engine_is_not_asked_again_at_once(
             assert again.error.reason == "spare"
             assert again.sent == 0.0  # it never left the front end
             assert both.counted(2, columns.SPARE["skipped"]) == 1
-            scheduler = both.served(2).driver.scheduler
+            scheduler = both.served(2).scheduler
             assert not scheduler.ledger.refused
             assert not scheduler.ledger.given_up
 
@@ -216,9 +209,10 @@ def test_it_holds_no_more_than_a_part_of_the_memory(tmp_path: Path, held: thread
             door = both.client.door
             entry = both.entry(2)
             _, head, tail = packed(entry, ONE)
-            answers: list[Answer] = []
+            heard = Heard()
+            answers = heard.answers
             slot = door.slot(door.arena.size // 16)
-            door.infer(entry, head, slot, tail, answers.append, arrived=0.0, spare=True)
+            door.infer(Ask(entry, head, slot, tail, 0.0, spare=True), heard)
             await until(lambda: answers)
             assert answers[0].error is not None
             assert answers[0].error.reason == "spare"
@@ -233,11 +227,11 @@ def test_who_waits_for_slack_is_told_when_the_model_goes(tmp_path: Path, held: t
     async def main() -> None:
         async with serving(two_versions(tmp_path)) as both:
             asked = both.client.infer(both.entry(2), ONE)
-            scheduler = both.served(2).driver.scheduler
+            scheduler = both.served(2).scheduler
             await until(lambda: scheduler.instances[0].batch is not None)
             spare = both.spare(2)
             await until(lambda: scheduler.spare is not None and scheduler.spare.everybody())
-            driver = both.served(2).driver
+            driver = both.served(2).runtime.driver
             driver.close()
             answer = await spare.answer()
             assert answer.error is not None
@@ -255,11 +249,9 @@ def test_it_cannot_come_before_its_inputs(tmp_path: Path) -> None:
             body, head, tail = packed(entry, ONE)
             slot = both.client.door.slot(len(body))
             slot.view[:] = body
-            lost: list[object] = []
-            both.client.door.infer(
-                entry, head, slot, tail, lost.append, arrived=0.0, ready_in=0.1, spare=True
-            )
-            await until(lambda: lost)  # the engine gave up the link
+            heard = Heard()
+            both.client.door.infer(Ask(entry, head, slot, tail, 0.0, ready_in=0.1, spare=True), heard)
+            await until(lambda: heard.answers)  # the engine gave up the link
             slot.release()
 
     run(main())

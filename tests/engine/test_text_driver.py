@@ -48,7 +48,7 @@ def test_an_engine_answers_whole_texts(tmp_path: Path) -> None:
                 assert answer["text_output"].tolist() == [fake_text(one)]
                 assert answer["finish_reason"].tolist() == [b"stop"]
             served = engine.find("writer")
-            assert served.idle
+            assert served.runtime.idle
             assert served.able
             with pytest.raises(CarpoolError, match="image"):
                 await engine.infer("writer", {"image": np.zeros((1, 31, 64), np.uint8)})

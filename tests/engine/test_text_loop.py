@@ -16,7 +16,7 @@ from carpool.core.text_job import TextPromise
 from carpool.core.text_scheduler import TextScheduler
 from carpool.engine.generation.text_loop import TextLoop
 from carpool.errors import CarpoolError, InvalidInput, ModelError, Refused, Unavailable
-from carpool.link.text_records import Event, EventReader, Failed, Piece, Worked, write_events
+from carpool.link.text_records import Event, Failed, Piece, TextEventReader, Worked, write_events
 
 ENCODE, STEP = BatchCurve.parse("2+0.5", 8), BatchCurve.parse("1+0.1", 4)
 
@@ -299,7 +299,7 @@ def test_events_travel_as_they_are() -> None:
         Failed(8, InvalidInput("no picture", field="image")),
         Worked(0, 4, 0.001, 3, 12),
     ]
-    written, reader = write_events(events), EventReader("m")
+    written, reader = write_events(events), TextEventReader("m")
     heard = [event for byte in written for event in reader.feed(bytes((byte,)))]
     assert heard[:2] == events[:2]
     assert heard[3] == events[3]
@@ -307,7 +307,7 @@ def test_events_travel_as_they_are() -> None:
     assert heard[2].error.field == "image"
     for wrong in (b"\xff" * 200, written.replace(b"gr", b"\xff\xff")):
         with pytest.raises(Exception, match=r"event|payload"):
-            EventReader("m").feed(wrong)
+            TextEventReader("m").feed(wrong)
 
 
 def test_what_encoding_took_is_told_with_the_first_token_and_learned() -> None:

@@ -20,7 +20,7 @@ from carpool import backends
 from carpool.backends import fake
 from carpool.backends.backend import Placement
 from carpool.backends.fake import fake_text
-from carpool.backends.stepper import AHEAD, Part, TextInstance
+from carpool.backends.stepper import AHEAD, ModelPart, TextInstance
 from carpool.config.model import ModelConfig
 from carpool.config.repository import find_models
 from carpool.core.curve import BatchCurve
@@ -30,7 +30,7 @@ from carpool.demo import text_model
 from carpool.engine.engine import Engine
 from carpool.engine.generation.text_loading import TextLoading
 from carpool.engine.generation.text_loop import TextLoop
-from carpool.engine.models.text_model import TextModel, text_document
+from carpool.engine.models.text_runtime import TextRuntime
 from carpool.errors import CarpoolError, ConfigError, ModelError, Unavailable
 from carpool.link.text_records import Event, Failed, Piece
 
@@ -277,8 +277,8 @@ def test_an_engine_answers_and_drains_and_unloads(tmp_path: Path) -> None:
             write_model(tmp_path, "[encoder]\ninstances = 2\n[decoder]\ninstances = 3")
         ) as engine:
             served = engine.find("writer")
-            assert isinstance(served, TextModel)
-            found = text_document(served)
+            assert isinstance(served.runtime, TextRuntime)
+            found = served.runtime.document()
             assert (found["encoders"], found["decoders"], found["slots"]) == (2, 3, 4)
             asked = [picture(seed) for seed in range(60)]
             tasks = [asyncio.create_task(engine.infer("writer", {"image": one})) for one in asked]
@@ -290,7 +290,7 @@ def test_an_engine_answers_and_drains_and_unloads(tmp_path: Path) -> None:
             await engine.unload("writer")  # who is in it is answered
             for one, task in zip(asked, tasks, strict=True):
                 assert (await task)["text_output"].tolist() == [fake_text(one)]
-            assert served.idle
+            assert served.runtime.idle
             with pytest.raises(CarpoolError):
                 await engine.infer("writer", {"image": asked[0]})
 
@@ -302,26 +302,33 @@ def test_an_engine_answers_and_drains_and_unloads(tmp_path: Path) -> None:
     [
         (
             "[decoder]\ninstances = 2",
-            [(Part.ENCODER, "cuda", 0), (Part.DECODER, "cuda", 0), (Part.DECODER, "cuda", 1)],
+            [(ModelPart.ENCODER, "cuda", 0), (ModelPart.DECODER, "cuda", 0), (ModelPart.DECODER, "cuda", 1)],
         ),
-        ("[encoder]\ndevice = 'cuda:1'", [(Part.ENCODER, "cuda:1", 1), (Part.DECODER, "cuda", 0)]),
-        ("[encoder]\ndevice = 'cpu'", [(Part.ENCODER, "cpu", None), (Part.DECODER, "cuda", 0)]),
+        ("[encoder]\ndevice = 'cuda:1'", [(ModelPart.ENCODER, "cuda:1", 1), (ModelPart.DECODER, "cuda", 0)]),
+        ("[encoder]\ndevice = 'cpu'", [(ModelPart.ENCODER, "cpu", None), (ModelPart.DECODER, "cuda", 0)]),
         (
             "[encoder]\ndevice = 'cuda:0'\n[decoder]\ndevice = 'cuda:1'\ninstances = 2",
-            [(Part.ENCODER, "cuda:0", 0), (Part.DECODER, "cuda:1", 1), (Part.DECODER, "cuda:1", 1)],
+            [
+                (ModelPart.ENCODER, "cuda:0", 0),
+                (ModelPart.DECODER, "cuda:1", 1),
+                (ModelPart.DECODER, "cuda:1", 1),
+            ],
         ),
     ],
 )
 def test_parts_go_where_the_settings_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pools: str, placed: list[tuple[Part, str, int | None]]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    pools: str,
+    placed: list[tuple[ModelPart, str, int | None]],
 ) -> None:
     """On a machine with two GPUs, as far as the settings can tell."""
-    found: list[tuple[Part, str, int | None]] = []
+    found: list[tuple[ModelPart, str, int | None]] = []
 
     def devices(config: ModelConfig) -> tuple[int, ...]:
         return {"cpu": (), "cuda": (0, 1), "cuda:0": (0,), "cuda:1": (1,)}[config.pytorch.device]
 
-    def load_text(config: ModelConfig, version: Any, placement: Placement, part: Part) -> Any:
+    def load_text(config: ModelConfig, version: Any, placement: Placement, part: ModelPart) -> Any:
         found.append((part, config.pytorch.device, placement.gpu))
         return fake.FakeStepper(config)
 
@@ -390,8 +397,9 @@ def test_one_encoder_and_two_decoders_write_what_one_line_after_the_other_would(
     async def play() -> None:
         async with Engine(model) as engine:
             served = engine.find("reader")
-            assert isinstance(served, TextModel)
-            assert (served.text._most, text_document(served)["decoders"]) == (12, 2)
+            runtime = served.runtime
+            assert isinstance(runtime, TextRuntime)
+            assert (runtime.driver._most, runtime.document()["decoders"]) == (12, 2)
             asked = (engine.infer("reader", {"image": line}) for line in lines)
             for line, answer in zip(lines, await asyncio.gather(*asked), strict=True):
                 assert answer["text_output"].tolist() == [alone(line)]

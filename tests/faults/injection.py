@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,13 @@ from carpool.engine.engine_host import EngineHost
 from carpool.engine.engine_link import EngineSide
 from carpool.errors import ModelError
 from carpool.frontend.remote_door import RemoteDoor
-from carpool.link.door import Answer
+from carpool.link.door import Answer, Ask
 from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.types import Array
+from heard import Heard
 from link.joined import packed
+from waiting import until as until_now
+from waiting import until_in_loop as until
 
 PATIENCE_S = 20.0
 DEADLY, POISON = 13.0, 7.0
@@ -171,10 +175,10 @@ class Request:
 class Server:
     """The engine and one front end, joined."""
 
-    def __init__(self, engine: Engine, arena_bytes: int) -> None:
-        self.engine = engine
+    def __init__(self, folder: Path, arena_bytes: int) -> None:
         self.dropped = 0
-        self.host = EngineHost(engine)
+        self.host = EngineHost(partial(Engine, folder))
+        self.engine = self.host.engine
         self.side = EngineSide(self.host, max_answer_bytes=1 << 20, dropped=self._drop)
         self._file = create_memory("test-arena", arena_bytes)
         self.door = RemoteDoor(Arena(map_memory(self._file)), max_answer_bytes=1 << 20)
@@ -229,9 +233,8 @@ class Server:
                 call.release()
                 request.told(answer)
 
-            call = self.door.infer(
-                entry, head, slot, tail, done, arrived=time.monotonic(), ready_in=ready_in, admitted=admitted
-            )
+            ask = Ask(entry, head, slot, tail, time.monotonic(), ready_in=ready_in)
+            call = self.door.infer(ask, Heard(done, admitted))
             owned = ready_in is not None
             if cancel:
                 request.cancelled = True
@@ -252,14 +255,6 @@ class Server:
         os.close(self._file)
 
 
-async def over(condition: Callable[[], object], what: str, which: Callable[[], object] = str) -> None:
-    """Wait until it is so; else say what is not, and which."""
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, f"{what} {which()}"
-        await asyncio.sleep(0.0005)
-
-
 async def ordinary_load(server: Server) -> None:
     """Each way that a request can go, once or twice."""
     for x in (1.0, 2.0, POISON, 3.0):
@@ -270,7 +265,7 @@ async def ordinary_load(server: Server) -> None:
     for x in (1.0, POISON, 2.0):
         server.ask("ordered", x)
     server.ask("loose", 1.0)
-    await over(lambda: all(request.over for request in server.requests), "somebody was never told")
+    await until(lambda: all(request.over for request in server.requests), "somebody was never told")
     try:
         await server.door.ask("statistics", {})
     except Exception:
@@ -278,7 +273,7 @@ async def ordinary_load(server: Server) -> None:
     await server.mend()
     server.ask("promise", DEADLY)
     server.ask("loose", 2.0)
-    await over(lambda: all(request.over for request in server.requests), "somebody was never told")
+    await until(lambda: all(request.over for request in server.requests), "somebody was never told")
 
 
 async def comes_back(server: Server) -> None:
@@ -290,7 +285,7 @@ async def comes_back(server: Server) -> None:
             await server.mend()
             answers: list[Answer] = []
             request = server.ask(model, 9.0)
-            await over(lambda request=request: request.over, "somebody was never told")  # type: ignore[misc]
+            await until(lambda request=request: request.over, "somebody was never told")  # type: ignore[misc]
             answers = request.answers
             if answers and answers[0].error is None:
                 break
@@ -315,18 +310,14 @@ def held() -> Counter[str]:
 
 def check_given_back(before: Counter[str]) -> None:
     """When all is over nothing is left: an instance that nobody closed keeps its thread and its model."""
-    end = time.monotonic() + PATIENCE_S
-    while held() - before:
-        assert time.monotonic() < end, f"left behind: {held() - before}"
-        time.sleep(0.001)
+    until_now(lambda: not held() - before, lambda: f"left behind: {held() - before}")
 
 
 async def story(folder: Path, point: Point, most: int) -> int:
     """One server's life, in which calls of the point raise, each once; returns how many did."""
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # told by what comes of it
-    engine = Engine(folder)
-    await engine.start()
-    server = Server(engine, 1 << 20)
+    server = Server(folder, 1 << 20)
+    await server.engine.start()
     server.host.set_ready(True)
     await server.mend()
     await chapter(server, point, 0)
@@ -337,9 +328,11 @@ async def story(folder: Path, point: Point, most: int) -> int:
         if not await chapter(server, point, at):
             break
         made += 1
-    await over(lambda: not open_files() - files, "files are open that were not", lambda: open_files() - files)
+    await until(
+        lambda: not open_files() - files, lambda: f"files are open that were not: {open_files() - files}"
+    )
     await server.close()
-    await engine.stop()
+    await server.engine.stop()
     return made
 
 
@@ -347,7 +340,7 @@ async def chapter(server: Server, point: Point, at: int) -> bool:
     """The load, with one fault in it; whether it was reached."""
     server.requests.clear()
     server.side.close()  # a new link has everything to say again
-    await over(lambda: not server.door.serving, "the link does not end")
+    await until(lambda: not server.door.serving, "the link does not end")
     try:
         with Fault(point, at).injected() as fault:
             await server.mend()
@@ -357,8 +350,8 @@ async def chapter(server: Server, point: Point, at: int) -> bool:
         await comes_back(server)
         for request in server.requests:
             request.check()
-        await over(lambda: server.door.arena.slots_used == 0, "a slot is held for ever")
-        await over(
+        await until(lambda: server.door.arena.slots_used == 0, "a slot is held for ever")
+        await until(
             lambda: not any(link.calls for link in server.side.links),
             "the engine holds a call for ever",
         )

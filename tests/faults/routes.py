@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ import pytest
 from carpool.config.model import ModelConfig, ModelSignature
 from carpool.config.repository import ModelVersion
 from carpool.engine.engine_link import EngineSide
-from carpool.engine.models.pipeline_model import Pipeline
+from carpool.engine.routes.pipeline_route import PipelineRoute
 from carpool.errors import ModelError
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.remote_door import RemoteDoor
@@ -33,6 +32,7 @@ from faults.injection import Fault, Point
 from frontend.http.harness import Client
 from frontend.picture_models import picture
 from frontend.whole_server import WholeServer, whole_server
+from waiting import until
 
 PATIENCE_S = 30.0  # for a condition that comes in milliseconds
 _TENSOR = '[[{kind}]]\nname = "{name}"\ndatatype = "{datatype}"\nshape = {shape}\n'
@@ -186,10 +186,7 @@ class Routes:
         seen.add(status)
 
     def check_empty(self) -> None:
-        end = time.monotonic() + PATIENCE_S
-        while left := self._left():
-            assert time.monotonic() < end, f"left behind: {left}"
-            time.sleep(0.002)
+        until(lambda: not self._left(), lambda: f"left behind: {self._left()}")
 
     def _left(self) -> dict[str, Any]:
         found: dict[str, Any] = {"slots": self.door.arena.slots_used}
@@ -198,15 +195,15 @@ class Routes:
         for model in self.server.host.engine.control.models.values():
             for served in model.serving.values():
                 name = f"{served.name}:{served.version}"
-                if isinstance(served, Pipeline):
-                    remaining = served._remaining
-                    assert remaining is not None
-                    found[f"{name} open"] = len(served.open) + remaining._under_way + sum(remaining._coming)
-                    found[f"{name} live"] = len(served.waiting)
-                elif served.writes or served.driver is None:
-                    found[f"{name} busy"] = not served.idle
+                if served.is_ensemble and isinstance(route := served.runtime.route(), PipelineRoute):
+                    remaining = route.remaining
+                    found[f"{name} open"] = (
+                        len(route.under_way) + remaining._under_way + sum(remaining._coming)
+                    )
+                    found[f"{name} live"] = len(route.waiting)
+                elif (core := served.scheduler) is None:
+                    found[f"{name} busy"] = not served.runtime.idle
                 else:
-                    core = served.driver.scheduler
                     found[f"{name} waiting"] = core.lanes.waiting + core.ledger.running
         return {name: count for name, count in found.items() if count}
 
@@ -373,8 +370,4 @@ def suffer(server: Routes, ask: Ask, point: Point, most: int) -> int:
 
 def recovers(server: Routes, ask: Ask) -> bool:
     """After however many tries all is answered as without faults."""
-    end = time.monotonic() + PATIENCE_S
-    while not set(ask(server).statuses) <= {200, 400, 409}:
-        assert time.monotonic() < end, "it does not recover"
-        time.sleep(0.01)
-    return True
+    return until(lambda: set(ask(server).statuses) <= {200, 400, 409}, "it does not recover")

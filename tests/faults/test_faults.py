@@ -11,20 +11,19 @@ from pathlib import Path
 import pytest
 
 from carpool import backends
+from carpool.core.batcher import PromisePolicy
 from carpool.core.knobs import KnobsPolicy
-from carpool.core.policy import PromisePolicy
 from carpool.core.queue import Lanes
 from carpool.core.scheduler import Scheduler
 from carpool.engine import engine_link
 from carpool.engine.engine_link import Calls, EngineSide
-from carpool.engine.models import served
-from carpool.engine.models.served import Served
+from carpool.engine.models import runtime
+from carpool.engine.models.batch_runtime import BatchRuntime
 from carpool.engine.run.batch import BatchRun
 from carpool.engine.run.collator import Collator
 from carpool.engine.run.executor import Executor
 from carpool.frontend import front_link
 from carpool.frontend.front_link import FrontLink
-from carpool.link import records
 from carpool.link.records import Outbox
 from carpool.link.request_place import RequestPlace
 from carpool.link.templates import ServedTemplate, Templates
@@ -53,7 +52,7 @@ POINTS = [
     # sending
     Point(Outbox, "put"),
     Point(Outbox, "send"),
-    Point(records, "write_at_once", no_memory),
+    Point(Outbox, "send", no_memory),
     Point(injection.Transport, "write", no_file),
     Point(FrontLink, "submit"),
     Point(Templates, "match"),
@@ -93,9 +92,9 @@ POINTS = [
     Point(injection.Request, "told", after=True),
     # what only looks on
     Point(Row, "add_batch"),
-    Point(Served, "batch_ended"),
-    Point(Served, "turned"),
-    Point(Served, "instance_lost"),
+    Point(BatchRuntime, "batch_ended"),
+    Point(BatchRuntime, "turned"),
+    Point(BatchRuntime, "instance_lost"),
 ]
 
 
@@ -125,7 +124,7 @@ def test_one_fault_costs_no_more_than_one_answer(
     point: Point, most: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backends, "load", injection.load)
-    monkeypatch.setattr(served, "_FIRST_RETRY_S", 0.001)
+    monkeypatch.setattr(runtime, "_FIRST_RETRY_S", 0.001)
     open_outbox = Outbox.open
     monkeypatch.setattr(
         Outbox, "open", lambda outbox, transport: open_outbox(outbox, injection.Transport(transport))

@@ -14,8 +14,8 @@ import pytest
 
 from cache.redis_server import RedisServer, redis_server
 from carpool.errors import CarpoolError
-from carpool.frontend.call import ClientCall
-from carpool.frontend.mirror import Beside
+from carpool.frontend.calls.placement import RequestPlacement
+from carpool.frontend.rollout.mirroring_door import Beside
 from carpool.registry import remote_listing, remote_repository, version_store
 from carpool.registry.remote_repository import RemoteRepository
 from faults import routes
@@ -25,42 +25,64 @@ from later import exhaustive, first, later
 from registry.test_remote import ADDRESS, TOML, contents
 
 WHERE = {
-    "cached": ("frontend.cached_call", "frontend.front_caches", "cache.answer_store", "cache.cache_key"),
+    "cached": (
+        *("frontend.caches.caching_door", "frontend.caches.front_caches", "frontend.calls.placed_call"),
+        *("frontend.calls.placement", "link.contents", "cache.answer_store", "cache.cache_key"),
+    ),
     "pipeline": (
-        *("frontend.pictures.pipeline_journey", "frontend.pictures.pipeline_pictures"),
-        *("frontend.pictures.journey_steps", "engine.models.pipeline_trips", "engine.models.pipeline_model"),
+        *("frontend.pictures.pipeline_run", "frontend.pictures.pipeline_pictures"),
+        *("frontend.pictures.run_steps", "engine.routes.pipeline_route", "engine.routes.stepped_route"),
         *("core.remaining", "pipelines.picture_graph"),
     ),
-    "cascade": ("frontend.pictures.cascade_steps", "frontend.pictures.cascade_audit"),
+    "cascade": (
+        *("frontend.pictures.cascade_steps", "frontend.pictures.cascade_audit"),
+        "frontend.pictures.recomputation",
+    ),
     "workers": (
         *("frontend.pictures.workers", "frontend.pictures.picture_service"),
         *("frontend.pictures.sent_pictures", "vision.transforms"),
     ),
     "text": ("engine.generation.text_driver", "engine.generation.text_loop", "core.text_scheduler"),
     "sequence": ("engine.routes.sequence_route", "core.sequences"),
-    "canary": ("frontend.mirror", "frontend.comparison", "frontend.routing", "frontend.call"),
+    "canary": (
+        *("frontend.rollout.mirroring_door", "frontend.rollout.mirror", "frontend.rollout.comparison"),
+        "frontend.pictures.recomputation",
+        *("frontend.calls.routing", "frontend.calls.call", "frontend.calls.placed_call"),
+        *("frontend.calls.placement", "link.contents"),
+    ),
 }
 """The modules of each route, by which it is called in routes.py."""
 GIVES_BACK = {
     # What other code trusts to give back, or to answer: where that fails, nothing else can help.
-    *("PipelineJourney._guarded", "PipelineJourney._end", "PipelineJourney._let_go", "PipelineJourney._drop"),
-    *("PipelineJourney._let_go_of_device", "frontend.pictures.journey_steps.give_back"),
-    *("frontend.pictures.journey_steps.release_all", "PictureService.forget", "PictureService.let_go"),
-    *("OpenTrip.over", "Trip.gone", "Trip.done", "Trip._leave", "LinkTrips.end", "OpenTrip._over"),
-    *("frontend.pictures.workers._call", "Workers._deliver", "Workers._tell", "Workers._next"),
-    *("Workers.drop", "ClientCall._let_go", "ClientCall._fail", "ClientCall._fail_unexpectedly"),
-    *("ClientCall._finish", "ClientCall._break_off", "TextDriver._end", "TextDriver._turn_away"),
-    *("SequenceRoute._tell", "SequenceRoute._done", "Beside.failed", "Beside._stop"),
+    *("PipelineRun._guarded", "PipelineRun._end", "PipelineRun._let_go", "PipelineRun._drop"),
+    *("PipelineRun._let_go_of_device", "frontend.pictures.run_steps.give_back"),
+    *("frontend.pictures.run_steps.release_all", "PictureService.forget", "PictureService.let_go"),
+    *("OpenBooking.over", "Booking.gone", "Booking.done", "Booking._leave", "LinkBookings.end"),
+    *("OpenBooking._over", "Recomputation._release"),
+    *("frontend.pictures.workers._failed", "Workers._deliver", "Workers._next"),
+    *("Workers.drop", "RequestPlacement._let_go", "ClientCall._fail", "RequestPlacement._fail_unexpectedly"),
+    *("ClientCall._finish", "RequestPlacement._break_off", "TextDriver._end", "TextDriver._turn_away"),
+    *("PlacedCall._finish", "PlacedCall._fail", "PlacedCall._tell", "PlacedCall.cancel", "Content.drop"),
+    *("SequenceRoute._tell", "SequenceRoute._done", "Beside._end", "Beside._stop", "Beside.cancel"),
+    *("Lookup._fail", "Lookup._guarded", "Lookup._send", "Lookup.cancel", "Lookup.end"),
     # The door takes the slot in it, and nobody knows whether it had before it raised.
-    "PipelineJourney.ready",
+    "PipelineRun.ready",
     # The door tells each of its answer once, whatever comes of that; all that they do is guarded in them.
-    *("ClientCall._done", "PipelineJourney._step_answered"),
+    *("RequestPlacement.done", "PlacedCall.done", "PipelineRun.answered", "RequestHears.done"),
     # What the engine's end of the link calls. An error there costs the link, as everywhere.
-    *("TextDriver.ready", "TextDriver._take", "LinkTrips.join", "LinkTrips.hear", "LinkTrips._begin"),
-    "OpenTrip._learn",
+    *(
+        "TextDriver.ready",
+        "TextDriver._take",
+        "LinkBookings.join",
+        "LinkBookings.hear",
+        "LinkBookings._begin",
+    ),
+    "OpenBooking._learn",
+    # Called when the catalogue changes, as it may at any time where a model is measured again; by no request.
+    *("Caching.around", "Mirroring.around"),
     *("SequenceRoute._count", "Sequences.finished"),  # without it a place is taken until its sequence is idle
 }
-SHARED = ("cache.redis_client", "frontend.cached_call", "frontend.front_caches")
+SHARED = ("cache.redis_client", "frontend.caches.caching_door", "frontend.caches.front_caches")
 
 
 def modules(names: tuple[str, ...]) -> list[Any]:
@@ -134,12 +156,12 @@ def test_the_candidate_fails_and_stable_answers(kept: Kept) -> None:
     """So the points of the canary's route are met on the way back, too, of numbers and of pictures."""
     server = kept.server()
     routes.recovers(server, routes.canary)
-    with Fault(Point(ClientCall, "_moves_to_stable"), 0).injected() as fault:
+    with Fault(Point(Beside, "_moves_to_stable"), 0).injected() as fault:
         assert set(routes.canary(server).statuses) == {200}
     assert fault.calls >= 4
 
 
-@pytest.mark.parametrize("point", [Point(ClientCall, "_admitted"), Point(Beside, "_fits_stable")], ids=str)
+@pytest.mark.parametrize("point", [Point(RequestPlacement, "admitted"), Point(Beside, "_again")], ids=str)
 def test_a_picture_that_falls_back_gives_back_both_slots(kept: Kept, point: Point) -> None:
     routes.suffer(kept.server(), routes.canary, point, 3)
 

@@ -12,22 +12,21 @@ from typing import Any
 import numpy as np
 
 from carpool.core.front_load import Outside
-from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, NotFound
 from carpool.frontend.pictures.sent_pictures import PictureModel
-from carpool.frontend.remote_door import BodySlots
 from carpool.link.door import (
     NOBODY,
     Ahead,
     Answer,
+    Ask,
     Catalog,
+    Hears,
     IndexEntry,
     ModelEntry,
     Sender,
-    Slot,
-    Trip,
     nobody_ahead,
 )
+from carpool.memory.arena import BodySlots, Slot
 from carpool.memory.layout import bind_file
 from carpool.observe import statistics
 from carpool.observe.counters import Table, table_bytes
@@ -101,7 +100,7 @@ def echo(name: str, datatype: Datatype, shape: tuple[int, ...] = (-1,), **settin
 
 
 @dataclass(eq=False)
-class FakeTrip:
+class FakeBooking:
     """What was said of a way through a pipeline."""
 
     entry: ModelEntry
@@ -145,25 +144,20 @@ class FakeCall:
     """One inference, as the front end asked for it."""
 
     door: FakeDoor
-    entry: ModelEntry
-    head: RequestHead
-    slot: Slot
-    tail: int
-    done: Callable[[Answer], None]
-    arrived: float
-    deadline: float
-    sender: Sender
+    ask: Ask
+    hears: Hears
     ready_in: float | None = None
-    admitted: Callable[[], None] | None = None
-    spare: bool = False
-    part: Callable[[Answer], None] | None = None
     cancelled: bool = False
     released: bool = False
     answered: bool = False
 
+    def __getattr__(self, name: str) -> Any:
+        """What was asked."""
+        return getattr(self.ask, name)
+
     @property
     def source(self) -> str:
-        return self.sender.source
+        return self.ask.sender.source
 
     def inputs(self) -> dict[str, Array]:
         if self.head.encoded:
@@ -189,7 +183,7 @@ class FakeCall:
         if self.cancelled:  # while its parts were written
             return
         self.answered = True
-        self.done(answer)
+        self.hears.done(answer)
 
     def _run(self) -> Answer:
         model = self.door.models[self.entry.name, self.entry.version]
@@ -210,24 +204,24 @@ class FakeCall:
         if self.cancelled:
             return
         assert not self.answered
-        assert self.part is not None
+        assert self.ask.in_parts
         model = self.door.models[self.entry.name, self.entry.version]
         tensors = [_tensor(spec, outputs[spec.name]) for spec in model.outputs if spec.name in outputs]
-        self.part(Answer(tensors, sent=monotonic(), finish=finish, last=last))
+        self.hears.part(Answer(tensors, sent=monotonic(), finish=finish, last=last))
 
     def finish_parts(self) -> None:
         """The end of what was said, in the loop's thread."""
         if not self.cancelled:
             self.answered = True
-            self.done(Answer(timing=TIMING, sent=monotonic()))
+            self.hears.done(Answer(timing=TIMING, sent=monotonic()))
 
     @property
     def is_ready(self) -> bool:
         return self.ready_in is None
 
     def let_in(self) -> None:
-        if self.admitted is not None and not (self.cancelled or self.answered):
-            self.admitted()
+        if not (self.cancelled or self.answered):
+            self.hears.admitted()
 
     def ready(self, slot: Slot) -> None:
         assert self.ready_in is not None
@@ -272,7 +266,7 @@ class FakeDoor(BodySlots):
         self.left = 1.0  # of all memory
         self.slots_in_use: list[FakeSlot] = []
         self.calls: list[FakeCall] = []
-        self.trips: list[FakeTrip] = []
+        self.trips: list[FakeBooking] = []
         self.gate_deadlines: list[float] = []
         self.late_refusal: CarpoolError | None = None  # of who has sent everything
         self.device: Callable[[PictureModel, RequestHead, memoryview], Array] | None = None  # keeps pictures
@@ -331,40 +325,21 @@ class FakeDoor(BodySlots):
     def answered_from_cache(self, entry: ModelEntry, arrived: float, images: int, source: str) -> None:
         self.from_cache.append((entry.name, images, source))
 
-    def infer(
-        self,
-        entry: ModelEntry,
-        head: RequestHead,
-        slot: Slot,
-        tail: int,
-        done: Callable[[Answer], None],
-        *,
-        arrived: float,
-        deadline: float = INFINITY,
-        sender: Sender = NOBODY,
-        ready_in: float | None = None,
-        admitted: Callable[[], None] | None = None,
-        spare: bool = False,
-        trip: Trip | None = None,
-        step: int = 0,
-        part: Callable[[Answer], None] | None = None,
-    ) -> FakeCall:
-        if trip is not None:
-            trip.begun = True
-        call = FakeCall(
-            self, entry, head, slot, tail, done, arrived, deadline, sender, ready_in, admitted, spare, part
-        )
+    def infer(self, ask: Ask, hears: Hears) -> FakeCall:
+        if ask.booking is not None:
+            ask.booking.begun = True
+        call = FakeCall(self, ask, hears, ask.ready_in)
         self.calls.append(call)
-        if ready_in is not None and not self.admits:
+        if ask.ready_in is not None and not self.admits:
             pass  # the test decides
-        elif ready_in is not None:
+        elif ask.ready_in is not None:
             asyncio.get_running_loop().call_soon(call.let_in)
         elif not self.held:
             asyncio.get_running_loop().call_soon(call.finish)
         return call
 
-    def begin_trip(self, entry: ModelEntry) -> FakeTrip:
-        self.trips.append(trip := FakeTrip(entry))
+    def begin_booking(self, entry: ModelEntry) -> FakeBooking:
+        self.trips.append(trip := FakeBooking(entry))
         return trip
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:

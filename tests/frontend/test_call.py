@@ -12,7 +12,8 @@ import pytest
 
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, ModelError, Refused, TooLarge
-from carpool.frontend.call import ANSWERING, OFFERED, OVER, READING, RUNNING, ClientCall
+from carpool.frontend.calls.call import ClientCall
+from carpool.frontend.calls.placement import ANSWERING, OFFERED, OVER, READING, RUNNING
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.pictures.sent_pictures import RoutePicture
 from carpool.link.door import NOBODY, Answer, ModelEntry
@@ -46,7 +47,7 @@ class ToyCall(ClientCall):
                 self._offer_pieces(raw_head(self.entry.signature, 16), [bytes(16)], checked=True)
             else:
                 model = self.service.pictures.model(self.entry)
-                self._offer_pictures(RoutePicture(model, picture(), Options(), None, 0))
+                self._offer_pictures(RoutePicture(model, picture(), Options(), None))
         except CarpoolError as error:
             self._fail(error)
 
@@ -206,7 +207,7 @@ class StreamCall(ToyCall):
         super().__init__(service, model)
         self.most = 100
 
-    def _write_part(self, answer: Answer) -> None:
+    def _say_part(self, answer: Answer) -> None:
         if len(self.said) >= self.most:
             raise TooLarge("it reads too slowly")
         self.said.append(answer.outputs[0].data[0, 0])
@@ -271,7 +272,7 @@ def test_an_error_after_some_answers_is_the_last_that_is_said() -> None:
 def test_a_protocol_of_one_answer_says_so_before_the_engine_hears_of_it() -> None:
     async def run() -> None:
         async with streamed() as (door, call):
-            call.__class__ = type("OneAnswer", (StreamCall,), {"__slots__": (), "one_answer": "one only"})
+            call.__class__ = type("OneAnswer", (StreamCall,), {"__slots__": (), "refuses_many": "one only"})
             call.read()
             assert call.said == [("unsupported", False)]
             assert not door.calls

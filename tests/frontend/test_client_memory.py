@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.errors import CarpoolError, InvalidInput, TooLarge, Unsupported
-from carpool.frontend.client_memory import ClientMemory, names_regions
+from carpool.frontend.calls.client_memory import ClientMemory, names_regions
 from carpool.memory.client_files import EXTENSION, PLACE, Region
 from carpool.types import Datatype, RequestedOutput, RequestOptions, SharedMemory, Tensor
 from carpool.wire.v2 import RequestHead, TensorHead, bind

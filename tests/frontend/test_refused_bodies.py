@@ -23,11 +23,12 @@ from carpool.types import Array, Datatype, TensorSpec
 from frontend.fake_door import FakeModel, echo
 from frontend.grpc import front_end as over_grpc
 from frontend.http import front_end as over_http
-from frontend.http.harness import chunked, post, until
+from frontend.http.harness import chunked, post
 from frontend.http.test_app_images import holding
 from frontend.http.test_multipart import BOUNDARY, file_part, form
 from frontend.picture_models import models as picture_models
 from frontend.picture_models import picture, writer
+from waiting import until
 
 BIG = 6 << 20
 ROOM = 32 << 20
@@ -218,7 +219,7 @@ def test_a_bug_in_a_thread_keeps_no_body(http: over_http.FrontEnd, monkeypatch: 
     monkeypatch.setattr(
         "carpool.observe.logs.Logger.exception", lambda *_, **__: None
     )  # pytest would keep it
-    monkeypatch.setattr("carpool.frontend.packing.LongJson.prepare", prepare)
+    monkeypatch.setattr("carpool.frontend.calls.packing.LongJson.prepare", prepare)
     monkeypatch.setattr("carpool.frontend.http.image_route.read_pictures", prepare)
     with nothing_is_kept():
         for _ in range(TIMES):

@@ -20,8 +20,9 @@ from carpool.frontend.http.exchange import Fault, status_of
 from carpool.link.door import NOBODY, Sender, read_attempt
 from carpool.types import RequestOptions
 from engine import repositories
-from frontend.http.harness import Client, Response, until
+from frontend.http.harness import Client, Response
 from frontend.whole_server import WholeServer, whole_server
+from waiting import until
 
 PATH = "/v2/models/fake/infer"
 HOPELESS = b"X-Carpool-Deadline-Ms: 150\r\n"  # of 210; on its way it may stand still for as long

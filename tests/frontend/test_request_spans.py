@@ -21,9 +21,9 @@ from tritonclient.grpc import service_pb2_grpc
 from carpool.config.otel_settings import OtelSettings, read_otel
 from carpool.config.server import ServerSettings
 from carpool.errors import ConfigError, Refused
-from carpool.frontend.request_spans import RequestSpans, SpanMessages, _Context, _Ended
-from carpool.frontend.span_export import SpanExporter
-from carpool.frontend.trace_context import Origin, Parent, read_parent, read_state
+from carpool.frontend.traces.request_spans import RequestSpans, SpanMessages, _Context, _Ended
+from carpool.frontend.traces.span_export import SpanExporter
+from carpool.frontend.traces.trace_context import Origin, Parent, read_parent, read_state
 from carpool.observe.columns import REQUEST_SECONDS, SPANS
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.prometheus import Exposition
@@ -31,8 +31,8 @@ from carpool.types import PartTiming, StepTiming, Timing
 from frontend.grpc.front_end import front_end as grpc_front_end
 from frontend.grpc.front_end import image_request
 from frontend.http.front_end import IMAGE, front_end
-from frontend.http.harness import until
 from frontend.span_collector import collecting, told
+from waiting import until
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -274,7 +274,7 @@ def test_lost_spans_are_counted_within_seconds(
     exporting._row = type("Row", (), {"add": staticmethod(count)})()
     exporting._send, exporting._most_at_once, exporting._most_waiting = send, 1000, 1000
     alive, exporting._closing = exporting._closing, clock
-    monkeypatch.setattr("carpool.frontend.span_export.monotonic", clock)
+    monkeypatch.setattr("carpool.frontend.traces.span_export.monotonic", clock)
     exporting._export([1])
     tries = 3 if most < 10.0 else 1
     assert counted == [(most, 1), (most, tries)]
@@ -391,6 +391,6 @@ def test_off_loads_nothing_of_it(tmp_path: Path) -> None:
     program = (
         "import sys; import carpool.process.front_ends, carpool.frontend.http.app;"
         "assert not [one for one in sys.modules if one.startswith('opentelemetry')];"
-        "assert 'carpool.frontend.span_export' not in sys.modules"
+        "assert 'carpool.frontend.traces.span_export' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)

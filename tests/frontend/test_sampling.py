@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from carpool.drift.samples import Sampled
-from carpool.frontend import sampling
-from carpool.frontend.sampling import Sampler
-from carpool.link.door import NOBODY, Catalog
+from carpool.frontend.pictures import sampling
+from carpool.frontend.pictures.sampling import Sampler
+from carpool.link.door import NOBODY, Answer, Catalog
 from carpool.vision.decode import Decoded
+from waiting import until_in_loop as until
 
 
 class Place:
@@ -38,7 +39,7 @@ class Place:
     def answered(self, sampled: Sampled | None, document: bytes = b"{}") -> None:
         pictures = SimpleNamespace(sampled=sampled, first_document=lambda _: document)
         call = SimpleNamespace(pictures=pictures, entry=self.entry, sender=NOBODY._replace(source="door"))
-        self.sampler.answered(call, SimpleNamespace(outputs=()))  # type: ignore[arg-type]
+        self.sampler.answered(call, Answer(), (0.0, 0.0, 0.0))
 
     def idle(self, work: Callable[[], Any], then: Callable[[Any, BaseException | None], None]) -> bool:
         try:
@@ -112,9 +113,7 @@ def test_they_are_told_in_bulk(monkeypatch: pytest.MonkeyPatch) -> None:
             sampled.decoded.extend(seen())
             place.answered(sampled)
         place.answered(None)
-        async with asyncio.timeout(60.0):
-            while not place.asked:
-                await asyncio.sleep(0)
+        await until(lambda: place.asked)
         ((what, arguments),) = place.asked
         assert what == "drift-samples"
         assert [one["source"] for one in arguments["samples"]] == ["door"] * 3

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.errors import Unavailable
-from carpool.frontend import tracing
-from carpool.frontend.tracing import Tracer
+from carpool.frontend.traces import tracing
+from carpool.frontend.traces.tracing import Tracer
+from carpool.link.door import Answer
 from carpool.process.shared_settings import TraceSettings
 from carpool.types import Datatype, RequestOptions, Timing
 from carpool.wire.v2 import RequestHead
@@ -54,10 +55,10 @@ class Front:
         for _ in range(times):
             now = time.monotonic()
             if self.tracer.on:
-                call: Any = SimpleNamespace(
-                    entry=self.door.catalog.newest[model], head=HEAD, request_id=HEAD.id, arrived=now - 0.01
-                )
-                self.tracer.answered(call, TIMING, (now - 0.0099, now, now))
+                entry = self.door.catalog.newest[model]
+                call: Any = SimpleNamespace(entry=entry, head=HEAD, request_id=HEAD.id, cache_status=None)
+                call.arrived = now - 0.01
+                self.tracer.answered(call, Answer(timing=TIMING), (now - 0.0099, now, now))
 
     def traces(self) -> list[dict[str, Any]]:
         return [orjson.loads(line) for line in self.file.read_bytes().splitlines()]

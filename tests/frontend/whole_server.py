@@ -54,8 +54,8 @@ def whole_server(*paths: Path, **given: Any) -> Iterator[WholeServer]:
     stops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 
     class Desk(ControlDesk):
-        def __init__(self, host: EngineHost, settings: ServerSettings) -> None:
-            super().__init__(host, settings)
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
             desks.append(self)
 
     async def main() -> None:

@@ -27,8 +27,8 @@ from frontend.http.harness import Client, Response
 from frontend.picture_models import BLUE, GREEN, LABELS, RED, SIDE, detections, picture
 from frontend.span_collector import Collector, collecting, told
 from frontend.whole_server import WholeServer, whole_server
-from live.server import wait_until
 from rollout.test_picture_rollouts import mean_colour
+from waiting import until
 
 HELD = (
     "[rollout]\nshadow = 0\ncanary = [0.5]\ncanary_h = 24\nstandby_h = 24\nleast = 20\n"
@@ -91,11 +91,6 @@ ALICE = f"Authorization: Bearer {key_files.ALICE}\r\n".encode()
 BOB = f"Authorization: Bearer {key_files.BOB}\r\n".encode()
 LIVE = b"X-Carpool-Source: gate\r\nX-Carpool-Latest: 1\r\n"
 X = [1.0, 2.0, 3.0]
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Also on a machine that is busy with other tests."""
-    wait_until(condition, "it came about", 60.0)
 
 
 class Colours:

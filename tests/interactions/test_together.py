@@ -131,7 +131,7 @@ def sequence_demand(stage: Stage) -> None:
             said = {"sequence_id": "kept", f"sequence_{state}": True}
             given = tensor("x", [1.0, 2.0], (1, 2))
             assert infer(client, "tracker", given, parameters=said).status == 200
-            until(lambda idle=idle: served.idle is idle)  # type: ignore[misc]
+            until(lambda idle=idle: served.runtime.idle is idle)  # type: ignore[misc]
 
 
 def own_answers(stage: Stage, shown: Shown) -> None:
@@ -178,7 +178,7 @@ def decoupled_keys(stage: Stage) -> None:
         for _ in range(4):
             stack.enter_context(stage.connect()).send(endless)
         [served] = stage.served("count")
-        until(lambda: not served.idle)
+        until(lambda: not served.runtime.idle)
         with stage.connect() as client:
             path, body = sent_by(SHOWN["decoupled"])
             assert SHOWN["decoupled"].is_right(client.post(path, body, BOB))

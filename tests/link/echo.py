@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from carpool.config.server import ServerSettings
 from carpool.core.job import GONE, OFFERED, READY
+from carpool.engine.engine_link import EngineSide
 from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import Cancelled, ConfigError, NotFound, Refused
 from carpool.link.door import Catalog, ModelEntry
@@ -75,6 +77,23 @@ def catalog_of(number: int, entries: Sequence[ModelEntry]) -> Catalog:
     )
 
 
+class EchoRoutes:
+    """Stands in for the routes by key, and for each of them."""
+
+    def __init__(self, engine: EchoEngine, key: int = 0) -> None:
+        self._engine = engine
+        self._key = key
+        self.ready, self.cancel = engine.ready, engine.cancel
+
+    def get(self, key: int, _default: object) -> EchoRoutes:
+        return EchoRoutes(self._engine, key)
+
+    def submit(self, works: Sequence[Work]) -> None:
+        for work in works:
+            work.route = self
+        self._engine.submit(self._key, works)
+
+
 class EchoEngine:
     """Stands in for `EngineHost`."""
 
@@ -83,14 +102,13 @@ class EchoEngine:
         self.running: list[Work] = []
         self.coming: list[Work] = []  # all that were offered before their inputs
         self.submitted = 0
+        self.routes = EchoRoutes(self)
+        self.pipelines: dict[int, object] = {}  # it has none
         self.together: list[tuple[int, int]] = []  # by key, how many came at once
         self.catalog = catalog_of(1, MODELS)
         self.regions: dict[int, OpenRegion] = {}
         self.drained = False
         self._listeners: list[Callable[[Catalog], None]] = []
-
-    def pipeline(self, _key: int) -> None:
-        """It has none."""
 
     def submit(self, key: int, works: Sequence[Work]) -> None:
         self.together.append((key, len(works)))
@@ -121,9 +139,6 @@ class EchoEngine:
 
     def set_ready(self, ready: bool) -> None:
         """It always was."""
-
-    def linked(self, side: object) -> None:
-        """It asks nobody."""
 
     def share(self, arena: int, file: int) -> None:
         """No model of it runs elsewhere."""
@@ -197,7 +212,9 @@ class EchoEngine:
         self.drained = True
 
 
-async def start(settings: Any, paths: Sequence[str], **_: Any) -> EchoEngine:
+async def start(
+    settings: ServerSettings, paths: Sequence[str], *, dropped: Callable[[int], None], **_: Any
+) -> tuple[EngineSide, Callable[[], Coroutine[Any, Any, None]]]:
     """What the supervisor's engine process runs in these tests; `paths` says how it goes wrong."""
     fault = paths[0] if paths else ""
     if fault == "config":
@@ -211,4 +228,5 @@ async def start(settings: Any, paths: Sequence[str], **_: Any) -> EchoEngine:
     engine = EchoEngine()
     if fault == "unready":
         engine.catalog = replace(engine.catalog, ready=False)
-    return engine
+    most = settings.max_body_bytes
+    return EngineSide(cast(Any, engine), max_answer_bytes=most, dropped=dropped), engine.open

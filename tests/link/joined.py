@@ -17,10 +17,11 @@ import uvloop
 from carpool.engine.engine_link import EngineLink, EngineSide
 from carpool.frontend.front_link import RemoteCall
 from carpool.frontend.remote_door import RemoteDoor
-from carpool.link.door import Answer, ModelEntry, Sender
+from carpool.link.door import Answer, Ask, ModelEntry, Sender
 from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.types import Array, InferRequest, RequestOptions, Tensor
 from carpool.wire.v2 import RequestHead, encode_request, read_head
+from heard import Heard
 from link.echo import EchoEngine
 from waiting import until_in_loop as until
 
@@ -78,19 +79,10 @@ class Client:
         slot = self.door.slot(len(body))
         assert slot is not None
         slot.view[:] = body
-        asked: list[Asked] = []
-        call = self.door.infer(
-            entry,
-            head,
-            slot,
-            tail,
-            lambda answer: asked[0].answers.append(answer),
-            arrived=time.monotonic(),
-            sender=Sender(source).with_options(head.options),
-            part=(lambda answer: asked[0].parts.append(answer)) if parts else None,
-        )
-        asked.append(Asked(call))
-        return asked[0]
+        heard = Heard()
+        sender = Sender(source).with_options(head.options)
+        ask = Ask(entry, head, slot, tail, time.monotonic(), sender=sender, in_parts=parts)
+        return Asked(self.door.infer(ask, heard), heard.answers, heard.parts)
 
 
 def packed(

@@ -14,18 +14,21 @@ import os
 import socket
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError
-from carpool.link.door import Answer, Sender
+from carpool.link.door import Answer, Ask, Sender
 from carpool.observe.columns import RESTARTS
 from carpool.observe.logs import configure
 from carpool.process.children import FrontendParts
 from carpool.process.supervisor import FrontendKind, Supervisor
+from heard import Heard
 from link.joined import packed
+from waiting import until_in_loop as until
 
 
 class LineFrontend:
@@ -42,9 +45,9 @@ class LineFrontend:
     async def stop(self, within_s: float) -> int:
         """Connections stay open while any request is under way."""
         self._server.close()
-        end = time.monotonic() + within_s
-        while self._busy and time.monotonic() < end:
-            await asyncio.sleep(0.005)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await until(lambda: not self._busy)
         for writer in self._writers:
             writer.close()
         return self._busy
@@ -96,9 +99,8 @@ class LineFrontend:
         assert slot is not None
         slot.view[:] = body
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        call = self._door.infer(
-            entry, head, slot, tail, answered.set_result, arrived=time.monotonic(), sender=Sender(source)
-        )
+        ask = Ask(entry, head, slot, tail, time.monotonic(), sender=Sender(source))
+        call = self._door.infer(ask, Heard(answered.set_result))
         answer = await answered
         try:
             if answer.error is not None:

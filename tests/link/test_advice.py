@@ -14,6 +14,7 @@ from carpool.errors import CarpoolError, Refused
 from carpool.link.advice import GATE_BYTES, Advice, GateTable, publish
 from carpool.link.door import NOBODY, ModelEntry, Sender
 from carpool.types import Signature
+from waiting import until_in_loop as until
 
 ENTRY = ModelEntry(3, "m", "1", Signature("m", (), ()), "fake", "promise", 0.05, {})
 FLOOD, MODEST = Sender("flood"), Sender("modest")
@@ -32,8 +33,7 @@ class Gate:
 
     async def reported(self) -> None:
         """When its time has come: asked for earlier, a second one without counts would follow."""
-        while not self.reports:
-            await asyncio.sleep(0.001)
+        await until(lambda: self.reports)
 
     def flood(self, source: str, count: int = 300, priority: int = 0) -> None:
         for _ in range(count):

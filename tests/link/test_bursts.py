@@ -25,8 +25,7 @@ class Side:
         self.engine = self
         self.heard = self.by_then = 0
         self.lost = False
-
-    def pipeline(self, _key: int) -> None: ...
+        self.pipelines: dict[int, object] = {}
 
     def opened(self, _link: EngineLink) -> None: ...
 

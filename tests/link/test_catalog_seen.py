@@ -8,7 +8,8 @@ import pytest
 
 from carpool.errors import CarpoolError, NotFound
 from carpool.link.records import SEEN, to_engine
-from link.joined import joined, run, until
+from link.joined import joined, run
+from waiting import until_in_loop as until
 
 
 def test_every_door_has_the_model_before_the_load_returns() -> None:

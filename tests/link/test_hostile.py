@@ -43,7 +43,8 @@ from carpool.memory.client_files import OpenRegion
 from frontend.client_files import client_file
 from later import many
 from link.echo import MODELS, catalog_of
-from link.joined import Client, joined, run, until
+from link.joined import Client, joined, run
+from waiting import until_in_loop as until
 
 SIZE = 1 << 20
 FOUR = np.array([[1, 2, 3, 4]], np.float32)

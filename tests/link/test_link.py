@@ -26,7 +26,7 @@ from carpool.errors import (
 )
 from carpool.frontend.front_link import RemoteCall, expiry
 from carpool.link import records
-from carpool.link.door import Answer, ModelEntry, Sender
+from carpool.link.door import Answer, Ask, ModelEntry, Sender
 from carpool.link.records import MAX_SOURCES, MAX_TEMPLATES, to_frontend
 from carpool.link.templates import DeclaredOutputs
 from carpool.memory.arena import ArenaSlot
@@ -34,8 +34,10 @@ from carpool.memory.layout import ENCODED, FILE_AT, write_file
 from carpool.memory.pulse import HOPELESS_S, STALE_S
 from carpool.types import Datatype, RequestOptions, Timing
 from carpool.wire.v2 import RequestHead, TensorHead
+from heard import Heard
 from link.echo import MODELS, TIMING, entry
-from link.joined import Client, Joined, joined, packed, run, until
+from link.joined import Client, Joined, joined, packed, run
+from waiting import until_in_loop as until
 
 FOUR = np.array([[1, 2, 3, 4]], np.float32)
 
@@ -108,8 +110,9 @@ def test_files_of_any_length_are_one_kind_of_request() -> None:
                 slot = client.door.slot(FILE_AT + len(data))
                 assert slot is not None
                 write_file(slot.view, data)
-                answers: list[Answer] = []
-                call = client.door.infer(entry, head, slot, 0, answers.append, arrived=time.monotonic())
+                heard = Heard()
+                answers = heard.answers
+                call = client.door.infer(Ask(entry, head, slot, 0, time.monotonic()), heard)
                 await until(lambda found=answers: found)
                 assert answers[0].error is None
                 assert bytes(answers[0].outputs[0].data.reshape(-1)) == data
@@ -141,9 +144,8 @@ def test_a_second_attempt_that_says_something_of_itself_is_no_step_of_a_pipeline
             slot = client.door.slot(len(body))
             slot.view[:] = body
             sender = Sender("hold", again=True)
-            client.door.infer(
-                client.model("told"), head, slot, tail, print, arrived=time.monotonic(), sender=sender
-            )
+            ask = Ask(client.model("told"), head, slot, tail, time.monotonic(), sender=sender)
+            client.door.infer(ask, Heard())
             await until(lambda: link.engine.waiting or link.dropped)
             (work,) = link.engine.waiting
             assert work.again
@@ -519,19 +521,9 @@ def offer(client: Client, source: str = "") -> Coming:
     slot = client.door.slot(FOUR.nbytes)
     assert slot is not None
     admitted: list[bool] = []
-    answers: list[Answer] = []
-    call = client.door.infer(
-        entry,
-        head,
-        slot,
-        0,
-        answers.append,
-        arrived=time.monotonic(),
-        sender=Sender(source),
-        ready_in=0.01,
-        admitted=lambda: admitted.append(True),
-    )
-    return Coming(slot, call, admitted, answers)
+    heard = Heard(on_admitted=lambda: admitted.append(True))
+    ask = Ask(entry, head, slot, 0, time.monotonic(), sender=Sender(source), ready_in=0.01)
+    return Coming(slot, client.door.infer(ask, heard), admitted, heard.answers)
 
 
 def test_a_call_is_let_in_before_its_tensors_and_runs_with_them() -> None:
@@ -824,7 +816,7 @@ def test_a_callback_that_raises_harms_nobody_else() -> None:
                 raise RuntimeError("the front end exploded")
 
             first = client.infer("fixed", FOUR, "hold")
-            first.call.done = fail
+            first.call.hears = Heard(fail)
             second = client.infer("fixed", FOUR, "hold")
             await until(lambda: len(link.engine.waiting) == 2)
             link.engine.release()
@@ -843,9 +835,10 @@ def test_a_slot_of_another_kind_is_refused() -> None:
     async def main() -> None:
         async with joined() as link:
             client = await link.door()
-            answers: list[Answer] = []
+            heard = Heard()
+            answers = heard.answers
             _, head, tail = packed(client.model("fixed"), FOUR)
-            client.door.infer(client.model("fixed"), head, Plain(), tail, answers.append, arrived=0.0)
+            client.door.infer(Ask(client.model("fixed"), head, Plain(), tail, 0.0), heard)
             await until(lambda: answers)
             assert isinstance(answers[0].error, CarpoolError)
             assert answers[0].timing == Timing()

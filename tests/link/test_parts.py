@@ -30,8 +30,9 @@ from carpool.memory.layout import line_up, list_places
 from carpool.types import Datatype
 from later import many
 from link.echo import MODELS, TIMING, catalog_of
-from link.joined import Client, Joined, joined, run, until
+from link.joined import Client, Joined, joined, run
 from link.test_hostile import send
+from waiting import until_in_loop as until
 
 FOUR = np.array([[1, 2, 3, 4]], np.float32)
 
@@ -132,7 +133,7 @@ def test_a_part_that_cannot_be_taken_ends_its_call_and_no_other() -> None:
             def explode(_answer: object) -> None:
                 raise RuntimeError("no")
 
-            asked.call.part = explode
+            asked.call.hears.part = explode
             say(work, 1)
             say(work, 2)
             say(link.engine.running[1], 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,8 @@ from carpool.engine.engine_link import EngineSide
 from carpool.errors import NotFound, Unavailable
 from carpool.link.records import SEEN, to_engine
 from engine.scripted import Stage, model, scripted_stage, settings, weights
-from link.joined import MAX_ANSWER, Client, Joined, run, until
+from link.joined import MAX_ANSWER, Client, Joined, run
+from waiting import until_in_loop as until
 
 __all__ = ["scripted_stage"]
 
@@ -24,20 +26,10 @@ ZERO = np.zeros((1, 1), np.float32)
 RIDES = np.ones((1, 1), np.float32)
 
 
-async def slowly(condition: object) -> None:
-    """For what happens in threads."""
-    for _ in range(20_000):
-        if condition():  # type: ignore[operator]
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("it did not happen")
-
-
 @asynccontextmanager
 async def served(home: Path) -> AsyncIterator[tuple[Joined, EngineHost]]:
-    engine = Engine(home)
-    host = EngineHost(engine)
-    await engine.start()
+    host = EngineHost(partial(Engine, home))
+    await host.engine.start()
     host.set_ready(True)
     side = EngineSide(host, max_answer_bytes=MAX_ANSWER)
     together = Joined(host, side, [])  # type: ignore[arg-type]
@@ -48,19 +40,19 @@ async def served(home: Path) -> AsyncIterator[tuple[Joined, EngineHost]]:
         for client in together.clients:
             client.door.close()
         await until(lambda: not side.links)
-        await engine.stop()
+        await host.engine.stop()
 
 
 async def value(client: Client, entry: object = "m") -> float:
     asked = client.infer(entry, ZERO)  # type: ignore[arg-type]
-    await slowly(lambda: asked.answers)
+    await until(lambda: asked.answers)
     ((answer,),) = await asked.output()
     return float(answer)
 
 
 async def error(client: Client, entry: object) -> BaseException | None:
     asked = client.infer(entry, ZERO)  # type: ignore[arg-type]
-    await slowly(lambda: asked.answers)
+    await until(lambda: asked.answers)
     return asked.answers[0].error
 
 
@@ -83,12 +75,12 @@ def test_a_door_that_has_not_heard_of_it_is_served_by_the_old_one(tmp_path: Path
                 assert await value(client, old) == 1.0  # as if the word had not reached it yet
                 another = np.zeros((2, 1), np.float32)  # a template that the engine has not seen
                 asked = client.infer(old, another)
-                await slowly(lambda: asked.answers)
+                await until(lambda: asked.answers)
                 assert await asked.output() == [[1.0], [1.0]]
                 assert stage.open == [1.0, 2.0]
                 deaf.send(to_engine(SEEN, host.catalog.number))
-                await slowly(lambda: stage.open == [2.0])
-                await slowly(lambda: not host.catalog.leaving)
+                await until(lambda: stage.open == [2.0])
+                await until(lambda: not host.catalog.leaving)
                 await until(lambda: not client.door.catalog.leaving)
                 assert await value(client, old) == 2.0  # what serves in its place takes it
 
@@ -102,17 +94,17 @@ def test_riders_over_a_link_hold_the_old_one(tmp_path: Path, stage: Stage) -> No
         async with served(tmp_path) as (link, host):
             client = await link.door()
             rider = client.infer("m", RIDES)
-            driver = host.engine.find("m").driver
-            await slowly(lambda: not driver.idle)
+            driver = host.engine.find("m").runtime.driver
+            await until(lambda: not driver.idle)
             weights(tmp_path, "m", 1, 2.0)
             await host.engine.load("m")
             await until(lambda: client.door.catalog.number == host.catalog.number)
             assert await value(client) == 2.0
             assert stage.open == [1.0, 2.0]
             stage.riding.set()
-            await slowly(lambda: rider.answers)
+            await until(lambda: rider.answers)
             assert await rider.output() == [[1.0]]
-            await slowly(lambda: stage.open == [2.0])
+            await until(lambda: stage.open == [2.0])
 
     run(main())
 
@@ -128,7 +120,7 @@ def test_a_version_that_was_dropped_is_not_found(tmp_path: Path, stage: Stage) -
             assert await value(client, first) == 1.0
             settings(tmp_path, policy="[2]")
             await host.engine.load("m")
-            await slowly(lambda: not host.catalog.leaving)
+            await until(lambda: not host.catalog.leaving)
             await until(lambda: client.door.catalog.number == host.catalog.number)
             assert stage.open == [2.0]
             assert isinstance(await error(client, first), NotFound)
@@ -152,7 +144,7 @@ def test_a_successor_that_takes_other_requests_is_no_stand_in(tmp_path: Path, st
             text = (tmp_path / "m" / "model.toml").read_text()
             (tmp_path / "m" / "model.toml").write_text(text.replace("shape = [1]", "shape = [2]", 1))
             await host.engine.load("m")
-            await slowly(lambda: not host.catalog.leaving)
+            await until(lambda: not host.catalog.leaving)
             await until(lambda: client.door.catalog.number == host.catalog.number)
             found = await error(client, old)
             assert isinstance(found, Unavailable)
@@ -173,7 +165,7 @@ def test_a_door_that_is_stuck_does_not_keep_memory_for_ever(
             with deaf:
                 weights(tmp_path, "m", 1, 2.0)
                 await host.engine.load("m")
-                await slowly(lambda: stage.open == [2.0])
+                await until(lambda: stage.open == [2.0])
 
     run(main())
 
@@ -188,7 +180,7 @@ def test_the_index_follows(tmp_path: Path, stage: Stage) -> None:
             stage.hold_loads()
             weights(tmp_path, "m", 2, 2.0)
             loading = asyncio.ensure_future(host.engine.load("m"))
-            await slowly(lambda: stage.waiting)
+            await until(lambda: stage.waiting)
 
             def index() -> list[tuple[str, str, str]]:
                 return [(line.name, line.version, line.state) for line in client.door.catalog.index]
@@ -199,7 +191,7 @@ def test_the_index_follows(tmp_path: Path, stage: Stage) -> None:
             await loading
             await until(lambda: ("m", "2", "READY") in index())
             await host.engine.unload("n")
-            await slowly(lambda: client.door.catalog.index[-1].reason == "unloaded")
+            await until(lambda: client.door.catalog.index[-1].reason == "unloaded")
             assert "n" not in client.door.catalog.newest
 
     run(main())

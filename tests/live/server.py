@@ -20,7 +20,7 @@ import orjson
 import pytest
 
 from frontend.http.harness import Client, Response
-from waiting import until as wait_until
+from waiting import until
 
 READY_S = 120.0  # far more than it takes, also on a machine that is busy with other tests
 PATIENCE_S = 40.0
@@ -204,7 +204,7 @@ class Live:
         def settled() -> bool:
             return self.process.poll() is not None or all(self.is_ready() for _ in range(looks))
 
-        wait_until(settled, "ready", seconds)
+        until(settled, "ready", seconds)
         assert self.process.poll() is None, f"it ended with {self.process.returncode}"
 
     def metric(self, name: str, **labels: str) -> float:
@@ -221,7 +221,7 @@ class Live:
         return sum(values)
 
     def until_metric(self, value: float, name: str, **labels: str) -> None:
-        wait_until(lambda: self.metric(name, **labels) == value, f"{name} {labels} = {value:g}")
+        until(lambda: self.metric(name, **labels) == value, f"{name} {labels} = {value:g}")
 
     # Its end.
 

@@ -22,7 +22,8 @@ from conformance.record_triton_batching import config_pbtxt
 from core.test_triton_stories import RECORDED, Story
 from frontend.http.harness import Client, Response, post
 from later import later
-from live.server import Live, infer_path, serving, wait_until
+from live.server import Live, infer_path, serving
+from waiting import until
 
 Json = dict[str, Any]
 
@@ -196,7 +197,7 @@ class Play:
             self.look()
             return all(name in self.answers for name in names)
 
-        wait_until(done, f"answers to {names}; there are {self.executions()}")
+        until(done, f"answers to {names}; there are {self.executions()}")
 
     # The story.
 
@@ -210,8 +211,8 @@ class Play:
             for number in range(self.story["plugs"]):
                 name = "plug" if self.story["plugs"] == 1 else f"plug{number + 1}"
                 self.send({"send": name, "images": self.story["config"]["max_batch"]})
-                wait_until(lambda count=number + 1: len(self.executions()) == count, "the plug runs")
-            wait_until(lambda: self.pending() == 0, "the plugs are not counted as waiting")
+                until(lambda count=number + 1: len(self.executions()) == count, "the plug runs")
+            until(lambda: self.pending() == 0, "the plugs are not counted as waiting")
             timed = Timed(self.story)
             events = [(event["at_ms"], 1, event) for event in self.story["events"]]
             last = max(at for at, _, _ in events)
@@ -224,7 +225,7 @@ class Play:
     def happen(self, event: Json, taken: Mapping[str, Counts]) -> None:
         if "send" in event:
             self.send(event)
-            wait_until(lambda: self.counts() == taken[event["send"]], f"{event['send']} has arrived")
+            until(lambda: self.counts() == taken[event["send"]], f"{event['send']} has arrived")
         else:
             self.end(event.get("end") or [event["release"]])
 
@@ -234,7 +235,7 @@ class Play:
         self.until_answered(list(self.clients))
         for client in self.clients.values():
             client.socket.close()
-        wait_until(lambda: self.pending() == 0, "the queue is empty")
+        until(lambda: self.pending() == 0, "the queue is empty")
 
     def batch_sizes(self) -> Counter[int]:
         images = {event["send"]: event.get("images", 1) for event in self.story["events"] if "send" in event}
@@ -294,7 +295,7 @@ def test_batches_are_those_that_triton_formed(server: Live, folder: Path, name: 
             assert json.loads(answer.body)["error"] == "Exceeds maximum queue size"
     expected = play.batch_sizes()
     # The last answers leave before their batch is counted.
-    wait_until(
+    until(
         lambda: statistics(server, model) == (executions_before + expected.total(), sizes_before + expected),
         f"{expected} more batches than {sizes_before}; there are {statistics(server, model)}",
     )

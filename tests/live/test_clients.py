@@ -22,7 +22,8 @@ from carpool import __version__
 from carpool.frontend.documents import EXTENSIONS
 from carpool.types import DATATYPES, Datatype
 from frontend.http.harness import Response
-from live.server import LAYOUTS, Live, serving, wait_until
+from live.server import LAYOUTS, Live, serving
+from waiting import until
 
 VALUES: dict[str, Any] = {
     "BYTES": [[b"ab", b"\0"], [b"", "ü".encode()]],
@@ -140,7 +141,7 @@ def test_statistics(client: InferenceServerClient) -> None:
     for _ in range(3):
         client.infer("whole", [tensor([[1, 2], [3, 4]], "INT32")])
     # The answer is on its way before it is counted.
-    wait_until(lambda: stats()["inference_stats"]["success"]["count"] == before["success"]["count"] + 3, "3")
+    until(lambda: stats()["inference_stats"]["success"]["count"] == before["success"]["count"] + 3, "3")
     after = stats()
     for field in FIELDS:
         assert after["inference_stats"][field]["count"] == before[field]["count"] + 3, field
@@ -302,7 +303,7 @@ def test_the_metrics_agree_with_what_was_sent(server: Live, client: InferenceSer
     with pytest.raises(InferenceServerException):
         client.infer("same-INT16", [tensor([[1, 2, 3]], "INT16")])
     expected = [was + more for was, more in zip(before, (3, 6, 3, 3, 3, 1), strict=True)]
-    wait_until(lambda: counts() == expected, f"{expected}, was {before}")
+    until(lambda: counts() == expected, f"{expected}, was {before}")
     assert server.metric("nv_inference_exec_count", model="same-INT16") == executions + 3
     assert server.metric("nv_inference_pending_request_count", model="same-INT16") == 0
     assert server.metric("carpool_up") == 1

@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from frontend.picture_models import BLUE, GREEN, RED, picture
-from live.server import Live, serving, wait_until
+from live.server import Live, serving
 from live.test_device_pictures import NETWORK, SETTINGS
 from live.test_runner import runner_pids
+from waiting import until
 
 pytestmark = pytest.mark.conformance
 NAMER = """
@@ -138,11 +139,11 @@ def test_a_runner_that_dies_between_steps_costs_the_requests_in_it(server: Live)
     body = picture(GREEN, size=(64, 48))
     (runner,) = runner_pids(server)
     os.kill(runner, signal.SIGKILL)
-    wait_until(lambda: runner_pids(server) not in ([], [runner]), "a new runner")
+    until(lambda: runner_pids(server) not in ([], [runner]), "a new runner")
 
     def answers() -> bool:
         with server.connect() as client:
             return client.post("/models/street/predict", body).status == 200
 
-    wait_until(answers, "the pipeline")
+    until(answers, "the pipeline")
     assert ask(server, "street", body)["detections"][0]["kind"]["classes"][0]["label"] == "green"

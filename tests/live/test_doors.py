@@ -13,7 +13,8 @@ from tritonclient.utils import InferenceServerException
 from backends import onnx_models
 from frontend.access.key_files import ALICE, BOB, ROOT, admin_keys, api_keys, write
 from frontend.http.harness import Client
-from live.server import Live, command, descendants, infer_path, json_request, serving, start, wait_until
+from live.server import Live, command, descendants, infer_path, json_request, serving, start
+from waiting import until
 
 FRONTENDS = 2
 BODY = json_request([1, 2, 3, 4, 5, 6], [2, 3])
@@ -72,11 +73,11 @@ def test_tritons_clients_bring_their_key(server: Live) -> None:
 def test_new_keys_reach_every_process(server: Live, folder: Path) -> None:
     assert statuses(server, ALICE) == {200}
     write(folder / "api", f"carol {BOB}\n")
-    wait_until(lambda: statuses(server, BOB) == {200}, "the new key is known")
-    wait_until(lambda: statuses(server, ALICE) == {401}, "the old key is not")
+    until(lambda: statuses(server, BOB) == {200}, "the new key is known")
+    until(lambda: statuses(server, ALICE) == {401}, "the old key is not")
     told = len(server.events("keys-not-read"))
     write(folder / "api", f"carol {BOB}\n", mode=0o644)
-    wait_until(lambda: len(server.events("keys-not-read")) > told, "a file for everybody is told")
+    until(lambda: len(server.events("keys-not-read")) > told, "a file for everybody is told")
     assert statuses(server, BOB) == {200}
 
 

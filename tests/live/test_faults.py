@@ -34,8 +34,8 @@ from live.server import (
     serving,
     start,
     until_gone,
-    wait_until,
 )
+from waiting import until
 
 # Holds every batch that carries a positive number until the file `go` is there; then answers twice the input.
 HELD = """
@@ -130,11 +130,11 @@ class Load:
 
     def until_more(self, status: int = 200, count: int = 20) -> None:
         target = self.statuses[status] + count
-        wait_until(lambda: self.statuses[status] >= target, f"{count} more answers of {status}")
+        until(lambda: self.statuses[status] >= target, f"{count} more answers of {status}")
 
 
 def until_held(go: Path) -> None:
-    wait_until(go.with_name(f"{go.name}.asked").exists, "the model has it")
+    until(go.with_name(f"{go.name}.asked").exists, "the model has it")
 
 
 def in_background(count: int, call: Callable[[int], Response]) -> list[Future[Response]]:
@@ -156,13 +156,13 @@ def test_kill_a_front_end_under_load(tmp_path: Path) -> None:
         for round_ in (1, 2):
             broken = load.broken
             os.kill(victim, signal.SIGKILL)
-            wait_until(lambda pid=victim: not is_alive(pid), "it is dead")
+            until(lambda pid=victim: not is_alive(pid), "it is dead")
             load.until_more()
-            wait_until(lambda: len(server.frontend_pids) == 2, "two front ends again")
+            until(lambda: len(server.frontend_pids) == 2, "two front ends again")
             assert other in server.frontend_pids, "the other one was harmed"
             assert server.engine_pid == engine
             assert load.broken - broken <= 8, "connections broke that were not its own"
-            wait_until(lambda n=round_: len(server.events("process-up")) == 3 + n, "the new one is up")
+            until(lambda n=round_: len(server.events("process-up")) == 3 + n, "the new one is up")
             (victim,) = set(server.frontend_pids) - {other}
         load.until_more(count=100)
         assert set(load.statuses) == {200}
@@ -253,7 +253,7 @@ def test_an_engine_that_cannot_start_again_is_tried_until_it_can(tmp_path: Path)
     with serving(repositories.python(tmp_path / "models", code), folder=tmp_path) as server:
         weights.unlink()
         os.kill(server.engine_pid, signal.SIGKILL)
-        wait_until(lambda: len(server.events("process-died")) >= 2, "the new one has failed as well")
+        until(lambda: len(server.events("process-died")) >= 2, "the new one has failed as well")
         assert server.get("/v2/health/live").status == 200
         assert server.get("/v2/health/ready").status == 400
         assert server.get("/health").status == 503
@@ -316,15 +316,15 @@ def test_a_model_whose_instances_are_gone_is_not_ready_until_one_is_back(tmp_pat
         weights.unlink()
         for worker in server.worker_pids:
             os.kill(worker, signal.SIGKILL)
-        wait_until(lambda: server.get("/v2/models/mortal/ready").status == 400, "it is not ready")
-        wait_until(lambda: server.get("/v2/models/calm/ready").status == 200, "the other one is")
+        until(lambda: server.get("/v2/models/mortal/ready").status == 400, "it is not ready")
+        until(lambda: server.get("/v2/models/calm/ready").status == 200, "the other one is")
         assert server.is_ready(), "one of two models can run"
         error_of(ask(server, "mortal", 1, 2), 503, "restarting")
         with server.connect() as client:
             index = orjson.loads(client.post("/v2/repository/index", b"{}").body)
         assert {line["name"]: line["state"] for line in index} == {"mortal": "UNAVAILABLE", "calm": "READY"}
         weights.touch()
-        wait_until(lambda: server.get("/v2/models/mortal/ready").status == 200, "it is ready again")
+        until(lambda: server.get("/v2/models/mortal/ready").status == 200, "it is ready again")
         assert outputs_of(ask(server, "mortal", 1, 2))["y"] == [2, 4]
 
 
@@ -386,9 +386,9 @@ def test_models_whose_processes_are_killed_while_idle_are_restarted(moody: Live)
     victims = moody.worker_pids
     for victim in victims:
         os.kill(victim, signal.SIGKILL)
-    wait_until(lambda: not any(map(is_alive, victims)), "they are dead")
+    until(lambda: not any(map(is_alive, victims)), "they are dead")
     for model in ("moody", "calm"):
-        wait_until(lambda name=model: ask(moody, name, 1, 2).status == 200, f"{model} answers again")
+        until(lambda name=model: ask(moody, name, 1, 2).status == 200, f"{model} answers again")
 
 
 @pytest.mark.conformance
@@ -400,7 +400,7 @@ def test_kill_a_model_under_load(tmp_path: Path) -> None:
             load.until_more()
             (victim,) = server.worker_pids
             os.kill(victim, signal.SIGKILL)
-            wait_until(lambda n=round_: len(server.events("instance-replaced")) == n, "it was replaced")
+            until(lambda n=round_: len(server.events("instance-replaced")) == n, "it was replaced")
             load.until_more()
         assert set(load.statuses) <= {200, 500}
         assert load.statuses[500] <= 4
@@ -436,9 +436,7 @@ def test_clients_that_leave_give_their_slots_back(tmp_path: Path, frontends: int
             for number, client in enumerate(gone):
                 client.send(post(infer_path("model"), json_request([1, number], [1, 2])))
             # Those in the batch that runs keep their slots until it ends.
-            wait_until(
-                lambda: server.metric("nv_inference_pending_request_count", model="model") >= 2, "queued"
-            )
+            until(lambda: server.metric("nv_inference_pending_request_count", model="model") >= 2, "queued")
             for client in gone:
                 client.reset()
             server.until_metric(0, "nv_inference_pending_request_count", model="model")
@@ -484,7 +482,7 @@ def test_sigterm_finishes_what_was_accepted(tmp_path: Path, frontends: int) -> N
         server.until_metric(3, "nv_inference_pending_request_count", model="model")
         server.signal(signal.SIGTERM)
         assert idle.is_closed(), "an idle connection outlived the signal"
-        wait_until(lambda: not server.is_ready(), "not ready")
+        until(lambda: not server.is_ready(), "not ready")
         assert [future.result() for future in held if future.done()] == []
         go.touch()
         assert [outputs_of(f.result(PATIENCE_S))["y"] for f in held] == [[2, 2 * n] for n in range(4)]
@@ -501,9 +499,9 @@ def test_while_it_drains_open_connections_hear_that_it_is_not_ready(tmp_path: Pa
         held = in_background(1, lambda n: ask(server, "model", 1, n))
         until_held(go)
         late = server.connect().send(b"GET /v2/health/ready HTT")
-        wait_until(lambda: server.metric("carpool_connections") >= 2, "it is there")
+        until(lambda: server.metric("carpool_connections") >= 2, "it is there")
         server.signal(signal.SIGTERM)
-        wait_until(lambda: not server.is_ready(), "not ready")
+        until(lambda: not server.is_ready(), "not ready")
         response = late.send(b"P/1.1\r\nHost: localhost\r\n\r\n").response()
         assert response.status == 400
         late.socket.close()
@@ -537,7 +535,7 @@ def test_a_second_signal_stops_at_once(tmp_path: Path, frontends: int) -> None:
         until_held(never)
         pids = server.all_pids()
         server.signal(signal.SIGTERM)
-        wait_until(lambda: not server.is_ready(), "not ready")
+        until(lambda: not server.is_ready(), "not ready")
         server.signal(signal.SIGTERM)
         assert server.wait() != 0
         assert until_gone(pids) == []
@@ -551,8 +549,8 @@ def test_sigterm_while_a_model_loads(tmp_path: Path, frontends: int) -> None:
     model = repositories.python(tmp_path / "models", code)
     server = start(model, frontends=frontends, folder=tmp_path, drain_s=600)
     try:
-        wait_until(lambda: bool(server.worker_pids), "it loads", READY_S)
-        wait_until(server.is_live, "live")
+        until(lambda: bool(server.worker_pids), "it loads", READY_S)
+        until(server.is_live, "live")
         assert server.get("/v2/health/ready").status == 400
         server.signal(signal.SIGTERM)
         assert server.wait() == 0

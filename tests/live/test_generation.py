@@ -28,7 +28,8 @@ from carpool.backends.fake import fake_text
 from carpool.demo import text_model
 from carpool.wire.event_lines import EventReader
 from frontend.http.harness import Response, post
-from live.server import NEEDS_CURL, Live, command, descendants, is_alive, serving, wait_until
+from live.server import NEEDS_CURL, Live, command, descendants, is_alive, serving
+from waiting import until
 
 TEXT = "Invoice 2041, due 17 May"
 LINE = text_model() / "line.png"
@@ -320,7 +321,7 @@ def test_clients_that_leave_free_their_slots(server: Live) -> None:
         client.reset()
     status, answer = ask(server, "writer", random_picture(50))
     assert status == 200, answer
-    wait_until(lambda: server.metric("carpool_text_slots", model="writer", state="used") == 0, "free slots")
+    until(lambda: server.metric("carpool_text_slots", model="writer", state="used") == 0, "free slots")
 
 
 def test_who_leaves_in_mid_stream_frees_its_slot(server: Live) -> None:
@@ -344,7 +345,7 @@ def test_who_leaves_in_mid_stream_frees_its_slot(server: Live) -> None:
         client.until(b"data: ")
         assert used() == 1
         client.reset()
-        wait_until(lambda: used() == 0, path)
+        until(lambda: used() == 0, path)
     assert server.metric("carpool_text_tokens_total", model="slow") < len(asked) * len(whole)
 
 
@@ -448,7 +449,7 @@ def test_a_runner_that_is_killed_costs_its_riders_one_error_and_comes_back(serve
         for answer in asked:
             status, said = answer.result()
             assert status in (200, 500, 503), said
-    wait_until(lambda: ask(server, "reader", np.full((1, 32, 64), 250, np.uint8))[0] == 200, "a new one")
+    until(lambda: ask(server, "reader", np.full((1, 32, 64), 250, np.uint8))[0] == 200, "a new one")
     with server.connect() as client:
         response = client.post("/read?model=reader", Path(text_model() / "line.png").read_bytes())
     assert orjson.loads(response.body)["text"] == TEXT
@@ -482,10 +483,10 @@ def test_pools_in_the_runner(tmp_path: Path) -> None:
                 client.send(post("/read?stream=1", line))
                 client.until(b"data: ")
                 client.reset()
-            wait_until(lambda: slots("used") == 0, "free slots")
+            until(lambda: slots("used") == 0, "free slots")
             asked = [pool.submit(read) for _ in range(8)]
             for pid in runner_pids(server):
                 os.kill(pid, signal.SIGKILL)
             assert {answer.result()[0] for answer in asked} <= {200, 500, 503}
-        wait_until(lambda: read() == (200, TEXT), "a new runner")
+        until(lambda: read() == (200, TEXT), "a new runner")
         assert slots("free") == 4

@@ -19,8 +19,9 @@ from tritonclient.utils import InferenceServerException
 
 from backends import onnx_models
 from engine import repositories
-from live.server import LAYOUTS, PATIENCE_S, READY_S, Live, is_alive, wait_until
+from live.server import LAYOUTS, PATIENCE_S, READY_S, Live, is_alive
 from live.server import serving as serving_http
+from waiting import until
 
 # Holds every batch that carries a positive number until the file `go` is there; then answers twice the input.
 HELD = """
@@ -38,7 +39,7 @@ DOUBLE = "def predict(x):\n    return 2 * x\n"
 def serving(*models: Path, folder: Path, grpc: int = 1, **more: Any) -> Iterator[Live]:
     """Ready over HTTP, and over gRPC: each process hears from the engine by itself."""
     with serving_http(*models, folder=folder, grpc=grpc, **more) as server:
-        wait_until(lambda: all(is_ready(server) for _ in range(4 * grpc)), "gRPC is ready", READY_S)
+        until(lambda: all(is_ready(server) for _ in range(4 * grpc)), "gRPC is ready", READY_S)
         yield server
 
 
@@ -87,7 +88,7 @@ def until_served(server: Live) -> None:
         except InferenceServerException:
             return False
 
-    wait_until(served, "gRPC answers again", READY_S)
+    until(served, "gRPC answers again", READY_S)
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
@@ -135,7 +136,7 @@ def test_a_stream_answers_everything(calm: Live) -> None:
         for number in range(600):  # more than are read unanswered
             tensor = InferInput("x", [1, 2], "FP32").set_data_from_numpy(np.array([[number, 1]], np.float32))
             connected.async_stream_infer("model", [tensor], request_id=str(number))
-        wait_until(lambda: len(answers) == 600, "600 answers")
+        until(lambda: len(answers) == 600, "600 answers")
         connected.stop_stream()
         assert not [error for _, error in answers if error is not None]
         for result, _ in answers:
@@ -170,13 +171,13 @@ def test_a_front_end_that_is_killed_is_replaced_and_nothing_else_notices(tmp_pat
 def test_with_two_front_ends_the_other_serves_on(tmp_path: Path) -> None:
     model = repositories.python(tmp_path / "models", DOUBLE)
     with serving(model, grpc=2, folder=tmp_path) as server:
-        wait_until(lambda: len(server.grpc_pids) == 2, "two of them")
+        until(lambda: len(server.grpc_pids) == 2, "two of them")
         victim, other = server.grpc_pids
         os.kill(victim, signal.SIGKILL)
-        wait_until(lambda: not is_alive(victim), "it is dead")
+        until(lambda: not is_alive(victim), "it is dead")
         until_served(server)
         assert is_alive(other)
-        wait_until(lambda: len(server.grpc_pids) == 2, "two again")
+        until(lambda: len(server.grpc_pids) == 2, "two again")
 
 
 @pytest.mark.conformance
@@ -208,7 +209,7 @@ def test_the_end_finishes_what_was_accepted(tmp_path: Path, frontends: int) -> N
             held = in_background(server, 3)
             server.until_metric(2, "nv_inference_pending_request_count", model="model")  # and one runs
             server.signal(signal.SIGTERM)
-            wait_until(lambda: not is_ready(server), "it says that it stops")
+            until(lambda: not is_ready(server), "it says that it stops")
             with pytest.raises(InferenceServerException) as caught:
                 ask(connected, 0.0, 0.0)
             assert caught.value.status() == "StatusCode.UNAVAILABLE"

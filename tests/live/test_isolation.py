@@ -12,7 +12,8 @@ import orjson
 import pytest
 
 from frontend.http.harness import Client
-from live.server import PATIENCE_S, Live, infer_path, serving, wait_until
+from live.server import PATIENCE_S, Live, infer_path, serving
+from waiting import until
 
 MODEL = """
 backend = "fake"
@@ -83,14 +84,14 @@ def flood(server: Live, connections: int, source: str = "") -> Iterator[Counter[
 )
 def test_beside_a_flood_the_other_is_served(server: Live, model: str, flooding: str, behaved: str) -> None:
     with flood(server, 60, flooding) as seen, server.connect() as client:
-        wait_until(lambda: seen[429] > 200, "the flood is refused")
+        until(lambda: seen[429] > 200, "the flood is refused")
 
         def ten_in_a_row() -> bool:
             """Where other programs keep the server from running, one of them may be late."""
             return [ask(client, model, behaved) for _ in range(10)] == [200] * 10
 
-        wait_until(ten_in_a_row, "ten are served one after the other")
-        wait_until(lambda: seen[200] > 0, "the flood is not locked out either")
+        until(ten_in_a_row, "ten are served one after the other")
+        until(lambda: seen[200] > 0, "the flood is not locked out either")
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/v2/models/stats"])
@@ -102,7 +103,7 @@ def test_documents_come_after_inference(server: Live, path: str) -> None:
         for client in greedy:
             client.send(b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % path.encode() * PAGES)
         polite = stack.enter_context(server.connect())
-        wait_until(lambda: [ask(polite, "small") for _ in range(10)] == [200] * 10, "ten are served")
+        until(lambda: [ask(polite, "small") for _ in range(10)] == [200] * 10, "ten are served")
         for client in greedy:
             assert client.response().status == 200
             client.reset()  # the rest is no longer wanted

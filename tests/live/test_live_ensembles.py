@@ -15,9 +15,10 @@ import tritonclient.http
 from engine import ensembles
 from engine.test_ensembles import omitting
 from frontend.http.harness import Response
-from live.server import PATIENCE_S, Live, infer_path, is_alive, json_request, outputs_of, serving, wait_until
+from live.server import PATIENCE_S, Live, infer_path, is_alive, json_request, outputs_of, serving
 from live.test_faults import in_background
 from live.test_runner import runner_pids, write_model
+from waiting import until
 
 X = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], np.float32)
 
@@ -127,10 +128,10 @@ def test_steps_may_run_in_the_runner_which_may_die_between_them(server: Live) ->
                 return one.post(infer_path("four_times"), body)
 
         on_their_way = in_background(3, ask)
-        wait_until(go.with_suffix(".waited-for").exists, "no request came to the second step")
+        until(go.with_suffix(".waited-for").exists, "no request came to the second step")
         (pid,) = runner_pids(server)
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not is_alive(pid), "it was killed")
+        until(lambda: not is_alive(pid), "it was killed")
         go.touch()  # who was in a queue rides in the next one
         answers = [answer.result(PATIENCE_S) for answer in on_their_way]
         told = [answer for answer in answers if answer.status != 200]
@@ -138,4 +139,4 @@ def test_steps_may_run_in_the_runner_which_may_die_between_them(server: Live) ->
         assert all(b"in ensemble 'four_times'" in answer.body for answer in told)
         answered = [outputs_of(answer)["out"] for answer in answers if answer.status == 200]
         assert all(found == [4 * WAITS] * 2 for found in answered)
-        wait_until(lambda: answers_from_the_runner(client), "it answers again", 120.0)
+        until(lambda: answers_from_the_runner(client), "it answers again", 120.0)

@@ -13,7 +13,8 @@ from backends import onnx_models
 from frontend.grpc.random_frames import attack
 from frontend.grpc.wire import data, framed, head, wire
 from later import later
-from live.server import Live, resident_bytes, serving, wait_until
+from live.server import Live, resident_bytes, serving
+from waiting import until
 
 MARGIN = 8 << 20
 X = np.array([[1.0, 2.0, 3.0]], np.float32)
@@ -54,7 +55,7 @@ def send(door: Door, frames: int, seed: int) -> int:
 
 def until_alone(server: Live, most: int) -> None:
     (pid,) = server.grpc_pids
-    wait_until(lambda: descriptors(pid) <= most, "connections that are over are still open")
+    until(lambda: descriptors(pid) <= most, "connections that are over are still open")
 
 
 @pytest.mark.parametrize("frames", [5_000, later(1_000_000)])

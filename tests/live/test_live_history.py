@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from engine import repositories
-from live.server import LAYOUTS, Live, infer_path, is_alive, json_request, serving, wait_until
+from live.server import LAYOUTS, Live, infer_path, is_alive, json_request, serving
+from waiting import until
 
 REQUEST = json_request([1, 2, 3, 4], (1, 4))
 
@@ -32,9 +33,9 @@ def test_all_that_was_answered_is_in_it_and_who_asked(tmp_path: Path, frontends:
         with server.connect() as client:
             for _ in range(20):
                 assert client.post(infer_path("fake"), REQUEST, b"X-Carpool-Source: gate\r\n").status == 200
-        wait_until(lambda: answered(server) == 20, "all of them are in the history")
+        until(lambda: answered(server) == 20, "all of them are in the history")
         # Who asked may be in a later point than what was answered: two processes write, each once a second.
-        wait_until(lambda: "gate" in sources(server), "who asked is in the history")
+        until(lambda: "gate" in sources(server), "who asked is in the history")
         points = server.get_json("/v2/history")["points"]
         assert points[-1]["server"]["memory_bytes"] > 1e6
         last = points[-1]["number"]
@@ -50,9 +51,9 @@ def test_front_ends_and_engines_that_die_lose_nothing_of_it(tmp_path: Path) -> N
         with server.connect() as client:
             for _ in range(20):
                 assert client.post(infer_path("fake"), REQUEST).status == 200
-        wait_until(lambda: answered(server) == 20, "all of them are in the history")
+        until(lambda: answered(server) == 20, "all of them are in the history")
         for pid in (*server.frontend_pids, server.engine_pid):
             os.kill(pid, signal.SIGKILL)
-            wait_until(lambda pid=pid: not is_alive(pid), "it is dead")  # type: ignore[misc]
+            until(lambda pid=pid: not is_alive(pid), "it is dead")  # type: ignore[misc]
         server.until_ready()
         assert answered(server) == 20

@@ -19,7 +19,8 @@ import tritonclient.grpc
 from carpool.demo import bundled_models, pictures
 from frontend.http.test_pipelines import STREET
 from live import sleeping_models
-from live.server import Live, serving, wait_until
+from live.server import Live, serving
+from waiting import until
 
 pytestmark = pytest.mark.conformance
 PICTURE = next(path for path in pictures() if path.stem == "astronaut").read_bytes()
@@ -111,7 +112,7 @@ def reached(server: Live) -> float:
 def test_who_dies_between_steps(server: Live, who: str) -> None:
     before = reached(server)
     threads = under_way(server, 6)
-    wait_until(lambda: reached(server) > before, "no request came to the second step")
+    until(lambda: reached(server) > before, "no request came to the second step")
     http = [pid for pid in server.frontend_pids if pid not in server.grpc_pids]
     for pid in http if who == "front ends" else [server.engine_pid]:
         os.kill(pid, signal.SIGKILL)
@@ -125,7 +126,7 @@ def test_who_dies_between_steps(server: Live, who: str) -> None:
         except (OSError, AssertionError):
             return False
 
-    wait_until(answers, "it does not answer again")
+    until(answers, "it does not answer again")
 
 
 @pytest.mark.parametrize("slow", [False, True], ids=["profiled calm", "profiled slow"])

@@ -15,7 +15,8 @@ from tritonclient.http import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 from backends import onnx_models
-from live.server import Live, infer_path, json_request, serving, wait_until
+from live.server import Live, infer_path, json_request, serving
+from waiting import until
 
 FRONTENDS = 2
 BODY = json_request([1, 2, 3, 4, 5, 6], [2, 3], id="my-id")
@@ -68,16 +69,16 @@ def test_log_settings_reach_every_process(server: Live, client: InferenceServerC
     assert client.update_log_settings({"log_info": False}) == {**settings, "log_info": False}
     silent = len(server.log())
     os.kill(server.frontend_pids[0], signal.SIGKILL)  # its death is an error; its start would be told as info
-    wait_until(lambda: ("supervisor", "error") in levels(server, silent), "the death is told")
+    until(lambda: ("supervisor", "error") in levels(server, silent), "the death is told")
     server.until_ready()
-    wait_until(lambda: len(server.frontend_pids) == FRONTENDS, "it is back")
+    until(lambda: len(server.frontend_pids) == FRONTENDS, "it is back")
     seen = levels(server, silent)
     assert {level for _, level in seen} == {"error"}, "neither the supervisor nor anyone else says more"
     assert client.update_log_settings(settings) == settings
     loud = len(server.log())
     client.update_trace_settings(settings={"trace_rate": "5"})
     client.update_trace_settings(settings={"trace_rate": None})
-    wait_until(lambda: levels(server, loud)["trace", "info"] == 2, "the engine talks again")
+    until(lambda: levels(server, loud)["trace", "info"] == 2, "the engine talks again")
 
 
 # ---- traces
@@ -119,8 +120,8 @@ def test_a_number_of_traces_holds_for_all_front_ends(server: Live, client: Infer
         settings={"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "trace_count": "10"}
     )
     ask(server, "a", 40)
-    wait_until(lambda: client.get_trace_settings()["trace_count"] == "0", "all are used")
-    wait_until(lambda: len(traces(server)) == before + 10, "ten traces")
+    until(lambda: client.get_trace_settings()["trace_count"] == "0", "all are used")
+    until(lambda: len(traces(server)) == before + 10, "ten traces")
     ask(server, "a", 10)
     assert len(traces(server)) == before + 10
     client.update_trace_settings(settings=dict.fromkeys(("trace_level", "trace_rate", "trace_count")))

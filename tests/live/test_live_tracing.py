@@ -21,8 +21,9 @@ from tritonclient.grpc import InferInput
 from engine import repositories
 from frontend.http.harness import Client
 from frontend.span_collector import Collector, collecting, told
-from live.server import PATIENCE_S, Live, infer_path, json_request, wait_until
+from live.server import PATIENCE_S, Live, infer_path, json_request
 from live.test_grpc import client, serving
+from waiting import until
 
 OVER_HTTP, OVER_GRPC = "POST /v2/models/{model}/infer", "inference.GRPCInferenceService/ModelInfer"
 # Holds what is not 0 until the file `go` is there, and says so.
@@ -70,7 +71,7 @@ def root_of(collector: Collector, trace: str) -> Any:
             one for one in collector.spans if one.trace_id.hex() == trace and one.kind == one.SPAN_KIND_SERVER
         ]
 
-    wait_until(roots, f"the spans of {trace}")
+    until(roots, f"the spans of {trace}")
     (root,) = roots()
     return root
 
@@ -120,7 +121,7 @@ def held(server: Live, go: Path, parents: list[str]) -> Iterator[list[Future[Non
     with ThreadPoolExecutor(len(parents) + 1) as pool:
         try:
             asked = [pool.submit(ask, server, OVER_HTTP, "", 1.0)]
-            wait_until(go.with_name("runs").exists, "it runs")
+            until(go.with_name("runs").exists, "it runs")
             for number, parent in enumerate(parents):
                 asked.append(pool.submit(ask, server, (OVER_HTTP, OVER_GRPC)[number % 2], parent, 1.0))
             server.until_metric(len(parents), "nv_inference_pending_request_count", model="model")
@@ -177,7 +178,7 @@ def check_a_hung_one(server: Live, collector: Collector) -> None:
     before = len(collector.requests)
     for door in (OVER_HTTP, OVER_GRPC):
         ask(server, door, new_parent()[2])
-    wait_until(lambda: len(collector.requests) >= before + 2, "both wait for the collector")
+    until(lambda: len(collector.requests) >= before + 2, "both wait for the collector")
     for door in (OVER_HTTP, OVER_GRPC) * 10:
         ask(server, door, new_parent()[2])
     collector.may_answer.set()
@@ -186,7 +187,7 @@ def check_a_hung_one(server: Live, collector: Collector) -> None:
 def check_a_dead_one(server: Live) -> None:
     for door in (OVER_HTTP, OVER_GRPC) * 10:
         ask(server, door, new_parent()[2])
-    wait_until(lambda: server.events("spans-not-exported"), "somebody is told")
+    until(lambda: server.events("spans-not-exported"), "somebody is told")
     for door in (OVER_HTTP, OVER_GRPC) * 10:
         ask(server, door, new_parent()[2])
     assert server.metric("carpool_spans_total", result="exported") > 0

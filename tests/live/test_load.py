@@ -15,7 +15,8 @@ import pytest
 
 import carpool.demo
 from later import later
-from live.server import PATIENCE_S, Live, serving, wait_until
+from live.server import PATIENCE_S, Live, serving
+from waiting import until
 
 MODEL = """
 backend = "fake"
@@ -100,7 +101,7 @@ def test_refusals_have_the_servers_reasons(server: Live, protocol: str) -> None:
     assert set(found["refused"]) <= {"cannot-finish", "overload", "given-up", "over-share", "deadline"}
     assert found["refusal_ms"]["count"] == sum(found["refused"].values())
     # Refused or not, it came; so did the one that was tried before.
-    wait_until(lambda: len(arrivals(server, "slow")) == before + 451, "recorded")
+    until(lambda: len(arrivals(server, "slow")) == before + 451, "recorded")
     assert all(set(arrival) == {"time", "model", "images"} for arrival in arrivals(server, "slow"))
 
 
@@ -122,7 +123,7 @@ def test_interrupted_it_still_reports(server: Live) -> None:
     before = server.metric("nv_inference_request_success", model="quick")
     with start(f"http://{server.url}", "--model quick --rate 100 --duration 600 --json") as process:
         try:
-            wait_until(
+            until(
                 lambda: server.metric("nv_inference_request_success", model="quick") >= before + 20,
                 "under way",
             )

@@ -13,7 +13,8 @@ import orjson
 import pytest
 from PIL import Image
 
-from live.server import Live, serving, wait_until
+from live.server import Live, serving
+from waiting import until
 
 MODEL = """
 backend = "fake"
@@ -63,7 +64,7 @@ def test_damaged_pictures_do_not_flood_the_log(server: Live) -> None:
     with server.connect() as connection:
         for seed in range(200):
             connection.post("/models/m/predict", damaged_tiff(seed), b"Content-Type: image/tiff\r\n")
-    wait_until(lambda: server.events("library-output"), "a line of libtiff")
+    until(lambda: server.events("library-output"), "a line of libtiff")
     assert {line["library"] for line in server.events("library-output")} == {"libtiff"}
     assert len(lines(server)) < 150  # libtiff writes about a line for each picture
 
@@ -77,7 +78,7 @@ def test_the_last_words_of_a_crash_are_in_the_log(server: Live) -> None:
             line for line in lines(server) if line.get("text") == "Fatal Python error: Segmentation fault"
         ]
 
-    wait_until(heard, "its last words")
+    until(heard, "its last words")
     [line] = heard()
     assert (line["process"], line["child"]) == ("engine", engine)
     server.until_ready()

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from frontend.http.harness import post, until
+from frontend.http.harness import post
 from frontend.http.test_generate import read_events
 from frontend.whole_server import PATIENCE_S, WholeServer, whole_server
 from live.server import NEEDS_CURL, resident_bytes
+from waiting import until
 
 COUNT = """
 import os

@@ -19,7 +19,8 @@ from onnx import helper
 
 from backends import onnx_models
 from frontend.http.harness import Client, Response
-from live.server import PATIENCE_S, READY_S, Live, serving, wait_until
+from live.server import PATIENCE_S, READY_S, Live, serving
+from waiting import until
 
 EXPLICIT = {"CARPOOL_MODEL_CONTROL_MODE": "explicit", "CARPOOL_LOAD_MODELS": "m"}
 BODY = np.zeros(4, np.float32).tobytes()
@@ -134,7 +135,7 @@ class Traffic:
         tensor.set_data_from_numpy(np.zeros((1, 4), np.float32))
         try:
             with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{self.server.grpc_port}") as client:
-                wait_until(lambda: _is_ready(client), "gRPC")
+                until(lambda: _is_ready(client), "gRPC")
                 while not self.stop.is_set():
                     start = time.monotonic()
                     result = client.infer("m", [tensor])
@@ -213,8 +214,8 @@ def test_no_request_fails_and_none_is_answered_by_what_was_not_current(
                 newest = coming
                 traffic.turn()
                 more = len(traffic.asked) + requests // 25
-                wait_until(lambda more=more: len(traffic.asked) >= more or traffic.failures, "traffic")  # type: ignore[misc]
-            wait_until(lambda: len(traffic.asked) >= requests or traffic.failures, "the rest", READY_S)
+                until(lambda more=more: len(traffic.asked) >= more or traffic.failures, "traffic")  # type: ignore[misc]
+            until(lambda: len(traffic.asked) >= requests or traffic.failures, "the rest", READY_S)
         assert traffic.failures == []
         assert traffic.asked_over_grpc > requests // 100
         wrong = [(s, e, a) for s, e, a in traffic.asked if a not in truth.between(s, e)]
@@ -222,7 +223,7 @@ def test_no_request_fails_and_none_is_answered_by_what_was_not_current(
         assert {answer for _, _, answer in traffic.asked} == set().union(
             *(right for _, right in truth.changes)
         )
-        wait_until(lambda: server.metric("nv_inference_pending_request_count") == 0, "an empty queue")
+        until(lambda: server.metric("nv_inference_pending_request_count") == 0, "an empty queue")
         index = orjson.loads(_index(server).body)
         assert all(line["state"] in ("READY", "UNAVAILABLE") for line in index)
 
@@ -248,10 +249,10 @@ def test_memory_comes_back_when_models_go(tmp_path: Path) -> None:
         for turn in range(2 * pool):
             write_version(home, 1, 2.0 + turn)
             assert order(server, "load").status == 200
-            wait_until(lambda: "UNLOADING" not in _index(server).body.decode(), "the old one freed")
-        wait_until(lambda: threads() <= before + pool, "the threads of what was freed ended")
+            until(lambda: "UNLOADING" not in _index(server).body.decode(), "the old one freed")
+        until(lambda: threads() <= before + pool, "the threads of what was freed ended")
         assert order(server, "unload").status == 200
-        wait_until(lambda: "unloaded" in _index(server).body.decode(), "freed")
+        until(lambda: "unloaded" in _index(server).body.decode(), "freed")
         with server.connect() as client:
             client.send(HEAD % path_of() + BODY)
             assert client.response().status == 404
@@ -273,7 +274,7 @@ def test_an_engine_that_is_killed_comes_back_with_what_was_loaded_by_request(tmp
                 response = client.send(HEAD % path_of() + BODY).response()
                 return response.status == 200 and read(response) == ("1", 7.0)
 
-        wait_until(answered, "the model is back", READY_S)
+        until(answered, "the model is back", READY_S)
         assert order(server, "unload").status == 200
 
 
@@ -293,9 +294,9 @@ def test_polling_with_several_front_ends(tmp_path: Path) -> None:
 
         assert answer() == ("1", 1.0)
         write_version(home, 2, 2.0)
-        wait_until(lambda: answer() == ("2", 2.0), "the new version")
+        until(lambda: answer() == ("2", 2.0), "the new version")
         (home / "m" / "2" / "model.onnx").write_bytes(b"not a model")
-        wait_until(lambda: b'"reason"' in _index(server).body, "the reason")
+        until(lambda: b'"reason"' in _index(server).body, "the reason")
         assert answer() == ("2", 2.0)
         refused = order(server, "load")
         assert (refused.status, b"--model-control-mode explicit" in refused.body) == (503, True)

@@ -11,7 +11,8 @@ import tritonclient.grpc
 
 from engine import repositories
 from frontend.http.harness import Response
-from live.server import LAYOUTS, Live, error_of, infer_path, json_request, outputs_of, serving, wait_until
+from live.server import LAYOUTS, Live, error_of, infer_path, json_request, outputs_of, serving
+from waiting import until
 
 ON_DEMAND = {"CARPOOL_ON_DEMAND": "true"}
 ASKED = json_request([1, 2], (1, 2))
@@ -70,4 +71,4 @@ def test_requests_load_what_they_ask_for(tmp_path: Path, frontends: int) -> None
         go.touch()
         assert outputs_of(ask(server, "slow")) == {"y": [3, 6]}
         error_of(ask(server, "x"), 404, "unknown-model")
-        wait_until(lambda: server.events("loaded-on-demand"), "it is logged")
+        until(lambda: server.events("loaded-on-demand"), "it is logged")

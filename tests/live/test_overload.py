@@ -14,7 +14,8 @@ import orjson
 import pytest
 
 from frontend.http.harness import Client, Response, post
-from live.server import LAYOUTS, PATIENCE_S, Live, error_of, infer_path, serving, wait_until
+from live.server import LAYOUTS, PATIENCE_S, Live, error_of, infer_path, serving
+from waiting import until
 
 MODEL = """
 backend = "fake"
@@ -119,11 +120,11 @@ def test_a_burst_far_beyond_capacity(server: Live) -> None:
     assert seen[200] > 0
     assert seen[429] > 100
     refused = seen[429] + seen[504]
-    wait_until(lambda: server.metric("carpool_shed_total", model="slow") == shed + refused, "all counted")
+    until(lambda: server.metric("carpool_shed_total", model="slow") == shed + refused, "all counted")
     server.until_metric(0, "nv_inference_pending_request_count", model="slow")
     # Afterwards it serves as if nothing had been.
     with server.connect() as client:
-        wait_until(lambda: ask(client).status == 200, "it serves again")
+        until(lambda: ask(client).status == 200, "it serves again")
 
 
 def test_a_hopeless_deadline_is_refused(server: Live) -> None:
@@ -135,7 +136,7 @@ def test_a_hopeless_deadline_is_refused(server: Live) -> None:
             assert response.status in (429, 504)
             if response.status == 429:
                 assert error_of(response, 429, "cannot-finish")["predicted_ms"] > 5
-        wait_until(lambda: ask(client, b"X-Carpool-Deadline-Ms: 150\r\n").status == 200, "one in time")
+        until(lambda: ask(client, b"X-Carpool-Deadline-Ms: 150\r\n").status == 200, "one in time")
 
 
 def test_a_hopeless_timeout_is_refused(server: Live) -> None:
@@ -146,7 +147,7 @@ def test_a_hopeless_timeout_is_refused(server: Live) -> None:
         response = client.post(PATH, head + IMAGE, field)
         check(response)
         assert response.status in (429, 504)
-        wait_until(lambda: ask(client).status == 200, "one in time")
+        until(lambda: ask(client).status == 200, "one in time")
 
 
 def test_answers_say_where_the_time_went(server: Live) -> None:
@@ -164,7 +165,7 @@ def test_answers_say_where_the_time_went(server: Live) -> None:
         assert max(float(timing[1]) for timing in timings if timing) > 0
         return True
 
-    wait_until(all_in_time, "three in time")
+    until(all_in_time, "three in time")
     for client in clients:
         client.socket.close()
 
@@ -211,7 +212,7 @@ def test_a_newer_frame_of_a_camera_replaces_the_one_that_waits(server: Live) -> 
                     assert "a newer frame of source 'gate'" in document["error"]
         return seen[409] > 0
 
-    wait_until(burst, "a frame that was replaced")
+    until(burst, "a frame that was replaced")
     assert seen[200] > 0
     assert set(seen) <= {200, 409, 429, 504}
     with server.connect() as client:

@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from frontend.picture_models import picture
-from live.server import LAYOUTS, PATIENCE_S, Live, error_of, serving, wait_until
+from live.server import LAYOUTS, PATIENCE_S, Live, error_of, serving
+from waiting import until
 
 # Slow enough that a busy machine makes no difference: whatever comes at once finds the same queue.
 MODEL = """
@@ -76,4 +77,4 @@ def test_who_is_refused_is_refused_before_it_is_decoded(server: Live) -> None:
     assert seen[200] <= decoded <= seen[200] + 8  # a busy machine may lose a batch or two on the way
     server.until_metric(0, "nv_inference_pending_request_count", model="slow")
     with server.connect() as client:  # afterwards it serves as if nothing had been
-        wait_until(lambda: client.post("/classify", PICTURE).status == 200, "it serves again")
+        until(lambda: client.post("/classify", PICTURE).status == 200, "it serves again")

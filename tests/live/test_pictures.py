@@ -27,8 +27,9 @@ from frontend.http.harness import Response
 from frontend.http.test_app_images import FORM
 from frontend.http.test_multipart import file_part, form
 from live.plain_detector import overlap, things_in
-from live.server import LAYOUTS, NEEDS_CURL, Live, error_of, resident_bytes, serving, wait_until
+from live.server import LAYOUTS, NEEDS_CURL, Live, error_of, resident_bytes, serving
 from vision.made_files import HEADS
+from waiting import until
 
 PHOTOS = {file.stem: file for file in pictures()}
 SETTINGS = {
@@ -242,7 +243,7 @@ def test_clients_that_leave_at_any_moment_leave_nothing_behind(server: Live) -> 
         with contextlib.suppress(TimeoutError):
             client.socket.recv(1)  # wherever it is by then
         client.reset()
-    wait_until(lambda: server.metric("nv_inference_pending_request_count", model="nanodet") == 0, "all over")
+    until(lambda: server.metric("nv_inference_pending_request_count", model="nanodet") == 0, "all over")
     good(server)
 
 

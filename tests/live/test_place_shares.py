@@ -12,7 +12,8 @@ import pytest
 
 from frontend.access.key_files import write
 from frontend.http.harness import Client, Response
-from live.server import Live, infer_path, serving, wait_until
+from live.server import Live, infer_path, serving
+from waiting import until
 
 GREEDY, OTHER = "greedy-0123456789", "other-0123456789ab"
 PLACES = 4
@@ -137,7 +138,7 @@ def test_sequences_give_way_and_an_id_is_its_keys_own(server: Live) -> None:
         gone = step(client, GREEDY, 1, 1)
         assert gone.status == 400
         assert b"had more than its share" in gone.body
-        wait_until(lambda: step(client, OTHER, PLACES, 0).status == 200, "it goes on")
+        until(lambda: step(client, OTHER, PLACES, 0).status == 200, "it goes on")
 
 
 def test_sequences_give_way_to_another_address(open_server: Live) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from backends.onnx_models import identity
-from live.server import Live, infer_path, json_request, outputs_of, serving, wait_until
+from live.server import Live, infer_path, json_request, outputs_of, serving
 from registry.stand_in import standing_in
+from waiting import until
 
 CHAMPION = "models:/detector@champion"
 
@@ -37,9 +38,9 @@ def test_an_alias_moves_and_the_registry_goes_while_it_serves(tmp_path: Path) ->
         with serving(folder, folder=tmp_path, environment=environment) as server:
             assert served_version(server) == ["1"]
             mlflow.aliases["champion"] = 2
-            wait_until(lambda: served_version(server) == ["2"], "the new version")
+            until(lambda: served_version(server) == ["2"], "the new version")
             check_answer(server)
-            wait_until(lambda: mlflow.tags.get(2), "the tag")
+            until(lambda: mlflow.tags.get(2), "the tag")
             mlflow.instead = lambda _path: (503, {}, b"")
             server.until_metric(0.0, "carpool_registry_up")
             check_answer(server)

@@ -15,7 +15,8 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from cache.redis_server import redis_server
-from live.server import Live, infer_path, json_request, serving, start, wait_until
+from live.server import Live, infer_path, json_request, serving, start
+from waiting import until
 
 CODE = {
     "good": "def predict(x): return x * 2",
@@ -72,14 +73,14 @@ def until_state(server: Live, state: str) -> dict[str, Any]:
         found = status(server)
         return found["state"] == state and not found.get("why", "").startswith("after a restart")
 
-    wait_until(there, state)
+    until(there, state)
     return status(server)
 
 
 def kill_engine(server: Live) -> None:
     """And wait until it is noticed."""
     os.kill(server.engine_pid, signal.SIGKILL)
-    wait_until(lambda: status(server)["state"] == "not there" or not server.is_ready(), "it died")
+    until(lambda: status(server)["state"] == "not there" or not server.is_ready(), "it died")
 
 
 def check_same(after: dict[str, Any], before: dict[str, Any]) -> None:
@@ -96,18 +97,18 @@ def test_killed_it_goes_on_and_a_candidate_that_raises_goes_back_unnoticed(
         before = until_state(server, "canary")
         kill_engine(server)
         check_same(until_state(server, "canary"), before)
-        wait_until(server.is_ready, "ready again")
+        until(server.is_ready, "ready again")
         statuses: list[int] = []
 
         def back() -> bool:
             statuses.extend(infer(server, source).status for source in SOURCES)
             return status(server)["state"] == "rolled-back"
 
-        wait_until(back, "rolled back")
+        until(back, "rolled back")
         assert set(statuses) == {200}
         found = status(server)
         assert found["rollbacks"] == {"errors": 1}
-        wait_until(lambda: status(server)["seen_ms"] is not None, "all front ends know")
+        until(lambda: status(server)["seen_ms"] is not None, "all front ends know")
         assert {infer(server, source).fields.get("x-carpool-version", "1") for source in SOURCES} == {"1"}
 
 
@@ -217,7 +218,7 @@ def test_replicas_roll_out_together_and_a_guard_of_one_sends_all_back(tmp_path: 
             statuses.extend(infer(servers[0], source).status for source in SOURCES)
             return status(servers[0])["state"] == "rolled-back"
 
-        wait_until(back, "rolled back")
+        until(back, "rolled back")
         assert set(statuses) == {200}
         why = until_state(servers[0], "rolled-back")["why"]
         for server in servers[1:]:

@@ -24,9 +24,9 @@ from live.server import (
     json_request,
     outputs_of,
     serving,
-    wait_until,
 )
 from live.test_faults import Load, ask, in_background
+from waiting import until
 
 NETWORK = """
     import os
@@ -117,7 +117,7 @@ def has_slots(pid: int) -> bool:
 
 def until_answered(server: Live, model: str = "moody") -> None:
     """By an instance that was loaded again."""
-    wait_until(lambda: ask(server, model, 1, 2).status == 200, "it answers again", 6 * PATIENCE_S)
+    until(lambda: ask(server, model, 1, 2).status == 200, "it answers again", 6 * PATIENCE_S)
     assert outputs_of(ask(server, model, 1, 2))["y"] == [2, 4]
 
 
@@ -195,7 +195,7 @@ def test_what_breaks_the_process_is_mended(server: Live, mood: int, said: str) -
     restarts = server.metric("carpool_process_restarts_total", process="worker")
     answer = ask(server, "moody", mood, 0)
     assert said in error_of(answer, answer.status)["error"]
-    wait_until(lambda: not is_alive(runner), "it is gone")
+    until(lambda: not is_alive(runner), "it is gone")
     until_answered(server)
     until_answered(server, "calm")
     assert len(runner_pids(server)) == 1
@@ -204,16 +204,16 @@ def test_what_breaks_the_process_is_mended(server: Live, mood: int, said: str) -
 
 @pytest.mark.conformance
 def test_one_that_stands_by_takes_over_and_another_one_stands_by(server: Live) -> None:
-    wait_until(lambda: len(standby_pids(server)) == 1, "one stands by", 3 * PATIENCE_S)
+    until(lambda: len(standby_pids(server)) == 1, "one stands by", 3 * PATIENCE_S)
     (standby,), (runner,) = standby_pids(server), runner_pids(server)
-    wait_until(lambda: "libtorch" in Path(f"/proc/{standby}/maps").read_text(), "it has imported torch")
+    until(lambda: "libtorch" in Path(f"/proc/{standby}/maps").read_text(), "it has imported torch")
     os.kill(runner, signal.SIGKILL)
     until_answered(server, "calm")
     until_answered(server)
     assert runner_pids(server) == [standby]
-    wait_until(lambda: len(standby_pids(server)) == 1, "another one stands by", 3 * PATIENCE_S)
+    until(lambda: len(standby_pids(server)) == 1, "another one stands by", 3 * PATIENCE_S)
     os.kill(standby_pids(server)[0], signal.SIGKILL)  # it was needed by nobody
-    wait_until(lambda: len(whole_of(server, standby)) == 2, "both models are whole again")
+    until(lambda: len(whole_of(server, standby)) == 2, "both models are whole again")
     assert outputs_of(ask(server, "calm", 1, 2))["y"] == [2, 4]
 
 
@@ -223,8 +223,8 @@ def test_a_runner_that_is_stopped_is_told_of_and_replaced(tmp_path: Path) -> Non
     with serving(tmp_path / "models", folder=tmp_path, environment={"CARPOOL_WATCHDOG_S": "4"}) as server:
         (runner,) = runner_pids(server)
         os.kill(runner, signal.SIGSTOP)
-        wait_until(lambda: server.get("/v2/models/model/ready").status == 400, "not ready")
-        wait_until(lambda: not is_alive(runner), "it was killed")
+        until(lambda: server.get("/v2/models/model/ready").status == 400, "not ready")
+        until(lambda: not is_alive(runner), "it was killed")
         until_answered(server, "model")
         assert server.get("/v2/models/model/ready").status == 200
         assert len(server.events("runner-hangs")) == 1
@@ -236,9 +236,9 @@ def test_kill_the_process_under_load(server: Live) -> None:
         load.until_more()
         (runner,) = runner_pids(server)
         os.kill(runner, signal.SIGKILL)
-        wait_until(lambda: not is_alive(runner), "it is dead")
+        until(lambda: not is_alive(runner), "it is dead")
         target = load.statuses[200] + 20
-        wait_until(lambda: load.statuses[200] >= target, "answers again", 6 * PATIENCE_S)
+        until(lambda: load.statuses[200] >= target, "answers again", 6 * PATIENCE_S)
     assert set(load.statuses) <= {200, 500, 503}
     assert load.broken == 0
     server.until_metric(0, "nv_inference_pending_request_count", model="calm")
@@ -249,7 +249,7 @@ def test_a_front_end_that_dies_is_followed_by_one_whose_memory_is_known(server: 
         load.until_more()
         before = server.frontend_pids
         os.kill(before[0], signal.SIGKILL)
-        wait_until(lambda: len(set(server.frontend_pids) - set(before)) == 1, "a new one", 3 * PATIENCE_S)
+        until(lambda: len(set(server.frontend_pids) - set(before)) == 1, "a new one", 3 * PATIENCE_S)
         load.until_more(count=60)
     assert set(load.statuses) <= {200, 503}
     for _ in range(16):  # the kernel spreads connections over both
@@ -278,7 +278,7 @@ def test_loading_again_under_load_fails_nobody(controlled: tuple[Live, Path]) ->
             load.until_more()
         assert set(load.statuses) == {200}
         assert client.post("/v2/repository/models/model/unload", b"{}").status == 200
-        wait_until(lambda: len(server.events("model-unloaded")) == freed + 4, "all are freed")
+        until(lambda: len(server.events("model-unloaded")) == freed + 4, "all are freed")
         (model / "1" / "model.py").write_text("import nothing_of_that_name\n")
         refused = client.post("/v2/repository/models/model/load", b"{}")
         assert "nothing_of_that_name" in error_of(refused, refused.status)["error"]
@@ -305,7 +305,7 @@ def test_log_settings_reach_the_process(controlled: tuple[Live, Path]) -> None:
         assert load_again() == chosen
         (runner,) = runner_pids(server)
         os.kill(runner, signal.SIGKILL)
-        wait_until(lambda: not is_alive(runner), "it is dead")
+        until(lambda: not is_alive(runner), "it is dead")
         until_answered(server, "model")
         assert load_again() == chosen
         assert client.post("/v2/logging", b'{"log_verbose_level": 1}').status == 200
@@ -324,7 +324,7 @@ def test_everything_in_one_process_needs_no_other(tmp_path: Path) -> None:
 def test_the_process_ends_with_its_engine(server: Live) -> None:
     (runner,) = runner_pids(server)
     os.kill(server.engine_pid, signal.SIGKILL)
-    wait_until(lambda: not is_alive(runner), "it is gone")
+    until(lambda: not is_alive(runner), "it is gone")
     until_answered(server, "calm")  # front ends may not have heard yet that the engine is gone
     with server.connect() as client:
         assert outputs_of(client.post(infer_path("calm"), json_request([5, 6], [1, 2])))["y"] == [10, 12]

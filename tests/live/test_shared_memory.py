@@ -21,7 +21,8 @@ from tritonclient.http import InferenceServerClient, InferInput, InferRequestedO
 from backends import onnx_models
 from frontend.client_files import ClientFile, client_file
 from frontend.http.harness import Client, Response
-from live.server import Live, error_of, infer_path, serving, wait_until
+from live.server import Live, error_of, infer_path, serving
+from waiting import until
 
 FEATURES = 3
 ROW = 4 * FEATURES
@@ -231,7 +232,7 @@ def test_nothing_stays_open(server: Live) -> None:
         with server.connect() as client:
             assert ask(client, "a", 0, "b").status == 200
             unregister(server, "")
-            wait_until(lambda: opened() == 0, "the files are closed")
+            until(lambda: opened() == 0, "the files are closed")
 
 
 @pytest.mark.conformance

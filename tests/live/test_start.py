@@ -12,18 +12,8 @@ import pytest
 import carpool.demo
 from engine import repositories
 from frontend.http.harness import Response
-from live.server import (
-    LAYOUTS,
-    READY_S,
-    Live,
-    error_of,
-    infer_path,
-    json_request,
-    outputs_of,
-    serving,
-    start,
-    wait_until,
-)
+from live.server import LAYOUTS, READY_S, Live, error_of, infer_path, json_request, outputs_of, serving, start
+from waiting import until
 
 SLOW = """
 import os, time
@@ -46,8 +36,8 @@ def test_of_seven_models_one_broken_and_one_slow_the_others_answer(tmp_path: Pat
     (broken / "model.onnx").write_bytes(b"no model at all")
     server = start(slow.parent, frontends=frontends, folder=tmp_path)
     try:
-        wait_until(server.is_live, "alive", READY_S)
-        wait_until(lambda: server.get("/v2/models/good4/ready").status == 200, "a quick one", READY_S)
+        until(server.is_live, "alive", READY_S)
+        until(lambda: server.get("/v2/models/good4/ready").status == 200, "a quick one", READY_S)
         assert server.get("/v2/health/ready").status == 400
         assert server.get("/health").status == 503
         assert server.get("/v2/models/slow/ready").status == 503
@@ -56,11 +46,11 @@ def test_of_seven_models_one_broken_and_one_slow_the_others_answer(tmp_path: Pat
         assert outputs_of(ask(server, "good0", asked))
         refused = error_of(ask(server, "broken", asked), 503, "model-not-ready")
         assert "model.onnx" in refused["error"]
-        wait_until(lambda: "loading 7 of 7: slow" in told(server), "it is told")
+        until(lambda: "loading 7 of 7: slow" in told(server), "it is told")
         go.touch()
         server.until_ready()
         assert server.get("/v2/models/slow/ready").status == 200
-        wait_until(lambda: told(server) == "", "it is over")
+        until(lambda: told(server) == "", "it is over")
     finally:
         left = server.end()
     assert left == []
@@ -91,7 +81,7 @@ def test_a_start_that_works_logs_no_trouble_and_a_line_for_each_model(
     paths = {"file": [Path(file)], "folder of versions": [repository / "classifier"], "demo": []}
     with serving(*paths.get(kind, [repository]), frontends=frontends, folder=tmp_path) as server:
         names = {line["name"] for line in server.get_json("/console/live")["models"]}
-        wait_until(lambda: len(server.events("model-ready")) >= len(names), "each has its line")
+        until(lambda: len(server.events("model-ready")) >= len(names), "each has its line")
         ready = server.events("model-ready")
         assert {line["model"] for line in ready} == names
         assert len(ready) == len(names)
@@ -139,8 +129,6 @@ def test_what_a_model_prints_keeps_its_level(tmp_path: Path, frontends: int) -> 
     models = repositories.python(tmp_path / "models", PRINTS, name="loud").parent
     with serving(models, frontends=frontends, folder=tmp_path) as server:
         outputs_of(ask(server, "loud", json_request([1, 2], (1, 2))))
-        wait_until(
-            lambda: {line["text"] for line in server.events("output")} >= {"plainly", "in anger"}, "said"
-        )
+        until(lambda: {line["text"] for line in server.events("output")} >= {"plainly", "in anger"}, "said")
         levels = {line["text"]: line["level"] for line in server.events("output")}
         assert (levels["plainly"], levels["in anger"]) == ("info", "warning")

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from engine import repositories
-from live.server import serving, wait_until
+from live.server import serving
+from waiting import until
 
 CODE = "import sys; from carpool.cli.main import main; sys.argv[0] = 'carpool'; main()"
 TINY = "--seconds 0.3 --warmup 0 --max-delay-ms 0 --json"
@@ -59,7 +60,7 @@ def test_a_sweep_of_a_running_server_is_interrupted_and_goes_on(model: Path, tmp
         url = f"http://{server.url}"
         first = sweep(url, options)
         lines = out / "runs.jsonl"
-        wait_until(lambda: lines.exists() and lines.read_text().count("\n") >= 2, "two runs", 60.0)
+        until(lambda: lines.exists() and lines.read_text().count("\n") >= 2, "two runs", 60.0)
         first.send_signal(signal.SIGINT)
         begun = finished(first)
         assert 2 <= len(begun["runs"]) <= begun["planned_runs"] == 6

@@ -21,7 +21,8 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from tritonclient.utils import shared_memory as shm
 
 from backends import onnx_models
-from live.server import Live, serving, wait_until
+from live.server import Live, serving
+from waiting import until
 
 _MAYBE = """
 backend: "python"
@@ -210,7 +211,7 @@ class Wire:
 @pytest.fixture(params=["http", "grpc"])
 def wire(request: pytest.FixtureRequest, server: Live) -> Iterator[Wire]:
     made = Wire(request.param, server)
-    wait_until(made.is_ready, "ready")  # over gRPC too: each process hears from the engine by itself
+    until(made.is_ready, "ready")  # over gRPC too: each process hears from the engine by itself
     yield made
     made.client.close()
 
@@ -218,7 +219,7 @@ def wire(request: pytest.FixtureRequest, server: Live) -> Iterator[Wire]:
 @pytest.fixture(params=["http", "grpc"])
 def plain(request: pytest.FixtureRequest, closed: Live) -> Iterator[Wire]:
     made = Wire(request.param, closed)
-    wait_until(made.is_ready, "ready")  # over gRPC too: each process hears from the engine by itself
+    until(made.is_ready, "ready")  # over gRPC too: each process hears from the engine by itself
     yield made
     made.client.close()
 
@@ -248,7 +249,7 @@ def test_a_graph_uses_its_default(wire: Wire) -> None:
 def test_only_requests_with_the_same_inputs_share_a_batch(server: Live) -> None:
     """Sixteen at once, for a model that waits for eight of a kind."""
     wire = Wire("grpc", server)
-    wait_until(wire.is_ready, "ready")
+    until(wire.is_ready, "ready")
 
     def ask(number: int) -> tuple[list[float], int]:
         a = np.full((1, 2), number, np.float32)
@@ -338,7 +339,7 @@ def test_settings_without_a_model_file(wire: Wire, server: Live) -> None:
 
 def test_names_that_no_model_can_have(server: Live) -> None:
     wire = Wire("grpc", server)
-    wait_until(wire.is_ready, "ready")
+    until(wire.is_ready, "ready")
     for name in ("", " ", "\t", " \n "):
         said = wire.refusal(lambda name=name: wire.client.load_model(name))
         assert said == "Model name cannot be empty. Please enter a valid name to deploy."

@@ -26,7 +26,8 @@ from carpool.frontend.grpc.stream_infer import TOO_SLOW
 from frontend.grpc.front_end import SERVICE
 from frontend.grpc.wire import data, framed, head, wire
 from frontend.http.harness import Client, post
-from live.server import PATIENCE_S, READY_S, Live, infer_path, serving, wait_until
+from live.server import PATIENCE_S, READY_S, Live, infer_path, serving
+from waiting import until
 
 LONG = """
 class Model:
@@ -120,7 +121,7 @@ def test_many_streams_that_nobody_reads_leave_a_turn_to_who_reads(tmp_path: Path
         assert numbers(server, 0) == []
         (worker,) = server.worker_pids
         assert numbers(server, 13)[:13] == list(range(13))  # and then the process dies, with all of them
-        wait_until(lambda: server.worker_pids not in ([worker], []), "another process is there")
+        until(lambda: server.worker_pids not in ([worker], []), "another process is there")
         assert numbers(server, 2) == [0, 1]
         assert len(server.events("instance-lost")) == len(server.events("instance-replaced")) == 1
 
@@ -198,14 +199,14 @@ def test_other_models_are_served_beside_streams_without_end(tmp_path: Path, unre
             clients.enter_context(server.connect()).send(asked_over_http(2_000_000_000))
         got = clients.enter_context(read_on(server))
         polite = clients.enter_context(server.connect())
-        wait_until(lambda: got[0] > 1 << 20, "the stream flows")
+        until(lambda: got[0] > 1 << 20, "the stream flows")
 
         def ten_in_a_row() -> bool:
             return [polite.post(infer_path("small"), body).status for _ in range(10)] == [200] * 10
 
-        wait_until(ten_in_a_row, "ten are served one after the other")
+        until(ten_in_a_row, "ten are served one after the other")
         flowed = got[0]
-        wait_until(lambda: got[0] > flowed + (1 << 20), "the stream goes on", seconds=READY_S)
+        until(lambda: got[0] > flowed + (1 << 20), "the stream goes on", seconds=READY_S)
 
 
 TELLER = """
@@ -275,7 +276,7 @@ def test_texts_that_nobody_reads_are_cut_off_and_others_are_read(tmp_path: Path)
                 answer = reader.post(path, body(png(255)))
             assert answer.status == 200
             assert b"light" in answer.body
-        wait_until(lambda: left.read_text() == before + "left\n" * len(unread), "all are closed")
+        until(lambda: left.read_text() == before + "left\n" * len(unread), "all are closed")
         for client in unread:
             with suppress(OSError):  # reset
                 said = client.rest()

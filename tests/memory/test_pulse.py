@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from carpool.link.child_process import Child, Guard
+from carpool.link.child_process import Child, Watchdog
 from carpool.memory.pulse import BEAT_S, STALE_S, START_S, Pulses, Watch, pulse_bytes
 from carpool.observe.logs import logger
 
@@ -29,7 +29,7 @@ class Process:
         self.pulses = Pulses(bytearray(pulse_bytes(2)))
         self.killed = 0
         self.watch = Watch(lambda: self.pulses.read(1), self.clock)
-        self.guard = Guard(cast(Child, self), self.watch, kill_after, logger("supervisor"), "process")
+        self.guard = Watchdog(cast(Child, self), self.watch, kill_after, logger("supervisor"), "process")
         self.up = True
 
     def kill(self) -> None:

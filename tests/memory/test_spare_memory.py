@@ -11,6 +11,7 @@ import pytest
 
 from carpool.memory import spare_memory
 from carpool.memory.spare_memory import SpareMemory
+from waiting import until_in_loop as until
 
 
 def test_it_is_given_back_once_for_many_messages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,8 +29,7 @@ def test_it_is_given_back_once_for_many_messages(monkeypatch: pytest.MonkeyPatch
             assert not asked
             for _ in range(5):
                 spare.freed(15 << 20)
-            while not asked:
-                await asyncio.sleep(0.01)
+            await until(lambda: asked)
             spare.close()
         assert asked == [0]
 

@@ -23,7 +23,7 @@ from carpool.observe.columns import (
     REQUEST_SECONDS,
     SATURATION,
 )
-from carpool.observe.counters import Slot, Table, table_bytes
+from carpool.observe.counters import CounterRow, Table, table_bytes
 from observe.counting import count_in_child, shared
 
 REJECTED = FAILURES["REJECTED"]
@@ -37,7 +37,7 @@ def table() -> Table:
 def test_columns_do_not_overlap() -> None:
     taken: list[int] = []
     for value in vars(columns).values():
-        if isinstance(value, columns.Histogram):
+        if isinstance(value, columns.HistogramColumns):
             assert value.sum == value.first + len(value.bounds) + 1
             taken += range(value.first, value.sum + 1)
             assert all(low < high for low, high in pairwise(value.bounds))
@@ -136,7 +136,7 @@ def test_a_reused_row_starts_at_zero_whoever_comes_late(table: Table) -> None:
     assert table.cells(new)[REJECTED] == 2.0
 
 
-def _next_life(table: Table, row: int) -> Slot:
+def _next_life(table: Table, row: int) -> CounterRow:
     """Retires the row and assigns new names until it comes round again."""
     table.directory.retire(*table.directory.live().popitem()[1])
     for number in range(1000):

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from carpool.observe import columns
-from carpool.observe.counters import Row, Slot, Table, table_bytes
+from carpool.observe.counters import CounterRow, Row, Table, table_bytes
 from carpool.observe.history import HistoryKeeper, quantile
 from carpool.observe.shared_history import HISTORY_BYTES, KEPT_S, SharedHistory
 
@@ -17,7 +17,7 @@ def points(table: Table, after: int = 0) -> list[dict[str, Any]]:
     return [orjson.loads(point) for _, point in table.history.read(after)]
 
 
-def table_with(model: str = "m") -> tuple[Table, Row, Slot]:
+def table_with(model: str = "m") -> tuple[Table, Row, CounterRow]:
     table = Table(bytearray(table_bytes(2)))
     slot = table.directory.assign(model, "1")
     return table, table.block(1).row(slot), slot

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from carpool.observe.output import Output, Printed, library_of, marked
+from carpool.observe.output import Printed, ProcessOutput, library_of, marked
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_library_is_known_by_its_lines(line: str, library: str) -> None:
 
 
 def test_lines_are_put_together_and_cut(caplog: pytest.LogCaptureFixture) -> None:
-    output = Output(process="engine")
+    output = ProcessOutput(process="engine")
     output.feed(b"libpng war")
     output.feed(b"ning: x\n\n  half\xff")
     assert caplog.messages == ['library-output process=engine library=libpng text="libpng warning: x"']
@@ -84,7 +84,7 @@ def test_lines_that_say_how_serious_they_are_keep_their_level(
 ) -> None:
     assert marked("as it is", "info") == "as it is\n", "a person reads it"
     monkeypatch.setenv("_CARPOOL_OUTPUT_IS_READ", "1")
-    output = Output()
+    output = ProcessOutput()
     with caplog.at_level("DEBUG", "carpool"):
         output.feed(marked("first\nsecond", "info").encode() + marked("third", "error").encode())
         output.feed(b"unmarked\n\x1eloud\x1ethis is no level\n")

@@ -20,13 +20,14 @@ from carpool.errors import (
     Refused,
     Unavailable,
 )
-from carpool.link.door import Sender
+from carpool.link.door import Ask, Sender
 from carpool.process import recording
 from carpool.process.recording import Recorder, Recording, RecordingDoor, claim
 from carpool.sim.arrivals import Recording as Trace
 from carpool.types import Datatype, RequestOptions
 from carpool.wire.v2 import RequestHead
 from frontend.fake_door import FakeDoor, echo
+from heard import Heard
 
 MB = 1_000_000
 
@@ -153,8 +154,8 @@ def test_whoever_comes_to_the_door_is_noted_once(tmp_path: Path, door: FakeDoor)
     cats, dogs = noting.catalog.newest["cats"], noting.catalog.newest["dogs"]
     slot = noting.slot(8)
     assert slot is not None
-    noting.infer(cats, head(4, "own"), slot, 0, lambda _: None, arrived=1.0, deadline=9.0)
-    noting.infer(dogs, head(4), slot, 0, lambda _: None, arrived=2.0, sender=Sender("given"))
+    noting.infer(Ask(cats, head(4, "own"), slot, 0, 1.0, 9.0), Heard())
+    noting.infer(Ask(dogs, head(4), slot, 0, 2.0, sender=Sender("given")), Heard())
     assert [(call.arrived, call.source) for call in door.calls] == [(1.0, ""), (2.0, "given")]
     assert door.calls[0].deadline == 9.0
     told: list[CarpoolError] = [

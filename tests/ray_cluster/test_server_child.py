@@ -13,7 +13,8 @@ import pytest
 
 from carpool.ray_cluster.leash import start_on_leash
 from carpool.ray_cluster.server_child import LoadReports, ReplicaFailed, ServerChild
-from live.server import is_alive, wait_until
+from live.server import is_alive
+from waiting import until
 
 READY = '{"event": "ready", "models": "fake", "http": 31000, "metrics": 31002}'
 
@@ -46,7 +47,7 @@ def test_one_that_is_never_ready_is_ended() -> None:
     made = child("import signal\nprint('Loading …')\nsignal.pause()")
     with pytest.raises(ReplicaFailed, match=r"was not ready within 0\.2 s"):
         made.start("10.0.0.1", 0.2)
-    wait_until(lambda: made.has_ended, "its end")
+    until(lambda: made.has_ended, "its end")
 
 
 def test_one_that_does_not_want_to_stop_is_ended() -> None:
@@ -54,7 +55,7 @@ def test_one_that_does_not_want_to_stop_is_ended() -> None:
     made = child(script)
     made.start("10.0.0.1", 60.0)
     assert not made.stop(0.1)
-    wait_until(lambda: made.has_ended, "its end")
+    until(lambda: made.has_ended, "its end")
 
 
 def test_it_ends_with_its_parent(tmp_path: Path) -> None:
@@ -72,9 +73,9 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     ) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        wait_until(lambda: b"pause" in Path(f"/proc/{pid}/cmdline").read_bytes(), "the program")
+        until(lambda: b"pause" in Path(f"/proc/{pid}/cmdline").read_bytes(), "the program")
         parent.send_signal(signal.SIGKILL)
-    wait_until(lambda: not is_alive(pid), "its end")
+    until(lambda: not is_alive(pid), "its end")
 
 
 def test_a_parent_that_is_gone_already() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -16,7 +15,8 @@ import pytest
 
 from backends.onnx_models import identity
 from conformance.mlflow_venv import VARIABLE
-from live.server import free_ports, infer_path, json_request, outputs_of, serving, wait_until
+from live.server import free_ports, infer_path, json_request, outputs_of, serving
+from waiting import until
 
 pytestmark = pytest.mark.conformance
 
@@ -96,11 +96,8 @@ def mlflow(tmp_path: Path) -> Iterator[Mlflow]:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=tmp_path)
     one = Mlflow(python, url := f"http://127.0.0.1:{port}", process)
     try:
-        give_up = time.monotonic() + START_S
-        while not _answers(url):
-            assert process.poll() is None, (tmp_path / "mlflow.log").read_text(errors="replace")
-            assert time.monotonic() < give_up, "MLflow did not start"
-            time.sleep(0.2)
+        until(lambda: _answers(url) or process.poll() is not None, "MLflow did not start", START_S)
+        assert process.poll() is None, (tmp_path / "mlflow.log").read_text(errors="replace")
         yield one
     finally:
         one.end()
@@ -128,10 +125,10 @@ def test_registered_versions_are_served_and_told_how_they_fare(mlflow: Mlflow, t
 
         assert shape() == [-1, 3]
         mlflow.move(2)
-        wait_until(lambda: shape() == [-1, 4], "the new version")
-        wait_until(lambda: mlflow.tags(2).get("carpool.state") == "full", "the tag")
+        until(lambda: shape() == [-1, 4], "the new version")
+        until(lambda: mlflow.tags(2).get("carpool.state") == "full", "the tag")
         mlflow.move(1)
-        wait_until(lambda: shape() == [-1, 3], "the old version again")
+        until(lambda: shape() == [-1, 3], "the old version again")
 
 
 def test_a_challenger_is_rolled_out_and_becomes_the_champion(mlflow: Mlflow, tmp_path: Path) -> None:
@@ -153,7 +150,7 @@ def test_a_challenger_is_rolled_out_and_becomes_the_champion(mlflow: Mlflow, tmp
             return dict(server.get_json("/v2/models/detector/rollout"))
 
         def told(version: int, word: str) -> None:
-            wait_until(lambda: mlflow.tags(version).get("carpool.state") == word, f"{version}: {word}")
+            until(lambda: mlflow.tags(version).get("carpool.state") == word, f"{version}: {word}")
 
         def ask() -> None:
             with server.connect() as client:
@@ -170,19 +167,19 @@ def test_a_challenger_is_rolled_out_and_becomes_the_champion(mlflow: Mlflow, tmp
         told(2, "rolled-back")
         mlflow.move(2, "challenger")
         told(2, "shadow")  # it waits for comparisons
-        wait_until(lambda: asked_until("canary"), "the canary")
+        until(lambda: asked_until("canary"), "the canary")
         told(2, "canary")  # it waits for answers
-        wait_until(lambda: asked_until("standby"), "everything")
+        until(lambda: asked_until("standby"), "everything")
         told(2, "standby")
         assert [line["to"] for line in found()["history"]][-6:] == [
             *("loading", "checked", "shadow", "canary", "full", "standby"),
         ]
         assert mlflow.tags(2)["carpool.rollout"].startswith("1 to 2, begun ")
-        wait_until(lambda: mlflow.champion() == 2, "the alias")
+        until(lambda: mlflow.champion() == 2, "the alias")
         mlflow.end()
         server.until_metric(0.0, "carpool_registry_up")
         ask()
     with serving(folder, folder=tmp_path, environment=given) as server:
         ask()
         assert found()["state"] == "standby"
-        wait_until(lambda: server.get_json("/v2/models/detector")["versions"] == ["1", "2"], "both versions")
+        until(lambda: server.get_json("/v2/models/detector")["versions"] == ["1", "2"], "both versions")

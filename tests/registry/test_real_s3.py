@@ -17,7 +17,8 @@ import pytest
 
 from backends.onnx_models import identity
 from conformance.s3_servers import VARIABLE
-from live.server import free_ports, infer_path, json_request, serving, wait_until
+from live.server import free_ports, infer_path, json_request, serving
+from waiting import until
 
 pytestmark = pytest.mark.conformance
 
@@ -81,7 +82,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     with (tmp_path / "store.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     try:
-        wait_until(lambda: _answers(url), "the S3 server", 60.0)
+        until(lambda: _answers(url), "the S3 server", 60.0)
         yield Store(folder, url)
     finally:
         process.terminate()
@@ -122,7 +123,7 @@ def test_a_new_version_takes_over_and_nobody_fails(store: Store, tmp_path: Path)
         try:
             store.put({"models/detector/2/model.onnx": models[2]})
             versions = "/v2/models/detector"
-            wait_until(lambda: server.get_json(versions)["versions"] == ["2"], "the new version")
+            until(lambda: server.get_json(versions)["versions"] == ["2"], "the new version")
         finally:
             stop.set()
             asking.join()
@@ -151,7 +152,7 @@ def test_killed_during_the_download_there_is_never_half_a_model(store: Store, tm
     def fetched() -> int:
         return sum(path.stat().st_size for path in parts.glob("*")) if parts.is_dir() else 0
 
-    wait_until(lambda: fetched() >= 32 << 20, "a part of it")
+    until(lambda: fetched() >= 32 << 20, "a part of it")
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert not list(folder.glob("*/*"))

@@ -7,6 +7,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +73,13 @@ async def life(
     folder: Path, state: str = "state", shared: str = "", models: str = "models"
 ) -> AsyncIterator[Life]:
     """`shared` is where replicas, each with a `state` of its own, share rollouts."""
-    engine = Engine(folder / models)
-    host = EngineHost(engine)
+    host = EngineHost(partial(Engine, folder / models))
     given: dict[str, Any] = {"rollout_state": shared, "cache_secret": "sixteen characters"}
     desk = RolloutDesk(host, ServerSettings(state_dir=folder / state, allow_rollouts=True, **given))
     catalogs: list[Catalog] = []
     host.listen(catalogs.append)
     try:
-        failed = await engine.start(patient=True)
+        failed = await host.engine.start(patient=True)
         host.set_ready(True)
         yield Life(host, desk, catalogs, failed)
     finally:

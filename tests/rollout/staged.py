@@ -20,6 +20,7 @@ from carpool.errors import ModelError
 from carpool.types import Array
 from engine.scripted import weights
 from frontend.whole_server import WholeServer, whole_server
+from waiting import until
 
 PATIENCE_S = 30.0
 PROMISE = "slo_ms = 60000"  # which a machine that stands still for seconds keeps
@@ -113,13 +114,9 @@ class Staged:
         status, found, _ = self.ask("POST", "/v2/models/m/rollout", {"action": action, **more})
         return status, found
 
-    def until(self, *states: str, work: Callable[[], object] = lambda: None) -> dict[str, Any]:
+    def until(self, *states: str, work: Callable[[], object] | None = None) -> dict[str, Any]:
         """Let it come to one of these, with a bound that only a failure reaches."""
-        end = time.monotonic() + PATIENCE_S
-        while (found := self.status())["state"] not in states:
-            assert time.monotonic() < end, found
-            work()
-        return found
+        return until(lambda: (now := self.status())["state"] in states and now, self.status, work=work)
 
     def add(self, version: int, value: str) -> None:
         weights(self.home, "m", version, value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from carpool.core.curve import BatchCurve
 from carpool.core.objectives import Knobs, Promise
-from carpool.rollout.capacity import MINUTES, Arrivals, Carrier, carries
+from carpool.rollout.capacity import MINUTES, Carrier, MinuteRates, carries
 
 FAST = Carrier("1", BatchCurve.parse("4+1"), 1, Promise(0.05, 32))
 SLOW = Carrier("2", BatchCurve.parse("8+2"), 1, Promise(0.05, 32))
@@ -48,7 +48,7 @@ def test_without_a_promise_there_is_nothing_to_break() -> None:
 
 
 def test_arrivals_are_remembered_by_the_minute() -> None:
-    arrivals = Arrivals(0.0)
+    arrivals = MinuteRates(0.0)
     assert not arrivals.due(59.0)
     arrivals.note({"m": 600.0}, 60.0)
     assert not arrivals.due(61.0)

@@ -23,7 +23,7 @@ from carpool.config.rollout_settings import GuardSettings, RolloutSettings
 from carpool.engine.control import watched_rollout
 from carpool.errors import WrongState
 from carpool.rollout.rollout_file import Record, as_json, read_record, write_document
-from carpool.rollout.rollout_states import Rollout, State, Verdict, act, advance, failed
+from carpool.rollout.rollout_states import GuardVerdict, Rollout, State, act, advance, failed
 from engine.scripted import run, weights
 from rollout.lives import Life, Loader, life, models
 from waiting import until_in_loop as until
@@ -125,9 +125,11 @@ EVENTS = ["promote", "pause", "resume", "abort", "tick", "proven", "breach", "fa
 
 
 def after(rollout: Rollout, plan: RolloutSettings, event: str, now: float) -> Rollout:
-    verdicts = {"proven": Verdict(proven=True), "breach": Verdict("9 of 9 differ", "disagreement")}
+    verdicts = {"proven": GuardVerdict(proven=True), "breach": GuardVerdict("9 of 9 differ", "disagreement")}
     if event in ("tick", *verdicts):
-        return advance(rollout, plan, now, verdicts.get(event, Verdict(waits_for="more")), 500, loaded=True)
+        return advance(
+            rollout, plan, now, verdicts.get(event, GuardVerdict(waits_for="more")), 500, loaded=True
+        )
     if event == "fails":
         return failed(rollout, now, "its files changed")
     with suppress(WrongState):
@@ -386,7 +388,7 @@ def test_writes_do_not_pile_up_behind_a_disk_that_hangs(tmp_path: Path) -> None:
             jobs.append((Future(), lambda: work(*given)))
             return jobs[-1][0]
 
-    watched = watched_rollout.Watched(record(Rollout("1", "2", State.SHADOW)), tmp_path / "m.json")
+    watched = watched_rollout.WatchedRollout(record(Rollout("1", "2", State.SHADOW)), tmp_path / "m.json")
     for number in range(100):
         watched.record.rollout = replace(watched.record.rollout, why=str(number))
         watched.save(cast("Any", Hangs()))

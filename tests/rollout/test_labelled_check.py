@@ -11,7 +11,7 @@ from carpool.engine.control.labelled_check import read_evaluation
 from frontend.picture_models import BLUE, GREEN, RED, picture
 from frontend.whole_server import whole_server
 from rollout.staged import staged
-from rollout.test_picture_rollouts import repository, status, until
+from rollout.test_picture_rollouts import repository, status, until_state
 
 PLAN = 'shadow = 0\ncanary = [0.5]\ncanary_h = 24\nevaluate = "labelled"\n'
 
@@ -31,7 +31,7 @@ def test_it_decides(tmp_path: Path, factor: float, state: str, why: str) -> None
     models = repository(tmp_path, PLAN, (8, 1.0), (8, factor))
     labelled(models)
     with whole_server(models, state_dir=tmp_path / "state", cache_dir=tmp_path / "cache") as server:
-        found = until(server, state)
+        found = until_state(server, state)
         [line] = [line for line in found["history"] if line["from"] == "checked"]
         assert why in line["why"]
         assert (found["stable"], found["candidate"]) == ("1", "2")
@@ -40,7 +40,7 @@ def test_it_decides(tmp_path: Path, factor: float, state: str, why: str) -> None
 def test_without_an_answer_it_waits_for_a_hand(tmp_path: Path) -> None:
     models = repository(tmp_path, PLAN, (8, 1.0), (8, 1.0))
     with whole_server(models, state_dir=tmp_path / "state", cache_dir=tmp_path / "cache") as server:
-        until(server, "checked")
+        until_state(server, "checked")
         while "is being asked" in (found := status(server))["why"]:
             pass
         assert found["state"] == "checked"
@@ -62,7 +62,7 @@ def test_one_that_is_under_way_ends_with_its_server(tmp_path: Path) -> None:
     models = repository(tmp_path, PLAN, (8, 1.0), (8, 1.0))
     labelled(models)
     with whole_server(models, state_dir=tmp_path / "state", cache_dir=tmp_path / "cache") as server:
-        assert "is being asked" in until(server, "checked")["why"]
+        assert "is being asked" in until_state(server, "checked")["why"]
 
 
 GAP = {"figure": "mAP", "difference": -0.1, "low": -0.2, "high": 0.0, "tolerate": 0.01, "worse": True}

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from carpool.frontend import mirror as mirrors
-from carpool.frontend.mirror import Mirror
-from carpool.frontend.routing import Split, Usual
-from carpool.link.door import ModelEntry, Route
+from carpool.frontend.calls.routing import Split, Usual
+from carpool.frontend.rollout import mirror as mirrors
+from carpool.frontend.rollout.mirror import Mirror
+from carpool.link.door import ModelEntry, RolloutSplit
 from carpool.types import Signature
 from carpool.vision.likeness import Difference
 
@@ -43,11 +43,7 @@ def split(**more: Any) -> Split:
     entries = [
         ModelEntry(key, "m", str(key), Signature("m", (), ()), "fake", "promise", 1.0, {}) for key in (1, 2)
     ]
-    return Split(Route("1", "2", 0.5, **more), *entries)
-
-
-def call(entry: ModelEntry, arrived: float = 0.0, source: str = "") -> Any:
-    return SimpleNamespace(entry=entry, arrived=arrived, sender=SimpleNamespace(named=source), request_id="")
+    return Split(RolloutSplit("1", "2", 0.5, **more), *entries)
 
 
 @pytest.mark.parametrize("rate", [1, 5, 9, 11, 20, 117, 235, 1000, 5000])
@@ -59,7 +55,7 @@ def test_there_are_comparisons_at_every_rate(mirror: Mirror, clock: Clock, rate:
     while clock.now < end:
         clock.now += 1.0 / rate if even else random.expovariate(rate)
         came += 1
-        wanted += mirror._wants(one, call(one.candidate), clock.now)
+        wanted += mirror.wants(one, one.candidate, "", clock.now)
     most = min(came, 10 * 30 + 10)
     assert 0.75 * most <= wanted <= most + 1
 
@@ -69,7 +65,7 @@ def test_slow_answers_are_counted_against_what_stable_usually_takes(mirror: Mirr
 
     def answers(entry: ModelEntry, count: int, took: float) -> None:
         for _ in range(count):
-            mirror.count_answer(one, call(entry, clock.now - took), clock.now)
+            mirror.count_answer(one, entry, took, "")
 
     answers(one.candidate, 5, 9.0)  # nobody knows yet what stable takes
     answers(one.stable, 99, 0.1)

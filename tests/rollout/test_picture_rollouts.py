@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from onnx import helper
 from backends.onnx_models import write
 from frontend.picture_models import BLUE, GREEN, RED, picture
 from frontend.whole_server import WholeServer, whole_server
+from waiting import until
 
 PATIENCE_S = 30.0
 HELD = "shadow = 0\ncanary = [0.5]\ncanary_h = 24\nleast = 20\n"
@@ -88,12 +88,8 @@ def status(server: WholeServer) -> dict[str, Any]:
     return dict(json.loads(ask(server, "GET", "/v2/models/namer/rollout")[1]))
 
 
-def until(server: WholeServer, state: str, work: Callable[[], object] = lambda: None) -> dict[str, Any]:
-    end = time.monotonic() + PATIENCE_S
-    while (found := status(server))["state"] != state:
-        assert time.monotonic() < end, found
-        work()
-    return found
+def until_state(server: WholeServer, state: str, work: Callable[[], object] | None = None) -> dict[str, Any]:
+    return until(lambda: (now := status(server))["state"] == state and now, lambda: status(server), work=work)
 
 
 def classify(server: WholeServer, colour: tuple[int, int, int] = RED, source: str = "") -> Any:
@@ -109,7 +105,7 @@ def classify(server: WholeServer, colour: tuple[int, int, int] = RED, source: st
 def test_both_sizes_answer_and_agree(tmp_path: Path, side: int) -> None:
     home = repository(tmp_path, HELD, (16, 10.0), (side, 10.0))
     with whole_server(home, state_dir=tmp_path / "state") as server:
-        until(server, "canary")
+        until_state(server, "canary")
         seen = set()
         for number in range(30):
             answer, fields = classify(server, COLOURS[number % 3], f"camera-{number}")
@@ -118,10 +114,7 @@ def test_both_sizes_answer_and_agree(tmp_path: Path, side: int) -> None:
             assert fields["X-Carpool-Id"].startswith(f"{answer['version']}-")
             seen.add(answer["version"])
         assert seen == {"1", "2"}
-        end = time.monotonic() + PATIENCE_S
-        while not status(server)["counts"]["compared"]:
-            classify(server)
-            assert time.monotonic() < end, status(server)
+        until(lambda: status(server)["counts"]["compared"], work=lambda: classify(server))
         assert status(server)["counts"]["differ"] == 0
         if side != 16:
             check_tensors_stay_with_stable(server)
@@ -150,13 +143,11 @@ def test_other_answers_send_it_back_and_the_pictures_are_kept(tmp_path: Path, pl
     kept = f"keep = {{ folder = {json.dumps(str(tmp_path / 'kept'))} }}\n"
     home = repository(tmp_path, plan + kept, (16, 10.0), (side, -10.0))
     with whole_server(home, state_dir=tmp_path / "state") as server:
-        until(server, "shadow" if plan is SHADOW else "canary")
-        found = until(server, "rolled-back", lambda: classify(server))
+        until_state(server, "shadow" if plan is SHADOW else "canary")
+        found = until_state(server, "rolled-back", lambda: classify(server))
         assert found["rollbacks"] == {"disagreement": 1}
         path = "/v2/models/namer/rollout/disagreements"
-        end = time.monotonic() + PATIENCE_S
-        while not (lines := json.loads(ask(server, "GET", path)[1])["disagreements"]):
-            assert time.monotonic() < end
+        lines = until(lambda: json.loads(ask(server, "GET", path)[1])["disagreements"])
         assert lines[0]["stable"]["classes"][0]["label"] == "red"
         assert lines[0]["candidate"]["classes"][0]["label"] != "red"
         status, body, headers = ask(server, "GET", f"{path}/{lines[0]['number']}")
@@ -168,9 +159,9 @@ def test_a_picture_that_the_candidate_fails_is_answered_by_stable(tmp_path: Path
     home = repository(tmp_path, HELD, (16, 10.0))
     fails_on_red(home / "namer" / "2" / "model.onnx", side)
     with whole_server(home, state_dir=tmp_path / "state") as server:
-        until(server, "canary")
+        until_state(server, "canary")
         answers = []
-        found = until(server, "rolled-back", lambda: answers.append(classify(server)[0]))
+        found = until_state(server, "rolled-back", lambda: answers.append(classify(server)[0]))
         assert {(answer["version"], answer["classes"][0]["label"]) for answer in answers} == {("1", "red")}
         assert found["rollbacks"] == {"errors": 1}
         assert found["history"][-1]["counts"]["fallbacks"] > 0
@@ -190,6 +181,6 @@ def test_other_labels_are_another_model(tmp_path: Path) -> None:
         [("scores", "FP32", ("batch", 3))],
     )
     with whole_server(home, state_dir=tmp_path / "state") as server:
-        found = until(server, "failed")
+        found = until_state(server, "failed")
         assert "output 'logits' is missing" in found["why"]
         assert classify(server)[0]["version"] == "1"

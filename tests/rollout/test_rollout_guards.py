@@ -12,7 +12,7 @@ from carpool.config.rollout_settings import GuardSettings, RolloutSettings
 from carpool.rollout.rollout_guards import (
     RARE,
     Counts,
-    Guard,
+    GuardResult,
     Side,
     comparisons_needed,
     look,
@@ -24,7 +24,9 @@ from carpool.rollout.rollout_states import State
 PLAN = RolloutSettings()
 
 
-def guard(name: str, counts: Counts, state: State = State.CANARY, plan: RolloutSettings = PLAN) -> Guard:
+def guard(
+    name: str, counts: Counts, state: State = State.CANARY, plan: RolloutSettings = PLAN
+) -> GuardResult:
     return next(found for found in look(plan, state, counts) if found.name == name)
 
 
@@ -168,7 +170,7 @@ def test_slower_is_off_and_asks_for_the_middle_of_the_times() -> None:
     assert guard("slower", Counts(candidate=Side(timed=500, slow=500))).verdict == "off"
     plan = replace(PLAN, guards=replace(PLAN.guards, slower=1.5))
 
-    def asked(timed: int, slow: int, state: State = State.CANARY) -> Guard:
+    def asked(timed: int, slow: int, state: State = State.CANARY) -> GuardResult:
         counts = Counts(candidate=Side(timed, timed=timed, slow=slow))
         return next(one for one in look(plan, state, counts) if one.name == "slower")
 

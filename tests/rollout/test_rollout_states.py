@@ -14,10 +14,10 @@ from carpool.rollout.rollout_states import (
     ACTIONS,
     ENDS,
     NO_VERDICT,
+    GuardVerdict,
     Rollout,
     State,
     Traffic,
-    Verdict,
     act,
     advance,
     duration,
@@ -25,15 +25,15 @@ from carpool.rollout.rollout_states import (
 )
 
 PLAN = RolloutSettings(shadow_h=1, canary_h=2, standby_h=3, least=10)
-PROVEN = Verdict(proven=True)
-BREACH = Verdict("9 of 9 differ", "disagreement")
+PROVEN = GuardVerdict(proven=True)
+BREACH = GuardVerdict("9 of 9 differ", "disagreement")
 BEGUN = Rollout("1", "2", since=0.0)
 
 
 def run(
     rollout: Rollout,
     now: float,
-    verdict: Verdict = PROVEN,
+    verdict: GuardVerdict = PROVEN,
     *,
     plan: RolloutSettings = PLAN,
     counted: int = 10,
@@ -82,10 +82,10 @@ def test_without_steps_it_goes_from_shadow_to_full() -> None:
     [
         (600.0, 10, PROVEN, "10 min of 1 h"),
         (3600.0, 9, PROVEN, "9 of 10 comparisons"),
-        (3600.0, 10, Verdict(waits_for="errors: not proven yet"), "errors: not proven yet"),
+        (3600.0, 10, GuardVerdict(waits_for="errors: not proven yet"), "errors: not proven yet"),
     ],
 )
-def test_it_says_what_it_waits_for(now: float, counted: int, verdict: Verdict, why: str) -> None:
+def test_it_says_what_it_waits_for(now: float, counted: int, verdict: GuardVerdict, why: str) -> None:
     shadow = run(BEGUN.moved(State.SHADOW, 0.0, ""), now, verdict, counted=counted)
     assert shadow.state is State.SHADOW
     assert shadow.why == why
@@ -135,7 +135,7 @@ def test_guards_act_while_it_is_paused_by_hand(state: State, on_breach: str) -> 
 
 
 def test_what_could_not_carry_the_traffic_is_shown_it_and_answers_none_by_itself() -> None:
-    slow = Verdict(capacity="version 2 carries 0/s")
+    slow = GuardVerdict(capacity="version 2 carries 0/s")
     checked = BEGUN.moved(State.CHECKED, 0.0, "")
     for plan in (replace(PLAN, shadow=0.0), replace(PLAN, shadow=0.0, canary=())):
         waits = run(checked, 1.0, slow, plan=plan)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ from typing import Any
 import pytest
 
 from engine.scripted import weights
-from rollout.staged import PATIENCE_S, QUICK, Staged, settings, staged
+from rollout.staged import QUICK, Staged, settings, staged
+from waiting import until
 
 HELD = "shadow = 0\ncanary = [0.5]\ncanary_h = 24\nleast = 20\n"
 SOURCES = [f"camera-{number}" for number in range(40)]
@@ -363,11 +363,9 @@ def test_the_same_cameras_after_a_restart(tmp_path: Path, state: str) -> None:
         before = one.until(state)
         chosen = {source: one.version(source) for source in SOURCES}
     with staged(tmp_path) as one:
-        after = one.until(state)
-        end = time.monotonic() + PATIENCE_S
-        while after["share"] != before["share"]:  # it answers nothing before it is loaded
-            assert time.monotonic() < end
-            after = one.status()
+        one.until(state)
+        until(lambda: one.status()["share"] == before["share"])  # it answers nothing before it is loaded
+        after = one.status()
         for key in ("state", "stable", "candidate", "step", "digests"):
             assert after[key] == before[key]
         assert abs(after["elapsed_s"] - before["elapsed_s"]) < 10.0

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.errors import InvalidInput
-from carpool.frontend.routing import Split
-from carpool.link.door import ModelEntry, Route, Sender, read_side
+from carpool.frontend.calls.routing import Split
+from carpool.link.door import ModelEntry, RolloutSplit, Sender, read_side
 from carpool.types import Signature
 
 
@@ -19,7 +19,7 @@ def entry(version: str) -> ModelEntry:
 
 
 def split(share: float, sticky: str = "source", salt: str = "aa") -> Split:
-    return Split(Route("1", "2", share, salt, sticky), entry("1"), entry("2"))
+    return Split(RolloutSplit("1", "2", share, salt, sticky), entry("1"), entry("2"))
 
 
 def chosen(one: Split, source: str = "", at: float = 0.0, header: bytes | None = None) -> str:

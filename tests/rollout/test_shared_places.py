@@ -14,13 +14,13 @@ from cache.redis_server import redis_server
 from carpool.config.server import ServerSettings
 from carpool.errors import ConfigError
 from carpool.rollout import shared_places
-from carpool.rollout.shared_places import FolderPlace, Found, OutOfReach, Place, place_of
+from carpool.rollout.shared_places import FolderPlace, OutOfReach, SharedPlace, StoredState, place_of
 from engine.scripted import run
 
 SECRET = "sixteen characters"
 
 
-async def patient(place: Place, model: str) -> Found:
+async def patient(place: SharedPlace, model: str) -> StoredState:
     """A connection takes a moment."""
     while True:
         try:
@@ -29,7 +29,7 @@ async def patient(place: Place, model: str) -> Found:
             await asyncio.sleep(0.005)
 
 
-async def check_swaps(place: Place) -> None:
+async def check_swaps(place: SharedPlace) -> None:
     assert await patient(place, "m") == (None, None)
     assert await place.swap("m", None, b"one")
     assert not await place.swap("m", None, b"two"), "somebody was faster"
@@ -57,7 +57,7 @@ def test_a_folder(tmp_path: Path) -> None:
 
 
 def test_many_that_add_at_once_lose_nothing(tmp_path: Path) -> None:
-    async def add(place: Place) -> None:
+    async def add(place: SharedPlace) -> None:
         for _ in range(10):
             while True:
                 found = await place.read("m")

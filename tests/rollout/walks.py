@@ -18,6 +18,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -36,9 +37,9 @@ from carpool.engine.control.rollout_desk import RolloutDesk
 from carpool.engine.engine import Engine
 from carpool.engine.engine_host import EngineHost
 from carpool.engine.fleet.fleet import Fleet
-from carpool.engine.models.served import State
+from carpool.engine.models.served import VersionState
 from carpool.errors import CarpoolError, ModelError
-from carpool.frontend.routing import Routing
+from carpool.frontend.calls.routing import Routing
 from carpool.link.door import Catalog, ModelEntry
 from carpool.observe.statistics import BatchStatistics
 from carpool.types import Signature
@@ -152,16 +153,16 @@ class FakeServed:
 
     is_ensemble = writes = hosted = False
     profile = None
-    able, why_not, vision, choices, made_of, upload = True, "", None, (), "", None
+    able, vision, choices = True, None, ()
 
     def __init__(self, config: ModelConfig, version: ModelVersion, slot: Any, identity: object) -> None:
         self.name, self.version, self.config = config.name, str(version.number), config
-        self.identity, self.slot, self.state = identity, slot, State.LOADING
+        self.identity, self.slot, self.state = identity, slot, VersionState.LOADING
         self.signature = Signature(config.name, (), ())
         self.labels: dict[str, Any] = {}
-        self.batches = BatchStatistics()
-        scheduler = SimpleNamespace(belief=SimpleNamespace(runs=BatchCurve([(1, 0.01)])), instances=[0])
-        self.driver = SimpleNamespace(scheduler=scheduler)
+        self.counters = SimpleNamespace(batches=BatchStatistics())
+        self.scheduler = SimpleNamespace(belief=SimpleNamespace(runs=BatchCurve([(1, 0.01)])), instances=[0])
+        self.runtime = self
 
     async def check(self) -> None:
         """It is in order."""
@@ -173,11 +174,11 @@ class FakeServed:
         if (self.config.path / self.version / "weights").read_text().startswith("broken"):
             raise ModelError(f"{self.name}: broken weights")
 
-    def offer(self) -> None:
-        self.state = State.READY
+    def offer(self, _gate: object) -> None:
+        self.state = VersionState.READY
 
     def withdraw(self) -> None:
-        self.state = State.UNAVAILABLE
+        self.state = VersionState.UNAVAILABLE
 
     def route(self) -> Any:
         return object()
@@ -317,14 +318,13 @@ class Walk:
 
     async def _life(self, steps: int) -> int:
         self._after_restart()
-        engine = Engine(self.folder / "models")
-        self.host = host = EngineHost(engine)
+        self.host = host = EngineHost(partial(Engine, self.folder / "models"))
         state = ServerSettings(state_dir=self.folder / "state", allow_rollouts=True)
         self.desk = RolloutDesk(host, state)
         door = SimpleNamespace(watch=host.listen)
         self.routing = Routing(door)  # type: ignore[arg-type]
         host.listen(self._seen)
-        await engine.start(patient=True)
+        await host.engine.start(patient=True)
         host.set_ready(True)
         await self._settle()
         while steps > 0 and not self.dead:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from time import monotonic, sleep
 
 import pytest
 
@@ -13,6 +12,7 @@ from carpool.errors import ModelError
 from carpool.link.records import AS_DECLARED, AS_EXPECTED, INLINE, LISTED, OK
 from carpool.runner import runner_instance as instance_module
 from runner.placed import ARENA, SLOT, WIDTH, Doubling, Stand, error_of, signature
+from waiting import until
 
 
 def test_each_answer_lies_in_its_own_slot() -> None:
@@ -76,11 +76,7 @@ def test_memory_that_is_forgotten_goes() -> None:
         memory = weakref.ref(stand.memory)
         stand.arenas.forget(ARENA)
         del stand.memory
-        deadline = monotonic() + 30.0
-        while memory() is not None and monotonic() < deadline:  # the thread tells first, then lets go
-            sleep(0.001)
-            gc.collect()
-        assert memory() is None
+        until(lambda: memory() is None, work=gc.collect)  # the thread tells first, then lets go
 
 
 @pytest.mark.parametrize("piece", [8, 3, 1])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.engine.loading.hosted_model import Failure, Wire
+from carpool.engine.loading.hosted_model import RunnerFailure, Wire
 from carpool.errors import Unavailable
 from carpool.link.records import AS_EXPECTED, Ending, read_endings, write_endings
 from carpool.link.typed_json import as_file, from_file
@@ -42,10 +42,10 @@ def test_another_number_of_endings_is_noticed(endings: list[Ending], more: int) 
 
 
 def test_documents_of_any_length_travel_as_files() -> None:
-    document = Failure(3, "x" * 1_000_000)
+    document = RunnerFailure(3, "x" * 1_000_000)
     with as_file(document) as file:
         received = os.dup(file)
-    assert from_file(Failure, received) == document
+    assert from_file(RunnerFailure, received) == document
 
 
 def test_an_arena_may_come_after_the_request_that_lies_in_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,8 +27,8 @@ from carpool.vision.python_pictures import typed
 from client.scripted_server import Scripted, scripted_server
 from frontend.http.front_end import FrontEnd, front_end
 from frontend.picture_models import classifier, detector, segmenter
-from live.server import wait_until
 from video.made_videos import absurd, picture, sound, tool, video
+from waiting import until
 
 PATIENCE_S = 60
 PARTS = ("answered", "replaced", "refused", "failed")
@@ -209,7 +209,7 @@ def test_it_ends_with_its_time_and_with_ctrl_c(served: FrontEnd, tmp_path: Path)
     command += ["--task", "detect", "--json", "--jsonl", str(tmp_path / "lines")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         lines = tmp_path / "lines"
-        wait_until(lambda: process.poll() is not None or (lines.exists() and lines.stat().st_size), "answers")
+        until(lambda: process.poll() is not None or (lines.exists() and lines.stat().st_size), "answers")
         process.send_signal(signal.SIGINT)
         output, complaints = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, complaints

@@ -17,7 +17,7 @@ from PIL import Image
 
 from carpool.errors import InvalidInput, TooLarge
 from carpool.vision.decode import decode
-from carpool.vision.heads import Limits
+from carpool.vision.heads import PictureLimits
 from vision.made_files import chunk, gif_head, png_head, tiff_head
 from vision.photos import encoded, exif, photo
 
@@ -40,7 +40,7 @@ FILES = {
     "tiff-jpeg": encoded(PICTURE, "TIFF", compression="jpeg"),
 }
 FLIPS = 50  # variants of each file
-LIMITS = Limits(pixels=1_000_000)
+LIMITS = PictureLimits(pixels=1_000_000)
 MEMORY = 48 << 20  # beyond what is there before: what the limits allow, twice over
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from carpool.errors import InvalidInput, TooLarge
 from carpool.vision.decode import decode
-from carpool.vision.heads import Head, Limits, read_head, sniff
+from carpool.vision.heads import PictureHead, PictureLimits, read_head, sniff
 from vision.made_files import HEADS, bmp_head, chunk, gif_head, jpeg_head, png_head, tiff_head, webp_head
 from vision.photos import encoded, exif, photo
 
@@ -49,11 +49,11 @@ def test_frames_where_they_are_cheap_to_count() -> None:
     frames = {name: read_head(encoded(PICTURE, name, **many)).frames for name in ("PNG", "WebP", "GIF")}
     assert frames == {"PNG": 3, "WebP": 3, "GIF": None}
     with pytest.raises(TooLarge, match="3 frames"):
-        read_head(encoded(PICTURE, "PNG", **many), Limits(frames=2))
+        read_head(encoded(PICTURE, "PNG", **many), PictureLimits(frames=2))
 
 
 def test_a_bmp_may_start_at_the_top() -> None:
-    assert read_head(bmp_head(5, -7)) == Head("BMP", 5, 7, bits=24)
+    assert read_head(bmp_head(5, -7)) == PictureHead("BMP", 5, 7, bits=24)
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
@@ -91,13 +91,13 @@ def test_the_largest_heads() -> None:
 def test_each_limit() -> None:
     sent = encoded(PICTURE, "PNG")
     for limits, words in (
-        (Limits(bytes=100), "bytes, more than the 100 allowed"),
-        (Limits(pixels=776), "37×21 pixels, more than the 776 allowed"),
-        (Limits(side=36), "a side may have 36"),
+        (PictureLimits(bytes=100), "bytes, more than the 100 allowed"),
+        (PictureLimits(pixels=776), "37×21 pixels, more than the 776 allowed"),
+        (PictureLimits(side=36), "a side may have 36"),
     ):
         with pytest.raises(TooLarge, match=words):
             decode(sent, limits)
-    assert decode(sent, Limits(bytes=len(sent), pixels=777, side=37)).width == 37
+    assert decode(sent, PictureLimits(bytes=len(sent), pixels=777, side=37)).width == 37
 
 
 def test_a_progressive_jpeg_may_not_have_endless_scans() -> None:
@@ -105,7 +105,7 @@ def test_a_progressive_jpeg_may_not_have_endless_scans() -> None:
     scans = read_head(sent).scans
     assert 1 < scans <= 20
     with pytest.raises(TooLarge, match="scans"):
-        decode(sent, Limits(scans=scans - 1))
+        decode(sent, PictureLimits(scans=scans - 1))
     with pytest.raises(TooLarge, match="10000 scans"):
         decode(jpeg_head(8, 8, 0xC2) + b"\xff\xda\x00\x02" * 10_000)
 

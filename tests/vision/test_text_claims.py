@@ -14,7 +14,7 @@ from carpool.config.file_metadata import FileMetadata, read_metadata
 from carpool.config.model import ReadSettings, TextRegionsSettings
 from carpool.types import Array, Datatype, Signature, TensorSpec
 from carpool.vision.claims import NO_CLAIMS, read_claims
-from carpool.vision.plans.settings import Described, Seen, describe
+from carpool.vision.plans.settings import Described, ModelFacts, describe
 from vision import models
 
 ALPHABET = "'\na\nb\nc"
@@ -27,7 +27,7 @@ def described(metadata: FileMetadata, shape: tuple[int, ...], sample: Array, cha
         (TensorSpec("y", Datatype.FP32, shape),),
         8,
     )
-    return describe(models.config(), signature, {}, Seen(read_claims(metadata), {"y": sample}))
+    return describe(models.config(), signature, {}, ModelFacts(read_claims(metadata), {"y": sample}))
 
 
 def steps(classes: int) -> Array:
@@ -52,7 +52,7 @@ def test_a_height_that_the_model_has_counts() -> None:
         (TensorSpec("y", Datatype.FP32, (-1, 6)),),
         8,
     )
-    seen = Seen(read_claims(FileMetadata({"character": ALPHABET})), {"y": steps(6)})
+    seen = ModelFacts(read_claims(FileMetadata({"character": ALPHABET})), {"y": steps(6)})
     vision = describe(models.config(), signature, {}, seen).vision
     assert vision is not None
     assert vision.image.size == (32, 640)

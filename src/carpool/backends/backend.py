@@ -236,7 +236,7 @@ class BreaksProcess(Protocol):
     broken: bool
 
 
-class Encoded(Protocol):
+class RunsEncoded(Protocol):
     def run_encoded(
         self, pictures: Sequence[Seen], wanted: Sequence[str]
     ) -> tuple[Mapping[str, Array], Mapping[int, CarpoolError]]:
@@ -394,7 +394,7 @@ def _shapes(tensors: Sequence[TensorConfig]) -> dict[str, tuple[Shape, Shape]]:
 # ---- pictures decoded on a device: what its decoder has to know of the input and of one picture
 
 
-class Placed(NamedTuple):
+class PlacedRectangle(NamedTuple):
     """A rectangle of the picture fills one of the input, its pixels mixed by `kernel`."""
 
     left: int
@@ -408,7 +408,7 @@ class Placed(NamedTuple):
     kernel: str  # area, bilinear or bicubic
 
 
-Place: TypeAlias = Callable[[int, int], Placed]
+Place: TypeAlias = Callable[[int, int], PlacedRectangle]
 """Takes the width and height of a picture."""
 
 Decode: TypeAlias = Callable[[Array], Array]

@@ -22,7 +22,7 @@ import numpy as np
 
 from carpool.backends.backend import Backend, Placement, aborted, check_wanted, listed_gpus
 from carpool.config.fingerprint import beside
-from carpool.config.model import DYNAMIC, Kind, ModelConfig, ModelSignature, TensorSignature
+from carpool.config.model import DYNAMIC, InstanceKind, ModelConfig, ModelSignature, TensorSignature
 from carpool.config.repository import ModelVersion
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, ModelError, Unsupported
 from carpool.types import DATATYPES, Array, Datatype
@@ -105,6 +105,8 @@ class OnnxBackend:
         datatypes = {*self._inputs.values(), *self._outputs.values()}
         self._plain = not datatypes & {Datatype.BF16, Datatype.BYTES}
         self.in_any_thread = session.get_providers() == [CPU]
+        self._wanted: Sequence[str] = ()
+        self._names: Sequence[str] = tuple(self._outputs)
         # One for the life of the instance: once it says terminate, so does every run to come.
         self._options = onnxruntime.RunOptions()
         self._options.log_severity_level = _QUIET
@@ -124,7 +126,10 @@ class OnnxBackend:
         wanted: Sequence[str],
         answers: list[Mapping[str, Array] | CarpoolError],
     ) -> None:
-        names = check_wanted(self._model, wanted, self._outputs)
+        if wanted != self._wanted:  # than what was asked for last
+            self._names = check_wanted(self._model, wanted, self._outputs)
+            self._wanted = wanted
+        names = self._names
         session = self._session
         if session is None or self._options.terminate:
             raise aborted(self._model)
@@ -224,7 +229,7 @@ def _options(runtime: Any, threads: int, inter_op_threads: int = 1) -> onnxrunti
 def devices(config: ModelConfig) -> tuple[int, ...]:
     """The GPUs to run on; none: the CPU. A machine without any has put every instance on the CPU before."""
     asked = config.onnxruntime.providers
-    placed = any(group.kind in (Kind.AUTO, Kind.GPU) for group in config.instances)
+    placed = any(group.kind in (InstanceKind.AUTO, InstanceKind.GPU) for group in config.instances)
     if not placed or (asked and not {*asked} & {*ON_GPUS}):
         return ()
     if not {*_runtime(config).get_available_providers()} & {*ON_GPUS}:

@@ -49,7 +49,7 @@ def sequenced(backend: Backend, config: ModelConfig, settings: SequenceSettings)
     return SequencedRows(backend, config, settings)
 
 
-class _Told(Around):
+class _SequencedInstance(Around):
     """One instance, told of each request which slot its sequence has. A batch that fails is not tried again
     in halves: the model may have changed what it keeps."""
 
@@ -99,7 +99,7 @@ class _Told(Around):
         return array
 
 
-class SequencedRows(_Told):
+class SequencedRows(_SequencedInstance):
     """For models that see rows: what is done for sequences is done once for each batch."""
 
     def __init__(self, backend: Backend, config: ModelConfig, settings: SequenceSettings) -> None:
@@ -172,7 +172,7 @@ class SequencedRows(_Told):
             self._states[state.input][slots] = array
 
 
-class Sequenced(_Told):
+class Sequenced(_SequencedInstance):
     """For models that see requests, and for states whose shape may differ from one sequence to the next."""
 
     def __init__(self, backend: Backend, config: ModelConfig, settings: SequenceSettings) -> None:

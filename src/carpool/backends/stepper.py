@@ -21,7 +21,7 @@ AHEAD = 2
 """Steps that may be launched before the tokens of the first of them are asked for."""
 
 
-class Part(enum.Enum):
+class ModelPart(enum.Enum):
     """How much of a model is loaded."""
 
     WHOLE = "whole"
@@ -135,7 +135,7 @@ class TextHome(Protocol):
         """With nothing left open. Raises what is wrong with settings and files."""
 
     def load_text(
-        self, config: ModelConfig, version: ModelVersion, placement: Placement, part: Part
+        self, config: ModelConfig, version: ModelVersion, placement: Placement, part: ModelPart
     ) -> Stepper:
         """A part of it is asked only for what is its own, and any for `read` and `sample`."""
 

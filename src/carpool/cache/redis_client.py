@@ -154,7 +154,7 @@ class SharedStore:
         if self._link is None:
             self.begin().call_soon(then, None)
             return
-        self._link.ask(Asked(read, then, now() + self._wait_s), command)
+        self._link.ask(PendingCommand(read, then, now() + self._wait_s), command)
 
     def put(self, key: bytes, value: bytes, ttl_s: float) -> None:
         """Whether it is kept is never known. What would have to wait behind a megabyte is not written."""
@@ -164,7 +164,7 @@ class SharedStore:
         elif link.unsent + len(value) <= _MOST_UNSENT and not link.is_full:
             sealed = self._seal(key, value, round(time.time() + ttl_s))
             lasts = b"%d" % max(1, round(ttl_s * 1e3))
-            link.ask(Asked(None, None, 0.0), (b"SET", self._name(key), sealed, b"PX", lasts))
+            link.ask(PendingCommand(None, None, 0.0), (b"SET", self._name(key), sealed, b"PX", lasts))
 
     def close(self) -> None:
         """Whoever waits is told None."""
@@ -231,7 +231,7 @@ class SharedStore:
     def answered(self) -> None:
         self._breaker.answered()
 
-    def timed_out(self, asked: Asked) -> bool:
+    def timed_out(self, asked: PendingCommand) -> bool:
         """Whether it is enough. Those who were under way while another one was given up met the same silence,
         and count once: a hiccup in which a hundred wait is one hiccup."""
         self.timeouts += 1
@@ -273,7 +273,7 @@ class SharedStore:
         return bytes(value) if hmac.compare_digest(digest, self._digest(key, value, ends)) else None
 
 
-class Asked:
+class PendingCommand:
     """A command whose reply somebody waits for until `due`; nobody any more, or ever, without `then`."""
 
     __slots__ = ("due", "read", "then")
@@ -306,8 +306,8 @@ class _Link(asyncio.Protocol):
         self._unread = bytearray()
         self._leaving: list[bytes] = []
         self._leaving_bytes = 0
-        self._replies: deque[Asked] = deque()  # to come, in this order
-        self._due: deque[Asked] = deque()  # those that somebody waits for
+        self._replies: deque[PendingCommand] = deque()  # to come, in this order
+        self._due: deque[PendingCommand] = deque()  # those that somebody waits for
         self._timer: asyncio.Handle | None = None
         self._greeting: deque[asyncio.Future[None]] = deque()
 
@@ -329,7 +329,7 @@ class _Link(asyncio.Protocol):
         if self._transport is None:
             raise ConnectionResetError(0, "connection lost")
 
-    def ask(self, asked: Asked, command: tuple[bytes, ...]) -> None:
+    def ask(self, asked: PendingCommand, command: tuple[bytes, ...]) -> None:
         self._replies.append(asked)
         self._send(command)
         if asked.then is not None:

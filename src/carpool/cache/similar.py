@@ -43,7 +43,7 @@ def perceptual_hash(picture: Array) -> int:
     return int.from_bytes(bits.tobytes(), "big")
 
 
-class Seen(NamedTuple):
+class PictureLook(NamedTuple):
     """What is looked at of a picture."""
 
     thumbnail: Array
@@ -54,7 +54,7 @@ class Seen(NamedTuple):
 class Frame:
     """One that was computed."""
 
-    seen: Seen
+    seen: PictureLook
     kept: Kept
     at: float
 
@@ -69,11 +69,11 @@ class Likeness(NamedTuple):
 
 
 @dataclass(slots=True)
-class Source:
+class SourceAnswers:
     """What was computed for one source lately, for one way of asking; and what is, by whose work it is."""
 
     frames: deque[Frame] = field(default_factory=deque)
-    computing: dict[Any, Seen] = field(default_factory=dict)
+    computing: dict[Any, PictureLook] = field(default_factory=dict)
     in_vain: int = 0
     every: int = 1  # 1: each frame is looked at
     left_out: int = 0
@@ -115,15 +115,15 @@ class SimilarFrames:
     def __init__(self, room: Room) -> None:
         self._room = room
         self._used = 0
-        self._sources: OrderedDict[bytes, Source] = OrderedDict()
+        self._sources: OrderedDict[bytes, SourceAnswers] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._sources)
 
-    def source(self, key: bytes) -> Source:
+    def source(self, key: bytes) -> SourceAnswers:
         found = self._sources.get(key)
         if found is None:
-            found = self._sources[key] = Source()
+            found = self._sources[key] = SourceAnswers()
             while len(self._sources) > MOST_SOURCES:
                 self._drop_oldest()
         else:
@@ -131,7 +131,7 @@ class SimilarFrames:
         return found
 
     def look(
-        self, source: Source, seen: Seen, settings: CacheSettings, now: float, max_age: float
+        self, source: SourceAnswers, seen: PictureLook, settings: CacheSettings, now: float, max_age: float
     ) -> Likeness | None:
         """The newest frame that shows the same."""
         self._expire(source, now - settings.similar_ttl_s)
@@ -150,14 +150,16 @@ class SimilarFrames:
             source.looked(found=best is not None)
         return best
 
-    def look_at_computing(self, source: Source, seen: Seen, settings: CacheSettings) -> Any | None:
+    def look_at_computing(
+        self, source: SourceAnswers, seen: PictureLook, settings: CacheSettings
+    ) -> Any | None:
         """What shows the same and will be there soon: to compute it twice would be for nothing."""
         for work, other in reversed(source.computing.items()):
             if _change(other, seen, settings) <= _allowed(settings):
                 return work
         return None
 
-    def keep(self, source: Source, frame: Frame) -> None:
+    def keep(self, source: SourceAnswers, frame: Frame) -> None:
         """A picture of it was computed."""
         if frame.size > self._most or source.gone:
             return
@@ -177,11 +179,11 @@ class SimilarFrames:
     def _most(self) -> int:
         return self._room.most // 2
 
-    def _expire(self, source: Source, oldest: float) -> None:
+    def _expire(self, source: SourceAnswers, oldest: float) -> None:
         while source.frames and source.frames[0].at <= oldest:
             self._forget(source)
 
-    def _forget(self, source: Source) -> None:
+    def _forget(self, source: SourceAnswers) -> None:
         size = source.frames.popleft().size
         self._used -= size
         self._room.used -= size
@@ -189,23 +191,23 @@ class SimilarFrames:
     def _drop_oldest(self) -> None:
         self._end(self._sources.popitem(last=False)[1])
 
-    def _end(self, source: Source) -> None:
+    def _end(self, source: SourceAnswers) -> None:
         source.gone = True
         while source.frames:
             self._forget(source)
 
 
-def seen_of(small: Array, settings: CacheSettings) -> Seen:
-    return Seen(small, perceptual_hash(small) if settings.similar_hash == "phash" else 0)
+def seen_of(small: Array, settings: CacheSettings) -> PictureLook:
+    return PictureLook(small, perceptual_hash(small) if settings.similar_hash == "phash" else 0)
 
 
-def see(picture: Buffer, settings: CacheSettings) -> Seen | None:
+def see(picture: Buffer, settings: CacheSettings) -> PictureLook | None:
     """In a thread, if it takes long."""
     small = thumbnail(picture if isinstance(picture, bytes) else memoryview(picture))
     return None if small is None else seen_of(small, settings)
 
 
-def _change(before: Seen, now: Seen, settings: CacheSettings) -> float:
+def _change(before: PictureLook, now: PictureLook, settings: CacheSettings) -> float:
     if settings.similar_hash == "phash":
         return float((before.hash ^ now.hash).bit_count())
     return block_change(before.thumbnail, now.thumbnail)
@@ -218,7 +220,7 @@ def _allowed(settings: CacheSettings) -> float:
 # ---- the audit: a share of what is answered from here is computed all the same ----------------------------
 
 
-def is_audited(source: Source, settings: CacheSettings, now: float) -> bool:
+def is_audited(source: SourceAnswers, settings: CacheSettings, now: float) -> bool:
     """Whether this hit is computed too, where the device has time for it."""
     if not settings.audit or now - source.audited_at < AUDIT_EVERY_S or random() >= settings.audit:
         return False
@@ -226,7 +228,7 @@ def is_audited(source: Source, settings: CacheSettings, now: float) -> bool:
     return True
 
 
-def judged(source: Source, settings: CacheSettings, now: float, *, wrong: bool) -> bool:
+def judged(source: SourceAnswers, settings: CacheSettings, now: float, *, wrong: bool) -> bool:
     """One was compared. True: it is proven wrong too often, and is off for a while; then it begins anew."""
     source.trials += 1
     source.wrong += wrong

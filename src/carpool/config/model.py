@@ -57,7 +57,7 @@ def task_names() -> tuple[str, ...]:
     return (*Task, *(point.name for point in entry_points(group=TASK_GROUP)))
 
 
-class Kind(enum.StrEnum):
+class InstanceKind(enum.StrEnum):
     """Where an instance runs; `model` leaves it to the backend."""
 
     AUTO = "auto"
@@ -84,7 +84,7 @@ class InstanceGroup:
     """`count` instances; on GPUs, that many on each GPU listed (none listed: on each GPU there is)."""
 
     count: int = 1
-    kind: Kind = Kind.AUTO
+    kind: InstanceKind = InstanceKind.AUTO
     gpus: tuple[int, ...] = ()
     name: str = ""
     given: bool = True  # False: nobody said, so that another number may be measured to be better

@@ -22,7 +22,7 @@ LATE = (REFUSE, WITHOUT)
 
 
 @dataclass(frozen=True, slots=True)
-class KeepSettings:
+class StepKeepSettings:
     """Which of the things that a step finds are answered and handed on, the best first."""
 
     labels: tuple[str, ...] = ()  # none: all
@@ -57,7 +57,7 @@ class PipelineStep:
     name: str
     model: str
     version: int = -1  # the newest
-    keep: KeepSettings = KeepSettings()
+    keep: StepKeepSettings = StepKeepSettings()
     each: tuple[str, str] | None = None  # a step, and which of its parts; None: it sees the whole picture
     crop: CropSettings = CropSettings()
     escalate: EscalateSettings | None = None
@@ -90,7 +90,7 @@ def read_document(document: Mapping[str, Any]) -> PipelineSettings:
     for step in document["steps"]:
         keep, crop = step["keep"], step["crop"]
         made = {
-            "keep": KeepSettings(**{**keep, "labels": tuple(keep["labels"])}),
+            "keep": StepKeepSettings(**{**keep, "labels": tuple(keep["labels"])}),
             "crop": CropSettings(**{**crop, "widths": tuple(crop["widths"])}),
             "each": step["each"] and tuple(step["each"]),
             "escalate": step["escalate"] and EscalateSettings(**step["escalate"]),

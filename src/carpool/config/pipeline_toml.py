@@ -25,11 +25,11 @@ from carpool.config.pipeline_settings import (
     REGIONS,
     CropSettings,
     EscalateSettings,
-    KeepSettings,
     PipelineSettings,
     PipelineStep,
+    StepKeepSettings,
 )
-from carpool.config.table import Table
+from carpool.config.table import TomlTable
 from carpool.config.toml import MAX_VERSION, read_versions
 from carpool.core.objectives import Knobs, Promise
 from carpool.errors import ConfigError
@@ -111,7 +111,7 @@ class _Lines:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part(Table):
+class _LinedTable(TomlTable):
     """A table whose messages say the line."""
 
     lines: _Lines
@@ -119,16 +119,16 @@ class _Part(Table):
     def where(self, key: str) -> str:
         return f"{self.file}:{self.lines.at(self.path, key)}: {self.name(key)}"
 
-    def part(self, key: str) -> _Part:
+    def part(self, key: str) -> _LinedTable:
         """What is not there says nothing."""
         section = f"{self.section}.{key}" if self.section else key
         return _part(self.file, self.name(key), section, self.data.get(key, {}), self.lines)
 
 
-def _part(file: str, path: str, section: str, data: object, lines: _Lines) -> _Part:
+def _part(file: str, path: str, section: str, data: object, lines: _Lines) -> _LinedTable:
     if not isinstance(data, dict):
         raise ConfigError(f"{file}:{lines.at(path, '')}: {path} must be a table")
-    table = _Part(file, path, section, data, lines)
+    table = _LinedTable(file, path, section, data, lines)
     for key in data:
         if not section and key in _OF_MODELS:
             raise ConfigError(f"{table.where(key)} does not go with a pipeline: {_OF_MODELS[key]}")
@@ -171,7 +171,7 @@ def pipeline_config(text: str, path: Path, name: str) -> ModelConfig:
     )
 
 
-def _settings(top: _Part, name: str) -> PipelineSettings:
+def _settings(top: _LinedTable, name: str) -> PipelineSettings:
     listed = top.data.get("step", [])
     if not isinstance(listed, list) or not 1 <= len(listed) <= MOST_STEPS:
         many = len(listed) if isinstance(listed, list) else "no list"
@@ -203,7 +203,7 @@ def _settings(top: _Part, name: str) -> PipelineSettings:
     return settings
 
 
-def _step(table: _Part, pipeline: str) -> PipelineStep:
+def _step(table: _LinedTable, pipeline: str) -> PipelineStep:
     name, model = table.text("name"), table.text("model")
     if not name or not model:
         raise table.error("name" if not name else "model", "is missing")
@@ -229,7 +229,7 @@ def _step(table: _Part, pipeline: str) -> PipelineStep:
     )
 
 
-def _each(table: _Part) -> tuple[str, str] | None:
+def _each(table: _LinedTable) -> tuple[str, str] | None:
     text = table.text("each")
     if text is None:
         return None
@@ -240,17 +240,17 @@ def _each(table: _Part) -> tuple[str, str] | None:
     return step, parts
 
 
-def _keep(table: _Part) -> KeepSettings:
-    usual = KeepSettings()
+def _keep(table: _LinedTable) -> StepKeepSettings:
+    usual = StepKeepSettings()
     labels = table.texts("labels")
     if table.has("labels") and not labels:
         raise table.error("labels", "is empty: leave it out to keep all")
     score = table.number("score", 0, 1)
     most = table.integer("most", 1, MOST_CROPS)
-    return KeepSettings(labels, usual.score if score is None else score, most or usual.most)
+    return StepKeepSettings(labels, usual.score if score is None else score, most or usual.most)
 
 
-def _crop(table: _Part, each: tuple[str, str] | None) -> CropSettings:
+def _crop(table: _LinedTable, each: tuple[str, str] | None) -> CropSettings:
     usual = CropSettings()
     rectify = table.flag("rectify")
     for key in ("height", "widths", "stretch") if not rectify else ("pad", "square", "least"):
@@ -273,7 +273,7 @@ def _crop(table: _Part, each: tuple[str, str] | None) -> CropSettings:
     )
 
 
-def _escalate(table: _Part) -> EscalateSettings:
+def _escalate(table: _LinedTable) -> EscalateSettings:
     source, by = table.text("from"), table.text("by", ("margin", "confidence", "entropy"))
     below = table.number("below", 0, 1)
     if source is None or by is None or below is None:
@@ -282,7 +282,7 @@ def _escalate(table: _Part) -> EscalateSettings:
     return EscalateSettings(source, by, below)
 
 
-def _check_cascade(tables: list[_Part], steps: tuple[PipelineStep, ...]) -> PipelineStep | None:
+def _check_cascade(tables: list[_LinedTable], steps: tuple[PipelineStep, ...]) -> PipelineStep | None:
     """A cascade is a cheap model and a big one that see the whole picture. Returns the big one's step."""
     asked = [(table, step) for table, step in zip(tables, steps, strict=True) if step.escalate is not None]
     if not asked:
@@ -298,7 +298,7 @@ def _check_cascade(tables: list[_Part], steps: tuple[PipelineStep, ...]) -> Pipe
     return big
 
 
-def _check_order(tables: list[_Part], steps: tuple[PipelineStep, ...]) -> None:
+def _check_order(tables: list[_LinedTable], steps: tuple[PipelineStep, ...]) -> None:
     """Every step waits for another one until, in the end, one sees the whole picture."""
     waits = {step.name: step.each[0] for step in steps if step.each is not None}
     for table, step in zip(tables, steps, strict=True):
@@ -309,7 +309,7 @@ def _check_order(tables: list[_Part], steps: tuple[PipelineStep, ...]) -> None:
                 raise table.error("each", f"goes round in a circle: {' → '.join(way)}")
 
 
-def _answer(table: _Part, steps: tuple[PipelineStep, ...], big: PipelineStep | None) -> tuple[str, ...]:
+def _answer(table: _LinedTable, steps: tuple[PipelineStep, ...], big: PipelineStep | None) -> tuple[str, ...]:
     """A step that sees the whole picture; the first of them, if nobody says. Of a cascade, the big model's
     answer if there is one, and else the cheap one's."""
     whole = [step.name for step in steps if step.each is None]
@@ -330,7 +330,7 @@ def _answer(table: _Part, steps: tuple[PipelineStep, ...], big: PipelineStep | N
     return tuple(names)
 
 
-def _check_attached(table: _Part, steps: tuple[PipelineStep, ...], answer: tuple[str, ...]) -> None:
+def _check_attached(table: _LinedTable, steps: tuple[PipelineStep, ...], answer: tuple[str, ...]) -> None:
     """`attach` may say what goes where: to the parts that a step was asked about, which is where it goes
     anyway, or to the whole answer."""
     data: Any = table.data.get("attach", {})

@@ -13,7 +13,7 @@ from carpool.config.backend_kinds import files_of, home_of, kind_of, kinds
 from carpool.config.model import (
     AllVersions,
     InstanceGroup,
-    Kind,
+    InstanceKind,
     LatestVersions,
     Mode,
     ModelConfig,
@@ -335,10 +335,10 @@ def _place(config: ModelConfig, gpus: int) -> tuple[tuple[InstanceGroup, ...], l
     if gpus:
         return config.instances, []
     reasons = []
-    if any(group.kind is Kind.GPU for group in config.instances):
+    if any(group.kind is InstanceKind.GPU for group in config.instances):
         reasons.append("a GPU was asked for, but there is none")
     on_cpu = (
-        group if group.kind is Kind.MODEL else replace(group, kind=Kind.CPU, gpus=())
+        group if group.kind is InstanceKind.MODEL else replace(group, kind=InstanceKind.CPU, gpus=())
         for group in config.instances
     )
     return tuple(on_cpu), reasons

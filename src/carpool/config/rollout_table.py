@@ -11,7 +11,7 @@ from typing import Any
 
 from carpool.config import rules
 from carpool.config.rollout_settings import CompareSettings, GuardSettings, KeepSettings, RolloutSettings
-from carpool.config.table import Table
+from carpool.config.table import TomlTable
 from carpool.errors import ConfigError
 
 ROLLOUT_TOML = "rollout.toml"
@@ -22,7 +22,7 @@ _MOST_STEPS = 16
 _HEADER = re.compile(r"header:([!#$%&'*+\-.^_`|~0-9A-Za-z]{1,64})")
 
 
-def read_rollout(table: Table | None) -> RolloutSettings | None:
+def read_rollout(table: TomlTable | None) -> RolloutSettings | None:
     """Raises `ConfigError` that names the key."""
     if table is None:
         return None
@@ -58,7 +58,7 @@ def read_rollout_toml(folder: Path) -> RolloutSettings | None:
         raise ConfigError(f"{path}: {error}") from None
     if data.keys() == {"rollout"}:
         data = data["rollout"]
-    return read_rollout(Table.checked(str(path), "", "rollout", data))
+    return read_rollout(TomlTable.checked(str(path), "", "rollout", data))
 
 
 def plan_of(document: Mapping[str, Any], where: str) -> RolloutSettings:
@@ -67,7 +67,7 @@ def plan_of(document: Mapping[str, Any], where: str) -> RolloutSettings:
     guards = given.get("guards")
     if isinstance(guards, dict):
         given["guards"] = {key: False if value is None else value for key, value in guards.items()}
-    plan = read_rollout(Table.checked(where, "", "rollout", given))
+    plan = read_rollout(TomlTable.checked(where, "", "rollout", given))
     assert plan is not None
     return plan
 
@@ -84,14 +84,14 @@ def _given(said: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in said.items() if value is not None}
 
 
-def _candidate(table: Table) -> int | None:
+def _candidate(table: TomlTable) -> int | None:
     if isinstance(table.data.get("candidate"), str):
         table.text("candidate", (NEWEST,))
         return None
     return table.integer("candidate", 1, _MAX_VERSION)
 
 
-def _steps(table: Table) -> tuple[float, ...] | None:
+def _steps(table: TomlTable) -> tuple[float, ...] | None:
     steps = table.numbers("canary", 0, above=True)
     if steps is None:
         return None
@@ -105,7 +105,7 @@ def _steps(table: Table) -> tuple[float, ...] | None:
     return steps
 
 
-def _sticky(table: Table) -> str | None:
+def _sticky(table: TomlTable) -> str | None:
     text = table.text("sticky")
     if text is not None and text.lower() in ("header:traceparent", "header:content-length"):
         # Front ends read the heads that differ in these alone as one.
@@ -116,12 +116,12 @@ def _sticky(table: Table) -> str | None:
     raise table.error("sticky", f"cannot be {rules.shown(text)}; {hint}")
 
 
-def _inside(table: Table, key: str) -> str | None:
+def _inside(table: TomlTable, key: str) -> str | None:
     name = table.text(key)
     return None if not name else rules.check_inside(name, table.where(key))
 
 
-def _limit(table: Table, key: str, low: float, high: float) -> float | None:
+def _limit(table: TomlTable, key: str, low: float, high: float) -> float | None:
     """A number, or false for none; `low` itself is left out."""
     if table.data.get(key) is False:
         return None
@@ -129,7 +129,7 @@ def _limit(table: Table, key: str, low: float, high: float) -> float | None:
     return table.number(key, low, high, above=True) if table.has(key) else default
 
 
-def _guards(table: Table | None) -> GuardSettings | None:
+def _guards(table: TomlTable | None) -> GuardSettings | None:
     if table is None:
         return None
     confidence = table.number("confidence", 0.5, 0.999999)
@@ -145,14 +145,14 @@ def _guards(table: Table | None) -> GuardSettings | None:
     )
 
 
-def _compare(table: Table | None) -> CompareSettings | None:
+def _compare(table: TomlTable | None) -> CompareSettings | None:
     if table is None:
         return None
     shares = {key: table.number(key, 0, 1) for key in ("score", "iou", "mask_iou", "cosine")}
     return replace(CompareSettings(), **_given({**shares, "top_k": table.integer("top_k", 1, 1000)}))
 
 
-def _keep(table: Table | None) -> KeepSettings | None:
+def _keep(table: TomlTable | None) -> KeepSettings | None:
     if table is None:
         return None
     folder = table.text("folder")

@@ -5,19 +5,12 @@ Both model.toml and config.pbtxt say it: see toml.py and triton_sequences.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING, TypeAlias
 
 from carpool.core.objectives import Knobs
 from carpool.errors import ConfigError
-
-if TYPE_CHECKING:
-    from carpool.config.table import Table
-
-Inside: TypeAlias = "Callable[[Table, str], str | None]"
-"""The name of a file in the model's folder, checked."""
 
 OLDEST, DIRECT = STRATEGIES = ("oldest", "direct")
 START, END, READY, CORRID = CONTROL_KINDS = ("start", "end", "ready", "corrid")
@@ -155,57 +148,3 @@ def _check_state(state: StateTensor, where: str) -> None:
             f'{where}: state "{state.input}" has the shape {list(state.dims)}, '
             f"and its initial state {list(initial)}"
         )
-
-
-# ---- [sequences] of model.toml -----------------------------------------------------------------------------
-
-
-def read_sequences_table(table: Table, inside: Inside, inputs: Sequence[str]) -> SequenceSettings:
-    usual = SequenceSettings()
-    strategy = table.text("strategy", STRATEGIES) or OLDEST
-    for key, needed in (("max_candidates", OLDEST), ("min_utilization", DIRECT), ("max_delay_ms", DIRECT)):
-        if table.has(key) and strategy != needed:
-            hint = "; the oldest strategy waits as [batching] says" if key == "max_delay_ms" else ""
-            raise table.error(key, f'goes with strategy = "{needed}"{hint}')
-    idle_ms = table.number("idle_ms", 0, 1e12, above=True)
-    max_wait_ms = table.number("max_wait_ms", 0, 1e12, above=True)
-    max_backlog = table.integer("max_backlog", 0, 1 << 20)
-    settings = SequenceSettings(
-        strategy,
-        table.integer("max_candidates", 1, MAX_CANDIDATES) or 0,
-        usual.idle if idle_ms is None else idle_ms / 1e3,
-        table.number("min_utilization", 0, 1) or 0.0,
-        (table.number("max_delay_ms", 0) or 0.0) / 1e3,
-        usual.max_wait if max_wait_ms is None else max_wait_ms / 1e3,
-        usual.max_backlog if max_backlog is None else max_backlog,
-        (table.integer("max_backlog_mb", 1, 1 << 20) or DEFAULT_BACKLOG_MB) << 20,
-        tuple(map(_control, table.tables("control"))),
-        tuple(_state(one, inside) for one in table.tables("state")),
-    )
-    return check_sequences(settings, f"{table.file}: [sequences]", inputs)
-
-
-def _control(table: Table) -> ControlInput:
-    name, kind = table.text("name"), table.text("kind", CONTROL_KINDS)
-    if not name or not kind:
-        raise ConfigError(f"{table.file}: {table.path} needs a name and a kind: {', '.join(CONTROL_KINDS)}")
-    if kind == CORRID:
-        if table.has("values"):
-            raise table.error("values", "does not go with the id of a sequence, which is told as it is")
-        return ControlInput(name, kind, table.text("datatype", ID_TYPES) or "UINT64")
-    datatype = table.text("datatype", FLAG_TYPES) or "INT32"
-    values = table.numbers("values", float("-inf")) or (0, 1)
-    if len(values) != 2 or (datatype == "INT32" and any(value != int(value) for value in values)):
-        raise table.error("values", "must be two numbers of its datatype, for no and for yes, like [0, 1]")
-    return ControlInput(name, kind, datatype, (values[0], values[1]))
-
-
-def _state(table: Table, inside: Inside) -> StateTensor:
-    from carpool.types import DATATYPES  # and numpy, which the command line does without
-
-    given, taken = table.text("input"), table.text("output")
-    datatype, shape = table.text("datatype", DATATYPES), table.integers("shape", -1, 2**31)
-    if not given or not taken or not datatype or not shape:
-        raise ConfigError(f"{table.file}: {table.path} needs input, output, datatype and shape")
-    initial = table.integers("initial_shape", 1, 2**31) or ()
-    return StateTensor(given, taken, datatype, shape, initial, inside(table, "file") or "")

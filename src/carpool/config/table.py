@@ -73,7 +73,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TomlTable:
     """`path` is how messages name the table, `section` is its name in KEYS."""
 
     file: str
@@ -82,7 +82,7 @@ class Table:
     data: Mapping[str, object]
 
     @classmethod
-    def checked(cls, file: str, path: str, section: str, data: object) -> Table:
+    def checked(cls, file: str, path: str, section: str, data: object) -> TomlTable:
         if not isinstance(data, dict):
             raise ConfigError(f"{file}: {path} must be a table, not {_kind(data)}")
         table = cls(file, path, section, data)
@@ -155,17 +155,17 @@ class Table:
                 raise self.error(key, f"must be a list of strings, not of {_kind(value)}")
         return tuple(str(value) for value in values)
 
-    def table(self, key: str) -> Table | None:
+    def table(self, key: str) -> TomlTable | None:
         if not self.has(key):
             return None
         section = f"{self.section}.{key}" if self.section else key
-        return Table.checked(self.file, self.name(key), section, self.data[key])
+        return TomlTable.checked(self.file, self.name(key), section, self.data[key])
 
-    def tables(self, key: str) -> list[Table]:
+    def tables(self, key: str) -> list[TomlTable]:
         values = self._list(key, "tables") or []
         section = f"{self.section}.{key}" if self.section else key
         return [
-            Table.checked(self.file, f"{self.name(key)}[{n}]", section, value)
+            TomlTable.checked(self.file, f"{self.name(key)}[{n}]", section, value)
             for n, value in enumerate(values)
         ]
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from carpool.config import rules
 from carpool.config.backend_kinds import kinds
-from carpool.config.drift_settings import read_drift
+from carpool.config.drift_settings import LEAST_HOURS, MOST_HOURS, DriftSettings, UncertainSettings, hours_of
 from carpool.config.model import (
     LAYOUTS,
     AllVersions,
     ImageSettings,
     InstanceGroup,
-    Kind,
+    InstanceKind,
     LatestVersions,
     Mode,
     ModelConfig,
@@ -30,8 +30,22 @@ from carpool.config.model import (
 from carpool.config.presets import PRESETS, preset_fields, with_preset
 from carpool.config.registry_settings import RegistrySettings, read_address
 from carpool.config.rollout_table import read_rollout
-from carpool.config.sequence_settings import read_sequences_table
-from carpool.config.table import SECTIONS, Table
+from carpool.config.sequence_settings import (
+    CONTROL_KINDS,
+    CORRID,
+    DEFAULT_BACKLOG_MB,
+    DIRECT,
+    FLAG_TYPES,
+    ID_TYPES,
+    MAX_CANDIDATES,
+    OLDEST,
+    STRATEGIES,
+    ControlInput,
+    SequenceSettings,
+    StateTensor,
+    check_sequences,
+)
+from carpool.config.table import SECTIONS, TomlTable
 from carpool.core.objectives import Knobs, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
 from carpool.types import DATATYPES
@@ -60,10 +74,10 @@ def toml_config(text: str, path: Path, name: str | None = None) -> ModelConfig:
         raise ConfigError(f"{path}: nested too deep") from None
     except ValueError as error:  # also what int() says about thousands of digits
         raise ConfigError(f"{path}: {error}") from None
-    return _model(Table.checked(str(path), "", "", data), path, name or path.parent.name)
+    return _model(TomlTable.checked(str(path), "", "", data), path, name or path.parent.name)
 
 
-def _model(top: Table, path: Path, name: str) -> ModelConfig:
+def _model(top: TomlTable, path: Path, name: str) -> ModelConfig:
     max_batch = top.integer("max_batch", 0, rules.MAX_BATCH)
     mode, policy = _policy(top)
     timeout_ms = top.number("execution_timeout_ms", 0)
@@ -72,7 +86,6 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
     inputs, outputs = _tensors(top, "input", max_batch), _tensors(top, "output", max_batch)
     preset = top.text("preset", PRESETS)
     usual = ImageSettings().resize if preset is None else preset_fields(preset, task)["resize"]
-    sequences = top.table("sequences")
     config = ModelConfig(
         name=rules.check_name(top.text("name") or name, top.where("name")),
         path=path.parent,
@@ -97,11 +110,9 @@ def _model(top: Table, path: Path, name: str) -> ModelConfig:
         ttft=None if ttft_ms is None else ttft_ms / 1e3,
         per_token=None if per_token_ms is None else per_token_ms / 1e3,
         parameters=_parameters(top),
-        drift=None if (drift := top.table("drift")) is None else read_drift(drift, _inside),
+        drift=_drift(top.table("drift")),
         rollout=read_rollout(top.table("rollout")),
-        sequences=None
-        if sequences is None
-        else read_sequences_table(sequences, _inside, [tensor.name for tensor in inputs]),
+        sequences=_sequences(top.table("sequences"), inputs),
         **{name: _section(table, usual) for name in SECTIONS if (table := top.table(name)) is not None},
     )
     if config.registry is not None:
@@ -121,14 +132,14 @@ _NOT_WRITTEN = (
 """What says nothing of a model that writes: its batches are steps, and its tensors are known."""
 
 
-def _max_open(top: Table) -> int:
+def _max_open(top: TomlTable) -> int:
     most = top.integer("max_open", 1, rules.MAX_OPEN)
     if most is not None and not top.flag("decoupled"):
         raise top.error("max_open", "is for models with decoupled = true")
     return most or 0
 
 
-def _checked_generation(top: Table, config: ModelConfig) -> ModelConfig:
+def _checked_generation(top: TomlTable, config: ModelConfig) -> ModelConfig:
     if config.generate is None:
         for key in ("ttft_ms", "per_token_ms", "encoder", "decoder"):
             if top.has(key):
@@ -149,14 +160,14 @@ def _checked_generation(top: Table, config: ModelConfig) -> ModelConfig:
     return replace(config, backend="pytorch", file=config.file or "model.safetensors")
 
 
-def _beside_pools(top: Table, config: ModelConfig) -> dict[str, str]:
+def _beside_pools(top: TomlTable, config: ModelConfig) -> dict[str, str]:
     """The keys that do not go with pools of encoders and decoders, and what stands in their place."""
     if config.encoder is not None and config.encoder.own_process:
         raise top.error("encoder.own_process", "was removed: encoders are threads beside the decoders")
     return {"instances": "[encoder] and [decoder], which have their own"} if config.apart else {}
 
 
-def _check_registry(top: Table, registry: RegistrySettings) -> None:
+def _check_registry(top: TomlTable, registry: RegistrySettings) -> None:
     if not registry.stable:
         raise top.error("registry.stable", 'is needed: an address like "models:/detector@champion"')
     if top.has("versions"):
@@ -168,7 +179,7 @@ def _check_registry(top: Table, registry: RegistrySettings) -> None:
         )
 
 
-def _backend(top: Table) -> str | None:
+def _backend(top: TomlTable) -> str | None:
     """As it is named, or as the table of one tells: [fake] and [pytorch] say things that no other runs."""
     backend = top.text("backend", kinds())
     for name in (kind.name for kind in kinds().values() if kind.table and top.has(kind.name)):
@@ -180,24 +191,24 @@ def _backend(top: Table) -> str | None:
     return backend
 
 
-def _weight(top: Table) -> float:
+def _weight(top: TomlTable) -> float:
     weight = top.number("device_weight", 0, above=True)
     if weight is not None and not 0.001 <= weight <= 1000:
         raise top.error("device_weight", "must be between 0.001 and 1000: twice another's is twice its time")
     return 1.0 if weight is None else weight
 
 
-def _sizes(table: Table, key: str) -> tuple[int, ...]:
+def _sizes(table: TomlTable, key: str) -> tuple[int, ...]:
     """Of batches."""
     return tuple(sorted(set(table.integers(key, 1, rules.MAX_BATCH) or ())))
 
 
-def _inside(table: Table, key: str, _: Said | None = None) -> str | None:
+def _inside(table: TomlTable, key: str, _: Said | None = None) -> str | None:
     name = table.text(key)
     return None if name is None else rules.check_inside(name, table.where(key))
 
 
-def _policy(top: Table) -> tuple[Mode, Promise | Knobs]:
+def _policy(top: TomlTable) -> tuple[Mode, Promise | Knobs]:
     slo_ms = top.number("slo_ms", 0, above=True)
     batching = top.table("batching")
     if slo_ms is not None and batching is not None:
@@ -214,7 +225,7 @@ def _policy(top: Table) -> tuple[Mode, Promise | Knobs]:
     return Mode.EAGER, eager_policy()
 
 
-def _knobs(batching: Table) -> Knobs:
+def _knobs(batching: TomlTable) -> Knobs:
     priorities = batching.table("priorities")
     levels, default = 0, 0
     if priorities is not None:
@@ -235,7 +246,7 @@ def _knobs(batching: Table) -> Knobs:
     return rules.check_knobs(knobs, f"{batching.file}: {batching.path}")
 
 
-def _limits(table: Table) -> QueueLimits:
+def _limits(table: TomlTable) -> QueueLimits:
     action = table.text("timeout_action", [action.value for action in TimeoutAction])
     return QueueLimits(
         max_size=table.integer("max_queue_size", 0, 2**32 - 1) or 0,
@@ -245,7 +256,7 @@ def _limits(table: Table) -> QueueLimits:
     )
 
 
-def _level_limits(batching: Table) -> dict[int, QueueLimits]:
+def _level_limits(batching: TomlTable) -> dict[int, QueueLimits]:
     """[batching.level.N]: N is the level, so these keys are numbers and not names."""
     levels = batching.data.get("level", {})
     if not isinstance(levels, dict):
@@ -255,11 +266,11 @@ def _level_limits(batching: Table) -> dict[int, QueueLimits]:
         if not key.isascii() or not key.isdigit() or len(key) > 5:
             raise batching.error("level", f"holds one table per priority level, not {rules.shown(key)}")
         path = f"{batching.name('level')}.{key}"
-        limits[int(key)] = _limits(Table.checked(batching.file, path, "batching.level", data))
+        limits[int(key)] = _limits(TomlTable.checked(batching.file, path, "batching.level", data))
     return limits
 
 
-def _instances(top: Table) -> tuple[InstanceGroup, ...]:
+def _instances(top: TomlTable) -> tuple[InstanceGroup, ...]:
     if isinstance(top.data.get("instances"), list):
         groups = tuple(_instance(table) for table in top.tables("instances"))
         if not groups:
@@ -269,15 +280,15 @@ def _instances(top: Table) -> tuple[InstanceGroup, ...]:
     return (InstanceGroup(given=False) if count is None else InstanceGroup(count),)
 
 
-def _instance(table: Table) -> InstanceGroup:
-    kind = Kind(table.text("kind", list(Kind)) or Kind.AUTO)
+def _instance(table: TomlTable) -> InstanceGroup:
+    kind = InstanceKind(table.text("kind", list(InstanceKind)) or InstanceKind.AUTO)
     gpus = table.integers("gpus", 0, 1023) or ()
-    if gpus and kind in (Kind.CPU, Kind.MODEL):
+    if gpus and kind in (InstanceKind.CPU, InstanceKind.MODEL):
         raise table.error("gpus", f'does not go with kind = "{kind}"')
     return InstanceGroup(table.integer("count", 1, rules.MAX_INSTANCES) or 1, kind, gpus)
 
 
-def read_versions(top: Table) -> VersionPolicy:
+def read_versions(top: TomlTable) -> VersionPolicy:
     value = top.data.get("versions")
     if value is None:
         return LatestVersions()
@@ -288,14 +299,14 @@ def read_versions(top: Table) -> VersionPolicy:
         if versions:
             return SpecificVersions(tuple(sorted(set(versions))))
     if isinstance(value, dict):
-        table = Table.checked(top.file, "versions", "versions", value)
+        table = TomlTable.checked(top.file, "versions", "versions", value)
         latest = table.integer("latest", 1, MAX_VERSION)
         if latest:
             return LatestVersions(latest)
     raise top.error("versions", 'must be "all", a list like [1, 3], or { latest = 2 }')
 
 
-def _parameters(top: Table) -> dict[str, str]:
+def _parameters(top: TomlTable) -> dict[str, str]:
     """Free names for the model's own use, so only the types are checked; numbers are passed on as written."""
     data = top.data.get("parameters", {})
     if not isinstance(data, dict):
@@ -306,12 +317,12 @@ def _parameters(top: Table) -> dict[str, str]:
     return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in data.items()}
 
 
-def _tensors(top: Table, key: str, max_batch: int | None) -> tuple[TensorConfig, ...]:
+def _tensors(top: TomlTable, key: str, max_batch: int | None) -> tuple[TensorConfig, ...]:
     tensors = [_tensor(table, max_batch) for table in top.tables(key)]
     return rules.check_distinct(tensors, f"{top.file}: {key}")
 
 
-def _tensor(table: Table, max_batch: int | None) -> TensorConfig:
+def _tensor(table: TomlTable, max_batch: int | None) -> TensorConfig:
     name, datatype = table.text("name"), table.text("datatype", DATATYPES)
     shape = table.integers("shape", -1, 2**62)
     if not name or not datatype or shape is None:
@@ -329,10 +340,114 @@ def _tensor(table: Table, max_batch: int | None) -> TensorConfig:
     return rules.check_tensor(tensor, f"{table.file}: {table.path}", max_batch)
 
 
+# ---- tables with rules of their own ------------------------------------------------------------------------
+
+
+def _drift(table: TomlTable | None) -> DriftSettings | None:
+    if table is None:
+        return None
+    usual = DriftSettings()
+    sample = table.number("sample", 0.0, 1.0, above=True)
+    window_h = table.number("window_h", LEAST_HOURS, MOST_HOURS)
+    psi = table.number("psi", 0.0, 100.0, above=True)
+    return DriftSettings(
+        usual.sample if sample is None else sample,
+        usual.window_h if window_h is None else window_h,
+        _drift_reference(table) or usual.reference,
+        usual.psi if psi is None else psi,
+        _uncertain(table.table("uncertain")),
+    )
+
+
+def _drift_reference(table: TomlTable) -> str | None:
+    text = table.text("reference")
+    if text is None or hours_of(text):
+        return text
+    if not text.endswith(".json"):
+        raise table.error(
+            "reference",
+            f'must be like "first-24h", with {LEAST_HOURS:g} to {MOST_HOURS:g} hours, or a .json file, '
+            f'not "{text[:64]}"',
+        )
+    return _inside(table, "reference")
+
+
+def _uncertain(table: TomlTable | None) -> UncertainSettings:
+    usual = UncertainSettings()
+    if table is None:
+        return usual
+    folder = table.text("folder") or ""
+    if folder and not folder.startswith("/"):
+        _inside(table, "folder")
+    score = table.numbers("score", 0.0) or usual.score
+    if len(score) != 2 or not score[0] <= score[1] <= 1.0:
+        raise table.error("score", "must be the lowest and the highest score, like [0.3, 0.5]")
+    margin = table.number("margin", 0.0, 1.0)
+    mb = table.number("mb", 0.0, 1e6, above=True)
+    return UncertainSettings(
+        folder,
+        (score[0], score[1]),
+        usual.margin if margin is None else margin,
+        table.integer("per_hour", 1, 100_000) or usual.per_hour,
+        usual.mb if mb is None else mb,
+    )
+
+
+def _sequences(table: TomlTable | None, inputs: Sequence[TensorConfig]) -> SequenceSettings | None:
+    if table is None:
+        return None
+    usual = SequenceSettings()
+    strategy = table.text("strategy", STRATEGIES) or OLDEST
+    for key, needed in (("max_candidates", OLDEST), ("min_utilization", DIRECT), ("max_delay_ms", DIRECT)):
+        if table.has(key) and strategy != needed:
+            hint = "; the oldest strategy waits as [batching] says" if key == "max_delay_ms" else ""
+            raise table.error(key, f'goes with strategy = "{needed}"{hint}')
+    idle_ms = table.number("idle_ms", 0, 1e12, above=True)
+    max_wait_ms = table.number("max_wait_ms", 0, 1e12, above=True)
+    max_backlog = table.integer("max_backlog", 0, 1 << 20)
+    settings = SequenceSettings(
+        strategy,
+        table.integer("max_candidates", 1, MAX_CANDIDATES) or 0,
+        usual.idle if idle_ms is None else idle_ms / 1e3,
+        table.number("min_utilization", 0, 1) or 0.0,
+        (table.number("max_delay_ms", 0) or 0.0) / 1e3,
+        usual.max_wait if max_wait_ms is None else max_wait_ms / 1e3,
+        usual.max_backlog if max_backlog is None else max_backlog,
+        (table.integer("max_backlog_mb", 1, 1 << 20) or DEFAULT_BACKLOG_MB) << 20,
+        tuple(map(_control, table.tables("control"))),
+        tuple(map(_state, table.tables("state"))),
+    )
+    return check_sequences(settings, f"{table.file}: [sequences]", [tensor.name for tensor in inputs])
+
+
+def _control(table: TomlTable) -> ControlInput:
+    name, kind = table.text("name"), table.text("kind", CONTROL_KINDS)
+    if not name or not kind:
+        raise ConfigError(f"{table.file}: {table.path} needs a name and a kind: {', '.join(CONTROL_KINDS)}")
+    if kind == CORRID:
+        if table.has("values"):
+            raise table.error("values", "does not go with the id of a sequence, which is told as it is")
+        return ControlInput(name, kind, table.text("datatype", ID_TYPES) or "UINT64")
+    datatype = table.text("datatype", FLAG_TYPES) or "INT32"
+    values = table.numbers("values", float("-inf")) or (0, 1)
+    if len(values) != 2 or (datatype == "INT32" and any(value != int(value) for value in values)):
+        raise table.error("values", "must be two numbers of its datatype, for no and for yes, like [0, 1]")
+    return ControlInput(name, kind, datatype, (values[0], values[1]))
+
+
+def _state(table: TomlTable) -> StateTensor:
+    given, taken = table.text("input"), table.text("output")
+    datatype, shape = table.text("datatype", DATATYPES), table.integers("shape", -1, 2**31)
+    if not given or not taken or not datatype or not shape:
+        raise ConfigError(f"{table.file}: {table.path} needs input, output, datatype and shape")
+    initial = table.integers("initial_shape", 1, 2**31) or ()
+    return StateTensor(given, taken, datatype, shape, initial, _inside(table, "file") or "")
+
+
 # ---- tables that describe pictures and runtimes ------------------------------------------------------------
 
 
-def _section(table: Table, usual_resize: str) -> Any:
+def _section(table: TomlTable, usual_resize: str) -> Any:
     """What is said; the rest is as the settings have it by themselves."""
     values: dict[str, object] = {}
     for key in fields(SECTIONS[table.section]):
@@ -347,21 +462,21 @@ def _section(table: Table, usual_resize: str) -> Any:
     return SECTIONS[table.section](**{name: value for name, value in values.items() if value is not None})
 
 
-def _text(table: Table, key: str, said: Said) -> str | None:
+def _text(table: TomlTable, key: str, said: Said) -> str | None:
     text = table.text(key, said["choices"]) or None
     if text is not None and not re.fullmatch(said.get("pattern", ".*"), text, re.DOTALL):
         raise table.error(key, f"must be {said['form']}, not {rules.shown(text)}")
     return text
 
 
-def _per_channel(table: Table, key: str, said: Said) -> tuple[float, ...] | None:
+def _per_channel(table: TomlTable, key: str, said: Said) -> tuple[float, ...] | None:
     values = table.numbers(key, said["within"][0], above=said.get("above", False))
     if values is not None and len(values) not in (1, 3):
         raise table.error(key, f"must be one number, or one per channel, not {len(values)} numbers")
     return values
 
 
-def _size(table: Table, key: str, said: Said) -> tuple[int, int] | None:
+def _size(table: TomlTable, key: str, said: Said) -> tuple[int, int] | None:
     """One number for a square, or height and width."""
     if not isinstance(table.data.get(key), list):
         side = table.integer(key, *said["within"])
@@ -372,20 +487,20 @@ def _size(table: Table, key: str, said: Said) -> tuple[int, int] | None:
     return sides[0], sides[1]
 
 
-def _keypoints(table: Table, key: str, said: Said) -> tuple[int, ...] | None:
+def _keypoints(table: TomlTable, key: str, said: Said) -> tuple[int, ...] | None:
     keypoints = table.integers(key, *said["within"])
     if keypoints is not None and (len(keypoints) != 2 or keypoints[1] not in (2, 3)):
         raise table.error(key, "must be how many there are, and 2 or 3 numbers each, like [17, 3]")
     return keypoints
 
 
-def _compile(table: Table, key: str, _: Said) -> str:
+def _compile(table: TomlTable, key: str, _: Said) -> str:
     if isinstance(table.data.get(key), str):
         return table.text(key, ("default", "max-autotune")) or "off"
     return "default" if table.flag(key) else "off"
 
 
-def _module(table: Table, key: str, _: Said) -> str | None:
+def _module(table: TomlTable, key: str, _: Said) -> str | None:
     """A file of the version's folder and a function in it."""
     text = table.text(key)
     if text is None:
@@ -398,7 +513,7 @@ def _module(table: Table, key: str, _: Said) -> str | None:
     return f"{rules.check_inside(found['file'], table.where(key))}:{found['function'] or BUILD}"
 
 
-_BY_TYPE: Mapping[str, Callable[[Table, str, Said], object]] = {
+_BY_TYPE: Mapping[str, Callable[[TomlTable, str, Said], object]] = {
     "bool": lambda table, key, _: table.switch(key),
     "int": lambda table, key, said: table.integer(key, *said["within"]),
     "float": lambda table, key, said: table.number(key, *said["within"], above=said.get("above", False)),
@@ -407,7 +522,7 @@ _BY_TYPE: Mapping[str, Callable[[Table, str, Said], object]] = {
     "tuple[float, ...]": _per_channel,
     "tuple[str, ...]": lambda table, key, _: table.texts(key),
 }
-_OWN_WAYS: Mapping[str, Callable[[Table, str, Said], object]] = {
+_OWN_WAYS: Mapping[str, Callable[[TomlTable, str, Said], object]] = {
     "pose.keypoints": _keypoints,
     "pytorch.buckets": lambda table, key, _: tuple(
         sorted({*(table.integers(key, 1, rules.MAX_BATCH) or ())})

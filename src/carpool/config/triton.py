@@ -13,7 +13,7 @@ from carpool.config.backend_kinds import backend_of_platform, kind_of
 from carpool.config.model import (
     AllVersions,
     InstanceGroup,
-    Kind,
+    InstanceKind,
     LatestVersions,
     Mode,
     ModelConfig,
@@ -32,7 +32,7 @@ from carpool.errors import ConfigError
 from carpool.types import DATATYPES
 
 if TYPE_CHECKING:
-    from carpool.config.triton_text import Source
+    from carpool.config.triton_text import TextSource
 
 # A v2 datatype is TYPE_ and its name in Triton's settings, except that BYTES is TYPE_STRING.
 _TRITON_TYPES = {name: "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}" for name in DATATYPES}
@@ -124,7 +124,7 @@ def read_completed(config: ModelConfig, text: str) -> ModelConfig:
     )
 
 
-def _read(source: Source, path: Path, name: str) -> tuple[ModelConfig, list[str]]:
+def _read(source: TextSource, path: Path, name: str) -> tuple[ModelConfig, list[str]]:
     idle: dict[str, None] = {}  # the fields that ask for something and get nothing, in their order
     for field, numbered in source.given(_LOOKED_INTO):
         if field in UNSUPPORTED:
@@ -156,7 +156,7 @@ _ACCELERATORS = {
 """By device and Triton's name: what onnxruntime calls it. Others are for other runtimes."""
 
 
-def _accelerators(source: Source) -> tuple[str, ...]:
+def _accelerators(source: TextSource) -> tuple[str, ...]:
     if _backend(source) not in (None, "onnxruntime"):
         return ()
     asked = source.message.optimization.execution_accelerators
@@ -168,7 +168,7 @@ def _accelerators(source: Source) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, found)))
 
 
-def _account_for_accelerators(source: Source, config: ModelConfig, idle: dict[str, None]) -> None:
+def _account_for_accelerators(source: TextSource, config: ModelConfig, idle: dict[str, None]) -> None:
     """Where they are all that `optimization` holds, and onnxruntime has each: what is left without effect."""
     optimization = source.message.optimization
     asked = [one for kind in _ACCELERATORS for one in getattr(optimization.execution_accelerators, kind)]
@@ -178,7 +178,7 @@ def _account_for_accelerators(source: Source, config: ModelConfig, idle: dict[st
             idle["optimization.execution_accelerators: their parameters"] = None
 
 
-def _model(source: Source, path: Path, name: str) -> ModelConfig:
+def _model(source: TextSource, path: Path, name: str) -> ModelConfig:
     message = source.message
     max_batch = _max_batch(source)
     outputs = _tensors(source, "output", max_batch)
@@ -221,7 +221,7 @@ def _model(source: Source, path: Path, name: str) -> ModelConfig:
     return rules.with_max_batch(config, max_batch, source.where("dynamic_batching"))
 
 
-def _preset(parameters: Mapping[str, str], source: Source) -> str | None:
+def _preset(parameters: Mapping[str, str], source: TextSource) -> str | None:
     """Whose pixels the model was trained with, which Triton has no field for."""
     preset = parameters.get(PRESET)
     if preset is not None and preset not in PRESETS:
@@ -230,7 +230,7 @@ def _preset(parameters: Mapping[str, str], source: Source) -> str | None:
     return preset
 
 
-def _max_batch(source: Source) -> int | None:
+def _max_batch(source: TextSource) -> int | None:
     """As in Triton, 0 equals absent: no batching where tensors are declared, else the model decides."""
     size: int = source.message.max_batch_size
     if not 0 <= size <= rules.MAX_BATCH:
@@ -240,7 +240,7 @@ def _max_batch(source: Source) -> int | None:
     return size
 
 
-def _backend(source: Source) -> str | None:
+def _backend(source: TextSource) -> str | None:
     platform, backend = source.message.platform, source.message.backend
     known = backend_of_platform(platform) or platform
     if platform and backend and known != backend:
@@ -250,7 +250,7 @@ def _backend(source: Source) -> str | None:
     return backend or known or None
 
 
-def _chosen(source: Source, message: Any, name: str, path: str) -> str:
+def _chosen(source: TextSource, message: Any, name: str, path: str) -> str:
     """The name of an enum's value: numbers that mean nothing pass the parser."""
     choices = message.DESCRIPTOR.fields_by_name[name].enum_type
     number = getattr(message, name)
@@ -260,13 +260,13 @@ def _chosen(source: Source, message: Any, name: str, path: str) -> str:
     return str(choices.values_by_number[number].name)
 
 
-def _tensors(source: Source, kind: str, max_batch: int | None) -> tuple[TensorConfig, ...]:
+def _tensors(source: TextSource, kind: str, max_batch: int | None) -> tuple[TensorConfig, ...]:
     listed = enumerate(getattr(source.message, kind))
     tensors = [_tensor(source, item, kind, f"{kind}[{n}]", max_batch) for n, item in listed]
     return rules.check_distinct(tensors, f"{source.where(kind)}: {kind}")
 
 
-def _tensor(source: Source, item: Any, kind: str, path: str, max_batch: int | None) -> TensorConfig:
+def _tensor(source: TextSource, item: Any, kind: str, path: str, max_batch: int | None) -> TensorConfig:
     owner = f"{kind} {rules.shown(item.name)}"
     datatype = _V2_TYPES.get(_chosen(source, item, "data_type", f"{path}.data_type"))
     for key, given in (("name", item.name), ("data_type", datatype), ("dims", item.dims)):
@@ -287,7 +287,7 @@ def _tensor(source: Source, item: Any, kind: str, path: str, max_batch: int | No
     return rules.check_tensor(tensor, where, max_batch)
 
 
-def _policy(source: Source) -> tuple[Mode, Knobs | Promise]:
+def _policy(source: TextSource) -> tuple[Mode, Knobs | Promise]:
     if source.message.HasField("sequence_batching"):
         return _oldest(source)
     if not source.message.HasField("dynamic_batching"):
@@ -312,7 +312,7 @@ def _policy(source: Source) -> tuple[Mode, Knobs | Promise]:
     return Mode.KNOBS, rules.check_knobs(knobs, source.where(path))
 
 
-def _oldest(source: Source) -> tuple[Mode, Knobs]:
+def _oldest(source: TextSource) -> tuple[Mode, Knobs]:
     """How the oldest of several sequences' requests make up batches."""
     oldest, path = source.message.sequence_batching.oldest, "sequence_batching.oldest"
     if any(size < 1 for size in oldest.preferred_batch_size):
@@ -326,7 +326,7 @@ def _oldest(source: Source) -> tuple[Mode, Knobs]:
     return Mode.EAGER if knobs == eager_policy() else Mode.KNOBS, knobs
 
 
-def _limits(source: Source, policy: Any, path: str) -> QueueLimits:
+def _limits(source: TextSource, policy: Any, path: str) -> QueueLimits:
     return QueueLimits(
         max_size=policy.max_queue_size,
         timeout=policy.default_timeout_microseconds / 1e6,
@@ -335,19 +335,19 @@ def _limits(source: Source, policy: Any, path: str) -> QueueLimits:
     )
 
 
-def _instance(source: Source, group: Any, path: str) -> InstanceGroup:
+def _instance(source: TextSource, group: Any, path: str) -> InstanceGroup:
     if not 0 <= group.count <= rules.MAX_INSTANCES:
         raise source.error(f"{path}.count", f"count must be 1 to {rules.MAX_INSTANCES}, not {group.count}")
-    kind = Kind(_chosen(source, group, "kind", f"{path}.kind").removeprefix("KIND_").lower())
+    kind = InstanceKind(_chosen(source, group, "kind", f"{path}.kind").removeprefix("KIND_").lower())
     gpus = tuple(group.gpus)
     if any(gpu < 0 for gpu in gpus):
         raise source.error(f"{path}.gpus", "GPUs are numbered from 0")
-    if gpus and kind in (Kind.CPU, Kind.MODEL):
+    if gpus and kind in (InstanceKind.CPU, InstanceKind.MODEL):
         raise source.error(f"{path}.gpus", f"KIND_{kind.upper()} does not take gpus")
     return InstanceGroup(group.count or 1, kind, gpus, group.name)
 
 
-def _versions(source: Source) -> VersionPolicy:
+def _versions(source: TextSource) -> VersionPolicy:
     policy, path = source.message.version_policy, "version_policy"
     choice = policy.WhichOneof("policy_choice")
     if choice == "all":
@@ -362,7 +362,7 @@ def _versions(source: Source) -> VersionPolicy:
     return SpecificVersions(tuple(sorted(set(versions))))
 
 
-def _threads(parameters: Mapping[str, str], key: str, source: Source) -> int | None:
+def _threads(parameters: Mapping[str, str], key: str, source: TextSource) -> int | None:
     """onnxruntime's thread counts; 0 is Triton's way to leave the choice to the runtime."""
     text = parameters.get(key, "0").strip()
     if not text.isascii() or not text.isdigit() or len(text) > 4:

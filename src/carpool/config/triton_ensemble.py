@@ -15,7 +15,7 @@ from carpool.core.objectives import Promise
 from carpool.errors import ConfigError
 
 if TYPE_CHECKING:
-    from carpool.config.triton_text import Source
+    from carpool.config.triton_text import TextSource
 
 ENSEMBLE = "ensemble"
 """The platform, and what stands for a backend."""
@@ -31,7 +31,7 @@ _NOT_IN_ENSEMBLES: Mapping[str, str] = {
 _AT = "ensemble_scheduling"
 
 
-def read_ensemble(source: Source) -> EnsembleSettings | None:
+def read_ensemble(source: TextSource) -> EnsembleSettings | None:
     """None for any other model. Every mistake names the field, and where it stands."""
     message = source.message
     if not message.HasField(_AT) and message.platform != ENSEMBLE:
@@ -47,7 +47,7 @@ def read_ensemble(source: Source) -> EnsembleSettings | None:
     return EnsembleSettings(steps, message.ensemble_scheduling.max_inflight_requests)
 
 
-def _check_kind(source: Source) -> None:
+def _check_kind(source: TextSource) -> None:
     message = source.message
     for field, given in (("backend", message.backend), ("platform", message.platform)):
         if given not in ("", ENSEMBLE if field == "platform" else ""):
@@ -63,7 +63,7 @@ def _check_kind(source: Source) -> None:
             raise source.error(field, f"{field} cannot be given for an ensemble: {why}")
 
 
-def _check_declared(source: Source) -> None:
+def _check_declared(source: TextSource) -> None:
     for kind in ("input", "output"):
         tensors = getattr(source.message, kind)
         if not tensors:
@@ -74,7 +74,7 @@ def _check_declared(source: Source) -> None:
                 raise source.error(at, f"{kind}.reshape is not supported in an ensemble")
 
 
-def read_promise(source: Source) -> Promise | None:
+def read_promise(source: TextSource) -> Promise | None:
     """That of the whole, as `parameters { key: "slo_ms" value { string_value: "100" } }` gives it."""
     text = source.message.parameters[SLO].string_value.strip() if SLO in source.message.parameters else ""
     if not text:
@@ -88,7 +88,7 @@ def read_promise(source: Source) -> Promise | None:
     return Promise(slo_ms / 1e3, 1)
 
 
-def _step(source: Source, step: Any, path: str) -> EnsembleStep:
+def _step(source: TextSource, step: Any, path: str) -> EnsembleStep:
     for field in ("model_name", "input_map", "output_map"):
         if not getattr(step, field):
             raise source.error(path, f"{path} has no {field}")
@@ -109,7 +109,7 @@ def _sorted(given: Any) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(given.items()))
 
 
-def _check_tensors(source: Source, steps: tuple[EnsembleStep, ...]) -> None:
+def _check_tensors(source: TextSource, steps: tuple[EnsembleStep, ...]) -> None:
     """Each tensor has one writer and some reader, and every output is written in the end."""
     message = source.message
     inputs = [tensor.name for tensor in message.input]
@@ -137,7 +137,7 @@ def _check_tensors(source: Source, steps: tuple[EnsembleStep, ...]) -> None:
 
 
 def _check_flow(
-    source: Source, steps: tuple[EnsembleStep, ...], known: set[str], written: Mapping[str, int]
+    source: TextSource, steps: tuple[EnsembleStep, ...], known: set[str], written: Mapping[str, int]
 ) -> None:
     waiting = dict(enumerate(steps))
     while True:

@@ -21,7 +21,7 @@ from carpool.core.objectives import Knobs, Promise
 from carpool.types import DATATYPES
 
 if TYPE_CHECKING:
-    from carpool.config.triton_text import Source
+    from carpool.config.triton_text import TextSource
 
 _AT = "sequence_batching"
 _KINDS = ("start", "ready", "end", "corrid")
@@ -29,7 +29,7 @@ _KINDS = ("start", "ready", "end", "corrid")
 _VALUES = {"int32_false_true": "INT32", "fp32_false_true": "FP32", "bool_false_true": "BOOL"}
 
 
-def read_sequences(source: Source) -> SequenceSettings | None:
+def read_sequences(source: TextSource) -> SequenceSettings | None:
     """None for a model without. Every mistake names the field, and where it stands."""
     message = source.message
     if not message.HasField(_AT):
@@ -58,7 +58,7 @@ def read_sequences(source: Source) -> SequenceSettings | None:
     return check_sequences(settings, source.where(_AT), [tensor.name for tensor in message.input])
 
 
-def _controls(source: Source, item: Any, path: str) -> Any:
+def _controls(source: TextSource, item: Any, path: str) -> Any:
     if not item.name or not item.control:
         raise source.error(path, f"{path} needs a name and a control")
     if len(item.control) > 1:
@@ -66,7 +66,7 @@ def _controls(source: Source, item: Any, path: str) -> Any:
     return item.control
 
 
-def _control(source: Source, item: Any, control: Any, path: str) -> ControlInput:
+def _control(source: TextSource, item: Any, control: Any, path: str) -> ControlInput:
     owner = f"control input {rules.shown(item.name)}"
     if not 0 <= control.kind < len(_KINDS):
         raise source.error(path, f"{owner} has the kind {control.kind}, which is none")
@@ -86,7 +86,7 @@ def _control(source: Source, item: Any, control: Any, path: str) -> ControlInput
     return ControlInput(item.name, kind, _VALUES[name], (no, yes))
 
 
-def _state(source: Source, item: Any, path: str) -> StateTensor:
+def _state(source: TextSource, item: Any, path: str) -> StateTensor:
     datatype = _datatype(item)
     if not item.input_name or not item.output_name or not datatype or not item.dims:
         raise source.error(path, f"{path} needs input_name, output_name, data_type and dims")

@@ -50,7 +50,7 @@ _TAKES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TextSource:
     """What was read; `where` names a place in it, given a path like `input[1].dims`."""
 
     message: Any
@@ -76,11 +76,11 @@ class Source:
                     waiting.append((value, f"{path}.", f"{place}."))
 
 
-def read_text(text: str, file: str) -> Source:
+def read_text(text: str, file: str) -> TextSource:
     """Every mistake is a ConfigError with file:line:column."""
     fields = _Fields(text, file)
     try:
-        return Source(text_format.Parse(text, _ModelConfig()), fields.where)
+        return TextSource(text_format.Parse(text, _ModelConfig()), fields.where)
     except text_format.ParseError as error:
         raise fields.translated(error) from None
 
@@ -196,7 +196,7 @@ def _plain(path: str) -> str:
     return re.sub(r"\[\d+\]", "", path)
 
 
-def read_json(text: str) -> Source:
+def read_json(text: str) -> TextSource:
     """Every mistake is a ConfigError that names the field at fault."""
     if len(text) > MAX_FILE_BYTES:
         raise ConfigError(f"config: larger than {MAX_FILE_BYTES} bytes, which is too long", field="config")
@@ -211,7 +211,7 @@ def read_json(text: str) -> Source:
         raise ConfigError(f"config: more than {MAX_VALUES} values, which no settings have", field="config")
     try:
         message = json_format.ParseDict(document, _ModelConfig())
-        return Source(message, lambda path: f"config.{path}" if path else "config")
+        return TextSource(message, lambda path: f"config.{path}" if path else "config")
     except json_format.ParseError as error:
         _blame(values)
         raise ConfigError(f"config: {str(error)[:_MAX_MESSAGE]}", field="config") from None

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from math import ceil, floor
-from typing import TYPE_CHECKING
 
+from carpool.core.instance import Instance
 from carpool.core.job import INFINITY, READY, SOON, Job, Reason, Refusal, Terms
 from carpool.core.queue import Lane
-
-if TYPE_CHECKING:
-    from carpool.core.instance import Instance
-    from carpool.core.scheduler import Scheduler
-    from carpool.core.shares import Shares
+from carpool.core.scheduler_state import SchedulerState
+from carpool.core.shares import DeviceShares
 
 
-def gate(core: Scheduler, shares: Shares, slo: float, job: Job, lane: Lane, now: float) -> Refusal | None:
+def gate(
+    core: SchedulerState, shares: DeviceShares, slo: float, job: Job, lane: Lane, now: float
+) -> Refusal | None:
     """Nothing, or why not. Two questions: can it finish in time, and would it drag the others down?
 
     The second reads: the batch that would meet its deadline is smaller than what will be waiting by then, and
@@ -68,7 +67,7 @@ def gate(core: Scheduler, shares: Shares, slo: float, job: Job, lane: Lane, now:
 
 
 def _wait_of_coming(
-    core: Scheduler, instance: Instance, job: Job, batch: int, wait: float, now: float
+    core: SchedulerState, instance: Instance, job: Job, batch: int, wait: float, now: float
 ) -> float:
     """How long from now it starts, when one whose input is there would start after `wait`.
 
@@ -87,7 +86,7 @@ def _wait_of_coming(
     return wait + ceil(late / step) * step
 
 
-def _batch_s(core: Scheduler, batch: int, now: float) -> float:
+def _batch_s(core: SchedulerState, batch: int, now: float) -> float:
     """From one start to the next, in batches just large enough for what becomes ready."""
     curve, pace = core.curve, core.instances.pace
     supply = core.supply(now) / pace
@@ -95,7 +94,7 @@ def _batch_s(core: Scheduler, batch: int, now: float) -> float:
     return curve.times[size] / pace
 
 
-def backed_up(core: Scheduler, job: Job, now: float) -> Refusal | None:
+def backed_up(core: SchedulerState, job: Job, now: float) -> Refusal | None:
     """Whoever comes now waits behind those who are not even here yet: only who has not set out is spared.
 
     Those of another model, maybe: then it is for that model to refuse, and this one's wait ends with it.
@@ -112,13 +111,13 @@ def backed_up(core: Scheduler, job: Job, now: float) -> Refusal | None:
     return refusal._replace(asked=core.rate(now), lag=lag, most_lag=most * core.slo)
 
 
-def _is_flooded(core: Scheduler, now: float) -> bool:
+def _is_flooded(core: SchedulerState, now: float) -> bool:
     """More is asked than batches of the best size carry: who is refused on the way would be refused here."""
     batch = core.curve.efficient[min(core.policy.max_images, core.curve.max_batch)]
     return core.rate(now) > core.instances.pace * core.curve.throughput(batch)
 
 
-def is_probe(core: Scheduler, job: Job, slo: float, now: float) -> bool:
+def is_probe(core: SchedulerState, job: Job, slo: float, now: float) -> bool:
     """An instance that has not run for a whole promise lets one through, whatever it believes of itself. So
     does a kind of work that was not run for long, though other kinds keep the instances busy.
 
@@ -132,13 +131,13 @@ def is_probe(core: Scheduler, job: Job, slo: float, now: float) -> bool:
         return False
     if job.ready_at > -INFINITY and job.state is not READY and core.lanes.waiting:
         return False  # its input is still to come, as another's is, who will show how it is
-    idle = core.lanes.idle_for(job, core.instances.idle)
+    idle = core.instances.idle_at(core.lanes.instance_of(job))
     if any(now - instance.idle_since >= slo for instance in idle):
         return True
     return bool(idle) and core.belief.is_overdue(job.images, now)
 
 
-def _starts_on(core: Scheduler, job: Job, behind: float, now: float) -> tuple[Instance, float]:
+def _starts_on(core: SchedulerState, job: Job, behind: float, now: float) -> tuple[Instance, float]:
     """Of instances that differ, the one that would carry the job, and how long from now it would start."""
     instances = core.instances
     starts = [(i, max(0.0, i.free_at - now) + behind) for i in instances if i.available]
@@ -146,7 +145,7 @@ def _starts_on(core: Scheduler, job: Job, behind: float, now: float) -> tuple[In
 
 
 def _terms(
-    core: Scheduler,
+    core: SchedulerState,
     instance: Instance,
     job: Job,
     behind: float,
@@ -175,7 +174,7 @@ def _terms(
 
 
 def _refusal(
-    core: Scheduler,
+    core: SchedulerState,
     reason: Reason,
     terms: Terms,
     asked: float = 0.0,

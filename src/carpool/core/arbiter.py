@@ -16,37 +16,32 @@ Work that nobody waits for takes turns as well, which count for nothing here: se
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from carpool.core.constants import CONSTANTS
+from carpool.core.instance import Batch, DeviceTurn, Instance
 from carpool.core.job import planned
 from carpool.core.learning import Rate
-from carpool.core.spare import NO_ROOM, Room, Slack, SpareTurn
-
-if TYPE_CHECKING:
-    from carpool.core.instance import Batch, Instance
-    from carpool.core.scheduler import Scheduler
+from carpool.core.scheduler_state import SchedulerState
+from carpool.core.spare import NO_ROOM, Slack, SpareRoom, SpareTurn
 
 _INFINITY = float("inf")
 _LEAST_LEFT = 0.05  # of a device, to a step whose later ones go first
 
 
-class Turn:
-    """The place of one model on a shared device. Its instances there ask before they run."""
+class ModelTurn(DeviceTurn):
+    """The place of one model on a device that an arbiter divides."""
 
-    __slots__ = (
-        *("_arbiter", "_declined", "_recent", "big_of", "cheap_of", "instances", "pipelines", "scheduler"),
-        *("step", "tag", "wake", "weight"),
-    )
+    __slots__ = ("_arbiter", "_declined", "_recent", "instances", "scheduler", "tag", "wake", "weight")
 
     def __init__(
         self,
         arbiter: Arbiter,
-        scheduler: Scheduler,
+        scheduler: SchedulerState,
         instances: list[Instance],
         weight: float,
         wake: Callable[[], None],
     ) -> None:
+        super().__init__(arbiter if arbiter.exclusive else None)
         self._arbiter = arbiter
         self._declined = False  # it was asked, and waits for something else than the device
         self._recent = Rate(scheduler.constants.lane_memory_s)  # seconds of device per second
@@ -55,12 +50,8 @@ class Turn:
         self.weight = weight
         self.wake = wake
         self.tag = 0.0  # device time it has had, over its weight
-        self.pipelines: frozenset[str] = frozenset()  # that it is a step of
-        self.step = 0  # its place among the steps of those; the highest where it has several
-        self.cheap_of: frozenset[str] = frozenset()  # cascades whose promise rests on it
-        self.big_of: frozenset[str] = frozenset()  # cascades that do without it under load
 
-    def goes_before(self, other: Turn) -> bool:
+    def goes_before(self, other: ModelTurn) -> bool:
         """It need not wait for the other when it matters: it is a later step of a pipeline of both, or what a
         cascade answers with where the other has no time."""
         if not self.cheap_of.isdisjoint(other.big_of):
@@ -69,7 +60,7 @@ class Turn:
             return False
         return self.step > other.step and not self.pipelines.isdisjoint(other.pipelines)
 
-    def precedes(self, other: Turn, now: float) -> bool:
+    def precedes(self, other: ModelTurn, now: float) -> bool:
         """The same for this moment: a big model goes first while the cheap one has time to spare."""
         if not self.cheap_of.isdisjoint(other.big_of):
             return self._pressed(now)
@@ -80,22 +71,15 @@ class Turn:
     def _pressed(self, now: float) -> bool:
         return self.scheduler.saturation(now) > self.scheduler.constants.cheap_first
 
-    def shares_device_with(self, other: Turn) -> bool:
-        """So that only one of them runs."""
-        return self._arbiter is other._arbiter and self._arbiter.exclusive
-
     def granted(self, now: float) -> bool:
-        """May a batch of this model start now? Whoever may not is woken when that changes."""
         self._declined = False
         return self._arbiter.grants(self, now)
 
     def declines(self) -> None:
-        """It might have run, and did not want to: the others need not wait for it."""
         self._declined = True
         self._arbiter.wake_others(self)
 
     def gives_way(self) -> None:
-        """An instance here is gone: whoever waits because it was to go first need not wait any longer."""
         self._arbiter.wake_others(self)
 
     def began(self, batch: Batch, now: float) -> None:
@@ -142,7 +126,7 @@ class Arbiter:
 
     def __init__(self, *, exclusive: bool = True) -> None:
         self.exclusive = exclusive
-        self._turns: list[Turn] = []
+        self._turns: list[ModelTurn] = []
         self._spares: list[SpareTurn] = []
         self._slack = Slack(CONSTANTS)
         self._running: dict[int, tuple[Batch, float]] = {}  # by id, with the seconds that were expected
@@ -150,32 +134,31 @@ class Arbiter:
 
     def join(
         self,
-        scheduler: Scheduler,
+        scheduler: SchedulerState,
         instances: list[Instance],
         weight: float = 1.0,
         wake: Callable[[], None] = lambda: None,
-    ) -> Turn:
+    ) -> ModelTurn:
         """These instances of that model are on this device from now on. `wake` has it decide again."""
-        turn = Turn(self, scheduler, instances, weight, wake)
+        turn = ModelTurn(self, scheduler, instances, weight, wake)
         for instance in instances:
             instance.turn = turn
         self._turns.append(turn)
         return turn
 
     def join_spare(
-        self, scheduler: Scheduler, instances: list[Instance], wake: Callable[[], None] = lambda: None
+        self, scheduler: SchedulerState, instances: list[Instance], wake: Callable[[], None] = lambda: None
     ) -> SpareTurn:
-        """That model may have work that nobody waits for, on its instances here."""
-        scheduler.spare = turn = SpareTurn(self, scheduler, instances, wake)
+        """That model may have work that nobody waits for, on its instances here: it is `Scheduler.spare`."""
+        turn = SpareTurn(self, scheduler, instances, wake)
         self._spares.append(turn)
         return turn
 
     def leave_spare(self, turn: SpareTurn) -> None:
         self._spares.remove(turn)
-        turn.core.spare = None
         self.wake_others(turn)
 
-    def leave(self, turn: Turn) -> None:
+    def leave(self, turn: ModelTurn) -> None:
         """The model is gone; what it still had running counts no more."""
         self._turns.remove(turn)
         self._slack.forget(turn.scheduler)
@@ -190,7 +173,7 @@ class Arbiter:
 
     # ---- for the turns ------------------------------------------------------------------------------
 
-    def grants(self, turn: Turn, now: float) -> bool:
+    def grants(self, turn: ModelTurn, now: float) -> bool:
         several = len(self._turns) > 1 and self.exclusive
         if several:
             self._divide(turn, now)
@@ -203,7 +186,7 @@ class Arbiter:
             first.wake()
         return first is turn
 
-    def _first(self, turn: Turn, now: float) -> Turn:
+    def _first(self, turn: ModelTurn, now: float) -> ModelTurn:
         """Whose turn it is, if this one asks."""
         wanting = [other for other in self._turns if other.wants]
         first = min(wanting, key=self._start_tag, default=turn)
@@ -212,7 +195,7 @@ class Arbiter:
         ahead = [other for other in wanting if other.precedes(first, now)]
         return max(ahead, key=lambda other: (other.step, other is turn), default=first)
 
-    def began(self, turn: Turn, batch: Batch, now: float) -> None:
+    def began(self, turn: ModelTurn, batch: Batch, now: float) -> None:
         expected = batch.instance.free_at - now
         self._tag = turn.tag = self._start_tag(turn)
         turn.used(expected, now)
@@ -220,7 +203,7 @@ class Arbiter:
         if len(self._turns) > 1 and self.exclusive:
             self._hold(now)
 
-    def ended(self, turn: Turn, batch: Batch, now: float) -> None:
+    def ended(self, turn: ModelTurn, batch: Batch, now: float) -> None:
         known = self._running.pop(id(batch), None)
         if known is None:
             return
@@ -229,7 +212,7 @@ class Arbiter:
             self._hold(now)
         self.wake_others(turn)
 
-    def wake_others(self, turn: Turn | SpareTurn) -> None:
+    def wake_others(self, turn: ModelTurn | SpareTurn) -> None:
         for other in self._turns:
             if other is not turn and other.wants:
                 other.wake()
@@ -246,7 +229,7 @@ class Arbiter:
             return len(self._running) < self._width
         return not any(isinstance(batch.turn, SpareTurn) for batch, _ in self._running.values())
 
-    def slack(self, now: float) -> Room:
+    def slack(self, now: float) -> SpareRoom:
         """For a batch of spare work that would start now. Whoever is ready goes first, however little time
         that would cost: else a promise of many small batches is late by one of these again and again."""
         turns = self._turns
@@ -274,7 +257,7 @@ class Arbiter:
     def _width(self) -> int:
         return max((len(turn.instances) for turn in self._turns), default=1)
 
-    def _start_tag(self, turn: Turn) -> float:
+    def _start_tag(self, turn: ModelTurn) -> float:
         return max(self._tag, turn.tag)
 
     def _hold(self, now: float) -> None:
@@ -288,7 +271,7 @@ class Arbiter:
                     instance.free_at = free
             turn.scheduler.instances.refresh()
 
-    def _divide(self, turn: Turn, now: float) -> None:
+    def _divide(self, turn: ModelTurn, now: float) -> None:
         """What this model may count on: what the others leave, and at least its weight's part."""
         others = [other for other in self._turns if other is not turn and other.active(now)]
         beside = [other for other in others if not turn.goes_before(other)]  # who does not wait for it
@@ -303,7 +286,7 @@ class Arbiter:
         turn.scheduler.instances.refresh()
 
     @staticmethod
-    def _alone(turn: Turn) -> None:
+    def _alone(turn: ModelTurn) -> None:
         for instance in turn.instances:
             instance.share, instance.longest = 1.0, _INFINITY
         turn.scheduler.instances.refresh()

@@ -4,6 +4,10 @@ An instance is free. Take the most urgent job and ask how large a batch may be s
 deadline. Large enough for what is waiting: run it now, for waiting while an instance is idle never helps.
 Too small, but batches that small keep up with the traffic: run it all the same. Otherwise give that job up
 and look at the next: under overload somebody must lose, and it had better be the one who costs most.
+
+The usual mistake is to shrink the batch until the oldest request still makes it. Under overload the oldest is
+always nearly late, so batches shrink to one and nobody is served. Here a request that would shrink the batch
+below what the traffic needs is given up instead, so that those behind it are part of a full batch.
 """
 
 from __future__ import annotations
@@ -11,22 +15,25 @@ from __future__ import annotations
 from collections.abc import Hashable
 from heapq import heapify, heappop, heapreplace
 from math import ceil
-from typing import TYPE_CHECKING
 
-from carpool.core.admission import is_probe
-from carpool.core.job import GivenUp, Job
+from carpool.core.admission import gate, is_probe
+from carpool.core.constants import CONSTANTS, Constants
+from carpool.core.curve import BatchCurve
+from carpool.core.instance import Instance
+from carpool.core.job import INFINITY, GivenUp, Job, Reason, Refusal, planned
+from carpool.core.objectives import Promise
 from carpool.core.queue import Lane, Line
-from carpool.core.shares import PROTECTED
-from carpool.core.shedding import batch_size, reason_to_give_up
-
-if TYPE_CHECKING:
-    from carpool.core.instance import Instance
-    from carpool.core.scheduler import Scheduler
-    from carpool.core.shares import Shares
+from carpool.core.scheduler_state import SchedulerState
+from carpool.core.shares import ORDINARY, PROTECTED, DeviceShares, level_of
 
 
 def next_batch(
-    core: Scheduler, shares: Shares, slo: float, instance: Instance, now: float, given_up: list[GivenUp]
+    core: SchedulerState,
+    shares: DeviceShares,
+    slo: float,
+    instance: Instance,
+    now: float,
+    given_up: list[GivenUp],
 ) -> list[Job]:
     """The jobs that this instance should run now, taken from the queue; empty when there are none for it."""
     while (lane := _first_lane(core)) is not None:
@@ -47,7 +54,7 @@ def next_batch(
     return []
 
 
-def _first_lane(core: Scheduler) -> Lane | None:
+def _first_lane(core: SchedulerState) -> Lane | None:
     """Lower levels first, then whoever was served least."""
     first: Lane | None = None
     for lane in core.lanes.by_key.values():
@@ -56,7 +63,7 @@ def _first_lane(core: Scheduler) -> Lane | None:
     return first
 
 
-def _wanted(core: Scheduler, head: Job, line: Line, largest: int, now: float) -> int:
+def _wanted(core: SchedulerState, head: Job, line: Line, largest: int, now: float) -> int:
     """What is waiting, shared with the instances that will be free as well, at an efficient size. What is
     pinned to this one is for no other."""
     waiting = line.images
@@ -68,7 +75,7 @@ def _wanted(core: Scheduler, head: Job, line: Line, largest: int, now: float) ->
     return max(core.curve.efficient[min(largest, ceil(waiting / free))], head.images)
 
 
-def _room(core: Scheduler, instance: Instance, job: Job, now: float) -> int:
+def _room(core: SchedulerState, instance: Instance, job: Job, now: float) -> int:
     """The largest batch that meets the job's deadline if it starts now."""
     left = job.due - now
     if job.lane is not None and job.lane.level == PROTECTED:
@@ -77,7 +84,13 @@ def _room(core: Scheduler, instance: Instance, job: Job, now: float) -> int:
 
 
 def _size(
-    core: Scheduler, shares: Shares, instance: Instance, job: Job, lane: Lane, want: int, now: float
+    core: SchedulerState,
+    shares: DeviceShares,
+    instance: Instance,
+    job: Job,
+    lane: Lane,
+    want: int,
+    now: float,
 ) -> int:
     left = job.due - now  # as `_room`, without a call for every batch
     if lane.level == PROTECTED:
@@ -90,9 +103,22 @@ def _size(
     return batch_size(job, room, want, core.curve.efficient[room], keeps_up=keeps_up)
 
 
+def batch_size(head: Job, room: int, want: int, smaller: int, *, keeps_up: bool) -> int:
+    """How many images to run with `head` as the most urgent; 0 means that the head is given up.
+
+    `room` is the largest batch that meets the head's deadline, `want` the batch we would like, `smaller` the
+    most efficient one within `room`, and `keeps_up` whether batches of `room` carry the offered rate.
+    """
+    if room >= want:
+        return want
+    if room >= head.images and keeps_up:
+        return max(smaller, head.images)
+    return 0
+
+
 def _fill(
-    core: Scheduler,
-    shares: Shares,
+    core: SchedulerState,
+    shares: DeviceShares,
     instance: Instance,
     shape: Hashable,
     size: int,
@@ -130,13 +156,18 @@ def _fill(
 
 
 def _give_up(
-    core: Scheduler, instance: Instance, job: Job, want: int, now: float, given_up: list[GivenUp]
+    core: SchedulerState, instance: Instance, job: Job, want: int, now: float, given_up: list[GivenUp]
 ) -> None:
     room = _room(core, instance, job, now)
     given_up.append(core.give_up(job, reason_to_give_up(job, now), now, room=room, needed=want))
 
 
-def _faster_one_carries(core: Scheduler, instance: Instance, job: Job, now: float) -> bool:
+def reason_to_give_up(job: Job, now: float) -> Reason:
+    """Too late is the clock's doing; anything else is ours, and says so."""
+    return Reason.DEADLINE if now >= job.due else Reason.GIVEN_UP
+
+
+def _faster_one_carries(core: SchedulerState, instance: Instance, job: Job, now: float) -> bool:
     """Leave to a faster instance what only it can finish in time."""
     return any(
         core.instances.fits(other, job.due - max(now, other.free_at)) >= job.images
@@ -146,7 +177,7 @@ def _faster_one_carries(core: Scheduler, instance: Instance, job: Job, now: floa
 
 
 def _from_behind(
-    core: Scheduler, instance: Instance, line: Line, slo: float, want: int, now: float
+    core: SchedulerState, instance: Instance, line: Line, slo: float, want: int, now: float
 ) -> list[Job]:
     """The largest batch of less urgent jobs that a slow instance still finishes in time."""
     low, high = 0, min(want, core.instances.fits(instance, slo))
@@ -163,3 +194,66 @@ def _from_behind(
         batch.append(job)
         used += job.images
     return batch
+
+
+class PromisePolicy:
+    """Answer within the SLO, or say no early: earliest deadline first behind a gate; nobody waits while an
+    instance is idle. What is asked of it is `Policy` in scheduler_state.py; knobs.py has the other one."""
+
+    by_shape = True
+    preserve_ordering = False
+    looks_ahead = False
+
+    def __init__(self, settings: Promise, curve: BatchCurve, constants: Constants = CONSTANTS) -> None:
+        self.settings = settings
+        self._constants = constants
+        self._curve = curve
+        self.shares = DeviceShares(settings.slo, self._largest(curve))
+        self.max_images = settings.max_batch
+        self.max_queue = settings.max_queue
+
+    def _largest(self, curve: BatchCurve) -> int:
+        """A batch that takes the whole promise even at the profile's speed can never be useful."""
+        return max(1, min(self.settings.max_batch, curve.max_batch, curve.fits(self.settings.slo)))
+
+    def adopt(self, core: SchedulerState, now: float) -> None:
+        self._curve = core.curve
+        self.shares.cap(self._largest(core.curve))
+        self.shares.refresh(core, now)
+
+    def place(self, job: Job, sequence: int) -> tuple[int, str]:
+        """The job's lane, after giving it its place in that lane's order."""
+        arrived, deadline = job.arrived, job.deadline
+        slo = job.promise or self.settings.slo
+        if deadline > arrived + slo:
+            deadline = job.deadline = arrived + slo
+        outside = job.outside = planned(job.outside, deadline - arrived, self._constants)
+        job.rank = job.due = deadline - outside - job.later
+        return level_of(job.priority) if job.priority else ORDINARY, job.source
+
+    def succeed(self, old: Job, new: Job) -> None:
+        """Its lane keeps its turn; within the lane the earliest deadline still goes first."""
+
+    def expires(self, job: Job) -> float:
+        """One whose input is still to come is too late when it could not run any more; so it is told, and
+        its input need not be made. Who waits with its input is judged when an instance is free."""
+        there = job.probe or job.ready_at == -INFINITY
+        return job.due if there else job.due - self._curve.times[job.images]
+
+    def expired(self, core: SchedulerState, job: Job, now: float) -> Reason | None:
+        return Reason.DEADLINE
+
+    def admit(self, core: SchedulerState, job: Job, now: float) -> Refusal | None:
+        assert job.lane is not None
+        return gate(core, self.shares, self.settings.slo, job, job.lane, now)
+
+    def look_ahead(self, core: SchedulerState, now: float, job: Job | None = None) -> None:
+        """Nothing is set aside: the later a batch is chosen, the better it is."""
+
+    def take(
+        self, core: SchedulerState, instance: Instance, now: float, given_up: list[GivenUp]
+    ) -> tuple[list[Job], float | None]:
+        self.shares.refresh(core, now)
+        jobs = next_batch(core, self.shares, self.settings.slo, instance, now, given_up)
+        core.lanes.credit = self.shares.largest
+        return jobs, None

@@ -252,7 +252,7 @@ class _Bucket:
         self._tokens = max(self._tokens - cost, -self._most)
 
 
-class _Line(Generic[T]):
+class _LaneWork(Generic[T]):
     """What one lane has spent, and what of it waits."""
 
     __slots__ = ("bucket", "held", "strict")
@@ -273,7 +273,7 @@ class Pacer(Generic[T]):
     def __init__(self, now: float, constants: Constants = CONSTANTS) -> None:
         self._constants = constants
         self._together = _Bucket(constants.paced_together, constants.paced_burst_s, now)
-        self._lines: dict[LaneKey, _Line[T]] = {}
+        self._lines: dict[LaneKey, _LaneWork[T]] = {}
         self.waiting = 0
 
     def __len__(self) -> int:
@@ -317,7 +317,7 @@ class Pacer(Generic[T]):
             self._start_elsewhere(now)
         return found
 
-    def _may_go(self, line: _Line[T], now: float) -> bool:
+    def _may_go(self, line: _LaneWork[T], now: float) -> bool:
         if line.held[0].latest <= now:
             return True
         return line.bucket.left(now) > 0.0 and self._together.left(now) > 0.0
@@ -335,13 +335,13 @@ class Pacer(Generic[T]):
             key: line for key, line in self._lines.items() if line.held or not line.bucket.is_full(now)
         }
 
-    def _line(self, key: LaneKey, now: float) -> _Line[T]:
+    def _line(self, key: LaneKey, now: float) -> _LaneWork[T]:
         line = self._lines.get(key)
         if line is None:
             if len(self._lines) >= self._constants.max_lanes:
                 self._forget(now)
             bucket = _Bucket(self._constants.paced_share, self._constants.paced_burst_s, now)
-            line = self._lines[key] = _Line(bucket)
+            line = self._lines[key] = _LaneWork(bucket)
         line.bucket.left(now)
         return line
 

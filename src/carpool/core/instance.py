@@ -4,20 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from carpool.core.constants import Constants
 from carpool.core.job import Job
 from carpool.core.learning import Belief, Speed
 
-if TYPE_CHECKING:
-    from carpool.core.arbiter import Turn
-    from carpool.core.spare import SpareTurn
-
 _MUCH_FASTER = 0.8  # speeds closer than this are noise, and their instances are equals
 
 _INFINITY = float("inf")
 _REST_S = 0.001  # forgetting takes seconds: of a flood that finds somebody idle, not each arrival need look
+
+
+class BatchTurn:
+    """On whose account a batch uses a shared device."""
+
+    __slots__ = ()
+
+    def began(self, batch: Batch, now: float) -> None:
+        raise NotImplementedError
+
+    def ended(self, batch: Batch, now: float) -> None:
+        raise NotImplementedError
+
+
+class DeviceTurn(BatchTurn):
+    """A model's place on a shared device (see arbiter.py): its instances there ask before they run."""
+
+    __slots__ = ("big_of", "cheap_of", "device", "pipelines", "step")
+
+    def __init__(self, device: object) -> None:
+        self.device = device  # turns with the same one run one after the other; None: with nobody
+        self.pipelines: frozenset[str] = frozenset()  # that it is a step of
+        self.step = 0  # its place among the steps of those; the highest where it has several
+        self.cheap_of: frozenset[str] = frozenset()  # cascades whose promise rests on it
+        self.big_of: frozenset[str] = frozenset()  # cascades that do without it under load
+
+    def granted(self, now: float) -> bool:
+        """May a batch of this model start now? A model that may not is woken when that changes."""
+        raise NotImplementedError
+
+    def declines(self) -> None:
+        """It might have run, and did not want to: the others need not wait for it."""
+        raise NotImplementedError
+
+    def gives_way(self) -> None:
+        """An instance here is gone: what waits because it was to go first need not wait any longer."""
+        raise NotImplementedError
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +62,7 @@ class Batch:
     size: int  # with padding: what the engine runs
     started: float
     belief: Belief  # of its kind: what it takes is learned there, whatever is run by then
-    turn: Turn | SpareTurn | None = None  # whose turn on a shared device it is
+    turn: BatchTurn | None = None  # whose turn on a shared device it is
 
 
 class Instance:
@@ -50,7 +82,7 @@ class Instance:
         self.idle_since = float("-inf")
         self.batch: Batch | None = None
         self.available = True
-        self.turn: Turn | None = None
+        self.turn: DeviceTurn | None = None
         self.share = 1.0
         self.longest = float("inf")
 
@@ -120,7 +152,7 @@ class Instances:
         self.uneven = self.gone or fastest < _MUCH_FASTER * slowest
         self.next_free, self.idle = next_free, idle
 
-    def start(self, instance: Instance, jobs: list[Job], now: float, spare: SpareTurn | None = None) -> Batch:
+    def start(self, instance: Instance, jobs: list[Job], now: float, spare: BatchTurn | None = None) -> Batch:
         """On the account of spare work, if it is that."""
         images = 0
         for job in jobs:
@@ -177,6 +209,10 @@ class Instances:
     def fits(self, instance: Instance, seconds: float) -> int:
         """The largest batch that this instance finishes in this time, noise included."""
         return self._curve.fits(seconds / instance.speed.cautious)
+
+    def idle_at(self, index: int | None) -> list[Instance]:
+        """The idle ones; with an index that one alone, if it is idle."""
+        return self.idle if index is None else [one for one in self.idle if one.index == index]
 
     def free_within(self, seconds: float, now: float) -> int:
         soon = now + seconds

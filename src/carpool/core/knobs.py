@@ -10,14 +10,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from carpool.core.instance import Instance
 from carpool.core.job import INFINITY, READY, GivenUp, Job, Reason, Refusal
 from carpool.core.objectives import Knobs, QueueLimits, TimeoutAction
-
-if TYPE_CHECKING:
-    from carpool.core.instance import Instance
-    from carpool.core.scheduler import Scheduler
+from carpool.core.scheduler_state import SchedulerState
 
 _AHEAD = 2  # batches set aside per instance
 _COMPACT_AT = 64
@@ -72,7 +69,7 @@ class KnobsPolicy:
         self._wait_until: float | None = None
         self._seated: Job | None = None  # is about to be ready, and has a place already
 
-    def adopt(self, core: Scheduler, now: float) -> None:
+    def adopt(self, core: SchedulerState, now: float) -> None:
         """Knobs are what they are, however long batches take."""
 
     def place(self, job: Job, sequence: int) -> tuple[int, str]:
@@ -96,7 +93,7 @@ class KnobsPolicy:
     def expires(self, job: Job) -> float:
         return min(job.deadline, self._times_out(job))
 
-    def expired(self, core: Scheduler, job: Job, now: float) -> Reason | None:
+    def expired(self, core: SchedulerState, job: Job, now: float) -> Reason | None:
         """The reason to give the job up, or nothing when it only moves behind the others."""
         if now >= job.deadline:
             return Reason.DEADLINE
@@ -109,14 +106,14 @@ class KnobsPolicy:
         job.rank = rank
         return None
 
-    def admit(self, core: Scheduler, job: Job, now: float) -> Refusal | None:
+    def admit(self, core: SchedulerState, job: Job, now: float) -> Refusal | None:
         assert job.lane is not None
         limit = self._limits(job).max_size
         if limit and job.lane.requests >= limit:
             return Refusal(Reason.QUEUE_FULL)
         return None
 
-    def look_ahead(self, core: Scheduler, now: float, job: Job | None = None) -> None:
+    def look_ahead(self, core: SchedulerState, now: float, job: Job | None = None) -> None:
         """Set batches aside, as far ahead as Triton does."""
         self._wait_until = None
         if not self._looks_ahead:
@@ -156,7 +153,7 @@ class KnobsPolicy:
         return True
 
     def take(
-        self, core: Scheduler, instance: Instance, now: float, given_up: list[GivenUp]
+        self, core: SchedulerState, instance: Instance, now: float, given_up: list[GivenUp]
     ) -> tuple[list[Job], float | None]:
         """The jobs to run now, or when to look again."""
         if self._looks_ahead:
@@ -200,7 +197,7 @@ class KnobsPolicy:
                     return
             aside.popleft()
 
-    def _grow(self, core: Scheduler, batch: _Aside, now: float) -> bool:
+    def _grow(self, core: SchedulerState, batch: _Aside, now: float) -> bool:
         """Add to a batch what may leave with it; False when there is nobody, or it is better to wait."""
         found = self._gather(core, batch)
         if not found.jobs:
@@ -230,7 +227,7 @@ class KnobsPolicy:
         batch.other_shape |= found.other_shape
         return True
 
-    def _gather(self, core: Scheduler, batch: _Aside) -> _Gathered:
+    def _gather(self, core: SchedulerState, batch: _Aside) -> _Gathered:
         found = _Gathered()
         size = batch.images
         shape = batch.jobs[0].shape if batch.jobs else None
@@ -267,7 +264,7 @@ class KnobsPolicy:
         return job.arrived + timeout if timeout else INFINITY
 
 
-def _in_order(core: Scheduler, by_shape: bool) -> Iterator[Job]:
+def _in_order(core: SchedulerState, by_shape: bool) -> Iterator[Job]:
     """Higher levels first, then in order of arrival; by shape, only the shape that has waited longest."""
     for lane in sorted((lane for lane in core.lanes if lane.ready), key=lambda lane: lane.level):
         yield from lane.earliest()[1] if by_shape else lane.lines[None]

@@ -7,19 +7,15 @@ free first could run a job.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from carpool.core.batcher import PromisePolicy
 from carpool.core.constants import Constants
+from carpool.core.instance import Instance
 from carpool.core.job import GivenUp, Job
 from carpool.core.knobs import KnobsPolicy
 from carpool.core.objectives import Knobs
-from carpool.core.policy import PromisePolicy
 from carpool.core.queue import Lane, Lanes
-from carpool.core.sequences import Step
-
-if TYPE_CHECKING:
-    from carpool.core.instance import Instance
-    from carpool.core.scheduler import Scheduler
+from carpool.core.scheduler_state import SchedulerState
+from carpool.core.sequences import SequenceStep
 
 
 class PinnedLanes(Lanes):
@@ -39,14 +35,13 @@ class PinnedLanes(Lanes):
 
     def show_for(self, job: Job) -> None:
         """Whoever only asks what would become of a job names no instance."""
-        step: Step | None = job.payload
+        step: SequenceStep | None = job.payload
         if step is not None:
             self.by_key = self._sets[step.instance]
 
-    def idle_for(self, job: Job, idle: list[Instance]) -> list[Instance]:
-        """That another instance rests is nothing to it."""
-        step: Step | None = job.payload
-        return idle if step is None else [instance for instance in idle if instance.index == step.instance]
+    def instance_of(self, job: Job) -> int | None:
+        step: SequenceStep | None = job.payload
+        return None if step is None else step.instance
 
     def everybody(self) -> list[Job]:
         lines = (line for lanes in self._sets for lane in lanes.values() for line in lane.lines.values())
@@ -61,7 +56,7 @@ class PinnedPromise(PromisePolicy):
         return super().place(job, sequence)
 
     def take(
-        self, core: Scheduler, instance: Instance, now: float, given_up: list[GivenUp]
+        self, core: SchedulerState, instance: Instance, now: float, given_up: list[GivenUp]
     ) -> tuple[list[Job], float | None]:
         self.lanes.show(instance.index)
         return super().take(core, instance, now, given_up)
@@ -82,7 +77,7 @@ class PinnedKnobs(KnobsPolicy):
         return super().place(job, sequence)
 
     def take(
-        self, core: Scheduler, instance: Instance, now: float, given_up: list[GivenUp]
+        self, core: SchedulerState, instance: Instance, now: float, given_up: list[GivenUp]
     ) -> tuple[list[Job], float | None]:
         """When to look again is for the sake of all: the last instance that is asked has the word."""
         self.lanes.show(instance.index)
@@ -95,9 +90,9 @@ class PinnedKnobs(KnobsPolicy):
         return jobs, min((until for until in self._waits.values() if until > now), default=None)
 
 
-def pin(scheduler: Scheduler, settings: Knobs | None) -> None:
-    """From now on, before it has any, its jobs are `Step`s of sequences. Knobs have to gather across shapes,
-    which is what keeps them from looking ahead."""
+def pin(scheduler: SchedulerState, settings: Knobs | None) -> None:
+    """From now on, before it has any, its jobs are `SequenceStep`s. Knobs have to gather across shapes, which
+    keeps them from looking ahead."""
     constants, old = scheduler.constants, scheduler.policy
     policy: PinnedPromise | PinnedKnobs
     if settings is None:

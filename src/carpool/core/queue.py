@@ -8,14 +8,10 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.job import OFFERED, READY, RUNNING, Job, JobState
 from carpool.core.learning import Rate
-
-if TYPE_CHECKING:
-    from carpool.core.instance import Instance
 
 _rank = attrgetter("rank")
 _COMPACT_AT = 64
@@ -174,9 +170,9 @@ class Lanes:
         lines = (line for lane in self for line in lane.lines.values())
         return [*(job for line in lines for job in line), *self.coming]
 
-    def idle_for(self, _job: Job, idle: list[Instance]) -> list[Instance]:
-        """Those that could run it."""
-        return idle
+    def instance_of(self, _job: Job) -> int | None:
+        """The only one that may run it; None: any may."""
+        return None
 
     def lane(self, level: int, source: str, now: float) -> Lane:
         """The lane of this source; the shared one when every own lane is in use."""

@@ -79,12 +79,12 @@ class Remaining:
 
     # ---- what happens to a request ------------------------------------------------------------------------
 
-    def enters(self, promise: float = 0.0, deadline: float = INFINITY, *, probe: bool = False) -> Trip:
+    def enters(self, promise: float = 0.0, deadline: float = INFINITY, *, probe: bool = False) -> Booking:
         """A request was let in; `promise` is the SLO of the whole in seconds, 0 where it has none."""
         for number in range(len(self.steps)):
             self._coming[number] += 1
         self._under_way += 1
-        return Trip(self, promise, deadline, probe=probe)
+        return Booking(self, promise, deadline, probe=probe)
 
     def _reached(self, step: int, images: int) -> None:
         """The first few count as much as what was assumed before them."""
@@ -191,19 +191,21 @@ class Remaining:
 
 def _same_device(one: Scheduler, other: Scheduler) -> bool:
     mine, theirs = one.instances.next_free.turn, other.instances.next_free.turn
-    return mine is not None and theirs is not None and mine.shares_device_with(theirs)
+    if mine is None or theirs is None or mine.device is None:
+        return False
+    return mine.device is theirs.device
 
 
-class Trip:
-    """One request on its way. Whoever carries it says where it is; `done` or `gone` ends it, once."""
+class Booking:
+    """One request that was let in. Whatever carries it says where it is; `done` or `gone` ends it, once."""
 
-    __slots__ = ("_deadline", "_ended", "_probe", "_promise", "_remaining", "_to_reach")
+    __slots__ = ("_deadline", "_probe", "_promise", "_remaining", "_to_reach", "ended")
 
     def __init__(self, remaining: Remaining, promise: float, deadline: float, *, probe: bool) -> None:
         self._remaining = remaining
         self._promise, self._deadline, self._probe = promise, deadline, probe
         self._to_reach = set(range(len(remaining.steps)))
-        self._ended: dict[int, float] = {}
+        self.ended: dict[int, float] = {}  # by step: when
 
     def plan(self, step: int, job: Job, arrived: float, deadline: float, now: float) -> float:
         """Give this job, which is its part in a step, the time that it has, and return how much of that is
@@ -224,13 +226,13 @@ class Trip:
             self._to_reach.discard(step)
 
     def ends(self, step: int, now: float) -> None:
-        self._ended[step] = now
+        self.ended[step] = now
 
     def done(self, now: float) -> None:
         """Only those who came through are learned from: who was given up was short of time."""
         try:
             self._remaining._kept = now <= self._deadline
-            for step, at in self._ended.items():
+            for step, at in self.ended.items():
                 self._remaining._later[step].seen(now - at, now)
         finally:
             self._leave()
@@ -245,4 +247,3 @@ class Trip:
         for step in self._to_reach:
             self._remaining._coming[step] -= 1
         self._to_reach.clear()
-        self._ended.clear()

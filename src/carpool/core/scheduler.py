@@ -1,19 +1,19 @@
-"""The state machine: one queue, its instances, what it learned, and a policy that is asked two questions.
+"""The state machine: what happens to a model's queue and instances, and a policy that is asked two questions.
 
 It is told what happened and when; it answers with values. It never waits, and never looks at a clock.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Hashable
+from collections import deque
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from carpool.core.admission import backed_up
+from carpool.core.batcher import PromisePolicy
 from carpool.core.constants import CONSTANTS, Constants
 from carpool.core.curve import BatchCurve
-from carpool.core.instance import Batch, Instance, Instances
+from carpool.core.instance import Batch, Instance
 from carpool.core.job import (
     DONE,
     GONE,
@@ -28,11 +28,10 @@ from carpool.core.job import (
     Terms,
 )
 from carpool.core.knobs import KnobsPolicy
-from carpool.core.learning import Belief, Beliefs, Doubt, Drift, Lag, Rate
 from carpool.core.objectives import Knobs, Promise
-from carpool.core.policy import Policy, PromisePolicy
-from carpool.core.queue import Lane, Lanes
-from carpool.core.shares import ORDINARY, Intake
+from carpool.core.queue import Lane
+from carpool.core.scheduler_state import Policy, SchedulerState
+from carpool.core.shares import ORDINARY
 from carpool.core.spare import SpareTurn
 
 
@@ -45,23 +44,10 @@ class Decision:
     given_up: list[GivenUp] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class Ledger:
-    """Where every job went: offered = refused + given up + cancelled + answered + waiting + running."""
-
-    offered: int = 0
-    answered: int = 0
-    cancelled: int = 0
-    running: int = 0
-    refused: Counter[Reason] = field(default_factory=Counter)
-    given_up: Counter[Reason] = field(default_factory=Counter)
-
-
-_AT_ONCE_S = 1e-4  # inputs that come sooner are there
 _MOST_ROOM = 64  # requests: whoever has room for more need not count them
 
 
-class Scheduler:
+class Scheduler(SchedulerState):
     """One model's scheduler. A job is offered, made ready, dispatched in a batch, and finished with it."""
 
     def __init__(
@@ -71,30 +57,12 @@ class Scheduler:
         instances: int = 1,
         constants: Constants = CONSTANTS,
     ) -> None:
-        self.constants = constants
-        self.slo = settings.slo if isinstance(settings, Promise) else INFINITY
-        self.kind: Hashable = None  # of work, which is a job's shape: the one whose belief is in force
-        self._beliefs = Beliefs(curve, instances, constants)
-        self.belief = self._beliefs.of(self.kind, -INFINITY)
-        self.curve = curve  # that of the belief: read at every arrival
-        self.instances = Instances(self.belief, constants)
-        self.policy: Policy = (
-            PromisePolicy(settings, curve, constants)
-            if isinstance(settings, Promise)
-            else KnobsPolicy(settings)
-        )
-        self.lanes = Lanes(by_shape=self.policy.by_shape, constants=constants)
-        self.ledger = Ledger()
-        self.age = Lag(constants.rate_memory_s)  # of requests when they leave their front end
-        self.lag = Lag(constants.lag_memory_s)  # from there to here
-        self.entrance = Intake(constants).join()  # its own, unless it shares an engine with others
-        self.outside = Lag(constants.rate_memory_s)  # what their clients wait beside the queue and the batch
-        memory = constants.rate_memory_s
-        promises = 0.0 if self.slo == INFINITY else constants.rate_memory_promises * self.slo
-        self._rate = Rate(max(memory, promises))
-        self._coming = Lag(memory)  # from their offer until their inputs are there
-        self._supply = Rate(memory)
-        self.doubt = Doubt(self.slo if self.slo < INFINITY else 0.0, constants)
+        policy: Policy
+        if isinstance(settings, Promise):
+            policy, slo = PromisePolicy(settings, curve, constants), settings.slo
+        else:
+            policy, slo = KnobsPolicy(settings), INFINITY
+        super().__init__(curve, policy, slo, instances, constants)
         self._sequence = 0
         self._expiries: list[tuple[float, int, Job]] = []
         self._in_order: deque[Job] = deque()
@@ -256,69 +224,12 @@ class Scheduler:
                 decision.look_again = min(spare.look_again, decision.look_again or INFINITY)
         return decision
 
-    def give_up(
-        self, job: Job, reason: Reason, now: float, *, room: int = 0, needed: int = 0, batch: float = 0.0
-    ) -> GivenUp:
-        self.lanes.remove(job, GONE)
-        if job.foreseen < INFINITY:  # it would have ended after it was due
-            self.doubt.seen(max(now, job.due) - job.foreseen, now)
-        self.ledger.given_up[reason] += 1
-        return GivenUp(job, reason, room, needed, batch)
-
     @property
     def next_expiry(self) -> float:
         """When somebody has to be told that it will not run; not before that is `decide` needed for it."""
         if self._replaced:
             return -INFINITY
         return self._expiries[0][0] if self._expiries else INFINITY
-
-    # ---- what the policies ask ------------------------------------------------------------------------
-
-    def turn_to(self, kind: Hashable, now: float) -> None:
-        """The next batch is of another kind: what is believed of that is in force, at the gate as well."""
-        self.kind = kind
-        belief = self._beliefs.of(kind, now)
-        if belief is not self.belief:
-            self.instances.rest(now)
-            self.belief.laid_aside(now)
-            belief.taken_up(now)
-            self._believe(belief, now)
-
-    @property
-    def drift(self) -> Drift:
-        return self.belief.drift
-
-    def rate(self, now: float) -> float:
-        """Images offered per second, refusals included."""
-        return self._rate.at(now)
-
-    def supply(self, now: float) -> float:
-        """Images per second that came late and became ready: what batches are made of, where inputs are."""
-        return self._supply.at(now)
-
-    def newcomer(self, source: str, now: float) -> Job:
-        """One that comes now, as the others did lately: as old when it gets here, with its input as far away,
-        and its answer as long on the way."""
-        age = self.age.at(now) + self.lag.at(now)
-        job = Job(now - age, source=source, outside=self.outside.at(now))
-        coming = self._coming.at(now)
-        if coming > _AT_ONCE_S:
-            job.ready_at = now + coming
-        return job
-
-    def saturation(self, now: float) -> float:
-        """0 when a newcomer would run at once, 1 when the wait alone would take its whole promise."""
-        if self.slo == INFINITY:
-            return 0.0
-        batch = self.curve.efficient[min(self.policy.max_images, self.curve.max_batch)]
-        ahead = max(0.0, self.instances.next_free.free_at - now)
-        ahead += self.lanes.waiting / batch * self.curve.times[batch] / self.instances.pace
-        return min(1.0, ahead / self.slo)
-
-    def measured_again(self, profile: BatchCurve, now: float) -> None:
-        """The curve that it began with was not right: what was learned by it is forgotten."""
-        self._beliefs = Beliefs(profile, len(self.instances), self.constants)
-        self._believe(self._beliefs.of(self.kind, now), now)
 
     # ---- inside -----------------------------------------------------------------------------------------
 
@@ -337,11 +248,6 @@ class Scheduler:
         if learned is not None:
             belief.adopt(*learned)
             self._believe(self.belief, now)
-
-    def _believe(self, belief: Belief, now: float) -> None:
-        self.belief, self.curve = belief, belief.curve
-        self.instances.believe(belief)
-        self.policy.adopt(self, now)
 
     def _count_arrival(self, job: Job, lane: Lane, now: float, *, more: bool) -> None:
         """A frame that takes the place of another asks for no `more` than that one did."""

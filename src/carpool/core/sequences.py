@@ -56,7 +56,7 @@ class Why(enum.Enum):
     TOLD = "whoever stops it says why"
 
 
-class Step:
+class SequenceStep:
     """One request of a sequence; its job's `payload`. Where it runs is said when it is passed on, and stays:
     the thread that runs it reads that, whatever becomes of its sequence meanwhile."""
 
@@ -106,8 +106,8 @@ class LiveSequence:
         self.is_leaving = False  # its place is another's after the request that was passed on
         self.instance = -1
         self.slot = -1
-        self.waiting: deque[Step] = deque()
-        self.passed: Step | None = None  # with the scheduler
+        self.waiting: deque[SequenceStep] = deque()
+        self.passed: SequenceStep | None = None  # with the scheduler
         self.open = True  # takes requests that do not start it
         self.quiet_since = 0.0
         self.is_next = False  # is among those whose turn it is
@@ -165,7 +165,7 @@ class Sequences:
         self._ids: set[SequenceId] = set()  # that the model is told
         self._leaving = 0  # sequences
         self._next: deque[LiveSequence] = deque()
-        self._deadlines: list[tuple[float, int, Step]] = []
+        self._deadlines: list[tuple[float, int, SequenceStep]] = []
         self._quiet: list[tuple[float, int, LiveSequence]] = []
         self._passed: list[Job] = []  # whose turn came at once
         self._dropped: list[Dropped] = []  # not told yet
@@ -210,7 +210,7 @@ class Sequences:
         if self._ended:
             self._ended.pop(key, None)
         self._number += 1
-        job.payload = step = Step(job, sequence, self._number, start=start, end=end)
+        job.payload = step = SequenceStep(job, sequence, self._number, start=start, end=end)
         sequence.open = not end
         if at_once:
             step.waits = False
@@ -264,7 +264,7 @@ class Sequences:
         own = 0 if share is None else share.size
         return Why.HEAVY if _is_used_up(self.size + size - 1, self._bounds.size, share, own) else None
 
-    def _wait(self, step: Step) -> None:
+    def _wait(self, step: SequenceStep) -> None:
         sequence = step.sequence
         sequence.waiting.append(step)
         self._count(step, 1)
@@ -295,7 +295,7 @@ class Sequences:
 
     def cancel(self, job: Job) -> bool:
         """Its client has left. True: it waited here, and is forgotten; else the scheduler has it."""
-        step: Step = job.payload
+        step: SequenceStep = job.payload
         if not step.waits:
             return False
         self._leave_out(step, Why.NEVER_BEGAN)
@@ -303,7 +303,7 @@ class Sequences:
 
     def finished(self, job: Job, now: float, *, ran: bool) -> None:
         """The scheduler is done with it: it `ran`, well or not; or was refused, given up or cancelled."""
-        step: Step = job.payload
+        step: SequenceStep = job.payload
         sequence = step.sequence
         if sequence.passed is not step:
             return  # it was lost with its instance
@@ -392,18 +392,18 @@ class Sequences:
         self._no_longer_waits(step)
         passed.append(step.job)
 
-    def _no_longer_waits(self, step: Step) -> None:
+    def _no_longer_waits(self, step: SequenceStep) -> None:
         step.waits = False
         self._count(step, -1)
 
-    def _count(self, step: Step, sign: int) -> None:
+    def _count(self, step: SequenceStep, sign: int) -> None:
         share = step.sequence.share
         self.waiting += sign
         share.waiting += sign
         self.size += sign * step.size
         share.size += sign * step.size
 
-    def _expect(self, at: float, step: Step) -> None:
+    def _expect(self, at: float, step: SequenceStep) -> None:
         """Look at that time whether it still waits."""
         if len(self._deadlines) > _COMPACT_AT + 4 * self.waiting:
             self._deadlines[:] = [entry for entry in self._deadlines if entry[2].waits]
@@ -411,7 +411,7 @@ class Sequences:
         self._number += 1
         heappush(self._deadlines, (at, self._number, step))
 
-    def _has_waited(self, step: Step, now: float) -> None:
+    def _has_waited(self, step: SequenceStep, now: float) -> None:
         """For as long as its client said; or for a place, for as long as it may. Of one that came before its
         sequence ended, that wait began when it was the first: it was noted then."""
         if not step.waits:
@@ -512,7 +512,7 @@ class Sequences:
         if not share.sequences:
             del self._shares[share.name]
 
-    def _leave_out(self, step: Step, why: Why) -> None:
+    def _leave_out(self, step: SequenceStep, why: Why) -> None:
         """One that waits leaves. The rest goes on without it, unless it was to start them."""
         sequence = step.sequence
         waiting = sequence.waiting
@@ -542,7 +542,7 @@ class Sequences:
             self._drop(waiting[at], why)
             del waiting[at]
 
-    def _drop(self, step: Step, why: Why) -> None:
+    def _drop(self, step: SequenceStep, why: Why) -> None:
         self._no_longer_waits(step)
         self._dropped.append(Dropped(step.job, why))
 

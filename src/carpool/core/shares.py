@@ -19,7 +19,7 @@ from carpool.core.learning import Rate
 from carpool.core.queue import Lane
 
 if TYPE_CHECKING:
-    from carpool.core.scheduler import Scheduler
+    from carpool.core.scheduler_state import SchedulerState
 
 PROTECTED, ORDINARY, BACKGROUND = 0, 1, 2
 
@@ -87,7 +87,7 @@ def _left_to(giver: PlaceShare) -> float:
     return (giver.places - 1) / giver.weight
 
 
-class Shares:
+class DeviceShares:
     """The largest batch allowed now, and each source's part of the device, `fair` times what its lane weighs.
     Refreshed before every batch."""
 
@@ -108,7 +108,7 @@ class Shares:
         self._largest = largest
         self._open()
 
-    def refresh(self, core: Scheduler, now: float) -> None:
+    def refresh(self, core: SchedulerState, now: float) -> None:
         self._open()
         if core.instances.longest < float("inf"):  # for the sake of other models on the same device
             size = core.instances.fits(core.instances.next_free, core.instances.longest)
@@ -133,7 +133,7 @@ class Shares:
             self.largest, self.fair, self.supply = min(guard, self.largest), fair, supply
             self._with_right_of_way = sum([*protected, *modest], 0.0)
 
-    def _guard(self, core: Scheduler, slo: float, *, protected: bool) -> int:
+    def _guard(self, core: SchedulerState, slo: float, *, protected: bool) -> int:
         """The largest batch after which a second one still fits, for who arrived just after the first began.
 
         For a protected request that second batch may even take twice its time: devices stall now and then.
@@ -152,7 +152,7 @@ class Shares:
             return 1.0
         return min(1.0, max(self.fair * lane.part / self.supply, 1e-3))
 
-    def to_keep_up_with(self, core: Scheduler, lane: Lane, now: float) -> float:
+    def to_keep_up_with(self, core: SchedulerState, lane: Lane, now: float) -> float:
         """The rate that batches made small for this lane's sake must still carry.
 
         For whoever has the right of way, only the others who have it: the rest is given up for them.

@@ -14,22 +14,21 @@ from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.core.constants import Constants
-from carpool.core.curve import slo_capacity
+from carpool.core.curve import BatchCurve, slo_capacity
+from carpool.core.instance import Batch, BatchTurn, Instance
 from carpool.core.job import DONE, GONE, INFINITY, READY, RUNNING, Job, Reason, planned
 from carpool.core.learning import Rate, Speed
+from carpool.core.scheduler_state import SchedulerState
 
 if TYPE_CHECKING:
-    from carpool.core.arbiter import Arbiter, Turn
-    from carpool.core.curve import BatchCurve
-    from carpool.core.instance import Batch, Instance
-    from carpool.core.scheduler import Scheduler
+    from carpool.core.arbiter import Arbiter, ModelTurn
 
 _MOST_WAITING = 32  # requests of one model: they hold memory, and more than a few batches would only get old
 _LOOK_S = 0.02  # between two looks for slack while nothing happens: whatever ends has it looked for, too
 _NOT_LOAD = (Reason.TOO_LARGE, Reason.REPLACED)  # a no that says nothing about the device
 
 
-class Room(NamedTuple):
+class SpareRoom(NamedTuple):
     """Seconds that a batch of spare work may take: a usual one, and one that hardly anybody meets, since it
     is so rare. Without the second, a model that needs more than the first for one picture would never run."""
 
@@ -37,10 +36,10 @@ class Room(NamedTuple):
     rare: float
 
 
-NO_ROOM = Room(0.0, 0.0)
+NO_ROOM = SpareRoom(0.0, 0.0)
 
 
-class SpareTurn:
+class SpareTurn(BatchTurn):
     """The spare work of one model: its own queue, and its place on the device, which no other turn counts."""
 
     __slots__ = (
@@ -49,7 +48,7 @@ class SpareTurn:
     )
 
     def __init__(
-        self, arbiter: Arbiter, core: Scheduler, instances: Sequence[Instance], wake: Callable[[], None]
+        self, arbiter: Arbiter, core: SchedulerState, instances: Sequence[Instance], wake: Callable[[], None]
     ) -> None:
         self._arbiter = arbiter
         self.core = core
@@ -170,16 +169,16 @@ class Slack:
         self._constants = constants
         self._lately = Rate(constants.lane_memory_s)  # seconds of spare work per second
         self._long = Rate(constants.spare_long_s)
-        self._watched: dict[Scheduler, _Watched] = {}
+        self._watched: dict[SchedulerState, _WatchedModel] = {}
 
     def used(self, seconds: float, now: float) -> None:
         self._lately.add(seconds, now)
         self._long.add(seconds, now)
 
-    def forget(self, core: Scheduler) -> None:
+    def forget(self, core: SchedulerState) -> None:
         self._watched.pop(core, None)
 
-    def room(self, turns: Sequence[Turn], width: int, now: float) -> Room:
+    def room(self, turns: Sequence[ModelTurn], width: int, now: float) -> SpareRoom:
         """For the sake of each model there, and of all of them together."""
         c = self._constants
         free = c.spare_load - sum(self._share(turn, now) for turn in turns)
@@ -188,10 +187,10 @@ class Slack:
         rooms = [self._beside(turn.scheduler, now) for turn in turns]
         usual = min((room.usual for room in rooms), default=INFINITY)
         if self._long.at(now) / width >= c.spare_rare:
-            return Room(usual, 0.0)
-        return Room(usual, min((room.rare for room in rooms), default=INFINITY))
+            return SpareRoom(usual, 0.0)
+        return SpareRoom(usual, min((room.rare for room in rooms), default=INFINITY))
 
-    def _share(self, turn: Turn, now: float) -> float:
+    def _share(self, turn: ModelTurn, now: float) -> float:
         """The part of what a model could answer in time that is asked of it: infinite while it says no to
         anybody, and in the first second that it is looked at."""
         core, c = turn.scheduler, self._constants
@@ -199,7 +198,7 @@ class Slack:
             return 0.0
         watched = self._watched.get(core)
         if watched is None:
-            watched = self._watched[core] = _Watched(now)
+            watched = self._watched[core] = _WatchedModel(now)
         if core.instances.gone or now - watched.troubled(core, now) < c.spare_quiet_s:
             return INFINITY
         if core.slo == INFINITY:  # nobody knows what it can do: how busy it is must do
@@ -207,14 +206,14 @@ class Slack:
         rate = max(core.rate(now), sum(lane.rate.at(now) for lane in core.lanes))
         return rate / (watched.answerable(core) or rate or 1.0)
 
-    def _beside(self, core: Scheduler, now: float) -> Room:
+    def _beside(self, core: SchedulerState, now: float) -> SpareRoom:
         """Until it would hurt: a tenth of the promise, and half of what the most urgent, whose input may be
         on its way, can spare once a batch with all who come meanwhile is taken off; all of that, rarely,
         while hardly anybody comes: else a model that promises just what it can would never run any."""
         c = self._constants
         if core.slo == INFINITY:
             promise = c.spare_promise_s
-            return NO_ROOM if core.lanes.waiting else Room(c.spare_delay * promise, promise)
+            return NO_ROOM if core.lanes.waiting else SpareRoom(c.spare_delay * promise, promise)
         tenth = c.spare_delay * c.guard_margin * core.slo  # with room for noise
         gathered = ceil(core.lanes.waiting + core.rate(now) * tenth)
         size = max(1, min(gathered, core.curve.max_batch))
@@ -225,10 +224,10 @@ class Slack:
         rare = half
         if core.rate(now) * core.slo < c.spare_nobody and not (core.lanes.waiting or core.lanes.coming):
             rare = max(half, newcomer - now - core.instances.next_free.speed.mean * core.curve.times[1])
-        return Room(min(tenth, half), rare)
+        return SpareRoom(min(tenth, half), rare)
 
 
-class _Watched:
+class _WatchedModel:
     """What is remembered of a model between two looks."""
 
     __slots__ = ("_answerable", "_curve", "_noes", "_since")
@@ -239,7 +238,7 @@ class _Watched:
         self._curve: BatchCurve | None = None
         self._answerable = 0.0
 
-    def troubled(self, core: Scheduler, now: float) -> float:
+    def troubled(self, core: SchedulerState, now: float) -> float:
         """When it last said no to somebody, as far as was seen."""
         ledger = core.ledger
         noes = sum(ledger.refused.values()) + sum(ledger.given_up.values())
@@ -248,7 +247,7 @@ class _Watched:
             self._noes, self._since = noes, now
         return self._since
 
-    def answerable(self, core: Scheduler) -> float:
+    def answerable(self, core: SchedulerState) -> float:
         """Images per second within the promise, at the speed of now."""
         if core.curve is not self._curve:
             self._curve, self._answerable = core.curve, slo_capacity(core.curve, core.slo)

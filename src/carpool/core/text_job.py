@@ -107,7 +107,7 @@ class Encode(NamedTuple):
     encoder: int = 0
 
 
-class Step(NamedTuple):
+class DecodeStep(NamedTuple):
     """One token for each of these: slots 0 to `width` - 1 are run, whether somebody has them or not."""
 
     jobs: tuple[TextJob, ...]
@@ -128,7 +128,7 @@ class TextGivenUp(NamedTuple):
 class StepDecision:
     """Do this, or look again at that time, or (neither) idle until something happens."""
 
-    work: Encode | Step | None = None
+    work: Encode | DecodeStep | None = None
     look_again: float | None = None
     given_up: list[TextGivenUp] = field(default_factory=list)
 

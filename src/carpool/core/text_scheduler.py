@@ -25,11 +25,11 @@ from carpool.core.curve import BatchCurve
 from carpool.core.job import DONE, GONE, INFINITY, READY, RUNNING, SOON, JobState, Reason, Refusal, Terms
 from carpool.core.learning import Belief, Rate
 from carpool.core.lengths import Departures, Lengths
-from carpool.core.scheduler import Ledger
+from carpool.core.scheduler_state import Ledger
 from carpool.core.text_job import (
     Boundary,
+    DecodeStep,
     Encode,
-    Step,
     StepDecision,
     TextGivenUp,
     TextJob,
@@ -55,7 +55,7 @@ class TextScheduler:
         self.each = min(settings.slots, step.max_batch)  # slots of a decoder
         self.slots: list[TextJob | None] = [None] * (self.each * settings.decoders)  # decoder by decoder
         self.encoding: dict[int, Encode] = {}  # by encoder
-        self.stepping: dict[int, Step] = {}  # by decoder
+        self.stepping: dict[int, DecodeStep] = {}  # by decoder
         self._taken = [0] * settings.decoders  # slots
         # How many slots of each may be used, and what that was computed from.
         self._rooms: list[tuple[float, BatchCurve, int]] = [(0.0, step, 0)] * settings.decoders
@@ -64,7 +64,7 @@ class TextScheduler:
         self._queue = TextQueue()
         self._fresh: list[TextJob] = []  # encoded, without a token yet
         self._last_step = -INFINITY  # when the last one ended
-        self._noted: Step | None = None  # the last one
+        self._noted: DecodeStep | None = None  # the last one
         self._was_late = False  # it came later after the one before than was promised
         self._has_encoded = False  # since then
         self._last_ran = -INFINITY  # when anything last ended
@@ -127,7 +127,7 @@ class TextScheduler:
             self.encoder.ended(work.encoder, len(work.jobs), seconds, now)
 
     def stepped(
-        self, work: Step, now: float, ended: Collection[TextJob] = (), seconds: float | None = None
+        self, work: DecodeStep, now: float, ended: Collection[TextJob] = (), seconds: float | None = None
     ) -> Boundary:
         """Each got a token, which for those who `ended` was the end of the text."""
         if self.stepping.get(work.decoder) is work:
@@ -156,7 +156,7 @@ class TextScheduler:
             self.step.ended(work.decoder, work.width, seconds, now)
         return Boundary(done, given_up)
 
-    def follow(self, work: Step, now: float) -> StepDecision:
+    def follow(self, work: DecodeStep, now: float) -> StepDecision:
         """What may be launched behind a step before anybody knows what it says: a device that waits for that
         stands still meanwhile. Who turns out to have ended with it keeps his slot for one step more. After an
         encoding, which counts as done (`encoded`) when it was launched, it may be asked again."""
@@ -420,10 +420,10 @@ class TextScheduler:
             job in work.jobs for work in self.encoding.values()
         )
 
-    def _step_of(self, jobs: tuple[TextJob, ...], now: float, decoder: int) -> Step:
-        return Step(jobs, self.step.curve.padded(max([job.slot for job in jobs]) + 1), now, decoder)
+    def _step_of(self, jobs: tuple[TextJob, ...], now: float, decoder: int) -> DecodeStep:
+        return DecodeStep(jobs, self.step.curve.padded(max([job.slot for job in jobs]) + 1), now, decoder)
 
-    def _note(self, work: Step, now: float) -> None:
+    def _note(self, work: DecodeStep, now: float) -> None:
         """It has ended."""
         if self._noted is work:
             return

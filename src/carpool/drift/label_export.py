@@ -34,7 +34,7 @@ class Exported:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _KeptPicture:
     path: Path
     line: Mapping[str, Any]
     answer: Mapping[str, Any]
@@ -70,13 +70,13 @@ def export(folders: Sequence[Path], to: Path, annotations: Annotations | None = 
     return Exported(len(chosen), look_alikes, unreadable)
 
 
-def _kept(folder: Path) -> Iterator[_Kept]:
+def _kept(folder: Path) -> Iterator[_KeptPicture]:
     if not (folder / INDEX).is_file():
         raise InvalidInput(f"{folder} has no {INDEX}: no pictures were kept there", field="folders")
     for line in read_index(folder):
         path = folder / line["picture"]
         if path.stat().st_size <= MOST_PICTURE_BYTES:
-            yield _Kept(path, line, answer_of(line))
+            yield _KeptPicture(path, line, answer_of(line))
 
 
 def answer_of(line: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -95,8 +95,8 @@ def _sure(answer: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**answer, "classes": answer["classes"][:1]} if "classes" in answer else answer
 
 
-def _without_look_alikes(found: Iterable[_Kept]) -> tuple[list[_Kept], int, int]:
-    chosen: list[_Kept] = []
+def _without_look_alikes(found: Iterable[_KeptPicture]) -> tuple[list[_KeptPicture], int, int]:
+    chosen: list[_KeptPicture] = []
     seen: defaultdict[tuple[str, tuple[int, ...]], list[Array]] = defaultdict(list)
     look_alikes = unreadable = 0
     for kept in found:
@@ -113,7 +113,7 @@ def _without_look_alikes(found: Iterable[_Kept]) -> tuple[list[_Kept], int, int]
     return chosen, look_alikes, unreadable
 
 
-def _classified(named: Sequence[tuple[str, _Kept]]) -> Iterator[tuple[str, str]]:
+def _classified(named: Sequence[tuple[str, _KeptPicture]]) -> Iterator[tuple[str, str]]:
     for name, kept in named:
         classes = kept.answer.get("classes")
         if classes:

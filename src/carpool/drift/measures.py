@@ -60,7 +60,7 @@ def family(measure: str) -> str:
     return measure.partition("-")[0]
 
 
-class Counts:
+class MeasureCounts:
     """All measures of the pictures of a stretch of time."""
 
     __slots__ = ("began", "measures", "pictures")
@@ -92,7 +92,7 @@ class Counts:
             counted = self.measures[measure] = Tally() if bins is None else Histogram(bins)
         return counted
 
-    def against(self, reference: Counts, least: int) -> dict[str, float]:
+    def against(self, reference: MeasureCounts, least: int) -> dict[str, float]:
         """How far each measure is from the reference, of those that both have enough pictures for."""
         found = {}
         for measure, counted in self.measures.items():
@@ -105,7 +105,7 @@ class Counts:
                 found[measure] = counted.against(before)
         return found
 
-    def fell(self, reference: Counts, measure: str) -> bool:
+    def fell(self, reference: MeasureCounts, measure: str) -> bool:
         """Whether it is lower than in the reference."""
         now, before = self.measures.get(measure), reference.measures.get(measure)
         return isinstance(now, Histogram) and isinstance(before, Histogram) and now.middle < before.middle
@@ -115,10 +115,10 @@ class Counts:
         return {"began": self.began, "pictures": self.pictures, "measures": measures}
 
 
-def read_counts(document: Mapping[str, Any]) -> Counts:
+def read_counts(document: Mapping[str, Any]) -> MeasureCounts:
     """ValueError where it is nothing of that kind; measures that are not known here are left out."""
     try:
-        counts = Counts(float(document["began"]))
+        counts = MeasureCounts(float(document["began"]))
         counts.pictures = int(document["pictures"])
         for name, given in dict(document["measures"]).items():
             bins = MEASURES.get(name)

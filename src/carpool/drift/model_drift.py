@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from carpool.config.drift_settings import DriftSettings
 from carpool.core.histogram import Tally
-from carpool.drift.measures import MEASURES, WORDS, Counts, Values, family, read_counts
-from carpool.drift.streams import LEAST, Camera, Stream, read_camera, read_stream
+from carpool.drift.measures import MEASURES, WORDS, MeasureCounts, Values, family, read_counts
+from carpool.drift.streams import LEAST, Camera, DriftStream, read_camera, read_stream
 
 MOST_SOURCES = 64
 _MOST_VERSIONS = 4
@@ -19,7 +19,7 @@ _FORMAT = 1
 _HOUR = 3600.0
 
 
-class Seen(NamedTuple):
+class SampledAnswer(NamedTuple):
     """One picture and its answer."""
 
     source: str
@@ -28,7 +28,7 @@ class Seen(NamedTuple):
     black: bool
 
 
-class Event(NamedTuple):
+class DriftEvent(NamedTuple):
     """For the log."""
 
     name: str
@@ -41,8 +41,8 @@ class Reference:
 
     def __init__(self) -> None:
         self.labels = ""  # a digest of those that its answers had
-        self.streams: dict[str, Counts] = {}
-        self.learning: dict[str, Counts] = {}
+        self.streams: dict[str, MeasureCounts] = {}
+        self.learning: dict[str, MeasureCounts] = {}
         self.fixed = False  # it is from a file: nothing is added to it
         self.learn_s = 0.0
         self.learner = ""  # the version that is learned from: one, or a candidate would become the standard
@@ -56,7 +56,7 @@ class Reference:
             return
         self.heard = now
         if name in self.learning or name not in self.streams:
-            self.learning.setdefault(name, Counts(now)).add(values)
+            self.learning.setdefault(name, MeasureCounts(now)).add(values)
         if not self.streams:
             self.labels = labels
 
@@ -106,7 +106,7 @@ class VersionDrift:
 
     def __init__(self, now: float) -> None:
         self.labels = ""
-        self.streams: dict[str, Stream] = {_ALL: Stream(now)}
+        self.streams: dict[str, DriftStream] = {_ALL: DriftStream(now)}
         self.cameras: dict[str, Camera] = {}
         self.states: dict[str, str] = {}  # as it was told last
 
@@ -128,10 +128,10 @@ class VersionDrift:
             del self.streams[gone]
             self.cameras.pop(gone, None)
             self.states.pop(gone, None)
-        self.streams[source] = Stream(now)
+        self.streams[source] = DriftStream(now)
         return source
 
-    def state(self, source: str, reference: Mapping[str, Counts]) -> str:
+    def state(self, source: str, reference: Mapping[str, MeasureCounts]) -> str:
         stream, camera = self.streams[source], self.cameras.get(source, Camera())
         last, before = stream.last, reference.get(source)
         softer = last is not None and before is not None and last.fell(before, "sharpness")
@@ -155,7 +155,7 @@ class ModelDrift:
         self.versions: dict[str, VersionDrift] = {}
         self.trouble = ""  # why nothing can be judged, in words
 
-    def take(self, version: str, labels: str, seen: Seen, now: float) -> None:
+    def take(self, version: str, labels: str, seen: SampledAnswer, now: float) -> None:
         found = self._version(version, now)
         found.labels = labels
         source = found.place(seen.source, now)
@@ -179,7 +179,7 @@ class ModelDrift:
                 del self.versions[oldest]
         return found
 
-    def look(self, now: float) -> list[Event]:
+    def look(self, now: float) -> list[DriftEvent]:
         """Close windows whose time is over; what there is to tell of it."""
         events = []
         known = {name for version in self.versions.values() for name in version.streams}
@@ -187,7 +187,7 @@ class ModelDrift:
             del self.reference.learning[name]  # a source that made room for another
         for name in self.reference.learned(now):
             if not name:
-                events.append(Event("drift-reference-learned", {"model": self.name}))
+                events.append(DriftEvent("drift-reference-learned", {"model": self.name}))
             for version in self.versions.values():
                 if name in version.streams:
                     version.streams[name].forget()
@@ -195,7 +195,7 @@ class ModelDrift:
             events += self._look_at(number, version, now)
         return events
 
-    def _look_at(self, number: str, version: VersionDrift, now: float) -> Iterator[Event]:
+    def _look_at(self, number: str, version: VersionDrift, now: float) -> Iterator[DriftEvent]:
         reference = {} if self._other_labels(version) else self.reference.streams
         length, limit = self.settings.window_h * _HOUR, self.settings.psi
         for name, stream in version.streams.items():
@@ -203,14 +203,14 @@ class ModelDrift:
             change = stream.look(now, length, limit, reference.get(name))
             if change is not None and not name:
                 facts["what"] = ", ".join(change.what)
-                yield Event("drift-over" if change.over else "drift", facts, not change.over)
+                yield DriftEvent("drift-over" if change.over else "drift", facts, not change.over)
             if not name:
                 continue
             state = version.state(name, reference)
             if state != version.states.get(name, ""):
                 version.states[name] = state
                 facts |= {"source": name, "state": state or "well", "what": ", ".join(stream.alarms)}
-                yield Event("camera-state", facts, bool(state))
+                yield DriftEvent("camera-state", facts, bool(state))
 
     def _other_labels(self, version: VersionDrift) -> bool:
         return bool(self.reference.streams) and version.labels != self.reference.labels
@@ -229,7 +229,7 @@ class ModelDrift:
         reference.learner, reference.heard = number, now
         if self._other_labels(version):
             reference.streams = {}
-        reference.learning = {name: Counts(now) for name in version.streams}
+        reference.learning = {name: MeasureCounts(now) for name in version.streams}
 
     def reset(self) -> None:
         """Forget everything, and begin again."""
@@ -327,7 +327,9 @@ def _read_version(document: Mapping[str, Any]) -> VersionDrift:
     return version
 
 
-def _measures(shown: Counts, before: Counts | None, stream: Stream) -> list[dict[str, Any]]:
+def _measures(
+    shown: MeasureCounts, before: MeasureCounts | None, stream: DriftStream
+) -> list[dict[str, Any]]:
     """Each with both outlines in shares, the furthest first."""
     found = []
     for measure, counted in shown.measures.items():

@@ -43,7 +43,7 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class PictureMeasures:
     values: dict[str, Value]
     look: str
     black: bool
@@ -53,7 +53,7 @@ class Measured:
     seconds: float  # of a processor, that this took
 
 
-def measure(sampled: Sampled, document: bytes) -> Measured:
+def measure(sampled: Sampled, document: bytes) -> PictureMeasures:
     """Raises `CarpoolError` for a picture that cannot be decoded."""
     started = thread_time()
     answer: dict[str, Any] = orjson.loads(document) if document else {}
@@ -68,7 +68,7 @@ def measure(sampled: Sampled, document: bytes) -> Measured:
     if sampled.uncertain is not None and sampled.file:
         why = doubt(answer, sampled.uncertain)
         form = read_head(sampled.file).format if why else ""
-    return Measured(values, look, black, why, form, answer, thread_time() - started)
+    return PictureMeasures(values, look, black, why, form, answer, thread_time() - started)
 
 
 def picture_values(decoded: Decoded, size: int) -> tuple[dict[str, Value], str, bool]:

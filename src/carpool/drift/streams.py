@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from carpool.drift.measures import MEASURES, Counts, read_counts
+from carpool.drift.measures import MEASURES, MeasureCounts, read_counts
 
 LEAST = 300
 """Pictures in a window, and in a reference: chance alone explains too much of fewer."""
@@ -24,14 +24,14 @@ class Change:
     over: bool
 
 
-class Stream:
+class DriftStream:
     """`now` never runs backwards for it: what comes from a clock that was set back counts as now."""
 
     __slots__ = ("_beyond", "alarms", "last", "psi", "silent_since", "window")
 
     def __init__(self, now: float) -> None:
-        self.window = Counts(now)
-        self.last: Counts | None = None  # the window that was judged
+        self.window = MeasureCounts(now)
+        self.last: MeasureCounts | None = None  # the window that was judged
         self.psi: dict[str, float] = {}  # of that one
         self.alarms: tuple[str, ...] = ()  # the measures, the cause first
         self._beyond: dict[str, int] = {}  # in so many windows in a row
@@ -41,7 +41,7 @@ class Stream:
         self.window.add(values)
         self.silent_since = now
 
-    def look(self, now: float, length: float, limit: float, reference: Counts | None) -> Change | None:
+    def look(self, now: float, length: float, limit: float, reference: MeasureCounts | None) -> Change | None:
         """Close the window if its time is over and it has enough pictures: else it waits for them. Windows
         end at whole hours, or whatever their length is, all at the same time; one that began late, and has
         seen less than half of it, goes on to the next. Without a reference nothing is judged."""
@@ -49,7 +49,7 @@ class Stream:
         is_over = now // length > began // length and now - began >= length / 2
         if not is_over or self.window.pictures < LEAST:
             return None
-        self.last, self.window = self.window, Counts(now)
+        self.last, self.window = self.window, MeasureCounts(now)
         if reference is None:
             self.psi = {}
             return self._alarm({})
@@ -80,10 +80,10 @@ class Stream:
         }
 
 
-def read_stream(document: Mapping[str, Any]) -> Stream:
+def read_stream(document: Mapping[str, Any]) -> DriftStream:
     """ValueError where it is none."""
     try:
-        stream = Stream(float(document["silent_since"]))
+        stream = DriftStream(float(document["silent_since"]))
         stream.window = read_counts(document["window"])
         stream.last = None if document["last"] is None else read_counts(document["last"])
         stream.psi = {str(name): float(psi) for name, psi in document["psi"].items() if name in MEASURES}

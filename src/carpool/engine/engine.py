@@ -18,15 +18,16 @@ from carpool.config.model import ModelConfig
 from carpool.config.presets import PictureChoice
 from carpool.config.repository import find_models, with_promise
 from carpool.core.job import INFINITY, NEW
-from carpool.engine.fleet.control import Checks, ModelControl
-from carpool.engine.fleet.fleet import Fleet, newest
-from carpool.engine.fleet.model_calls import ModelCalls
+from carpool.engine.fleet.control import Checks, LoadListener, ModelControl
+from carpool.engine.fleet.fleet import Fleet, Publisher
+from carpool.engine.fleet.model_calls import AskHosted, ModelCalls, ask_nobody
 from carpool.engine.fleet.on_demand import OnDemand
 from carpool.engine.loading.candidate import Override
-from carpool.engine.models.served import Served, State
+from carpool.engine.models.served import Served, VersionState
 from carpool.engine.profile.hardware import gpu_count
 from carpool.engine.profile.model_profile import ProfileStore
-from carpool.engine.run.batch import Outcome, Work
+from carpool.engine.routes.direct_route import NO_ROUTE
+from carpool.engine.run.batch import Outcome, Route, Work
 from carpool.engine.run.model_inputs import check_inputs, only_input, shape_key
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, NotFound, Unavailable, Unsupported
 from carpool.link.door import ASK, UNLOADED, IndexEntry, LoadingStep
@@ -67,9 +68,14 @@ class Engine:
         on_demand: bool = False,
         memory_gb: float | None = None,
         host: Runner | None = None,
+        ask_hosted: AskHosted = ask_nobody,
+        publisher: Publisher | None = None,
+        loads: Callable[[], LoadListener] = LoadListener,
     ) -> None:
         """With `on_demand` models are loaded when they are first asked for, and freed for others. Models that
-        `host` takes run in its process, and answer only what lies in memory that it maps."""
+        `host` takes run in its process, and answer only what lies in memory that it maps; `ask_hosted` is the
+        way there for models of this process. `publisher` tells others what is offered; `loads` says who hears
+        of the next load."""
         self.paths = [Path(path) for path in paths]
         self._slo_ms = slo_ms
         self._pictures = pictures or PictureChoice()
@@ -77,13 +83,9 @@ class Engine:
         limit_device_memory(device_memory_gb)
         profiles = None if cache_dir is None else ProfileStore(Path(cache_dir))
         self.block = block or self.table.block(0)  # that this process counts in
-        self.fleet = Fleet(self.table, self.block, profiles, host)
-        self.calls = ModelCalls(self.prepare, self.submit, self.cancel, self.fleet.offered.__getitem__)
-        self.calls.find_hosted = self._find_hosted
-        self.calls.before = self._before
-        self.fleet.callers = self.calls.caller
-        self.control = ModelControl(self.paths, self.fleet, self._with_promise)
-        self.control.on_demand = on_demand
+        callers = ModelCalls(self, ask_hosted).caller
+        self.fleet = Fleet(self.table, self.block, publisher or Publisher(), profiles, host, callers)
+        self.control = ModelControl(self.paths, self.fleet, self._with_promise, loads, on_demand=on_demand)
         self.on_demand = OnDemand(self.control, self.fleet, memory_gb) if on_demand else None
 
     async def __aenter__(self) -> Engine:
@@ -203,7 +205,7 @@ class Engine:
         """The process that runs some of the models has stalled, or moves again."""
         for served in (*self.fleet.offered.values(), *self.fleet.leaving.values()):
             if served.hosted:
-                served.look_at_instances()
+                served.runtime.look_at_instances()
 
     def index(self) -> list[IndexEntry]:
         """Every model that was found, and how each of its versions is."""
@@ -211,41 +213,37 @@ class Engine:
 
     def find(self, name: str, version: str = "") -> Served:
         """The version that serves this request; without one, the newest that is ready."""
-        return self.fleet.offered[self._choose(name, version)]
+        return self._choose(name, version)[1]
 
-    def _choose(self, name: str, version: str) -> int:
-        ready = {
-            key: served
-            for key, served in self.fleet.offered.items()
-            if version in ("", served.version) and served.state is State.READY
-        }
-        key = newest(ready, self.fleet.preferred).get(name)
-        if key is None:
+    def _choose(self, name: str, version: str) -> tuple[int, Served, Route]:
+        found = self.fleet.find(name, version or -1)
+        if found is None:
             raise self._absent(name, version)
-        return key
+        return found
 
     def _absent(self, name: str, version: str) -> CarpoolError:
         if self.control.closed and self.fleet.leaving:
             return Unavailable("the engine is stopping", reason="stopping")
         for line in self.index():
-            may_come = line.state in (State.LOADING, State.UNAVAILABLE) and line.reason != UNLOADED
+            may_come = (
+                line.state in (VersionState.LOADING, VersionState.UNAVAILABLE) and line.reason != UNLOADED
+            )
             if line.name == name and version in ("", line.version) and may_come:
                 why = f": {line.reason}" if line.reason else ""
                 return Unavailable(f"{name} is {line.state.lower()}{why}", reason="not-ready")
         wanted = f"{name} version {version}" if version else name
-        names = ", ".join(sorted({served.name for served in self.fleet.offered.values()}))
+        names = ", ".join(sorted(self.fleet.newest))
         return NotFound(f"there is no model {wanted}; there are {names or 'none'}")
 
-    def _find_hosted(self, name: str, version: str) -> Served | None:
+    def find_hosted(self, name: str, version: str) -> Served | None:
         """The model, if it runs in another process."""
         found = self.find(name, version)
         return found if found.hosted else None
 
-    def _before(self, name: str, caller: Served) -> Coroutine[Any, Any, None] | None:
+    def bring_for(self, name: str, caller: Served) -> Coroutine[Any, Any, None] | None:
         """A model asks for another, which may have to be loaded. While it is loaded itself that cannot be:
         both would be measured, and each wait for the other."""
-        there = any(served.name == name for served in self.fleet.offered.values())
-        if self.on_demand is None or there or caller.state is State.LOADING:
+        if self.on_demand is None or name in self.fleet.newest or caller.state is VersionState.LOADING:
             return None
         return self.on_demand.bring(name)
 
@@ -314,8 +312,7 @@ class Engine:
     ) -> tuple[int, Work, bool]:
         """A request that fits its model, to be submitted under this number; and whether its arrays came
         without the batch dimension, which the answer then should not have either."""
-        key = self._choose(model, version)
-        served = self.fleet.offered[key]
+        key, served, _ = self._choose(model, version)
         if served.hosted:
             raise Unsupported(f"{model} runs in another process: only front ends reach it")
         if served.config.decoupled:
@@ -386,11 +383,7 @@ class Engine:
         return typed({"model": served.name, "version": served.version, **plan.assumed, **answer})
 
     def _first_for_pictures(self) -> str:
-        ready = {
-            served.name
-            for served in self.fleet.offered.values()
-            if served.vision is not None and served.state is State.READY
-        }
+        ready = {served.name for served in self.fleet.offered.values() if served.vision is not None}
         for line in self.index():
             if line.name in ready:
                 return line.name
@@ -399,13 +392,7 @@ class Engine:
     def submit(self, key: int, works: Sequence[Work]) -> None:
         """The servers' way in, for what came at once: `work.done` is called exactly once for each, whatever
         happens."""
-        route = self.fleet.routes.get(key)
-        if route is not None:
-            route.submit(works)
-            return
-        error = Unavailable("the model was unloaded meanwhile", reason="unloading")
-        for work in works:
-            work.done(work, Outcome(error=error))
+        self.fleet.routes.get(key, NO_ROUTE).submit(works)
 
     def submit_spare(self, key: int, work: Work) -> None:
         """The same for work that nobody waits for."""
@@ -417,11 +404,6 @@ class Engine:
             log.exception("spare-failed", key=key)
             if work.state is NEW:
                 work.done(work, Outcome(error=CarpoolError(f"the engine failed: {error}")))
-
-    def ready(self, work: Work) -> None:
-        """The inputs of a work that was submitted before them (`ready_at`) are there."""
-        if work.route is not None:
-            work.route.ready(work)
 
     def cancel(self, work: Work) -> None:
         if work.route is not None:

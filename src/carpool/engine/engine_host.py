@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
@@ -15,10 +15,12 @@ from carpool.config.triton import config_document
 from carpool.core.job import Reason
 from carpool.core.objectives import Promise
 from carpool.engine.engine import Engine
-from carpool.engine.fleet.fleet import newest
-from carpool.engine.models.ensemble_model import Ensemble
-from carpool.engine.models.pipeline_model import Pipeline
-from carpool.engine.models.served import Served, State
+from carpool.engine.fleet.control import LoadListener
+from carpool.engine.fleet.fleet import Publisher
+from carpool.engine.models.runtime import Gate
+from carpool.engine.models.served import Served, VersionState
+from carpool.engine.routes.pipeline_route import PipelineRoute
+from carpool.engine.run.batch import Route
 from carpool.errors import CarpoolError, NotFound, Unsupported
 from carpool.link.advice import WriteGate, publish
 from carpool.link.door import Catalog, IndexEntry, ModelEntry
@@ -27,7 +29,6 @@ from carpool.memory.client_files import OpenRegion
 from carpool.observe.statistics import model_statistics, statistics
 
 if TYPE_CHECKING:
-    from carpool.engine.engine_link import EngineSide
     from carpool.engine.loading.runner_client import Runner
 
 _PATH = re.compile(r"(?<![\w.:/…])/(?:[^\s/'\"<>|:;,()\[\]{}]+/)*[^\s/'\"<>|:;,()\[\]{}]*")
@@ -67,33 +68,27 @@ Question = Callable[[Mapping[str, Any]], Awaitable[Any]]
 """JSON in and out; errors are `CarpoolError`s."""
 
 
-async def _nothing_to_open() -> None:
-    """The models were loaded already."""
-
-
-class EngineHost:
-    """Wraps an engine for the doors. `listen` is told whenever the catalogue changes."""
+class EngineHost(Publisher):
+    """An engine for the doors. `make` builds it: the host is its `publisher`, and knows who hears of its
+    `loads`."""
 
     def __init__(
-        self, engine: Engine, write_gate: WriteGate = lambda *_: None, runner: Runner | None = None
+        self,
+        make: Callable[..., Engine],
+        write_gate: WriteGate = lambda *_: None,
+        runner: Runner | None = None,
     ) -> None:
-        self.engine = engine
-        self.submit, self.ready, self.cancel = engine.submit, engine.ready, engine.cancel
-        self.submit_spare = engine.submit_spare
         self._runner = runner
-        self.share: Callable[[int, int], None] = lambda _arena, _file: None  # a front end's memory
-        self.unshare: Callable[[int], None] = lambda _arena: None
         if runner is not None:
-            self.share, self.unshare = runner.share, runner.unshare
             most = runner.max_answer_bytes
-            engine.fleet.memory = StepMemory(self.share, lambda key: self._entries.get(key), most)
+            self.memory = StepMemory(runner.share, lambda key: self._entries.get(key), most)
         self._write_gate = write_gate
+        self._loads = LoadListener()
         self._listeners: list[Callable[[Catalog], None]] = []
         self._seen: list[Seen] = []
         self._entries: dict[int, ModelEntry] = {}  # of what is offered or leaving, by key
+        self.pipelines: dict[int, PipelineRoute] = {}  # among that
         self._ends: list[Callable[[], None]] = []
-        self.open: Callable[[], Coroutine[Any, Any, None]] = _nothing_to_open
-        self.linked: Callable[[EngineSide], None] = lambda _side: None  # told when front ends may come
         self._ready = False
         self.needs_one = False  # there should be models, so that none at all is not ready
         self._catalog = Catalog()
@@ -103,8 +98,18 @@ class EngineHost:
             "refused": self._count_refused,
             "statistics": self._statistics,
         }
-        engine.fleet.changed = self.publish
-        engine.fleet.seen = self.everyone_saw
+        self.engine = engine = make(publisher=self, loads=lambda: self._loads)
+        self.routes: Mapping[int, Route] = engine.fleet.routes  # by key: where requests go
+        self.submit_spare = engine.submit_spare
+
+    def share(self, arena: int, file: int) -> None:
+        """A front end's memory, with models that run in another process."""
+        if self._runner is not None:
+            self._runner.share(arena, file)
+
+    def unshare(self, arena: int) -> None:
+        if self._runner is not None:
+            self._runner.unshare(arena)
 
     @property
     def catalog(self) -> Catalog:
@@ -124,6 +129,13 @@ class EngineHost:
         """Call it when it is time to stop."""
         self._ends.append(end)
 
+    def gate(self, key: int) -> Gate:
+        return partial(publish, self._write_gate, key)
+
+    def on_load(self, listener: LoadListener) -> None:
+        """Ask and tell this one about loads from now on."""
+        self._loads = listener
+
     def set_ready(self, ready: bool) -> None:
         """Ready when every model is, or has failed; not ready as soon as we mean to stop."""
         self._ready = ready
@@ -134,9 +146,13 @@ class EngineHost:
         self._entries = {
             key: self._entry(key, served) for key, served in (*fleet.offered.items(), *fleet.leaving.items())
         }
-        ready = {key: served for key, served in fleet.offered.items() if served.state is State.READY}
-        entries = {(served.name, served.version): self._entries[key] for key, served in ready.items()}
-        chosen = {name: self._entries[key] for name, key in newest(ready, fleet.preferred).items()}
+        self.pipelines.clear()
+        for key in (*fleet.leaving, *fleet.offered):
+            route = fleet.routes.get(key)
+            if isinstance(route, PipelineRoute):
+                self.pipelines[key] = route
+        entries = {(one.name, one.version): self._entries[key] for key, one in fleet.offered.items()}
+        chosen = {name: self._entries[key] for name, key in fleet.newest.items()}
         leaving = [self._entries[key] for key in fleet.leaving]
         down = frozenset(key for key, served in fleet.offered.items() if not served.able)
         halted = {(one.name, one.version): one.why_not for one in map(fleet.offered.__getitem__, down)}
@@ -158,7 +174,6 @@ class EngineHost:
         known = self._entries.get(key)
         if known is not None and known.config == document and known.digest == digest:
             return known
-        served.gate = partial(publish, self._write_gate, key)
         return ModelEntry(
             key=key,
             name=served.name,
@@ -169,23 +184,18 @@ class EngineHost:
             slo=config.policy.slo if isinstance(config.policy, Promise) else None,
             config=document,
             labels=served.labels,
-            row=(served.slot.row, served.slot.generation),
-            vision=served.picture_document(),
+            row=(served.counters.slot.row, served.counters.slot.generation),
+            vision=served.pictures,
             choices=served.choices,
             drift=_sampling(served.config.drift),
             hosted=served.hosted,
-            fetches=not served.hosted and not isinstance(served, Ensemble),
+            fetches=not served.hosted and not served.is_ensemble,
             cache=None if caching is None else asdict(caching),
             digest=digest,
             decoupled=config.decoupled or served.writes,
             writes=served.writes,
             has_places=config.decoupled or config.sequences is not None,
         )
-
-    def pipeline(self, key: int) -> Pipeline | None:
-        fleet = self.engine.fleet
-        found = fleet.offered.get(key) or fleet.leaving.get(key)
-        return found if isinstance(found, Pipeline) else None
 
     # ---- inference and questions ------------------------------------------------------------------------
 
@@ -204,7 +214,7 @@ class EngineHost:
         for key, source, reason, count in arguments["refused"]:
             served = self.engine.served.get(key)
             if served is not None:
-                served.refused_elsewhere(count, Reason(reason), source)
+                served.runtime.refused_elsewhere(count, Reason(reason), source)
 
     async def _statistics(self, arguments: Mapping[str, Any]) -> Any:
         name, version = str(arguments.get("name", "")), str(arguments.get("version", ""))
@@ -218,7 +228,9 @@ class EngineHost:
             which = f" version {version}" if version else ""
             raise NotFound(f"Request for unknown model: '{name}'{which} is not found", reason="unknown-model")
         found = [(rows.get((served.name, served.version)), served) for served in asked]
-        return statistics(model_statistics(cells, served.batches) for cells, served in found if cells)
+        return statistics(
+            model_statistics(cells, served.counters.batches) for cells, served in found if cells
+        )
 
     async def drain(self, timeout: float) -> None:
         """Finish what was accepted, then free the models."""
@@ -248,5 +260,5 @@ def _index_line(
     folders: tuple[str, ...],
 ) -> IndexEntry:
     if (name, version) in halted:
-        state, reason = State.UNAVAILABLE.value, halted[name, version]
+        state, reason = VersionState.UNAVAILABLE.value, halted[name, version]
     return IndexEntry(name, version, state, without_paths(reason, folders))

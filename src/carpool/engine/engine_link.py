@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 
 from carpool.core.job import NEW, OFFERED
-from carpool.engine.models.pipeline_trips import LinkTrips
+from carpool.engine.routes.direct_route import NO_ROUTE
+from carpool.engine.routes.pipeline_route import LinkBookings
 from carpool.engine.run.batch import NO_INPUTS, Outcome, Work
 from carpool.engine.run.decoupled import MOST_UNSENT, LinkParts, OutgoingParts
 from carpool.errors import CarpoolError, ModelError, NotFound, Unavailable
@@ -66,7 +67,7 @@ class Calls:
         self.outgoing = OutgoingParts(outbox, loop)
         self._loop = loop
         self.sources = HeardSources()
-        self.trips = LinkTrips(engine.pipeline, self._most)
+        self.bookings = LinkBookings(engine.pipelines.get, self._most)
         self._works: dict[int, Work] = {}
         self._cancelled: set[int] = set()
         self.taken: list[Work] = []  # not submitted yet, all for one model:
@@ -126,13 +127,13 @@ class Calls:
         )
 
     def _hears(self, work: Work, template: ServedTemplate, flags: int, payload: bytes, now: float) -> bool:
-        """What a request says of itself: of which trip it is a step, where its inputs are if that is not its
-        slot, and its own words. False: refused."""
+        """What a request says of itself: of which booking it is a step, where its inputs are if that is not
+        its slot, and its own words. False: refused."""
         try:
             if flags & records.STEP:
                 if self.taken:
                     self.submit()  # the gate is to count those who came before
-                payload = self.trips.join(work, payload, now)
+                payload = self.bookings.join(work, payload, now)
             if flags & records.REGIONS:
                 work.reads, payload = template.reads(payload, self._engine.regions)
         except CarpoolError as error:
@@ -147,34 +148,36 @@ class Calls:
         """What was taken, which is all for one model."""
         works, self.taken = self.taken, []
         try:
-            self._engine.submit(self._key, works)
+            self._engine.routes.get(self._key, NO_ROUTE).submit(works)
         except Exception as error:
             _log.exception("submit-failed", key=self._key)
             for work in works:
                 if work.state is NEW and work in self._works.values():  # else the engine has it
                     work.done(work, Outcome(error=ModelError(f"the engine failed: {error}")))
+        say = self._outbox.put if len(works) > 1 else self._outbox.send
         for work in works:
             if work.state is OFFERED and work.place is not None:
-                self._outbox.put(to_frontend(records.ADMITTED, work.place.call, records.OK))
+                say(to_frontend(records.ADMITTED, work.place.call, records.OK))
 
     def ready(self, call: int) -> None:
         """Too late for one that was given up while the word was on its way."""
         work = self._works.get(call)
-        if work is not None and call not in self._cancelled:
-            self._engine.ready(work)
+        if work is not None and call not in self._cancelled and work.route is not None:
+            work.route.ready(work)
 
     def cancel(self, call: int) -> None:
         """Too late for one that was answered while the word was on its way."""
         work = self._works.get(call)
         if work is not None and call not in self._cancelled:
             self._cancelled.add(call)
-            self._engine.cancel(work)
+            if work.route is not None:
+                work.route.cancel(work)
 
     def end(self) -> None:
         """Nothing more will come. Those that are left have the memory for as long as they need it."""
         del self._memory
         self.outgoing.clear()
-        self.trips.end()
+        self.bookings.end()
         for call in list(self._works):
             self.cancel(call)
 
@@ -413,8 +416,8 @@ class EngineLink:
             self._side.acknowledged()
         elif kind == records.ASK:
             self._ask(number, payload)
-        elif kind == records.TRIP:
-            self.calls.trips.hear(number, payload, monotonic())
+        elif kind == records.BOOKING:
+            self.calls.bookings.hear(number, payload, monotonic())
         elif kind == records.RESET:
             self._templates.clear()
         else:

@@ -61,16 +61,16 @@ class _Gauge:
     def look(self, served: Served, scheduler: Scheduler, table: Table, now: float) -> None:
         more, self.counted = scheduler.asked_for - self.counted, scheduler.asked_for
         if more:
-            served.row.add(OFFERED, more)
+            served.counters.row.add(OFFERED, more)
         able = capacity(scheduler)
-        served.row.set(CAPACITY, able)
+        served.counters.row.set(CAPACITY, able)
         if not able:
-            served.row.set(LOAD, 0.0)
+            served.counters.row.set(LOAD, 0.0)
             return
-        offered = table.cells(served.slot)[OFFERED]  # with what front ends refused themselves
+        offered = table.cells(served.counters.slot)[OFFERED]  # with what front ends refused themselves
         self._arrivals.seen(offered, self._shown, now)
         self._shown = offered
-        served.row.set(LOAD, 1.0 + self._arrivals.rate(LOAD_WINDOW_S, now) / able)
+        served.counters.row.set(LOAD, 1.0 + self._arrivals.rate(LOAD_WINDOW_S, now) / able)
 
 
 class LoadGauges:
@@ -93,7 +93,7 @@ class LoadGauges:
             if scheduler is None:
                 continue
             if key not in self._gauges:
-                self._gauges[key] = _Gauge(self._table.cells(served.slot)[OFFERED], now)
+                self._gauges[key] = _Gauge(self._table.cells(served.counters.slot)[OFFERED], now)
             self._gauges[key].look(served, scheduler, self._table, now)
         self._table.history.tell_senders(orjson.dumps(senders(offered.values(), now)))
 

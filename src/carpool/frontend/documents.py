@@ -16,8 +16,7 @@ import orjson
 from carpool import __version__
 from carpool.errors import CarpoolError, InvalidInput, NotFound
 from carpool.link.door import ON_DEMAND, UNLOADED, Catalog, Door, IndexEntry, ModelEntry
-from carpool.observe.counters import MODEL_ROWS, Table
-from carpool.observe.counters import Slot as CounterRow
+from carpool.observe.counters import MODEL_ROWS, CounterRow, Table
 from carpool.observe.shared_history import KEPT_S
 from carpool.observe.statistics import (
     BOUNDS,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import orjson
 
 from carpool.core.job import INFINITY
+from carpool.core.refusal_words import SPARE as NO_SLACK
+from carpool.core.refusal_words import skipped
 from carpool.errors import CarpoolError, DeadlineExceeded, TooLarge, Unavailable
-from carpool.link.door import Answer, ModelEntry, Sender, Slot, read_catalog
+from carpool.link.door import Answer, Ask, Hears, ModelEntry, Sender, read_catalog
 from carpool.link.link_failures import read_failure
 from carpool.link.records import (
     ADMITTED,
@@ -20,6 +22,8 @@ from carpool.link.records import (
     ANSWERED,
     AS_DECLARED,
     ASK,
+    BOOKING,
+    BOOKING_NEWS,
     CANCEL,
     CATALOG,
     COMING,
@@ -31,6 +35,7 @@ from carpool.link.records import (
     LATEST,
     MAX_ASK_BYTES,
     MAX_ASKS,
+    MAX_DETAILS_BYTES,
     MAX_PART_BYTES,
     MAX_PRIORITY,
     OK,
@@ -46,8 +51,6 @@ from carpool.link.records import (
     SUBMIT,
     TO_ENGINE,
     TO_FRONTEND,
-    TRIP,
-    TRIP_NEWS,
     WITH_STEPS,
     Fields,
     Outbox,
@@ -58,11 +61,12 @@ from carpool.link.records import (
 )
 from carpool.link.step_times import read_steps
 from carpool.link.templates import DeclaredOutputs, Template, Templates
-from carpool.memory.arena import ArenaSlot
+from carpool.memory.arena import ArenaSlot, Slot
 from carpool.memory.layout import TensorPlace, end_of, read_places
 from carpool.observe.logs import logger
-from carpool.types import RequestOptions, Tensor, Timing
-from carpool.wire.v2 import TensorHead, bind
+from carpool.types import Tensor, Timing
+from carpool.wire.head import write_options
+from carpool.wire.v2 import RequestHead, TensorHead, bind
 
 if TYPE_CHECKING:
     from carpool.frontend.remote_door import RemoteDoor  # who hears what becomes of a link
@@ -76,6 +80,10 @@ _LOST = "the engine stopped before it answered; try again"
 _pack = TO_ENGINE.pack
 
 
+class Asks(Protocol):
+    def __call__(self, ask: Ask, hears: Hears) -> RemoteCall: ...
+
+
 class RemoteCall:
     """Implements `Call`. It holds the input slot until the engine has answered, the output slot until it is
     released, and both for a cancelled call until the engine says that nothing touches them.
@@ -83,22 +91,16 @@ class RemoteCall:
     While inputs are still to come their slot is not the call's: it is given with `ready`.
     """
 
-    __slots__ = ("admitted", "done", "expires", "link", "number", "output", "part", "slot", "template")
+    __slots__ = ("coming", "expires", "hears", "in_parts", "link", "number", "output", "slot", "template")
 
     template: Template  # from here on set before it is submitted
     number: int
 
-    def __init__(
-        self,
-        slot: Slot | None,
-        done: Callable[[Answer], None],
-        admitted: Callable[[], None] | None = None,
-        part: Callable[[Answer], None] | None = None,
-    ) -> None:
-        self.slot = slot
-        self.done: Callable[[Answer], None] | None = done  # None: nobody waits for it any more
-        self.admitted = admitted
-        self.part = part  # for each answer of a decoupled model
+    def __init__(self, ask: Ask, hears: Hears) -> None:
+        self.coming = ask.ready_in is not None  # until it is let in
+        self.slot = None if self.coming else ask.slot
+        self.hears: Hears | None = hears  # None: nobody waits for it any more
+        self.in_parts = ask.in_parts
         self.output: ArenaSlot | None = None
         self.link: FrontLink | None = None  # while the engine has it
         self.expires = INFINITY  # when the client is answered without the engine
@@ -111,7 +113,7 @@ class RemoteCall:
             slot.release()
 
     def cancel(self) -> None:
-        wanted, self.done = self.done is not None, None
+        wanted, self.hears = self.hears is not None, None
         if self.link is None:
             self.release()
         elif wanted:
@@ -120,11 +122,11 @@ class RemoteCall:
     def give_up(self, error: CarpoolError) -> None:
         """Answer without the engine, which may still touch the memory: it is kept until the engine says that
         it is done with it, or is gone. Never raises."""
-        done, self.done = self.done, None
-        if done is not None and self.link is not None:
+        hears, self.hears = self.hears, None
+        if hears is not None and self.link is not None:
             self.link.say(CANCEL, self)
             try:
-                done(Answer(error=error))
+                hears.done(Answer(error=error))
             except Exception:
                 _log.exception("answer-failed")
 
@@ -139,23 +141,23 @@ class RemoteCall:
 
     def finish(self, answer: Answer) -> None:
         """The engine is done with it. Never raises, since others wait behind it."""
-        self.link = self.admitted = self.part = None
+        self.link = None
         slot, self.slot = self.slot, None
         if slot is not None:
             slot.release()
-        done, self.done = self.done, None
-        if done is None:
+        hears, self.hears = self.hears, None
+        if hears is None:
             self.release()
             return
         try:
-            done(answer)
+            hears.done(answer)
         except Exception:
             _log.exception("answer-failed")
             self.release()
 
 
-class RemoteTrip:
-    """Implements `Trip`, over the link that it began on."""
+class RemoteBooking:
+    """Implements `PipelineBooking`, over the link that it began on."""
 
     __slots__ = ("_link", "_number", "begun", "entry")
 
@@ -174,12 +176,34 @@ class RemoteTrip:
 
     def reaches(self, step: int, images: int) -> None:
         if self._link is not None:
-            self._link.say_of_trip(self._number, REACHES, step, images)
+            self._link.say_of_booking(self._number, REACHES, step, images)
 
     def over(self, *, answered: bool) -> None:
         link, self._link = self._link, None
         if link is not None and self.begun:
-            link.say_of_trip(self._number, ANSWERED if answered else GIVEN_UP)
+            link.say_of_booking(self._number, ANSWERED if answered else GIVEN_UP)
+
+
+class _Background:
+    """Hears of one inference that nobody waits for, and notes when the engine had no slack for it."""
+
+    __slots__ = ("_door", "_hears", "_key")
+
+    def __init__(self, door: RemoteDoor, key: int, hears: Hears) -> None:
+        self._door = door
+        self._key = key
+        self._hears = hears
+
+    def admitted(self) -> None:
+        self._hears.admitted()
+
+    def part(self, answer: Answer) -> None:
+        self._hears.part(answer)
+
+    def done(self, answer: Answer) -> None:
+        if answer.error is not None and answer.error.reason == NO_SLACK and answer.sent > 0.0:
+            self._door.skipped_one(self._key)
+        self._hears.done(answer)
 
 
 class FrontLink:
@@ -202,28 +226,54 @@ class FrontLink:
 
     # Towards the engine.
 
-    def submit(
-        self,
-        call: RemoteCall,
-        offset: int,
-        arrived: float,
-        deadline: float,
-        options: RequestOptions,
-        sender: Sender,
-        ready_in: float | None = None,
-        spare: bool = False,
-        details: bytes = b"",
-        part: bytes = b"",
-        regions: bytes = b"",
-    ) -> None:
-        """Nothing has happened if this raises. `part` says of which trip it is a step, `regions` where its
-        inputs are, if the engine is to fetch them."""
+    def infer(self, ask: Ask, hears: Hears) -> RemoteCall:
+        """As `Door.infer`."""
+        entry, head, slot, tail = ask[:4]
+        door, spare, booked = self._door, ask.spare, ask.booking
+        call = RemoteCall(ask, _Background(door, entry.key, hears) if spare else hears)
+        if not self.writable or door.stalls:
+            return door.fail(call, door.trouble())
+        if spare and not door.may_spare(entry, call):
+            return door.fail(call, skipped(entry.name))
+        try:
+            if door.known.get(entry.key) is not entry or (
+                entry.decoupled and not ask.in_parts and not entry.writes
+            ):
+                entry = door.current(ask)
+            template = self.templates.find(entry, head) or self._learn(entry, head)
+            details = _details(head) if entry.signature.told else b""
+            booking = b"" if booked is None else cast(RemoteBooking, booked).part(self, ask.step)
+        except CarpoolError as error:
+            return door.fail(call, error)
+        if type(slot) is not ArenaSlot or template.extent > len(slot.view) - tail:
+            return door.fail(call, CarpoolError("the tensors do not lie in a slot of this door"))
+        call.template = template
+        # Without room for its outputs they come over the socket, which is slower but still an answer.
+        call.output = None if ask.in_parts else door.arena.allocate(template.capacity)
+        try:
+            self.submit(call, ask, details, booking)
+            if booked is not None:  # whose promise holds
+                call.expires = expiry(booked.entry, ask.arrived, ask.deadline)
+        except BaseException:
+            if call.output is not None:
+                call.output.release()
+            raise
+        return call
+
+    def _learn(self, entry: ModelEntry, head: RequestHead) -> Template:
+        if any(tensor.data is not None or tensor.shared_memory is not None for tensor in head.inputs):
+            raise CarpoolError("tensors come through the door in a slot, and in no other way")
+        return self.templates.learn(entry, head)
+
+    def submit(self, call: RemoteCall, ask: Ask, details: bytes, booking: bytes) -> None:
+        """Nothing has happened if this raises. `booking` says of which run it is a step."""
+        _, head, slot, tail, arrived, deadline, sender, ready_in, in_parts, spare, *_ = ask
         self._number = number = self._number + 1
         output = call.output
         at, capacity = (0, 0) if output is None else (output.offset, output.capacity)
         template = call.template
         call.expires = expiry(template.entry, arrived, deadline)
-        flags = (LATEST if sender.latest else 0) | (0 if call.part is None else PARTS)
+        flags = (LATEST if sender.latest else 0) | (PARTS if in_parts else 0)
         flags |= AGAIN if sender.again else 0
         coming = 0.0
         if ready_in is not None:
@@ -232,19 +282,20 @@ class FrontLink:
         if spare:
             flags |= SPARE
             call.expires = INFINITY  # the engine has a time for it
-        if regions:
+        if head.regions:  # where the inputs are that the engine is to fetch
             flags |= REGIONS
-            details = regions + details
-        if part:
+            details = head.regions + details
+        if booking:
             flags |= STEP
-            details = part + details
+            details = booking + details
+        options = head.options
         timeout, priority = options.timeout, max(options.priority, sender.priority)
         record = _pack(
             SUBMIT,
             len(details),
             number,
             template.number,
-            offset,
+            cast(ArenaSlot, slot).offset + tail,
             at,
             capacity,
             arrived,
@@ -265,17 +316,18 @@ class FrontLink:
     def _source(self, sender: Sender) -> int:
         return self._sources.number(sender.source, sender.holder, sender.weight, sender.payer)
 
-    def begin_trip(self, entry: ModelEntry) -> RemoteTrip:
+    def begin_booking(self, entry: ModelEntry) -> RemoteBooking:
         self._number += 1
-        return RemoteTrip(self, self._number, entry)
+        return RemoteBooking(self, self._number, entry)
 
-    def say_of_trip(self, number: int, what: int, step: int = 0, images: int = 0) -> None:
+    def say_of_booking(self, number: int, what: int, step: int = 0, images: int = 0) -> None:
         if self._transport is not None:
-            self._outbox.put(to_engine(TRIP, number, TRIP_NEWS.pack(what, step, images)))
+            self._outbox.put(to_engine(BOOKING, number, BOOKING_NEWS.pack(what, step, images)))
 
     def say(self, kind: int, call: RemoteCall) -> None:
         try:
-            self._outbox.put(to_engine(kind, call.number))
+            say = self._outbox.put if len(self._calls) > 1 else self._outbox.send  # it is alone
+            say(to_engine(kind, call.number))
         except Exception as error:  # the engine would hold its slots for ever
             _log.exception("link-failed")
             self._fail(str(error))
@@ -295,13 +347,13 @@ class FrontLink:
     def look_at_time(self, now: float, *, hopeless: bool) -> None:
         """Answer who should have had an answer by now; everybody, if there is no hope for the engine."""
         if hopeless:
-            for call in [call for call in self._calls.values() if call.done is not None]:
+            for call in [call for call in self._calls.values() if call.hears is not None]:
                 call.give_up(stalled())
             for future in self._asks.values():
                 if not future.done():
                     future.set_exception(stalled())
             return
-        for call in [call for call in self._calls.values() if call.expires < now and call.done is not None]:
+        for call in [call for call in self._calls.values() if call.expires < now and call.hears is not None]:
             late = f"{call.template.entry.name} has not answered, and the time for it is over"
             call.give_up(DeadlineExceeded(late, reason="deadline"))
 
@@ -374,19 +426,21 @@ class FrontLink:
         answer = Answer(timing=Timing(queue, input_s, infer_s, output_s, batch, number=run), sent=sent)
         if sent > 0.0:
             answer.outside = call.template.outside
-        if call.done is not None:
+        if call.hears is not None:
             try:
                 if status != OK:
                     answer.error = read_failure(status, payload, call.template.entry.name)
-                elif form == AS_DECLARED:
-                    answer.outputs = self._declared(call)
-                elif form & WITH_STEPS:
-                    answer.timing, payload = read_steps(answer.timing, payload)
-                    form &= ~WITH_STEPS
-                    declared = form == AS_DECLARED
-                    answer.outputs = self._declared(call) if declared else self._listed(call, form, payload)
                 else:
-                    answer.outputs = self._listed(call, form, payload)
+                    if form & WITH_STEPS:
+                        answer.timing, payload = read_steps(answer.timing, payload)
+                        form &= ~WITH_STEPS
+                    template, output = call.template, call.output
+                    if form != AS_DECLARED:
+                        answer.outputs = self._listed(call, form, payload)
+                    elif template.places is None or output is None:
+                        raise ProtocolError(f"outputs of call {number} where there are none")
+                    else:
+                        answer.outputs = DeclaredOutputs(template, self._memory, output.offset)
             except CarpoolError as error:
                 answer.error = error
             except Exception:
@@ -398,11 +452,12 @@ class FrontLink:
         """One answer of several. One that was on its way when its call was given up is dropped."""
         number, finish, last, sent = fields[2], fields[4], fields[5], fields[10]
         call = self._calls.get(number)
-        if call is None or call.part is None:
+        if call is None or not call.in_parts:
             raise ProtocolError(f"a part of call {number}, which waits for none")
         if finish >= len(FINISHES) or last > LAST or len(payload) > MAX_PART_BYTES:
             raise ProtocolError(f"a part of {len(payload)} bytes that ends as {finish}, {last}")
-        if call.done is None:
+        hears = call.hears
+        if hears is None:
             return
         try:
             outputs = _inline(call, payload)
@@ -410,7 +465,7 @@ class FrontLink:
             call.give_up(error)
             return
         try:
-            call.part(Answer(outputs, sent=sent, finish=FINISHES[finish], last=bool(last)))
+            hears.part(Answer(outputs, sent=sent, finish=FINISHES[finish], last=bool(last)))
         except Exception:
             _log.exception("answer-failed")
             call.give_up(_failed())
@@ -419,19 +474,13 @@ class FrontLink:
         call = self._calls.get(number)
         if call is None:
             raise ProtocolError(f"call {number} is let in, which is not open")
-        admitted, call.admitted = call.admitted, None
-        if admitted is not None and call.done is not None:
+        coming, call.coming = call.coming, False
+        if coming and call.hears is not None:
             try:
-                admitted()
+                call.hears.admitted()
             except Exception:  # its own inputs do not come, and all others do
                 _log.exception("answer-failed")
                 call.give_up(_failed())
-
-    def _declared(self, call: RemoteCall) -> Sequence[Tensor]:
-        template, output = call.template, call.output
-        if template.places is None or output is None:
-            raise ProtocolError(f"outputs of call {call.number} where there are none")
-        return DeclaredOutputs(template, self._memory, output.offset)
 
     def _listed(self, call: RemoteCall, form: int, payload: bytes) -> Sequence[Tensor]:
         if form == INLINE:
@@ -500,3 +549,16 @@ def _bound(call: RemoteCall, places: Sequence[TensorPlace], memory: memoryview) 
 
 def _head(place: TensorPlace) -> TensorHead:
     return TensorHead(place.name, place.datatype, place.shape, place.offset, place.size)
+
+
+def _details(head: RequestHead) -> bytes:
+    """For a model that is told them; nothing where there is nothing to tell."""
+    options = write_options(head.options)
+    if not (head.id or options):
+        return b""
+    details = orjson.dumps({"id": head.id, "parameters": options})
+    if len(details) > MAX_DETAILS_BYTES:
+        raise TooLarge(
+            f"the id and the parameters take more than the {MAX_DETAILS_BYTES} bytes that they may"
+        )
+    return details

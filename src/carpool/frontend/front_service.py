@@ -1,37 +1,35 @@
-"""What requests need of their front end, over every protocol: the door, memory, counters and threads."""
+"""What requests need of their front end, over every protocol; and which features are wrapped around the
+engine, in which order."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from heapq import nlargest
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
 
 from carpool.errors import CarpoolError, NotFound, Unavailable
-from carpool.frontend.client_memory import ClientMemory
+from carpool.frontend.caches.caching_door import Caching
+from carpool.frontend.caches.front_caches import CacheParts, Caches
+from carpool.frontend.calls.asking import Feature, Infers
+from carpool.frontend.calls.call_service import CallService
+from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
+from carpool.frontend.calls.placed_call import Placing
+from carpool.frontend.calls.routing import Routing
 from carpool.frontend.demands import Demands, NotLoaded
 from carpool.frontend.documents import served_versions
-from carpool.frontend.forwarded_headers import ForwardedHeaders
-from carpool.frontend.front_caches import CacheParts, Caches
-from carpool.frontend.mirror import Mirror
-from carpool.frontend.pictures.picture_service import PictureService
-from carpool.frontend.routing import Routing
-from carpool.frontend.sampling import Sampler
-from carpool.frontend.tracing import Tracer
-from carpool.link.door import UNLOADED, Answer, Catalog, Door, ModelEntry
-from carpool.observe.counters import Block, Row
-from carpool.observe.counters import Slot as CounterRow
-from carpool.observe.logs import logger
-
-if TYPE_CHECKING:
-    from carpool.frontend.call import ClientCall
+from carpool.frontend.pictures.picture_service import is_pipeline
+from carpool.frontend.pictures.pipeline_run import PipelineDoor
+from carpool.frontend.pictures.sampling import Sampler
+from carpool.frontend.rollout.mirror import Mirror
+from carpool.frontend.rollout.mirroring_door import Mirroring
+from carpool.frontend.traces.tracing import Tracer
+from carpool.link.door import UNLOADED, Catalog, Door, ModelEntry
+from carpool.observe.counters import Block
 
 _LONGEST_SHOWN = 80
 _MOST_COMPARED = 5
 _MOST_LOOKED_AT = 200
-_THREADS = 2  # few, so that long bodies and answers leave cores to the rest
 
 
 def is_model_ready(door: Door, entry: ModelEntry) -> bool:
@@ -88,13 +86,7 @@ def _nearest(name: str, catalog: Catalog) -> str | None:
     return near[0] if near else None
 
 
-class Observer(Protocol):
-    """Sees every request that was answered well, in the loop's thread: it must not raise or take long."""
-
-    def answered(self, call: ClientCall, answer: Answer) -> None: ...
-
-
-class FrontService:
+class FrontService(CallService):
     """One per front end, used in its loop's thread only."""
 
     def __init__(
@@ -106,32 +98,27 @@ class FrontService:
         picture_threads: int,
         cache: CacheParts | None = None,
         forward: ForwardedHeaders | None = None,
+        features: Sequence[Feature] = (),
     ) -> None:
-        self.forward = forward  # headers that models are told
-        self.log = logger(name)
-        self.door = door
-        self.server_row = block.server
-        self.max_body_bytes = max_body_bytes
-        self.memory = ClientMemory(door, max_body_bytes)
-        self.tracer = Tracer(door)
+        super().__init__(name, door, block, max_body_bytes, picture_threads, forward)
         self.routing = Routing(door)
-        self.pictures = PictureService(door, picture_threads, self.row)
         self.demands = Demands(door)
-        self.observers: tuple[Observer, ...] = ()
-        self.sampler: Sampler | None = None  # while a model is watched for drift
-        self._sampling = Sampler(door, self.pictures.workers)
         self.caches = Caches(door, block, cache or CacheParts())
-        self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=name)
         self.mirror = Mirror(door, self.pictures, self.threads, self.row)
-        self._block = block
-        self._rows: dict[tuple[int, int], Row] = {}
-        self._rows_of: Catalog | None = None
+        self._sampling = Sampler(door, self.pictures.workers)
+        self.tracer = Tracer(door, self._observe)
+        self._features = Features(self, features)
         door.watch(self._follow)
 
     def _follow(self, catalog: Catalog) -> None:
+        """After the others that watch, whose word this takes."""
         self.sampler = self._sampling if self._sampling.follow(catalog) else None
-        others = tuple(one for one in self.observers if one is not self._sampling)
-        self.observers = others if self.sampler is None else (*others, self.sampler)
+        self.features = self._features.of_each(catalog)
+        self._observe()
+
+    def _observe(self) -> None:
+        seers = (self.sampler, self.tracer if self.tracer.on else None)
+        self.observers = tuple(one for one in seers if one is not None)
 
     def look_up(self, name: str, version: str = "") -> ModelEntry:
         """The version asked for or the newest; raises `NotFound`, `Unavailable` when it may come, or
@@ -146,22 +133,48 @@ class FrontService:
             raise not_serving() if isinstance(error, NotFound) and not catalog.ready else error
         return entry
 
-    def row(self, entry: ModelEntry) -> Row:
-        """This process's counters for a model version, kept as long as the catalogue they were taken for."""
-        catalog = self.door.catalog
-        if self._rows_of is not catalog:
-            self._rows_of = catalog
-            self._rows.clear()
-        row = self._rows.get(entry.row)
-        if row is None:
-            row = self._rows[entry.row] = self._block.row(CounterRow(*entry.row))
-        return row
-
     def close(self) -> None:
         self.tracer.close()
         self.demands.close()
         self._sampling.close()
         self.mirror.close()
-        self.threads.shutdown(wait=False, cancel_futures=True)
-        self.pictures.close()
+        super().close()
         self.caches.close()
+
+
+class Features:
+    """What requests get besides being run, for each version that has any of it.
+
+    The order, from the engine to the client; each is a wrapper with the `infer` of a door:
+
+    1. The door, with `--record` in a `RecordingDoor` (process/front_ends.py): what comes to the engine is
+       noted where it arrives.
+    2. `PipelineDoor`: one request is many for the doors below, and one for what is above.
+    3. `Placing`: contents go into slots here, and outputs become answers. Below are tensors in memory, above
+       are contents that can be looked at, and offered more than once.
+    4. `MirroringDoor`: a request that runs again on stable is placed again.
+    5. `CachingDoor`: what is known is not even placed; and what stable answered in a candidate's place is not
+       kept as the candidate's.
+    6. Those that somebody adds: they see every request for a model once, and answers as they are written.
+
+    What is switched off for a version is not wrapped. Versions without any of it have no entry here, and
+    their requests go straight to the door. Observers (traces, drift) see how requests end and change nothing:
+    they wrap nothing.
+    """
+
+    def __init__(self, service: FrontService, more: Sequence[Feature]) -> None:
+        self._placing = Placing(service, service.door)
+        self._pipelines = Placing(service, PipelineDoor())
+        caching, mirroring = Caching(service, service.caches), Mirroring(service.routing, service.mirror)
+        self._order: Sequence[Feature] = (mirroring, caching, *more)
+
+    def of_each(self, catalog: Catalog) -> dict[int, Infers]:
+        """By the entry's key."""
+        found: dict[int, Infers] = {}
+        for entry in (*catalog.leaving, *catalog.entries.values()):
+            infers: Infers = self._pipelines if is_pipeline(entry) else self._placing
+            for feature in self._order:
+                infers = feature.around(infers, entry)
+            if infers is not self._placing:
+                found[entry.key] = infers
+        return found

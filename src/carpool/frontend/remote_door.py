@@ -1,10 +1,5 @@
-"""The door of a front end whose engine lives in another process.
-
-Slots for bodies that are still arriving: announcing one is not enough to take the memory for it. While there
-is plenty, a body gets all of its memory when its head is here, and comes straight into it. Else it gets a
-little, and more as it comes: what slow clients hold then follows from what they sent, not from what they
-said. A share for each peer's address was rejected: behind a proxy all clients have the same.
-"""
+"""The door of a front end whose engine lives in another process: what outlives the engine at the other end
+of the link."""
 
 from __future__ import annotations
 
@@ -12,74 +7,26 @@ import asyncio
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from time import monotonic
 from typing import Any, cast
 
-import orjson
-
-from carpool.core.job import INFINITY
-from carpool.core.refusal_words import SPARE, skipped
-from carpool.errors import CarpoolError, NotFound, TooLarge, Unavailable, Unsupported
-from carpool.frontend.front_link import FrontLink, RemoteCall, RemoteTrip, expiry, stalled
+from carpool.errors import CarpoolError, NotFound, Unavailable, Unsupported
+from carpool.frontend.front_link import Asks, FrontLink, RemoteBooking, RemoteCall, stalled
 from carpool.link.advice import Gate, open_gate
-from carpool.link.door import NOBODY, Answer, Catalog, MakeRoom, ModelEntry, Sender, Slot, Trip
-from carpool.link.records import MAX_DETAILS_BYTES
-from carpool.link.templates import Template
-from carpool.memory.arena import Arena, ArenaSlot, check_fits
+from carpool.link.door import Answer, Ask, Catalog, Hears, ModelEntry
+from carpool.memory.arena import Arena, BodySlots, check_fits
 from carpool.memory.pulse import HOPELESS_S, STALE_S
 from carpool.observe.logs import logger
-from carpool.wire.head import write_options
-from carpool.wire.v2 import RequestHead
 
 _log = logger("link")
 
-_PLENTY = 0.25  # of all memory: up to here nobody looks at who takes it
-_FIRST_BYTES = 16 * 1024  # so that 4,096 connections that send nothing hold a quarter of the usual 256 MiB
 _IN_VAIN_S = 0.05  # after spare work was skipped
 _SPARE_PART = 16  # of the memory, at most, for all of it together
-_GROWTH = 4  # bytes copied per byte of a body: at most a third
 
 
-class BodySlots:
-    """The part of `Door` that gives memory. `allocate` may have none now; `left_with` says how much of all
-    would be free with so many bytes more in use, from 0 to 1."""
-
-    def __init__(self, allocate: Callable[[int], Slot | None], left_with: Callable[[int], float]) -> None:
-        self._allocate = allocate
-        self._left_with = left_with
-
-    def check_fits(self, size: int) -> None:
-        """Raises `TooLarge` for what can never be allocated."""
-
-    def slot(self, size: int, make_room: MakeRoom | None = None) -> Slot:
-        slot = self._allocate(size)
-        if slot is None:
-            self.check_fits(size)
-        while slot is None and make_room is not None and make_room():
-            slot = self._allocate(size)
-        if slot is None:
-            raise Unavailable("all memory for request bodies is in use", reason="no-slots")
-        return slot
-
-    def first_slot(self, size: int, make_room: MakeRoom) -> Slot:
-        if size > _FIRST_BYTES and self._left_with(size) < 1 - _PLENTY:
-            size = _FIRST_BYTES
-        return self._allocate(size) or self.slot(size, make_room)
-
-    def larger_slot(self, slot: Slot, kept: int, size: int, make_room: MakeRoom) -> Slot:
-        wanted = min(_GROWTH * len(slot.view), size)
-        try:
-            larger = self._allocate(wanted)
-            if larger is not None:
-                larger.view[:kept] = slot.view[:kept]
-                return larger
-            part = bytes(slot.view[:kept])  # its own memory may be what is missing
-        finally:
-            slot.release()
-        larger = self.slot(wanted, make_room)
-        larger.view[:kept] = part
-        return larger
+def _nowhere(entry: ModelEntry) -> RemoteBooking:
+    """Without an engine: whatever is asked through it fails."""
+    return RemoteBooking(None, 0, entry)
 
 
 class RemoteDoor(BodySlots):
@@ -96,6 +43,9 @@ class RemoteDoor(BodySlots):
         self.arena = arena
         self._max_answer_bytes = max_answer_bytes
         self.refuses: Gate = open_gate
+        self.infer: Asks = self._no_engine  # the link's, while there is one; so is this:
+        self.begin_booking: Callable[[ModelEntry], RemoteBooking] = _nowhere
+        self.serving = self.stalls = False
         self._broken = broken
         self._loop = asyncio.get_running_loop()
         self._link: FrontLink | None = None
@@ -107,14 +57,11 @@ class RemoteDoor(BodySlots):
         self._spare: list[RemoteCall] = []  # what the engine has of it
         self._listeners: list[Callable[[Catalog], None]] = []
 
-    @property
-    def serving(self) -> bool:
-        return (
-            self._link is not None
-            and self.catalog.number > 0
-            and not self._draining
-            and self._still < STALE_S
-        )
+    def _judge(self) -> None:
+        """Something has changed that it depends on whether requests are taken."""
+        known = self._link is not None and self.catalog.number > 0
+        self.stalls = self._still >= STALE_S
+        self.serving = known and not self._draining and not self.stalls
 
     def watch(self, listener: Callable[[Catalog], None]) -> None:
         self._listeners.append(listener)
@@ -129,12 +76,14 @@ class RemoteDoor(BodySlots):
         if (seconds >= STALE_S) != (self._still >= STALE_S):
             _log.warning("engine-stalled" if seconds >= STALE_S else "engine-moves-again")
         self._still = seconds
+        self._judge()
         if self._link is not None:
             self._link.look_at_time(monotonic(), hopeless=seconds >= HOPELESS_S)
 
     def drain(self) -> None:
         """Not serving any more, although what has begun is still carried through."""
         self._draining = True
+        self._judge()
 
     async def attach(self, sock: socket.socket) -> None:
         """A new engine: the one before, if there was any, is dead."""
@@ -158,64 +107,10 @@ class RemoteDoor(BodySlots):
     def answered_from_cache(self, entry: ModelEntry, arrived: float, images: int, source: str) -> None:
         """The same."""
 
-    def infer(
-        self,
-        entry: ModelEntry,
-        head: RequestHead,
-        slot: Slot,
-        tail: int,
-        done: Callable[[Answer], None],
-        *,
-        arrived: float,
-        deadline: float = INFINITY,
-        sender: Sender = NOBODY,
-        ready_in: float | None = None,
-        admitted: Callable[[], None] | None = None,
-        spare: bool = False,
-        trip: Trip | None = None,
-        step: int = 0,
-        part: Callable[[Answer], None] | None = None,
-    ) -> RemoteCall:
-        link = self._link
-        if spare:
-            done = partial(self._spare_done, entry.key, done)
-        call = RemoteCall(slot if ready_in is None else None, done, admitted, part)
-        if link is None or not link.writable or self._still >= STALE_S:
-            return self._fail(call, self._trouble())
-        if spare and not self._may_spare(entry, call):
-            return self._fail(call, skipped(entry.name))
-        try:
-            if self.known.get(entry.key) is not entry or (
-                entry.decoupled and part is None and not entry.writes
-            ):
-                entry = self._current(entry, head, one_answer=part is None)
-            template = link.templates.find(entry, head) or self._learn(link, entry, head)
-            details = _details(head) if entry.signature.told else b""
-            of_trip = b"" if trip is None else cast(RemoteTrip, trip).part(link, step)
-        except CarpoolError as error:
-            return self._fail(call, error)
-        if type(slot) is not ArenaSlot or template.extent > len(slot.view) - tail:
-            return self._fail(call, CarpoolError("the tensors do not lie in a slot of this door"))
-        call.template = template
-        # Without room for its outputs they come over the socket, which is slower but still an answer.
-        call.output = None if part is not None else self.arena.allocate(template.capacity)
-        try:
-            options = head.options
-            at, regions = slot.offset + tail, head.regions
-            what = details, of_trip, regions
-            link.submit(call, at, arrived, deadline, options, sender, ready_in, spare, *what)
-            if trip is not None:  # whose promise holds
-                call.expires = expiry(trip.entry, arrived, deadline)
-        except BaseException:
-            if call.output is not None:
-                call.output.release()
-            raise
-        return call
+    def _no_engine(self, ask: Ask, hears: Hears) -> RemoteCall:
+        return self.fail(RemoteCall(ask, hears), self.trouble())
 
-    def begin_trip(self, entry: ModelEntry) -> RemoteTrip:
-        return RemoteTrip(None, 0, entry) if self._link is None else self._link.begin_trip(entry)
-
-    def _may_spare(self, entry: ModelEntry, call: RemoteCall) -> bool:
+    def may_spare(self, entry: ModelEntry, call: RemoteCall) -> bool:
         """Unless the engine has just skipped one, or those that it has hold too much memory."""
         if self._in_vain.get(entry.key, 0.0) > monotonic():
             return False
@@ -226,21 +121,20 @@ class RemoteDoor(BodySlots):
         self._spare.append(call)
         return True
 
-    def _spare_done(self, key: int, done: Callable[[Answer], None], answer: Answer) -> None:
+    def skipped_one(self, key: int) -> None:
         """Where the engine has no slack, it is not told of all that it would skip."""
-        if answer.error is not None and answer.error.reason == SPARE and answer.sent > 0.0:
-            self._in_vain[key] = monotonic() + _IN_VAIN_S
-        done(answer)
+        self._in_vain[key] = monotonic() + _IN_VAIN_S
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
         if self._link is None or self._still >= STALE_S:
-            raise self._trouble()
+            raise self.trouble()
         return await self._link.ask(what, arguments)
 
     # For the link.
 
     def opened(self, link: FrontLink) -> None:
         self._link = link
+        self.infer, self.begin_booking = link.infer, link.begin_booking
         self._still = 0.0
         self._forget()
 
@@ -249,6 +143,7 @@ class RemoteDoor(BodySlots):
         entries = (*catalog.entries.values(), *catalog.newest.values(), *catalog.leaving)
         self.known = {entry.key: entry for entry in entries}
         self._in_vain.clear()
+        self._judge()
         for listener in self._listeners:
             listener(catalog)
 
@@ -256,6 +151,7 @@ class RemoteDoor(BodySlots):
         """`error` says what the engine did wrong; without it, it has died."""
         if self._link is link:
             self._link = None
+            self.infer, self.begin_booking = self._no_engine, _nowhere
             self._forget()
         if error is not None:
             _log.error("link-broken", error=error)
@@ -265,28 +161,25 @@ class RemoteDoor(BodySlots):
         """The old catalogue can still be looked at, but nothing is served from it."""
         self.catalog = replace(self.catalog, number=0, ready=False)
         self.known = {}
+        self._judge()
 
     # The less common ways of a request.
 
-    def _fail(self, call: RemoteCall, error: CarpoolError) -> RemoteCall:
+    def fail(self, call: RemoteCall, error: CarpoolError) -> RemoteCall:
         self._loop.call_soon(call.finish, Answer(error=error))
         return call
 
-    def _trouble(self) -> Unavailable:
+    def trouble(self) -> Unavailable:
         if self._link is None:
             return _restarted()
         if self._still >= STALE_S:
             return stalled()
         return Unavailable("the engine does not take requests fast enough", reason="overload")
 
-    def _learn(self, link: FrontLink, entry: ModelEntry, head: RequestHead) -> Template:
-        if any(tensor.data is not None or tensor.shared_memory is not None for tensor in head.inputs):
-            raise CarpoolError("tensors come through the door in a slot, and in no other way")
-        return link.templates.learn(entry, head)
-
-    def _current(self, entry: ModelEntry, head: RequestHead, *, one_answer: bool) -> ModelEntry:
+    def current(self, ask: Ask) -> ModelEntry:
         """A request can outlive what it was meant for: a model that was loaded again and has no riders left,
         or the engine itself, and another one numbers anew. What serves in its place may take it."""
+        entry, head = ask.entry, ask.head
         if not self.catalog.number:
             raise _restarted()
         now = self.catalog.entries.get((entry.name, entry.version))
@@ -296,22 +189,9 @@ class RemoteDoor(BodySlots):
         sent_as = (head.encoded and not takes_files) or (head.regions and not now.fetches)
         if not now.signature.is_like(entry.signature) or sent_as:
             raise Unavailable(f"model '{entry.name}' was replaced; try again", reason="model-replaced")
-        if now.decoupled and one_answer and not now.writes:
+        if now.decoupled and not ask.in_parts and not now.writes:
             raise Unsupported(f"{now.name} may give several answers, and only one can be taken here")
         return now
-
-
-def _details(head: RequestHead) -> bytes:
-    """For a model that is told them; nothing where there is nothing to tell."""
-    options = write_options(head.options)
-    if not (head.id or options):
-        return b""
-    details = orjson.dumps({"id": head.id, "parameters": options})
-    if len(details) > MAX_DETAILS_BYTES:
-        raise TooLarge(
-            f"the id and the parameters take more than the {MAX_DETAILS_BYTES} bytes that they may"
-        )
-    return details
 
 
 def _restarted() -> Unavailable:

@@ -23,7 +23,7 @@ import orjson
 
 from carpool.memory.pulse import STALE_S, START_S, Watch
 from carpool.observe.logs import Logger, finish, logger, stream
-from carpool.observe.output import Output, keep_stream, read_some
+from carpool.observe.output import ProcessOutput, keep_stream, read_some
 
 _LONGEST = 1 << 15  # of a message as such; the kernel's buffer is several times that
 _MOST_FILES = 64
@@ -220,7 +220,7 @@ class Child:
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self._loop.add_reader(self._pidfd, self._ended.set)
-        self._output = Output(process=called or arguments[0], child=self.pid)
+        self._output = ProcessOutput(process=called or arguments[0], child=self.pid)
         os.set_blocking(self._written, False)
         self._loop.add_reader(self._written, self._read_output)
         self._started = time.monotonic()
@@ -279,7 +279,7 @@ class Child:
 
 
 @dataclass(slots=True)
-class Guard:
+class Watchdog:
     """Looks at one process's signs of life: says when it stalls, kills it when that lasts for `kill_after`
     seconds; 0: never."""
 

@@ -15,6 +15,7 @@ import orjson
 from carpool.core.front_load import Outside
 from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, InvalidInput
+from carpool.memory.arena import MakeRoom, Slot
 from carpool.memory.client_files import Region
 from carpool.types import DATATYPES, RequestOptions, Signature, Tensor, TensorSpec, Timing
 from carpool.wire import head
@@ -185,7 +186,7 @@ class IndexEntry(NamedTuple):
     reason: str = ""
 
 
-class Route(NamedTuple):
+class RolloutSplit(NamedTuple):
     """Who answers requests that name no version, while one version takes over from another."""
 
     stable: str
@@ -247,24 +248,13 @@ class Catalog:
     cameras: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """By model and source: how the cameras are that drift knows; empty: well."""
     cleared: Mapping[str, int] = field(default_factory=dict)  # by model: how often its kept answers were
-    routes: Mapping[str, Route] = field(default_factory=dict)  # by name, of those that are rolled out
+    routes: Mapping[str, RolloutSplit] = field(default_factory=dict)  # by name, of those that are rolled out
     rollouts: Mapping[str, str] = field(default_factory=dict)  # by name: the state, of what is over as well
 
     @property
     def able(self) -> bool:
         """Some model can run, or there is none that should: else nothing can be asked of this server."""
         return not self.entries or any(entry.key not in self.down for entry in self.entries.values())
-
-
-class Slot(Protocol):
-    """Memory for one body. It belongs to whoever asked for it until `release`."""
-
-    view: memoryview
-
-    def share(self) -> Slot:
-        """One more holder of the same bytes, which are free when all of them were released."""
-
-    def release(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -281,9 +271,10 @@ class Answer:
     degraded: str = ""  # why a cascade answered with its cheap model although that is not certain
     finish: str = ""  # of the last part of a text, why it ends: one of `records.FINISHES`
     last: bool = False  # of a part with which its model has said that no other will come
+    text: str = ""  # of a part, where that is a piece of text about a picture
 
 
-class Trip(Protocol):
+class PipelineBooking(Protocol):
     """One request on its way through the steps of a pipeline, as the engine knows it: its gate lets all of it
     in or none, and it learns what the later steps take. Whoever carries the request says where it is."""
 
@@ -311,8 +302,67 @@ class Call(Protocol):
         """The answer has been sent: give back the slots. Only after `done`."""
 
 
-MakeRoom: TypeAlias = Callable[[], bool]
-"""Cuts off another body that comes too slowly; False if none does."""
+class Hears(Protocol):
+    """The asker, as the call reaches it. Nothing is called any more after `done` or `Call.cancel`."""
+
+    def admitted(self) -> None:
+        """The gate has let in a request whose tensors are still to come: at most once. Before that, nothing
+        need be done for it."""
+
+    def part(self, answer: Answer) -> None:
+        """One answer of several, in order. Its outputs are in no slot: they stay as long as somebody has
+        them."""
+
+    def done(self, answer: Answer) -> None:
+        """The request is over: exactly once, without outputs after parts."""
+
+
+class OneAnswer:
+    """Implements `Hears` but for `done`, for askers whose tensors are there and who take one answer."""
+
+    def admitted(self) -> None:
+        """Nothing waits for it."""
+
+    def part(self, answer: Answer) -> None:
+        """It is not asked for."""
+
+
+class Ask(NamedTuple):
+    """What is asked, by whom, and until when: the one value that goes through a door.
+
+    The tensors lie in `slot.view[tail:]` at the offsets of `head`. `deadline` is the client's own; the
+    promise is added behind the door.
+
+    With `ready_in` the tensors are still to come, in about so many seconds. The request counts from now on,
+    and the slot stays the caller's until `Call.ready`.
+
+    Nobody waits for a `spare` one, whose tensors are there: it runs out of what the models on its device
+    leave over, counts nowhere as a request, and ends with an error of the reason `spare` if there was no
+    slack for it, or no memory: its slot may be shared with the request that it repeats. `deadline`, `sender`
+    and the request's own options mean nothing then.
+
+    With a `booking` it is one step of that: the pipeline's promise holds for it, counted from `arrived`, less
+    what the later steps take; the first that comes with a booking is what the gate decides about.
+
+    The answers of a decoupled model are taken `in_parts`; one that writes may be asked without, and then
+    gives all of its text at once.
+    """
+
+    entry: ModelEntry
+    head: RequestHead
+    slot: Slot | None
+    tail: int
+    arrived: float
+    deadline: float = INFINITY
+    sender: Sender = NOBODY
+    ready_in: float | None = None
+    in_parts: bool = False
+    spare: bool = False
+    booking: PipelineBooking | None = None
+    step: int = 0
+    content: object | None = None  # what the slot holds or will hold, as the front end knows it
+    asker: object | None = None  # whose request it is, as the front end knows it
+
 
 Ahead: TypeAlias = Callable[[float], int]
 
@@ -368,48 +418,11 @@ class Door(Protocol):
     def answered_from_cache(self, entry: ModelEntry, arrived: float, images: int, source: str) -> None:
         """A request was answered without `infer`."""
 
-    def infer(
-        self,
-        entry: ModelEntry,
-        head: RequestHead,
-        slot: Slot,
-        tail: int,
-        done: Callable[[Answer], None],
-        *,
-        arrived: float,
-        deadline: float = INFINITY,
-        sender: Sender = NOBODY,
-        ready_in: float | None = None,
-        admitted: Callable[[], None] | None = None,
-        spare: bool = False,
-        trip: Trip | None = None,
-        step: int = 0,
-        part: Callable[[Answer], None] | None = None,
-    ) -> Call:
-        """Run a request whose tensors lie in `slot.view[tail:]` at the offsets of `head`.
+    def infer(self, ask: Ask, hears: Hears) -> Call:
+        """Run a request. Its slot belongs to the call from here on, unless this raises; `hears` is called
+        back in the loop's thread, never before this returns."""
 
-        The slot belongs to the call from here on, unless this raises. `done` is called at most once, never
-        before this returns. `deadline` is the client's own; the promise is added behind the door.
-
-        With `ready_in` the tensors are still to come, in about so many seconds. The request counts from now
-        on; `admitted` is called, at most once and never before this returns, when the gate has let it in, and
-        before that nothing need be done for it. The slot stays the caller's until `Call.ready`.
-
-        Nobody waits for a `spare` one, whose tensors are there: it runs out of what the models on its device
-        leave over, counts nowhere as a request, and ends with an error of the reason `spare` if there was no
-        slack for it, or no memory: its slot may be shared with the request that it repeats. `deadline`,
-        `sender` and the request's own options mean nothing then.
-
-        With a `trip` it is one step of that: the pipeline's promise holds for it, counted from `arrived`,
-        less what the later steps take; the first that comes with a trip is what the gate decides about.
-
-        A decoupled model needs a `part`; one that writes may be asked without, and then gives all of its text
-        at once. It is called for each of its answers, in order, never before this
-        returns and never after `done` or `Call.cancel`. Its outputs are in no slot: they stay as long as
-        somebody has them. `done` then comes without outputs. Other models never call it.
-        """
-
-    def begin_trip(self, entry: ModelEntry) -> Trip:
+    def begin_booking(self, entry: ModelEntry) -> PipelineBooking:
         """Through this pipeline; the engine hears of it with its first step."""
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
@@ -447,7 +460,7 @@ def read_catalog(number: int, payload: bytes, known: Mapping[int, ModelEntry]) -
         "index": [IndexEntry(*line) for line in document["index"]],
         "down": frozenset(document["down"]),
         "regions": {name: Region(**region) for name, region in document["regions"].items()},
-        "routes": {name: Route(*route) for name, route in document["routes"].items()},
+        "routes": {name: RolloutSplit(*route) for name, route in document["routes"].items()},
     }
     return Catalog(**document)
 

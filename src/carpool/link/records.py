@@ -30,7 +30,7 @@ READY: Final = 11
 ADMITTED: Final = 12
 RUN: Final = 13
 RAN: Final = 14
-TRIP: Final = 15
+BOOKING: Final = 15
 PART: Final = 16
 
 TO_ENGINE = struct.Struct("<IIQQQQQdddddfIII")
@@ -42,15 +42,15 @@ LATEST: Final = 1  # a newer frame of its source takes its place while it waits
 COMING: Final = 2  # its inputs are still to come
 SPARE: Final = 4  # nobody waits for it: it runs if there is slack
 AGAIN: Final = 8  # another server has refused it before
-STEP: Final = 16  # it is part of a trip through a pipeline: its payload begins with which
+STEP: Final = 16  # a step of a pipeline: its payload begins with the booking that it belongs to
 REGIONS: Final = 32  # its inputs are in clients' memory: its payload goes on with where
 PARTS: Final = 64  # each piece that its model writes is to be told when it is there
 
 STEP_PART = struct.Struct("<QQI")
-"""The number of its trip, the pipeline's key and the number of the step."""
+"""The number of its booking, the pipeline's key and the number of the step."""
 
-TRIP_NEWS = struct.Struct("<III")
-"""What a front end says of a trip: one of these, of which step, and with how many images."""
+BOOKING_NEWS = struct.Struct("<III")
+"""What a front end says of a booking: one of these, of which step, and with how many images."""
 REACHES: Final = 0  # the step will be asked about so many images; none: it is over
 ANSWERED: Final = 1
 GIVEN_UP: Final = 2
@@ -195,14 +195,26 @@ class Outbox:
 
     def send(self, piece: bytes) -> None:
         """As `put`, but at once: for a record that is alone, whose reader can begin while this loop goes on
-        with its turn. Nothing overtakes what was put before, and what does not fit the socket is put."""
+        with its turn. Nothing overtakes what was put before.
+
+        The system call is made without the interpreter lock, which a transport of uvloop keeps. Its reader
+        wakes up, often on this very core, and goes first: this thread is then off the core in the middle of
+        its call, and a model's thread that wants the lock would wait until that reader has no more to do.
+        """
         transport = self._transport
-        if self._pieces or transport is None or transport.is_closing() or transport.get_write_buffer_size():
+        if self._pieces:
             self.put(piece)
             return
-        rest = write_at_once(self._file, piece)
-        if rest:
-            self.put(rest)
+        if transport is None or transport.is_closing():
+            return
+        if not transport.get_write_buffer_size():
+            try:
+                written = os.write(self._file, piece)
+            except OSError:  # it is full, or gone, which reading tells
+                written = 0
+            piece = piece[written:]
+        if piece:
+            transport.write(piece)
 
     @property
     def unsent(self) -> int:
@@ -216,30 +228,12 @@ class Outbox:
         return self.unsent > MAX_UNSENT
 
     def _flush(self) -> None:
-        pieces, transport = self._pieces, self._transport
-        if pieces and transport is not None and not transport.is_closing():
-            said = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            try:
-                if not transport.get_write_buffer_size():
-                    said = write_at_once(self._file, said)
-                if said:
-                    transport.write(said)
-            except Exception as error:
-                self.failed(f"it cannot be written to: {error}")
-        pieces.clear()
-
-
-def write_at_once(file: int, data: bytes) -> bytes:
-    """To the socket of a transport that has nothing to send; returns what is left.
-
-    The system call is made without the interpreter lock, which a transport of uvloop keeps. Its reader wakes
-    up, often on this very core, and goes first: this thread is then off the core in the middle of its call,
-    and a model's thread that wants the lock would wait until that reader has no more to do.
-    """
-    try:
-        return data[os.write(file, data) :]
-    except OSError:  # it is full, or gone, which reading tells
-        return data
+        pieces, self._pieces = self._pieces, []
+        try:
+            if pieces:
+                self.send(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        except Exception as error:
+            self.failed(f"it cannot be written to: {error}")
 
 
 class Ending(NamedTuple):

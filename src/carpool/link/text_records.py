@@ -76,7 +76,7 @@ def _write(event: Event) -> bytes:
     return _FROM_WRITER.pack(_WORKED, 0, used, event.encoded, event.stepped, 0, event.seconds, 0.0)
 
 
-class EventReader:
+class TextEventReader:
     """Of what `write_events` wrote, in whatever pieces it arrives. It believes nothing: ProtocolError."""
 
     def __init__(self, model: str) -> None:

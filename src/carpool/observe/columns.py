@@ -16,7 +16,7 @@ Column = NewType("Column", int)
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
+class HistogramColumns:
     """Adjacent cells: one per upper bound, one for everything above, then the sum of what was observed."""
 
     first: Column
@@ -55,11 +55,11 @@ class _Layout:
     def by_word(self, words: Iterable[str], *, gauges: bool = False) -> dict[str, Column]:
         return {word: self.gauge() if gauges else self.counter() for word in words}
 
-    def histogram(self, bounds: tuple[float, ...]) -> Histogram:
+    def histogram(self, bounds: tuple[float, ...]) -> HistogramColumns:
         first = self.counter()
         for _ in bounds:
             self.counter()
-        return Histogram(first, bounds, self.counter())
+        return HistogramColumns(first, bounds, self.counter())
 
 
 SECONDS_BOUNDS = (
@@ -161,7 +161,7 @@ FAN_OUT = _layout.histogram(FAN_OUT_BOUNDS)
 STEP_LATER = _layout.gauge(largest=True)
 STEP_WASTED = _layout.counter()
 CROPS_FROM: Mapping[str, Column] = _layout.by_word(CROPS_FROM_WORDS)  # of the pipeline, not of a step
-STEP_PHASES: Mapping[str, Histogram] = {
+STEP_PHASES: Mapping[str, HistogramColumns] = {
     "between": POST_SECONDS,
     "queue": QUEUE_SECONDS,
     "infer": INFER_SECONDS,

@@ -33,7 +33,7 @@ from carpool.observe.columns import (
     SHED,
     WIDTH,
     Column,
-    Histogram,
+    HistogramColumns,
 )
 from carpool.observe.exemplars import EXEMPLAR_BYTES, Exemplar, Exemplars, read_exemplars
 from carpool.observe.shared_history import HISTORY_BYTES, SharedHistory
@@ -47,7 +47,7 @@ _TEXT = _RECORD - _HEAD.size
 DIRECTORY_BYTES = MODEL_ROWS * _RECORD
 
 
-class Slot(NamedTuple):
+class CounterRow(NamedTuple):
     """A row and which of its lives is meant: small enough to send to every process."""
 
     row: int
@@ -64,7 +64,7 @@ class Directory:
     def __init__(self, view: memoryview) -> None:
         self._view = view
 
-    def assign(self, model: str, version: str) -> Slot:
+    def assign(self, model: str, version: str) -> CounterRow:
         """The row of this model version; a free one when it has none yet."""
         known = self.find(model, version)
         if known is not None:
@@ -78,7 +78,7 @@ class Directory:
             raise Unavailable(f"{MODEL_ROWS} model versions are loaded, which is the limit")
         generation, index = min(free)
         self._write(index, generation + 1, text)
-        return Slot(index, generation + 1)
+        return CounterRow(index, generation + 1)
 
     def retire(self, model: str, version: str) -> None:
         """Frees the row: its counts leave the metrics page, as they do when Triton unloads a model."""
@@ -86,13 +86,13 @@ class Directory:
         if slot is not None:
             self._write(slot.row, slot.generation, b"")
 
-    def find(self, model: str, version: str) -> Slot | None:
+    def find(self, model: str, version: str) -> CounterRow | None:
         return next((slot for slot, name in self.live().items() if name == (model, version)), None)
 
-    def live(self) -> dict[Slot, tuple[str, str]]:
+    def live(self) -> dict[CounterRow, tuple[str, str]]:
         return {slot: name for slot, name in self._entries() if name is not None}
 
-    def _entries(self) -> Iterator[tuple[Slot, tuple[str, str] | None]]:
+    def _entries(self) -> Iterator[tuple[CounterRow, tuple[str, str] | None]]:
         """Each row in its life of now, with its model and version; None is a free one.
 
         A record that is being written counts as free; so does one whose engine died while writing it.
@@ -104,7 +104,7 @@ class Directory:
             text = record[_HEAD.size : _HEAD.size + length]
             written = bool(text) and checksum == _checksum(generation, text)
             model, _, version = text.decode().partition("\0") if written else ("", "", "")
-            yield Slot(row, generation), (model, version) if written else None
+            yield CounterRow(row, generation), (model, version) if written else None
 
     def _write(self, index: int, generation: int, text: bytes) -> None:
         start = (index - 1) * _RECORD
@@ -145,7 +145,7 @@ class Row:
         """For gauges."""
         self._cells[column] = value
 
-    def observe(self, histogram: Histogram, value: float, times: int = 1) -> None:
+    def observe(self, histogram: HistogramColumns, value: float, times: int = 1) -> None:
         """The same value for each of several requests has the price of one."""
         if not value > 0.0:  # also catches NaN: one of those would stay in the sum for ever
             value = 0.0
@@ -153,7 +153,7 @@ class Row:
         cells[histogram.first + bisect_left(histogram.bounds, value)] += times
         cells[histogram.sum] += value * times
 
-    def observe_each(self, histogram: Histogram, values: Iterable[float]) -> None:
+    def observe_each(self, histogram: HistogramColumns, values: Iterable[float]) -> None:
         """Several at once, which mostly fall into the same few bounds."""
         bounds, counts, total = histogram.bounds, [0] * (len(histogram.bounds) + 1), 0.0
         for value in values:
@@ -198,7 +198,7 @@ class Block:
         self._cells = cells
         self.server = Row(cells[:WIDTH])
 
-    def row(self, slot: Slot) -> Row:
+    def row(self, slot: CounterRow) -> Row:
         """This block's cells for a model version, cleared when they still hold another's counts."""
         start = slot.row * _STRIDE
         cells = self._cells[start : start + WIDTH]
@@ -222,7 +222,7 @@ class ModelCells:
     version: str
     cells: Cells
     step: str = ""  # of a pipeline
-    slot: Slot = field(default_factory=lambda: Slot(0, 0))
+    slot: CounterRow = field(default_factory=lambda: CounterRow(0, 0))
 
 
 class Table:
@@ -265,7 +265,7 @@ class Table:
         return read_exemplars(self._exemplars)
 
     def server(self) -> Cells:
-        return self._merged([Slot(0, 0)])[0]
+        return self._merged([CounterRow(0, 0)])[0]
 
     def models(self) -> list[ModelCells]:
         return self._rows(steps=False)
@@ -283,10 +283,10 @@ class Table:
             found.append(ModelCells(model, number, cells, step, slot))
         return found
 
-    def cells(self, slot: Slot) -> Cells:
+    def cells(self, slot: CounterRow) -> Cells:
         return self._merged([slot])[0]
 
-    def _merged(self, slots: Sequence[Slot]) -> list[list[float]]:
+    def _merged(self, slots: Sequence[CounterRow]) -> list[list[float]]:
         """The rows over all blocks, without the cells that belong to another generation."""
         rows = [slot.row for slot in slots]
         cells = self._cells[:, rows, :WIDTH]  # a copy: one look at numbers that others are changing

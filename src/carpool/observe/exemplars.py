@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from carpool.observe.columns import Histogram
+from carpool.observe.columns import HistogramColumns
 
 _PLACES = 512
 _RECORD = struct.Struct("<IIqqdd16s8s")  # checksum, row, generation, column, value, Unix time, trace, span
@@ -37,7 +37,13 @@ class Exemplars:
         self._view = view
 
     def note(
-        self, row: tuple[int, int], trace: bytes, span: bytes, at: float, histogram: Histogram, value: float
+        self,
+        row: tuple[int, int],
+        trace: bytes,
+        span: bytes,
+        at: float,
+        histogram: HistogramColumns,
+        value: float,
     ) -> None:
         """`row` is that of the model version, with its generation. The last of each bucket is kept."""
         value = value if value > 0.0 else 0.0

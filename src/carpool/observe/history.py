@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from carpool.observe import columns
-from carpool.observe.columns import Column, Histogram
+from carpool.observe.columns import Column, HistogramColumns
 from carpool.observe.counters import Cells, Table
 from carpool.observe.gpu_readings import Gpus
 from carpool.observe.logs import logger
@@ -30,7 +30,7 @@ _log = logger("history")
 
 Document = dict[str, Any]
 
-_HISTOGRAMS: Mapping[str, Histogram] = {
+_HISTOGRAMS: Mapping[str, HistogramColumns] = {
     "latency": columns.REQUEST_SECONDS,
     "queue": columns.QUEUE_SECONDS,
     "infer": columns.INFER_SECONDS,

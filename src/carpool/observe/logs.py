@@ -187,15 +187,15 @@ class LineHandler(logging.Handler):
             return  # nobody reads the log any more; serving goes on
 
 
-def _kind_of(record: logging.LogRecord) -> Kind:
+def _kind_of(record: logging.LogRecord) -> LineKind:
     """Events of one name are of one kind; another library's messages, those of one logger."""
     if not isinstance(record.msg, Event):
-        return Kind((record.name, record.levelno), record.getMessage())
+        return LineKind((record.name, record.levelno), record.getMessage())
     name = record.msg.name
     if name == _PAST_THE_LOGGER:
-        return Kind(name, None, _MOST_PAST_THE_LOGGER)
+        return LineKind(name, None, _MOST_PAST_THE_LOGGER)
     exact = tuple((key, str(_scalar(value))) for key, value in record.msg.fields.items())
-    return Kind((record.name, record.levelno, name), exact)
+    return LineKind((record.name, record.levelno, name), exact)
 
 
 def _noted(record: logging.LogRecord, word: str, count: int) -> logging.LogRecord:
@@ -300,7 +300,7 @@ MOST_OF_A_KIND = 20
 _MOST_KINDS = 256
 
 
-class Kind(NamedTuple):
+class LineKind(NamedTuple):
     """What bounds a record: its kind, itself (None: every line is told), and how many of its kind."""
 
     kind: Hashable
@@ -309,7 +309,7 @@ class Kind(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Held:
+class _HeldLines:
     record: logging.LogRecord
     count: int = 0
 
@@ -318,8 +318,8 @@ class _Held:
 class _Window:
     began: float
     shown: int = 0
-    same: dict[Hashable, _Held] = field(default_factory=dict)
-    others: _Held | None = None
+    same: dict[Hashable, _HeldLines] = field(default_factory=dict)
+    others: _HeldLines | None = None
 
 
 class Repeats:
@@ -339,7 +339,7 @@ class Repeats:
         ]
         return min(held) + INTERVAL_S if held else None
 
-    def shows(self, record: logging.LogRecord, kind: Kind, now: float) -> bool:
+    def shows(self, record: logging.LogRecord, kind: LineKind, now: float) -> bool:
         """Whether to write it; if not, it is counted. To be asked after `due`."""
         window = self._windows.get(kind.kind)
         if window is None:
@@ -351,13 +351,13 @@ class Repeats:
             held.count += 1
             return False
         if window.shown >= kind.most:
-            window.others = window.others or _Held(record)
+            window.others = window.others or _HeldLines(record)
             window.others.record = record
             window.others.count += 1
             return False
         window.shown += 1
         if kind.exact is not None:
-            window.same[kind.exact] = _Held(record)
+            window.same[kind.exact] = _HeldLines(record)
         return True
 
     def due(self, now: float) -> list[logging.LogRecord]:

@@ -46,7 +46,7 @@ _LIBRARIES = {
 log = logs.logger("output")
 
 
-class Output:
+class ProcessOutput:
     """The lines of one process. To be fed from one thread."""
 
     def __init__(self, **who: object) -> None:
@@ -174,7 +174,7 @@ def caught(log_format: str, log_level: str) -> Iterator[None]:
 
 
 def _pump(reading: int) -> None:
-    output = Output()
+    output = ProcessOutput()
     try:
         while data := os.read(reading, _READ):
             output.feed(data)

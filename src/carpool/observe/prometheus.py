@@ -17,8 +17,8 @@ from time import monotonic as now
 from typing import Any, NamedTuple, TypeAlias
 
 from carpool.observe import columns
-from carpool.observe.columns import Histogram
-from carpool.observe.counters import Cells, ModelCells, Slot, Table
+from carpool.observe.columns import HistogramColumns
+from carpool.observe.counters import Cells, CounterRow, ModelCells, Table
 from carpool.observe.exemplars import Exemplar
 from carpool.observe.gpu_readings import GpuReading, Gpus
 from carpool.observe.statistics import cache_hits
@@ -88,7 +88,7 @@ class Scope(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class MetricFamily:
     """One metric. `values` maps the labels beyond those of the scope, as text, to the number."""
 
     name: str
@@ -96,9 +96,11 @@ class Family:
     help: str
     scope: Scope
     values: Mapping[str, Value]
-    histogram: Histogram | None = None
+    histogram: HistogramColumns | None = None
     milliseconds: tuple[float, ...] = ()  # of a histogram: only these of its bounds, and not in seconds
-    histograms: Mapping[str, Histogram] = field(default_factory=dict)  # with labels beyond those of the scope
+    histograms: Mapping[str, HistogramColumns] = field(
+        default_factory=dict
+    )  # with labels beyond those of the scope
 
     @property
     def of_some_models(self) -> bool:
@@ -208,11 +210,11 @@ observed. `us` is a sum of seconds in microseconds; a label's name makes one lin
 _FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
 
 
-def _read(line: str) -> Family:
+def _read(line: str) -> MetricFamily:
     name, kind, scope, source, meaning = line.split(maxsplit=4)
     how, _, cells = source.rpartition(":")
     column: Any = getattr(columns, cells, None)
-    family = Family(name, kind, meaning, Scope(scope), {})
+    family = MetricFamily(name, kind, meaning, Scope(scope), {})
     if how == "all":
         coarse = (100.0, 500.0, 2000.0, 5000.0) if name == _FIRST_RESPONSE else ()
         return replace(family, histogram=column, milliseconds=coarse)
@@ -263,7 +265,7 @@ FAMILIES = tuple(family for family in _KNOWN if family.name != _FIRST_RESPONSE)
 """What is there unless somebody switches it off or on."""
 
 
-def chosen(switches: Mapping[str, bool]) -> tuple[Family, ...]:
+def chosen(switches: Mapping[str, bool]) -> tuple[MetricFamily, ...]:
     families = _KNOWN if switches["histogram_latencies"] else FAMILIES
     if switches["counter_latencies"]:
         return families
@@ -287,7 +289,7 @@ class Exposition:
         table: Table,
         version: str,
         host: Host | None = None,
-        families: Sequence[Family] = FAMILIES,
+        families: Sequence[MetricFamily] = FAMILIES,
         gpus: Gpus | None = None,
         cameras: Callable[[], Mapping[str, Mapping[str, str]]] = dict,
     ) -> None:
@@ -334,7 +336,7 @@ class Exposition:
         known = {row.slot: _labels(model=row.model, version=row.version) for row in models}
         found: dict[str, dict[int, Exemplar]] = {}
         for (row, generation, column), exemplar in self._table.exemplars().items():
-            labels = known.get(Slot(row, generation))
+            labels = known.get(CounterRow(row, generation))
             if labels is not None:
                 found.setdefault(labels, {})[column] = exemplar
         return found
@@ -344,7 +346,7 @@ def _head(name: str, kind: str, meaning: str) -> list[str]:
     return [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
 
 
-def _open_head(family: Family) -> list[str]:
+def _open_head(family: MetricFamily) -> list[str]:
     """OpenMetrics wants counters that end in `_total`. Triton's do not, and keep the names by which
     dashboards know them: so they are of no type that it knows."""
     if family.kind != "counter":
@@ -354,7 +356,7 @@ def _open_head(family: Family) -> list[str]:
 
 
 def _family(
-    family: Family, rows: Sequence[_Labelled], head: list[str], examples: Mapping[str, _Examples]
+    family: MetricFamily, rows: Sequence[_Labelled], head: list[str], examples: Mapping[str, _Examples]
 ) -> Iterator[list[str]]:
     """Nothing, not even its name, where none of the rows has a number."""
     histogram = next(iter(family.histograms.values()), family.histogram)
@@ -394,8 +396,8 @@ def _line(name: str, labels: str, more: str, value: float) -> str:
 
 
 def _histogram(
-    family: Family,
-    histogram: Histogram,
+    family: MetricFamily,
+    histogram: HistogramColumns,
     labels: str,
     ends: Sequence[tuple[str, int]],
     cells: Cells,
@@ -414,7 +416,7 @@ def _histogram(
     ]
 
 
-def _example(examples: _Examples, histogram: Histogram, place: int) -> str:
+def _example(examples: _Examples, histogram: HistogramColumns, place: int) -> str:
     found = examples.get(histogram.first + (place if place >= 0 else len(histogram.bounds)))
     if found is None:
         return ""

@@ -7,13 +7,16 @@ the document. They start again with the engine; everything else goes on.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from time import monotonic, time
 from typing import Any, NamedTuple
 
 from carpool.core.evidence import interval
+from carpool.errors import CarpoolError
 from carpool.observe import columns
-from carpool.observe.columns import Column, Histogram
-from carpool.observe.counters import Cells, ModelCells
+from carpool.observe.columns import Column, HistogramColumns
+from carpool.observe.counters import Cells, CounterRow, ModelCells, Row, count_failure
+from carpool.types import Timing
 
 Document = dict[str, Any]
 
@@ -43,6 +46,44 @@ class BatchStatistics:
             }
             for batch_size, (count, input_ns, infer_ns, output_ns) in sorted(self._sizes.items())
         ]
+
+
+class VersionCounters:
+    """All that is counted of one model version by the engine."""
+
+    __slots__ = ("batches", "last_used", "recent", "row", "server_row", "slot")
+
+    def __init__(self, slot: CounterRow, row: Row, server_row: Row) -> None:
+        self.slot = slot  # where its row is
+        self.row = row
+        self.server_row = server_row
+        self.batches = BatchStatistics()
+        self.recent = RecentBatches()
+        self.last_used = monotonic()  # its last batch, or else its beginning
+
+    def ran(
+        self, images: int, queued: Sequence[float], input_s: float, infer_s: float, output_s: float
+    ) -> None:
+        """One execution that succeeded. `queued` is each request's wait in seconds."""
+        ended_ms = time() * 1e3
+        self.row.add_batch(
+            images, queued, input_s=input_s, infer_s=infer_s, output_s=output_s, ended_ms=ended_ms
+        )
+        self.batches.add(images, round(input_s * 1e9), round(infer_s * 1e9), round(output_s * 1e9))
+
+    def answered(self, images: int, timing: Timing) -> None:
+        """A request that went through several models was answered: it counts as a batch of its own."""
+        parts = timing.input, timing.infer, timing.output
+        self.ran(images, [timing.queue], *parts)
+        self.recent.add(images, sum(parts), monotonic())
+
+    def asked(self, error: CarpoolError | None, seconds: float) -> None:
+        """Another model of this engine asked it, as a step or by a call of its own, and this came of it. What
+        clients ask is counted by their front ends."""
+        if error is None:
+            self.row.observe(columns.REQUEST_SECONDS, seconds)
+        else:
+            count_failure(self.row, error, seconds)
 
 
 def model_statistics(row: ModelCells, batches: BatchStatistics) -> Document:
@@ -82,11 +123,11 @@ def statistics(models: Iterable[Document]) -> Document:
     return {"model_stats": list(models)}
 
 
-def _observed(cells: Cells, histogram: Histogram) -> Document:
+def _observed(cells: Cells, histogram: HistogramColumns) -> Document:
     return _duration(_count(cells, histogram), cells[histogram.sum])
 
 
-def _count(cells: Cells, histogram: Histogram) -> int:
+def _count(cells: Cells, histogram: HistogramColumns) -> int:
     return int(sum(cells[histogram.buckets]))
 
 
@@ -138,7 +179,7 @@ def step_counts(step: str, cells: Cells) -> Document:
     return {"step": step, **phases, "fan_out": _summed(cells, columns.FAN_OUT), "later_s": later}
 
 
-def _summed(cells: Cells, histogram: Histogram) -> Document:
+def _summed(cells: Cells, histogram: HistogramColumns) -> Document:
     return {"count": _count(cells, histogram), "sum": round(cells[histogram.sum], 6)}
 
 
@@ -180,7 +221,7 @@ def _happened(cells: Cells, words: Mapping[str, Column]) -> dict[str, int]:
     return {word: int(cells[column]) for word, column in words.items() if cells[column]}
 
 
-def _histogram(cells: Cells, histogram: Histogram) -> Document:
+def _histogram(cells: Cells, histogram: HistogramColumns) -> Document:
     return {"buckets": list(map(int, cells[histogram.buckets])), "sum": round(cells[histogram.sum], 6)}
 
 

@@ -1,6 +1,6 @@
 """An ensemble beside its models: whether they fit together, and what a request needs of them.
 
-Pure: tensors are arrays, models are signatures. What runs them is engine/models/journey.py.
+Pure: tensors are arrays, models are signatures. What runs them is engine/routes/ensemble_route.py.
 """
 
 from __future__ import annotations
@@ -41,21 +41,19 @@ class EnsembleGraph:
         self._writer = {tensor: step.number for step in self.steps for _, tensor in step.outputs}
         self._by_number = {step.number: step for step in self.steps}
 
-    def needed(self, wanted: Sequence[str]) -> list[GraphStep]:
-        """The steps without which these outputs would not be there; none named: all outputs."""
-        waiting = [self._writer[name] for name in wanted or self.outputs]
-        found: set[int] = set()
+    def needed(self, wanted: Sequence[str]) -> Mapping[int, tuple[str, ...]]:
+        """The steps without which these outputs would not be there, by number and in order, each with those
+        of its outputs that are read: its model need not make the others. None named: all outputs."""
+        wanted = wanted or self.outputs
+        waiting, found = [self._writer[name] for name in wanted], set[int]()
         while waiting:
             number = waiting.pop()
             if number not in found:
                 found.add(number)
                 waiting += self._by_number[number].after
-        return [step for step in self.steps if step.number in found]
-
-    def wanted_of(self, step: GraphStep, needed: Sequence[GraphStep], wanted: Sequence[str]) -> list[str]:
-        """The outputs of a step that somebody reads: its model need not make the others."""
-        read = {tensor for other in needed for _, tensor in other.inputs} | set(wanted or self.outputs)
-        return [name for name, tensor in step.outputs if tensor in read]
+        steps = [step for step in self.steps if step.number in found]
+        read = {tensor for step in steps for _, tensor in step.inputs}.union(wanted)
+        return {step.number: tuple(name for name, tensor in step.outputs if tensor in read) for step in steps}
 
 
 def _in_order(settings: EnsembleSettings) -> tuple[GraphStep, ...]:

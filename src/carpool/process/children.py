@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -71,7 +71,8 @@ class FrontendParts:
 
 
 StartFrontend = Callable[[FrontendParts], Awaitable[Frontend]]
-StartEngine = Callable[..., Awaitable["EngineHost"]]
+Open = Callable[[], Coroutine[Any, Any, None]]
+StartEngine = Callable[..., Awaitable[tuple["EngineSide", Open]]]
 """Builds the engine, as `process.start.engine` does, which loads nothing before it is opened. Its `progress`
 may be told from any thread which model is loaded, and what is done."""
 
@@ -87,7 +88,6 @@ class EngineProcess:
         self._control = control
         self._first = first
         self._settings = settings
-        self._engine: EngineHost | None = None
         self._side: EngineSide | None = None
         self._early: list[Message] = []
         self._was_ready = False
@@ -104,19 +104,14 @@ class EngineProcess:
         if not starting.done():
             os._exit(0)  # nothing to drain yet, and a thread that loads a model would be waited for
         try:
-            self._engine = engine = starting.result()
+            self._side, open_models = starting.result()
         except Exception as error:
             return self._give_up(error)
-        from carpool.engine.engine_link import EngineSide  # front ends run this file too
-
-        self._side = EngineSide(
-            engine, max_answer_bytes=self._settings.max_body_bytes, dropped=self._report_dropped
-        )
-        engine.linked(self._side)
+        engine = self._side.engine
         for message in self._early:
             await self._attach(self._side, message)
         engine.listen(self._report)
-        opening = asyncio.create_task(self._open(engine))
+        opening = asyncio.create_task(self._open(engine, open_models))
         await asyncio.wait({obeying, opening}, return_when=asyncio.FIRST_COMPLETED)
         failure = None if obeying.done() else opening.exception()
         if failure is not None:
@@ -132,14 +127,14 @@ class EngineProcess:
         beats.stop()
         return 0
 
-    async def _open(self, engine: EngineHost) -> None:
-        await engine.open()
+    async def _open(self, engine: EngineHost, open_models: Open) -> None:
+        await open_models()
         spare_the_collector()
         self._control.send("up")  # before anybody can see that it is
         engine.set_ready(not self._leaves)
         self._report(engine.catalog)
 
-    async def _start(self) -> EngineHost:
+    async def _start(self) -> tuple[EngineSide, Open]:
         start: StartEngine = _load(self._first.body["start"])
         gate_table = GateTable(self._gates)
         gate_table.clear()
@@ -150,6 +145,7 @@ class EngineProcess:
             block=self._first.body["block"],
             write_gate=gate_table.write,
             progress=self._progress,
+            dropped=self._report_dropped,
         )
 
     def _progress(self, step: LoadingStep) -> None:
@@ -169,8 +165,8 @@ class EngineProcess:
                 return float(message.body["within_s"])
             if message.word == "lame-duck":
                 self._leaves = True
-                if self._engine is not None:
-                    self._engine.set_ready(False)
+                if self._side is not None:
+                    self._side.engine.set_ready(False)
             elif self._side is None:
                 self._early.append(message)
             else:

@@ -11,16 +11,16 @@ import carpool
 from carpool.config.otel_settings import read_otel
 from carpool.config.server import ServerSettings
 from carpool.frontend.access.access import Access, all_loopback
+from carpool.frontend.caches.front_caches import CacheParts
+from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.clients.accounts import Accounts
-from carpool.frontend.forwarded_headers import ForwardedHeaders
-from carpool.frontend.front_caches import CacheParts
 from carpool.frontend.http.app import MetricsApp
 from carpool.frontend.http.fairness import Fairness, Unread
 from carpool.frontend.http.http_server import HttpServer
 from carpool.frontend.http.http_service import SharedPage
 from carpool.frontend.http.limits import Limits
 from carpool.frontend.pictures.workers import threads_for
-from carpool.frontend.tracing import Tracer
+from carpool.frontend.traces.tracing import Tracer
 from carpool.link.advice import Advice
 from carpool.observe.columns import CONNECTIONS
 from carpool.observe.counters import Row
@@ -77,7 +77,9 @@ def trace(tracer: Tracer, row: Row, parts: FrontendParts) -> None:
     """Make spans, if anybody wants them."""
     otel = read_otel(parts.settings)
     if otel is not None:
-        from carpool.frontend.request_spans import RequestSpans  # needs a package that others can do without
+        from carpool.frontend.traces.request_spans import (
+            RequestSpans,  # needs a package that others can do without
+        )
 
         exemplars = parts.table.block_exemplars(parts.block)
         tracer.export(RequestSpans(otel, carpool.__version__, row, exemplars))

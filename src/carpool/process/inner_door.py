@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic
 
 import numpy as np
@@ -17,7 +17,7 @@ from carpool.engine.engine_link import EngineSide
 from carpool.engine.fleet.model_calls import CallOfModel
 from carpool.errors import InvalidInput, Unavailable
 from carpool.frontend.remote_door import RemoteDoor
-from carpool.link.door import Answer, ModelEntry
+from carpool.link.door import Answer, Ask, Call, ModelEntry, OneAnswer
 from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.memory.layout import TensorPlace, end_of, line_up
 from carpool.types import Array, Datatype, RequestedOutput, RequestOptions
@@ -30,8 +30,8 @@ _NUMBER = -1  # no front end has it
 class InnerDoor:
     """Everything is called on the engine's loop."""
 
-    def __init__(self, side: EngineSide) -> None:
-        self._side = side
+    def __init__(self, side: Callable[[], EngineSide]) -> None:
+        self._side = side  # known when the first call comes
         self._door: RemoteDoor | None = None
         self._opening = asyncio.Lock()
 
@@ -43,15 +43,9 @@ class InnerDoor:
         for place in places:
             array = call.inputs[place.name]
             np.ndarray(array.shape, array.dtype, slot.view, place.offset)[...] = array
-        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-
-        def done(answer: Answer) -> None:
-            if answered.done():  # whoever asked has gone
-                running.release()
-            else:
-                answered.set_result(answer)
-
-        running = door.infer(entry, head, slot, 0, done, arrived=monotonic(), deadline=until)
+        waiting = _Waiting()
+        answered = waiting.answered
+        running = waiting.call = door.infer(Ask(entry, head, slot, 0, monotonic(), until), waiting)
         try:
             answer = await answered
         except asyncio.CancelledError:
@@ -69,15 +63,30 @@ class InnerDoor:
         async with self._opening:
             if self._door is None or not self._door.serving:
                 arena = create_memory("carpool-calls", _ARENA_BYTES)
-                door = RemoteDoor(Arena(map_memory(arena)), max_answer_bytes=self._side.max_answer_bytes)
+                side = self._side()
+                door = RemoteDoor(Arena(map_memory(arena)), max_answer_bytes=side.max_answer_bytes)
                 known = asyncio.Event()
                 door.watch(lambda catalog: known.set() if catalog.number else None)
                 ours, theirs = socket.socketpair()
                 await door.attach(theirs)
-                await self._side.attach(_NUMBER, ours, arena)
+                await side.attach(_NUMBER, ours, arena)
                 await known.wait()
                 self._door = door
             return self._door
+
+
+class _Waiting(OneAnswer):
+    """Hears of one call for a model that awaits its answer."""
+
+    def __init__(self) -> None:
+        self.answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.call: Call | None = None
+
+    def done(self, answer: Answer) -> None:
+        if not self.answered.done():
+            self.answered.set_result(answer)
+        elif self.call is not None:  # whoever asked has gone
+            self.call.release()
 
 
 def _entry(door: RemoteDoor, call: CallOfModel) -> ModelEntry:

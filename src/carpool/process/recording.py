@@ -11,18 +11,16 @@ import os
 import stat
 import threading
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import orjson
 
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, ConfigError, DeadlineExceeded, Refused, Unavailable
-from carpool.link.door import NOBODY, Answer, Call, Catalog, Door, ModelEntry, Sender, Slot, Trip
+from carpool.link.door import Ask, Call, Catalog, Door, Hears, ModelEntry, PipelineBooking
 from carpool.observe.logs import logger
 from carpool.process.children import Frontend
-from carpool.wire.v2 import RequestHead
 
 _FLUSH_S = 1.0
 _PIECE = 256  # lines made in one go: the loop's thread waits for no more than these
@@ -146,7 +144,6 @@ class RecordingDoor:
         self.first_slot = door.first_slot
         self.larger_slot = door.larger_slot
         self.ask = door.ask
-        self.begin_trip = door.begin_trip
 
     @property
     def catalog(self) -> Catalog:
@@ -155,6 +152,9 @@ class RecordingDoor:
     @property
     def serving(self) -> bool:
         return self._door.serving
+
+    def begin_booking(self, entry: ModelEntry) -> PipelineBooking:
+        return self._door.begin_booking(entry)
 
     def turned_away(
         self, entry: ModelEntry, error: CarpoolError, arrived: float, images: int = 1, source: str = ""
@@ -167,28 +167,15 @@ class RecordingDoor:
         images = images if entry.signature.max_batch else 1
         self._recorder.note(entry, arrived, images, source, cached=True)
 
-    def infer(
-        self,
-        entry: ModelEntry,
-        head: RequestHead,
-        slot: Slot,
-        tail: int,
-        done: Callable[[Answer], None],
-        *,
-        arrived: float,
-        sender: Sender = NOBODY,
-        spare: bool = False,
-        trip: Trip | None = None,
-        **more: Any,
-    ) -> Call:
-        if trip is not None:  # who came is who asked for the whole of it
-            if not trip.begun:
-                self._recorder.note(trip.entry, arrived, 1, sender.source or head.options.source)
-        elif not spare:
-            images = head.batch if entry.signature.max_batch else 1
-            self._recorder.note(entry, arrived, images, sender.source or head.options.source)
-        more |= {"arrived": arrived, "sender": sender, "spare": spare, "trip": trip}
-        return self._door.infer(entry, head, slot, tail, done, **more)
+    def infer(self, ask: Ask, hears: Hears) -> Call:
+        source = ask.sender.source or ask.head.options.source
+        if ask.booking is not None:  # who came is who asked for the whole of it
+            if not ask.booking.begun:
+                self._recorder.note(ask.booking.entry, ask.arrived, 1, source)
+        elif not ask.spare:
+            images = ask.head.batch if ask.entry.signature.max_batch else 1
+            self._recorder.note(ask.entry, ask.arrived, images, source)
+        return self._door.infer(ask, hears)
 
 
 class Recording:

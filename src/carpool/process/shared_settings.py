@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from carpool.config.rules import nearest
 from carpool.errors import ConfigError, Forbidden, InvalidInput, NotFound, Unsupported
-from carpool.frontend.tracing import TIMESTAMPS
+from carpool.frontend.traces.tracing import TIMESTAMPS
 from carpool.observe import logs
 from carpool.observe.logs import logger
 from carpool.wire.head import shorten

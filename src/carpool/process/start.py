@@ -6,8 +6,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from carpool.config.server import ServerSettings
 from carpool.engine.control.drift_desk import DriftDesk
@@ -30,7 +32,7 @@ from carpool.link.advice import GATE_BYTES, GateTable
 from carpool.link.door import Catalog, LoadingStep
 from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.observe.columns import RESTARTS, UP
-from carpool.observe.counters import Block, Table, table_bytes
+from carpool.observe.counters import Table, table_bytes
 from carpool.observe.history import keep_history
 from carpool.observe.logs import logger
 from carpool.process.inner_door import InnerDoor
@@ -39,11 +41,7 @@ from carpool.process.shared_settings import LogSettings, TraceSettings
 
 
 def engine_for(
-    paths: Sequence[str] | Sequence[Path],
-    settings: ServerSettings,
-    table: Table,
-    block: Block | None = None,
-    host: Runner | None = None,
+    paths: Sequence[str] | Sequence[Path], settings: ServerSettings, table: Table, **given: Any
 ) -> Engine:
     """With all that the server's settings say about models."""
     return Engine(
@@ -51,12 +49,11 @@ def engine_for(
         slo_ms=settings.slo_ms,
         pictures=settings.pictures,
         table=table,
-        block=block,
         cache_dir=settings.cache_dir,
         device_memory_gb=settings.device_memory_gb,
         on_demand=settings.on_demand,
         memory_gb=settings.memory_gb,
-        host=host,
+        **given,
     )
 
 
@@ -73,9 +70,7 @@ def add_questions(host: EngineHost, settings: ServerSettings) -> ControlDesk:
     gauges.start()
     host.on_stop(gauges.stop)
     rollouts = RolloutDesk(host, settings).rollouts
-    desk = ControlDesk(host, settings)
-    RegistryRollouts(desk.registry, rollouts)
-    return desk
+    return ControlDesk(host, settings, partial(RegistryRollouts, rollouts=rollouts))
 
 
 async def engine(
@@ -86,14 +81,19 @@ async def engine(
     block: int,
     write_gate: Callable[..., None],
     progress: StartProgress,
-) -> EngineHost:
-    """Front ends can be attached from here on; `open` loads the models."""
+    dropped: Callable[[int], None],
+) -> tuple[EngineSide, Callable[[], Coroutine[Any, Any, None]]]:
+    """Front ends can be attached from here on; the function loads the models."""
     log = logger("engine")
     mine = table.block(block)
-    runner = Runner(settings, lambda: mine.server.add(RESTARTS["worker"]))
-    served = engine_for(paths, settings, table, mine, runner)
-    host = EngineHost(served, write_gate, runner)
-    runner.stall_changed = served.look_at_instances
+    runner = Runner(
+        settings,
+        restarted=lambda: mine.server.add(RESTARTS["worker"]),
+        stall_changed=lambda: host.engine.look_at_instances(),
+    )
+    inner = InnerDoor(lambda: side)
+    make = partial(engine_for, paths, settings, table, block=mine, host=runner, ask_hosted=inner.ask)
+    host = EngineHost(make, write_gate, runner)
     host.listen(lambda catalog: runner.follow_logging(catalog.logging))
     desk = add_questions(host, settings)
 
@@ -105,13 +105,9 @@ async def engine(
         await desk.open(step_taken)
         mine.server.set(UP, 1.0)
 
-    def linked(side: EngineSide) -> None:
-        served.calls.ask_hosted = InnerDoor(side).ask
-
-    host.linked = linked
-    host.open = open_models
     host.publish()
-    return host
+    side = EngineSide(host, max_answer_bytes=settings.max_body_bytes, dropped=dropped)
+    return side, open_models
 
 
 _LAST_MOMENT_S = 0.25  # the engine answers for those who are cut off, and that must not look like an answer
@@ -134,7 +130,7 @@ async def serve(
 
     table = Table(bytearray(table_bytes(1)))
     gates = GateTable(bytearray(GATE_BYTES))
-    host = EngineHost(engine_for(paths, settings, table), gates.write)
+    host = EngineHost(partial(engine_for, paths, settings, table), gates.write)
     desk = add_questions(host, settings)
     sockets = _sockets(settings)
     ports = {name: int(bound[0].getsockname()[1]) for name, bound in sockets.items()}

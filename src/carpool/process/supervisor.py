@@ -23,7 +23,7 @@ from carpool.config.server import ServerSettings
 from carpool.errors import ConfigError
 from carpool.frontend.http.http_server import check_free, listen
 from carpool.link.advice import GATE_BYTES
-from carpool.link.child_process import Child, Guard, Message
+from carpool.link.child_process import Child, Message, Watchdog
 from carpool.link.door import LoadingStep
 from carpool.link.typed_json import write_document
 from carpool.memory.arena import create_memory, map_memory
@@ -70,7 +70,7 @@ class Post:
     role: str
     block: int  # of the counters
     child: Child | None = None
-    guard: Guard | None = None
+    guard: Watchdog | None = None
     is_up: bool = False  # until then it imports, which may hold its interpreter lock for long
     was_up: bool = False
     error: str = ""
@@ -161,7 +161,9 @@ class Supervisor:
                 await self._could_not_start(post, error)
                 continue
             watch = Watch(partial(self._pulses.read, post.block))
-            post.guard = Guard(child, watch, self._settings.watchdog_s, _log, "process", {"role": post.role})
+            post.guard = Watchdog(
+                child, watch, self._settings.watchdog_s, _log, "process", {"role": post.role}
+            )
             code = await child.watch(lambda message: self._hear(post, message))
             post.child, post.guard, post.is_up = None, None, False
             self._pulses.clear(post.block)  # what it left there says nothing about the next

@@ -24,7 +24,7 @@ from carpool.config.rules import check_name
 from carpool.config.toml import read_toml
 from carpool.errors import ConfigError
 from carpool.registry.mlflow_source import MlflowServer, MlflowSource
-from carpool.registry.source import NotInRegistry, Pin, PinnedFile, Source
+from carpool.registry.source import NotInRegistry, Pin, PinnedFile, VersionSource
 from carpool.registry.version_store import VersionStore, write_document
 
 _FORMAT = 1
@@ -41,14 +41,14 @@ class Pointed(NamedTuple):
         return self.stable.digest, "" if self.candidate is None else self.candidate.digest
 
 
-class Wanted(NamedTuple):
+class WantedVersions(NamedTuple):
     """By digest."""
 
     stable: str = ""
     candidate: str = ""
 
 
-NOTHING = Wanted()
+NOTHING = WantedVersions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,13 @@ class FollowedState:
         )
 
     @property
-    def wanted(self) -> Wanted:
+    def wanted(self) -> WantedVersions:
         """What is pointed to and not served, and was not decided on."""
         if self.pointed is None:
             return NOTHING
         stable, candidate = self.pointed
         done = {*self.judged, *(pin.digest for pin in self.pins if pin.version in self.serve[:1])}
-        return Wanted(
+        return WantedVersions(
             "" if stable.digest in {*done, self.passed_over} else stable.digest,
             "" if candidate is None or candidate.digest in done else candidate.digest,
         )
@@ -101,8 +101,8 @@ class FollowedModel:
         self._server = server
         self._store = store
         pickles = settings.allow_pickle
-        self.stable: Source = MlflowSource(server, settings.stable, allow_pickle=pickles)
-        self.candidate: Source | None = None
+        self.stable: VersionSource = MlflowSource(server, settings.stable, allow_pickle=pickles)
+        self.candidate: VersionSource | None = None
         if settings.candidate:
             self.candidate = MlflowSource(server, settings.candidate, allow_pickle=pickles)
         self.missing: Sequence[str] = ()  # addresses that the registry did not know at the last look

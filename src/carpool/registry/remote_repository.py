@@ -37,8 +37,8 @@ Tell = Callable[[str], None]
 
 
 class RemoteModel:
-    """A `Source`: one model of a repository, as it was listed. `shown` is the tree that is served now: what
-    did not change is taken from there, as the very same files, so that nobody loads it again."""
+    """A `VersionSource`: one model of a repository, as it was listed. `shown` is the tree that is served now:
+    what did not change is taken from there, as the very same files, so that nobody loads it again."""
 
     def __init__(
         self, remote: RemoteFiles, name: str, files: Sequence[RemoteFile], parts: Path, shown: Path

@@ -63,7 +63,7 @@ class Pin:
         return sum(file.size for file in self.files)
 
 
-class Source(Protocol):
+class VersionSource(Protocol):
     """One address. All of it blocks, and raises `RegistryError`s."""
 
     @property

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from carpool.config.repository import version_folders
-from carpool.registry.source import BadArtifacts, Pin, RegistryError, Source
+from carpool.registry.source import BadArtifacts, Pin, RegistryError, VersionSource
 
 _MARK = ".pin.json"
 _INCOMING = ".incoming-"
@@ -39,7 +39,7 @@ class VersionStore:
     def has(self, pin: Pin, home: Path) -> bool:
         return _mark(home / str(pin.version)).get("digest") == pin.digest
 
-    def bring(self, source: Source, pin: Pin, home: Path) -> Path:
+    def bring(self, source: VersionSource, pin: Pin, home: Path) -> Path:
         """The version's folder in the model's folder `home`, fetched unless it or its contents are there."""
         target = home / str(pin.version)
         if self.has(pin, home):

@@ -18,7 +18,7 @@ MINUTES = 24 * 60
 """Of which the rate of arrivals is remembered."""
 
 
-class Arrivals:
+class MinuteRates:
     """Requests a second in each of the last minutes, answered or not, whether or not a rollout is under way:
     what the check of the next one plays."""
 

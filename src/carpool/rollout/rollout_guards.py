@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from carpool.config.rollout_settings import RolloutSettings
 from carpool.core.evidence import Interval, good_until_below, interval, times_as_often
-from carpool.rollout.rollout_states import TAKEN_OVER, State, Verdict
+from carpool.rollout.rollout_states import TAKEN_OVER, GuardVerdict, State
 
 GUARDS = ("disagreement", "late", "errors", "feedback", "slower")
 RARE = 0.02
@@ -112,7 +112,7 @@ def count_of(document: Mapping[str, Any], name: str) -> int:
     return value
 
 
-class Guard(NamedTuple):
+class GuardResult(NamedTuple):
     """`verdict` is breach, proven, waits or off. `rare`: it happened to at most so much of the candidate's
     answers, for which `RARE` is enough."""
 
@@ -128,7 +128,7 @@ class Guard(NamedTuple):
         return {**self._asdict(), "high": self.high if isfinite(self.high) else None}
 
 
-def look(plan: RolloutSettings, state: State, counts: Counts) -> list[Guard]:
+def look(plan: RolloutSettings, state: State, counts: Counts) -> list[GuardResult]:
     limits, confidence = plan.guards, _confidence(plan)
     return [_guard(name, getattr(limits, name), state, counts, confidence) for name in GUARDS]
 
@@ -162,15 +162,15 @@ def comparisons_needed(plan: RolloutSettings, state: State, counts: Counts) -> l
     return said
 
 
-def _guard(name: str, limit: float | None, state: State, counts: Counts, confidence: float) -> Guard:
+def _guard(name: str, limit: float | None, state: State, counts: Counts, confidence: float) -> GuardResult:
     if limit is None:
-        return Guard(name, None, 0.0, inf, "off", "switched off")
+        return GuardResult(name, None, 0.0, inf, "off", "switched off")
     if name == "disagreement":
         found = interval(counts.differ, counts.compared, confidence)
         told = f"{counts.differ:,} of {counts.compared:,} differ ({_shares(found)}, limit {limit * 100:g} %)"
         return _judged(name, limit, found, told if counts.compared else _nothing_compared(counts))
     if name != "errors" and state is State.SHADOW:
-        return Guard(name, limit, 0.0, inf, "proven", "asked in the canary")
+        return GuardResult(name, limit, 0.0, inf, "proven", "asked in the canary")
     if name == "slower":
         return _slower(limit, counts.candidate, confidence)
     mine, others = counts.candidate, counts.stable
@@ -181,16 +181,16 @@ def _guard(name: str, limit: float | None, state: State, counts: Counts, confide
         max(others.answers, other_bad),
     )  # complaints may come first
     if name == "feedback" and not bad + other_bad:
-        return Guard(name, limit, 0.0, inf, "proven", "nobody has complained")
+        return GuardResult(name, limit, 0.0, inf, "proven", "nobody has complained")
     if not answers:
-        return Guard(name, limit, 0.0, inf, "waits", "the candidate has answered nothing yet")
+        return GuardResult(name, limit, 0.0, inf, "waits", "the candidate has answered nothing yet")
     own = interval(bad, answers, confidence)
     if state in TAKEN_OVER and not other_answers:
         told = (
             f"{name}: {bad:,} of {answers:,} ({_shares(own)}, limit {RARE * 100:g} %, since stable has none)"
         )
         verdict = _judged(name, RARE, own, told).verdict
-        return Guard(name, limit, 0.0, inf, verdict, told, own.high)
+        return GuardResult(name, limit, 0.0, inf, verdict, told, own.high)
     found = times_as_often(bad, other_bad, answers / (answers + other_answers), confidence)
     told = (
         f"{name}: {bad:,} of {answers:,}, stable {other_bad:,} of {other_answers:,} "
@@ -205,10 +205,12 @@ def _guard(name: str, limit: float | None, state: State, counts: Counts, confide
     return judged._replace(sentence=f"{told}, {RARE * 100:g} % would do")
 
 
-def _slower(limit: float, mine: Side, confidence: float) -> Guard:
+def _slower(limit: float, mine: Side, confidence: float) -> GuardResult:
     """More than half of its answers take so many times as long as stable usually does."""
     if not mine.timed:
-        return Guard("slower", _HALF, 0.0, 1.0, "waits", "no answer's time was compared with stable's yet")
+        return GuardResult(
+            "slower", _HALF, 0.0, 1.0, "waits", "no answer's time was compared with stable's yet"
+        )
     found = interval(mine.slow, mine.timed, confidence)
     told = (
         f"{mine.slow:,} of {mine.timed:,} took more than {limit:g} times as long as stable usually does "
@@ -224,9 +226,9 @@ def _nothing_compared(counts: Counts) -> str:
     return f"nothing was compared yet, mostly because {_WHY_SKIPPED[max(lost, key=lambda why: lost[why])]}"
 
 
-def _judged(name: str, limit: float, found: Interval, told: str) -> Guard:
+def _judged(name: str, limit: float, found: Interval, told: str) -> GuardResult:
     verdict = "breach" if found.low > limit else "proven" if found.high <= limit else "waits"
-    return Guard(name, limit, found.low, found.high, verdict, told)
+    return GuardResult(name, limit, found.low, found.high, verdict, told)
 
 
 def _shares(found: Interval) -> str:
@@ -240,16 +242,16 @@ def _times(found: Interval) -> str:
     return f"{found.low:.1f} to {high} times as often"
 
 
-def together(guards: list[Guard], capacity: str = "") -> Verdict:
+def together(guards: list[GuardResult], capacity: str = "") -> GuardVerdict:
     """`capacity` is the sentence about a candidate that could not carry the traffic."""
     for guard in guards:
         if guard.verdict == "breach":
-            return Verdict(breach=guard.sentence, guard=guard.name)
+            return GuardVerdict(breach=guard.sentence, guard=guard.name)
     waits = [*dict.fromkeys(_waiting(guards)), *([capacity] if capacity else [])]
-    return Verdict(proven=not waits, waits_for="; ".join(waits), capacity=capacity)
+    return GuardVerdict(proven=not waits, waits_for="; ".join(waits), capacity=capacity)
 
 
-def _waiting(guards: list[Guard]) -> Iterator[str]:
+def _waiting(guards: list[GuardResult]) -> Iterator[str]:
     for guard in guards:
         if guard.verdict == "waits":
             yield f"{guard.sentence}: not proven yet"

@@ -60,7 +60,7 @@ class Traffic(NamedTuple):
     compared: bool = False  # what the candidate answers is run on stable too
 
 
-class Verdict(NamedTuple):
+class GuardVerdict(NamedTuple):
     """What the guards say together."""
 
     breach: str = ""  # the sentence of the one that is broken
@@ -70,7 +70,7 @@ class Verdict(NamedTuple):
     capacity: str = ""  # why the candidate could not carry the traffic, and so does not go on by itself
 
 
-NO_VERDICT = Verdict()
+NO_VERDICT = GuardVerdict()
 
 
 class Labelled(NamedTuple):
@@ -153,7 +153,7 @@ def advance(
     rollout: Rollout,
     plan: RolloutSettings,
     now: float,
-    verdict: Verdict,
+    verdict: GuardVerdict,
     counted: int,
     *,
     loaded: bool,
@@ -184,7 +184,7 @@ def advance(
 
 
 def _checked(
-    rollout: Rollout, plan: RolloutSettings, now: float, verdict: Verdict, labelled: Labelled | None
+    rollout: Rollout, plan: RolloutSettings, now: float, verdict: GuardVerdict, labelled: Labelled | None
 ) -> Rollout:
     """What could not carry the traffic may be shown it, and answers none of it by itself."""
     ahead = _evaluated(rollout, plan, now, labelled)
@@ -209,7 +209,9 @@ def _evaluated(rollout: Rollout, plan: RolloutSettings, now: float, labelled: La
     return after(rollout, plan, now, labelled.sentence)
 
 
-def _proven(rollout: Rollout, plan: RolloutSettings, now: float, verdict: Verdict, counted: int) -> Rollout:
+def _proven(
+    rollout: Rollout, plan: RolloutSettings, now: float, verdict: GuardVerdict, counted: int
+) -> Rollout:
     """Shadow and canary end when their time is over, enough was seen, and every guard is proven."""
     hours = plan.shadow_h if rollout.state is State.SHADOW else plan.canary_h
     seen = "comparisons" if rollout.state is State.SHADOW else "answers"
@@ -250,7 +252,7 @@ def retired(rollout: Rollout, now: float, why: str) -> Rollout:
     return replace(rollout.moved(State.RETIRED, now, told), stable=rollout.candidate)
 
 
-def breached(rollout: Rollout, plan: RolloutSettings, now: float, verdict: Verdict) -> Rollout:
+def breached(rollout: Rollout, plan: RolloutSettings, now: float, verdict: GuardVerdict) -> Rollout:
     if plan.guards.on_breach == "pause":
         paused = rollout if rollout.state is State.PAUSED else _paused(rollout, now, verdict.breach)
         return replace(paused, held=True, why=verdict.breach)

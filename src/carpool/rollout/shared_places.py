@@ -39,15 +39,15 @@ class OutOfReach(Exception):
     """Why the place cannot be read, or written, now."""
 
 
-class Found(NamedTuple):
+class StoredState(NamedTuple):
     lies: bytes | None = None  # as `swap` wants to know it; none: there is nothing
     written: bytes | None = None  # none: not by a replica
 
 
-class Place(Protocol):
+class SharedPlace(Protocol):
     where: str
 
-    async def read(self, model: str) -> Found: ...
+    async def read(self, model: str) -> StoredState: ...
 
     async def swap(self, model: str, old: bytes | None, new: bytes) -> bool:
         """Put it there if `old` still lies there, and say whether it did."""
@@ -55,7 +55,7 @@ class Place(Protocol):
     def close(self) -> None: ...
 
 
-def place_of(setting: str, secret: str) -> Place:
+def place_of(setting: str, secret: str) -> SharedPlace:
     """Of the setting `rollout_state`, which was checked."""
     if setting.startswith(_FILE):
         return FolderPlace(Path(setting.removeprefix(_FILE)))
@@ -75,9 +75,9 @@ class FolderPlace:
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="rollout-state")
         self._hangs: Future[Any] | None = None  # what was not over in time
 
-    async def read(self, model: str) -> Found:
+    async def read(self, model: str) -> StoredState:
         data = await self._do(partial(self._read, self._file(model)))
-        return Found(data, data)
+        return StoredState(data, data)
 
     async def swap(self, model: str, old: bytes | None, new: bytes) -> bool:
         return await self._do(partial(self._swap, self._file(model), old, new))
@@ -147,8 +147,8 @@ class RedisPlace:
         self._store = store
         self.where = store.where
 
-    async def read(self, model: str) -> Found:
-        return Found(*await self._ask(partial(self._store.document, _name(model))))
+    async def read(self, model: str) -> StoredState:
+        return StoredState(*await self._ask(partial(self._store.document, _name(model))))
 
     async def swap(self, model: str, old: bytes | None, new: bytes) -> bool:
         return bool(await self._ask(partial(self._store.swap_document, _name(model), old, new)))

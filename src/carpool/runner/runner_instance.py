@@ -170,13 +170,13 @@ Slot: TypeAlias = tuple[int, int]
 
 
 @dataclass  # without slots: compiled code reads those of its base
-class Placed(Outcome):
+class PlacedOutcome(Outcome):
     """Outputs that are on their way to the front end."""
 
     ending: Ending = records.AS_EXPECTED
 
 
-_AS_EXPECTED = Placed()  # shared: so end nearly all
+_AS_EXPECTED = PlacedOutcome()  # shared: so end nearly all
 
 
 class _Part(NamedTuple):
@@ -272,7 +272,7 @@ def _rows_of(template: ServedTemplate, outputs: Mapping[str, Array], first: int 
 def _outcome(place: RequestPlace) -> Outcome:
     if place.form is None:
         return Outcome(error=place.error)
-    return Placed(ending=Ending(records.OK, place.form, place.payload))
+    return PlacedOutcome(ending=Ending(records.OK, place.form, place.payload))
 
 
 def _layout(template: ServedTemplate, outputs: Mapping[str, Array]) -> tuple[list[_Part], int]:
@@ -440,7 +440,9 @@ class RunnerInstance(EngineSocket):
         self._delivery.begin(slots)
         result = self._batches.run(riders) if riders else BatchResult([], 0.0)
         endings = [
-            outcome.ending if isinstance(outcome, Placed) else _failed(cast(CarpoolError, outcome.error))
+            outcome.ending
+            if isinstance(outcome, PlacedOutcome)
+            else _failed(cast(CarpoolError, outcome.error))
             for outcome in result.outcomes
         ]
         for index, mistake in wrong.items():

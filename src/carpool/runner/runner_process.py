@@ -30,11 +30,11 @@ from carpool.backends.torch.device_sharing import limit_device_memory, room_for_
 from carpool.engine.generation.text_loading import TextLoading
 from carpool.engine.loading.hosted_model import (
     ASIDE,
-    Failure,
     LoadOrder,
     OpenedAs,
     Opening,
     Prepared,
+    RunnerFailure,
     imported_packages,
 )
 from carpool.engine.loading.loading import Loading, Ready, ReportStep
@@ -306,9 +306,9 @@ class RunnerProcess:
         self._loop.call_soon_threadsafe(partial(self._control.send, "settled", instance=number))
 
 
-def _failure(error: CarpoolError) -> Failure:
+def _failure(error: CarpoolError) -> RunnerFailure:
     status, payload = write_failure(error)
-    return Failure(status, payload.decode())
+    return RunnerFailure(status, payload.decode())
 
 
 def _entry(ready: Ready) -> ModelEntry:

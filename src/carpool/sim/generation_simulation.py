@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from carpool.core.curve import BatchCurve
-from carpool.core.text_job import Encode, Step, TextJob, TextPromise
+from carpool.core.text_job import DecodeStep, Encode, TextJob, TextPromise
 from carpool.core.text_scheduler import TextScheduler
 from carpool.errors import InvalidInput
 from carpool.sim.arrivals import Arrival, Poisson, Traffic
@@ -138,7 +138,7 @@ class GenerationSimulation:
         self.scheduler = TextScheduler(scenario.encoder, scenario.step, scenario.promise)
         self._encoder, self._decoder = scenario.device(scenario.encoder), scenario.device(scenario.step)
         self._random = Random(f"device {seed}")
-        self._running: list[tuple[float, Encode | Step]] = []
+        self._running: list[tuple[float, Encode | DecodeStep]] = []
         self.run = TextRun()
 
     def play(self, rides: Sequence[TextRide]) -> TextRun:
@@ -185,7 +185,7 @@ class GenerationSimulation:
                 takes = self._decoder.seconds(work.width, work.decoder, now, self._random)
             self._running.append((now + takes, work))
 
-    def _ended(self, work: Encode | Step, now: float) -> None:
+    def _ended(self, work: Encode | DecodeStep, now: float) -> None:
         self.run.ended = now
         if isinstance(work, Encode):
             self.scheduler.encoded(work, now, now - work.started)

@@ -17,7 +17,7 @@ from carpool.core.curve import BatchCurve, CurveError
 from carpool.core.instance import Batch
 from carpool.core.job import Job, Reason
 from carpool.core.objectives import Knobs, Promise
-from carpool.core.remaining import Remaining, Step, Trip
+from carpool.core.remaining import Booking, Remaining, Step
 from carpool.core.scheduler import Scheduler
 from carpool.errors import InvalidInput
 from carpool.sim.arrivals import Arrival, Ride
@@ -100,7 +100,7 @@ class StepRide(Ride):
     """And where it is on its way."""
 
     images: tuple[int, ...] = ()  # that each step gets
-    trip: Trip | None = None
+    booking: Booking | None = None
     jobs: dict[Job, int] = field(default_factory=dict)  # that are not over, each with its step
     over: set[int] = field(default_factory=set)  # steps
     probe: bool = False  # let in although it was not expected to be within the SLO
@@ -225,7 +225,7 @@ class StepSimulation:
             return
         deadline = arrival.at + self._slo - self._outside
         promise = self._slo if self._promise else 0.0
-        ride.trip = self.remaining.enters(promise, deadline, probe=ride.probe)
+        ride.booking = self.remaining.enters(promise, deadline, probe=ride.probe)
         for number in first:
             if not ride.given_up:
                 self._offer(ride, number, now)
@@ -253,16 +253,16 @@ class StepSimulation:
 
     def _offer(self, ride: StepRide, step: int, now: float) -> None:
         """As one job, or as several where no batch holds them all. With none it is over."""
-        assert ride.trip is not None
+        assert ride.booking is not None
         core, left = self.schedulers[step], ride.images[step]
-        ride.trip.reaches(step, left)
+        ride.booking.reaches(step, left)
         most = core.policy.max_images
         sizes = [most] * (left // most) + ([left % most] if left % most else [])
         jobs = [self._job(ride, size) for size in sizes]
         ride.jobs |= dict.fromkeys(jobs, step)
         for job in jobs:
             if self._promise:
-                ride.trip.plan(step, job, job.arrived, job.deadline, now)
+                ride.booking.plan(step, job, job.arrived, job.deadline, now)
             if not ride.given_up and core.offer(job, now) is not None:
                 self._no_time(ride, step, now)
         if not sizes:
@@ -273,13 +273,13 @@ class StepSimulation:
         for job in self.schedulers[step].finished(batch, now, now - batch.started):
             ride: StepRide = job.payload
             ride.jobs.pop(job, None)
-            if ride.trip is not None and step not in ride.jobs.values():
+            if ride.booking is not None and step not in ride.jobs.values():
                 self._step_over(ride, step, now)
 
     def _step_over(self, ride: StepRide, step: int, now: float) -> None:
-        assert ride.trip is not None
+        assert ride.booking is not None
         ride.over.add(step)
-        ride.trip.ends(step, now)
+        ride.booking.ends(step, now)
         if len(ride.over) == len(self._steps):
             self._end(ride, now, given_up=False)
             return
@@ -293,17 +293,17 @@ class StepSimulation:
         self._end(ride, now, given_up=not ride.degraded)
 
     def _end(self, ride: StepRide, now: float, *, given_up: bool) -> None:
-        if ride.trip is None:
+        if ride.booking is None:
             return
-        trip, ride.trip = ride.trip, None
+        booking, ride.booking = ride.booking, None
         if given_up:
             ride.given_up = True
-            trip.gone()
+            booking.gone()
             for job, step in ride.jobs.items():  # what others of its steps have of it is of no use any more
                 self.schedulers[step].cancel(job, now)
         else:
             ride.latency = now - ride.arrival.at + self._outside
-            trip.done(now)
+            booking.done(now)
         ride.jobs.clear()
 
 

@@ -20,8 +20,8 @@ from carpool.vision.heads import (
     FIELD,
     UPRIGHT,
     Buffer,
-    Head,
-    Limits,
+    PictureHead,
+    PictureLimits,
     exif_orientation,
     read_head,
 )
@@ -42,13 +42,19 @@ class Decoded:
     height: int
 
 
-def decode(data: Buffer, limits: Limits = DEFAULT_LIMITS, reduction: Reduction | None = None) -> Decoded:
-    """The first frame of a JPEG, PNG, WebP, BMP, TIFF or GIF.
+def decode(
+    data: Buffer,
+    limits: PictureLimits = DEFAULT_LIMITS,
+    reduction: Reduction | None = None,
+    head: PictureHead | None = None,
+) -> Decoded:
+    """The first frame of a JPEG, PNG, WebP, BMP, TIFF or GIF, whose `head` may have been read and checked.
 
     With `reduction` a JPEG may come back smaller by a whole factor, which is several times faster. Where that
     leaves the model's input as it is, Transform.reduction says so.
     """
-    head = read_head(data, limits)
+    if head is None or not head.scans:
+        head = read_head(data, limits)
     width, height = head.upright
     if head.format == "JPEG" and head.components in (1, 3):
         factor = reduction(width, height) if reduction else 1
@@ -60,7 +66,7 @@ def decode(data: Buffer, limits: Limits = DEFAULT_LIMITS, reduction: Reduction |
     return Decoded(pixels, width, height)
 
 
-def _jpeg(data: Buffer, head: Head, factor: int) -> Array:
+def _jpeg(data: Buffer, head: PictureHead, factor: int) -> Array:
     height, width = head.height // factor, head.width // factor
     if (height * factor, width * factor) != (head.height, head.width):
         raise ValueError(f"{head.width}×{head.height} pixels cannot be divided by {factor}")
@@ -74,7 +80,7 @@ def _jpeg(data: Buffer, head: Head, factor: int) -> Array:
     return into if head.orientation == UPRIGHT else upright(into, head.orientation)
 
 
-def _other(data: Buffer, head: Head) -> Array:
+def _other(data: Buffer, head: PictureHead) -> Array:
     """Everything but ordinary JPEGs is left to Pillow, which is slower but knows every kind of pixel."""
     pixels = _through_pillow(data, head)
     return pixels if head.format == "TIFF" else upright(pixels, head.orientation)  # Pillow has turned TIFFs
@@ -105,7 +111,7 @@ _STRIP = (
 )  # pixels that are made RGB at a time: what that takes besides is little, and stays in the cache
 
 
-def _through_pillow(data: Buffer, head: Head) -> Array:
+def _through_pillow(data: Buffer, head: PictureHead) -> Array:
     """The first frame as uint8 [h, w, 3]; only TIFFs come back turned upright."""
     from PIL import Image  # costs 40 ms to import, and most servers never need it
 
@@ -123,7 +129,7 @@ def _through_pillow(data: Buffer, head: Head) -> Array:
         raise InvalidInput(f"the {head.format} picture cannot be decoded: {why}", field=FIELD) from None
 
 
-def _rgb(image: Image.Image, head: Head) -> Array:
+def _rgb(image: Image.Image, head: PictureHead) -> Array:
     """Strip by strip. A large picture of four bytes a pixel, as Pillow keeps colours, is moved together where
     it lies: each strip ends before the next begins. A copy of fifty million pixels would be 150 MB more."""
     width, height = image.size
@@ -138,7 +144,7 @@ def _rgb(image: Image.Image, head: Head) -> Array:
     return pixels
 
 
-def _strip_as_rgb(image: Image.Image, head: Head) -> Array:
+def _strip_as_rgb(image: Image.Image, head: PictureHead) -> Array:
     """The same as uint8 [h, w, 3]; or [h, w, 1], of a grey one."""
     if image.mode in _ALPHA or "transparency" in image.info:
         return _on_white(np.asarray(image if image.mode == "RGBA" else image.convert("RGBA")))

@@ -62,7 +62,7 @@ _BILINEAR_SEES = 2  # times smaller: up to here every pixel counts in one of two
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class PicturePlacement:
     """The rectangle `left`, `top`, `width`, `height` of the picture fills one of the input.
 
     `grid` divides the rectangle of the picture and the picture itself: a picture that was decoded so many
@@ -97,7 +97,7 @@ class Placement:
         return Geometry(width, height, size[1], size[0], scale_x, scale_y, left, top)
 
 
-def place(width: int, height: int, size: tuple[int, int], settings: ImageSettings) -> Placement:
+def place(width: int, height: int, size: tuple[int, int], settings: ImageSettings) -> PicturePlacement:
     """`size` is the input's height and width."""
     rows, columns = size
     if settings.resize == "crop":
@@ -112,10 +112,10 @@ def place(width: int, height: int, size: tuple[int, int], settings: ImageSetting
     if settings.resize == "letterbox" and settings.anchor == "center":
         corner = ((columns - into[0]) // 2, (rows - into[1]) // 2)
     grid = _grid((width, height), (width, height), into, settings.kernel)
-    return Placement(0, 0, width, height, *corner, *into, grid)
+    return PicturePlacement(0, 0, width, height, *corner, *into, grid)
 
 
-def _crop(width: int, height: int, size: tuple[int, int], settings: ImageSettings) -> Placement:
+def _crop(width: int, height: int, size: tuple[int, int], settings: ImageSettings) -> PicturePlacement:
     """The middle of the picture in the input's proportions, in whole pixels (of the grid)."""
     rows, columns = size
     scale = max(columns / width, rows / height) / settings.crop
@@ -124,7 +124,7 @@ def _crop(width: int, height: int, size: tuple[int, int], settings: ImageSetting
     left, wide = _middle(width // grid, part[0] / grid)
     top, high = _middle(height // grid, part[1] / grid)
     box = _box(width, height, size, settings) if settings.kernel in PILLOW else None
-    return Placement(left * grid, top * grid, wide * grid, high * grid, 0, 0, columns, rows, grid, box)
+    return PicturePlacement(left * grid, top * grid, wide * grid, high * grid, 0, 0, columns, rows, grid, box)
 
 
 def _box(

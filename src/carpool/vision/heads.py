@@ -105,7 +105,7 @@ _PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class PictureHead:
     """What the head of a picture says. Width and height are as stored; `orientation` is EXIF's, 1 to 8."""
 
     format: str
@@ -115,7 +115,7 @@ class Head:
     bits: int = 8  # per channel, or per pixel where there is a palette
     components: int = 0  # of a JPEG
     frames: int | None = 1  # None where only reading everything would tell
-    scans: int = 1
+    scans: int = 1  # 0: of a progressive JPEG, not counted yet
     tile_pixels: int = 0  # of a TIFF, which may claim tiles larger than itself
 
     @property
@@ -124,14 +124,14 @@ class Head:
         return (self.height, self.width) if self.orientation >= 5 else (self.width, self.height)
 
 
-def jpeg(data: memoryview) -> Head:
+def jpeg(data: memoryview) -> PictureHead:
     head, marker = jpeg_frame(data)
     if marker not in _PROGRESSIVE:
         return head
     return replace(head, scans=bytes(data).count(b"\xff\xda"))  # inside a scan these two cannot occur
 
 
-def jpeg_frame(data: memoryview) -> tuple[Head, int]:
+def jpeg_frame(data: memoryview) -> tuple[PictureHead, int]:
     """Without its scans, which only a look at the whole file tells; and the marker of its frame."""
     orientation, at = UPRIGHT, 2
     for _ in range(_MAX_SEGMENTS):
@@ -149,14 +149,14 @@ def jpeg_frame(data: memoryview) -> tuple[Head, int]:
         (length,) = struct.unpack_from(">H", data, at)
         if marker in _START_OF_FRAME:
             bits, height, width, components = struct.unpack_from(">BHHB", data, at + 2)
-            return Head("JPEG", width, height, orientation, bits, components), marker
+            return PictureHead("JPEG", width, height, orientation, bits, components), marker
         if marker == 0xE1 and bytes(data[at + 2 : at + 6]) == b"Exif":
             orientation = exif_orientation(data[at + 2 : at + length])
         at += length
     raise ValueError("its frame is too far from its start")
 
 
-def png(data: memoryview) -> Head:
+def png(data: memoryview) -> PictureHead:
     length, kind, width, height, bits = struct.unpack_from(">I4sIIB", data, 8)
     if kind != b"IHDR" or length != 13:
         raise ValueError("it does not start with IHDR")
@@ -166,7 +166,7 @@ def png(data: memoryview) -> Head:
             orientation = exif_orientation(data[start:end])
         elif name == b"acTL":
             (frames,) = struct.unpack_from(">I", data, start)
-    return Head("PNG", width, height, orientation, bits, frames=frames)
+    return PictureHead("PNG", width, height, orientation, bits, frames=frames)
 
 
 def _png_chunks(data: memoryview) -> Iterator[tuple[bytes, int, int]]:
@@ -182,30 +182,30 @@ def _png_chunks(data: memoryview) -> Iterator[tuple[bytes, int, int]]:
     raise ValueError(f"it has more than {_MAX_CHUNKS} chunks")
 
 
-def webp(data: memoryview) -> Head:
+def webp(data: memoryview) -> PictureHead:
     (kind,) = struct.unpack_from("4s", data, 12)
     if kind == b"VP8 ":
         start, width, height = struct.unpack_from("<3sHH", data, 23)
         if start != b"\x9d\x01\x2a":
             raise ValueError("its frame does not start")
-        return Head("WebP", width & 0x3FFF, height & 0x3FFF)
+        return PictureHead("WebP", width & 0x3FFF, height & 0x3FFF)
     if kind == b"VP8L":
         mark, sizes = struct.unpack_from("<BI", data, 20)
         if mark != 0x2F:
             raise ValueError("its frame does not start")
-        return Head("WebP", (sizes & 0x3FFF) + 1, (sizes >> 14 & 0x3FFF) + 1)
+        return PictureHead("WebP", (sizes & 0x3FFF) + 1, (sizes >> 14 & 0x3FFF) + 1)
     if kind != b"VP8X":
         raise ValueError("its first chunk is unknown")
     return _webp_extended(data)
 
 
-def _webp_extended(data: memoryview) -> Head:
+def _webp_extended(data: memoryview) -> PictureHead:
     low_w, high_w, low_h, high_h = struct.unpack_from("<HBHB", data, 24)
     orientation, frames, at = UPRIGHT, 0, 12
     for _ in range(_MAX_CHUNKS):
         if at + 8 > len(data):
             width, height = (high_w << 16 | low_w) + 1, (high_h << 16 | low_h) + 1
-            return Head("WebP", width, height, orientation, frames=max(frames, 1))
+            return PictureHead("WebP", width, height, orientation, frames=max(frames, 1))
         name, length = struct.unpack_from("<4sI", data, at)
         if name == b"EXIF":
             orientation = exif_orientation(data[at + 8 : at + 8 + length])
@@ -214,7 +214,7 @@ def _webp_extended(data: memoryview) -> Head:
     raise ValueError(f"it has more than {_MAX_CHUNKS} chunks")
 
 
-def bmp(data: memoryview) -> Head:
+def bmp(data: memoryview) -> PictureHead:
     (size,) = struct.unpack_from("<I", data, 14)
     if size == 12:
         width, height, _, bits = struct.unpack_from("<HHHH", data, 18)
@@ -222,14 +222,14 @@ def bmp(data: memoryview) -> Head:
         width, height, _, bits = struct.unpack_from("<iiHH", data, 18)
     else:
         raise ValueError(f"its head of {size} bytes is unknown")
-    return Head("BMP", width, abs(height), bits=bits)  # a negative height counts from the top
+    return PictureHead("BMP", width, abs(height), bits=bits)  # a negative height counts from the top
 
 
-def tiff(data: memoryview) -> Head:
+def tiff(data: memoryview) -> PictureHead:
     found = read_tags(data)
     if WIDTH not in found or HEIGHT not in found:
         raise ValueError("it does not say its size")
-    return Head(
+    return PictureHead(
         "TIFF",
         found[WIDTH],
         found[HEIGHT],
@@ -240,7 +240,7 @@ def tiff(data: memoryview) -> Head:
     )
 
 
-def gif(data: memoryview) -> Head:
+def gif(data: memoryview) -> PictureHead:
     """The size of the canvas; a first frame that reaches beyond it is refused when it is decoded."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
@@ -248,7 +248,7 @@ def gif(data: memoryview) -> Head:
     while steps < _MAX_BLOCKS:
         (mark,) = struct.unpack_from("B", data, at)
         if mark == 0x2C:
-            return Head("GIF", width, height, bits=(flags & 7) + 1, frames=None)
+            return PictureHead("GIF", width, height, bits=(flags & 7) + 1, frames=None)
         if mark != 0x21:
             raise ValueError("it has no frame")
         at += 2
@@ -268,7 +268,7 @@ FIELD = "image"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PictureLimits:
     """What a picture may cost. Pixels and sides are of the picture before any reduction."""
 
     bytes: int = 64 << 20
@@ -281,9 +281,9 @@ class Limits:
     pixels_per_byte: int = 1_000  # beyond those: a plain surface has some hundred
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = PictureLimits()
 
-READERS: Mapping[str, Callable[[memoryview], Head]] = {
+READERS: Mapping[str, Callable[[memoryview], PictureHead]] = {
     "JPEG": jpeg, "PNG": png, "WebP": webp, "BMP": bmp, "TIFF": tiff, "GIF": gif,
 }  # fmt: skip
 _READ_HERE = "send JPEG, PNG, WebP, BMP, TIFF or GIF"
@@ -305,7 +305,7 @@ _FOREIGN = (  # where, what, and the name of a format that is known and not read
 )
 
 
-def read_head(data: Buffer, limits: Limits = DEFAULT_LIMITS) -> Head:
+def read_head(data: Buffer, limits: PictureLimits = DEFAULT_LIMITS) -> PictureHead:
     """Format, size and orientation of a picture within the limits; InvalidInput or TooLarge otherwise."""
     view = memoryview(data).cast("B")
     if len(view) > limits.bytes:
@@ -337,7 +337,7 @@ def sniff(data: Buffer) -> str:
     raise InvalidInput(f"the bytes are no picture of a known format; {_READ_HERE}", field=FIELD)
 
 
-def check(head: Head, size: int, limits: Limits = DEFAULT_LIMITS) -> None:
+def check(head: PictureHead, size: int, limits: PictureLimits = DEFAULT_LIMITS) -> None:
     """Whether a picture in so many bytes may be decoded; raises."""
     width, height = head.width, head.height
     pixels = width * height
@@ -382,26 +382,35 @@ MOST_PIXELS_WAITING = 1_000_000_000
 """Of all requests of a front end."""
 
 
-def claimed_pixels(data: Buffer) -> int:
-    """That a picture has by its head; 0 if it will not be decoded: whoever is to will say why.
+def claimed_head(data: Buffer) -> PictureHead | None:
+    """The head of a picture; None if it will not be decoded: whoever is to will say why.
 
     A walk over some markers, without a look at the pixels: for the loop.
     """
     view = memoryview(data).cast("B")
     try:
         name = sniff(view)
-        head = jpeg_frame(view)[0] if name == "JPEG" else READERS[name](view)
+        if name == "JPEG":
+            head, marker = jpeg_frame(view)
+            head = replace(head, scans=0) if marker in _PROGRESSIVE else head
+        else:
+            head = READERS[name](view)
         check(head, len(view))
     except (InvalidInput, TooLarge, ValueError, struct.error):
-        return 0
-    return head.width * head.height
+        return None
+    return head
 
 
-def pixels_of_request(pictures: Sequence[Buffer]) -> list[int]:
-    """Of each picture; raises `TooLarge` when all of them together are too many."""
-    pixels = list(map(claimed_pixels, pictures))
+def heads_of_request(pictures: Sequence[Buffer]) -> tuple[Sequence[PictureHead | None], Sequence[int]]:
+    """The head of each picture and its pixels, which are none without a head; raises `TooLarge` when all of
+    them together are too many."""
+    heads, pixels = [], []
+    for data in pictures:
+        head = claimed_head(data)
+        heads.append(head)
+        pixels.append(0 if head is None else head.width * head.height)
     together = sum(pixels)
     if together > MOST_PIXELS_OF_REQUEST:
         why = f"have {together} pixels together; a request may have {MOST_PIXELS_OF_REQUEST}"
         raise _too_large(why, "the pictures")
-    return pixels
+    return heads, pixels

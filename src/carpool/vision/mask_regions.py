@@ -69,7 +69,7 @@ _LONGEST = 16384  # sides of that grid; OpenCV's transforms end at 32767
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class MaskRegion:
     """The pixels of one class."""
 
     class_id: int
@@ -84,9 +84,9 @@ class Regions:
     index: Array  # the class of each pixel, or NOTHING, on the grid
     width: int  # of the picture
     height: int
-    found: tuple[Region, ...]  # the best first
+    found: tuple[MaskRegion, ...]  # the best first
 
-    def mask(self, region: Region) -> Array:
+    def mask(self, region: MaskRegion) -> Array:
         """[height, width] of the picture, as bytes: 1 inside, 0 outside."""
         return _mask(self.index, region.class_id, self.width, self.height)
 
@@ -186,12 +186,12 @@ def _seen(geometry: Geometry, grid: tuple[int, int]) -> tuple[int, int, int, int
     return round(y1 * down), round(y2 * down), round(x1 * across), round(x2 * across)
 
 
-def _region(index: Array, best: Array, class_id: int, geometry: Geometry) -> Region | None:
+def _region(index: Array, best: Array, class_id: int, geometry: Geometry) -> MaskRegion | None:
     x, y, width, height = cv2.boundingRect(_mask(index, class_id, geometry.width, geometry.height))
     if not width:
         return None
     score = float(cv2.mean(best, (index == class_id).view(np.uint8))[0])
-    return Region(class_id, min(1.0, score), (x, y, x + width, y + height))
+    return MaskRegion(class_id, min(1.0, score), (x, y, x + width, y + height))
 
 
 def _mask(index: Array, class_id: int, width: int, height: int) -> Array:

@@ -15,7 +15,7 @@ import simplejpeg
 from carpool.errors import InvalidInput, TooLarge
 from carpool.types import Array
 from carpool.vision.decode import decode, upright
-from carpool.vision.heads import Head, read_head
+from carpool.vision.heads import PictureHead, read_head
 
 SCALE = 8  # the most that a JPEG's decoder can leave out by itself, which saves more than half of its time
 
@@ -31,7 +31,7 @@ def thumbnail(picture: bytes | memoryview) -> Array | None:
         return None
 
 
-def _of_jpeg(picture: bytes | memoryview, head: Head) -> Array | None:
+def _of_jpeg(picture: bytes | memoryview, head: PictureHead) -> Array | None:
     """Decoded at that scale. Strict, as pictures for models are: half a picture has changed, but not so."""
     height, width = _eighth(head.height), _eighth(head.width)
     try:

@@ -15,7 +15,7 @@ from PIL import Image
 from carpool.config.model import PILLOW, ImageSettings
 from carpool.types import Array, TensorSpec
 from carpool.vision.decode import Decoded
-from carpool.vision.geometry import Geometry, InputForm, Placement, lookup_tables, place, read_form
+from carpool.vision.geometry import Geometry, PicturePlacement, lookup_tables, place, read_form
 
 _KERNELS = {"area": cv2.INTER_AREA, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
 _NONE = -1  # of OpenCV's: Pillow resizes
@@ -36,17 +36,17 @@ class Transform:
         self.shape = self._form.shape  # of the input, without the batch; no side is left open
         self.dtype = spec.datatype.dtype
         self._scratch = threading.local()
-        self._placed: dict[tuple[int, int], tuple[Placement, Geometry, int]] = {}
+        self._placed: dict[tuple[int, int], tuple[PicturePlacement, Geometry, int]] = {}
 
     def reduction(self, width: int, height: int) -> int:
         """How many times smaller such a picture may be decoded and still give the same input."""
-        return self._place(width, height)[0].grid
+        return (self._placed.get((width, height)) or self._place(width, height))[0].grid
 
     def geometry(self, width: int, height: int) -> Geometry:
         """Where such a picture lies in the input."""
         return self._place(width, height)[1]
 
-    def _place(self, width: int, height: int) -> tuple[Placement, Geometry, int]:
+    def _place(self, width: int, height: int) -> tuple[PicturePlacement, Geometry, int]:
         """With how its pixels are mixed. Kept, since cameras repeat their sizes. Two threads may work out the
         same, and one of them is kept: each writes a whole entry, and what is cleared meanwhile is worked
         out again."""
@@ -65,13 +65,18 @@ class Transform:
         """Fills `out`, which has the shape and dtype above, and tells where the picture lies in it."""
         if out.shape != self.shape or out.dtype != self.dtype:
             raise ValueError(f"the input is {self.dtype} {self.shape}, not {out.dtype} {out.shape}")
-        placement, geometry, kernel = self._place(decoded.width, decoded.height)
-        planes = _planes(out, self._form)
-        self._pad(planes, placement)
+        size = decoded.width, decoded.height
+        placement, geometry, kernel = self._placed.get(size) or self._place(*size)
+        # The parts of the input that one table each fills: planes [h, w], or everything as [h, w, 3].
+        form = self._form
+        picture = out.view(_BY_SIZE[out.itemsize]).reshape(form.shape[-3:])
+        planes = list(picture) if form.planar else [picture if form.channels == 3 else picture[:, :, 0]]
+        if (placement.into_height, placement.into_width) != planes[0].shape[:2]:
+            self._pad(planes, placement)
         self._fill(planes, placement, self._resized(decoded, placement, kernel))
         return geometry
 
-    def _resized(self, decoded: Decoded, at: Placement, kernel: int) -> Array:
+    def _resized(self, decoded: Decoded, at: PicturePlacement, kernel: int) -> Array:
         """The part of the picture that is shown, in its size in the input, in a buffer of this thread."""
         factor = decoded.width // decoded.pixels.shape[1]
         top, left = at.top // factor, at.left // factor
@@ -82,26 +87,24 @@ class Transform:
         cv2.resize(part, (at.into_width, at.into_height), dst=small, interpolation=kernel)
         return small
 
-    def _fill(self, planes: list[Array], at: Placement, small: Array) -> None:
+    def _fill(self, planes: list[Array], at: PicturePlacement, small: Array) -> None:
         rows = slice(at.into_top, at.into_top + at.into_height)
         columns = slice(at.into_left, at.into_left + at.into_width)
-        for plane, table, channel in zip(planes, self._tables, self._separate(small), strict=True):
-            cv2.LUT(channel, table, dst=plane[rows, columns])
-
-    def _separate(self, small: Array) -> list[Array]:
-        """What goes through each table: one grey or three colour channels, or all of them side by side."""
         bgr = self._settings.channels == "bgr"
         if self._form.channels == 1:
             grey = self._buffer("grey", small.shape[:2])
-            return [cv2.cvtColor(small, cv2.COLOR_RGB2GRAY, dst=grey)]
-        if not self._form.planar:
-            return [cv2.cvtColor(small, cv2.COLOR_RGB2BGR, dst=small) if bgr else small]
-        split = self._buffer("split", (3, *small.shape[:2]))
-        colours = [split[0], split[1], split[2]]
-        cv2.split(small, colours)
-        return colours[::-1] if bgr else colours
+            channels = [cv2.cvtColor(small, cv2.COLOR_RGB2GRAY, dst=grey)]
+        elif not self._form.planar:  # all of them side by side
+            channels = [cv2.cvtColor(small, cv2.COLOR_RGB2BGR, dst=small) if bgr else small]
+        else:
+            split = self._buffer("split", (3, *small.shape[:2]))
+            channels = [split[0], split[1], split[2]]
+            cv2.split(small, channels)
+            channels = channels[::-1] if bgr else channels
+        for plane, table, channel in zip(planes, self._tables, channels, strict=True):
+            cv2.LUT(channel, table, dst=plane[rows, columns])
 
-    def _pad(self, planes: list[Array], at: Placement) -> None:
+    def _pad(self, planes: list[Array], at: PicturePlacement) -> None:
         """Fills what the picture leaves free."""
         bottom, right = at.into_top + at.into_height, at.into_left + at.into_width
         for plane, table in zip(planes, self._tables, strict=True):
@@ -120,17 +123,9 @@ class Transform:
         return held[: int(np.prod(shape))].reshape(shape)
 
 
-def _as_pillow(pixels: Array, factor: int, at: Placement, kernel: str) -> Array:
+def _as_pillow(pixels: Array, factor: int, at: PicturePlacement, kernel: str) -> Array:
     """A new array: Pillow has its own memory."""
     x1, y1, x2, y2 = at.box or (at.left, at.top, at.left + at.width, at.top + at.height)
     box = x1 / factor, y1 / factor, x2 / factor, y2 / factor
     resized = Image.fromarray(pixels).resize((at.into_width, at.into_height), _PILLOW[kernel], box=box)
     return np.array(resized)
-
-
-def _planes(out: Array, form: InputForm) -> list[Array]:
-    """The parts of the input that one table each fills: planes [h, w], or everything as [h, w, 3]."""
-    picture = out.view(_BY_SIZE[out.itemsize]).reshape(form.shape[-3:])
-    if form.planar:
-        return list(picture)
-    return [picture if form.channels == 3 else picture[:, :, 0]]

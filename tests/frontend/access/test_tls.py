@@ -15,7 +15,8 @@ from carpool.frontend.access.access import FileWatch, Tls
 from frontend.grpc.front_end import front_end as grpc_front_end
 from frontend.grpc.front_end import wait_for
 from frontend.http.front_end import front_end, image_body, infer
-from frontend.http.harness import PATIENCE, QUICK, Client, PathApp, Serving, post, serving, until
+from frontend.http.harness import PATIENCE, QUICK, Client, PathApp, Serving, post, serving
+from waiting import until
 
 MADE = Path(__file__).parent / "certificates"
 

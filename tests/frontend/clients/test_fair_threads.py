@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from carpool.frontend.clients.accounts import DECODING_BURST_S, Accounts
-from carpool.frontend.clients.fair_queue import EVEN_S
+from carpool.frontend.clients.accounts import DECODING_BURST_S, EVEN_S, Accounts
 from carpool.frontend.clients.fair_threads import FairThreads
 
 PATIENCE_S = 30.0

@@ -23,7 +23,8 @@ from carpool.observe.counters import Table, table_bytes
 from carpool.observe.prometheus import Exposition
 from frontend.fake_door import FakeCall, FakeDoor, FakeModel
 from frontend.http.front_end import IMAGE, models
-from frontend.http.harness import PATIENCE, until
+from frontend.http.harness import PATIENCE
+from waiting import until
 
 T = TypeVar("T")
 

@@ -12,7 +12,8 @@ from tritonclient.grpc import service_pb2 as pb
 
 from frontend.grpc.front_end import SERVICE, SUM, FrontEnd, channel, floats, front_end, image_request
 from frontend.http.front_end import image_model
-from frontend.http.harness import PATIENCE, until
+from frontend.http.harness import PATIENCE
+from waiting import until
 
 
 @pytest.fixture

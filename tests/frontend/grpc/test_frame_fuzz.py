@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2 as pb
 from frontend.grpc.front_end import SUM, FrontEnd, floats, front_end
 from frontend.grpc.random_frames import MESSAGE, attack
 from frontend.grpc.wire import data, head, wire
-from frontend.http.harness import until
+from waiting import until
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,8 @@ from frontend.fake_door import echo
 from frontend.grpc.front_end import MAX_BODY, SERVICE, SUM, FrontEnd, floats, front_end, image_request
 from frontend.grpc.wire import LAST, OPENING, WHOLE, Said, Wire, block, data, framed, head, wire
 from frontend.http.front_end import models
-from frontend.http.harness import PATIENCE, until
+from frontend.http.harness import PATIENCE
+from waiting import until
 
 MESSAGE = framed(image_request().SerializeToString())
 ALIVE = "/grpc.health.v1.Health/Check"

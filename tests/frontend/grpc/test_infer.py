@@ -46,7 +46,8 @@ from frontend.grpc.front_end import (
     send,
 )
 from frontend.http.front_end import IMAGE
-from frontend.http.harness import PATIENCE, until
+from frontend.http.harness import PATIENCE
+from waiting import until
 
 Code = grpc.StatusCode
 

@@ -14,8 +14,8 @@ from carpool.types import Datatype
 from frontend.fake_door import FakeDoor, FakeModel, echo
 from frontend.grpc.front_end import FrontEnd, channel, front_end, image_request, infer, refusal, send
 from frontend.http.front_end import image_model
-from frontend.http.harness import until
 from frontend.picture_models import classifier
+from waiting import until
 
 Code = grpc.StatusCode
 ROOM = 64 << 20

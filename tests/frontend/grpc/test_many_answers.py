@@ -21,7 +21,8 @@ from carpool.types import Datatype, StepTiming, TensorSpec, Timing
 from frontend.fake_door import FakeModel
 from frontend.grpc.front_end import FrontEnd, channel, front_end
 from frontend.grpc.test_stream import Talk
-from frontend.http.harness import PATIENCE, until
+from frontend.http.harness import PATIENCE
+from waiting import until
 
 
 def answers(inputs: Any) -> Any:
@@ -243,7 +244,7 @@ def test_the_last_piece_of_a_text_says_where_its_time_went(front: FrontEnd, fail
             call.say({"OUT": [5]}, last=True)
             call.answered = True
             wrong = ModelError("the process died") if fails else None
-            call.done(Answer(timing=timing, error=wrong))
+            call.hears.done(Answer(timing=timing, error=wrong))
 
         front.run(end)
         if fails:

@@ -12,8 +12,7 @@ from typing import Any, cast
 import pytest
 import tritonclient.grpc.service_pb2 as pb
 
-from carpool.frontend.clients.accounts import MOST_BYTES, Accounts
-from carpool.frontend.clients.fair_queue import EVEN_S
+from carpool.frontend.clients.accounts import EVEN_S, MOST_BYTES, Accounts
 from carpool.frontend.grpc import grpc_handlers
 from carpool.frontend.grpc import h2_frames as h2
 from carpool.frontend.grpc.grpc_infer import GrpcCall
@@ -25,7 +24,7 @@ from frontend.fake_door import echo
 from frontend.grpc.front_end import SERVICE, FrontEnd, channel, front_end, image_request, models
 from frontend.grpc.test_frames import ask, is_good, later
 from frontend.grpc.wire import Wire, block, data, framed, head, wire
-from frontend.http.harness import until
+from waiting import until
 
 OTHER = "127.0.0.2"
 HEALTH = "/grpc.health.v1.Health/"

@@ -23,7 +23,7 @@ from frontend.fake_door import FakeModel
 from frontend.grpc.front_end import SERVICE, SUM, FrontEnd, channel, floats, front_end, image_request, infer
 from frontend.grpc.wire import framed
 from frontend.http.front_end import models
-from frontend.http.harness import until
+from waiting import until
 
 SIZE = 600_000
 

@@ -12,8 +12,9 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from frontend.grpc.front_end import FrontEnd, front_end
-from frontend.http.harness import PATIENCE, until
+from frontend.http.harness import PATIENCE
 from frontend.picture_models import BLUE, GREEN, RED, models, picture
+from waiting import until
 
 
 @pytest.fixture

@@ -31,7 +31,8 @@ from frontend.grpc.front_end import (
     wait_for,
 )
 from frontend.http.front_end import models
-from frontend.http.harness import PATIENCE, until
+from frontend.http.harness import PATIENCE
+from waiting import until
 
 Code = grpc.StatusCode
 Request = message_class("HealthCheckRequest", "grpc.health.v1")

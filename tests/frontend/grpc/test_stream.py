@@ -25,7 +25,8 @@ from frontend.grpc.front_end import (
     infer,
     refusal,
 )
-from frontend.http.harness import PATIENCE, until
+from frontend.http.harness import PATIENCE
+from waiting import until
 
 Code = grpc.StatusCode
 _END = object()

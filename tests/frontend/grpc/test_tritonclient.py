@@ -22,7 +22,7 @@ from carpool.memory.client_files import Region
 from carpool.types import Datatype
 from frontend.grpc.front_end import SUM, FrontEnd, front_end, wait_for
 from frontend.http.front_end import IMAGE
-from frontend.http.harness import PATIENCE, until
+from waiting import until, until_in_loop
 
 NUMPY_TYPED = [datatype for datatype in Datatype if datatype is not Datatype.BF16]
 
@@ -385,15 +385,11 @@ def test_aio_cancelling_the_task_cancels_the_call(front: FrontEnd) -> None:
 
     async def work(client: aio.InferenceServerClient) -> None:
         task = asyncio.create_task(client.infer("image", [image()]))
-        async with asyncio.timeout(PATIENCE):
-            while not front.door.calls:
-                await asyncio.sleep(0.001)
+        await until_in_loop(lambda: front.door.calls)
         task.cancel()
         with pytest.raises((asyncio.CancelledError, InferenceServerException)):
             await task
-        async with asyncio.timeout(PATIENCE):
-            while not front.door.calls[0].cancelled:
-                await asyncio.sleep(0.001)
+        await until_in_loop(lambda: front.door.calls[0].cancelled)
 
     try:
         run_aio(front, work)

@@ -16,7 +16,7 @@ from frontend.fake_door import FakeCall
 from frontend.grpc.front_end import SERVICE, FrontEnd, front_end
 from frontend.grpc.test_many_answers import ONE, REPEAT
 from frontend.grpc.wire import Wire, data, framed, head, wire
-from frontend.http.harness import until
+from waiting import until
 
 NO_WINDOW = h2.PREFACE + h2.settings({h2.INITIAL_WINDOW_SIZE: 0})
 PIECE = {"OUT": np.zeros(1 << 18, np.int32)}

@@ -12,14 +12,15 @@ import orjson
 
 from carpool.errors import ModelError
 from carpool.frontend.access.guard import Guard
-from carpool.frontend.front_caches import CacheParts
+from carpool.frontend.caches.front_caches import CacheParts
 from carpool.frontend.http.app import HttpApp
 from carpool.frontend.http.http_service import SharedPage
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.prometheus import Exposition
 from carpool.types import Array, Datatype, TensorSpec
 from frontend.fake_door import FakeCall, FakeDoor, FakeModel, echo
-from frontend.http.harness import Client, Response, Serving, serving, until
+from frontend.http.harness import Client, Response, Serving, serving
+from waiting import until
 
 LABELS = ("cat", "dog", "owl", "elk")
 IMAGE = np.arange(6, dtype=np.uint8).reshape(1, 2, 3)

@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive
+from carpool.errors import CarpoolError
+from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive, answer_error
 from carpool.frontend.http.fairness import Unread
 from carpool.frontend.http.http_server import HttpServer, listen
 from carpool.frontend.http.limits import Limits
-from carpool.frontend.http.parsing import RequestHead
-from waiting import until as until
+from carpool.frontend.http.parsing import HttpHead
+from waiting import until
 
 PATIENCE = 30.0  # far more than anything takes, also where most of the machine is stolen
 T = TypeVar("T")
@@ -42,34 +43,37 @@ class PathApp:
     def __init__(self) -> None:
         self.held: queue.Queue[Exchange] = queue.Queue()
         self.left: queue.Queue[str] = queue.Queue()
-        self.heads: list[RequestHead] = []
+        self.heads: list[HttpHead] = []
         self.slot = bytearray(1 << 20)
         self.large = bytearray(8 << 20)
         self.limit = 1 << 20
 
-    def begin(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
+    def begin(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
         self.heads.append(head)
         name = head.path[1:] or "root"
-        way: Callable[[RequestHead, Exchange], BodyPlan] | None = getattr(self, name, None)
+        way: Callable[[HttpHead, Exchange], BodyPlan] | None = getattr(self, name, None)
         if way is None:
             exchange.respond(404, b"", b"no such path")
             return None
         return way(head, exchange)
 
-    def root(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
+    def refused(self, exchange: Exchange, error: CarpoolError) -> None:
+        answer_error(exchange, error)
+
+    def root(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
         exchange.respond(200, b"content-type: text/plain\r\n", b"hello")
         return None
 
-    def echo(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
+    def echo(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
         return Collect(self.limit, lambda body, _at: ignore(exchange.respond(200, b"", bytes(body))))
 
-    def raw(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
+    def raw(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
         def done(body: bytes | bytearray, _at: float) -> None:
             exchange.respond(200, b"", bytes(body))
 
         return Collect(self.limit, done, inflate=False)
 
-    def place(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
+    def place(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
         if head.content_length is None:
             exchange.respond(411, b"", b"length needed")
             return None
@@ -81,46 +85,46 @@ class PathApp:
 
         return Receive(memoryview(self.slot), done)
 
-    def place_hold(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
+    def place_hold(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
         exchange.on_disconnect = lambda: self.left.put("place")
         self.held.put(exchange)
         return Receive(memoryview(self.slot), lambda _at: None)
 
-    def hold(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
+    def hold(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
         exchange.on_disconnect = lambda: self.left.put("hold")
         self.held.put(exchange)
         return Collect(self.limit, lambda _body, _at: None)
 
-    def wait(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
+    def wait(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
         """As hold, but the app does not care whether the client leaves."""
         self.held.put(exchange)
         return None
 
-    def refuse(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
+    def refuse(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
         exchange.respond(429, b"retry-after: 1\r\n", b"no")
         return None
 
-    def nothing(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
+    def nothing(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
         exchange.respond(204)
         return None
 
-    def big(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
+    def big(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
         """Answers from a buffer that it overwrites at once, as the next user of a slot would."""
         self.large[:] = b"a" * len(self.large)
         exchange.respond(200, b"", [b"<", memoryview(self.large), b">"])
         self.large[:] = b"b" * len(self.large)
         return None
 
-    def crash(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
+    def crash(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
         raise KeyError("a bug in the app")
 
-    def crash_late(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
+    def crash_late(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
         def done(_body: bytes | bytearray, _at: float) -> None:
             raise KeyError("a bug in the app")
 
         return Collect(self.limit, done)
 
-    def short(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
+    def short(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
         return Receive(memoryview(bytearray(1)), lambda _at: None)
 
 

@@ -14,8 +14,9 @@ from tritonclient.http import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
 from engine.scripted import Stage, model, scripted_stage, settings, weights
-from frontend.http.harness import Client, Response, until
+from frontend.http.harness import Client, Response
 from frontend.whole_server import WholeServer, whole_server
+from waiting import until
 
 __all__ = ["scripted_stage"]
 
@@ -246,7 +247,7 @@ def test_an_answer_names_the_version_that_gave_it(tmp_path: Path, stage: Stage) 
 
 
 async def _busy(server: WholeServer) -> bool:
-    return not server.host.engine.find("m").driver.idle
+    return not server.host.engine.find("m").runtime.driver.idle
 
 
 BAD: list[tuple[str, Any, int, str]] = [

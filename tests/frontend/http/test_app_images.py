@@ -16,7 +16,7 @@ from PIL import Image
 from carpool.errors import DeadlineExceeded, ModelError, Refused, Replaced, TooLarge
 from carpool.frontend.pictures.sent_pictures import PictureModel
 from frontend.http.front_end import FrontEnd, error_of, front_end
-from frontend.http.harness import PATIENCE, Response, chunked, post, until
+from frontend.http.harness import PATIENCE, Response, chunked, post
 from frontend.http.test_multipart import BOUNDARY, file_part, form
 from frontend.picture_models import (
     BLUE,
@@ -29,6 +29,7 @@ from frontend.picture_models import (
     picture,
     segmenter,
 )
+from waiting import until
 
 FORM = b"Content-Type: multipart/form-data; boundary=%b\r\n" % BOUNDARY
 JSON = b"Content-Type: application/json\r\n"
@@ -425,12 +426,28 @@ def test_too_many_bytes_under_way_are_refused(served: FrontEnd, monkeypatch: pyt
     monkeypatch.setattr(served.app._service.pictures._held, "most", 1000)
     with holding(served) as go, served.connect() as first:
         data = picture(size=(64, 64))
-        first.send(b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data))
+        sent = orjson.dumps({"image": base64.b64encode(data).decode()})
+        head = b"POST /detect HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n" % (JSON, len(sent))
+        first.send(head + sent)
         until(lambda: served.app._service.pictures.workers.waiting == 1)
-        assert error_of(ask(served, "/embed", data * 2))["reason"] == "queue-full"
+        assert error_of(ask(served, "/embed", sent, JSON))["reason"] == "queue-full"
         go.set()
         assert first.response().status == 200
-    assert ask(served, "/embed", data).status == 200
+    assert ask(served, "/embed", sent, JSON).status == 200
+
+
+def test_a_picture_that_came_as_it_is_counts_where_it_was_gathered(served: FrontEnd) -> None:
+    """And not twice."""
+    held = served.app._service.pictures._held
+    with holding(served) as go, served.connect() as first:
+        data = picture(size=(64, 64))
+        first.send(b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data))
+        until(lambda: served.app._service.pictures.workers.waiting == 1)
+        assert held.total == 0
+        assert served.app._service.pictures._pixels.total == 64 * 64
+        go.set()
+        assert first.response().status == 200
+    until(lambda: served.app._service.pictures._pixels.total == 0)
 
 
 def test_a_bug_in_a_thread_fails_its_picture_alone(served: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:

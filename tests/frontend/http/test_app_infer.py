@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from carpool.core.job import INFINITY
-from carpool.frontend.packing import LongJson
+from carpool.frontend.calls.packing import LongJson
 from frontend.http.front_end import (
     IMAGE,
     FrontEnd,
@@ -24,7 +24,8 @@ from frontend.http.front_end import (
     infer_body,
     outputs_of,
 )
-from frontend.http.harness import Client, Response, chunked, post, until
+from frontend.http.harness import Client, Response, chunked, post
+from waiting import until
 
 PATH = "/v2/models/image/infer"
 SUM = [15.0, 1.0, 2.0, 3.0]

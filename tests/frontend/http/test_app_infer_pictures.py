@@ -16,9 +16,9 @@ from tritonclient.utils import InferenceServerException
 
 from carpool.errors import ModelError
 from frontend.http.front_end import FrontEnd, error_of, front_end, infer, infer_body, outputs_of
-from frontend.http.harness import until
 from frontend.http.test_app_images import holding
 from frontend.picture_models import BLUE, GREEN, RED, classifier, detector, models, picture
+from waiting import until
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tritonclient.http import InferenceServerClient, InferInput, InferRequestedO
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 from carpool.engine.control.engine_questions import MemoryRegistry
-from carpool.frontend import client_memory
+from carpool.frontend.calls import client_memory
 from carpool.memory.client_files import OpenRegion
 from doc_pages import part_of
 from frontend.client_files import ClientFile, client_file

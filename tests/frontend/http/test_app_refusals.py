@@ -34,7 +34,8 @@ from frontend.http.front_end import (
     infer_body,
     outputs_of,
 )
-from frontend.http.harness import Client, chunked, post, until
+from frontend.http.harness import Client, chunked, post
+from waiting import until
 
 PATH = "/v2/models/image/infer"
 
@@ -247,7 +248,7 @@ def test_a_bug_in_the_answer(front: FrontEnd, client: Client, caplog: pytest.Log
 
     def finish_badly() -> None:
         call.answered = True
-        call.done(None)  # type: ignore[arg-type]
+        call.hears.done(None)  # type: ignore[arg-type]
 
     front.run(finish_badly)
     response = client.response()

@@ -19,7 +19,8 @@ from carpool.frontend.http.http_service import SharedPage
 from carpool.link.door import IndexEntry
 from doc_pages import part_of
 from frontend.http.front_end import FrontEnd, error_of, front_end, image_body, infer
-from frontend.http.harness import Client, Response, serving, until
+from frontend.http.harness import Client, Response, serving
+from waiting import until
 
 DOCS = part_of("protocols.md", "HTTP")
 

@@ -18,7 +18,7 @@ from carpool.frontend.documents import EXTENSIONS
 from carpool.link.door import IndexEntry
 from carpool.types import Datatype
 from frontend.http.front_end import IMAGE, FrontEnd, front_end
-from frontend.http.harness import PATIENCE, until
+from waiting import until, until_in_loop
 
 SUM = [15.0, 1.0, 2.0, 3.0]
 NUMPY_TYPED = [datatype for datatype in Datatype if datatype is not Datatype.BF16]
@@ -307,9 +307,7 @@ def test_aio_client_that_gives_up_frees_its_place(front: FrontEnd) -> None:
         async def use(client: aio.InferenceServerClient) -> None:
             task = asyncio.create_task(client.infer("image", [image()]))
             before = len(front.door.calls)
-            async with asyncio.timeout(PATIENCE):
-                while len(front.door.calls) == before:
-                    await asyncio.sleep(0.002)
+            await until_in_loop(lambda: len(front.door.calls) > before)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

@@ -14,7 +14,7 @@ import pytest
 from carpool.frontend.http.body import ChunkedReader
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive
 from carpool.frontend.http.limits import Limits
-from carpool.frontend.http.parsing import RequestHead
+from carpool.frontend.http.parsing import HttpHead
 from frontend.http.harness import PATIENCE, Client, PathApp, Serving, chunked, ignore, post, serving
 
 KIB, MIB = 1024, 1024 * 1024
@@ -363,7 +363,7 @@ def test_nothing_to_continue_with(client: Client) -> None:
 class Choosy:
     """Takes chunked bodies only into memory, as an app with slots would."""
 
-    def begin(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
+    def begin(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
         if head.chunked or head.content_length is None:
             return Collect(100, lambda body, _at: ignore(exchange.respond(200, b"", bytes(body))))
         slot = bytearray(head.content_length)

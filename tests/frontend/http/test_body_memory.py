@@ -22,8 +22,9 @@ from frontend.http.front_end import (
     infer_body,
     models,
 )
-from frontend.http.harness import Client, until
+from frontend.http.harness import Client
 from frontend.picture_models import classifier, device_classifier, picture
+from waiting import until
 
 BIG = 700_000
 RAW = b"Inference-Header-Content-Length: 0\r\n"

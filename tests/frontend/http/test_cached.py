@@ -24,17 +24,17 @@ from carpool.cache.answer_store import AnswerStore
 from carpool.cache.cache_key import Digests
 from carpool.config.server import ServerSettings
 from carpool.errors import ModelError, Refused, Unavailable
-from carpool.frontend import cached_call, front_caches
 from carpool.frontend.access.access import Access
-from carpool.frontend.cached_call import Lookup
-from carpool.frontend.front_caches import CacheParts
-from carpool.frontend.http import picture_reply
+from carpool.frontend.caches import caching_door, front_caches
+from carpool.frontend.caches.caching_door import Lookup
+from carpool.frontend.caches.front_caches import CacheParts
 from carpool.types import Datatype, TensorSpec
 from frontend.access.key_files import ALICE, BOB, api_keys
 from frontend.fake_door import FakeModel
 from frontend.http.front_end import FrontEnd, front_end, image_body, image_model, infer
-from frontend.http.harness import Client, Response, chunked, post, until
+from frontend.http.harness import Client, Response, chunked, post
 from frontend.picture_models import RED, classifier, detector, device_classifier, picture
+from waiting import until
 
 EXACT: Mapping[str, Any] = {"exact": True}
 SIMILAR: Mapping[str, Any] = {"exact": True, "similar": True, "audit": 0.0, "similar_ttl_s": 60.0}
@@ -429,7 +429,7 @@ def noisy(seed: int, figure: bool = False, quality: int = 80) -> bytes:
 @pytest.mark.parametrize("most", [0, 1 << 20])
 def test_the_same_scene(front: FrontEnd, path: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looked at in a thread, or at once."""
-    for module in (cached_call, picture_reply):
+    for module in (caching_door, front_caches):
         monkeypatch.setattr(module, "LOOKED_AT_ONCE", most)
     source = b"X-Carpool-Source: door\r\n"
     with front.connect() as client:

@@ -13,10 +13,11 @@ import pytest
 from cache.redis_server import RedisServer, redis_server
 from carpool.cache import circuit_breaker
 from carpool.cache.redis_client import SharedStore, shared_store
-from carpool.frontend.front_caches import CacheParts
+from carpool.frontend.caches.front_caches import CacheParts
 from frontend.http.front_end import FrontEnd, front_end, image_body, image_model, infer
-from frontend.http.harness import Client, Response, until
+from frontend.http.harness import Client, Response
 from frontend.picture_models import classifier, picture
+from waiting import until
 
 SECRET = "a secret of all servers"
 EXACT = {"exact": True}

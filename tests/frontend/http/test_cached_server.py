@@ -16,7 +16,7 @@ from engine import ensembles
 from frontend.http.front_end import outputs_of
 from frontend.http.harness import Client, Response
 from frontend.whole_server import WholeServer, whole_server
-from live.server import wait_until
+from waiting import until
 
 PBTXT = """
 backend: "python"
@@ -132,7 +132,7 @@ def test_replicas_share_an_ensembles_answers_until_a_step_is_replaced(tmp_path: 
             assert amount == 11
             return word == "hit; kind=shared"
 
-        wait_until(is_shared, "an answer of the other one")
+        until(is_shared, "an answer of the other one")
         ensembles.adds(tmp_path / "two", "ten", 100)
         assert two.post("/v2/repository/models/ten/load", b"").status == 200
         for number in range(next(numbers)):

@@ -10,11 +10,12 @@ from typing import Any
 import orjson
 import pytest
 
-from carpool.frontend.front_caches import CacheParts
+from carpool.frontend.caches.front_caches import CacheParts
 from frontend.fake_door import FakeModel
 from frontend.http.front_end import FrontEnd, front_end, image_body, image_model, infer
-from frontend.http.harness import Client, Response, post, until
+from frontend.http.harness import Client, Response, post
 from frontend.picture_models import RED, classifier, device_classifier, picture
+from waiting import until
 
 SECRET = "a secret of all servers"
 EXACT = {"exact": True}

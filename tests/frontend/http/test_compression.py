@@ -11,9 +11,10 @@ import zlib
 import pytest
 
 from carpool.frontend.clients.accounts import Accounts
-from carpool.frontend.http.body import MOST_MEMBERS, CompressedBody, Inflater, Payer
+from carpool.frontend.http.body import MOST_MEMBERS, BodyInflater, CompressedBody, Payer
 from carpool.frontend.http.exchange import Fault, choose_encoding, compress
-from frontend.http.harness import post, serving, until
+from frontend.http.harness import post, serving
+from waiting import until
 
 GZIP = b"Content-Encoding: gzip\r\n"
 
@@ -53,13 +54,13 @@ def test_what_was_compressed_can_be_read_back() -> None:
     assert zlib.decompress(compress(body, b"deflate", level=1)) == body
 
 
-def finish(inflater: Inflater) -> None:
+def finish(inflater: BodyInflater) -> None:
     while not inflater.turn():
         pass
 
 
 def inflated(body: bytes | bytearray, limit: int = 1 << 20, encoding: bytes = b"gzip") -> bytes:
-    inflater = Inflater(encoding, body, limit, payer(1 << 30))
+    inflater = BodyInflater(encoding, body, limit, payer(1 << 30))
     finish(inflater)
     return bytes(inflater.body)
 
@@ -88,7 +89,7 @@ def test_members_are_counted() -> None:
 
 def test_members_that_wait_are_not_copied_for_each_one_before_them() -> None:
     """Three million members take as many steps as are allowed, and no memory to speak of."""
-    inflater = Inflater(b"gzip", gzip.compress(b"") * 3_000_000, 1 << 20, payer(1 << 30))
+    inflater = BodyInflater(b"gzip", gzip.compress(b"") * 3_000_000, 1 << 20, payer(1 << 30))
     tracemalloc.start()
     try:
         with pytest.raises(Fault, match="members"):
@@ -100,7 +101,7 @@ def test_members_that_wait_are_not_copied_for_each_one_before_them() -> None:
 
 def test_what_comes_out_is_counted_while_it_is_there() -> None:
     paid = payer(1 << 21)
-    inflater = Inflater(b"gzip", gzip.compress(bytes(1 << 19)), 1 << 20, paid)
+    inflater = BodyInflater(b"gzip", gzip.compress(bytes(1 << 19)), 1 << 20, paid)
     finish(inflater)
     assert paid.accounts.bytes == 1 << 19
     del inflater
@@ -108,7 +109,7 @@ def test_what_comes_out_is_counted_while_it_is_there() -> None:
 
 
 def test_what_is_too_much_for_all_bodies_is_refused() -> None:
-    inflater = Inflater(b"gzip", gzip.compress(bytes(1 << 21)), 1 << 22, payer(1 << 20))
+    inflater = BodyInflater(b"gzip", gzip.compress(bytes(1 << 21)), 1 << 22, payer(1 << 20))
     with pytest.raises(Fault, match="too many bodies"):
         finish(inflater)
 

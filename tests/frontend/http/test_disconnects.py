@@ -8,8 +8,9 @@ import random
 import pytest
 
 from carpool.frontend.http.exchange import BodyPlan, Exchange, Receive
-from carpool.frontend.http.parsing import RequestHead
-from frontend.http.harness import PATIENCE, PathApp, Serving, post, serving, until
+from carpool.frontend.http.parsing import HttpHead
+from frontend.http.harness import PATIENCE, PathApp, Serving, post, serving
+from waiting import until
 
 HOLD = b"GET /hold HTTP/1.1\r\nHost: x\r\n\r\n"
 WAIT = b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -107,7 +108,7 @@ def test_a_half_closed_client_whose_pipelined_body_is_cut_off(server: Serving) -
 
 def test_an_app_that_fails_when_its_client_leaves(caplog: pytest.LogCaptureFixture) -> None:
     class Fragile(PathApp):
-        def root(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
+        def root(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
             def fail() -> None:
                 raise KeyError("a bug in the app")
 
@@ -170,7 +171,7 @@ class SlotApp(PathApp):
         self.free = [bytearray(200_000) for _ in range(64)]
         self.taken = 0
 
-    def infer(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
+    def infer(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
         slot = self.free.pop()
         self.taken += 1
 

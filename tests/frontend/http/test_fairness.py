@@ -22,7 +22,8 @@ from carpool.observe.counters import Table, table_bytes
 from carpool.observe.prometheus import Exposition
 from frontend.fake_door import FakeDoor
 from frontend.http.front_end import FrontEnd, error_of, front_end, image_body, image_model, infer, infer_body
-from frontend.http.harness import Client, post, serving, until
+from frontend.http.harness import Client, post, serving
+from waiting import until, until_in_loop
 
 SLO = 0.05  # of the models here
 TOO_LONG = SLO
@@ -270,8 +271,7 @@ def test_the_metrics_page_is_written_once_for_all_who_wait() -> None:
         pages: list[bytes | None] = []
         for _ in range(500):
             page.ask(pages.append)
-        while len(pages) < 500:
-            await asyncio.sleep(0.01)
+        await until_in_loop(lambda: len(pages) == 500)
         assert len(written) <= 10
         assert pages == sorted(pages, key=lambda one: int((one or b"").split()[1]))
 

@@ -17,7 +17,8 @@ from carpool.frontend.http.event_stream import MOST_UNREAD
 from carpool.types import Datatype, TensorSpec
 from frontend.fake_door import FakeCall, FakeModel
 from frontend.http.front_end import FrontEnd, front_end
-from frontend.http.harness import PATIENCE, post, until
+from frontend.http.harness import PATIENCE, post
+from waiting import until
 
 ASKED = {"PROMPT": "hello world", "STREAM": True}
 

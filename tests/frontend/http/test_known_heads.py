@@ -4,7 +4,7 @@ import pytest
 
 from carpool.frontend.http.exchange import Fault
 from carpool.frontend.http.limits import Limits
-from carpool.frontend.http.parsing import HeadFinder, KnownHeads, RequestHead
+from carpool.frontend.http.parsing import HeadFinder, HttpHead, KnownHeads
 
 LIMITS = Limits()
 
@@ -13,12 +13,12 @@ def head(lines: bytes, path: bytes = b"/detect") -> bytes:
     return b"POST " + path + b" HTTP/1.1\r\nHost: a\r\n" + lines + b"\r\n"
 
 
-def read(known: KnownHeads, raw: bytes) -> RequestHead:
+def read(known: KnownHeads, raw: bytes) -> HttpHead:
     return known.read(raw, HeadFinder(LIMITS))
 
 
-def everything(found: RequestHead) -> dict[str, object]:
-    return {name: getattr(found, name) for name in RequestHead.__slots__}
+def everything(found: HttpHead) -> dict[str, object]:
+    return {name: getattr(found, name) for name in HttpHead.__slots__}
 
 
 @pytest.mark.parametrize(
@@ -32,10 +32,10 @@ def everything(found: RequestHead) -> dict[str, object]:
 def test_another_length_is_all_that_differs(lines: bytes) -> None:
     known = KnownHeads(LIMITS)
     first = read(known, head(lines % b"100"))
-    first.derived = "the app's"
+    first.start = "the app's"
     second = read(known, head(lines % b"7"))
     anew = read(KnownHeads(LIMITS), head(lines % b"7"))
-    anew.derived = "the app's"
+    anew.start = "the app's"
     assert everything(second) == everything(anew)
     assert second.content_length == 7
     assert first.content_length == 100
@@ -45,12 +45,12 @@ def test_another_length_is_all_that_differs(lines: bytes) -> None:
 def test_what_differs_in_more_shares_nothing() -> None:
     known = KnownHeads(LIMITS)
     first = read(known, head(b"Content-Length: 5\r\n"))
-    first.derived = "the app's"
-    assert read(known, head(b"Content-Length: 5\r\n", b"/classify")).derived is None
-    assert read(known, head(b"Content-Length: 5\r\nAccept: */*\r\n")).derived is None
-    assert read(known, head(b"")).derived is None
+    first.start = "the app's"
+    assert read(known, head(b"Content-Length: 5\r\n", b"/classify")).start is None
+    assert read(known, head(b"Content-Length: 5\r\nAccept: */*\r\n")).start is None
+    assert read(known, head(b"")).start is None
     empty = read(known, head(b"Content-Length: 0\r\n"))
-    assert empty.derived is None  # no body is not another length
+    assert empty.start is None  # no body is not another length
     assert not empty.has_body
 
 
@@ -68,10 +68,10 @@ def test_every_request_has_another_parent(lines: bytes) -> None:
         two = (b"%d" % length, parent) if lines.startswith(b"C") else (parent, b"%d" % length)
         found = read(known, head(lines % two))
         if length > 1:
-            assert found.derived == "the app's"
-        found.derived = "the app's"
+            assert found.start == "the app's"
+        found.start = "the app's"
         anew = read(KnownHeads(LIMITS), head(lines % two))
-        anew.derived = "the app's"
+        anew.start = "the app's"
         assert everything(found) == everything(anew)
     assert len(known) == 1
 
@@ -82,10 +82,10 @@ def test_what_is_no_parent_is_no_others() -> None:
     other = b"00-%032x-%016x-01" % (2, 2)
     length, field = b"Content-Length: 5\r\n", b"traceparent: %b\r\n"
     for first in (good, other):
-        read(known, head(length + field % first)).derived = "the app's"
+        read(known, head(length + field % first)).start = "the app's"
         for rest in (b"", field % b"", field % b"x" * 55, field % first[:-1], field % first + field % good):
             found = read(known, head(length + rest))
-            assert found.derived is None
+            assert found.start is None
             assert found.headers == read(KnownHeads(LIMITS), head(length + rest)).headers
 
 
@@ -115,6 +115,6 @@ def test_no_more_are_kept_than_some() -> None:
     for number in range(1000):
         read(known, head(b"Content-Length: 5\r\nX-Number: %d\r\n" % number))
     long = b"X-Long: " + b"x" * 3000 + b"\r\n"
-    read(known, head(b"Content-Length: 5\r\n" + long)).derived = "the app's"
-    assert read(known, head(b"Content-Length: 6\r\n" + long)).derived is None
+    read(known, head(b"Content-Length: 5\r\n" + long)).start = "the app's"
+    assert read(known, head(b"Content-Length: 6\r\n" + long)).start is None
     assert len(known) <= 256

@@ -12,13 +12,13 @@ import orjson
 import pytest
 
 from carpool.errors import CarpoolError, InvalidInput, TooLarge
-from carpool.frontend import packing as long_json
+from carpool.frontend.calls import packing as long_json
+from carpool.frontend.calls.packing import LONG, LONG_PICTURE, LongJson, prepare
 from carpool.frontend.clients.accounts import Accounts
 from carpool.frontend.http.body import GatheredBody, Payer, charge_reading
 from carpool.frontend.http.chat_format import read_chat
 from carpool.frontend.http.generate_route import read_picture, read_tensors
-from carpool.frontend.http.image_reading import Layout, read_pictures
-from carpool.frontend.packing import LONG, LONG_PICTURE, LongJson, prepare
+from carpool.frontend.http.image_reading import BodyLayout, read_pictures
 from carpool.frontend.pictures.sent_pictures import from_base64
 from carpool.types import Datatype, Signature, TensorSpec
 
@@ -106,7 +106,9 @@ def test_pictures_in_long_json_are_read_there(reader: LongJson) -> None:
     assert reader._process is None  # nothing but the length decides
     assert reader.read(read_chat, chat, at_most=LONG_PICTURE).picture == PICTURE
     assert reader._process is not None
-    assert reader.read(read_pictures, images, Layout("json"), at_most=LONG_PICTURE).pictures == [PICTURE] * 2
+    assert (
+        reader.read(read_pictures, images, BodyLayout("json"), at_most=LONG_PICTURE).pictures == [PICTURE] * 2
+    )
     found = reader.read(read_picture, tensor, ANY, at_most=LONG_PICTURE)
     assert found is not None
     assert (found.picture, found.id) == (PICTURE, "9")
@@ -123,7 +125,7 @@ def test_pictures_in_long_json_are_read_there(reader: LongJson) -> None:
 )
 def test_errors_of_pictures_keep_their_kind(reader: LongJson, body: bytes, kind: type[CarpoolError]) -> None:
     with pytest.raises(kind) as raised:
-        reader.read(read_pictures, body, Layout("json"))
+        reader.read(read_pictures, body, BodyLayout("json"))
     assert raised.value.field in ("blank", "file")
 
 

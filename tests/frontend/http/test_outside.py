@@ -13,18 +13,26 @@ import pytest
 from carpool.engine.run.batch import Work
 from carpool.errors import CarpoolError, Refused
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange
-from carpool.frontend.http.fairness import Unread, waited
-from carpool.frontend.http.parsing import RequestHead
+from carpool.frontend.http.fairness import Unread
+from carpool.frontend.http.parsing import HttpHead
 from engine import repositories
 from frontend.http.front_end import FrontEnd, front_end, image_body, infer, infer_body
-from frontend.http.harness import PATIENCE, post, serving, until
+from frontend.http.harness import PATIENCE, post, serving
 from frontend.picture_models import models as picture_models
 from frontend.picture_models import picture
 from frontend.whole_server import whole_server
+from waiting import until
 
 TENSOR = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
 STALL_S = 0.1
 TICK_S = 0.011  # the kernel counts in ticks, of 10 ms at most
+
+
+def waited(connection: socket.socket) -> float:
+    """Seconds since data came on it, as the kernel says."""
+    unread = Unread()
+    unread.look(connection, 0.0)
+    return unread.seconds
 
 
 @pytest.fixture
@@ -69,9 +77,9 @@ def test_the_kernel_is_not_asked_for_every_request() -> None:
 def test_what_was_seen_is_forgotten_while_nobody_can_be_asked() -> None:
     unread = Unread()
     unread.seconds, unread.look_at = 0.1, 5.0
-    unread.cannot_look(5.1)
+    unread.look(None, 5.1)
     assert unread.seconds == 0.1
-    unread.cannot_look(5.3)
+    unread.look(None, 5.3)
     assert unread.seconds == 0.0
 
 
@@ -81,7 +89,7 @@ class Noting:
     def __init__(self) -> None:
         self.unread: list[float] = []
 
-    def begin(self, _head: RequestHead, exchange: Exchange) -> BodyPlan:
+    def begin(self, _head: HttpHead, exchange: Exchange) -> BodyPlan:
         def done(_body: bytes | bytearray, _at: float) -> None:
             self.unread.append(exchange.unread)
             exchange.respond(200)
@@ -118,7 +126,7 @@ def test_a_request_behind_another_of_its_connection_says_nothing(size: int) -> N
     unread = Unread()
 
     class Slow:
-        def begin(self, _head: RequestHead, exchange: Exchange) -> BodyPlan:
+        def begin(self, _head: HttpHead, exchange: Exchange) -> BodyPlan:
             return Collect(1 << 20, lambda _body, _at: held.append(exchange))
 
     with serving(Slow(), unread=unread, max_held_bytes=1 << 22) as server, server.connect() as client:
@@ -182,13 +190,14 @@ def test_what_was_learned_reaches_the_scheduler(tmp_path: Path) -> None:
     repositories.fake(tmp_path, name="m", head="slo_ms = 60000")
     works: list[Work] = []
     with whole_server(tmp_path) as server, server.connect() as client:
-        submit = server.host.submit
+        (driver,) = (served.runtime.driver for served in server.host.engine.fleet.offered.values())
+        submit = driver.submit
 
-        def noted(key: int, taken: Sequence[Work]) -> None:
-            submit(key, taken)
+        def noted(taken: Sequence[Work]) -> None:
+            submit(taken)
             works.extend(taken)
 
-        server.host.submit = noted  # type: ignore[method-assign]
+        driver.submit = noted  # type: ignore[method-assign]
 
         def reckoned_with() -> bool:
             assert infer(client, "m", infer_body([TENSOR])).status == 200

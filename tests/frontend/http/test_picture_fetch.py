@@ -13,8 +13,9 @@ from carpool.frontend.http import picture_fetch
 from carpool.frontend.http.picture_fetch import is_public
 from client.scripted_server import Said, Scripted, scripted_server
 from frontend.http.front_end import FrontEnd, error_of, front_end
-from frontend.http.harness import Response, until
+from frontend.http.harness import Response
 from frontend.picture_models import GREEN, classifier, picture
+from waiting import until
 
 NAME = "pictures.example"
 

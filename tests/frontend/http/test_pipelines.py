@@ -155,7 +155,7 @@ def test_bad_pictures_and_unknown_options(server: WholeServer) -> None:
         with pytest.raises(HTTPError, match="400"):
             post(server, path, body)
     pipeline = next(one for one in server.host.engine.served.values() if one.name == "street")
-    assert not pipeline.open  # type: ignore[attr-defined]
+    assert not pipeline.runtime.route().under_way  # type: ignore[attr-defined]
 
 
 def test_steps_come_and_go(server: WholeServer, models: Path) -> None:

@@ -7,13 +7,13 @@ from email.utils import parsedate_to_datetime
 
 import pytest
 
-from carpool.frontend.http.exchange import Fault
+from carpool.frontend.http.exchange import BodyPlan, Exchange, Fault
 from carpool.frontend.http.limits import Limits
-from carpool.frontend.http.parsing import HeadFinder, RequestHead, parse_head
+from carpool.frontend.http.parsing import HeadFinder, HttpHead, parse_head
 from frontend.http.harness import PATIENCE, Client, PathApp, Serving, post, serving
 
 
-def head_of(raw: bytes) -> RequestHead:
+def head_of(raw: bytes) -> HttpHead:
     limits = Limits()
     return parse_head(raw, limits, HeadFinder(limits))
 
@@ -122,11 +122,19 @@ def test_options_may_ask_about_the_whole_server(server: Serving, client: Client)
 def test_a_repeated_head_is_parsed_once(server: Serving, client: Client) -> None:
     client.get("/", b"X-Same: 1\r\n")
     first = server.app.heads[-1]
-    first.derived = "kept by the app"
-    client.get("/", b"X-Same: 1\r\n")
+    begun: list[HttpHead] = []
+
+    def start(exchange: Exchange) -> BodyPlan:
+        begun.append(exchange.head)
+        return server.app.root(exchange.head, exchange)
+
+    first.start = start
+    assert client.get("/", b"X-Same: 1\r\n").status == 200
+    assert begun == [first]
     assert server.app.heads[-1] is first
     client.get("/", b"X-Same: 2\r\n")
-    assert server.app.heads[-1].derived is None
+    assert server.app.heads[-1].start is None
+    assert begun == [first]
 
 
 def test_a_repeated_head_in_pieces(client: Client) -> None:
@@ -156,7 +164,7 @@ def test_undecodable_paths_are_faults(path: str) -> None:
 
 def test_the_app_can_answer_with_a_fault() -> None:
     class Strict(PathApp):
-        def root(self, head: RequestHead, exchange: object) -> None:
+        def root(self, head: HttpHead, exchange: object) -> None:
             head.segments()
             raise Fault(418, "short and stout", "teapot")
 

@@ -14,7 +14,7 @@ from carpool.config.server import LOCALHOST
 from carpool.errors import ConfigError
 from carpool.frontend.http.exchange import Exchange
 from carpool.frontend.http.http_server import HttpServer, check_free, listen
-from carpool.frontend.http.parsing import RequestHead
+from carpool.frontend.http.parsing import HttpHead
 from frontend.http.harness import PATIENCE, PathApp, Serving, serving
 
 HOLD = b"GET /hold HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -201,7 +201,7 @@ def test_it_runs_on_the_standard_loop_too() -> None:
 )
 def test_bodies_of_answers(body: bytes) -> None:
     class Fixed(PathApp):
-        def begin(self, head: RequestHead, exchange: Exchange) -> None:
+        def begin(self, head: HttpHead, exchange: Exchange) -> None:
             exchange.respond(200, b"x-a: 1\r\n", body)
 
     expected = b"".join(memoryview(p) for p in ([body] if not isinstance(body, list | tuple) else body))
@@ -215,7 +215,7 @@ def test_bodies_of_answers(body: bytes) -> None:
 
 def test_a_status_without_a_name() -> None:
     class Odd(PathApp):
-        def begin(self, head: RequestHead, exchange: Exchange) -> None:
+        def begin(self, head: HttpHead, exchange: Exchange) -> None:
             exchange.respond(299)
 
     with serving(Odd()) as server, server.connect() as client:

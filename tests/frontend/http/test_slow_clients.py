@@ -11,7 +11,8 @@ import time
 import pytest
 
 from carpool.frontend.http.exchange import Exchange
-from frontend.http.harness import PATIENCE, QUICK, SPOKEN, Client, PathApp, Serving, post, serving, until
+from frontend.http.harness import PATIENCE, QUICK, SPOKEN, Client, PathApp, Serving, post, serving
+from waiting import until
 
 WINDOWS_S = (0.4, 1.6, 6.4)  # the first is enough, unless the machine holds the test itself up
 

@@ -24,8 +24,9 @@ from carpool.types import StepTiming, Timing
 from carpool.wire.event_lines import EventReader
 from frontend.http.front_end import FrontEnd, error_of, front_end
 from frontend.http.harness import Client as Connection
-from frontend.http.harness import Response, post, until
+from frontend.http.harness import Response, post
 from frontend.picture_models import RED, detector, picture, words, writer
+from waiting import until
 
 KEY = "a-key-that-is-long-enough-0123456789"
 TEXT = "Red and blue…"
@@ -212,7 +213,7 @@ def test_tokens_are_those_that_the_engine_counted(stream: bool) -> None:
         def end() -> None:
             call.say({"text_output": [b"Red"], "finish_reason": [b"stop"]}, finish="stop", last=True)
             call.answered = True
-            call.done(Answer(timing=timing))
+            call.hears.done(Answer(timing=timing))
 
         found.run(end)
         response = client.response()

@@ -14,7 +14,7 @@ from carpool.frontend.http import shared as turns_module
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive
 from carpool.frontend.http.fairness import Unread
 from carpool.frontend.http.limits import Limits
-from carpool.frontend.http.parsing import RequestHead
+from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.http.protocol import Connection
 from carpool.frontend.http.shared import BODY_READ, Shared, Turns
 from frontend.http.harness import PathApp, ignore, post
@@ -33,10 +33,10 @@ def _no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 class App(PathApp):
     """Takes bodies, and answers with nothing."""
 
-    def gather(self, _head: RequestHead, exchange: Exchange) -> BodyPlan:
+    def gather(self, _head: HttpHead, exchange: Exchange) -> BodyPlan:
         return Collect(64 * MIB, lambda _body, _at: ignore(exchange.respond(200)))
 
-    def receive(self, _head: RequestHead, exchange: Exchange) -> BodyPlan:
+    def receive(self, _head: HttpHead, exchange: Exchange) -> BodyPlan:
         return Receive(memoryview(self.large), lambda _at: ignore(exchange.respond(200)))
 
 

@@ -20,13 +20,15 @@ from carpool.errors import CarpoolError, DeadlineExceeded, InvalidInput, ModelEr
 from carpool.frontend.pictures import cascade_steps
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.pipeline_pictures import PipelineModel
+from carpool.frontend.pictures.pipeline_run import PipelineDoor
 from carpool.frontend.pictures.sent_pictures import RoutePicture
-from carpool.link.door import Answer, Sender
+from carpool.link.door import Ask, Sender
 from carpool.observe import columns
 from carpool.observe.counters import Table, table_bytes
 from carpool.types import Array, Datatype, TensorSpec, Timing
 from frontend.fake_door import FakeCall, FakeDoor, FakeModel
 from frontend.picture_models import classifier, detector, picture
+from heard import Heard
 
 ANIMALS = """
 [[step]]
@@ -125,22 +127,13 @@ class Cascade:
         assert isinstance(model, PipelineModel)
         assert model.cascade is not None
         self.cascade = model.cascade
-        self.answers: list[Answer] = []
-        self.pictures = RoutePicture(model, picture(size=(64, 48)), model.read_options(options), None, 0)
+        self.heard = Heard()
+        self.answers = self.heard.answers
+        self.pictures = RoutePicture(model, picture(size=(64, 48)), model.read_options(options), None)
         slot = self.door.slot(self.pictures.size)
-        self.call = model.infer(
-            self.pictures,
-            entry,
-            self.pictures.head,
-            slot,
-            0,
-            self.answers.append,
-            arrived=0.0,
-            deadline=INFINITY,
-            sender=Sender("camera"),
-            ready_in=0.01,
-            admitted=lambda: None,
-        )
+        times = 0.0, INFINITY, Sender("camera"), 0.01
+        ask = Ask(entry, self.pictures.head, slot, 0, *times, content=self.pictures)
+        self.call = PipelineDoor().infer(ask, self.heard)
         self.pictures.prepare(slot.view)
         self.call.ready(slot)
 

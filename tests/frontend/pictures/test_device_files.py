@@ -15,10 +15,11 @@ from PIL import Image
 from carpool.errors import InvalidInput, Refused
 from frontend.fake_door import FakeCall
 from frontend.http.front_end import FrontEnd, error_of, front_end, infer, infer_body
-from frontend.http.harness import Response, chunked, until
+from frontend.http.harness import Response, chunked
 from frontend.http.test_app_images import FORM, answer_of, ask, holding
 from frontend.http.test_multipart import file_part, form
 from frontend.picture_models import BLUE, GREEN, RED, classifier, device_classifier, picture
+from waiting import until
 
 
 @pytest.fixture

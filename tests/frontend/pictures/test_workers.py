@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,14 +12,8 @@ import pytest
 
 from carpool.errors import CarpoolError
 from carpool.frontend.pictures.workers import Workers, threads_for
-
-PATIENCE_S = 30.0
-
-
-async def over(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.001)
+from waiting import PATIENCE_S
+from waiting import until_in_loop as until
 
 
 def test_results_and_errors_come_back_in_the_loop() -> None:
@@ -36,9 +29,9 @@ def test_results_and_errors_come_back_in_the_loop() -> None:
             raise CarpoolError("no")
 
         workers.begin(lambda: 7, then)
-        await over(lambda: len(seen) == 1)
+        await until(lambda: len(seen) == 1)
         workers.finish(broken, then)
-        await over(lambda: len(seen) == 2)
+        await until(lambda: len(seen) == 2)
         assert seen[0] == (7, None, True)
         assert isinstance(seen[1][1], CarpoolError)
         assert seen[1][2]
@@ -61,7 +54,7 @@ def test_clients_get_equal_parts_of_the_threads_whatever_their_deadlines() -> No
             workers.begin(partial(decoded, "large"), lambda *_: None, 1.0, 49e6, "large")
         workers.begin(partial(decoded, "small"), lambda *_: None, 9.0, 1e6, "small")
         go.set()
-        await over(lambda: len(order) == 13)
+        await until(lambda: len(order) == 13)
         assert order.index("small") <= 2
         workers.close()
 
@@ -73,9 +66,9 @@ def test_a_forecast_leaves_out_what_other_clients_do_later() -> None:
         workers, go = Workers(1), threading.Event()
         done: list[float] = []
         workers.begin(lambda: time.sleep(0.01), lambda *_: done.append(0.0), weight=1e6)
-        await over(lambda: len(done) == 1)
+        await until(lambda: len(done) == 1)
         workers.begin(lambda: go.wait(PATIENCE_S), lambda *_: None, client="large", weight=1.0)
-        await over(lambda: not workers.waiting)
+        await until(lambda: not workers.waiting)
         for _ in range(12):
             workers.begin(int, lambda *_: None, weight=49e6, client="large")
         assert workers.foresee(1e6, 0.0, "small") < workers.foresee(1e6, 0.0, "large") / 10
@@ -97,15 +90,15 @@ def test_only_so_many_pixels_are_decoded_at_a_time() -> None:
 
         for number, weight in enumerate((49e6, 49e6, 49e6, 10e6)):
             workers.begin(partial(decode, weight), lambda *_: None, number, weight, f"client {number}")
-        await over(lambda: len(begun) == 2)
+        await until(lambda: len(begun) == 2)
         assert sorted(begun) == [10e6, 49e6], "two large ones do not fit, and what is small passes them"
         for number in range(2):
             workers.begin(partial(decode, 20e6), lambda *_: None, 9.0, 20e6, f"other {number}")
         workers.begin(partial(decode, 1e6), lambda *_: None, 99.0, 1e6, "last")
-        await over(lambda: len(begun) == 3)
+        await until(lambda: len(begun) == 3)
         assert begun[-1] == 1e6
         go.set()
-        await over(lambda: len(begun) == 7)
+        await until(lambda: len(begun) == 7)
         workers.close()
 
     asyncio.run(main())
@@ -122,11 +115,11 @@ def test_pictures_that_take_long_leave_a_thread_to_the_others() -> None:
 
         for number in range(4):
             workers.begin(partial(decode, "long"), lambda *_: None, 1.0, 49e6, f"client {number}")
-        await over(lambda: begun == ["long"])
+        await until(lambda: begun == ["long"])
         workers.begin(partial(decode, "short"), lambda *_: None, 9.0, 1e6, "other")
-        await over(lambda: begun == ["long", "short"])
+        await until(lambda: begun == ["long", "short"])
         go.set()
-        await over(lambda: len(begun) == 5)
+        await until(lambda: len(begun) == 5)
         workers.close()
 
     asyncio.run(main())
@@ -140,7 +133,7 @@ def test_what_finishes_goes_before_what_begins() -> None:
             workers.begin(lambda name=name: order.append(name), lambda *_: None)
         workers.finish(lambda: order.append("finish"), lambda *_: None)
         go.set()
-        await over(lambda: len(order) == 3)
+        await until(lambda: len(order) == 3)
         assert order == ["finish", "begin 1", "begin 2"]
         workers.close()
 
@@ -152,7 +145,7 @@ def test_a_full_queue_and_a_turn_that_comes_too_late_are_refused() -> None:
         workers, go, done = Workers(1, most_waiting=2), threading.Event(), list[int]()
         assert workers.refuses("m", 0.0, 1.0) is None  # nobody waits: who is late is told in its turn
         workers.begin(lambda: go.wait(PATIENCE_S), lambda *_: done.append(0))
-        await over(lambda: workers.waiting == 0)
+        await until(lambda: workers.waiting == 0)
         workers.begin(lambda: None, lambda *_: done.append(1))
         assert workers.refuses("m", float("inf"), 1.0) is None
         late = workers.refuses("m", 0.0, 1.0)
@@ -163,7 +156,7 @@ def test_a_full_queue_and_a_turn_that_comes_too_late_are_refused() -> None:
         assert full is not None
         assert full.reason == "queue-full"
         go.set()
-        await over(lambda: len(done) == 3)
+        await until(lambda: len(done) == 3)
         assert workers.refuses("m", float("inf"), 1.0) is None
         workers.close()
 
@@ -186,7 +179,7 @@ def test_closing_tells_those_that_have_not_begun() -> None:
         assert len(errors) == 1
         assert isinstance(errors[0], asyncio.CancelledError)
         go.set()
-        await over(lambda: len(errors) == 2)
+        await until(lambda: len(errors) == 2)
         assert errors[1] is None
 
     asyncio.run(main())
@@ -214,7 +207,7 @@ def test_what_nobody_waits_for_is_done_last_and_is_bounded() -> None:
         workers.begin(lambda: None, lambda *_: order.append("begun"))
         workers.finish(lambda: None, lambda *_: order.append("finished"))
         go.set()
-        await over(lambda: len(order) == 7)
+        await until(lambda: len(order) == 7)
         assert order[:3] == ["first", "finished", "begun"]
         assert order[3:] == [f"idle {n}" for n in range(4)]
         assert workers.takes_idle
@@ -236,7 +229,7 @@ def test_a_result_that_cannot_be_delivered_keeps_no_other_from_its_own() -> None
         workers.finish(lambda: 2, lambda result, _: seen.append(result))
         workers._told = True  # the loop gets all three in one turn
         go.set()
-        await over(lambda: len(workers._over) == 3)
+        await until(lambda: len(workers._over) == 3)
         workers._deliver()
         assert seen == [2]
         workers.begin(lambda: go.wait(PATIENCE_S), broken)
@@ -258,7 +251,7 @@ def test_a_thread_that_cannot_be_started_leaves_nothing_begun(monkeypatch: pytes
         assert workers.waiting == 0
         monkeypatch.setattr(threading.Thread, "start", real)
         workers.begin(lambda: 2, lambda result, _: seen.append(result))
-        await over(lambda: seen == [2])
+        await until(lambda: seen == [2])
         workers.close()
 
     asyncio.run(main())

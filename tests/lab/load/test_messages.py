@@ -8,7 +8,7 @@ import pytest
 
 from carpool.errors import InvalidInput
 from carpool.frontend.http.limits import Limits
-from carpool.frontend.http.parsing import HeadFinder, RequestHead, parse_head
+from carpool.frontend.http.parsing import HeadFinder, HttpHead, parse_head
 from carpool.lab.load.grpc_client import tensor_calls
 from carpool.lab.load.messages import (
     Asking,
@@ -33,7 +33,7 @@ def bodies(images: int) -> list[list[Tensor]]:
     return make_tensors([TensorSpec("x", Datatype.UINT8, (-1, 1000))], Filling(distinct=2), images)
 
 
-def parse(message: tuple[bytes, bytes]) -> tuple[RequestHead, bytes]:
+def parse(message: tuple[bytes, bytes]) -> tuple[HttpHead, bytes]:
     head, separator, body = b"".join(message).partition(b"\r\n\r\n")
     limits = Limits()
     return parse_head(head + separator, limits, HeadFinder(limits)), body

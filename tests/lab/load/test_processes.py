@@ -7,7 +7,6 @@ import multiprocessing
 import struct
 import termios
 import threading
-import time
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
@@ -19,6 +18,7 @@ from carpool.lab.load.generator import LostPart, _receive
 from carpool.lab.load.load_report import Part
 from carpool.lab.load.tally import Histogram, Tally
 from lab.load.stub import PATIENCE, in_loop
+from waiting import until
 
 
 def long_part() -> Part:
@@ -36,9 +36,7 @@ def send_in_halves(pipe: Connection, said: object, reader: Connection) -> None:
     message = struct.pack("!i", len(data)) + data
     half = len(message) // 2
     pipe._send(message[:half])  # type: ignore[attr-defined]
-    end = time.monotonic() + PATIENCE
-    while unread(reader) and time.monotonic() < end:
-        time.sleep(0.001)
+    until(lambda: not unread(reader))
     pipe._send(message[half:])  # type: ignore[attr-defined]
 
 

@@ -283,7 +283,7 @@ def main(arguments: list[str]) -> int:
 
     def make(settings: dict[str, Any]) -> Made:
         model = UserModel(settings)
-        parts = Parts(channel, inputs, outputs)
+        parts = AnswerChannel(channel, inputs, outputs)
 
         def answer(batch: dict[str, Any]) -> dict[str, Any]:
             if settings["decoupled"]:
@@ -295,7 +295,7 @@ def main(arguments: list[str]) -> int:
     return serve(channel, make)
 
 
-class Parts:
+class AnswerChannel:
     """The way of answers to the server, which says after each whose client has gone meanwhile, and who has
     come."""
 
@@ -392,7 +392,9 @@ class Rounds:
         return (self._new if self._was_new else self._old).popleft()
 
 
-def _answer_many(model: UserModel, batch: Mapping[str, Any], parts: Parts, file: Path) -> dict[str, Any]:
+def _answer_many(
+    model: UserModel, batch: Mapping[str, Any], parts: AnswerChannel, file: Path
+) -> dict[str, Any]:
     """All requests in turn: none waits for the end of another, also not those that come meanwhile."""
     parts.begin(batch)
     open_now: dict[int, Generator[dict[str, Array], None, None]] = {}

@@ -20,10 +20,10 @@ import numpy as np
 
 from carpool.backends.python import triton_python_backend_utils as pb_utils
 from carpool.backends.python.python_worker import (
+    AnswerChannel,
     Channel,
     Made,
     Newcomer,
-    Parts,
     connect,
     explain,
     import_model,
@@ -203,7 +203,7 @@ class OpenRequests:
     by whoever comes by next; at the latest by the thread that waits here.
     """
 
-    def __init__(self, model: TritonModel, parts: Parts) -> None:
+    def __init__(self, model: TritonModel, parts: AnswerChannel) -> None:
         self._model = model
         self.parts = parts
         self.lock = threading.Condition(threading.RLock())
@@ -272,7 +272,7 @@ def completed(settings: Mapping[str, Any]) -> dict[str, Any]:
 # ---- requests of other models ------------------------------------------------------------------------------
 
 
-class Calls:
+class ServerCalls:
     """Asks the server, any number of times at once and from any thread; one thread reads what it answers.
 
     Tensors travel in memory files that are made for one way of one call, so that nothing is ever written over
@@ -383,11 +383,11 @@ def main(arguments: list[str]) -> int:
             config = completed(settings)
             return {}, lambda _: {"config": config}
         if way_out is not None:
-            pb_utils.asker = Calls(way_out).ask
+            pb_utils.asker = ServerCalls(way_out).ask
         model = TritonModel(settings)
         made.append(model)
         if settings["decoupled"]:
-            riders = OpenRequests(model, Parts(channel, inputs, outputs))
+            riders = OpenRequests(model, AnswerChannel(channel, inputs, outputs))
             return {}, riders.serve
         return {}, lambda batch: _answer(model, batch, inputs, outputs)
 

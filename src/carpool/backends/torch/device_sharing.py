@@ -15,7 +15,7 @@ from carpool.errors import ModelError
 SHARE = 0.9  # of what is free when the first model comes, where nobody says how much we may take
 
 
-class Ledger:
+class MemoryLedger:
     """Bytes by holder. A model's instances share its weights, and hold their own buffers."""
 
     def __init__(self, device: str, most: int) -> None:
@@ -62,7 +62,7 @@ class Ledger:
             return sizes
 
 
-_ledgers: dict[str, Ledger] = {}
+_ledgers: dict[str, MemoryLedger] = {}
 _lock = threading.Lock()
 _limit: list[int] = []  # bytes that somebody set for every device, or nothing
 
@@ -73,14 +73,14 @@ def limit_device_memory(gigabytes: float | None) -> None:
         _limit[:] = [] if gigabytes is None else [round(gigabytes * 1e9)]
 
 
-def ledger_of(device: Any) -> Ledger:
+def ledger_of(device: Any) -> MemoryLedger:
     """Made when the first model comes: whatever others hold of the device then is not ours to give away."""
     with _lock:
         ledger = _ledgers.get(device.name)
         if ledger is None:
             most = _limit[0] if _limit else round(SHARE * device.free())
             device.limit(device.allocated() + most)
-            ledger = _ledgers[device.name] = Ledger(device.name, most)
+            ledger = _ledgers[device.name] = MemoryLedger(device.name, most)
         return ledger
 
 
@@ -109,7 +109,7 @@ def in_words(size: int) -> str:
 # ---- who may use a GPU when: batches side by side, captures alone, large batches' computing in a row
 
 
-class Turns:
+class GpuTurns:
     """Batches run side by side on one GPU; a capture has it alone, for some milliseconds.
 
     While a graph is captured, other threads may not do what a capture forbids (allocate, wait for the whole
@@ -172,13 +172,13 @@ class Order:
                 self._last = None
 
 
-_turns: dict[int, Turns] = {}
+_turns: dict[int, GpuTurns] = {}
 _orders: dict[int, Order] = {}
 
 
-def turns_of(gpu: int) -> Turns:
+def turns_of(gpu: int) -> GpuTurns:
     with _lock:
-        return _turns.setdefault(gpu, Turns())
+        return _turns.setdefault(gpu, GpuTurns())
 
 
 def order_of(gpu: int) -> Order:

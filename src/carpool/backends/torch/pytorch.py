@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from carpool.backends.backend import Backend, Placement
-from carpool.backends.stepper import Part, Stepper, with_tensors
-from carpool.config.model import GenerateSettings, Kind, ModelConfig, ModelSignature, PoolSettings
+from carpool.backends.stepper import ModelPart, Stepper, with_tensors
+from carpool.config.model import GenerateSettings, InstanceKind, ModelConfig, ModelSignature, PoolSettings
 from carpool.config.repository import ModelVersion
 from carpool.config.rules import complete
 from carpool.errors import ConfigError, Unsupported
@@ -68,7 +68,7 @@ def describe_text(config: ModelConfig, version: ModelVersion) -> ModelConfig:
     return with_tensors(config, pictures.dims, pictures.image)
 
 
-def load_text(config: ModelConfig, version: ModelVersion, placement: Placement, part: Part) -> Stepper:
+def load_text(config: ModelConfig, version: ModelVersion, placement: Placement, part: ModelPart) -> Stepper:
     return cast(Stepper, _home(config, "torch_stepper").load(config, version.file, placement, part))
 
 
@@ -88,7 +88,7 @@ def device_names(config: ModelConfig) -> tuple[str, ...]:
 
 
 def _device(config: ModelConfig, asked: str, key: str = "pytorch.device") -> str:
-    if asked == "cpu" or all(group.kind is Kind.CPU for group in config.instances):
+    if asked == "cpu" or all(group.kind is InstanceKind.CPU for group in config.instances):
         return "cpu"
     gpus = _gpus(config)
     if not gpus:

@@ -38,7 +38,7 @@ Named = tuple[str | None, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallingConvention:
     """How a network takes its inputs: some by place, in this order, the others by name."""
 
     by_place: tuple[str, ...]
@@ -52,23 +52,23 @@ def numbers(names: Sequence[str]) -> list[int] | None:
     return places if sorted(places) == list(range(len(names))) else None
 
 
-def call_for(model: str, names: Sequence[str], module: torch.nn.Module, exported: Any) -> Call:
+def call_for(model: str, names: Sequence[str], module: torch.nn.Module, exported: Any) -> CallingConvention:
     """By their numbers, else by the names of the parameters, else in the order in which they are declared."""
     places = numbers(names)
     if places is not None:
-        return Call(tuple(name for _, name in sorted(zip(places, names, strict=True))))
+        return CallingConvention(tuple(name for _, name in sorted(zip(places, names, strict=True))))
     if isinstance(module, OnnxNetwork):
-        return Call(module.inputs)
+        return CallingConvention(module.inputs)
     if exported is not None:
         by_place, by_name = exported_inputs(model, exported)
-        return Call(tuple(by_place), tuple(by_name))
+        return CallingConvention(tuple(by_place), tuple(by_name))
     known, required = _parameters(module)
     if set(names) <= set(known):
         missing = required - set(names)
         if missing:
             raise ConfigError(f'{model}: the network has the input "{min(missing)}", which is not declared')
-        return Call((), tuple(names))
-    return Call(tuple(names))
+        return CallingConvention((), tuple(names))
+    return CallingConvention(tuple(names))
 
 
 def exported_inputs(model: str, exported: Any) -> tuple[list[str], list[str]]:
@@ -139,7 +139,7 @@ Convert = Callable[[torch.Tensor], torch.Tensor]
 
 
 def feeding(
-    config: ModelConfig, network: torch.nn.Module, call: Call, place: torch.device
+    config: ModelConfig, network: torch.nn.Module, call: CallingConvention, place: torch.device
 ) -> Callable[..., Any]:
     """Calls a network with the inputs of the settings, in their order, as they are carried."""
     converts = [(tensor.name, _input(config, tensor, place)) for tensor in config.inputs]
@@ -152,11 +152,11 @@ def feeding(
     return feed
 
 
-class Pipeline(torch.nn.Module):
+class AdaptedNetwork(torch.nn.Module):
     """Takes the inputs as they are carried, and answers the outputs of the settings likewise."""
 
     def __init__(
-        self, config: ModelConfig, network: torch.nn.Module, call: Call, place: torch.device
+        self, config: ModelConfig, network: torch.nn.Module, call: CallingConvention, place: torch.device
     ) -> None:
         super().__init__()
         self.network = network

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from carpool.backends.backend import Placement
-from carpool.backends.torch.device_sharing import Ledger, in_words
+from carpool.backends.torch.device_sharing import MemoryLedger, in_words
 from carpool.backends.torch.torch_device import (
     PRECISIONS,
     Device,
@@ -29,7 +29,7 @@ from carpool.backends.torch.torch_device import (
     is_out_of_memory,
 )
 from carpool.backends.torch.torch_files import in_one_line, open_module
-from carpool.backends.torch.torch_network import Pipeline, call_for
+from carpool.backends.torch.torch_network import AdaptedNetwork, call_for
 from carpool.config.fingerprint import beside
 from carpool.config.model import DYNAMIC, ModelConfig, TensorConfig
 from carpool.errors import ModelError
@@ -148,7 +148,7 @@ Tell = Callable[[str], None]
 
 
 class Network:
-    def __init__(self, config: ModelConfig, file: Path, device: Device, ledger: Ledger | None) -> None:
+    def __init__(self, config: ModelConfig, file: Path, device: Device, ledger: MemoryLedger | None) -> None:
         module, exported = open_module(config, file, device.place)
         precision = PRECISIONS[config.pytorch.precision]
         self.model = config.name
@@ -165,7 +165,7 @@ class Network:
         module = module.to(device=device.place, dtype=precision)
         if config.pytorch.channels_last:
             module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.pipeline = Pipeline(config, module, call, device.place)
+        self.pipeline = AdaptedNetwork(config, module, call, device.place)
         device.wait()  # other instances use it from streams of their own
         self._names = [tensor.name for tensor in config.outputs]
         half = config.pytorch.precision not in ("fp32", "tf32")
@@ -212,7 +212,7 @@ class Network:
             self._compiled = None
 
 
-def network_for(config: ModelConfig, file: Path, device: Device, ledger: Ledger | None) -> Network:
+def network_for(config: ModelConfig, file: Path, device: Device, ledger: MemoryLedger | None) -> Network:
     """The one that another instance on the same device has, or a new one."""
     used = config.pytorch
     key = (
@@ -241,7 +241,9 @@ def network_for(config: ModelConfig, file: Path, device: Device, ledger: Ledger 
     return network
 
 
-def _compile(config: ModelConfig, pipeline: Pipeline, module: torch.nn.Module) -> Callable[..., Any] | None:
+def _compile(
+    config: ModelConfig, pipeline: AdaptedNetwork, module: torch.nn.Module
+) -> Callable[..., Any] | None:
     if config.pytorch.compile == "off":
         return None
     if isinstance(module, torch.jit.ScriptModule):
@@ -261,7 +263,12 @@ class Programs:
     the device's memory, in bytes."""
 
     def __init__(
-        self, config: ModelConfig, file: Path, device: Device, ledger: Ledger | None, placement: Placement
+        self,
+        config: ModelConfig,
+        file: Path,
+        device: Device,
+        ledger: MemoryLedger | None,
+        placement: Placement,
     ) -> None:
         """In a `hurry` nothing is compiled, warmed or captured: sizes run as they come, as plain calls. Those
         that are only `plain` are warmed and captured."""
@@ -304,7 +311,7 @@ class Programs:
         device.release()
         self.bytes = device.allocated() - before
 
-    def _warm(self, ledger: Ledger | None, buffers: int, tell: Tell) -> None:
+    def _warm(self, ledger: MemoryLedger | None, buffers: int, tell: Tell) -> None:
         """Small batches first: what they take tells whether the next larger one would fit."""
         seen: list[tuple[int, int]] = []
         for size in self.sizes or (1,):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from carpool.backends.backend import Placement
-from carpool.backends.stepper import Part
+from carpool.backends.stepper import ModelPart
 from carpool.backends.torch.device_sharing import in_words, ledger_of
 from carpool.backends.torch.text_network import TextNetwork, read_network
 from carpool.backends.torch.torch_decoder import TorchDecoder, sizes
@@ -41,7 +41,7 @@ class TorchStepper:
         device: Device,
         model: str = "the model",
         precision: torch.dtype = torch.float32,
-        part: Part = Part.WHOLE,
+        part: ModelPart = ModelPart.WHOLE,
     ) -> None:
         self.slots, self.longest, self.end = slots, network.longest, network.form.end
         self.device = device.name if device.bounded else ""
@@ -61,12 +61,12 @@ class TorchStepper:
         try:
             with nullcontext() if self._ledger is None else self._ledger.loading:
                 before = device.allocated()
-                if part is not Part.DECODER:
+                if part is not ModelPart.DECODER:
                     self._encode = network.encoder(device.place, precision)
-                if part is not Part.ENCODER:
+                if part is not ModelPart.ENCODER:
                     self._load_decoder(network, precision)
-                if device.bounded and part is not Part.DECODER:
-                    most = _LARGEST if part is Part.ENCODER else min(slots, _LARGEST)
+                if device.bounded and part is not ModelPart.DECODER:
+                    most = _LARGEST if part is ModelPart.ENCODER else min(slots, _LARGEST)
                     self._programs = {size: self._prepared(size) for size in sizes(most)}
                 if self._ledger is not None:
                     self._ledger.hold(self, model, max(0, device.allocated() - before))
@@ -85,7 +85,7 @@ class TorchStepper:
 
     @property
     def notes(self) -> Sequence[str]:
-        if self._part is Part.ENCODER:
+        if self._part is ModelPart.ENCODER:
             return ()
         each = in_words(self.slot_bytes)
         return (f"{self.slots} answers may be written at once, in slots of {each} each.",)
@@ -106,7 +106,7 @@ class TorchStepper:
                     encoded = self._encoded([pictures[place] for place in some])
                     for place, rows in zip(some, encoded, strict=True):
                         found[place] = rows
-            if self._part is Part.ENCODER:
+            if self._part is ModelPart.ENCODER:
                 self._device.wait(len(pictures))
         return found
 
@@ -191,7 +191,7 @@ class TorchStepper:
         self._device.close()
 
 
-def load(config: ModelConfig, file: Path, placement: Placement, part: Part) -> TorchStepper:
+def load(config: ModelConfig, file: Path, placement: Placement, part: ModelPart) -> TorchStepper:
     """`config` is settled: see `pytorch.describe_text`."""
     told = config.generate or GenerateSettings()
     gpu = placement.gpu

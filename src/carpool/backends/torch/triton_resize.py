@@ -12,9 +12,11 @@ import torch
 import triton
 import triton.language as tl
 
-from carpool.backends.backend import Cut, PictureForm, Place, Placed
+from carpool.backends.backend import Cut, PictureForm, Place, PlacedRectangle
 
-_FIELDS = 16  # of the table, int64: where the picture lies (4), its Placed (8), area or not, taps (2), row
+_FIELDS = (
+    16  # of the table, int64: where the picture lies (4), its PlacedRectangle (8), area or not, taps (2), row
+)
 _BLOCK = 128
 _WARPS = 4
 _MOST_SIZES = 4096  # of pictures whose line of the table is kept
@@ -225,7 +227,7 @@ class FusedResize:
         return line
 
 
-def _numbers_of(place: Placed) -> tuple[int, ...]:
+def _numbers_of(place: PlacedRectangle) -> tuple[int, ...]:
     *sides, kernel = place
     area = kernel == "area"
     if area:  # a target pixel may begin and end within source pixels

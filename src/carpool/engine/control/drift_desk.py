@@ -23,7 +23,7 @@ import orjson
 from carpool.config.drift_settings import MOST_HOURS, DriftSettings
 from carpool.drift.kept_pictures import KeptPictures, write_whole
 from carpool.drift.measures import family
-from carpool.drift.model_drift import ModelDrift, Seen, read_reference
+from carpool.drift.model_drift import ModelDrift, SampledAnswer, read_reference
 from carpool.engine.engine_host import EngineHost
 from carpool.engine.models.served import Served
 from carpool.errors import InvalidInput, NotFound, Unavailable
@@ -41,7 +41,7 @@ _log = logger("drift")
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchedVersion:
     """A version that is served, as far as it matters here."""
 
     name: str
@@ -74,7 +74,7 @@ class DriftDesk:
         host.listen(self._follow)
         host.on_stop(self._stop)
 
-    def _watched(self) -> dict[int, Watched]:
+    def _watched(self) -> dict[int, WatchedVersion]:
         served = self._host.engine.served.items()
         return {key: found for key, one in served if (found := _watched(one)) is not None}
 
@@ -117,7 +117,7 @@ class DriftDesk:
     async def _hear(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         watched, now = self._watched(), self._clock()
         heard = [
-            (watched[one["key"]], Seen(one["source"], one["values"], one["look"], one["black"]))
+            (watched[one["key"]], SampledAnswer(one["source"], one["values"], one["look"], one["black"]))
             for one in arguments["samples"]
             if one["key"] in watched
         ]
@@ -140,7 +140,7 @@ class DriftDesk:
             watched.row.add(UNCERTAIN_KEPT)
         return {"room": {str(arguments["key"]): await self._work(self._books.room, watched, now)}}
 
-    def _find(self, arguments: Mapping[str, Any]) -> Watched:
+    def _find(self, arguments: Mapping[str, Any]) -> WatchedVersion:
         name, version = str(arguments.get("name", "")), str(arguments.get("version", ""))
         served = self._host.engine.find(name, version)
         found = _watched(served)
@@ -176,12 +176,14 @@ class DriftDesk:
         return await self._tell(arguments)
 
 
-def _watched(served: Served) -> Watched | None:
+def _watched(served: Served) -> WatchedVersion | None:
     settings = served.config.drift
     if settings is None or served.vision is None:
         return None
     labels = blake2b("\n".join(served.vision.labels).encode(), digest_size=8).hexdigest()
-    return Watched(served.name, served.version, settings, served.config.path, labels, served.row)
+    return WatchedVersion(
+        served.name, served.version, settings, served.config.path, labels, served.counters.row
+    )
 
 
 class DriftBooks:
@@ -193,7 +195,7 @@ class DriftBooks:
         self._kept: dict[str, KeptPictures] = {}  # by folder
         self._complaint = ""
 
-    def look(self, watched: list[Watched], now: float) -> dict[str, dict[str, str]]:
+    def look(self, watched: list[WatchedVersion], now: float) -> dict[str, dict[str, str]]:
         """Close windows, count alarms; how the cameras of each model are."""
         for gone in self._models.keys() - {one.name for one in watched}:
             self._save(gone)
@@ -214,30 +216,32 @@ class DriftBooks:
             )
         return cameras
 
-    def take(self, heard: list[tuple[Watched, Seen]], now: float) -> None:
+    def take(self, heard: list[tuple[WatchedVersion, SampledAnswer]], now: float) -> None:
         for watched, seen in heard:
             self._model(watched).take(watched.version, watched.labels, seen, now)
 
-    def document(self, watched: Watched, now: float) -> dict[str, Any]:
+    def document(self, watched: WatchedVersion, now: float) -> dict[str, Any]:
         return self._model(watched).document(watched.version, now)
 
-    def reference(self, watched: Watched) -> dict[str, Any]:
+    def reference(self, watched: WatchedVersion) -> dict[str, Any]:
         return self._model(watched).reference.written()
 
-    def learn(self, watched: Watched, hours: float, now: float) -> None:
+    def learn(self, watched: WatchedVersion, hours: float, now: float) -> None:
         self._model(watched).learn(hours, now)
         self._save(watched.name)
 
-    def reset(self, watched: Watched) -> None:
+    def reset(self, watched: WatchedVersion) -> None:
         self._model(watched).reset()
         self._read_reference(self._model(watched), watched)
         self._save(watched.name)
 
-    def room(self, watched: Watched, now: float) -> int:
+    def room(self, watched: WatchedVersion, now: float) -> int:
         kept = self._pictures(watched)
         return 0 if kept is None else kept.room(now)
 
-    def keep(self, watched: Watched, picture: bytes, form: str, line: Mapping[str, Any], now: float) -> bool:
+    def keep(
+        self, watched: WatchedVersion, picture: bytes, form: str, line: Mapping[str, Any], now: float
+    ) -> bool:
         kept = self._pictures(watched)
         try:
             return kept is not None and kept.keep(picture, form, line, now)
@@ -249,7 +253,7 @@ class DriftBooks:
         for name in self._models:
             self._save(name)
 
-    def _model(self, watched: Watched) -> ModelDrift:
+    def _model(self, watched: WatchedVersion) -> ModelDrift:
         model = self._models.get(watched.name)
         if model is None:
             model = self._models[watched.name] = ModelDrift(watched.name, watched.settings)
@@ -263,7 +267,7 @@ class DriftBooks:
                 self._read_reference(model, watched)
         return model
 
-    def _read_reference(self, model: ModelDrift, watched: Watched) -> None:
+    def _read_reference(self, model: ModelDrift, watched: WatchedVersion) -> None:
         name = model.settings.reference_file
         if not name:
             return
@@ -275,7 +279,7 @@ class DriftBooks:
             model.reference.fixed = True
             _log.warning("drift-reference", model=model.name, file=name, error=str(error))
 
-    def _pictures(self, watched: Watched) -> KeptPictures | None:
+    def _pictures(self, watched: WatchedVersion) -> KeptPictures | None:
         """A folder that is not absolute is in the state folder."""
         wanted = Path(watched.settings.uncertain.folder)
         folder = wanted if wanted.is_absolute() or self._folder is None else self._folder / "kept" / wanted

@@ -18,12 +18,13 @@ from carpool.config.server import ServerSettings
 from carpool.core.curve import BatchCurve, promised_batch, shape_of, slo_capacity
 from carpool.core.objectives import Knobs, Promise
 from carpool.core.scheduler import Scheduler
-from carpool.engine.control.registry_watch import RegistryWatch
+from carpool.engine.control.registry_watch import MakeFollower, RegistryWatch, SwapAtOnce
 from carpool.engine.engine import StartProgress
 from carpool.engine.engine_host import EngineHost, hide_paths
 from carpool.engine.loading.candidate import remove_abandoned
+from carpool.engine.models.batch_runtime import BatchRuntime
 from carpool.engine.models.served import Served
-from carpool.engine.models.text_model import TextModel, text_document
+from carpool.engine.models.text_runtime import TextRuntime
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable, Unsupported
 from carpool.link.door import LoadingStep
 from carpool.memory.client_files import EXTENSION, NOT_ALLOWED, OpenRegion, Region, open_file
@@ -158,11 +159,12 @@ def answer_cache_questions(host: EngineHost) -> None:
 
 def profile_document(served: Served, now: float) -> dict[str, Any]:
     """Times in ms. `points` were measured at loading; `believed` is what batches are planned with now."""
-    if served.is_ensemble:
+    runtime = served.runtime
+    if isinstance(runtime, TextRuntime):
+        return runtime.document()
+    if not isinstance(runtime, BatchRuntime):
         raise NotFound(f"{served.name} is an ensemble: its steps have profiles, each its own")
-    if isinstance(served, TextModel):
-        return text_document(served)
-    profile, scheduler = served.profile, served.driver.scheduler
+    profile, scheduler = served.profile, runtime.driver.scheduler
     policy = served.config.policy
     measured = () if profile is None else profile.points
     return {
@@ -175,7 +177,7 @@ def profile_document(served: Served, now: float) -> dict[str, Any]:
         ],
         "measured_at": None if profile is None else profile.measured_at or None,
         "provisional": None if profile is None else profile.provisional or None,
-        "instances": len(scheduler.instances) // served.seats,
+        "instances": len(scheduler.instances) // runtime.seats,
         "threads": None if profile is None else profile.layout.threads,
         "fit": _fit(scheduler.drift.profile),
         "curve": [[size, seconds * 1e3] for size, seconds in scheduler.belief.runs.points],
@@ -186,12 +188,12 @@ def profile_document(served: Served, now: float) -> dict[str, Any]:
             "relearned": scheduler.belief.runs is not scheduler.drift.profile,
             "handover_ms": scheduler.belief.handover.counted * 1e3,
             "instances": [
-                [i.speed.mean, i.speed.cautious] for i in list(scheduler.instances)[:: served.seats]
+                [i.speed.mean, i.speed.cautious] for i in list(scheduler.instances)[:: runtime.seats]
             ],
         },
         "promise": _promise(scheduler.curve, policy, len(scheduler.instances)),
         "knobs": _knobs(policy),
-        "recent": _recent(served.recent, now),
+        "recent": _recent(served.counters.recent, now),
         "choices": list(served.choices),
     }
 
@@ -273,7 +275,9 @@ _REFUSALS = {
 class ControlDesk:
     """Starts the models that the mode asks for, answers `load` and `unload`, and looks at folders in time."""
 
-    def __init__(self, host: EngineHost, settings: ServerSettings) -> None:
+    def __init__(
+        self, host: EngineHost, settings: ServerSettings, follower: MakeFollower = SwapAtOnce
+    ) -> None:
         self._host = host
         self._engine = host.engine
         self._settings = settings
@@ -282,7 +286,7 @@ class ControlDesk:
         self._complaint = ""
         self._folders = host.engine.folders
         self._on_demand = host.engine.on_demand
-        self.registry = RegistryWatch(host.engine, settings)
+        self.registry = RegistryWatch(host.engine, settings, follower)
         self._remotes = Remotes.of(settings)
         self._not_fetched: list[str] = []
         host.on_question("load", self._load)

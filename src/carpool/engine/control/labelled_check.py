@@ -12,12 +12,12 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from math import isfinite
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from carpool.config.server import ServerSettings
-from carpool.engine.control.rollouts import Rollouts
-from carpool.engine.control.watched_rollout import Watched
+from carpool.engine.control.watched_rollout import WatchedRollout
 from carpool.engine.engine_host import EngineHost, without_paths
 from carpool.observe.logs import logger
 from carpool.rollout.rollout_states import Labelled, State
@@ -35,29 +35,36 @@ _CODE = (
 
 
 class LabelledCheck:
-    def __init__(self, host: EngineHost, settings: ServerSettings, rollouts: Rollouts) -> None:
+    """`home` is the folder of a model's versions; `decide` goes on with a rollout that has its verdict."""
+
+    def __init__(
+        self,
+        host: EngineHost,
+        settings: ServerSettings,
+        home: Callable[[str], Path | None],
+        decide: Callable[[WatchedRollout], None],
+    ) -> None:
         self._control = host.engine.control
         self._folders = host.engine.folders
         self._cache_dir = settings.cache_dir
-        self._rollouts = rollouts
-        self._asking: dict[str, tuple[Watched, asyncio.Task[None]]] = {}
+        self._home, self._decide = home, decide
+        self._asking: dict[str, tuple[WatchedRollout, asyncio.Task[None]]] = {}
         self._closed = False
-        rollouts.evaluate = self._evaluate
         host.on_stop(self._close)
 
     def _close(self) -> None:
         self._closed = True  # the threads that wait for evaluations see it
 
-    def _evaluate(self, watched: Watched) -> None:
-        """Once for each candidate: asked again after a start of the server."""
+    def evaluate(self, watched: WatchedRollout) -> None:
+        """Sets `labelled`, later. Once for each candidate: asked again after a start of the server."""
         name = watched.record.model
         known = self._asking.get(name)
         if known is None or known[0] is not watched:
             task = asyncio.get_running_loop().create_task(self._ask(watched))
             self._asking[name] = watched, task
 
-    async def _ask(self, watched: Watched) -> None:
-        record, home = watched.record, self._rollouts.home(watched.record.model)
+    async def _ask(self, watched: WatchedRollout) -> None:
+        record, home = watched.record, self._home(watched.record.model)
         assert home is not None  # it is loaded from there
         log.info("evaluation-begun", model=record.model, candidate=record.rollout.candidate)
         command = [
@@ -85,7 +92,7 @@ class LabelledCheck:
             return
         watched.labelled = Labelled(without_paths(found.sentence, self._folders), found.worse)
         log.info("evaluation-over", model=record.model, worse=found.worse, why=watched.labelled.sentence)
-        self._rollouts.decide(watched)
+        self._decide(watched)
 
 
 def _run(command: list[str], environment: dict[str, str], wanted: Callable[[], bool]) -> Labelled:

@@ -46,7 +46,6 @@ class RegistryRollouts:
         self._rollouts = rollouts
         self._news: dict[str, deque[_News]] = {}
         self._telling: dict[str, asyncio.Task[None]] = {}
-        watch.follower = self
         rollouts.listeners.append(self._changed)
 
     # ---- from the registry

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Protocol
 from carpool.errors import CarpoolError
 from carpool.observe.columns import REGISTRY_MOVES, REGISTRY_SEEN, REGISTRY_UP
 from carpool.observe.logs import logger
-from carpool.registry.followed_model import NOTHING, FollowedModel, FollowedState, Pointed, Registries, Wanted
+from carpool.registry.followed_model import (
+    NOTHING,
+    FollowedModel,
+    FollowedState,
+    Pointed,
+    Registries,
+    WantedVersions,
+)
 from carpool.registry.source import BadArtifacts, NotReady, Pin, RegistryDown, RegistryError
 
 if TYPE_CHECKING:
@@ -44,17 +51,20 @@ class Follower(Protocol):
         """They point to what is served again: what was begun is not wanted any more."""
 
 
+MakeFollower = Callable[["RegistryWatch"], Follower]
 Tell = Callable[[], Awaitable[None]]
 
 
 @dataclass(slots=True)
-class _Watched:
+class _FollowedState:
     model: FollowedModel
     due: float = 0.0
     failures: int = 0
     down: bool = False  # at its last look: the registry, not what it has
-    told: Wanted = NOTHING
-    bad: Wanted = NOTHING  # could not be fetched as it is: not all of it is fetched again at every look
+    told: WantedVersions = NOTHING
+    bad: WantedVersions = (
+        NOTHING  # could not be fetched as it is: not all of it is fetched again at every look
+    )
     bad_until: float = 0.0
     warned: str = ""  # the last complaint: once is enough
     looking: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -63,18 +73,33 @@ class _Watched:
     pointed_by_us: int = 0  # how often: a look that began before is out of date
 
 
-class RegistryWatch:
-    """`follower` is whoever changes versions: until another takes its place, a stable address that moved is
-    loaded and takes over at once, as a load by hand would."""
+class SwapAtOnce:
+    """Without rollouts, a stable address that moved is loaded and takes over, as a load by hand would."""
 
-    def __init__(self, engine: Engine, settings: ServerSettings) -> None:
+    def __init__(self, watch: RegistryWatch) -> None:
+        self._watch = watch
+
+    async def moved(self, model: str, stable: Pin | None, candidate: Pin | None) -> None:
+        if candidate is not None:
+            log.info("candidate-waits", model=model, version=candidate.version)
+        if stable is not None:
+            await self._watch.swap(model, stable.version)
+
+    async def moved_back(self, model: str) -> None:
+        """Nothing is ever begun and not finished."""
+
+
+class RegistryWatch:
+    """`follower` makes whoever changes versions."""
+
+    def __init__(self, engine: Engine, settings: ServerSettings, follower: MakeFollower = SwapAtOnce) -> None:
         self._engine = engine
         self._registries = Registries(settings.registry, settings.cache_dir)
         self._may_come = settings.model_control_mode != "none"
-        self._watched: dict[Path, _Watched] = {}
+        self._watched: dict[Path, _FollowedState] = {}
         self._complaints: Sequence[str] = ()
         self._task: asyncio.Task[None] | None = None
-        self.follower: Follower = _Swap(self)
+        self._follower = follower(self)
         self.opened = asyncio.Event()  # it is known which models follow a registry
 
     async def open(self) -> None:
@@ -127,7 +152,7 @@ class RegistryWatch:
         if settings.move_alias and settings.candidate and there_or_back:
             await self._tell(watched, "alias", partial(self._point, watched, version, judged))
 
-    async def _point(self, watched: _Watched, version: int, judged: int) -> None:
+    async def _point(self, watched: _FollowedState, version: int, judged: int) -> None:
         """Let the stable alias mean what serves."""
         model = watched.model
         pin = await asyncio.to_thread(model.pin_of, version)
@@ -152,7 +177,7 @@ class RegistryWatch:
         if what in watched.untold:
             watched.untold[what] = partial(asyncio.to_thread, tell, None)
 
-    async def _tell(self, watched: _Watched, what: str, tell: Tell) -> None:
+    async def _tell(self, watched: _FollowedState, what: str, tell: Tell) -> None:
         watched.untold.pop(what, None)
         try:
             await tell()
@@ -162,7 +187,7 @@ class RegistryWatch:
             log.warning("registry-not-told", model=watched.model.name, what=what, error=error.message)
 
     async def _remember(
-        self, watched: _Watched, change: Callable[[FollowedState], FollowedState]
+        self, watched: _FollowedState, change: Callable[[FollowedState], FollowedState]
     ) -> tuple[FollowedState, FollowedState]:
         """What the model's folder knew, and knows now; nothing, if nothing came from the registry yet. Looks
         and rollouts both do this, each in its own time."""
@@ -198,7 +223,7 @@ class RegistryWatch:
         """Counters belong to versions: the one that serves now goes on from the count of the one before."""
         for served in self._engine.served.values():
             if served.name == model:
-                served.row.set(REGISTRY_MOVES, moves)
+                served.counters.row.set(REGISTRY_MOVES, moves)
 
     def moves(self, model: str) -> float:
         table = self._engine.table
@@ -213,7 +238,7 @@ class RegistryWatch:
         found = (one.model for one in self._watched.values() if one.model.name == model)
         return next(found, None)
 
-    def _of(self, model: str) -> _Watched:
+    def _of(self, model: str) -> _FollowedState:
         return next(watched for watched in self._watched.values() if watched.model.name == model)
 
     # ---- looking
@@ -235,7 +260,7 @@ class RegistryWatch:
         for folder, model in there.items():
             known = self._watched.get(folder)
             if known is None:
-                self._watched[folder] = _Watched(model)
+                self._watched[folder] = _FollowedState(model)
             elif known.model.settings != model.settings:
                 known.model, known.due = model, 0.0
 
@@ -255,11 +280,11 @@ class RegistryWatch:
                     log.exception("registry-look-failed", model=watched.model.name)
                     watched.due = now() + _LONGEST_S
 
-    async def look(self, watched: _Watched) -> None:
+    async def look(self, watched: _FollowedState) -> None:
         async with watched.looking:
             await self._look(watched)
 
-    async def _look(self, watched: _Watched) -> None:
+    async def _look(self, watched: _FollowedState) -> None:
         model, pointed_by_us = watched.model, watched.pointed_by_us
         try:
             pointed = await asyncio.to_thread(model.look)
@@ -283,7 +308,7 @@ class RegistryWatch:
         except CarpoolError as error:  # bad files, no room, a model that does not load: what serves goes on
             self._warn(watched, error.message)
 
-    def _failed(self, watched: _Watched, error: RegistryError) -> None:
+    def _failed(self, watched: _FollowedState, error: RegistryError) -> None:
         watched.failures, watched.down = watched.failures + 1, isinstance(error, RegistryDown)
         later = error.retry_after_s if isinstance(error, RegistryDown) else None
         wait = min(max(_FIRST_S * 2.0 ** min(watched.failures - 1, 10), later or 0.0), _LONGEST_S)
@@ -292,15 +317,15 @@ class RegistryWatch:
             self._engine.block.server.set(REGISTRY_UP, _DOWN)
         self._warn(watched, error.message)
 
-    def _warn(self, watched: _Watched, message: str) -> None:
+    def _warn(self, watched: _FollowedState, message: str) -> None:
         if message and message != watched.warned:
             log.warning("registry", model=watched.model.name, message=message)
         watched.warned = message
 
-    async def _follow(self, watched: _Watched, pointed: Pointed) -> None:
+    async def _follow(self, watched: _FollowedState, pointed: Pointed) -> None:
         model, name = watched.model, watched.model.name
         state = model.state
-        wanted = state.seeing(pointed).wanted if state.serve else Wanted(*pointed.digests)
+        wanted = state.seeing(pointed).wanted if state.serve else WantedVersions(*pointed.digests)
         moved = state.pointed is None or state.pointed.digests != pointed.digests
         if not moved and wanted == watched.told and state.serve:
             return
@@ -322,7 +347,7 @@ class RegistryWatch:
         if wanted == before:
             return  # a move to what is served, or was decided on
         if wanted == NOTHING:
-            await self.follower.moved_back(name)
+            await self._follower.moved_back(name)
             return
         stable, candidate = pointed
         log.info(
@@ -332,25 +357,9 @@ class RegistryWatch:
             candidate=None if candidate is None else candidate.version,
         )
         try:
-            await self.follower.moved(
+            await self._follower.moved(
                 name, stable if wanted.stable else None, candidate if wanted.candidate else None
             )
         except NotReady:
             watched.told = before
             raise
-
-
-class _Swap:
-    """Without rollouts, a stable address that moved takes over at once."""
-
-    def __init__(self, watch: RegistryWatch) -> None:
-        self._watch = watch
-
-    async def moved(self, model: str, stable: Pin | None, candidate: Pin | None) -> None:
-        if candidate is not None:
-            log.info("candidate-waits", model=model, version=candidate.version)
-        if stable is not None:
-            await self._watch.swap(model, stable.version)
-
-    async def moved_back(self, model: str) -> None:
-        """Nothing is ever begun and not finished."""

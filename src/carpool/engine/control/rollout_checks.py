@@ -22,12 +22,12 @@ from carpool.core.objectives import Promise
 from carpool.engine.fleet.control import ModelState
 from carpool.engine.models.served import Served
 from carpool.errors import ConfigError
-from carpool.link.door import Route
+from carpool.link.door import RolloutSplit
 from carpool.observe import columns
 from carpool.observe.counters import Row, Table
 from carpool.rollout.capacity import Carrier
 from carpool.rollout.rollout_file import Record
-from carpool.rollout.rollout_guards import Guard
+from carpool.rollout.rollout_guards import GuardResult
 from carpool.rollout.rollout_states import Rollout, Traffic
 from carpool.types import TensorSpec
 
@@ -178,7 +178,8 @@ def _tensors(
 
 
 def carrier(served: Served) -> Carrier:
-    scheduler = served.driver.scheduler
+    scheduler = served.scheduler
+    assert scheduler is not None  # `not_for_two` saw to it
     return Carrier(served.version, scheduler.belief.runs, len(scheduler.instances), served.config.policy)
 
 
@@ -196,7 +197,7 @@ def curve_document(served: Served) -> dict[str, Any]:
 
 
 def status_document(
-    record: Record, now: float, route: Route | None, more: Mapping[str, Any]
+    record: Record, now: float, route: RolloutSplit | None, more: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What `GET …/rollout` answers: rich enough for a page that draws it. `route` is what front ends do."""
     rollout, plan = record.rollout, record.plan
@@ -225,11 +226,11 @@ def status_document(
     }
 
 
-def route_of(record: Record, epoch: int) -> Route:
+def route_of(record: Record, epoch: int) -> RolloutSplit:
     """What front ends do for it."""
     rollout, plan = record.rollout, record.plan
     traffic = rollout.traffic(plan)
-    return Route(
+    return RolloutSplit(
         rollout.stable,
         rollout.candidate,
         traffic.share,
@@ -275,7 +276,7 @@ def _own_bytes(pid: int) -> int:
     return 0
 
 
-def write_row(row: Row, rollout: Rollout, plan: RolloutSettings, guards: Iterable[Guard]) -> None:
+def write_row(row: Row, rollout: Rollout, plan: RolloutSettings, guards: Iterable[GuardResult]) -> None:
     """What the metrics page says of a candidate."""
     traffic = rollout.traffic(plan)
     for word, column in columns.ROLLOUT_STATE.items():

@@ -17,10 +17,9 @@ from carpool.config.rollout_settings import RolloutSettings
 from carpool.config.rollout_table import as_document, plan_of
 from carpool.config.rules import nearest, shown
 from carpool.config.server import ServerSettings
-from carpool.engine.control.labelled_check import LabelledCheck
 from carpool.engine.control.rollout_checks import not_for_two, status_document
 from carpool.engine.control.rollouts import Rollouts
-from carpool.engine.control.watched_rollout import Watched
+from carpool.engine.control.watched_rollout import WatchedRollout
 from carpool.engine.engine_host import EngineHost, without_paths
 from carpool.errors import ConfigError, Forbidden, InvalidInput, NotFound, WrongState
 from carpool.observe import columns
@@ -48,7 +47,6 @@ class RolloutDesk:
         self._engine = host.engine
         self._open = settings.allow_rollouts or settings.model_control_mode == "explicit"
         self.rollouts = Rollouts(host, settings)
-        LabelledCheck(host, settings, self.rollouts)
         self._answered: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()  # by model and id
         self._keeping: deque[tuple[Future[None], int]] = deque()  # what is being written, and its bytes
         self._judged: OrderedDict[tuple[str, str], str] = OrderedDict()  # the verdict on an id
@@ -219,7 +217,7 @@ class RolloutDesk:
                 self._keep(watched, line)
             self.rollouts.decide(watched)
 
-    def _count(self, watched: Watched, seen: Mapping[str, Any]) -> None:
+    def _count(self, watched: WatchedRollout, seen: Mapping[str, Any]) -> None:
         counts, sources, now = watched.record.counts, watched.sources, monotonic()
         counts.stable.add(seen["stable"])
         counts.candidate.add(seen["candidate"])
@@ -244,7 +242,7 @@ class RolloutDesk:
 
     # ---- disagreements ----------------------------------------------------------------------------------
 
-    def _ring(self, watched: Watched) -> Disagreements | None:
+    def _ring(self, watched: WatchedRollout) -> Disagreements | None:
         keep, name = watched.record.plan.keep, watched.record.model
         if not keep.folder:
             return None
@@ -253,7 +251,7 @@ class RolloutDesk:
             known = self._kept[name] = keep, Disagreements(keep, name)
         return known[1]
 
-    def _keep(self, watched: Watched, line: Mapping[str, Any]) -> None:
+    def _keep(self, watched: WatchedRollout, line: Mapping[str, Any]) -> None:
         record = watched.record
         picture = base64.b64decode(line["picture"])
         kept = {
@@ -338,7 +336,7 @@ class RolloutDesk:
         return version if dash and version.isdigit() else ""
 
 
-def _side(watched: Watched, version: str) -> Any:
+def _side(watched: WatchedRollout, version: str) -> Any:
     rollout, counts = watched.record.rollout, watched.record.counts
     return {rollout.candidate: counts.candidate, rollout.stable: counts.stable}.get(version)
 

@@ -23,6 +23,7 @@ from carpool.config.model import ModelConfig
 from carpool.config.repository import version_folders
 from carpool.config.rollout_settings import RolloutSettings
 from carpool.config.server import ServerSettings
+from carpool.engine.control.labelled_check import LabelledCheck
 from carpool.engine.control.rollout_checks import (
     carrier,
     curve_document,
@@ -37,15 +38,15 @@ from carpool.engine.control.rollout_checks import (
     write_row,
 )
 from carpool.engine.control.shared_rollouts import SharedRollouts, goes_on
-from carpool.engine.control.watched_rollout import Watched
+from carpool.engine.control.watched_rollout import WatchedRollout
 from carpool.engine.engine_host import EngineHost, without_paths
-from carpool.engine.fleet.control import ModelState
+from carpool.engine.fleet.control import LoadListener, ModelState
 from carpool.engine.loading.candidate import Pin, fingerprint_of
 from carpool.errors import CarpoolError, Unavailable, WrongState
-from carpool.link.door import Route
+from carpool.link.door import RolloutSplit
 from carpool.observe import columns
 from carpool.observe.logs import logger
-from carpool.rollout.capacity import Arrivals, carries
+from carpool.rollout.capacity import MinuteRates, carries
 from carpool.rollout.rollout_file import Record, file_for, of_the_first, read_record
 from carpool.rollout.rollout_guards import Counts, look, together
 from carpool.rollout.rollout_states import Rollout, State, advance, failed, retired
@@ -59,7 +60,7 @@ _LOOK_S = 5.0  # between two looks at the files of those under way
 _CHANGED = "changed"  # in a digest's place: nothing starts by itself any more
 
 
-class Rollouts:
+class Rollouts(LoadListener):
     """Everything in the engine's loop."""
 
     def __init__(self, host: EngineHost, settings: ServerSettings) -> None:
@@ -67,21 +68,19 @@ class Rollouts:
         self._engine = host.engine
         self._control = host.engine.control
         self._folder = settings.state_dir
-        self._models: dict[str, Watched | None] = {}  # None: there is none, which was looked up
+        self._models: dict[str, WatchedRollout | None] = {}  # None: there is none, which was looked up
         self._busy: set[str] = set()  # models that are being brought to what their rollout wants
         self._asked: set[str] = set()  # and those of which somebody has asked so
         self.disk = ThreadPoolExecutor(1, thread_name_prefix="rollouts")  # files are written in their order
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticking: asyncio.Task[None] | None = None
-        self._control.pin = self._pin
-        self._control.loaded = self._loaded
-        self._arrivals = Arrivals(monotonic())
+        self._arrivals = MinuteRates(monotonic())
         self.listeners: list[Callable[[Record], None]] = []  # told of every change
-        self.evaluate: Callable[[Watched], None] = lambda _watched: None  # sets `labelled`, later
+        self._labelled = LabelledCheck(host, settings, self.home, self.decide)
         self.shared: SharedRollouts | None = None
         if settings.rollout_state:
             self.shared = SharedRollouts(place_of(settings.rollout_state, settings.cache_secret), self)
-            self._control.prepare = self.shared.prepare
+        host.on_load(self)
         host.on_stop(self.close)
 
     def close(self) -> None:
@@ -97,8 +96,11 @@ class Rollouts:
 
     # ---- which versions are loaded ----------------------------------------------------------------------
 
-    def _pin(self, model: ModelState, files: Fingerprint) -> Pin | None:
-        """Called before every load, with what its files look like now."""
+    async def prepare(self, model: ModelState) -> None:
+        if self.shared is not None:
+            await self.shared.prepare(model)
+
+    def pin(self, model: ModelState, files: Fingerprint) -> Pin | None:
         if not model.places or model.places[0].is_file():
             return None
         watched = self.known(model.name, model.places[0])
@@ -112,7 +114,7 @@ class Rollouts:
             pinned, rollout=record.rollout, by_hand=record.by_hand, serving=serving, sent_back=sent_back
         )
 
-    def known(self, name: str, home: Path) -> Watched | None:
+    def known(self, name: str, home: Path) -> WatchedRollout | None:
         """Its rollout, the last or the one under way; from the file the first time."""
         if name not in self._models:
             self._models[name] = None
@@ -121,32 +123,32 @@ class Rollouts:
             if trouble:
                 log.error("rollout-not-read", model=name, error=trouble)
             if record is not None and record.model == name:
-                watched = Watched(record, file)
+                watched = WatchedRollout(record, file)
                 watched.guards = look(record.plan, record.judged_in, record.counts)
                 self._watch(watched)
                 log.info("rollout-read", model=name, state=str(record.rollout.state))
         return self._models[name]
 
-    def _watch(self, watched: Watched) -> None:
+    def _watch(self, watched: WatchedRollout) -> None:
         record = watched.record
         self._models[record.model] = watched
         self._engine.fleet.prefer(record.model, record.rollout.serving)
         record.rates = self._arrivals.rates.setdefault(record.model, record.rates)
         self._tell_states()
 
-    def _check_files(self, watched: Watched, files: Fingerprint) -> None:
+    def _check_files(self, watched: WatchedRollout, files: Fingerprint) -> None:
         for version, stamps in watched.stamps.items():
             if not watched.record.rollout.over and files.of(int(version)) != stamps:
                 self._fail_changed(watched, version)
 
-    def _fail_changed(self, watched: Watched, version: str) -> None:
+    def _fail_changed(self, watched: WatchedRollout, version: str) -> None:
         """Whoever changes files in the middle of it has to say that they are whole: by `start`."""
         record = watched.record
         if not self._retire_without(watched, version, f"the files of version {version} changed"):
             record.digests[record.rollout.candidate] = _CHANGED
             self._fail(watched, f"the files of version {version} changed during its rollout")
 
-    def _retire_without(self, watched: Watched, version: str, why: str) -> bool:
+    def _retire_without(self, watched: WatchedRollout, version: str, why: str) -> bool:
         """The candidate has everything, and the old version is not what it was: no way leads back to it."""
         rollout = watched.record.rollout
         if rollout.over or rollout.serving != rollout.candidate or version != rollout.stable:
@@ -160,7 +162,7 @@ class Rollouts:
         home = model.places[0] if model is not None and model.places else None
         return None if home is None or home.is_file() else home
 
-    def _loaded(self, model: ModelState) -> None:
+    def loaded(self, model: ModelState) -> None:
         if self._ticking is None:
             self._ticking = asyncio.get_running_loop().create_task(self._tick())
         self.do(self._follow(model.name))
@@ -191,7 +193,7 @@ class Rollouts:
         if watched is not None and not watched.record.rollout.over:
             await self._bring(watched)
 
-    async def _begin_if_new(self, name: str, watched: Watched | None) -> None:
+    async def _begin_if_new(self, name: str, watched: WatchedRollout | None) -> None:
         """A version that was not judged yet, where its settings ask for a rollout."""
         model, home = self._control.known(name), self.home(name)
         if model is None or home is None or home.is_file() or not model.serving:
@@ -209,7 +211,7 @@ class Rollouts:
         if plan is None or stable not in model.serving:
             return
         if watched is None:
-            watched = Watched(of_the_first(name, plan, str(stable), time.time()), self._file(name))
+            watched = WatchedRollout(of_the_first(name, plan, str(stable), time.time()), self._file(name))
             self._watch(watched)
             watched.save(self.disk)
         candidate = plan.candidate or max(present, default=0)
@@ -255,7 +257,7 @@ class Rollouts:
         if before is not None:
             record.sent_back, record.rollbacks = before.record.sent_back, before.record.rollbacks
             record.history = before.record.history if before.record.begun else []
-        watched, rollout = Watched(record, self._file(name)), record.rollout
+        watched, rollout = WatchedRollout(record, self._file(name)), record.rollout
         record.note(time.time(), "", rollout.why)
         self._watch(watched)
         log.info("rollout", model=name, **rollout.facts())
@@ -285,7 +287,7 @@ class Rollouts:
 
     # ---- the candidate ----------------------------------------------------------------------------------
 
-    async def _bring(self, watched: Watched) -> None:
+    async def _bring(self, watched: WatchedRollout) -> None:
         """Load what it wants, look at it, and let it go on."""
         record = watched.record
         name = record.model
@@ -334,7 +336,7 @@ class Rollouts:
         assert model is not None
         return {version: model.serving[int(version)].identity for version in record.rollout.wanted}
 
-    async def _look_at(self, watched: Watched) -> None:
+    async def _look_at(self, watched: WatchedRollout) -> None:
         record = watched.record
         model, home = self._control.known(record.model), self.home(record.model)
         if model is None or home is None:
@@ -367,7 +369,7 @@ class Rollouts:
         self.decide(watched)
         self.publish()
 
-    def _fail(self, watched: Watched, why: str) -> None:
+    def _fail(self, watched: WatchedRollout, why: str) -> None:
         if not (watched.record.rollout.over or self._control.closed):  # which a stop is no reason for
             why = without_paths(why, self._engine.folders)
             if self.shared is not None:
@@ -376,7 +378,7 @@ class Rollouts:
 
     # ---- decisions --------------------------------------------------------------------------------------
 
-    def decide(self, watched: Watched) -> None:
+    def decide(self, watched: WatchedRollout) -> None:
         """As far as it goes now. Looked at after every report and twice a second."""
         record = watched.record
         while not (record.rollout.over or self._control.closed):
@@ -387,7 +389,7 @@ class Rollouts:
             verdict = together(watched.guards, capacity)
             counted = counts.compared_here if state is State.SHADOW else counts.candidate.answers
             if rollout.state is State.CHECKED and record.plan.evaluate and watched.labelled is None:
-                self.evaluate(watched)
+                self._labelled.evaluate(watched)
             known = watched.labelled
             after = advance(
                 rollout, record.plan, monotonic(), verdict, counted, loaded=watched.ready, labelled=known
@@ -404,7 +406,7 @@ class Rollouts:
                     row.add(columns.ROLLBACKS[verdict.guard])
             self.change(watched, after)
 
-    def change(self, watched: Watched, after: Rollout, *, told: bool = False) -> None:
+    def change(self, watched: WatchedRollout, after: Rollout, *, told: bool = False) -> None:
         """One catalogue: from here on everybody does as this state says. `told`: by the other replicas."""
         record, decided = watched.record, monotonic()
         before, record.rollout = record.rollout, after
@@ -435,7 +437,7 @@ class Rollouts:
         if after.over or after.state is State.RETIRED:
             self.do(self._unload_loser(record.model))
 
-    async def _measure_switch(self, watched: Watched, decided: float) -> None:
+    async def _measure_switch(self, watched: WatchedRollout, decided: float) -> None:
         await self._host.everyone_saw()
         watched.seen_ms = (monotonic() - decided) * 1e3
         log.debug("rollout-seen-by-all", model=watched.record.model, ms=round(watched.seen_ms, 2))
@@ -462,7 +464,7 @@ class Rollouts:
         self._tell_states()
         self._host.publish()
 
-    def route(self, watched: Watched) -> Route | None:
+    def route(self, watched: WatchedRollout) -> RolloutSplit | None:
         """What front ends do for it, if they have anything to do."""
         rollout = watched.record.rollout
         if not watched.ready or rollout.over:
@@ -490,7 +492,7 @@ class Rollouts:
                 except Exception:
                     log.exception("rollout-tick-failed", model=watched.record.model)
 
-    async def _look(self, watched: Watched, now: float) -> None:
+    async def _look(self, watched: WatchedRollout, now: float) -> None:
         record = watched.record
         if record.rollout.over:
             if watched.trouble and now - watched.saved_at >= _SAVE_S:
@@ -511,19 +513,19 @@ class Rollouts:
 
     # ---- what others see --------------------------------------------------------------------------------
 
-    def _show(self, watched: Watched) -> None:
+    def _show(self, watched: WatchedRollout) -> None:
         """On the metrics page, in the candidate's row, while it is loaded."""
         record = watched.record
         row = self._engine.fleet.row_of(record.model, record.rollout.candidate)
         if row is not None and record.begun:
             write_row(row, record.rollout, record.plan, watched.guards)
 
-    def find(self, name: str) -> Watched | None:
+    def find(self, name: str) -> WatchedRollout | None:
         """The last rollout of a model, or the one under way."""
         watched = self._models.get(name)
         return watched if watched is not None and watched.record.begun else None
 
-    def moved(self, watched: Watched, after: Rollout) -> None:
+    def moved(self, watched: WatchedRollout, after: Rollout) -> None:
         """By hand."""
         before = watched.record.rollout
         if self.shared is not None and goes_on(after):

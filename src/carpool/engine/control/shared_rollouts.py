@@ -24,7 +24,7 @@ from carpool.observe.logs import logger
 from carpool.rollout.rollout_file import Mark, Record
 from carpool.rollout.rollout_guards import Counts, read_counts
 from carpool.rollout.rollout_states import Rollout, State
-from carpool.rollout.shared_places import Found, OutOfReach, Place
+from carpool.rollout.shared_places import OutOfReach, SharedPlace, StoredState
 from carpool.rollout.shared_state import (
     NewerFormat,
     Part,
@@ -39,7 +39,7 @@ from carpool.rollout.shared_state import (
 
 if TYPE_CHECKING:
     from carpool.engine.control.rollouts import Rollouts
-    from carpool.engine.control.watched_rollout import Watched
+    from carpool.engine.control.watched_rollout import WatchedRollout
     from carpool.engine.fleet.control import ModelState
 
 log = logger("rollout")
@@ -66,7 +66,7 @@ def goes_on(after: Rollout) -> bool:
 class SharedRollouts:
     """In the engine's loop."""
 
-    def __init__(self, place: Place, rollouts: Rollouts) -> None:
+    def __init__(self, place: SharedPlace, rollouts: Rollouts) -> None:
         self.place = place
         self.replica = f"{_NO_NAME.sub('_', socket.gethostname())[:40]}-{token_hex(3)}"
         self.trouble = ""  # why the place cannot be reached
@@ -157,7 +157,7 @@ class SharedRollouts:
                 return shared
         raise OutOfReach("others change it all the time")
 
-    def _understood(self, name: str, found: Found) -> SharedRollout | None:
+    def _understood(self, name: str, found: StoredState) -> SharedRollout | None:
         """Half a file, or one that nobody here wrote, is nothing: whoever knows more writes it again."""
         if found.lies is None:
             return None
@@ -204,7 +204,7 @@ class SharedRollouts:
             if watched.ready:
                 self._rollouts.decide(watched)
 
-    def _adopt(self, name: str, watched: Watched | None, shared: SharedRollout) -> Watched:
+    def _adopt(self, name: str, watched: WatchedRollout | None, shared: SharedRollout) -> WatchedRollout:
         """What the replicas know together is further than what is known here."""
         rollout = shared.rollout.going(monotonic())
         if watched is not None and rank_of(watched.record) == shared.rank:
@@ -222,7 +222,7 @@ class SharedRollouts:
         assert adopted is not None  # it is watched from now on
         return adopted
 
-    async def waits_for_files(self, watched: Watched) -> bool:
+    async def waits_for_files(self, watched: WatchedRollout) -> bool:
         """Other replicas may have the candidate's files earlier: then this one goes on with stable."""
         candidate, home = watched.record.rollout.candidate, self._rollouts.home(watched.record.model)
         absent = home is not None and int(candidate) not in await asyncio.to_thread(version_folders, home)
@@ -258,7 +258,7 @@ class SharedRollouts:
         self._decided.setdefault(name, []).append((mark, after))
         self._wake.set()
 
-    def propose(self, watched: Watched, after: Rollout) -> None:
+    def propose(self, watched: WatchedRollout, after: Rollout) -> None:
         """To go on. Whoever is first does it for all."""
         record = watched.record
         rollout = record.rollout
@@ -293,7 +293,7 @@ class SharedRollouts:
         finally:
             self._proposed.discard(name)
 
-    async def act(self, watched: Watched, action: Callable[[Rollout], Rollout]) -> None:
+    async def act(self, watched: WatchedRollout, action: Callable[[Rollout], Rollout]) -> None:
         """By hand. What goes on is done to what all know, so that nobody goes on from what is over."""
         record = watched.record
         after = action(record.rollout)

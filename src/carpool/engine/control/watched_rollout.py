@@ -13,13 +13,13 @@ from time import monotonic
 
 from carpool.observe.logs import logger
 from carpool.rollout.rollout_file import Record, as_json, write_document
-from carpool.rollout.rollout_guards import Counts, Guard
+from carpool.rollout.rollout_guards import Counts, GuardResult
 from carpool.rollout.rollout_states import Labelled, State
 
 log = logger("rollout")
 
 
-class Watched:
+class WatchedRollout:
     """In the engine's loop, but for `_write`."""
 
     def __init__(self, record: Record, file: Path | None) -> None:
@@ -36,7 +36,7 @@ class Watched:
         self._unwritten: bytes | None = None  # what a write that has not begun will write
         self._lock = threading.Lock()  # for that
         self.saved_at = self.looked_at = 0.0
-        self.guards: list[Guard] = []
+        self.guards: list[GuardResult] = []
         self.labelled: Labelled | None = None  # what its labelled set said
         self.others = Counts()  # what other replicas counted, and all of them before this state
         self.missing = ""  # the version that this replica still waits for

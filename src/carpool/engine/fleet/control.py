@@ -24,7 +24,7 @@ from carpool.engine.loading.candidate import (
     fingerprint_of,
     read_candidate,
 )
-from carpool.engine.models.served import Served, State
+from carpool.engine.models.served import Served, VersionState
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable
 from carpool.link.door import ON_DEMAND, UNLOADED, IndexEntry
 from carpool.observe.logs import logger
@@ -72,18 +72,22 @@ class ModelState:
         if lines:
             return lines
         whole = self._failed.get(_WHOLE)
-        return [IndexEntry(self.name, "", State.UNAVAILABLE.value, whole) if whole else IndexEntry(self.name)]
+        return [
+            IndexEntry(self.name, "", VersionState.UNAVAILABLE.value, whole)
+            if whole
+            else IndexEntry(self.name)
+        ]
 
     def _line(self, version: int, leaving: bool) -> IndexEntry:
         reason = self._failed.get(version) or self._failed.get(_WHOLE) or ""
         if version in self.serving:
-            state = State.READY
+            state = VersionState.READY
         elif version in self.loading:
-            state, reason = State.LOADING, ""
+            state, reason = VersionState.LOADING, ""
         elif leaving:
-            state, reason = State.UNLOADING, ""
+            state, reason = VersionState.UNLOADING, ""
         else:
-            state, reason = State.UNAVAILABLE, reason or UNLOADED
+            state, reason = VersionState.UNAVAILABLE, reason or UNLOADED
         return IndexEntry(self.name, str(version), state.value, reason)
 
 
@@ -98,8 +102,17 @@ def silent(_model: str, _step: str) -> None:
     """For those who do not want to know."""
 
 
-async def _nothing_to_prepare(_model: ModelState) -> None:
-    """Nobody has to be asked before a load."""
+class LoadListener:
+    """Hears of every load, and may choose what is loaded. This one lets all happen as the settings say."""
+
+    async def prepare(self, model: ModelState) -> None:
+        """It is about to be loaded."""
+
+    def pin(self, model: ModelState, files: Fingerprint) -> Pin | None:
+        """Which of its versions are loaded, given what its files look like now."""
+
+    def loaded(self, model: ModelState) -> None:
+        """It was loaded, and serves."""
 
 
 class Checks:
@@ -128,22 +141,26 @@ class ModelControl:
     """Models load side by side; what is asked of one model happens in its order."""
 
     def __init__(
-        self, paths: Sequence[Path], fleet: Fleet, with_promise: Callable[[ModelConfig], ModelConfig]
+        self,
+        paths: Sequence[Path],
+        fleet: Fleet,
+        with_promise: Callable[[ModelConfig], ModelConfig],
+        loads: Callable[[], LoadListener],
+        *,
+        on_demand: bool,
     ) -> None:
         self._paths = paths
         self._fleet = fleet
         self._with_promise = with_promise
+        self._loads = loads
         self.models: dict[str, ModelState] = {}
         self._few = asyncio.Semaphore(max(2, usable_cores()))  # more would only share the cores
         self._in_the_runner = asyncio.Lock()  # what captures work on a GPU must be alone with it
         self.under_way: dict[str, asyncio.Task[None]] = {}  # by model: what was asked last and is not over
         self._unbegun: dict[str, asyncio.Task[None]] = {}  # by model: a plain load that others may share
         self._waits: dict[str, tuple[str, ...]] = {}  # by model: those that it asks, and that load first
-        self.pin: Callable[[ModelState, Fingerprint], Pin | None] = lambda _model, _files: None
-        self.prepare: Callable[[ModelState], Coroutine[Any, Any, None]] = _nothing_to_prepare
-        self.loaded: Callable[[ModelState], None] = lambda _model: None  # told of every load that went well
         self.closed = False
-        self.on_demand = False  # what is not loaded will be, when somebody asks
+        self._on_demand = on_demand  # what is not loaded will be, when somebody asks
         self.steps = EnsembleSteps(self)
 
     # ---- what is there ----------------------------------------------------------------------------------
@@ -154,9 +171,9 @@ class ModelControl:
             leaving.setdefault(served.name, []).append(int(served.version))
         models = self.models.values()
         lines = [line for model in models for line in model.lines(leaving.get(model.name, ()))]
-        if not self.on_demand:
+        if not self._on_demand:
             return lines
-        absent = State.UNAVAILABLE.value
+        absent = VersionState.UNAVAILABLE.value
         return [
             IndexEntry(*line[:2], absent, ON_DEMAND) if not line.state or line.reason == UNLOADED else line
             for line in lines
@@ -176,7 +193,7 @@ class ModelControl:
         if self.index() != before:
             for warning in warnings:
                 log.warning("config", message=warning)
-            self._fleet.changed()
+            self._fleet.publish()
         return list(places)
 
     def note_mistakes(self, mistakes: Mapping[str, CarpoolError]) -> Mapping[str, CarpoolError]:
@@ -184,7 +201,7 @@ class ModelControl:
         for name, mistake in mistakes.items():
             log.error("model-not-loaded", model=name, error=mistake.message)
             self.models[name].failed(mistake.message)
-        self._fleet.changed()
+        self._fleet.publish()
         return mistakes
 
     def known(self, name: str) -> ModelState | None:
@@ -296,13 +313,13 @@ class ModelControl:
             model = await self._model_to_load(name, override)
             try:
                 await self._load(model, override, progress, checks)
-                self.loaded(model)
+                self._loads().loaded(model)
             except CarpoolError as error:
                 log.error("model-not-loaded", model=name, error=error.message)
                 raise
             finally:
                 model.loading = ()
-                self._fleet.changed()
+                self._fleet.publish()
         finally:
             checks.passed(name)
 
@@ -321,7 +338,7 @@ class ModelControl:
     async def _load(
         self, model: ModelState, override: Override | None, progress: Progress, checks: Checks
     ) -> None:
-        await self.prepare(model)
+        await self._loads().prepare(model)
         model.tried = files = await asyncio.to_thread(fingerprint_of, model.places)
         if override is None and model.kept is not None and model.kept.files == files:
             override = Override(model.kept.config)
@@ -332,7 +349,7 @@ class ModelControl:
                 model.places,
                 override,
                 self._with_promise,
-                self.pin(model, files),
+                self._loads().pin(model, files),
             )
         except Exception as cause:
             error = as_known(model.name, cause)
@@ -357,7 +374,7 @@ class ModelControl:
             else:
                 fresh.append(version)
         model.loading = [version.number for version in fresh]
-        self._fleet.changed()
+        self._fleet.publish()
         new = await self._load_all(model, found, fresh, progress, checks)
         # Nothing is waited for from here on: between two requests, all of it changes at once.
         going = [served for number, served in model.serving.items() if kept.get(number) is not served]
@@ -386,7 +403,7 @@ class ModelControl:
                 at_fault = [version.number]
                 new.append(self._fleet.build(config, version, found.identity(version), found.upload))
                 async with self._few:
-                    await new[-1].check()
+                    await new[-1].runtime.check()
             await checks.of_all(model.name)
             for version in fresh:
                 await self._load_first(model.name, *callees(config, version.file))

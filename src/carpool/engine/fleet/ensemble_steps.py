@@ -12,7 +12,6 @@ from carpool.config.model import Mode, ModelConfig
 from carpool.config.repository import read_place
 from carpool.config.triton_ensemble import circle, step_at
 from carpool.core.objectives import Promise
-from carpool.engine.models.ensemble_model import Ensemble
 from carpool.errors import CarpoolError, ConfigError
 
 if TYPE_CHECKING:
@@ -88,8 +87,7 @@ class EnsembleSteps:
     def of(self, name: str) -> list[str]:
         model = self._control.models.get(name)
         serving = () if model is None else model.serving.values()
-        steps = [step.model for one in serving if isinstance(one, Ensemble) for step in one.steps]
-        return list(dict.fromkeys(steps))
+        return list(dict.fromkeys(step for one in serving for step in one.config.needs))
 
     def needing(self, name: str) -> list[ModelState]:
         """The ensembles that have it as a step, and those that have these, the outermost first."""

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.engine.loading.candidate import Upload
-from carpool.engine.models.ensemble_model import Ensemble
-from carpool.engine.models.pipeline_model import Pipeline
+from carpool.engine.models.batch_runtime import BatchRuntime
+from carpool.engine.models.ensemble_runtime import EnsembleRuntime
+from carpool.engine.models.pipeline_runtime import PipelineRuntime
+from carpool.engine.models.runtime import Callers, EngineParts, Gate, Runtime
 from carpool.engine.models.second_look import SecondLook, wants_second_look
-from carpool.engine.models.served import Callers, Served
-from carpool.engine.models.text_model import TextModel
+from carpool.engine.models.served import Served
+from carpool.engine.models.text_runtime import TextRuntime
 from carpool.engine.profile.instance_layout import Devices
 from carpool.engine.profile.model_profile import ProfileStore
 from carpool.engine.routes.direct_route import Spare
@@ -25,6 +27,7 @@ from carpool.errors import Unavailable
 from carpool.link.step_memory import StepMemory
 from carpool.observe.counters import Block, Row, Table
 from carpool.observe.logs import logger
+from carpool.observe.statistics import VersionCounters
 
 if TYPE_CHECKING:
     from carpool.engine.loading.runner_client import Runner
@@ -36,41 +39,48 @@ _LOOK_S = 0.01
 _SEEN_WITHIN_S = 60.0  # a front end that takes longer is stuck, and memory is not kept for it for ever
 
 
-async def _at_once() -> None:
-    """Who sends requests sees every change when it happens."""
+class Publisher:
+    """Tells those who send requests what is offered. This one is for an engine without front ends, where all
+    of them see every change when it happens."""
+
+    memory: StepMemory | None = None  # for steps of ensembles that run in another process
+
+    def publish(self) -> None:
+        """Something else is offered than before, or what is has become able or unable to run."""
+
+    async def everyone_saw(self) -> None:
+        """Waits until all of them know the latest change. What was withdrawn is kept until then, for requests
+        that are on their way."""
+
+    def gate(self, _key: int) -> Gate:
+        """What becomes of a version's advice to newcomers."""
+        return lambda _scheduler, _now: False
 
 
 class Fleet:
-    """Changes go by `swap`, which happens between two requests: there is never less on offer than needed.
-
-    `changed` is told of every change. `seen` waits until everybody who sends requests knows the latest one;
-    until then what was withdrawn is kept, for requests that are on their way.
-    """
+    """Changes go by `swap`, which happens between two requests: there is never less on offer than needed."""
 
     def __init__(
         self,
         table: Table,
         block: Block,
-        profiles: ProfileStore | None = None,
-        host: Runner | None = None,
+        publisher: Publisher,
+        profiles: ProfileStore | None,
+        host: Runner | None,
+        callers: Callers,
     ) -> None:
         self._table = table
         self._block = block
-        self._profiles = profiles
-        self._devices = Devices()
-        self._host = host
-        self._turn = threading.Lock()  # held by whoever measures: what else is measured would disturb it
+        self._publisher = publisher
+        self.publish, self.memory = publisher.publish, publisher.memory
+        self._parts = EngineParts(Devices(), threading.Lock(), profiles, host, callers, publisher.publish)
         self.offered: dict[int, Served] = {}  # by key, a number that is never used again
         self.leaving: dict[int, Served] = {}
         self.routes: dict[int, Route] = {}  # of both
-        self.changed: Callable[[], None] = lambda: None
-        self.seen: Callable[[], Awaitable[None]] = _at_once
         self.preferred: dict[str, str] = {}  # by name: the version for requests that name none
-        self.callers: Callers | None = None  # how instances of a model ask other models
         self._loading: set[Served] = set()
         self._keys = 0
-        self._newest: dict[str, int] = {}
-        self.memory: StepMemory | None = None  # for steps of ensembles that run in another process
+        self.newest: dict[str, int] = {}  # by name: the key for requests that name no version
         self._retiring: set[asyncio.Task[None]] = set()
         self._looks: dict[Served, asyncio.Task[None]] = {}  # at those that were measured on a busy machine
 
@@ -79,27 +89,14 @@ class Fleet:
     ) -> Served:
         """A version that is to be loaded, then swapped in or dropped. It counts where its like counted."""
         slot = self._table.directory.assign(config.name, str(version.number))
-        row, server_row = self._block.row(slot), self._block.server
-        kind: Callable[..., Served] = Served
+        counters = VersionCounters(slot, self._block.row(slot), self._block.server)
+        make: Callable[[Served], Runtime]
         if config.needs:
-            kind = partial(Ensemble if config.pipeline is None else Pipeline, fleet=self)
-        elif config.generate is not None:
-            kind = TextModel
-        served = kind(
-            config,
-            version,
-            slot,
-            row,
-            server_row,
-            identity=identity,
-            upload=upload,
-            profiles=self._profiles,
-            devices=self._devices,
-            host=self._host,
-            turn=self._turn,
-            callers=self.callers,
-        )
-        served.changed = lambda: self.changed()
+            make = partial(EnsembleRuntime if config.pipeline is None else PipelineRuntime, models=self)
+        else:
+            kind = BatchRuntime if config.generate is None else TextRuntime
+            make = partial(kind, version=version, parts=self._parts)
+        served = Served(config, str(version.number), counters, make, identity=identity, upload=upload)
         if upload is not None:
             upload.join()
         self._loading.add(served)
@@ -135,38 +132,38 @@ class Fleet:
             self._loading.discard(served)
             for before in going:
                 if before.version == served.version and before.name == served.name:
-                    served.batches = before.batches
-            served.offer()
+                    served.counters.batches = before.counters.batches
             self._keys += 1
+            served.offer(self._publisher.gate(self._keys))
             self.offered[self._keys] = served
-            self.routes[self._keys] = served.route()
-            if wants_second_look(served):
-                self._look_again(served)
+            self.routes[self._keys] = served.runtime.route()
+            if isinstance(served.runtime, BatchRuntime) and wants_second_look(served):
+                self._look_again(served, served.runtime)
         self._rebind()
-        self.changed()
+        self.publish()
 
-    def _look_again(self, served: Served) -> None:
-        task = asyncio.get_running_loop().create_task(SecondLook(served).run())
+    def _look_again(self, served: Served, runtime: BatchRuntime) -> None:
+        task = asyncio.get_running_loop().create_task(SecondLook(runtime).run())
         self._looks[served] = task
         task.add_done_callback(lambda _: self._looks.pop(served, None))
 
     def prefer(self, name: str, version: str) -> None:
-        """Requests that name no version go there, if it is offered; `changed` is told by whoever says so."""
+        """Requests that name no version go there, if it is offered; it is published by whoever says so."""
         self.preferred[name] = version
         self._rebind()
 
     def _rebind(self) -> None:
-        self._newest = newest(self.offered, self.preferred)
+        self.newest = newest(self.offered, self.preferred)
         for ensemble in self._ensembles():
             ensemble.rebind()
 
-    def _ensembles(self) -> list[Ensemble]:
+    def _ensembles(self) -> list[EnsembleRuntime]:
         everything = (*self.offered.values(), *self.leaving.values())
-        return [served for served in everything if isinstance(served, Ensemble)]
+        return [one.runtime for one in everything if isinstance(one.runtime, EnsembleRuntime)]
 
-    def find(self, name: str, version: int = -1) -> tuple[int, Served, Route] | None:
+    def find(self, name: str, version: int | str = -1) -> tuple[int, Served, Route] | None:
         """What answers requests for this version now; -1 is the newest. With its key and its route."""
-        key = self._newest.get(name)
+        key = self.newest.get(name)
         if version != -1:
             asked = (k for k, one in self.offered.items() if (one.name, one.version) == (name, str(version)))
             key = next(asked, None)
@@ -177,18 +174,18 @@ class Fleet:
         served = self.offered.get(key) or self.leaving.get(key)
         if served is None:
             raise Unavailable("the model was unloaded meanwhile", reason="unloading")
-        return served.spare_route()
+        return served.runtime.spare_route()
 
     async def _retire(self, key: int, served: Served) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.seen(), _SEEN_WITHIN_S)
+            await asyncio.wait_for(self._publisher.everyone_saw(), _SEEN_WITHIN_S)
         while any(one.holds(served) for one in self._ensembles()):  # somebody is on its way there
             await asyncio.sleep(_LOOK_S)
         await served.retire()
         del self.leaving[key], self.routes[key]
         self._forget(served)
         log.info("model-unloaded", model=served.name, version=served.version)
-        self.changed()
+        self.publish()
 
     async def left(self, name: str) -> None:
         """Returns when nothing of a model that was withdrawn is in memory any more."""
@@ -211,16 +208,16 @@ class Fleet:
         await asyncio.gather(*tasks, return_exceptions=True)
         self.leaving |= self.offered
         self.offered.clear()
+        self.newest.clear()
         everything = list(self.leaving.values())
-        ensembles = self._ensembles()  # first: their requests need the others
-        await asyncio.gather(*(served.unload(timeout) for served in ensembles))
-        await asyncio.gather(*(served.unload(timeout) for served in everything if served not in ensembles))
+        for first in (True, False):  # ensembles: their requests need the others
+            going = [served for served in everything if served.is_ensemble is first]
+            await asyncio.gather(*(served.unload(timeout) for served in going))
         self.leaving.clear()
         self.routes.clear()
-        self._newest.clear()
         for served in everything:
             self._forget(served)
-        self.changed()
+        self.publish()
 
 
 def newest(versions: Mapping[int, Served], preferred: Mapping[str, str]) -> dict[str, int]:

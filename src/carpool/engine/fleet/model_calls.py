@@ -13,10 +13,10 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 from carpool.core.job import INFINITY, RUNNING
-from carpool.engine.models.journey import Journeys
+from carpool.engine.routes.ensemble_route import EnsembleRoute
 from carpool.engine.run.batch import Outcome, Work
 from carpool.errors import CarpoolError, Unavailable, Unsupported, without_stack
 from carpool.types import Array
@@ -44,16 +44,19 @@ class CallOfModel(NamedTuple):
 
 AskHosted = Callable[[CallOfModel, float], Coroutine[Any, Any, Mapping[str, Array]]]
 """Answers a call by this time, of a model in another process."""
-Before = Callable[[str, "Served"], Coroutine[Any, Any, None] | None]
-"""What is to be waited for before this model is asked by that one; mostly nothing."""
 
 
-async def _nobody(call: CallOfModel, _until: float) -> Mapping[str, Array]:
+async def ask_nobody(call: CallOfModel, _until: float) -> Mapping[str, Array]:
     raise Unsupported(f"{call.model} runs in another process: only front ends reach it")
 
 
-class Prepare(Protocol):
-    def __call__(
+class AskedEngine(Protocol):
+    """The engine, as calls of its models need it."""
+
+    @property
+    def served(self) -> Mapping[int, Served]: ...
+
+    def prepare(
         self,
         model: str,
         inputs: Mapping[str, Array],
@@ -62,28 +65,29 @@ class Prepare(Protocol):
         done: Callable[[Work, Outcome], None],
     ) -> tuple[int, Work, bool]: ...
 
+    def submit(self, key: int, works: Sequence[Work]) -> None: ...
+
+    def cancel(self, work: Work) -> None: ...
+
+    def find_hosted(self, name: str, version: str) -> Served | None:
+        """The model, if it runs in another process."""
+
+    def bring_for(self, name: str, caller: Served) -> Coroutine[Any, Any, None] | None:
+        """What is to be waited for before this model is asked by that one; mostly nothing."""
+
 
 class ModelCalls:
     """All calls that are open. Everything but `caller` happens on the loop's thread."""
 
-    def __init__(
-        self,
-        prepare: Prepare,
-        submit: Callable[[int, Sequence[Work]], None],
-        cancel: Callable[[Work], None],
-        offered: Callable[[int], Served],
-    ) -> None:
-        self.prepare, self.submit, self.cancel, self.offered = prepare, submit, cancel, offered
-        self.busy: set[Caller] = set()  # those with open calls
-        self.find_hosted: Callable[[str, str], Served | None] = lambda _model, _version: None
-        self.ask_hosted: AskHosted = _nobody
-        self.before: Before = lambda _model, _caller: None
+    def __init__(self, engine: AskedEngine, ask_hosted: AskHosted = ask_nobody) -> None:
+        self.engine, self.ask_hosted = engine, ask_hosted
+        self.busy: set[InstanceCalls] = set()  # those with open calls
 
-    def caller(self, served: Served, index: int) -> Caller:
+    def caller(self, served: Served, index: int) -> InstanceCalls:
         """From a thread that loads the instance of this number."""
-        return Caller(self, served, index)
+        return InstanceCalls(self, served, index)
 
-    def all_wait(self, caller: Caller) -> bool:
+    def all_wait(self, caller: InstanceCalls) -> bool:
         """Whether what this one waits for can never come.
 
         Takes everybody who calls for stuck, and then, until nothing changes, lets go of those whose every
@@ -97,12 +101,12 @@ class ModelCalls:
             stuck -= free
 
 
-class Caller:
+class InstanceCalls:
     """The calls of one instance: `AsksModels` for its backend."""
 
     def __init__(self, calls: ModelCalls, served: Served, index: int) -> None:
         self._calls = calls
-        self._loop = served.loop
+        self._loop = served.runtime.loop
         self.served = served
         self.index = index
         self.open: dict[Work, Served] = {}  # with the version that each is for
@@ -138,10 +142,10 @@ class Caller:
                     "the instance is gone" if self._left else f"{MOST_CALLS} calls of this instance are open"
                 )
                 raise Unavailable(why, reason="overload")
-            first = self._calls.before(call.model, self.served)
+            first = self._calls.engine.bring_for(call.model, self.served)
             if first is not None:
                 self._begin(first, lambda _: self._ask(call), call.answer)
-            elif (hosted := self._calls.find_hosted(call.model, call.version)) is not None:
+            elif (hosted := self._calls.engine.find_hosted(call.model, call.version)) is not None:
                 now = monotonic()
                 work = self._calls.ask_hosted(call, self._until(now, call.timeout))
                 answer = partial(_answered, hosted, now, call.answer)
@@ -157,7 +161,7 @@ class Caller:
         def done(work: Work, outcome: Outcome) -> None:
             target = self.open.pop(work, None)
             if target is not None:
-                target.count_asked(outcome.error, monotonic() - work.entered)
+                target.counters.asked(outcome.error, monotonic() - work.entered)
                 if not self.open:
                     self._calls.busy.discard(self)
             if outcome.outputs is None:
@@ -165,11 +169,12 @@ class Caller:
             else:
                 call.answer({name: one[0] if single else one for name, one in outcome.outputs.items()})
 
-        key, work, single = self._calls.prepare(call.model, call.inputs, call.version, call.wanted, done)
+        engine = self._calls.engine
+        key, work, single = engine.prepare(call.model, call.inputs, call.version, call.wanted, done)
         work.details = call.details
         work.deadline = work.due = self._until(work.arrived, call.timeout)
-        self._note(work, self._calls.offered(key))
-        self._calls.submit(key, [work])
+        self._note(work, engine.served[key])
+        engine.submit(key, [work])
 
     def _begin(
         self,
@@ -214,17 +219,12 @@ class Caller:
 
     def _deadline(self) -> float:
         """The latest of the batch that it runs, which may be a trial that nobody sent."""
-        try:
-            batches = [seat.batch for seat in self.served.seated(self.index)]
-        except (AssertionError, IndexError):
-            batches = []
-        jobs = [job for batch in batches if batch is not None for job in batch.jobs]
-        return max((job.deadline for job in jobs), default=INFINITY)
+        return max((job.deadline for job in self.served.runtime.riding(self.index)), default=INFINITY)
 
     def _leave(self) -> None:
         self._left = True
         for work in list(self.open):
-            self._calls.cancel(work)
+            self._calls.engine.cancel(work)
         for task in self._elsewhere:
             task.cancel()
 
@@ -232,23 +232,24 @@ class Caller:
 def _answered(
     target: Served, began: float, answer: AnswerCall, given: Mapping[str, Array] | CarpoolError
 ) -> None:
-    target.count_asked(given if isinstance(given, CarpoolError) else None, monotonic() - began)
+    target.counters.asked(given if isinstance(given, CarpoolError) else None, monotonic() - began)
     answer(given)
 
 
-def _is_held(work: Work, target: Served, stuck: set[Caller]) -> bool:
+def _is_held(work: Work, target: Served, stuck: set[InstanceCalls]) -> bool:
     """Whether this call runs on an instance that is stuck, or waits while all of them are.
 
     One without a batch is not, whatever threads of its model may be waiting for. A call of an ensemble is
     held where one of its steps is that is under way.
     """
-    journey = work.route.open.get(work) if isinstance(work.route, Journeys) else None
-    if journey is not None:
-        return any(_is_held(step, bound.served, stuck) for step, bound in journey.under_way.items())
-    if target.is_ensemble or target.writes:
+    run = work.route.open.get(work) if isinstance(work.route, EnsembleRoute) else None
+    if run is not None:
+        steps = run.under_way.items()
+        return any(_is_held(step, cast("Served", bound.served), stuck) for step, bound in steps)
+    if target.scheduler is None:
         return False
     calling = {caller.index for caller in stuck if caller.served is target}
-    instances = [one for one in target.driver.scheduler.instances if one.available]
+    instances = [one for one in target.scheduler.instances if one.available]
     held = [one.batch for one in instances if one.index in calling and one.batch is not None]
     if work.state is RUNNING:
         return any(work in batch.jobs for batch in held)

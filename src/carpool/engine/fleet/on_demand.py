@@ -99,7 +99,7 @@ class OnDemand:
         """
         if name not in self._known:
             raise NotFound(f"there is no model '{name[:80]}'", reason="unknown-model")
-        if any(served.name == name for served in self._fleet.offered.values()):
+        if name in self._fleet.newest:
             return
         task = self._under_way.get(name)
         if task is None:
@@ -124,7 +124,7 @@ class OnDemand:
             raise _later(f"{name} did not load: {known.why}", "load-failed", left)
         async with self._turn:
             for other in self._in_order(name, []):
-                if not any(served.name == other for served in self._fleet.offered.values()):
+                if other not in self._fleet.newest:
                     await self._load(other, self._known[other])
 
     def _in_order(self, name: str, found: list[str]) -> list[str]:
@@ -196,9 +196,9 @@ class OnDemand:
         now = self._now()
         spared = {for_one, *self._known[for_one].asks} if for_one else ()
         last = {
-            name: max(served.last_used for served in versions)
+            name: max(served.counters.last_used for served in versions)
             for name, versions in self._loaded(on_device).items()
-            if all(served.idle for served in versions)
+            if all(served.runtime.idle for served in versions)
             and (for_one or now >= self._known[name].loaded_at + self._known[name].stay)
             and name not in spared
         }

@@ -10,7 +10,7 @@ from carpool.engine.loading.hosted_model import HostedInstance, InRunner, Wire
 from carpool.engine.run.batch import Work
 from carpool.link import records
 from carpool.link.records import ProtocolError
-from carpool.link.text_records import ASKED, LEAVE, WRITE, EventReader
+from carpool.link.text_records import ASKED, LEAVE, WRITE, TextEventReader
 from carpool.observe.logs import logger
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class HostedText(InRunner):
         self._driver = driver
         self._loop = asyncio.get_running_loop()
         self._known: set[int] = set()
-        self._reader = EventReader(model)
+        self._reader = TextEventReader(model)
         ours, theirs = socket.socketpair()
         self._wire = Wire(ours, self._loop, self._heard, self._gone)
         with theirs:

@@ -109,7 +109,7 @@ class LocalText:
             """The loop is closed: nobody waits any more."""
 
 
-class Watches(Protocol):
+class TextObserver(Protocol):
     """Who counts, and who replaces instances."""
 
     def first_token(self, seconds: float) -> None: ...
@@ -143,7 +143,7 @@ class TextDriver:
         self,
         model: str,
         most_tokens: int,
-        watcher: Watches,
+        watcher: TextObserver,
         loop: asyncio.AbstractEventLoop,
         timeout: float | None = None,
     ) -> None:

@@ -12,7 +12,7 @@ from typing import cast
 
 from carpool import backends
 from carpool.backends.backend import Placement
-from carpool.backends.stepper import Part, Stepper, TextHome, TextInstance
+from carpool.backends.stepper import ModelPart, Stepper, TextHome, TextInstance
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import EncoderSettings, GenerateSettings, ModelConfig, PoolSettings
 from carpool.config.repository import ModelVersion
@@ -69,19 +69,19 @@ class TextLoading:
         if not self.config.apart:
             gpu = self._gpus[index % len(self._gpus)] if self._gpus else None
             return TextInstance.whole(self._load(self.config, index, gpu, count, tell))
-        loaded: dict[Part, list[Stepper]] = {Part.ENCODER: [], Part.DECODER: []}
+        loaded: dict[ModelPart, list[Stepper]] = {ModelPart.ENCODER: [], ModelPart.DECODER: []}
         try:
             for (part, those), pool in zip(loaded.items(), pools_of(self.config), strict=True):
                 for number in range(pool.instances):
                     tell(f"loading {part.value} {number + 1} of {pool.instances}")
                     those.append(self._part(part, pool, number, tell))
         except BaseException:
-            for one in (*loaded[Part.ENCODER], *loaded[Part.DECODER]):
+            for one in (*loaded[ModelPart.ENCODER], *loaded[ModelPart.DECODER]):
                 one.close()
             raise
-        return TextInstance(loaded[Part.ENCODER], loaded[Part.DECODER], apart=True)
+        return TextInstance(loaded[ModelPart.ENCODER], loaded[ModelPart.DECODER], apart=True)
 
-    def _part(self, part: Part, pool: PoolSettings, number: int, tell: ReportStep) -> Stepper:
+    def _part(self, part: ModelPart, pool: PoolSettings, number: int, tell: ReportStep) -> Stepper:
         config = self.config
         if pool.device != "auto":
             config = replace(config, pytorch=replace(config.pytorch, device=pool.device))
@@ -100,7 +100,7 @@ class TextLoading:
         gpu: int | None,
         count: int,
         tell: ReportStep,
-        part: Part = Part.WHOLE,
+        part: ModelPart = ModelPart.WHOLE,
     ) -> Stepper:
         home = cast(TextHome, kind_of(config.backend).module())
         threads = self.threads or backends.default_threads(count, usable_cores())

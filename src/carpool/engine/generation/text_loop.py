@@ -29,7 +29,7 @@ from typing import Any
 from carpool.backends.stepper import AHEAD, Decoder, TextInstance
 from carpool.core.job import DONE, INFINITY, RUNNING, GivenUp, Job
 from carpool.core.refusal_words import dropped, turned_away
-from carpool.core.text_job import Encode, Step, TextGivenUp, TextJob
+from carpool.core.text_job import DecodeStep, Encode, TextGivenUp, TextJob
 from carpool.core.text_scheduler import TextScheduler
 from carpool.errors import CarpoolError, ModelError, Unavailable
 from carpool.link.text_records import LENGTH, STOP, Event, Failed, Piece, Worked
@@ -41,7 +41,7 @@ Tell = Callable[[Sequence[Event]], None]
 """Called from the loop's threads; what is said of one answer comes in order."""
 
 
-class _Rider:
+class _TextAnswer:
     """One answer under way."""
 
     __slots__ = ("begun", "decoder", "encoded", "number", "picture", "rows")
@@ -60,7 +60,7 @@ class _Flight:
 
     __slots__ = ("began", "encoded", "work")
 
-    def __init__(self, work: Step, began: float, encoded: Sequence[tuple[Encode, float, bool]]) -> None:
+    def __init__(self, work: DecodeStep, began: float, encoded: Sequence[tuple[Encode, float, bool]]) -> None:
         self.work = work
         self.began = min([began, *(when for _, when, _ in encoded)])
         self.encoded = encoded  # right before it
@@ -94,7 +94,7 @@ class TextLoop:
         self._dead: CarpoolError | None = None
         # One thread for each, encoders first; where they are not apart, one that does both.
         self.threads = len(instance.parts)
-        self._todo: list[Encode | Step | None] = [None] * self.threads
+        self._todo: list[Encode | DecodeStep | None] = [None] * self.threads
         # Each is its thread's: steps that were launched, the first first; when a device last told something.
         self._flights: list[deque[_Flight]] = [deque() for _ in range(self.threads)]
         self._heard = [0.0] * self.threads
@@ -119,7 +119,7 @@ class TextLoop:
         self, number: int, picture: Any, arrived: float, deadline: float = INFINITY, limit: int = 0
     ) -> CarpoolError | None:
         """None: it is in the queue. `picture` is what `Encoder.read` returned."""
-        job = TextJob(arrived, limit, deadline, _Rider(number, picture))
+        job = TextJob(arrived, limit, deadline, _TextAnswer(number, picture))
         with self._changed:
             if not self.alive:
                 return self._dead or Unavailable(f"{self._model} is being unloaded", reason="unloading")
@@ -258,7 +258,7 @@ class TextLoop:
         else:
             self._instance.decoders[0].admit([job.slot for job in jobs], encoded)
 
-    def _launch(self, work: Step, thread: int) -> None:
+    def _launch(self, work: DecodeStep, thread: int) -> None:
         decoder = self._instance.decoders[work.decoder]
         new = [job for job in work.jobs if job.payload.rows is not None]
         flight = _Flight(work, self._now(), self._encodings)
@@ -335,7 +335,7 @@ class TextLoop:
     def _text(self, job: TextJob, token: int, decoder: Decoder, done: bool) -> str:
         """What it adds to the answer. A character may come in several tokens: what is not whole yet is held
         back."""
-        rider: _Rider = job.payload
+        rider: _TextAnswer = job.payload
         if token not in self._texts:
             piece = b"" if token == decoder.end else decoder.piece(token)
             try:
@@ -353,7 +353,7 @@ class TextLoop:
         return text
 
     def _say(self, job: TextJob, text: str, ended: bool, events: list[Event]) -> None:
-        rider: _Rider = job.payload
+        rider: _TextAnswer = job.payload
         number = rider.number
         if number not in self._open:
             return

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from carpool.backends.backend import Filling, FillPictures, Finish, PictureForm, Placed
+from carpool.backends.backend import Filling, FillPictures, Finish, PictureForm, PlacedRectangle
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import (
     DYNAMIC,
@@ -128,7 +128,7 @@ def filling(config: ModelConfig, vision: VisionSettings | None) -> Filling | Non
     height, width = form.size
     wanted = PictureForm(height, width, form.planar, settings.channels == "bgr", settings.pad)
 
-    def place_one(picture_width: int, picture_height: int) -> Placed:
+    def place_one(picture_width: int, picture_height: int) -> PlacedRectangle:
         return _placed(picture_width, picture_height, form.size, settings)
 
     def fill(device: Any) -> FillPictures:
@@ -139,11 +139,11 @@ def filling(config: ModelConfig, vision: VisionSettings | None) -> Filling | Non
     return fill
 
 
-def _placed(width: int, height: int, size: tuple[int, int], settings: ImageSettings) -> Placed:
+def _placed(width: int, height: int, size: tuple[int, int], settings: ImageSettings) -> PlacedRectangle:
     at = place(width, height, size, settings)
-    sides = {name: getattr(at, name) for name in Placed._fields if name != "kernel"}
+    sides = {name: getattr(at, name) for name in PlacedRectangle._fields if name != "kernel"}
     asked = "auto" if settings.kernel in PILLOW else settings.kernel  # the device has nothing nearer
-    return Placed(**sides, kernel=at.kernel(asked))
+    return PlacedRectangle(**sides, kernel=at.kernel(asked))
 
 
 def _pixels(file: Array) -> Array:

@@ -100,7 +100,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class RunnerFailure:
     """As `link_failures` writes it."""
 
     status: int

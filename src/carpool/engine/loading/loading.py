@@ -58,7 +58,7 @@ from carpool.observe.logs import logger
 from carpool.types import Signature
 from carpool.vision.geometry import lookup_tables, read_form
 from carpool.vision.plans.pixels import preset_against_layers, what_is_assumed
-from carpool.vision.plans.settings import NOTHING_SEEN, Seen, VisionSettings, describe
+from carpool.vision.plans.settings import NOTHING_SEEN, ModelFacts, VisionSettings, describe
 
 log = logger("engine")
 
@@ -70,7 +70,7 @@ def settle(
     config: ModelConfig,
     signature: Signature,
     labels: Mapping[str, Sequence[str]],
-    seen: Seen = NOTHING_SEEN,
+    seen: ModelFacts = NOTHING_SEEN,
     told: dict[str, str] | None = None,
 ) -> Settled:
     """With the output that its device adds, if it does. Raises what its settings say and it cannot be. `told`

@@ -18,16 +18,16 @@ from carpool.config.usable_cores import WAITING
 from carpool.engine.loading.hosted_model import (
     ASIDE,
     AT_ONCE,
-    Failure,
     HostedInstance,
     HostedLoading,
+    RunnerFailure,
     Settles,
     cache_folders,
     imported_names,
 )
 from carpool.engine.loading.loading import ReportStep
 from carpool.errors import ModelError, Unavailable
-from carpool.link.child_process import Child, Guard, Message
+from carpool.link.child_process import Child, Message, Watchdog
 from carpool.link.link_failures import read_failure
 from carpool.link.typed_json import as_file, from_file
 from carpool.memory.arena import create_memory, map_memory
@@ -52,10 +52,15 @@ class _Died(Exception):
 class Runner:
     """Keeps the process that models run in. Belongs to the loop's thread, but for `wait_for` and `drop`."""
 
-    def __init__(self, settings: ServerSettings, restarted: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        restarted: Callable[[], None] = lambda: None,
+        stall_changed: Callable[[], None] = lambda: None,
+    ) -> None:
         self.max_answer_bytes = settings.max_body_bytes
         self._settings = settings
-        self._restarted = restarted
+        self._restarted, self._stall_changed = restarted, stall_changed
         self._loop = asyncio.get_running_loop()
         self._child: Child | None = None
         self._watches: set[asyncio.Task[None]] = set()
@@ -72,10 +77,9 @@ class Runner:
         self._serving: dict[int, Settles] = {}
         self._pulse_file = create_memory("carpool-runner-pulse", pulse_bytes(1))
         self._pulses = Pulses(map_memory(self._pulse_file))
-        self._guard: Guard | None = None
+        self._guard: Watchdog | None = None
         self._beats: Beats | None = None
         self.stalled = False  # it shows no sign of life, and is killed if that lasts
-        self.stall_changed: Callable[[], None] = lambda: None
 
     @property
     def pid(self) -> int | None:
@@ -191,7 +195,7 @@ class Runner:
         self._pulses.clear(0)
         settings = self._settings
         watch = Watch(partial(self._pulses.read, 0))
-        self._guard = Guard(child, watch, settings.watchdog_s, _log, "runner")
+        self._guard = Watchdog(child, watch, settings.watchdog_s, _log, "runner")
         if self._beats is None:
             self._beats = Beats(self._look)
         self._say(
@@ -220,7 +224,7 @@ class Runner:
     def _set_stalled(self, stalled: bool) -> None:
         if stalled != self.stalled:
             self.stalled = stalled
-            self.stall_changed()
+            self._stall_changed()
 
     async def _watch(self, child: Child) -> None:
         code = await child.watch(self._hear)
@@ -263,7 +267,7 @@ class Runner:
             elif message.word == "answer":
                 answer.set_result(file)
             else:
-                failure = from_file(Failure, file)
+                failure = from_file(RunnerFailure, file)
                 answer.set_exception(read_failure(failure.status, failure.text.encode()))
 
     # ---- instances --------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from carpool.observe.logs import logger
 from carpool.types import Array, Datatype, Signature
 from carpool.vision.claims import Claims, read_claims
 from carpool.vision.plans.pixels import known_pixels, see_pixels
-from carpool.vision.plans.settings import Seen, declared_task
+from carpool.vision.plans.settings import ModelFacts, declared_task
 from carpool.vision.tasks.task import Picture, find_picture, outputs_of, widened
 
 log = logger("engine")
@@ -42,14 +42,14 @@ class Examined(NamedTuple):
     config: ModelConfig  # nothing is left open
     signature: Signature
     labels: Mapping[str, Sequence[str]]  # by output
-    seen: Seen
+    seen: ModelFacts
 
 
 def examine(config: ModelConfig, version: ModelVersion) -> Examined:
     """What can be known of a model without running it."""
     claims = read_claims(read_metadata(version.file, config.path))
     config = backends.describe(_with_size(config, claims), version)
-    return Examined(config, signature_of(config), read_labels(config), Seen(claims))
+    return Examined(config, signature_of(config), read_labels(config), ModelFacts(claims))
 
 
 def try_out(found: Examined, load: Callable[[ModelConfig], Backend]) -> Examined:
@@ -65,7 +65,7 @@ def try_out(found: Examined, load: Callable[[ModelConfig], Backend]) -> Examined
         finally:
             backend.close()
     except CarpoolError as error:
-        seen = Seen(claims, trouble=f"it could not be tried with a picture of noise: {error.message}")
+        seen = ModelFacts(claims, trouble=f"it could not be tried with a picture of noise: {error.message}")
     return found._replace(seen=seen)
 
 
@@ -117,7 +117,7 @@ def trial_shape(found: Examined) -> tuple[int, ...] | None:
     return (channels, height, width) if picture.layout == "nchw" else (height, width, channels)
 
 
-def _tried(backend: Backend, signature: Signature, picture: Picture, shape: tuple[int, ...]) -> Seen:
+def _tried(backend: Backend, signature: Signature, picture: Picture, shape: tuple[int, ...]) -> ModelFacts:
     """With two pictures where it takes so many: what does not grow with the batch is found."""
 
     def run(*leading: int, loud: bool = False) -> Mapping[str, Array]:
@@ -130,7 +130,7 @@ def _tried(backend: Backend, signature: Signature, picture: Picture, shape: tupl
     for name, array in answered.items():
         if images and array.shape[:1] != (images,):
             found = f'its output "{name}" is {list(array.shape)} for a batch of {images}'
-            return Seen(trouble=found, ask=f"{found}: set max_batch = 0 in model.toml")
+            return ModelFacts(trouble=found, ask=f"{found}: set max_batch = 0 in model.toml")
     whole = not images and picture.leading == DYNAMIC and not _grows(run)
     samples = _samples(signature, picture, answered, whole)
     loud: dict[str, Array] = {}
@@ -139,7 +139,7 @@ def _tried(backend: Backend, signature: Signature, picture: Picture, shape: tupl
             run(images, loud=True) if images else run(*(() if picture.leading is None else (1,)), loud=True)
         )
         loud = _samples(signature, picture, again, whole)
-    return Seen(samples=samples, loud=loud, whole=whole)
+    return ModelFacts(samples=samples, loud=loud, whole=whole)
 
 
 def _like_fractions(array: Array) -> bool:

@@ -25,6 +25,7 @@ from carpool.engine.run.batch import Outcome, Work
 from carpool.observe.logs import logger
 
 if TYPE_CHECKING:
+    from carpool.engine.models.batch_runtime import BatchRuntime
     from carpool.engine.models.served import Served
 
 _log = logger("engine")
@@ -45,9 +46,9 @@ class SecondLook:
     over."""
 
     def __init__(
-        self, served: Served, watch: Callable[[], Watches] = CpuWatch, sleep: Sleep = asyncio.sleep
+        self, runtime: BatchRuntime, watch: Callable[[], Watches] = CpuWatch, sleep: Sleep = asyncio.sleep
     ) -> None:
-        self._served = served
+        self._runtime, self._served = runtime, runtime.served
         self._watch = watch
         self._sleep = sleep
         self._wait = _FIRST_S
@@ -72,7 +73,7 @@ class SecondLook:
         """For a moment, and nobody asks for anything."""
         watched = self._watch()
         await self._sleep(_LOOK_S)
-        return self._served.idle and not contention(watched.read()).why
+        return self._runtime.idle and not contention(watched.read()).why
 
     # ---- runs -------------------------------------------------------------------------------------------
 
@@ -97,12 +98,11 @@ class SecondLook:
 
     async def _once(self, images: int) -> float | None:
         """The mean of all instances, at the same time, as it was measured. None: one of them was skipped."""
-        served = self._served
         loop, answers = asyncio.get_running_loop(), []
-        route = served.spare_route()
-        for number in range(len(served.driver.scheduler.instances)):
+        route = self._runtime.spare_route()
+        for number in range(len(self._runtime.driver.scheduler.instances)):
             answer: asyncio.Future[Outcome] = loop.create_future()
-            inputs = sample(served.signature, images)
+            inputs = sample(self._served.signature, images)
             alone = ("measured", number)  # of a shape of its own, for a batch of its own
             work = Work(inputs, _answering(answer), monotonic(), images=images, shape=alone)
             answers.append(answer)
@@ -116,7 +116,7 @@ class SecondLook:
     async def _adopt(self, ratios: Mapping[int, float]) -> None:
         served, before = self._served, self._served.profile
         assert before is not None
-        scheduler = served.driver.scheduler
+        scheduler = self._runtime.driver.scheduler
         points = tuple(replace(p, seconds=p.seconds * _nearest(ratios, p.size)) for p in before.points)
         at = datetime.now(UTC).isoformat(timespec="seconds")
         profile = replace(before, measured=Measured(points, before.measured.ended), measured_at=at, reused="")
@@ -127,11 +127,11 @@ class SecondLook:
         served.profile = profile
         left = {name: value for name, value in served.config.parameters.items() if name != PROVISIONAL}
         served.config = replace(served.config, parameters=left)
-        served.changed()
+        self._runtime.changed()
         ratio = round(ratios[min(ratios)], 3)
         _log.info("profile-measured-again", model=served.name, version=served.version, ratio=ratio)
-        if isinstance(served.loading, Loading):
-            await asyncio.to_thread(served.loading.keep, profile)
+        if isinstance(self._runtime.loading, Loading):
+            await asyncio.to_thread(self._runtime.loading.keep, profile)
 
     def _sentences(
         self, before: Profile, old: BatchCurve, now: Profile, curve: BatchCurve

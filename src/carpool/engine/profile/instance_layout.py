@@ -25,8 +25,8 @@ from time import monotonic
 from carpool import backends
 from carpool.backends.backend import Backend, SharesDevice
 from carpool.config.backend_kinds import kind_of
-from carpool.config.model import Kind, ModelConfig
-from carpool.core.arbiter import Arbiter, Turn
+from carpool.config.model import InstanceKind, ModelConfig
+from carpool.core.arbiter import Arbiter, ModelTurn
 from carpool.core.curve import BatchCurve, slo_capacity
 from carpool.core.instance import Instance
 from carpool.core.numerals import numeral
@@ -350,7 +350,7 @@ def places(config: ModelConfig, devices: Sequence[int]) -> list[int]:
     """The GPU of each instance that the settings ask for: one on each device, where they ask for nothing."""
     found: list[int] = []
     for group in config.instances:
-        if group.kind is Kind.CPU:
+        if group.kind is InstanceKind.CPU:
             raise ConfigError(
                 f"{config.name}: its instances run on GPUs or on the CPU, not on both: change instances"
             )
@@ -443,7 +443,7 @@ class _Member:
     weight: float
     wake: Callable[[], None]
     placed: dict[str, list[Instance]]  # by device
-    turns: list[tuple[str, Turn]] = field(default_factory=list)
+    turns: list[tuple[str, ModelTurn]] = field(default_factory=list)
     spare: tuple[str, SpareTurn] | None = None
 
 
@@ -468,8 +468,8 @@ class Devices:
         weight: float,
         wake: Callable[[], None],
         model: str = "",
-    ) -> Callable[[], None]:
-        """These are the instances of one model; call what this returns when they are gone."""
+    ) -> None:
+        """These are the instances of one model, until it leaves."""
         scheduler.entrance = self._intake.join()
         placed: dict[str, list[Instance]] = {}
         for instance, backend in zip(scheduler.instances, backends, strict=True):
@@ -480,7 +480,6 @@ class Devices:
             self._take_place(member, device, instances)
         if not placed and _processors(model) in self._arbiters:
             self._take_place(member, _processors(model), list(scheduler.instances))
-        return lambda: self._forget(scheduler)
 
     def join_spare(self, scheduler: Scheduler) -> None:
         """From now on this model may have spare work, on the first device that it is on."""
@@ -491,7 +490,8 @@ class Devices:
                     self._take_place(other, _processors(member.model), list(other.scheduler.instances))
         device, turn = member.turns[0]
         arbiter = self._of(device)
-        member.spare = (device, arbiter.join_spare(scheduler, turn.instances, member.wake))
+        scheduler.spare = arbiter.join_spare(scheduler, turn.instances, member.wake)
+        member.spare = (device, scheduler.spare)
 
     def _take_place(self, member: _Member, device: str, instances: list[Instance]) -> None:
         turn = self._of(device).join(member.scheduler, instances, member.weight, member.wake)
@@ -502,13 +502,14 @@ class Devices:
         takes_turns = not device.startswith(_processors(""))
         return self._arbiters.setdefault(device, Arbiter(exclusive=takes_turns))
 
-    def _forget(self, scheduler: Scheduler) -> None:
+    def leave(self, scheduler: Scheduler) -> None:
         member = self._members.pop(scheduler, None)
         if member is None:
             return
         if member.spare is not None:
             device, spare = member.spare
             self._arbiters[device].leave_spare(spare)
+            scheduler.spare = None
             self._drop(device)
         for device, turn in member.turns:
             self._arbiters[device].leave(turn)

@@ -17,7 +17,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from carpool.backends.backend import Backend, Encoded, Gathers
+from carpool.backends.backend import Backend, Gathers, RunsEncoded
 from carpool.core.curve import BatchCurve
 from carpool.engine.profile.contention import CALM, contention
 from carpool.engine.profile.hardware import CpuTaken
@@ -281,7 +281,7 @@ class _Runs:
         start = self._now()
         gathers = self._images > 1  # one request alone is run where it lies
         if self._pictures:
-            _, errors = cast(Encoded, backend).run_encoded(self._pictures, ())
+            _, errors = cast(RunsEncoded, backend).run_encoded(self._pictures, ())
             for error in errors.values():
                 raise error
         elif gathers and isinstance(backend, Gathers):

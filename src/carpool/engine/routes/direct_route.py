@@ -1,34 +1,33 @@
 """How the requests of a served version come to its driver.
 
-Every served version has a route, and a caller that submits need not know which: `Direct` is that of a model,
-`Spare` the one for background work. Sequences and streams of answers have routes beside it; ensembles have
-theirs in engine/models/journey.py, which asks several others. Cached answers, and the share of each version
-in a rollout, are decided before that, in the front ends.
+Every served version has a route, and a caller that submits need not know which. That of most models is their
+driver; `Eager` and `Spare` stand before it, for deadlines and for background work. Beside it are the routes
+of sequences and of streams of answers, and those of ensembles and pipelines, which are made of several
+models. Cached answers, and the share of each version in a rollout, are decided earlier, in the front ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from carpool.engine.run.batch import Work
+from carpool.engine.run.batch import Outcome, Work
 from carpool.engine.run.driver import Driver
+from carpool.errors import Unavailable
 
 
-class Direct:
-    """To the model's own driver, and nowhere else. `eager`: its queue timeout is a deadline, as in Triton."""
+class Eager:
+    """To a driver whose model takes a queue timeout for a deadline, as Triton does."""
 
-    __slots__ = ("_driver", "_eager", "cancel", "ready")
+    __slots__ = ("_driver", "cancel", "ready")
 
-    def __init__(self, driver: Driver, *, eager: bool) -> None:
+    def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._eager = eager
         self.ready = driver.ready
         self.cancel = driver.cancel
 
     def submit(self, works: Sequence[Work]) -> None:
         for work in works:
-            work.route = self
-            if self._eager and work.timeout:
+            if work.timeout:
                 work.deadline = min(work.deadline, work.arrived + work.timeout)
         self._driver.submit(works)
 
@@ -49,3 +48,20 @@ class Spare:
 
     def ready(self, work: Work) -> None:
         """Its inputs were there when it came."""
+
+
+class _Unloaded:
+    """The route of a version that is gone."""
+
+    def submit(self, works: Sequence[Work]) -> None:
+        error = Unavailable("the model was unloaded meanwhile", reason="unloading")
+        for work in works:
+            work.done(work, Outcome(error=error))
+
+    def ready(self, work: Work) -> None:
+        """It was answered when it came."""
+
+    cancel = ready
+
+
+NO_ROUTE = _Unloaded()

@@ -12,7 +12,7 @@ import orjson
 
 from carpool.config.sequence_settings import CORRID, SequenceSettings
 from carpool.core.job import DONE, INFINITY, RUNNING, Job
-from carpool.core.sequences import Bounds, SequenceId, Sequences, Step, Why
+from carpool.core.sequences import Bounds, SequenceId, Sequences, SequenceStep, Why
 from carpool.engine.run.batch import Outcome, Work
 from carpool.engine.run.driver import Driver, Reminder
 from carpool.errors import (
@@ -193,7 +193,7 @@ class SequenceRoute:
             self._going = False
 
     def _dropped(self, job: Job, why: Why, now: float) -> CarpoolError:
-        step: Step = job.payload
+        step: SequenceStep = job.payload
         if why is Why.TOLD and self._stopped is not None:
             return self._stopped
         if why is Why.LOST:
@@ -216,7 +216,7 @@ class SequenceRoute:
             return Unavailable("timeout of the corresponding sequence has been expired", reason="timeout")
         return Unavailable(f"{self._model}: the request that starts this sequence was not run", reason=_LOST)
 
-    def _lost_error(self, step: Step, cause: CarpoolError | None = None) -> ModelError:
+    def _lost_error(self, step: SequenceStep, cause: CarpoolError | None = None) -> ModelError:
         how, name = "" if cause is None else f" ({cause.message})", str(step.sequence.key[1])[:_SHOWN]
         return ModelError(
             f"{self._model}: sequence {name} has ended with the instance that had its state{how}; "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from operator import attrgetter
 from time import monotonic
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 
@@ -12,9 +13,9 @@ from carpool.backends.backend import (
     AnswersEach,
     AnswersRows,
     Backend,
-    Encoded,
     Gathers,
     OnDevice,
+    RunsEncoded,
     RunsRows,
     RunsSingly,
     SequenceRow,
@@ -109,7 +110,8 @@ def answer_each(
     """The `Answer` for requests that say themselves where their rows go."""
     if len(works) == 1 and not errors:
         work = works[0]
-        rows = _chosen(outputs, work) if work.wanted else outputs
+        wanted, all_wanted = work.wanted, len(outputs) == len(work.wanted) and not work.may_omit
+        rows = outputs if all_wanted or not wanted else _chosen(outputs, work)
         return [Outcome(rows if work.place is None else work.place(rows))]
     return [
         Outcome(error=errors[number])
@@ -147,11 +149,7 @@ def _kept_bytes(signature: Signature) -> float:
     return sum(prod(spec.shape) * spec.datatype.size for spec in signature.outputs) if fixed else INFINITY
 
 
-def _images(works: Sequence[InBatch]) -> int:
-    images = 0
-    for work in works:
-        images += work.images
-    return images
+_images_of = attrgetter("images")
 
 
 RequestT = TypeVar("RequestT", bound=InBatch)
@@ -206,7 +204,7 @@ class BatchRun(Generic[RequestT]):
 
     def run(self, works: Sequence[RequestT]) -> BatchResult:
         began = monotonic()
-        timing = Timing(batch=_images(works))
+        timing = Timing(batch=sum(map(_images_of, works)))
         outcomes: list[Outcome] = []
         device, short = self._on_device, 0
         before = 0 if device is None else device.out_of_memory
@@ -272,7 +270,7 @@ class BatchRun(Generic[RequestT]):
         if len(errors) == len(works):
             return [Outcome(error=errors[index]) for index in range(len(works))]
         ran = monotonic()
-        self._collator.check(outputs, wanted, _images(works))
+        self._collator.check(outputs, wanted, sum(map(_images_of, works)))
         outcomes = self._answer(first, works, outputs, errors)
         timing.input += gathered - start
         timing.infer += ran - gathered
@@ -288,7 +286,7 @@ class BatchRun(Generic[RequestT]):
         pictures = [work.inputs[name] for work in works]
         if isinstance(pictures[0], list):
             pictures = [part for parts in pictures for part in parts]
-        outputs, errors = cast(Encoded, self._backend).run_encoded(pictures, wanted)
+        outputs, errors = cast(RunsEncoded, self._backend).run_encoded(pictures, wanted)
         ran = monotonic()
         self._collator.check(outputs, wanted, len(pictures))
         outcomes = self._answer(first, works, outputs, errors)

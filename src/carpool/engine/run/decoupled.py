@@ -170,15 +170,15 @@ class PartWay:
 class _Rider:
     """Implements `Rider` for one request."""
 
-    __slots__ = ("_coach", "_index", "_seat", "_work", "details", "inputs", "outputs")
+    __slots__ = ("_index", "_instance", "_place", "_work", "details", "inputs", "outputs")
 
-    def __init__(self, coach: Coach, seat: Seat, index: int, work: Work, inputs: Mapping[str, Array]) -> None:
-        self._coach = coach
-        self._seat = seat
+    def __init__(self, place: DecoupledPlace, index: int, work: Work, inputs: Mapping[str, Array]) -> None:
+        self._instance = place.instance
+        self._place = place
         self._index = index
         self._work = work
         self.inputs = inputs
-        self.outputs = work.wanted or coach.every_output
+        self.outputs = work.wanted or place.instance.every_output
         self.details = work.details
 
     @property
@@ -188,27 +188,27 @@ class _Rider:
         return work.state is RUNNING and work.parts is not None and not work.gives_way
 
     def send(self, outputs: Mapping[str, Array], *, last: bool = False) -> None:
-        self._coach.collator.check(outputs, tuple(outputs), _ANY, apart=True)
-        self._coach.way.send(self._work, outputs, last=last)
+        self._instance.collator.check(outputs, tuple(outputs), _ANY, apart=True)
+        self._instance.way.send(self._work, outputs, last=last)
 
     def end(self, error: CarpoolError | None) -> None:
-        self._seat.ended(self._index, error)
+        self._place.ended(self._index, error)
 
 
-class Seat:
+class DecoupledPlace:
     """Implements `Executes`: one of the places in an instance, taken and left apart from the others. The loop
     gives it a batch, and has nothing more to do with it until that is reported; meanwhile it is the
     instance's thread's."""
 
-    def __init__(self, coach: Coach) -> None:
-        self._coach = coach
+    def __init__(self, instance: DecoupledInstance) -> None:
+        self.instance = instance
         self._works: Sequence[Work] = ()
         self._outcomes: dict[int, Outcome] = {}  # by their index; of the instance's thread
         self._began = 0.0
 
     @property
     def alive(self) -> bool:
-        return self._coach.backend.alive
+        return self.instance.backend.alive
 
     @property
     def responsive(self) -> bool:
@@ -216,20 +216,20 @@ class Seat:
 
     def run(self, works: Sequence[Work]) -> None:
         self._works, self._outcomes, self._began = works, {}, monotonic()
-        self._coach.queue.put((self, works))
+        self.instance.queue.put((self, works))
 
     def abort(self) -> None:
-        self._coach.backend.abort()
+        self.instance.backend.abort()
 
     def close(self) -> None:
-        self._coach.leave()
+        self.instance.leave()
 
     def join(self, timeout: float) -> None:
-        self._coach.join(timeout)
+        self.instance.join(timeout)
 
     def ended(self, index: int, error: CarpoolError | None) -> None:
         """In the instance's thread, once for each of the works."""
-        self._coach.riding.pop((self, index), None)
+        self.instance.riding.pop((self, index), None)
         self._outcomes[index] = Outcome(error=None if error is None else without_stack(error))
         works = self._works
         if len(self._outcomes) < len(works):
@@ -238,12 +238,12 @@ class Seat:
         outcomes = [self._outcomes[number] for number in range(len(works))]
         seconds = monotonic() - self._began
         timing = Timing(infer=seconds, batch=sum(work.images for work in works))
-        self._coach.report(self, BatchResult(outcomes, seconds, timing, clean=False))  # as its answers took
+        self.instance.report(self, BatchResult(outcomes, seconds, timing, clean=False))  # as its answers took
 
 
-class Coach:
-    """One instance of a decoupled model, whose seats share its thread and its process. Who sits down while
-    others ride, rides along."""
+class DecoupledInstance:
+    """One instance of a decoupled model, whose places share its thread and its process. A request that takes
+    one while others are under way joins them."""
 
     def __init__(
         self, backend: Backend, signature: Signature, report: Report, loop: asyncio.AbstractEventLoop
@@ -256,16 +256,16 @@ class Coach:
         self.way = PartWay(loop)
         self.collator = Collator(signature, 1)
         self.every_output = tuple(signature.output_named)
-        self.queue: SimpleQueue[tuple[Seat, Sequence[Work]] | None] = SimpleQueue()
-        self.seats = [Seat(self) for _ in range(seats_of(backend))]
-        self._taken = len(self.seats)  # of the loop's thread
-        self.riding: dict[tuple[Seat, int], _Rider] = {}  # from here on, of our thread
+        self.queue: SimpleQueue[tuple[DecoupledPlace, Sequence[Work]] | None] = SimpleQueue()
+        self.places = [DecoupledPlace(self) for _ in range(places_of(backend))]
+        self._taken = len(self.places)  # of the loop's thread
+        self.riding: dict[tuple[DecoupledPlace, int], _Rider] = {}  # from here on, of our thread
         self._closing = False
         self._server = threading.Thread(target=self._serve, name=f"{signature.model}-instance", daemon=True)
         self._server.start()
 
     def leave(self) -> None:
-        """One of the seats is given up; after the last the model is freed, when nobody rides any more."""
+        """One of the places is given up; after the last the model is freed, when no request is under way."""
         self._taken -= 1
         if not self._taken:
             self.queue.put(None)
@@ -273,9 +273,9 @@ class Coach:
     def join(self, timeout: float) -> None:
         self._server.join(timeout)
 
-    def report(self, seat: Seat, result: BatchResult) -> None:
+    def report(self, place: DecoupledPlace, result: BatchResult) -> None:
         with suppress(RuntimeError):  # one that was given up may end after the loop that it reports to
-            self._report(seat, result)
+            self._report(place, result)
 
     def _serve(self) -> None:
         while not self._closing:
@@ -302,7 +302,7 @@ class Coach:
             rider.end(error)
 
     def _board(self, *, wait: bool = False) -> list[_Rider]:
-        """Who has sat down since, as many as are told the model at once."""
+        """Those that took a place since, as many as the model is told of at once."""
         boarded: list[_Rider] = []
         while len(boarded) < self._most and not self._closing:
             try:
@@ -315,17 +315,17 @@ class Coach:
                 boarded += self._riders(*seated)
         return boarded
 
-    def _riders(self, seat: Seat, works: Sequence[Work]) -> Iterator[_Rider]:
+    def _riders(self, place: DecoupledPlace, works: Sequence[Work]) -> Iterator[_Rider]:
         errors: dict[int, CarpoolError] = {}
         inputs = inputs_of(works, errors)
         for index, work in enumerate(works):
             if index in errors:
-                seat.ended(index, errors[index])
+                place.ended(index, errors[index])
                 continue
-            rider = _Rider(self, seat, index, work, inputs[index])
-            self.riding[seat, index] = rider
+            rider = _Rider(place, index, work, inputs[index])
+            self.riding[place, index] = rider
             yield rider
 
 
-def seats_of(backend: object) -> int:
+def places_of(backend: object) -> int:
     return cast(AnswersMany, backend).most_open

@@ -113,6 +113,8 @@ class Driver:
         scheduler, now = self.scheduler, monotonic()
         age, lag = scheduler.age, scheduler.lag
         for work in works:
+            if work.route is None:  # else another stands before this, and is asked about it
+                work.route = self
             if work.sent is not None:  # else it comes from no front end
                 age.seen(work.sent - work.arrived, now)
                 lag.seen(now - work.sent, now)
@@ -460,6 +462,11 @@ class Driver:
     def idle(self) -> bool:
         """Nobody waits and nothing runs."""
         return not self._running and not self.scheduler.lanes.requests
+
+    @property
+    def riders(self) -> int:
+        """How many wait."""
+        return self.scheduler.lanes.requests
 
     def close(self) -> list[Executes]:
         """Stop for good: whoever still waits is told. Returns the executors, which end by themselves."""

@@ -10,14 +10,20 @@ part stays free for the next client: nobody can take all, and the client that ha
 client that has its part, the connection or call that was silent for longest ends in favour of a new one.
 
 Times are arguments. Bytes may be counted in any thread; everything else belongs to the loop's.
+
+Whose work is done next, of what waits for a thread or a turn, `FairQueue` says.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush
 from ipaddress import IPv6Address, IPv6Network
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
+
+T = TypeVar("T")
 
 MOST_BYTES = 512 << 20
 """Held for all clients of a front end together; one client alone gets half of it."""
@@ -376,3 +382,117 @@ def client_of(address: object) -> str:
     parsed = IPv6Address(name.partition("%")[0])
     mapped = parsed.ipv4_mapped
     return str(mapped) if mapped is not None else str(IPv6Network((parsed, _NETWORK_BITS), strict=False))
+
+
+# ── whose work is next ──
+
+# Work that waits for a thread or a turn: by client, and each client's in its order. Start-time fair queueing:
+# each client has had some seconds of work, counted from where the least served stood when it came. Who had
+# least goes first. Clients that are about even are one queue, in which the most urgent goes first: those who
+# ask for little keep the order of their deadlines.
+
+EVEN_S = 0.05
+"""Seconds of work by which two clients may differ and count as even."""
+
+
+class _Line(Generic[T]):
+    """What one client waits for."""
+
+    __slots__ = ("heap", "running", "served", "weight")
+
+    def __init__(self, served: float) -> None:
+        self.heap: list[tuple[float, int, T, float]] = []  # urgency, arrival, what it is, its weight
+        self.served = served  # seconds of work, on the scale of all lines
+        self.running = 0
+        self.weight = 0.0  # of what waits
+
+
+class FairQueue(Generic[T]):
+    """`alive` says of an item whether it is still wanted: the others are passed over."""
+
+    def __init__(self, alive: Callable[[T], object]) -> None:
+        self._alive = alive
+        self._lines: dict[str, _Line[T]] = {}
+        self._sequence = 0
+        self._floor = 0.0  # where whoever comes begins
+
+    def push(self, client: str, urgency: float, item: T, weight: float = 0.0) -> None:
+        line = self._lines.get(client)
+        if line is None:
+            line = self._lines[client] = _Line(self._floor)
+        self._sequence += 1
+        line.weight += weight
+        heappush(line.heap, (urgency, self._sequence, item, weight))
+
+    def pop(self, may: Callable[[T], bool] | None = None) -> tuple[str, T] | None:
+        """The next item that is wanted and `may` begin now, and whose it is. Call `ended` for it later."""
+        first: list[tuple[float, float, int, str]] = []  # of each client: how much it had, and how urgent
+        for client in list(self._lines):
+            line = self._lines[client]
+            heap = line.heap
+            while heap and not self._alive(heap[0][2]):
+                heappop(heap)
+            if not heap:
+                if not line.running and line.served <= self._floor:
+                    del self._lines[client]
+            elif may is None or may(heap[0][2]):
+                first.append((line.served, heap[0][0], heap[0][1], client))
+        if not first:
+            return None
+        served, _, _, chosen = min(first)
+        if len(first) > 1:
+            chosen = min(first, key=lambda one: (one[0] > served + EVEN_S, one[1:]))[3]
+        self._floor = max(self._floor, served)
+        line = self._lines[chosen]
+        line.running += 1
+        _, _, item, weight = heappop(line.heap)
+        line.weight -= weight
+        return chosen, item
+
+    def left(self, client: str, weight: float) -> None:
+        """So much of what waited is not wanted any more."""
+        line = self._lines.get(client)
+        if line is not None:
+            line.weight -= weight
+
+    def ended(self, client: str, seconds: float) -> None:
+        """What was begun took so long."""
+        line = self._lines.get(client)
+        if line is not None:
+            line.running -= 1
+            line.served += seconds
+
+    def running(self, client: str) -> int:
+        """How much of a client's was begun and has not ended."""
+        line = self._lines.get(client)
+        return 0 if line is None else line.running
+
+    def served(self, client: str, seconds: float) -> None:
+        """So much was done for a client besides."""
+        line = self._lines.get(client)
+        if line is not None:
+            line.served += seconds
+
+    def behind(self, client: str, weight: float) -> float:
+        """Weight of others' work that waits and will come after so much more of this client's."""
+        line = self._lines.get(client)
+        mine = weight + (0.0 if line is None else line.weight)
+        return sum(max(0.0, other.weight - mine) for name, other in self._lines.items() if name != client)
+
+    def compact(self) -> None:
+        """Forget what is not wanted any more and would keep its memory."""
+        for line in self._lines.values():
+            line.heap = [entry for entry in line.heap if self._alive(entry[2])]
+            heapify(line.heap)
+
+    def __iter__(self) -> Iterator[T]:
+        """All that wait, by urgency."""
+        entries = sorted(
+            (entry[:2], index, client)
+            for client, line in self._lines.items()
+            for index, entry in enumerate(line.heap)
+        )
+        return iter([self._lines[client].heap[index][2] for _, index, client in entries])
+
+    def clear(self) -> None:
+        self._lines.clear()

@@ -1,4 +1,4 @@
-"""Threads for what clients make us decode, shared fairly among them: see `fair_queue`. A client that has had
+"""Threads for what clients make us decode, shared fairly among them: see `FairQueue`. A client that has had
 its part of the time rests while there are others."""
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from concurrent.futures import Executor
 from functools import partial
 from time import monotonic
 
-from carpool.frontend.clients.accounts import Accounts
-from carpool.frontend.clients.fair_queue import FairQueue
+from carpool.frontend.clients.accounts import Accounts, FairQueue
 
 _LONGEST_REST_S = 1.0
 

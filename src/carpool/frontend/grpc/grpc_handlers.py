@@ -21,7 +21,7 @@ from carpool.frontend.access.route_rules import Kind, rule_of
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import is_model_ready
 from carpool.frontend.grpc.grpc_infer import UnaryInfer
-from carpool.frontend.grpc.grpc_service import SERVICE, Service, log, refuse
+from carpool.frontend.grpc.grpc_service import SERVICE, GrpcService, log, refuse
 from carpool.frontend.grpc.infer_messages import parse
 from carpool.frontend.grpc.rpc import Handler, InTask, Rpc
 from carpool.frontend.grpc.rpc_heads import Status
@@ -50,7 +50,7 @@ _HealthCheckRequest = message_class("HealthCheckRequest", HEALTH.rpartition(".")
 _HealthCheckResponse = message_class("HealthCheckResponse", HEALTH.rpartition(".")[0])
 
 
-class Call(NamedTuple):
+class RpcMethod(NamedTuple):
     """The names of its messages follow from its own."""
 
     name: str
@@ -58,7 +58,7 @@ class Call(NamedTuple):
     told_who: bool = False  # `answer` also takes whose key the call brings
 
 
-def _model_ready(service: Service, request: Any) -> Document:
+def _model_ready(service: GrpcService, request: Any) -> Document:
     """A model that is not there is not ready, and that is all: as in Triton."""
     try:
         entry = service.look_up(request.name, request.version)
@@ -67,7 +67,7 @@ def _model_ready(service: Service, request: Any) -> Document:
     return {"ready": is_model_ready(service.door, entry)}
 
 
-async def _found(service: Service, request: Any) -> ModelEntry:
+async def _found(service: GrpcService, request: Any) -> ModelEntry:
     """Loaded for this, where that is done on demand."""
     try:
         return service.look_up(request.name, request.version)
@@ -77,16 +77,16 @@ async def _found(service: Service, request: Any) -> ModelEntry:
     return service.look_up(request.name, request.version)
 
 
-async def _model_metadata(service: Service, request: Any) -> Document:
+async def _model_metadata(service: GrpcService, request: Any) -> Document:
     entry = await _found(service, request)
     return documents.model_metadata(service.door.catalog, entry)
 
 
-async def _model_config(service: Service, request: Any) -> Document:
+async def _model_config(service: GrpcService, request: Any) -> Document:
     return {"config": (await _found(service, request)).config}
 
 
-async def _model_statistics(service: Service, request: Any) -> Document:
+async def _model_statistics(service: GrpcService, request: Any) -> Document:
     if request.name:
         service.look_up(request.name, request.version)
     asked = {"name": request.name, "version": request.version}
@@ -96,12 +96,12 @@ async def _model_statistics(service: Service, request: Any) -> Document:
 # ---- the repository ----------------------------------------------------------------------------------------
 
 
-def _repository_index(service: Service, request: Any) -> Document:
+def _repository_index(service: GrpcService, request: Any) -> Document:
     _only_repository(request)
     return {"models": documents.index(service.door.catalog.index, only_ready=request.ready)}
 
 
-async def _load(service: Service, request: Any) -> Document:
+async def _load(service: GrpcService, request: Any) -> Document:
     _only_repository(request)
     asked: dict[str, Any] = {"model": request.model_name}
     for name, parameter in request.parameters.items():
@@ -119,7 +119,7 @@ async def _load(service: Service, request: Any) -> Document:
     return {}
 
 
-async def _unload(service: Service, request: Any) -> Document:
+async def _unload(service: GrpcService, request: Any) -> Document:
     _only_repository(request)
     dependents = False
     for name, parameter in request.parameters.items():
@@ -150,22 +150,22 @@ def _wrong(name: str, sentence: str) -> InvalidInput:
 # ---- shared memory -----------------------------------------------------------------------------------------
 
 
-def _memory_status(service: Service, request: Any) -> Document:
+def _memory_status(service: GrpcService, request: Any) -> Document:
     regions = documents.region_status(service.door.catalog, request.name)
     return {"regions": {region["name"]: region for region in regions}}
 
 
-def _order(what: str, *names: str) -> Callable[[Service, Any], Awaitable[Document]]:
+def _order(what: str, *names: str) -> Callable[[GrpcService, Any], Awaitable[Document]]:
     """Passed on to the engine, with these fields of the request."""
 
-    async def answer(service: Service, request: Any) -> Document:
+    async def answer(service: GrpcService, request: Any) -> Document:
         await service.door.ask(what, {name: getattr(request, name) for name in names})
         return {}
 
     return answer
 
 
-def _cuda_register(_service: Service, _request: Any) -> Document:
+def _cuda_register(_service: GrpcService, _request: Any) -> Document:
     raise Unsupported(
         "CUDA shared memory is not offered on this server: register system shared memory instead"
     )
@@ -174,7 +174,7 @@ def _cuda_register(_service: Service, _request: Any) -> Document:
 # ---- settings ----------------------------------------------------------------------------------------------
 
 
-async def _trace_setting(service: Service, request: Any) -> Document:
+async def _trace_setting(service: GrpcService, request: Any) -> Document:
     """A setting without a value is cleared."""
     changes = {name: list(setting.value) or None for name, setting in request.settings.items()}
     asked = {"model": request.model_name, "settings": changes}
@@ -183,7 +183,7 @@ async def _trace_setting(service: Service, request: Any) -> Document:
     return {"settings": {name: {"value": list(map(str, values))} for name, values in told.items()}}
 
 
-async def _log_settings(service: Service, request: Any, who: Principal | None) -> Document:
+async def _log_settings(service: GrpcService, request: Any, who: Principal | None) -> Document:
     changes = {}
     for name, setting in request.settings.items():
         kind = setting.WhichOneof("parameter_choice")
@@ -201,25 +201,27 @@ def _kind(value: object) -> str:
 
 
 CALLS = (
-    Call("ServerLive", lambda _service, _request: {"live": True}),
-    Call("ServerReady", lambda service, _: {"ready": service.ready}),
-    Call("ServerMetadata", lambda service, _: documents.server_metadata(__version__, service.door.catalog)),
-    Call("ModelReady", _model_ready),
-    Call("ModelMetadata", _model_metadata),
-    Call("ModelConfig", _model_config),
-    Call("ModelStatistics", _model_statistics),
-    Call("RepositoryIndex", _repository_index),
-    Call("RepositoryModelLoad", _load),
-    Call("RepositoryModelUnload", _unload),
-    Call("SystemSharedMemoryStatus", _memory_status),
-    Call("SystemSharedMemoryRegister", _order("register-memory", "name", "key", "offset", "byte_size")),
-    Call("SystemSharedMemoryUnregister", _order("unregister-memory", "name")),
+    RpcMethod("ServerLive", lambda _service, _request: {"live": True}),
+    RpcMethod("ServerReady", lambda service, _: {"ready": service.ready}),
+    RpcMethod(
+        "ServerMetadata", lambda service, _: documents.server_metadata(__version__, service.door.catalog)
+    ),
+    RpcMethod("ModelReady", _model_ready),
+    RpcMethod("ModelMetadata", _model_metadata),
+    RpcMethod("ModelConfig", _model_config),
+    RpcMethod("ModelStatistics", _model_statistics),
+    RpcMethod("RepositoryIndex", _repository_index),
+    RpcMethod("RepositoryModelLoad", _load),
+    RpcMethod("RepositoryModelUnload", _unload),
+    RpcMethod("SystemSharedMemoryStatus", _memory_status),
+    RpcMethod("SystemSharedMemoryRegister", _order("register-memory", "name", "key", "offset", "byte_size")),
+    RpcMethod("SystemSharedMemoryUnregister", _order("unregister-memory", "name")),
     # There is never any CUDA memory to show or to let go, which clients ask for when they start.
-    Call("CudaSharedMemoryStatus", lambda _service, _request: {}),
-    Call("CudaSharedMemoryRegister", _cuda_register),
-    Call("CudaSharedMemoryUnregister", lambda _service, _request: {}),
-    Call("TraceSetting", _trace_setting),
-    Call("LogSettings", _log_settings, told_who=True),
+    RpcMethod("CudaSharedMemoryStatus", lambda _service, _request: {}),
+    RpcMethod("CudaSharedMemoryRegister", _cuda_register),
+    RpcMethod("CudaSharedMemoryUnregister", lambda _service, _request: {}),
+    RpcMethod("TraceSetting", _trace_setting),
+    RpcMethod("LogSettings", _log_settings, told_who=True),
 )
 """With ModelInfer and ModelStreamInfer, all of the service."""
 
@@ -227,7 +229,7 @@ CALLS = (
 class Handlers:
     """Asked for a handler when the head of a call is here, and its message not yet."""
 
-    def __init__(self, service: Service, guard: Guard | None = None) -> None:
+    def __init__(self, service: GrpcService, guard: Guard | None = None) -> None:
         self._service = service
         self._guard = guard or Guard()
         self._calls = {f"/{SERVICE}/{call.name}": _work(service, call) for call in CALLS}
@@ -353,7 +355,7 @@ def _bytes(value: str | bytes | None) -> bytes | None:
     return value.encode(errors="replace") if isinstance(value, str) else value
 
 
-def _check_concerned(call: Call, request: Any, who: Principal | None) -> None:
+def _check_concerned(call: RpcMethod, request: Any, who: Principal | None) -> None:
     """Whether the key is for what the message names, and a word in the log before anything changes."""
     rule = rule_of(call.name)
     of_model = call.name.startswith("Model")
@@ -364,7 +366,7 @@ def _check_concerned(call: Call, request: Any, who: Principal | None) -> None:
 
 
 def _work(
-    service: Service, call: Call
+    service: GrpcService, call: RpcMethod
 ) -> Callable[[Rpc, Principal | None, bytes], Coroutine[Any, Any, bytes | None]]:
     request_class = message_class(f"{call.name}Request")
     response_class = message_class(f"{call.name}Response")

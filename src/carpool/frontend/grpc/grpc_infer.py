@@ -1,5 +1,5 @@
 """ModelInfer: what calls say in their metadata and messages, and how they are answered. What happens in
-between is in `frontend.call`; streams are in `stream_infer`.
+between is in `frontend.calls.call`; streams are in `stream_infer`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from carpool.cache.answer_store import Kept
 from carpool.cache.cache_key import ANY, CACHE_CONTROL, Wish, read_cache_control
@@ -16,16 +16,17 @@ from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, InvalidInput, TooLarge
 from carpool.frontend.access.guard import check_model
 from carpool.frontend.access.keys import Principal
-from carpool.frontend.call import ClientCall
+from carpool.frontend.calls.asking import Made
+from carpool.frontend.calls.call import ClientCall
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import not_serving
 from carpool.frontend.grpc import infer_messages as messages
-from carpool.frontend.grpc.grpc_service import Failure, Service, origin_of, refuse
+from carpool.frontend.grpc.grpc_service import Failure, GrpcService, origin_of, refuse
 from carpool.frontend.grpc.infer_messages import Family, Parts
 from carpool.frontend.grpc.rpc import Ended, Message, Rpc, begin_now
 from carpool.frontend.grpc.rpc_heads import Metadata
 from carpool.frontend.pictures.sent_pictures import TensorPictures, check_pictures, sends_pictures
-from carpool.frontend.trace_context import Origin
+from carpool.frontend.traces.trace_context import Origin
 from carpool.link.door import (
     ATTEMPT,
     DEADLINE,
@@ -35,7 +36,6 @@ from carpool.link.door import (
     Answer,
     ModelEntry,
     Sender,
-    Slot,
     read_attempt,
     read_budget,
     read_latest,
@@ -44,6 +44,7 @@ from carpool.link.door import (
 )
 from carpool.link.step_times import Times, in_words, there
 from carpool.link.templates import DeclaredOutputs
+from carpool.memory.arena import Slot
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row
 from carpool.types import StepTiming
@@ -64,7 +65,7 @@ _WORTH_A_SLOT, _ALGORITHMS = 16 * 1024, ("identity", "gzip", "deflate")
 Reply = Callable[[bytes | Failure], None]
 
 
-class Asked(NamedTuple):
+class CallMetadata(NamedTuple):
     """What a call says beside its message."""
 
     budget: float = INFINITY  # seconds from its head to the client's deadline
@@ -88,7 +89,7 @@ class Asked(NamedTuple):
         return min(rpc.deadline, head_at + self.budget)
 
 
-def read_metadata(metadata: Metadata, who: Principal | None = None) -> Asked:
+def read_metadata(metadata: Metadata, who: Principal | None = None) -> CallMetadata:
     """Raises `InvalidInput` that names the entry at fault. `who` is whose key is among them."""
     budget, source, latest, compression, wish, side = INFINITY, "", False, "", ANY, ""
     for key, value in metadata:
@@ -111,7 +112,7 @@ def read_metadata(metadata: Metadata, who: Principal | None = None) -> Asked:
             compression = "" if value == "identity" else str(value)
     sender = Sender(source, latest, again=read_attempt(dict(metadata).get(_ATTEMPT)))
     sender = sender if who is None else sender.with_key(who)
-    return Asked(budget, sender, compression, wish, side, metadata)
+    return CallMetadata(budget, sender, compression, wish, side, metadata)
 
 
 class GrpcCall(ClientCall):
@@ -120,12 +121,12 @@ class GrpcCall(ClientCall):
     __slots__ = ("_asked", "_family", "_more", "_reply", "_service", "_who", "id")
 
     form = "grpc"
-    one_answer = "ModelInfer RPC doesn't support models with decoupled transaction policy"  # Triton's words
+    refuses_many = "ModelInfer RPC doesn't support models with decoupled transaction policy"  # Triton's words
 
     def __init__(
         self,
-        service: Service,
-        asked: Asked,
+        service: GrpcService,
+        asked: CallMetadata,
         deadline: float,
         who: Principal | None,
         reply: Reply,
@@ -264,7 +265,7 @@ class GrpcCall(ClientCall):
     def _choose_side(self) -> None:
         """It names no version, and there may be two."""
         asked, service = self._asked, self._service
-        self.split = split = service.routing.split(self.entry.name, asked.side, tensors=True)
+        self.rollout = split = service.routing.split(self.entry.name, asked.side, tensors=True)
         if split is not None:
             sender = self.sender.with_options(self.head.options)
             self.entry = split.choose(sender, self.arrived, asked.headers, asked.side)
@@ -289,8 +290,8 @@ class GrpcCall(ClientCall):
         family = self._family
         assert family is not None
         entry = self._service.look_up(family.model, family.version)
-        if self.split is not None:
-            self.split = split = self._service.routing.split(entry.name, tensors=True)
+        if self.rollout is not None:
+            self.rollout = split = self._service.routing.split(entry.name, tensors=True)
             if split is not None:
                 entry = split.candidate if self.entry.version == split.candidate.version else split.stable
         return entry, self._service.row(entry)
@@ -306,14 +307,14 @@ class GrpcCall(ClientCall):
     def origin(self, error: CarpoolError | None) -> Origin:
         return origin_of("ModelStreamInfer" if self._more else "ModelInfer", error)
 
-    def _named(self, head: RequestHead) -> RequestHead:
+    def named(self, head: RequestHead) -> RequestHead:
         return replace(head, id=self.id.decode())
 
     def _what(self) -> Mapping[str, str]:
         return {"id": self.id.decode(errors="replace")[:80]}
 
-    def _encode(self, answer: Answer, placed: Mapping[str, Placed]) -> Kept:
-        return Kept(messages.encode_outputs(self._listed(answer, placed)))
+    def encode(self, made: Made) -> Kept:
+        return Kept(messages.encode_outputs(self._listed(made, made.placed)))
 
     def _listed(self, answer: Answer, placed: Mapping[str, Placed]) -> Sequence[tuple[bytes, Buffer]]:
         asked, outputs = self.head.outputs, answer.outputs
@@ -332,8 +333,8 @@ class GrpcCall(ClientCall):
     def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
         entry, more = self.entry, self._more
         listed: Sequence[tuple[bytes, Buffer]] = ()
-        if more and self.told is not None:  # a stream has no metadata for each of its answers
-            more += messages.text_parameter(CACHE_WORDS, self.told.words)
+        if more and self.cache_status is not None:  # a stream has no metadata for each of its answers
+            more += messages.text_parameter(CACHE_WORDS, self.cache_status.words)
         if kept is None:
             listed = self._listed(answer, placed)
         else:
@@ -355,7 +356,7 @@ class UnaryInfer:
 
     many = False
 
-    def __init__(self, service: Service, rpc: Rpc, who: Principal | None = None) -> None:
+    def __init__(self, service: GrpcService, rpc: Rpc, who: Principal | None = None) -> None:
         self._service = service
         self._rpc: Rpc | None = rpc
         self._who = who
@@ -380,7 +381,7 @@ class UnaryInfer:
     def take(self, message: Message, compressed: bool) -> None:
         service, rpc, who = self._service, self._rpc, self._who
         assert rpc is not None
-        asked = rpc.head.asked if who is None else None
+        asked = cast("CallMetadata | None", rpc.head.asked) if who is None else None
         if asked is None:
             try:
                 asked = read_metadata(rpc.head.metadata, who)
@@ -418,15 +419,15 @@ class UnaryInfer:
         rpc, call = self._rpc, self._call
         if rpc is None or call is None:
             return
-        told = call.told
+        status = call.cache_status
         self._over()
         if isinstance(result, Failure):
             refuse(rpc, result.error, result.times)
-        elif told is None:
+        elif status is None:
             rpc.answer(result)
         else:
-            words = (CACHE_WORDS.replace("_", "-"), told.words)
-            rpc.answer(result, (words, ("cache-status", f"carpool; {told.status}")))
+            words = (CACHE_WORDS.replace("_", "-"), status.words)
+            rpc.answer(result, (words, ("cache-status", f"carpool; {status.status}")))
 
     def left(self) -> None:
         call, task = self._call, self._task

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from carpool.config.server import ServerSettings
 from carpool.frontend.access.access import Access
-from carpool.frontend.forwarded_headers import ForwardedHeaders
-from carpool.frontend.front_caches import CacheParts
+from carpool.frontend.caches.front_caches import CacheParts
+from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.grpc.grpc_handlers import Handlers
-from carpool.frontend.grpc.grpc_service import Service
+from carpool.frontend.grpc.grpc_service import GrpcService
 from carpool.frontend.grpc.h2_connection import H2Connection
 from carpool.frontend.grpc.h2_shared import H2Shared
 from carpool.frontend.http.http_server import accept
@@ -40,7 +40,7 @@ class GrpcServer:
         threads = threads_for(settings.grpc_frontends)
         hidden = () if access is None else access.guard.proofs
         forward = ForwardedHeaders.of(settings.grpc_header_forward_pattern, hidden)
-        self.service = Service(door, block, settings, threads, cache, forward)
+        self.service = GrpcService(door, block, settings, threads, cache, forward)
         self._access = access
         self._limits = Limits(**{name: getattr(settings, name) for name in _LIMITS})
         self._descriptors = Descriptors()

@@ -6,34 +6,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 from urllib.parse import quote
 
 from carpool import errors
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, retry_after, without_stack
+from carpool.frontend.caches.front_caches import CacheParts
+from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
+from carpool.frontend.calls.packing import AT_ONCE
 from carpool.frontend.clients.accounts import CALL, Accounts, Shares
 from carpool.frontend.clients.fair_threads import FairThreads
-from carpool.frontend.forwarded_headers import ForwardedHeaders
-from carpool.frontend.front_caches import CacheParts
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.grpc.infer_messages import FINAL_PARAMETER, Families
 from carpool.frontend.grpc.inflater import Inflater
 from carpool.frontend.grpc.rpc import Rpc
 from carpool.frontend.grpc.rpc_heads import PRINTABLE, Status
-from carpool.frontend.grpc.stream_turns import StreamTurns
+from carpool.frontend.grpc.stream_turns import OpenStream, StreamTurns
 from carpool.frontend.http.infer_route import LargestBody
-from carpool.frontend.packing import AT_ONCE
-from carpool.frontend.trace_context import Origin
+from carpool.frontend.traces.trace_context import Origin
 from carpool.link.door import Catalog, Door
 from carpool.link.step_times import Times
 from carpool.memory.spare_memory import SpareMemory
 from carpool.observe.counters import Block
 from carpool.observe.logs import logger
 from carpool.wire.proto import message_class
-
-if TYPE_CHECKING:
-    from carpool.frontend.grpc.stream_infer import Stream
 
 T = TypeVar("T")
 
@@ -59,7 +56,7 @@ def largest_message(catalog: Catalog, settings: ServerSettings) -> int:
     return min(limit, 1 << (max(needed, _SHORT_MESSAGE) - 1).bit_length())
 
 
-class Service(FrontService):
+class GrpcService(FrontService):
     """`with` it, every call is counted while it lasts."""
 
     def __init__(
@@ -85,7 +82,7 @@ class Service(FrontService):
         self.inflating = Shares(_MOST_INFLATING)
         self._inflaters = FairThreads(self.accounts, self.threads, _INFLATERS)
         self.turns = StreamTurns(self.accounts)
-        self.streams: dict[Stream, None] = {}  # that are open
+        self.streams: dict[OpenStream, None] = {}  # that are open
 
     def stop(self) -> None:
         """Take no more requests; those that were taken are answered."""

@@ -5,6 +5,7 @@ wait are counted in their client's account."""
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterable
 from time import monotonic
 
@@ -12,7 +13,6 @@ from carpool.frontend.clients.accounts import Accounts
 from carpool.frontend.grpc import h2_frames as h2
 from carpool.frontend.grpc.h2_frames import FRAME, Breach, Code
 from carpool.frontend.grpc.rpc import Rpc
-from carpool.link.records import write_at_once
 
 _WRITTEN_TOGETHER = 64 * 1024
 _LAST_BLOCK = h2.END_HEADERS | h2.END_STREAM
@@ -219,7 +219,10 @@ class Outgoing:
         if self._out or self._file < 0 or transport.is_closing() or transport.get_write_buffer_size():
             self.send(data)
             return
-        rest = write_at_once(self._file, data)
+        try:  # without the interpreter lock: see `link.records.Outbox.send`
+            rest = data[os.write(self._file, data) :]
+        except OSError:  # it is full, or gone, which reading tells
+            rest = data
         if rest:
             self.send(rest)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from carpool.errors import without_stack
 from carpool.frontend.clients.accounts import CONNECTION
 from carpool.frontend.grpc import h2_frames as h2
-from carpool.frontend.grpc.grpc_service import Service, log
+from carpool.frontend.grpc.grpc_service import GrpcService, log
 from carpool.frontend.grpc.h2_frames import Breach, Code
 from carpool.frontend.grpc.rpc import WINDOW, Handler, Rpc
 from carpool.frontend.grpc.rpc_heads import ENCODINGS, Status
@@ -33,7 +33,7 @@ _LET_GO_AT_ONCE = 8  # calls
 
 
 class H2Shared:
-    def __init__(self, service: Service, find: Callable[[Rpc], Handler | None], limits: Limits) -> None:
+    def __init__(self, service: GrpcService, find: Callable[[Rpc], Handler | None], limits: Limits) -> None:
         self.service = service
         self._find = find
         self.limits = limits

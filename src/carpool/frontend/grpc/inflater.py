@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from carpool.errors import Unavailable
-from carpool.frontend.clients.accounts import Stake
+from carpool.frontend.clients.accounts import Accounts, Stake
 from carpool.frontend.grpc.rpc_heads import Status
-
-if TYPE_CHECKING:
-    from carpool.frontend.grpc.grpc_service import Service
 
 _AT_ONCE = 8 * 1024  # bytes, in or out, in the loop; they name the model
 _WINDOW = 16 * 1024  # bytes of input: what zlib leaves of it comes back as a copy
 _STEP, _STEPS = 256 * 1024, 16  # bytes of output, and how many times in one turn
 _TRAILER, _SHORTEST_GZIP = 4, 18
 _MOST_TIMES = 1032  # as many bytes as one can become
+
+
+class MessageBounds(Protocol):
+    """How long messages may be, and who pays for them: `GrpcService` says it."""
+
+    accounts: Accounts
+    largest_message: int
+
+    def most_of(self, start: bytes) -> int:
+        """Bytes that a message may have that starts like this."""
 
 
 class Inflater:
@@ -28,19 +35,25 @@ class Inflater:
     """
 
     __slots__ = (
-        *("_at", "_by_model", "_data", "_encoding", "_most", "_service", "_stake", "_stream"),
+        *("_at", "_bounds", "_by_model", "_data", "_encoding", "_most", "_stake", "_stream"),
         *("complete", "fault", "found"),
     )
 
     def __init__(
-        self, message: memoryview, encoding: str, service: Service, stake: Stake | None, *, by_model: bool
+        self,
+        message: memoryview,
+        encoding: str,
+        bounds: MessageBounds,
+        stake: Stake | None,
+        *,
+        by_model: bool,
     ) -> None:
         self._data = message
         self._encoding = encoding
-        self._service = service
+        self._bounds = bounds
         self._stake = stake
         self._by_model = by_model
-        self._most = service.largest_message
+        self._most = bounds.largest_message
         self._at = 0
         self._stream = self._new_stream()
         self.complete = False
@@ -53,7 +66,7 @@ class Inflater:
         if self.complete:
             return
         if self._by_model:
-            self._most = self._service.most_of(bytes(self.found))
+            self._most = self._bounds.most_of(bytes(self.found))
         size = max(len(self.found), self._said_size())
         if size > _MOST_TIMES * len(self._data):
             self._fail_damaged()
@@ -90,7 +103,7 @@ class Inflater:
         size = len(self.found) + len(piece)
         if size > self._most:
             self._fail(Status.RESOURCE_EXHAUSTED, too_long(size, self._most))
-        elif self._stake is not None and not self._service.accounts.take(self._stake, len(piece)):
+        elif self._stake is not None and not self._bounds.accounts.take(self._stake, len(piece)):
             self.refuse()
         else:
             self.found += piece
@@ -115,7 +128,7 @@ class Inflater:
     def _forget(self) -> None:
         """What came out is not held any more."""
         if self._stake is not None:
-            self._service.accounts.give(self._stake, len(self.found))
+            self._bounds.accounts.give(self._stake, len(self.found))
         self.found = bytearray()
 
 

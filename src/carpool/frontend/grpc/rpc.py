@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from carpool.core.job import INFINITY
 from carpool.errors import Unavailable
+from carpool.frontend.calls.packing import AT_ONCE
 from carpool.frontend.clients.accounts import Stake
 from carpool.frontend.grpc.h2_frames import LARGEST_WINDOW
 from carpool.frontend.grpc.inflater import Inflater, too_long, too_many_messages
 from carpool.frontend.grpc.rpc_heads import HEAD, HEADS, CallHead, Metadata, Status, trailers
-from carpool.frontend.packing import AT_ONCE
 
 if TYPE_CHECKING:
-    from carpool.frontend.grpc.grpc_service import Service
+    from carpool.frontend.grpc.grpc_service import GrpcService
     from carpool.frontend.grpc.h2_outgoing import Outgoing
 
 WINDOW = 4 << 20
@@ -75,7 +75,7 @@ class Rpc:
         *("pending", "received", "send_window", "sent", "service", "since", "stake", "window"),
     )
 
-    def __init__(self, outgoing: Outgoing, number: int, head: CallHead, service: Service) -> None:
+    def __init__(self, outgoing: Outgoing, number: int, head: CallHead, service: GrpcService) -> None:
         self._outgoing: Outgoing | None = outgoing
         self.number = number
         self.head = head

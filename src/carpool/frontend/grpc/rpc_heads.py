@@ -8,14 +8,11 @@ import re
 from base64 import b64decode
 from enum import IntEnum
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Any
 from urllib.parse import quote
 
 from carpool.core.job import INFINITY
 from carpool.frontend.grpc.h2_frames import BlockReader, Fields, field
-
-if TYPE_CHECKING:
-    from carpool.frontend.grpc.grpc_infer import Asked
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -78,7 +75,7 @@ class CallHead:
 
     def __init__(self, fields: Fields, size: int) -> None:
         self.size = size  # as it counts against the limit
-        self.asked: Asked | None = None  # what its metadata ask for, once somebody has looked
+        self.asked: Any = None  # what its metadata ask for, once somebody has looked
         self.path = ""
         self.metadata: Metadata = ()
         self.timeout = INFINITY  # seconds

@@ -16,10 +16,10 @@ from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable, Un
 from carpool.frontend.access.guard import Guard
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.grpc import infer_messages as messages
-from carpool.frontend.grpc.grpc_infer import Asked, GrpcCall, Reply, read_metadata
+from carpool.frontend.grpc.grpc_infer import CallMetadata, GrpcCall, Reply, read_metadata
 from carpool.frontend.grpc.grpc_service import (
     Failure,
-    Service,
+    GrpcService,
     failed_in_stream,
     refuse,
 )
@@ -43,11 +43,11 @@ EMPTY_FINAL = "triton_enable_empty_final_response"
 class StreamCall(GrpcCall):
     __slots__ = ("_ended", "_last", "say_part")
 
-    one_answer = ""
+    refuses_many = ""
     say_part: Callable[[bytes], None]
 
     def __init__(
-        self, service: Service, asked: Asked, deadline: float, who: Principal | None, reply: Reply
+        self, service: GrpcService, asked: CallMetadata, deadline: float, who: Principal | None, reply: Reply
     ) -> None:
         super().__init__(service, asked, deadline, who, reply, FINAL_PARAMETER)
         self._ended = False  # an answer has said that it is the last
@@ -57,7 +57,7 @@ class StreamCall(GrpcCall):
         """Nobody is told any more: the two would keep each other."""
         self._reply = self.say_part = _nobody
 
-    def _write_part(self, answer: Answer) -> None:
+    def _say_part(self, answer: Answer) -> None:
         self._ended = answer.last
         if answer.last and self.entry.writes:
             self._last = answer
@@ -106,7 +106,7 @@ class Stream:
 
     def __init__(
         self,
-        service: Service,
+        service: GrpcService,
         rpc: Rpc,
         who: Principal | None,
         guard: Guard,

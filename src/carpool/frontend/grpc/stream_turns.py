@@ -8,16 +8,25 @@ from __future__ import annotations
 
 import asyncio
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from carpool.frontend.clients.accounts import Accounts
-from carpool.frontend.clients.fair_queue import FairQueue
-
-if TYPE_CHECKING:
-    from carpool.frontend.grpc.stream_infer import Stream
+from carpool.frontend.clients.accounts import Accounts, FairQueue
 
 TURN_S = 0.001
 _LONGEST_REST_S = 0.1
+
+
+class OpenStream(Protocol):
+    """A stream, as the front end knows it while it is open."""
+
+    client: str
+    over: bool
+
+    def go_on(self, now: float) -> bool:
+        """Begin its next message; whether that was a mistake."""
+
+    def stop(self) -> None:
+        """The server stops: what was read is answered."""
 
 
 class StreamTurns:
@@ -25,10 +34,10 @@ class StreamTurns:
 
     def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts
-        self._queue: FairQueue[Stream] = FairQueue(lambda one: not one.over)
+        self._queue: FairQueue[OpenStream] = FairQueue(lambda one: not one.over)
         self._next_turn: asyncio.Handle | None = None
 
-    def push(self, stream: Stream) -> None:
+    def push(self, stream: OpenStream) -> None:
         """It has a message, or has said all."""
         self._queue.push(stream.client, 0.0, stream)
         self._schedule(0.0)
@@ -43,7 +52,7 @@ class StreamTurns:
         accounts, now, rests = self._accounts, monotonic(), [_LONGEST_REST_S]
         ends = now + TURN_S
 
-        def may(one: Stream) -> bool:
+        def may(one: OpenStream) -> bool:
             rest_s = accounts.rest_s(one.client, now)
             if rest_s > 0.0:
                 rests.append(rest_s)

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from carpool.errors import CarpoolError, NotFound
 from carpool.frontend import documents
 from carpool.frontend.access.guard import Guard
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.access.route_rules import Rule, rule_of
-from carpool.frontend.forwarded_headers import ForwardedHeaders
-from carpool.frontend.front_caches import CacheParts
+from carpool.frontend.caches.front_caches import CacheParts
+from carpool.frontend.calls.asking import Feature
+from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.http import openapi, rollout_routes, small_routes
 from carpool.frontend.http.chat_route import PREFIX, InOpenAiWords, list_models, one_model, start_chat
-from carpool.frontend.http.exchange import BodyPlan, Exchange, Fault, WrongMethod
+from carpool.frontend.http.exchange import BodyPlan, Exchange, Start, WrongMethod
 from carpool.frontend.http.fairness import Fairness
 from carpool.frontend.http.generate_route import start_generate
-from carpool.frontend.http.http_service import Handler, Service, SharedPage, Start, Starter
+from carpool.frontend.http.http_service import Handler, HttpService, SharedPage, Starter
 from carpool.frontend.http.image_route import TASK_ROUTES, start_task
 from carpool.frontend.http.infer_route import start_infer
 from carpool.frontend.http.limits import MIB
 from carpool.frontend.http.orca_report import LoadReport
-from carpool.frontend.http.parsing import RequestHead
+from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.http.text_route import TEXT_TASKS, start_predict, start_text
 from carpool.frontend.http.torchserve_routes import ping, start_prediction
 from carpool.link.door import Door
@@ -33,7 +34,7 @@ Target = TypeVar("Target")
 _LONGEST_SHOWN = 80
 
 
-class Route(NamedTuple, Generic[Target]):
+class UrlRoute(NamedTuple, Generic[Target]):
     """`{name}` in a pattern is any one segment; what stands in brackets may be absent."""
 
     method: str
@@ -44,7 +45,7 @@ class Route(NamedTuple, Generic[Target]):
 class Router(Generic[Target]):
     """Matches whole segments that are decoded already, so an escaped slash never becomes a separator."""
 
-    def __init__(self, table: Iterable[Route[Target]]) -> None:
+    def __init__(self, table: Iterable[UrlRoute[Target]]) -> None:
         self._by_length: dict[int, list[tuple[list[str], dict[str, Target]]]] = {}
         for route in table:
             for pattern in _expanded(route.pattern):
@@ -60,7 +61,7 @@ class Router(Generic[Target]):
                 return _handler_for(method, handlers), variables
         raise NotFound(f"there is nothing at '{_shown(segments)}'")
 
-    def _add(self, parts: list[str], route: Route[Target]) -> None:
+    def _add(self, parts: list[str], route: UrlRoute[Target]) -> None:
         lines = self._by_length.setdefault(len(parts), [])
         for known, handlers in lines:
             if known == parts:
@@ -102,12 +103,12 @@ def _shown(segments: Sequence[str]) -> str:
     return path if len(path) <= _LONGEST_SHOWN else path[:_LONGEST_SHOWN] + "…"
 
 
-def _get(pattern: str, handler: Handler, cost: float = 0.0) -> Route[Starter]:
-    return Route("GET", pattern, small_routes.per_request(handler, cost))
+def _get(pattern: str, handler: Handler, cost: float = 0.0) -> UrlRoute[Starter]:
+    return UrlRoute("GET", pattern, small_routes.per_request(handler, cost))
 
 
-def _post(pattern: str, handler: Handler) -> Route[Starter]:
-    return Route("POST", pattern, small_routes.per_request(handler))
+def _post(pattern: str, handler: Handler) -> UrlRoute[Starter]:
+    return UrlRoute("POST", pattern, small_routes.per_request(handler))
 
 
 _MODEL = "/v2/models/{model}[/versions/{version}]"
@@ -115,18 +116,18 @@ _ROLLOUT = "/v2/models/{model}/rollout"
 _HISTORY_S = 0.002  # of the front end's, to gather the points of 15 minutes
 _ASKED_S = 0.002  # of the engine's time, for a document that only it can write
 
-ROUTES: tuple[Route[Starter], ...] = (
-    Route("POST", f"{_MODEL}/infer", start_infer),
-    Route("POST", f"{_MODEL}/generate", start_generate(streams=False)),
-    Route("POST", f"{_MODEL}/generate_stream", start_generate(streams=True)),
+ROUTES: tuple[UrlRoute[Starter], ...] = (
+    UrlRoute("POST", f"{_MODEL}/infer", start_infer),
+    UrlRoute("POST", f"{_MODEL}/generate", start_generate(streams=False)),
+    UrlRoute("POST", f"{_MODEL}/generate_stream", start_generate(streams=True)),
     *(
-        Route("POST", path, start_text(task) if task in TEXT_TASKS else start_task(task))
+        UrlRoute("POST", path, start_text(task) if task in TEXT_TASKS else start_task(task))
         for task, path in TASK_ROUTES.items()
     ),
-    Route("POST", "/models/{model}/predict", start_predict),
-    Route("POST", "/predictions/{model}[/{version}]", start_prediction),
-    Route("PUT", "/predictions/{model}[/{version}]", start_prediction),
-    Route("POST", "/v1/chat/completions", start_chat),
+    UrlRoute("POST", "/models/{model}/predict", start_predict),
+    UrlRoute("POST", "/predictions/{model}[/{version}]", start_prediction),
+    UrlRoute("PUT", "/predictions/{model}[/{version}]", start_prediction),
+    UrlRoute("POST", "/v1/chat/completions", start_chat),
     _get("/v1/models", list_models),
     _get("/v1/models/{model}", one_model),
     _get("/ping", ping),
@@ -150,7 +151,7 @@ ROUTES: tuple[Route[Starter], ...] = (
     _get(f"{_MODEL}/drift", small_routes.drift, _ASKED_S),
     _post(f"{_MODEL}/drift", small_routes.change_drift),
     _get(f"{_MODEL}/cache", small_routes.cache_status),
-    Route("DELETE", "/v2/models/{model}/cache", small_routes.per_request(small_routes.clear_cache)),
+    UrlRoute("DELETE", "/v2/models/{model}/cache", small_routes.per_request(small_routes.clear_cache)),
     _get(_ROLLOUT, rollout_routes.status, _ASKED_S),
     _post(_ROLLOUT, rollout_routes.act),
     _get(f"{_ROLLOUT}/disagreements", rollout_routes.disagreements, _ASKED_S),
@@ -176,9 +177,9 @@ ROUTES: tuple[Route[Starter], ...] = (
 Ruled: TypeAlias = tuple[Rule, Starter]
 
 
-def _ruled(route: Route[Starter]) -> Route[Ruled]:
+def _ruled(route: UrlRoute[Starter]) -> UrlRoute[Ruled]:
     rule = rule_of(f"{route.method} {route.pattern}")
-    return Route(route.method, route.pattern, (rule, route.handler))
+    return UrlRoute(route.method, route.pattern, (rule, route.handler))
 
 
 class _WhileKeysLast:
@@ -186,7 +187,7 @@ class _WhileKeysLast:
 
     __slots__ = ("_generation", "_guard", "_head", "_passed", "_start")
 
-    def __init__(self, guard: Guard, head: RequestHead, passed: Callable[[], Start]) -> None:
+    def __init__(self, guard: Guard, head: HttpHead, passed: Callable[[], Start]) -> None:
         self._guard = guard
         self._head = head
         self._passed = passed
@@ -215,7 +216,7 @@ class HttpApp:
     server bounds all of them. `picture_threads` decode pictures. `fair` divides this front end's own time;
     `guard` says who may pass; pictures may be fetched from `picture_hosts`; `cache` is what may be kept.
     `load_report` says whether answers tell the load: off, asked or always; `forward` which headers models
-    are told.
+    are told. `features` are wrapped around all others (`front_service.Features`).
     """
 
     def __init__(
@@ -233,32 +234,27 @@ class HttpApp:
         cache: CacheParts | None = None,
         load_report: str = "off",
         forward: ForwardedHeaders | None = None,
+        features: Sequence[Feature] = (),
     ) -> None:
         self._report = None if load_report == "off" else LoadReport(table, always=load_report == "always")
         fair = Fairness() if fair is None else fair
-        self._service = Service(
-            door, block, metrics, table, max_body_bytes, picture_threads, fair, picture_hosts, cache, forward
-        )
+        given = max_body_bytes, picture_threads, fair, picture_hosts, cache, forward, features
+        self._service = HttpService(door, block, metrics, table, *given)
         self._guard = guard or Guard()
         self._service.asks_for_keys = self._guard.asks_for_keys
         self._router = Router(map(_ruled, ROUTES))
         self.tracer = self._service.tracer
 
-    def begin(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
-        try:
-            start = cast("Start | None", head.derived)
-            if start is None:
-                head.derived = start = self._start(head)
-            return start(exchange)
-        except Fault:
-            raise
-        except CarpoolError as error:
-            if head.path.startswith(PREFIX):
-                exchange.answer_through(InOpenAiWords)
-            self._service.fair.tell(exchange, error)
-        return None
+    def begin(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
+        head.start = start = self._start(head)
+        return start(exchange)
 
-    def _start(self, head: RequestHead) -> Start:
+    def refused(self, exchange: Exchange, error: CarpoolError) -> None:
+        if exchange.head.path.startswith(PREFIX):
+            exchange.answer_through(InOpenAiWords)
+        self._service.fair.tell(exchange, error)
+
+    def _start(self, head: HttpHead) -> Start:
         """Whether it may pass is asked once for all requests with this head, until the keys change."""
         self._guard.check_host(head.headers)
         (rule, starter), variables = self._router.find(head.method, head.segments())
@@ -311,17 +307,14 @@ class MetricsApp:
         self._page = page
         self._fair = fair
         self._guard = guard or Guard()
-        self._router = Router([Route("GET", "/metrics", _METRICS_RULE)])
+        self._router = Router([UrlRoute("GET", "/metrics", _METRICS_RULE)])
 
-    def begin(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
-        try:
-            self._guard.check_host(head.headers)
-            self._router.find(head.method, head.segments())
-            self._guard.check_http(_METRICS_RULE, head.headers, "GET /metrics")
-        except Fault:
-            raise
-        except CarpoolError as error:
-            self._fair.tell(exchange, error)
-        else:
-            self._fair.document(exchange, lambda: small_routes.answer_metrics(exchange, self._page))
+    def begin(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
+        self._guard.check_host(head.headers)
+        self._router.find(head.method, head.segments())
+        self._guard.check_http(_METRICS_RULE, head.headers, "GET /metrics")
+        self._fair.document(exchange, lambda: small_routes.answer_metrics(exchange, self._page))
         return None
+
+    def refused(self, exchange: Exchange, error: CarpoolError) -> None:
+        self._fair.tell(exchange, error)

@@ -16,7 +16,7 @@ from carpool.frontend.clients.accounts import Accounts
 from carpool.frontend.http.borrowed_socket import skip_received
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Fault, More, Receive, bad_request
 from carpool.frontend.http.limits import Limits
-from carpool.frontend.http.parsing import RequestHead
+from carpool.frontend.http.parsing import HttpHead
 
 if TYPE_CHECKING:
     from carpool.frontend.http.shared import Shared
@@ -109,7 +109,7 @@ def body_encoding(field: bytes | None) -> bytes | None:
     raise Fault(415, "the Content-Encoding has to be gzip, deflate or identity", "unsupported-encoding")
 
 
-class Inflater:
+class BodyInflater:
     """Decompresses one body in steps, and stops at the step that takes it over `limit`.
 
     Each step looks at a window of the compressed bytes: what zlib leaves of its input comes back as a copy,
@@ -195,7 +195,7 @@ class CompressedBody(GatheredBody):
         super().take(piece)
         if not self._looked and len(self) >= _WINDOW:
             self._looked = True
-            Inflater(self.encoding, bytes(self[:_WINDOW]), self._most, self.payer, whole=False).begin()
+            BodyInflater(self.encoding, bytes(self[:_WINDOW]), self._most, self.payer, whole=False).begin()
 
 
 def inflate(
@@ -207,7 +207,7 @@ def inflate(
     failed: Callable[[Exception], None],
 ) -> None:
     """Tell the app that its request is here. Raises what goes wrong, or tells it later to `failed`."""
-    inflater = Inflater(body.encoding, body, plan.limit, body.payer)
+    inflater = BodyInflater(body.encoding, body, plan.limit, body.payer)
     if inflater.begin():
         plan.done(inflater.body, received_at)
         return
@@ -228,7 +228,7 @@ class Inflation:
     def __init__(
         self,
         plan: Collect,
-        inflater: Inflater,
+        inflater: BodyInflater,
         received_at: float,
         exchange: Exchange,
         shared: Shared,
@@ -362,7 +362,7 @@ class ChunkedReader:
             raise bad_request("the chunked body has too many extensions or trailers")
 
 
-class Intake:
+class BodyIntake:
     """One per connection, used again for every request. The hot path uses `into`, `got`, `room` and `size`.
 
     `into` may be a byte longer than the body. A read that leaves room is known to have taken all there was;
@@ -386,7 +386,7 @@ class Intake:
         self.size = 0  # of a body of known length
         self.room = 0  # how much of it `into` can hold
 
-    def start(self, head: RequestHead, plan: BodyPlan, exchange: Exchange) -> None:
+    def start(self, head: HttpHead, plan: BodyPlan, exchange: Exchange) -> None:
         """Follow the app's plan; raises `Fault` for a body that will not do."""
         self.got = 0
         size = head.content_length
@@ -408,15 +408,12 @@ class Intake:
                 raise too_large(plan.limit)
             else:
                 self.gathered = GatheredBody(plan.limit, payer)
-            self._give_to(self.gathered, size)
+            if size is None:
+                self.chunks = ChunkedReader(self._limits, self.gathered)
+            else:
+                self._sink, self.size = self.gathered, size
         else:
             self.skip(head)
-
-    def _give_to(self, sink: Sink, size: int | None) -> None:
-        if size is None:
-            self.chunks = ChunkedReader(self._limits, sink)
-        else:
-            self._sink, self.size = sink, size
 
     def grow(self) -> None:
         """The room is used up and the body is not complete: go on in a longer buffer, if there is one."""
@@ -427,14 +424,16 @@ class Intake:
             self.into = longer[: self.size + 1]
             self.room = min(self.size, longer.nbytes)
 
-    def skip(self, head: RequestHead) -> None:
+    def skip(self, head: HttpHead) -> None:
         discard = Discard(self._limits.drain_bytes)
         if self.chunks is not None:
             self.chunks.sink = discard
         elif self.started:
             self._sink, self.into = discard, None
+        elif head.content_length is None:
+            self.chunks = ChunkedReader(self._limits, discard)
         else:
-            self._give_to(discard, head.content_length)
+            self._sink, self.size = discard, head.content_length
         self.gathered = None
 
     def forget(self) -> None:

@@ -14,11 +14,11 @@ _HUNG_UP = getattr(select, "POLLRDHUP", 0)  # Linux's; elsewhere only an end in 
 
 
 class BorrowedSocket:
-    __slots__ = ("_socket", "_transport")
+    __slots__ = ("_transport", "socket")
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self._socket: socket.socket | None = None
+        self.socket: socket.socket | None = None  # once `get` has made it
 
     def descriptor(self) -> int:
         """Valid until connection_lost: only then does the transport close it."""
@@ -26,9 +26,9 @@ class BorrowedSocket:
 
     def get(self) -> socket.socket:
         """Made once: that is a system call."""
-        if self._socket is None:
-            self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=self.descriptor())
-        return self._socket
+        if self.socket is None:
+            self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=self.descriptor())
+        return self.socket
 
     def write(self, views: Sequence[memoryview]) -> int:
         """As many bytes as the kernel takes at once, uncopied; returns how many."""
@@ -44,7 +44,7 @@ class BorrowedSocket:
 
     def give_back(self) -> None:
         """Before the transport closes it: from then on its number may be another's."""
-        borrowed, self._socket = self._socket, None
+        borrowed, self.socket = self.socket, None
         if borrowed is not None:
             borrowed.detach()
 

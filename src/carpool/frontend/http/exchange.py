@@ -35,7 +35,7 @@ from carpool.wire.v2 import encode_error
 
 if TYPE_CHECKING:
     from carpool.frontend.access.keys import Principal
-    from carpool.frontend.http.parsing import RequestHead
+    from carpool.frontend.http.parsing import HttpHead
 
 Buffer = bytes | bytearray | memoryview
 Body = Buffer | Sequence[Buffer]
@@ -137,6 +137,10 @@ BodyPlan = Receive | Collect | None
 """None reads past the body. After `exchange.respond` the plan no longer matters."""
 
 
+Start = Callable[["Exchange"], BodyPlan]
+"""Begins a request: answers it now, or says where its body goes and answers later."""
+
+
 def hand_over(plan: BodyPlan, body: bytes | bytearray, at: float) -> None:
     """A body that was gathered before its plan was known, as if it had come just now."""
     if isinstance(plan, Collect):
@@ -158,8 +162,12 @@ def hand_over(plan: BodyPlan, body: bytes | bytearray, at: float) -> None:
 class App(Protocol):
     """What is served. Called in the loop's thread, and must not block it."""
 
-    def begin(self, head: RequestHead, exchange: Exchange) -> BodyPlan:
-        """A head has arrived: answer now, or say where the body goes and answer later."""
+    def begin(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
+        """A head has arrived that has no `start`: answer now, or say where the body goes and answer later."""
+        ...
+
+    def refused(self, exchange: Exchange, error: CarpoolError) -> None:
+        """Answer with what `begin` or a `start` raised."""
         ...
 
 
@@ -220,7 +228,7 @@ class Exchange:
     )
 
     def __init__(
-        self, connection: Answerer, head: RequestHead, head_at: float, peer: str = "", *, first: bool = True
+        self, connection: Answerer, head: HttpHead, head_at: float, peer: str = "", *, first: bool = True
     ) -> None:
         self._connection: Answerer | None = connection
         self.head = head

@@ -62,25 +62,20 @@ class Unread:
         self.look_at = 0.0
         self.seconds = 0.0
 
-    def look(self, connection: socket.socket, now: float) -> None:
-        """A request has just been read from this socket, to its end."""
+    def look(self, connection: socket.socket | None, now: float) -> None:
+        """A request has just been read from this socket, to its end. None: its wait says nothing, and what
+        was seen long ago says nothing, either."""
+        if connection is None:
+            if now >= self.look_at + _KEPT_S:
+                self.seconds = 0.0
+            return
         self.look_at = now + _LOOK_EVERY_S
-        self.seconds = waited(connection)
-
-    def cannot_look(self, now: float) -> None:
-        """A request has been read whose wait says nothing. What was seen long ago says nothing, either."""
-        if now >= self.look_at + _KEPT_S:
-            self.seconds = 0.0
-
-
-def waited(connection: socket.socket) -> float:
-    """Seconds since data came on a TCP socket; 0 where that cannot be told."""
-    try:
-        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECEIVED.size)
-        seconds: float = _LAST_DATA_RECEIVED.unpack(told)[0] / 1e3
-    except (AttributeError, OSError, struct.error):  # no Linux, no TCP, or gone already
-        return 0.0
-    return seconds if seconds <= _LONGEST_S else 0.0
+        try:
+            told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECEIVED.size)
+            seconds: float = _LAST_DATA_RECEIVED.unpack(told)[0] / 1e3
+        except (AttributeError, OSError, struct.error):  # no Linux, no TCP, or gone already
+            seconds = 0.0
+        self.seconds = seconds if seconds <= _LONGEST_S else 0.0
 
 
 class Excuse(Protocol):

@@ -16,16 +16,16 @@ import orjson
 
 from carpool.cache.answer_store import Kept
 from carpool.errors import CarpoolError, InvalidInput, ModelError
+from carpool.frontend.calls.packing import AT_ONCE, prepare
 from carpool.frontend.documents import task_of
-from carpool.frontend.http.event_stream import EVENT_FIELDS, EventStream, as_event
-from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, hand_over, status_of
-from carpool.frontend.http.http_service import Service, Start, Starter
-from carpool.frontend.http.image_reading import Layout
+from carpool.frontend.http.event_stream import EVENT_FIELDS, EventStream, Writer, Written, as_event
+from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Start, hand_over, status_of
+from carpool.frontend.http.http_service import HttpService, Starter
+from carpool.frontend.http.image_reading import BodyLayout
 from carpool.frontend.http.image_route import ImageRoute, ImageTarget
 from carpool.frontend.http.infer_route import TIMING, HttpCall, InferRoute, InferTarget
-from carpool.frontend.http.parsing import RequestHead as HttpHead
-from carpool.frontend.http.text_route import TEXT_TASKS, StreamedRequest, read_aside
-from carpool.frontend.packing import AT_ONCE, prepare
+from carpool.frontend.http.parsing import HttpHead
+from carpool.frontend.http.text_route import TEXT_TASKS, read_aside
 from carpool.frontend.pictures.sent_pictures import from_base64
 from carpool.link.door import Answer, ModelEntry
 from carpool.link.step_times import Times
@@ -44,14 +44,14 @@ _JSON = b"Content-Type: application/json\r\n"
 
 
 def start_generate(*, streams: bool) -> Starter:
-    def start(service: Service, head: HttpHead, variables: Mapping[str, str]) -> Start:
+    def start(service: HttpService, head: HttpHead, variables: Mapping[str, str]) -> Start:
         return GenerateRoute(service, head, variables["model"], variables.get("version", ""), streams).begin
 
     return start
 
 
 class GenerateRoute(InferRoute):
-    def __init__(self, service: Service, head: HttpHead, model: str, version: str, streams: bool) -> None:
+    def __init__(self, service: HttpService, head: HttpHead, model: str, version: str, streams: bool) -> None:
         super().__init__(service, head, model, version)
         self.streams = streams
         self._head = head
@@ -79,16 +79,16 @@ class GenerateRoute(InferRoute):
 class GenerateCall(HttpCall):
     """What is answered waits for the end, or is streamed."""
 
-    __slots__ = ("_events", "_only", "_streams", "one_answer")
+    __slots__ = ("_events", "_only", "_streams", "refuses_many")
 
-    form = "generate"
+    form = ""  # what is kept are answers of the other form
 
     def __init__(self, route: GenerateRoute, exchange: Exchange, target: InferTarget) -> None:
         super().__init__(route, exchange, target, None)
         self._events: EventStream | None = None  # its head is sent with the first event: errors have a status
         self._only: bytes | None = None
         self._streams = route.streams
-        self.one_answer = ""  # but of a text that is written, all at once
+        self.refuses_many = ""  # but of a text that is written, all at once
 
     def collected(self, body: bytes | bytearray, at: float) -> None:
         exchange = self._exchange
@@ -97,15 +97,15 @@ class GenerateCall(HttpCall):
         try:
             self.entry, self.row = self._current()
             if self.entry.writes and not self._streams:
-                self.one_answer = _EXACTLY_ONE
+                self.refuses_many = _EXACTLY_ONE
             work = partial(self._route.service.long_json.read, read_tensors, body, self.entry.signature)
-            self._aside(len(body) > AT_ONCE, work, lambda made: self._offer_pieces(*made, checked=True))
+            self._aside(len(body) > AT_ONCE, work, lambda made: self._prepared(*made))
         except CarpoolError as error:
             self._fail(error)
 
     # ── as `ClientCall` asks ──
 
-    def _write_part(self, answer: Answer) -> None:
+    def _say_part(self, answer: Answer) -> None:
         document = as_document(self.entry, self.head.id, answer.outputs)
         if self._streams:
             self._stream().send([document])
@@ -116,8 +116,8 @@ class GenerateCall(HttpCall):
             self._only = document
 
     def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
-        if not self.entry.in_parts(self.one_answer):
-            self._write_part(answer)
+        if not self.entry.in_parts(self.refuses_many):
+            self._say_part(answer)
         if self._streams:
             self._stream().end()  # also of one without events
             return
@@ -125,9 +125,6 @@ class GenerateCall(HttpCall):
             raise InvalidInput(_EXACTLY_ONE, reason="many-answers")
         self.service.server_row.add(BYTES_SENT, len(self._only))
         self._exchange.respond(200, _JSON + TIMING % self._times(answer.timing), self._only)
-
-    def _look_in_cache(self, asked: Any, again: Any) -> bool:
-        return False  # what is kept are answers of the other form
 
     def _write_error(self, error: CarpoolError, times: Times | None) -> None:
         if self._events is None and self._streams and isinstance(error, ModelError):
@@ -182,61 +179,53 @@ def read_picture(body: bytes | bytearray, signature: Signature) -> SentPicture |
 class PictureRoute(ImageRoute):
     """For one request, which has passed the gate."""
 
+    writes = True
+
     def __init__(self, route: GenerateRoute, head: HttpHead, entry: ModelEntry, sent: SentPicture) -> None:
         super().__init__(route.service, head, None, entry.name, route.version)
-        self.asked = self.asked._replace(layout=Layout("raw"), in_place=False, wants_drawn=False, options={})
-        self.makes = PictureRequest
-        self.streams, self.sent = route.streams, sent
+        self.asked = self.asked._replace(
+            layout=BodyLayout("raw"), in_place=False, wants_drawn=False, options={}
+        )
+        self._streams, self._sent = route.streams, sent
+
+    def writer(self, target: ImageTarget) -> Writer:
+        return TritonWords(target.entry, self._sent.id, streams=self._streams)
 
     def take(self, exchange: Exchange, at: float) -> None:
-        hand_over(self._plan(exchange, self.current(exchange.head_at)), self.sent.picture, at)
+        hand_over(self._plan(exchange, self.current(exchange.head_at)), self._sent.picture, at)
 
     def _made(self, entry: ModelEntry) -> ImageTarget:
-        target, told = super()._made(entry), self.sent.told
+        target, told = super()._made(entry), self._sent.told
         if not entry.decoupled and "max_tokens" in told:
             raise InvalidInput(f"max_tokens means nothing to {entry.name}", field="max_tokens")
         return target._replace(options=Options(extra=told)) if entry.decoupled else target
 
 
-class PictureRequest(StreamedRequest):
-    __slots__ = ("_streams", "_words")
+class TritonWords:
+    """The fields of Triton's answers; with `streams`, an event for each piece."""
 
-    def __init__(self, route: ImageRoute, exchange: Exchange, target: ImageTarget) -> None:
-        super().__init__(route, exchange, target)
-        assert isinstance(route, PictureRoute)
-        entry, own = target.entry, route.sent.id
-        self._streams = route.streams
-        self._words = {
-            "model_name": entry.name,
-            "model_version": entry.version,
-            **({"id": own} if own else {}),
-        }
+    def __init__(self, entry: ModelEntry, own_id: str, *, streams: bool) -> None:
+        self.streams = streams
+        self._words = {"model_name": entry.name, "model_version": entry.version}
+        if own_id:
+            self._words["id"] = own_id
 
-    def part(self, text: str) -> None:
-        if self._streams:
-            super().part(text)
+    def head(self) -> Sequence[bytes]:
+        return ()
 
-    def _send(self, fields: bytes, body: bytes, *, compressible: bool = True) -> None:
-        if self._streams:
-            super()._send(fields, body, compressible=compressible)
-            return
-        document = orjson.loads(body)
-        answer = self._said(document["text"], document.get("finish_reason", "stop"))
-        self.service.server_row.add(BYTES_SENT, len(answer))
-        self.exchange.respond(200, fields, answer)
+    def piece(self, text: str, _number: int) -> Sequence[bytes]:
+        return [orjson.dumps(self._words | {"text_output": text})]
 
-    def _piece(self, text: str) -> Sequence[bytes]:
-        return [self._said(text)]
+    def last(self, written: Written) -> Sequence[bytes]:
+        return [self._ended("", written.finish)]
 
-    def _last(self, document: dict[str, Any]) -> Sequence[bytes]:
-        return [self._said("", document.get("finish_reason", "stop"))]
+    def whole(self, written: Written) -> bytes:
+        return self._ended(written.text, written.finish)
 
-    def _said(self, text: str, finish: str = "") -> bytes:
-        return orjson.dumps(
-            self._words | {"text_output": text} | ({"finish_reason": finish} if finish else {})
-        )
+    def _ended(self, text: str, finish: str) -> bytes:
+        return orjson.dumps(self._words | {"text_output": text, "finish_reason": finish})
 
-    def _error(self, error: CarpoolError) -> bytes:
+    def error(self, error: CarpoolError) -> bytes:
         return _failed(error)
 
 

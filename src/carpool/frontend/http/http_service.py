@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from time import monotonic, thread_time
@@ -16,16 +16,17 @@ import orjson
 
 from carpool.console import page_files
 from carpool.errors import CarpoolError
+from carpool.frontend.caches.front_caches import CacheParts
+from carpool.frontend.calls.asking import Feature
+from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
+from carpool.frontend.calls.packing import LongJson
 from carpool.frontend.documents import LivePage, ProfileWatch
-from carpool.frontend.forwarded_headers import ForwardedHeaders
-from carpool.frontend.front_caches import CacheParts
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.http.body import charge_reading
-from carpool.frontend.http.exchange import JSON_FIELDS, BodyPlan, Exchange, answer_error, compress
+from carpool.frontend.http.exchange import JSON_FIELDS, BodyPlan, Exchange, Start, answer_error, compress
 from carpool.frontend.http.fairness import Fairness
-from carpool.frontend.http.parsing import RequestHead
+from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.http.picture_fetch import PictureFetcher
-from carpool.frontend.packing import LongJson
 from carpool.link.door import Catalog, Door
 from carpool.observe.columns import BYTES_SENT
 from carpool.observe.counters import Block, Table
@@ -34,9 +35,8 @@ from carpool.observe.logs import logger
 log = logger("http")
 
 Variables: TypeAlias = Mapping[str, str]
-Handler: TypeAlias = "Callable[[Service, Exchange, Variables], BodyPlan]"
-Start: TypeAlias = Callable[[Exchange], BodyPlan]
-Starter: TypeAlias = "Callable[[Service, RequestHead, Variables], Start]"
+Handler: TypeAlias = "Callable[[HttpService, Exchange, Variables], BodyPlan]"
+Starter: TypeAlias = "Callable[[HttpService, HttpHead, Variables], Start]"
 """Works out once, for all requests whose heads differ at most in length, what each of them starts with."""
 
 WORTH_COMPRESSING = 1024
@@ -164,7 +164,7 @@ class SharedPage:
             self._begin_in_time()
 
 
-class Service(FrontService):
+class HttpService(FrontService):
     def __init__(
         self,
         door: Door,
@@ -177,8 +177,9 @@ class Service(FrontService):
         picture_hosts: Collection[str] = (),
         cache: CacheParts | None = None,
         forward: ForwardedHeaders | None = None,
+        features: Sequence[Feature] = (),
     ) -> None:
-        super().__init__("http", door, block, max_body_bytes, picture_threads, cache, forward)
+        super().__init__("http", door, block, max_body_bytes, picture_threads, cache, forward, features)
         self.table = table
         self.metrics = metrics
         self.fair = fair

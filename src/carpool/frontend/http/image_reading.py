@@ -18,7 +18,7 @@ from carpool.errors import InvalidInput, TooLarge
 from carpool.frontend.http.body import body_encoding
 from carpool.frontend.http.exchange import choose_encoding
 from carpool.frontend.http.infer_route import ATTEMPT_FIELD, DEADLINE_FIELD, LATEST_FIELD, SOURCE_FIELD
-from carpool.frontend.http.parsing import RequestHead as HttpHead
+from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.pictures.sent_pictures import from_base64
 from carpool.link.door import Sender, checked, read_attempt, read_budget, read_latest, read_source
 from carpool.vision.heads import Buffer
@@ -57,7 +57,7 @@ _BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,\-./:=? ]{0,69}[0-9A-Za-z'()+_,\-./:=?]
 _PLAIN_ENCODINGS = ("binary", "8bit", "7bit")
 
 
-class Layout(NamedTuple):
+class BodyLayout(NamedTuple):
     """How the pictures lie in a body, as its Content-Type says. What they are, their own bytes say."""
 
     kind: str  # raw, form or json
@@ -65,7 +65,7 @@ class Layout(NamedTuple):
 
 
 class ImageHead(NamedTuple):
-    layout: Layout
+    layout: BodyLayout
     model: str
     version: str
     options: Mapping[str, str]  # not read yet: what they may be is for the model's task to say
@@ -177,15 +177,15 @@ class Sent:
     url: str = ""  # the picture is to be fetched from there
 
 
-def read_layout(content_type: bytes | None) -> Layout:
+def read_layout(content_type: bytes | None) -> BodyLayout:
     kind, _, _ = (content_type or b"").partition(b";")
     kind = kind.strip(b" \t").lower()
     if kind == _FORM:
-        return Layout("form", read_boundary((content_type or b"").strip(b" \t")))
-    return Layout("json" if kind == _JSON else "raw")
+        return BodyLayout("form", read_boundary((content_type or b"").strip(b" \t")))
+    return BodyLayout("json" if kind == _JSON else "raw")
 
 
-def read_pictures(body: bytes | bytearray, layout: Layout) -> Sent:
+def read_pictures(body: bytes | bytearray, layout: BodyLayout) -> Sent:
     """Those in a form or in JSON. Long bodies take their time: safe in any thread."""
     return _from_form(body, layout.boundary) if layout.kind == "form" else _from_json(body)
 
@@ -245,7 +245,7 @@ def _check_count(count: int) -> None:
         raise TooLarge(f"a request may hold {MAX_PICTURES} pictures", field="file")
 
 
-class Part(NamedTuple):
+class FormPart(NamedTuple):
     """`data` is a view of the body. A field that is no file has no file name."""
 
     name: str
@@ -263,7 +263,7 @@ def read_boundary(content_type: bytes) -> bytes:
     return boundary.encode("latin-1")
 
 
-def read_form(body: bytes | bytearray, boundary: bytes) -> Iterator[Part]:
+def read_form(body: bytes | bytearray, boundary: bytes) -> Iterator[FormPart]:
     """The parts in order; raises `InvalidInput` for whatever could be read in two ways."""
     view = memoryview(body)
     between = b"\r\n--" + boundary
@@ -277,7 +277,7 @@ def read_form(body: bytes | bytearray, boundary: bytes) -> Iterator[Part]:
         if end < 0:
             raise _broken("a part does not end with the boundary")
         name, file_name = _read_head(bytes(view[position : end_of_head + 2]))
-        yield Part(name, file_name, view[start:end])
+        yield FormPart(name, file_name, view[start:end])
         position, last = _after_boundary(body, end + len(between))
         if last:
             return

@@ -12,41 +12,49 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from time import monotonic
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
+
+import orjson
 
 from carpool.cache.answer_store import Kept
+from carpool.cache.cache_status import CacheStatus, fields_of_all
 from carpool.errors import CarpoolError, InvalidInput, Refused, Unavailable, without_stack
 from carpool.frontend.access.guard import check_model
-from carpool.frontend.call import LEFT, ClientCall
+from carpool.frontend.caches.caching_door import CachingDoor
+from carpool.frontend.caches.front_caches import Looked
+from carpool.frontend.calls.asking import Made
+from carpool.frontend.calls.call import LEFT, ClientCall
+from carpool.frontend.calls.packing import AT_ONCE, LONG_PICTURE
 from carpool.frontend.documents import task_of
-from carpool.frontend.front_caches import Looked, Told, told_of_all
+from carpool.frontend.http.body import GatheredBody
+from carpool.frontend.http.event_stream import TextAnswer, Writer
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive, status_of
-from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Starter
+from carpool.frontend.http.http_service import WORTH_COMPRESSING, HttpService, Starter
 from carpool.frontend.http.image_reading import Sent, read_image_head, read_pictures
 from carpool.frontend.http.infer_route import TIMING
 from carpool.frontend.http.model_route import ModelRoute, origin_of
-from carpool.frontend.http.parsing import RequestHead as HttpHead
+from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.http.picture_reply import (
     DRAWN_ANSWER,
+    FORM,
     JSON_ANSWER,
     assumed_fields,
-    joined,
     look_for_picture,
     version_fields,
 )
 from carpool.frontend.http.task_models import default_model
-from carpool.frontend.packing import AT_ONCE, LONG_PICTURE
 from carpool.frontend.pictures.sent_pictures import PictureModel, RoutePicture
 from carpool.frontend.pictures.workers import stopping
-from carpool.frontend.trace_context import Origin
-from carpool.link.door import LATEST, Answer, Catalog, ModelEntry, Slot
-from carpool.link.step_times import Times, in_words
+from carpool.frontend.traces.trace_context import Origin
+from carpool.link.door import LATEST, Answer, Catalog, ModelEntry
+from carpool.link.step_times import Times, in_words, tokens_in
+from carpool.memory.arena import Slot
 from carpool.memory.layout import FILE_AT, write_length
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row, count_failure
 from carpool.types import StepTiming
 from carpool.vision.geometry import Geometry
-from carpool.vision.heads import MOST_PIXELS_AT_ONCE, Buffer, pixels_of_request
+from carpool.vision.heads import MOST_PIXELS_AT_ONCE, Buffer, PictureHead, heads_of_request
 from carpool.vision.picture_answers import Options
 from carpool.vision.tasks import kinds, options_of
 from carpool.vision.tasks.task import cannot_draw
@@ -72,13 +80,15 @@ class ImageTarget(NamedTuple):
     model: PictureModel
     options: Options
     drawn: str | None  # the format of the picture to answer with, instead of JSON
+    assumed: bytes  # fields of every answer
 
 
 class ImageRoute(ModelRoute[ImageTarget]):
     _tensors = False
+    writes = False  # it may have a writer
 
     def __init__(
-        self, service: Service, head: HttpHead, task: str | None, model: str = "", version: str = ""
+        self, service: HttpService, head: HttpHead, task: str | None, model: str = "", version: str = ""
     ) -> None:
         """`model` and `version`: those that the path names."""
         self.makes = ImageRequest
@@ -108,7 +118,7 @@ class ImageRoute(ModelRoute[ImageTarget]):
         size = exchange.head.content_length or 0
         if target.model.encoded and self.asked.in_place and size <= service.max_body_bytes:
             with contextlib.suppress(Unavailable):
-                # see `Intake` for what the byte is good for
+                # see `BodyIntake` for what the byte is good for
                 room = FILE_AT + size + 1 + target.model.room_behind
                 request.slot = slot = service.door.first_slot(room, exchange.make_room)
                 return Receive(slot.view[FILE_AT:], request.received_in_slot, request.more)
@@ -120,7 +130,7 @@ class ImageRoute(ModelRoute[ImageTarget]):
         options, drawn = self._wanted(self.asked.options, model)
         if self.asked.wants_drawn and "overlay" not in options_of(model.task):
             raise cannot_draw(f"what {entry.name} answers")
-        return ImageTarget(entry, self.service.row(entry), model, options, drawn)
+        return ImageTarget(entry, self.service.row(entry), model, options, drawn, assumed_fields(model))
 
     def _find(self, catalog: Catalog) -> ModelEntry:
         if not self._model:
@@ -134,6 +144,10 @@ class ImageRoute(ModelRoute[ImageTarget]):
                 field="model",
             )
         return entry
+
+    def writer(self, target: ImageTarget) -> Writer | None:
+        """In which words the answer is written piece by piece; None: it is one document."""
+        return None
 
     def options_with(self, fields: Mapping[str, str], model: PictureModel) -> tuple[Options, str | None]:
         """With those that stand in a form; and the format of the drawn answer, if one is wanted."""
@@ -151,46 +165,51 @@ class ImageRoute(ModelRoute[ImageTarget]):
         return replace(options, overlay=True), self.asked.drawn
 
 
-class Outcome(NamedTuple):
+class PictureOutcome(NamedTuple):
     """How a picture ended: an answer as bytes, or an error."""
 
     body: bytes
     error: CarpoolError | None
     times: Times
-    told: Told | None = None
+    cache_status: CacheStatus | None = None
     version: str = ""  # who answered, where that is a question
     steps: StepTiming | None = None  # where the time went in each
     degraded: str = ""
+    fields: bytes = b""  # more for the head of the answer
+    document: Mapping[str, Any] | None = None  # what `body` says, where that is at hand
 
 
 class ImageCall(ClientCall):
     """One picture of a request, which hears how it ended, unless the client has left."""
 
-    __slots__ = ("_number", "_pixels", "_request", "looked", "siblings")
+    __slots__ = ("_number", "_request", "looked", "siblings")
 
-    form = "picture"
+    form = FORM
 
-    def __init__(self, request: ImageRequest, number: int, pixels: int) -> None:
+    def __init__(self, request: ImageRequest, number: int) -> None:
         super().__init__(request.service, request.route.asked.sender, request.deadline, request.arrived)
         self.entry, self.row = request.target[:2]
-        self.split = request.route.split
+        self.rollout = request.route.split
         self.unread, self.client = request.exchange.unread, request.exchange.payer
         self.wish = request.route.asked.wish
         self.looked = request.looked
         self.siblings = request.siblings
         self._request = request
         self._number = number
-        self._pixels = pixels
 
-    def start(self, data: Buffer, slot: Slot | None = None, as_file: Geometry | None = None) -> None:
+    def start(
+        self,
+        data: Buffer,
+        head: PictureHead | None,
+        slot: Slot | None = None,
+        as_file: Geometry | None = None,
+    ) -> None:
         """Or with a slot that holds the picture's file, and how the device will see it."""
         request = self._request
         try:
-            self._slot = slot
-            picture = RoutePicture(
-                request.target.model, data, request.options, request.drawn, self._pixels, as_file
-            )
-            self._offer_pictures(picture, slot)
+            picture = RoutePicture(request.target.model, data, request.options, request.drawn, head, as_file)
+            picture.slot = slot
+            self._offer_pictures(picture)
         except CarpoolError as error:
             self._fail(error)
 
@@ -206,40 +225,37 @@ class ImageCall(ClientCall):
     def origin(self, error: CarpoolError | None) -> Origin:
         return origin_of(self._request.exchange, error, self._request.service.fair.gate_status)
 
-    def _encode(self, answer: Answer, _placed: Mapping[str, Placed]) -> Kept:
-        picture = self._pictures  # not always the one it began with: another version may have answered
+    def encode(self, made: Made) -> Kept:
+        picture = made.pictures  # not always the one it began with: another version may have answered
         assert isinstance(picture, RoutePicture)
-        if self.entry.decoupled:
-            picture.conclude()
         return Kept(picture.body)
 
-    def _write_part(self, answer: Answer) -> None:
-        picture = self._pictures
-        assert isinstance(picture, RoutePicture)
-        self._request.part(picture.add(answer))
+    def _say_part(self, answer: Answer) -> None:
+        self._request.part(answer.text)
 
     def _write(self, answer: Answer, placed: Mapping[str, Placed], kept: Kept | None = None) -> None:
         if self._request.drawn is not None:
             answer.outside = None  # who wants a drawing waits for that: it says nothing of the others
-        body = (kept or self._encode(answer, placed)).body
-        version = "" if self.split is None else self.entry.version
+        picture = self._pictures
+        body = picture.body if kept is None and isinstance(picture, RoutePicture) else cast(Kept, kept).body
+        version = "" if self.rollout is None else self.entry.version
         timing = answer.timing
         steps = timing if isinstance(timing, StepTiming) and timing.steps else None
-        self._request.ended(
-            self._number, Outcome(body, None, self._times(timing), self.told, version, steps, answer.degraded)
-        )
+        document = picture.document if kept is None and isinstance(picture, RoutePicture) else None
+        of_version = self.cache_status, version, steps, answer.degraded, self.more_fields, document
+        self._request.ended(self._number, PictureOutcome(body, None, self._times(timing), *of_version))
 
     def _write_error(self, error: CarpoolError, times: Times | None) -> None:
-        self._request.ended(self._number, Outcome(b"", without_stack(error), times or Times()))
+        self._request.ended(self._number, PictureOutcome(b"", without_stack(error), times or Times()))
 
 
 class ImageRequest:
     """One request: its body, its pictures and its answer."""
 
     __slots__ = (
-        *("_fetching", "_held", "_outcomes", "_pixels", "_pixels_held", "_several", "_starting"),
+        *("_fetching", "_heads", "_held", "_outcomes", "_pixels", "_pixels_held", "_several", "_starting"),
         *("_under_way", "_waiting", "arrived", "deadline", "drawn", "exchange", "looked", "options", "route"),
-        *("service", "siblings", "slot", "target"),
+        *("service", "siblings", "slot", "target", "text"),
     )
 
     options: Options
@@ -252,15 +268,18 @@ class ImageRequest:
         self.target = target
         self.arrived = 0.0
         self.deadline = exchange.head_at + route.asked.budget
+        writer = route.writer(target) if route.writes else None
+        self.text = None if writer is None else TextAnswer(exchange, writer, route.service.server_row)
         self.slot: Slot | None = None  # the body comes into it
         self.looked: Looked | None = None  # what was found of its one picture
         self._fetching: asyncio.Task[bytes] | None = None
         self._held = 0
-        self._pixels: Sequence[int] = (0,)  # of each picture, as its head says
+        self._heads: Sequence[PictureHead | None] = ()  # of each picture
+        self._pixels: Sequence[int] = ()  # as they say
         self._pixels_held = 0
         self._several = False
         self.siblings = b""  # of several pictures: what only they have in common
-        self._outcomes: list[Outcome | None] = []
+        self._outcomes: list[PictureOutcome | None] = []
         self._under_way: dict[int, ImageCall] = {}
         self._waiting: deque[tuple[int, Buffer]] = deque()
         self._starting = False
@@ -276,7 +295,8 @@ class ImageRequest:
             self.target = self.route.current(self.exchange.head_at)  # it may have changed meanwhile
             if layout.kind == "raw":
                 if self.target.entry.cache is None or not self._is_known(body):
-                    self._begin(Sent((body,)), len(body))
+                    # One that was gathered counts there, for as long as anybody holds it.
+                    self._begin(Sent((body,)), 0 if isinstance(body, GatheredBody) else len(body))
                 return
             if len(body) <= AT_ONCE:
                 self._begin(read_pictures(body, layout), len(body))
@@ -292,11 +312,11 @@ class ImageRequest:
     def _is_known(self, body: bytes | bytearray) -> bool:
         if self.route.split is not None or self.service.tracer.on:  # who answered is a call's to say
             return False
+        if type(self.service.features.get(self.target.entry.key)) is not CachingDoor:
+            return False  # what else is done for this model is done for what is known, too
         given = self.service.caches, self.target, self.route.asked, body, self.arrived
         self.looked, answer = look_for_picture(*given)
         if answer is not None:
-            entry, source = self.target.entry, self.route.asked.sender.source
-            self.service.door.answered_from_cache(entry, self.arrived, 1, source)
             self._send(*answer, compressible=self.target.drawn is None)
         return answer is not None
 
@@ -336,8 +356,8 @@ class ImageRequest:
         write_length(slot.view, size)
         self._outcomes = [None]
         self.slot = None
-        self._under_way[0] = call = ImageCall(self, 0, 0)
-        call.start(b"", slot, geometry)
+        self._under_way[0] = call = ImageCall(self, 0)
+        call.start(b"", None, slot, geometry)
 
     def _read(self, size: int, work: asyncio.Future[Sent] | asyncio.Future[bytes]) -> None:
         """A long body was taken apart in a thread, or a picture was fetched."""
@@ -376,6 +396,8 @@ class ImageRequest:
             work.add_done_callback(self._fetched)
             return
         pictures, several, target = sent.pictures, sent.several, self.target
+        if several and self.text is not None:
+            raise InvalidInput("text of several pictures comes in one document: send one at a time")
         if several and self.route.asked.sender.latest:
             raise InvalidInput(f"with {LATEST} send one picture at a time", field=LATEST)
         self.options, self.drawn = target.options, target.drawn
@@ -386,7 +408,7 @@ class ImageRequest:
         self._several = several
         if several:
             self.siblings = struct.pack("<dQ", self.exchange.head_at, id(self))
-        self._pixels = pixels_of_request(pictures)
+        self._heads, self._pixels = heads_of_request(pictures)
         pixels = sum(self._pixels)
         if not self.service.pictures.hold(self.exchange.payer, size, pixels):
             raise Refused("too many pictures are under way", reason="queue-full", retry_after_s=1.0)
@@ -400,8 +422,8 @@ class ImageRequest:
         self._starting = True
         while self._waiting and (not self._under_way or self._may_start(self._waiting[0][0])):
             number, data = self._waiting.popleft()
-            self._under_way[number] = call = ImageCall(self, number, self._pixels[number])
-            call.start(data)
+            self._under_way[number] = call = ImageCall(self, number)
+            call.start(data, self._heads[number])
         self._starting = False
         if not self._under_way:
             self._answer()
@@ -412,7 +434,7 @@ class ImageRequest:
         fits = under_way + self._pixels[number] <= MOST_PIXELS_AT_ONCE
         return fits and len(self._under_way) < _AT_ONCE_UNDER_WAY
 
-    def ended(self, number: int, outcome: Outcome) -> None:
+    def ended(self, number: int, outcome: PictureOutcome) -> None:
         del self._under_way[number]
         self._outcomes[number] = outcome
         if self._waiting and not self._starting:
@@ -421,47 +443,63 @@ class ImageRequest:
             self._answer()
 
     def part(self, text: str) -> None:
-        """What a model writes, as it comes; here, all of it is answered at the end."""
+        """What a model writes, as it comes; without a writer, all of it is answered at the end."""
+        if self.text is not None:
+            self.text.part(text)
 
     # ── the answer ──
 
     def _answer(self) -> None:
         self._let_go()
-        outcomes = cast("list[Outcome]", self._outcomes)  # all of them are there now
+        outcomes = cast("list[PictureOutcome]", self._outcomes)  # all of them are there now
         slowest = outcomes[0] if len(outcomes) == 1 else max(outcomes, key=lambda one: sum(one.times[:4]))
-        more = b"" if self.target.entry.cache is None else told_of_all([one.told for one in outcomes])
-        if self.target.model.assumed:
-            more += assumed_fields(self.target.model)
+        if slowest.error is not None and not self._several:
+            self._tell(slowest.error, TIMING % slowest.times)
+            return
+        drawn = None if self._several else self.drawn
+        of_drawing = () if drawn is None else (drawn.encode(),)
+        fields = (JSON_ANSWER if drawn is None else DRAWN_ANSWER) % (*of_drawing, *slowest.times)
+        if slowest.steps is not None:  # the last are the times, which go on
+            fields = b"%b, %b\r\n" % (fields[:-2], in_words(slowest.steps).encode())
+        fields += slowest.fields
+        if self.target.entry.cache is not None:
+            fields += fields_of_all([one.cache_status for one in outcomes])
+        fields += self.target.assumed
         if slowest.version:
-            more += version_fields(slowest.version)
+            fields += version_fields(slowest.version)
         degraded = slowest.degraded
         if self._several:
             degraded = next((one.degraded for one in outcomes if one.degraded), "")
         if degraded:
-            more += b"X-Carpool-Degraded: %b\r\n" % degraded.encode()
-        if slowest.steps is not None:  # `more` goes on where the times end
-            more = b", %b\r\n%b" % (in_words(slowest.steps).encode(), more)
+            fields += b"X-Carpool-Degraded: %b\r\n" % degraded.encode()
+        body = slowest.body
         if self._several:
-            listed = [_listed(outcome) for outcome in outcomes]
-            self._send(joined(JSON_ANSWER % slowest.times, more), b'{"results":[%b]}' % b",".join(listed))
-        elif slowest.error is not None:
-            self._tell(slowest.error, TIMING % slowest.times)
-        elif self.drawn is None:
-            fields = JSON_ANSWER % slowest.times
-            self._send(joined(fields, more) if more else fields, slowest.body)
-        else:
-            fields = DRAWN_ANSWER % (self.drawn.encode(), *slowest.times)
-            self._send(joined(fields, more), slowest.body, compressible=False)
+            body = b'{"results":[%b]}' % b",".join([_listed(outcome) for outcome in outcomes])
+        self._send(fields, body, compressible=drawn is None)
 
     def _send(self, fields: bytes, body: bytes, *, compressible: bool = True) -> None:
         service, encoding = self.service, self.route.asked.encoding
+        if self.text is not None:
+            self._end_text(self.text, fields, body)
+            return
         if compressible and encoding is not None and len(body) >= WORTH_COMPRESSING:
             service.answer_compressed(self.exchange, fields, body, encoding)
             return
         service.server_row.add(BYTES_SENT, len(body))
         self.exchange.respond(200, fields, body)
 
+    def _end_text(self, text: TextAnswer, fields: bytes, body: bytes) -> None:
+        outcome = self._outcomes[0] if self._outcomes else None  # None: it was known
+        if outcome is None:
+            text.end(fields, orjson.loads(body), (), None)
+            return
+        document = outcome.document or orjson.loads(body)
+        counted = outcome.steps if self.target.entry.writes else None
+        text.end(fields, document, outcome.times, None if counted is None else tokens_in(counted))
+
     def _tell(self, error: CarpoolError, more_fields: bytes = b"") -> None:
+        if self.text is not None and self.text.fail(error):
+            return
         source = self.route.asked.sender.source
         self.service.fair.tell(self.exchange, error, self.target.entry, source, more_fields)
 
@@ -492,7 +530,7 @@ class ImageRequest:
         self.service.pictures.let_go(self.exchange.payer, held, pixels)
 
 
-def _listed(outcome: Outcome) -> bytes:
+def _listed(outcome: PictureOutcome) -> bytes:
     """An answer, or an error with the status that it would have had alone."""
     if outcome.error is None:
         return outcome.body

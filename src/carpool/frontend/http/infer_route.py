@@ -1,32 +1,27 @@
 """Inference over HTTP, the v2 protocol: what a head asks for, worked out once for all requests that repeat
-it; where their bodies go; and how their answers leave. What happens in between is in `frontend.call`.
+it; where their bodies go; and how their answers leave. What happens in between is in `frontend.calls.call`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from carpool.cache.answer_store import Kept
 from carpool.cache.cache_key import Wish, read_cache_control
 from carpool.errors import CarpoolError, TooLarge
-from carpool.frontend.call import ClientCall
+from carpool.frontend.calls.asking import Made
+from carpool.frontend.calls.call import ClientCall
+from carpool.frontend.calls.packing import AT_ONCE, check, is_in_place, takes_long
 from carpool.frontend.http.body import body_encoding
-from carpool.frontend.http.exchange import (
-    BodyPlan,
-    Collect,
-    Exchange,
-    Receive,
-    choose_encoding,
-)
-from carpool.frontend.http.http_service import WORTH_COMPRESSING, Service, Start
+from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive, Start, choose_encoding
+from carpool.frontend.http.http_service import WORTH_COMPRESSING, HttpService
 from carpool.frontend.http.model_route import ModelRoute, origin_of
-from carpool.frontend.http.parsing import RequestHead as HttpHead
-from carpool.frontend.packing import AT_ONCE, check, is_in_place, takes_long
+from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.pictures.sent_pictures import TensorPictures, may_hold_pictures, read_tensor_pictures
-from carpool.frontend.trace_context import Origin
+from carpool.frontend.traces.trace_context import Origin
 from carpool.link.door import (
     ATTEMPT,
     DEADLINE,
@@ -36,7 +31,6 @@ from carpool.link.door import (
     Catalog,
     ModelEntry,
     Sender,
-    Slot,
     read_attempt,
     read_budget,
     read_latest,
@@ -44,11 +38,13 @@ from carpool.link.door import (
 )
 from carpool.link.step_times import Times, in_words, there
 from carpool.link.templates import DeclaredOutputs
+from carpool.memory.arena import Slot
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row
 from carpool.types import InferResponse, StepTiming
 from carpool.wire.v2 import (
     HEADER_LENGTH,
+    Buffer,
     Encoded,
     Placed,
     RequestHead,
@@ -171,12 +167,12 @@ class InferTarget(NamedTuple):
     most_in_place: int
 
 
-def start_infer(service: Service, head: HttpHead, variables: Mapping[str, str]) -> Start:
+def start_infer(service: HttpService, head: HttpHead, variables: Mapping[str, str]) -> Start:
     return InferRoute(service, head, variables["model"], variables.get("version", "")).begin
 
 
 class InferRoute(ModelRoute[InferTarget]):
-    def __init__(self, service: Service, head: HttpHead, model: str, version: str) -> None:
+    def __init__(self, service: HttpService, head: HttpHead, model: str, version: str) -> None:
         self.asked = read_infer_head(head)
         super().__init__(service, self.asked.sender, self.asked.budget, head, named=bool(version))
         self._model = model
@@ -207,7 +203,7 @@ class InferRoute(ModelRoute[InferTarget]):
             return Collect(most, HttpCall(self, exchange, target, None).collected)
         if size > target.most_in_place:
             target.largest.check(size, target.most_in_place)
-        # See `Intake` for what the byte is for.
+        # See `BodyIntake` for what the byte is for.
         slot = self.service.door.first_slot(size + 1, exchange.make_room)
         call = HttpCall(self, exchange, target, slot)
         return Receive(slot.view, call.received, call.more)
@@ -217,14 +213,14 @@ class HttpCall(ClientCall):
     __slots__ = ("_exchange", "_route")
 
     form = "http"
-    one_answer = "HTTP end point doesn't support models with decoupled transaction policy"  # Triton's words
+    refuses_many = "HTTP end point doesn't support models with decoupled transaction policy"  # Triton's words
 
     def __init__(self, route: InferRoute, exchange: Exchange, target: InferTarget, slot: Slot | None) -> None:
         asked = route.asked
         super().__init__(route.service, asked.sender, exchange.head_at + asked.budget)
         self.entry, self.row, _, _ = target
         self.wish = asked.wish
-        self.split = route.split
+        self.rollout = route.split
         self._slot = slot
         self._route = route
         self._exchange = exchange
@@ -255,7 +251,7 @@ class HttpCall(ClientCall):
         try:
             view = slot.view
             entry, self.row, _, _ = route.current(exchange.head_at)  # it may have changed while the body came
-            self.entry, self.split = entry, route.split
+            self.entry, self.rollout = entry, route.split
             signature = entry.signature
             if entry.vision is not None and end and may_hold_pictures(bytes(view[:end])):
                 self._look_for_pictures(bytes(view[:size]))
@@ -269,6 +265,8 @@ class HttpCall(ClientCall):
                     return
                 check(head, view[end:size], signature.model)
                 self._outlets = self.service.memory.outlets(head.outputs)
+            if self.rollout is not None:
+                self._keep_to_source(head)
             self._offer_in_place(head, end)
         except CarpoolError as error:
             self._fail(error)
@@ -293,7 +291,7 @@ class HttpCall(ClientCall):
         there is of it."""
         if all(tensor.shared_memory is not None for tensor in head.inputs):
             self._let_go()
-            self._offer_pieces(head, (), checked=True)
+            self._prepared(head, ())
         else:
             self._prepare(bytes(body))
 
@@ -303,7 +301,12 @@ class HttpCall(ClientCall):
         length, signature = self._route.asked.header_length, self.entry.signature
         work = partial(self._route.service.long_json.prepare, body, length, signature)
         long = takes_long(len(body), length, signature)
-        self._aside(long, work, lambda prepared: self._offer_pieces(*prepared, checked=True))
+        self._aside(long, work, lambda prepared: self._prepared(*prepared))
+
+    def _prepared(self, head: RequestHead, pieces: Sequence[Buffer]) -> None:
+        if self.rollout is not None:
+            self._keep_to_source(head)
+        self._offer_pieces(head, pieces, checked=True)
 
     def _look_for_pictures(self, body: bytes | bytearray) -> None:
         self._let_go()
@@ -321,10 +324,13 @@ class HttpCall(ClientCall):
 
     def _current(self) -> tuple[ModelEntry, Row]:
         target = self._route.current(self._exchange.head_at)
-        self.split = self._route.split
+        self.rollout = self._route.split
         return target.entry, target.row
 
     def _keep_to_source(self, head: RequestHead) -> None:
+        """Its own parameters may name a source: between two versions, the choice is that source's."""
+        if not head.options.source:
+            return
         target = self._route.for_sender(self.sender.with_options(head.options), self._exchange.head_at)
         self.entry, self.row = target.entry, target.row
 
@@ -338,11 +344,11 @@ class HttpCall(ClientCall):
     def _what(self) -> Mapping[str, str]:
         return {"model": self.entry.name, "path": self._exchange.head.path}
 
-    def _answer_takes_long(self) -> None:
+    def answer_takes_long(self) -> None:
         self._exchange.on_disconnect = None  # the model's work is done: there is nothing left to save
 
-    def _encode(self, answer: Answer, placed: Mapping[str, Placed]) -> Kept:
-        buffers, _, length = self._encoded(answer, placed)
+    def encode(self, made: Made) -> Kept:
+        buffers, _, length = self._encoded(made, made.placed)
         return Kept(b"".join(buffers), length)
 
     def _encoded(self, answer: Answer, placed: Mapping[str, Placed], request_id: str = "") -> Encoded:
@@ -383,10 +389,11 @@ class HttpCall(ClientCall):
             fields, encoding = _BINARY_ANSWER % (length, *times), asked.binary_encoding
         if of_steps:
             fields = b"%b, %b\r\n" % (fields[:-2], in_words(answer.timing).encode())  # the last is the times
-        if self.told is not None:
-            fields += self.told.fields
-        if self.split is not None:
+        if self.cache_status is not None:
+            fields += self.cache_status.fields
+        if self.rollout is not None:
             fields += VERSION % entry.version.encode()
+        fields += self.more_fields
         if encoding is not None and size >= WORTH_COMPRESSING:
             self._route.service.answer_compressed(self._exchange, fields, b"".join(buffers), encoding)
             return

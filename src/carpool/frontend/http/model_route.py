@@ -9,13 +9,13 @@ from typing import Generic, Protocol, TypeVar
 
 from carpool.errors import CarpoolError
 from carpool.frontend.access.guard import check_model
+from carpool.frontend.calls.routing import Split
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import not_serving
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, answer_error, hand_over, status_of
-from carpool.frontend.http.http_service import Service
-from carpool.frontend.http.parsing import RequestHead as HttpHead
-from carpool.frontend.routing import Split
-from carpool.frontend.trace_context import Origin
+from carpool.frontend.http.http_service import HttpService
+from carpool.frontend.http.parsing import HttpHead
+from carpool.frontend.traces.trace_context import Origin
 from carpool.link.door import ROLLOUT, Catalog, ModelEntry, Sender, read_side
 from carpool.observe.counters import Row, count_failure
 
@@ -83,7 +83,7 @@ class ModelRoute(Generic[Target]):
     _tensors = True  # as the model takes them
 
     def __init__(
-        self, service: Service, sender: Sender, budget: float, head: HttpHead, *, named: bool
+        self, service: HttpService, sender: Sender, budget: float, head: HttpHead, *, named: bool
     ) -> None:
         """`named`: the head says which version it wants."""
         self.service = service

@@ -11,7 +11,7 @@ from carpool import __version__
 from carpool.frontend.documents import assumptions, task_of
 from carpool.frontend.http.clients_openapi import EVENTS, chat_paths, generate_paths, in_path, ping_path
 from carpool.frontend.http.exchange import JSON_FIELDS, Exchange
-from carpool.frontend.http.http_service import Service, Variables
+from carpool.frontend.http.http_service import HttpService, Variables
 from carpool.frontend.http.image_reading import MAX_PICTURES
 from carpool.frontend.http.image_route import TASK_ROUTES
 from carpool.frontend.http.task_models import in_order
@@ -347,7 +347,7 @@ def _responses() -> Document:
     }
 
 
-def describe(service: Service, exchange: Exchange, _variables: Variables) -> None:
+def describe(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
     catalog = service.door.catalog
     if service.described[0] is not catalog:
         service.described = catalog, orjson.dumps(openapi(catalog, with_keys=service.asks_for_keys))

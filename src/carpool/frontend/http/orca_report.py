@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from carpool.frontend.http.exchange import Answerer, Before, Body, Exchange
-from carpool.frontend.http.parsing import RequestHead
+from carpool.frontend.http.parsing import HttpHead
 from carpool.observe.columns import CAPACITY, LOAD
 from carpool.observe.counters import Table
 
@@ -41,7 +41,7 @@ class LoadReport:
             self.text = self.json = b""
         self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
 
-    def wanted(self, head: RequestHead) -> bool:
+    def wanted(self, head: HttpHead) -> bool:
         return self._always or FORMAT_FIELD in head.headers
 
     def attach(self, exchange: Exchange) -> None:

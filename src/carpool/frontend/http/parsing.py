@@ -10,7 +10,7 @@ import re
 from urllib.parse import unquote_to_bytes
 
 from carpool.frontend.access.keys import Principal
-from carpool.frontend.http.exchange import Fault, bad_request
+from carpool.frontend.http.exchange import Fault, Start, bad_request
 from carpool.frontend.http.limits import Limits
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
@@ -36,17 +36,17 @@ _MOST_HEADS = 256
 _LONGEST_HEAD = 2048
 
 
-class RequestHead:
+class HttpHead:
     """One request's head. Byte-identical requests of a connection share one: don't change it.
 
-    `derived` is the app's own: what it works out from a head (the route, say) can be kept there. Requests
-    whose heads differ only in the length of their bodies or in `traceparent` share it. `who` holds the key
-    that came with it.
+    `start` is what the app worked out from a head: it begins the requests that have it. Requests whose heads
+    differ only in the length of their bodies or in `traceparent` share it. `who` holds the key that came with
+    it.
     """
 
     __slots__ = (
-        *("chunked", "content_length", "derived", "expects_continue", "has_body", "headers", "http_minor"),
-        *("keep_alive", "method", "path", "query", "target", "who"),
+        *("chunked", "content_length", "expects_continue", "has_body", "headers", "http_minor"),
+        *("keep_alive", "method", "path", "query", "start", "target", "who"),
     )
 
     def __init__(
@@ -68,15 +68,15 @@ class RequestHead:
         self.has_body = self.chunked or bool(self.content_length)
         self.keep_alive = _keeps_alive(headers, http_minor)
         self.expects_continue = _expects_continue(headers, http_minor)
-        self.derived: object = None
+        self.start: Start | None = None
         self.who: Principal | None = None
 
-    def with_length(self, digits: bytes) -> RequestHead:
+    def with_length(self, digits: bytes) -> HttpHead:
         """The same head for a body of another length, which is not 0 either."""
         headers, framing = {**self.headers, b"content-length": digits}, (int(digits), False)
         parts = (self.path, self.query)
-        head = RequestHead(self.method, self.target, parts, self.http_minor, headers, framing)
-        head.derived = self.derived
+        head = HttpHead(self.method, self.target, parts, self.http_minor, headers, framing)
+        head.start = self.start
         head.who = self.who
         return head
 
@@ -152,7 +152,7 @@ class HeadFinder:
             raise Fault(505, "only HTTP/1.0 and HTTP/1.1 are spoken here", "http-version")
 
 
-def parse_head(raw: bytes, limits: Limits, finder: HeadFinder) -> RequestHead:
+def parse_head(raw: bytes, limits: Limits, finder: HeadFinder) -> HttpHead:
     """The head in `raw`, which `finder` has found complete; raises `Fault`."""
     match = _HEAD.fullmatch(raw)
     if match is None or match.end(3) > limits.max_request_line_bytes:
@@ -168,7 +168,7 @@ def parse_head(raw: bytes, limits: Limits, finder: HeadFinder) -> RequestHead:
     named, http_minor = method.decode(), min(int(minor), 1)
     parts = _split_target(named, target, headers)
     framing = _framing(headers, http_minor, limits.max_body_bytes)
-    return RequestHead(named, target, parts, http_minor, headers, framing)
+    return HttpHead(named, target, parts, http_minor, headers, framing)
 
 
 def _fields_of(lines: bytes) -> dict[bytes, bytes]:
@@ -284,9 +284,9 @@ class KnownHeads:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._known: dict[bytes, RequestHead] = {}
+        self._known: dict[bytes, HttpHead] = {}
 
-    def read(self, raw: bytes, finder: HeadFinder) -> RequestHead:
+    def read(self, raw: bytes, finder: HeadFinder) -> HttpHead:
         """The head in `raw`, which `finder` has found complete; raises `Fault`."""
         found = _LENGTH_FIELD.search(raw) if len(raw) <= _LONGEST_HEAD else None
         if found is None:
@@ -311,7 +311,7 @@ class KnownHeads:
         head.headers[b"traceparent"] = traced[1]
         return head
 
-    def _learn(self, others: bytes, head: RequestHead) -> RequestHead:
+    def _learn(self, others: bytes, head: HttpHead) -> HttpHead:
         if len(self._known) >= _MOST_HEADS:
             self._known.clear()
         self._known[others] = head

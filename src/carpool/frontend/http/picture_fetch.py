@@ -45,7 +45,7 @@ _SPECIAL_IPV4 = tuple(
 )  # fmt: skip
 
 
-class Place(NamedTuple):
+class PictureAddress(NamedTuple):
     scheme: str
     host: str
     port: int
@@ -114,7 +114,7 @@ class PictureFetcher:
             raise _not_fetched("its server compresses it though it was not asked to")
         return reply.body
 
-    async def _ask(self, place: Place) -> Reply:
+    async def _ask(self, place: PictureAddress) -> Reply:
         addresses = await resolve(place.host, place.port)
         if not addresses or not all(map(is_public, addresses)):
             raise Forbidden(
@@ -136,7 +136,7 @@ class PictureFetcher:
             writer.transport.abort()
 
     async def _connect(
-        self, place: Place, addresses: Sequence[str]
+        self, place: PictureAddress, addresses: Sequence[str]
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """To the first that answers, of those that were checked: the name is not looked up again."""
         safe = place.scheme == "https"
@@ -146,7 +146,7 @@ class PictureFetcher:
                 return await asyncio.open_connection(address, place.port, ssl=tls, server_hostname=name)
         return await asyncio.open_connection(addresses[-1], place.port, ssl=tls, server_hostname=name)
 
-    def _check(self, url: str) -> Place:
+    def _check(self, url: str) -> PictureAddress:
         """Where the address leads, if the operator allows it; each redirect goes through here, too."""
         plain = url.isascii() and url.isprintable() and " " not in url and len(url) <= _LONGEST_URL
         try:
@@ -164,7 +164,7 @@ class PictureFetcher:
                 f"this server fetches no pictures from {shown(host)}", reason="host-not-allowed", field="url"
             )
         target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
-        return Place(parts.scheme, host, port, target)
+        return PictureAddress(parts.scheme, host, port, target)
 
 
 def _wrong(url: str) -> InvalidInput:

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import cast
 
-from carpool.errors import without_stack
+from carpool.errors import CarpoolError, without_stack
 from carpool.frontend.clients.accounts import Stake, client_of
-from carpool.frontend.http.body import CompressedBody, Intake, inflate, too_large
+from carpool.frontend.http.body import BodyIntake, CompressedBody, inflate, too_large
 from carpool.frontend.http.borrowed_socket import BorrowedSocket, has_hung_up, skip_received
 from carpool.frontend.http.exchange import (
     CONTINUE,
@@ -37,7 +37,7 @@ from carpool.frontend.http.exchange import (
     stream_head,
 )
 from carpool.frontend.http.limits import KIB, MIB
-from carpool.frontend.http.parsing import HeadFinder, RequestHead
+from carpool.frontend.http.parsing import HeadFinder, HttpHead
 from carpool.frontend.http.shared import BODY_READ, Shared
 
 logger = logging.getLogger(__name__)
@@ -84,17 +84,17 @@ class Connection:
         self._finder = HeadFinder(shared.limits)
         self._partial = False  # some of a head is here
         self._known_raw = b""  # the last head: a client's next one is often the same, byte for byte
-        self._known: RequestHead | None = None
+        self._known: HttpHead | None = None
         self._expected: memoryview | None = None  # for the same once more, if a long body follows it
         self._ahead = b""  # read, but not used yet
         self._queued = False  # behind an earlier request of this connection: it lies unread for that reason
         self._busy = False  # requests are being taken out of what was read, further up the stack
         self._ended = False  # the client has sent all it will send
         # the current request
-        self._head: RequestHead | None = None
+        self._head: HttpHead | None = None
         self._exchange: Exchange | None = None  # None again as soon as there is nothing left to answer
         self._plan: BodyPlan = None
-        self._intake = Intake(shared.limits, shared.accounts)
+        self._intake = BodyIntake(shared.limits, shared.accounts)
         self._mark = 0  # how much of the body was here when the window began
         self._keep = True  # the connection outlives the current request
         # what is sent
@@ -168,7 +168,7 @@ class Connection:
         """The head of before, and nothing else: its body comes straight to where it will be used."""
         if self._stalled or not self._shared.head_buffer.startswith(self._known_raw):
             return False
-        self._begin(cast(RequestHead, self._known))
+        self._begin(cast(HttpHead, self._known))
         if self._phase == BODY:
             if self._intake.into is None:
                 self._after_part_of_body(0)
@@ -396,7 +396,7 @@ class Connection:
             if self._partial:
                 self._partial = False
                 self._finder.reset()
-            known = cast(RequestHead, self._known)
+            known = cast(HttpHead, self._known)
             if self._expected is None and (known.content_length or 0) >= _MUCH:
                 self._expected = memoryview(self._shared.head_buffer)[: len(raw)]
             self._begin(known)
@@ -422,10 +422,11 @@ class Connection:
         self._begin(self._known)
         return after
 
-    def _begin(self, head: RequestHead) -> None:
+    def _begin(self, head: HttpHead) -> None:
         now, shared = monotonic(), self._shared
         if shared.unread.seconds and now >= shared.unread.look_at:
-            self._look_how_long_unread(now)  # whoever is turned away for it has no body to look at
+            # Whoever is turned away for it has no body to look at.
+            shared.unread.look(None if self._queued else self._borrowed.get(), now)
         exchange = self._exchange = Exchange(self, head, now, self._peer, first=not self._served)
         self._head = head
         self._since = now
@@ -435,7 +436,13 @@ class Connection:
         try:
             if head.content_length and head.content_length > shared.limits.max_body_bytes:
                 raise too_large(shared.limits.max_body_bytes)
-            plan = shared.app.begin(head, exchange)
+            start = head.start
+            try:
+                plan = shared.app.begin(head, exchange) if start is None else start(exchange)
+            except CarpoolError as refusal:
+                if isinstance(refusal, Fault):
+                    raise
+                shared.app.refused(exchange, refusal)
             if self._phase == BODY and self._answers(exchange):
                 intake = self._intake
                 intake.start(head, plan, exchange)
@@ -492,7 +499,8 @@ class Connection:
             self._phase = WAITING
             now = monotonic()
             if now >= shared.unread.look_at:
-                self._look_how_long_unread(now)
+                borrowed = self._borrowed
+                shared.unread.look(None if self._queued else borrowed.socket or borrowed.get(), now)
             exchange.unread = shared.unread.seconds
             self._deliver(plan, now, exchange)
             return
@@ -521,7 +529,7 @@ class Connection:
         self._exchange = None
         head = self._head
         if self._phase == BODY and self._keep:
-            self._keep = self._worth_skipping(cast(RequestHead, head))
+            self._keep = self._worth_skipping(cast(HttpHead, head))
         if not self._keep:
             fields += b"connection: close\r\n"
         elif head is not None and head.http_minor == 0:
@@ -530,13 +538,13 @@ class Connection:
         if self._phase == WAITING:
             self._next_request()
         elif self._keep:
-            self._intake.skip(cast(RequestHead, head))
+            self._intake.skip(cast(HttpHead, head))
             self._since = monotonic()
         else:
             self._linger()
 
     def begin_answer(self, fields: bytes) -> bool:
-        chunked = cast(RequestHead, self._head).http_minor == 1
+        chunked = cast(HttpHead, self._head).http_minor == 1
         self._keep = self._keep and chunked
         self.send(stream_head(fields, self._shared.date, keep=self._keep, chunked=chunked))
         return chunked
@@ -551,7 +559,7 @@ class Connection:
 
     # ── after an answer, or instead of one ──
 
-    def _worth_skipping(self, head: RequestHead) -> bool:
+    def _worth_skipping(self, head: HttpHead) -> bool:
         """Whether the connection outlives an answer that comes before the end of the body."""
         if head.expects_continue and not self._intake.started:
             return False  # some clients send the body now and others don't: no telling what comes next
@@ -608,12 +616,6 @@ class Connection:
         self._intake.forget()
         self._abandon()
         self._transport.close()
-
-    def _look_how_long_unread(self, now: float) -> None:
-        if self._queued:
-            self._shared.unread.cannot_look(now)
-        else:
-            self._shared.unread.look(self._borrowed.get(), now)
 
     def _failed(self, error: Exception) -> None:
         if isinstance(error, Fault):

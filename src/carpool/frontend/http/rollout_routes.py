@@ -12,7 +12,7 @@ from carpool.config.rules import nearest, shown
 from carpool.errors import CarpoolError, InvalidInput
 from carpool.frontend.access.keys import told
 from carpool.frontend.http.exchange import Collect, Exchange, answer_error
-from carpool.frontend.http.http_service import Service, Variables
+from carpool.frontend.http.http_service import HttpService, Variables
 from carpool.frontend.http.image_reading import read_query
 from carpool.frontend.http.small_routes import with_json
 from carpool.observe.columns import VERDICT_WORDS
@@ -24,11 +24,11 @@ _LONGEST_ID = 128
 _PICTURE = b"content-type: %b\r\nx-content-type-options: nosniff\r\n"
 
 
-def status(service: Service, exchange: Exchange, variables: Variables) -> None:
+def status(service: HttpService, exchange: Exchange, variables: Variables) -> None:
     service.answer_later(exchange, service.door.ask("rollout", {"model": variables["model"]}))
 
 
-def act(service: Service, exchange: Exchange, variables: Variables) -> Collect:
+def act(service: HttpService, exchange: Exchange, variables: Variables) -> Collect:
     def received(asked: dict[str, Any]) -> None:
         _check_names(asked, _TO_ACT)
         if "action" not in asked:
@@ -39,7 +39,7 @@ def act(service: Service, exchange: Exchange, variables: Variables) -> Collect:
     return with_json(exchange, received)
 
 
-def disagreements(service: Service, exchange: Exchange, variables: Variables) -> None:
+def disagreements(service: HttpService, exchange: Exchange, variables: Variables) -> None:
     """The worst first, `limit` of those above the number `after`."""
     query = read_query(exchange.head.query)
     _check_names(query, ("after", "limit"))
@@ -48,7 +48,7 @@ def disagreements(service: Service, exchange: Exchange, variables: Variables) ->
     service.answer_later(exchange, service.door.ask("rollout-disagreements", question))
 
 
-def picture(service: Service, exchange: Exchange, variables: Variables) -> None:
+def picture(service: HttpService, exchange: Exchange, variables: Variables) -> None:
     """One of them, as it came."""
     question = {"model": variables["model"], "number": _number(variables["number"], "number")}
 
@@ -63,7 +63,7 @@ def picture(service: Service, exchange: Exchange, variables: Variables) -> None:
     service.later(answer())
 
 
-def feedback(service: Service, exchange: Exchange, variables: Variables) -> Collect:
+def feedback(service: HttpService, exchange: Exchange, variables: Variables) -> Collect:
     def received(asked: dict[str, Any]) -> None:
         _check_names(asked, _TO_COMPLAIN)
         identity, verdict = asked.get("id"), asked.get("verdict")

@@ -21,14 +21,14 @@ from carpool.frontend.http.exchange import (
     BodyPlan,
     Collect,
     Exchange,
+    Start,
     answer_error,
     choose_encoding,
 )
 from carpool.frontend.http.http_service import (
     Handler,
-    Service,
+    HttpService,
     SharedPage,
-    Start,
     Starter,
     Variables,
     answer_asset,
@@ -36,7 +36,7 @@ from carpool.frontend.http.http_service import (
     site,
 )
 from carpool.frontend.http.image_reading import read_query
-from carpool.frontend.http.parsing import RequestHead
+from carpool.frontend.http.parsing import HttpHead
 from carpool.link.door import Catalog, ModelEntry
 from carpool.observe.prometheus import CONTENT_TYPE, OPENMETRICS_TYPE
 from carpool.observe.shared_history import KEPT_S
@@ -74,7 +74,7 @@ def per_request(handler: Handler, cost: float = 0.0) -> Starter:
     """For routes where the head says nothing but the path. They come after requests for inference: what one
     client asks of them has a bounded part of the front end's time. `cost` is what they cost the engine."""
 
-    def starter(service: Service, _head: RequestHead, variables: Variables) -> Start:
+    def starter(service: HttpService, _head: HttpHead, variables: Variables) -> Start:
         def start(exchange: Exchange) -> BodyPlan:
             return service.fair.document(exchange, lambda: handler(service, exchange, variables), cost)
 
@@ -83,20 +83,20 @@ def per_request(handler: Handler, cost: float = 0.0) -> Starter:
     return starter
 
 
-def live(_service: Service, exchange: Exchange, _variables: Variables) -> None:
+def live(_service: HttpService, exchange: Exchange, _variables: Variables) -> None:
     exchange.respond(200)
 
 
-def ready(service: Service, exchange: Exchange, _variables: Variables) -> None:
+def ready(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
     _answer_ready(exchange, service.ready)
 
 
-def model_ready(service: Service, exchange: Exchange, variables: Variables) -> None:
+def model_ready(service: HttpService, exchange: Exchange, variables: Variables) -> None:
     entry = service.look_up(variables["model"], variables.get("version", ""))
     _answer_ready(exchange, is_model_ready(service.door, entry))
 
 
-def health(service: Service, exchange: Exchange, _variables: Variables) -> None:
+def health(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
     """As ready, for load balancers that know nothing of v2: those expect 503, where Triton says 400."""
     is_ready = service.ready
     document = documents.health(service.door.catalog, ready=is_ready)
@@ -105,14 +105,14 @@ def health(service: Service, exchange: Exchange, _variables: Variables) -> None:
     answer_document(exchange, document, 200 if is_ready else 503)
 
 
-def server_metadata(service: Service, exchange: Exchange, _variables: Variables) -> None:
+def server_metadata(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
     answer_document(exchange, documents.server_metadata(__version__, service.door.catalog))
 
 
 def about_model(describe: Callable[[Catalog, ModelEntry], object]) -> Handler:
     """A document about a model, which is loaded for it where that is done on demand."""
 
-    def handler(service: Service, exchange: Exchange, variables: Variables) -> None:
+    def handler(service: HttpService, exchange: Exchange, variables: Variables) -> None:
         name, version = variables["model"], variables.get("version", "")
 
         def document() -> object:
@@ -130,7 +130,7 @@ def about_model(describe: Callable[[Catalog, ModelEntry], object]) -> Handler:
     return handler
 
 
-def statistics(service: Service, exchange: Exchange, variables: Variables) -> None:
+def statistics(service: HttpService, exchange: Exchange, variables: Variables) -> None:
     """Of one model, or of all. The engine has the times per batch size, so it makes the document."""
     name, version = variables.get("model", ""), variables.get("version", "")
     if name:
@@ -138,7 +138,7 @@ def statistics(service: Service, exchange: Exchange, variables: Variables) -> No
     service.answer_later(exchange, service.door.ask("statistics", {"name": name, "version": version}))
 
 
-def profile(service: Service, exchange: Exchange, variables: Variables) -> None:
+def profile(service: HttpService, exchange: Exchange, variables: Variables) -> None:
     """What was measured of a model, and what the scheduler believes of it now."""
     entry = service.look_up(variables["model"], variables.get("version", ""))
     service.answer_later(
@@ -146,7 +146,7 @@ def profile(service: Service, exchange: Exchange, variables: Variables) -> None:
     )
 
 
-def drift(service: Service, exchange: Exchange, variables: Variables) -> None:
+def drift(service: HttpService, exchange: Exchange, variables: Variables) -> None:
     """How far a model's pictures and answers are from its reference; with `?reference=1` that one, too."""
     entry = service.look_up(variables["model"], variables.get("version", ""))
     wanted = read_query(exchange.head.query).get("reference") == "1"
@@ -154,7 +154,7 @@ def drift(service: Service, exchange: Exchange, variables: Variables) -> None:
     service.answer_later(exchange, service.door.ask("drift", asked))
 
 
-def change_drift(service: Service, exchange: Exchange, variables: Variables) -> Collect:
+def change_drift(service: HttpService, exchange: Exchange, variables: Variables) -> Collect:
     """`{"action": "learn", "hours": 24}`, or `{"action": "reset"}`."""
     entry = service.look_up(variables["model"], variables.get("version", ""))
 
@@ -171,14 +171,14 @@ def change_drift(service: Service, exchange: Exchange, variables: Variables) -> 
     return with_json(exchange, change)
 
 
-def cache_status(service: Service, exchange: Exchange, variables: Variables) -> None:
+def cache_status(service: HttpService, exchange: Exchange, variables: Variables) -> None:
     """What all front ends keep of a model's answers, and what became of the requests for it."""
     entry = service.look_up(variables["model"], variables.get("version", ""))
     is_shared = service.caches.shared is not None
     answer_document(exchange, documents.cache_status(entry, service.table, is_shared=is_shared))
 
 
-def clear_cache(service: Service, exchange: Exchange, variables: Variables) -> None:
+def clear_cache(service: HttpService, exchange: Exchange, variables: Variables) -> None:
     """`shared` says whether what servers share is cleared too: false when Redis does not answer now, null
     where nothing is shared."""
     entry = service.look_up(variables["model"])
@@ -191,7 +191,7 @@ def clear_cache(service: Service, exchange: Exchange, variables: Variables) -> N
     service.answer_later(exchange, clear())
 
 
-def repository_index(service: Service, exchange: Exchange, _variables: Variables) -> Collect:
+def repository_index(service: HttpService, exchange: Exchange, _variables: Variables) -> Collect:
     def answer(body: bytes | bytearray, _at: float) -> None:
         try:
             only_ready = documents.wants_only_ready(body)
@@ -215,14 +215,14 @@ def with_json(exchange: Exchange, use: Callable[[dict[str, Any]], None]) -> Coll
     return Collect(_MAX_JSON_BODY, received)
 
 
-def metrics(service: Service, exchange: Exchange, _variables: Variables) -> None:
+def metrics(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
     answer_metrics(exchange, service.metrics)
 
 
 def missing(what: str) -> Handler:
     """For routes that Triton has and Carpool has not: a client learns what is missing, not just that."""
 
-    def refuse(_service: Service, _exchange: Exchange, _variables: Variables) -> None:
+    def refuse(_service: HttpService, _exchange: Exchange, _variables: Variables) -> None:
         raise Unsupported(f"{what} not available on this server")
 
     return refuse
@@ -235,7 +235,7 @@ def _answer_ready(exchange: Exchange, is_ready: bool) -> None:
         exchange.respond(400, JSON_FIELDS, encode_error(not_serving()))
 
 
-def front_page(_service: Service, exchange: Exchange, _variables: Variables) -> None:
+def front_page(_service: HttpService, exchange: Exchange, _variables: Variables) -> None:
     """The console for whoever asks for HTML; a short text for curl and its like."""
     if b"text/html" in exchange.head.headers.get(b"accept", b"").lower():
         answer_asset(exchange, site()["index.html"], b"vary: accept\r\n")
@@ -243,19 +243,19 @@ def front_page(_service: Service, exchange: Exchange, _variables: Variables) -> 
         exchange.respond(200, _TEXT_FIELDS, _TEXT)
 
 
-def docs(_service: Service, exchange: Exchange, _variables: Variables) -> None:
+def docs(_service: HttpService, exchange: Exchange, _variables: Variables) -> None:
     """The picture routes to read, written by the page itself from /openapi.json."""
     answer_asset(exchange, site()["docs.html"])
 
 
-def console_file(_service: Service, exchange: Exchange, variables: Variables) -> None:
+def console_file(_service: HttpService, exchange: Exchange, variables: Variables) -> None:
     asset = site().get(variables["file"])
     if asset is None:
         raise NotFound("the console has no such file")
     answer_asset(exchange, asset)
 
 
-def console_live(service: Service, exchange: Exchange, _variables: Variables) -> None:
+def console_live(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
     """With `?model=…&version=…` also the profile of that one, as far as the engine has told it; with
     `?after=…` the points of the history since then."""
     page = service.live.read(service.door)
@@ -268,7 +268,7 @@ def console_live(service: Service, exchange: Exchange, _variables: Variables) ->
     _answer_page(service, exchange, page)
 
 
-def history(service: Service, exchange: Exchange, _variables: Variables) -> None:
+def history(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
     """What happened in the last `seconds`, or since the point with the number `after`."""
     asked = read_query(exchange.head.query)
     unknown = next((name for name in asked if name not in ("after", "seconds")), None)
@@ -292,7 +292,7 @@ def _whole(asked: Mapping[str, str], name: str, default: int, most: int) -> int:
     return int(text)
 
 
-def _answer_page(service: Service, exchange: Exchange, page: bytes) -> None:
+def _answer_page(service: HttpService, exchange: Exchange, page: bytes) -> None:
     encoding = choose_encoding(exchange.head.headers.get(b"accept-encoding", b""))
     if encoding is None or len(page) < _WORTH_COMPRESSING:
         exchange.respond(200, _LIVE_FIELDS, page)
@@ -329,7 +329,7 @@ def answer_metrics(exchange: Exchange, page: SharedPage) -> None:
 # ── loading and unloading models ──
 
 
-def load(service: Service, exchange: Exchange, variables: Variables) -> Collect:
+def load(service: HttpService, exchange: Exchange, variables: Variables) -> Collect:
     def arguments(parameters: Mapping[str, Any]) -> dict[str, Any]:
         files = {
             name.removeprefix(_FILE): text for name, text in parameters.items() if name.startswith(_FILE)
@@ -349,7 +349,7 @@ def load(service: Service, exchange: Exchange, variables: Variables) -> Collect:
     return _ask(service, exchange, variables, "load", arguments)
 
 
-def unload(service: Service, exchange: Exchange, variables: Variables) -> Collect:
+def unload(service: HttpService, exchange: Exchange, variables: Variables) -> Collect:
     def arguments(parameters: Mapping[str, Any]) -> dict[str, Any]:
         _check_names(parameters, _TO_UNLOAD)
         dependents = parameters.get("unload_dependents", False)
@@ -363,7 +363,7 @@ def unload(service: Service, exchange: Exchange, variables: Variables) -> Collec
 
 
 def _ask(
-    service: Service, exchange: Exchange, variables: Variables, what: str, arguments: Arguments
+    service: HttpService, exchange: Exchange, variables: Variables, what: str, arguments: Arguments
 ) -> Collect:
     if "repository" in variables:
         raise Unsupported("naming one of several repositories is not available on this server")
@@ -403,11 +403,11 @@ def _check_names(parameters: Mapping[str, Any], known: tuple[str, ...]) -> None:
 # ── clients' shared memory: the catalogue has what is registered ──
 
 
-def system_status(service: Service, exchange: Exchange, variables: Variables) -> None:
+def system_status(service: HttpService, exchange: Exchange, variables: Variables) -> None:
     answer_document(exchange, documents.region_status(service.door.catalog, variables.get("region", "")))
 
 
-def register_system(service: Service, exchange: Exchange, variables: Variables) -> Collect:
+def register_system(service: HttpService, exchange: Exchange, variables: Variables) -> Collect:
     def register(asked: dict[str, Any]) -> None:
         given = {key: asked[key] for key in _REGION_FIELDS if key in asked}
         question = service.door.ask("register-memory", {"name": variables["region"], **given})
@@ -416,12 +416,12 @@ def register_system(service: Service, exchange: Exchange, variables: Variables) 
     return with_json(exchange, register)
 
 
-def unregister_system(service: Service, exchange: Exchange, variables: Variables) -> None:
+def unregister_system(service: HttpService, exchange: Exchange, variables: Variables) -> None:
     name = variables.get("region", "")
     service.answer_later(exchange, service.door.ask("unregister-memory", {"name": name}))
 
 
-def cuda_status(_service: Service, exchange: Exchange, variables: Variables) -> None:
+def cuda_status(_service: HttpService, exchange: Exchange, variables: Variables) -> None:
     if "region" in variables:
         raise NotFound(
             f"Unable to find cuda shared memory region: {shorten(variables['region'])}; there are none here"
@@ -429,11 +429,11 @@ def cuda_status(_service: Service, exchange: Exchange, variables: Variables) -> 
     answer_document(exchange, [])
 
 
-def register_cuda(_service: Service, _exchange: Exchange, _variables: Variables) -> None:
+def register_cuda(_service: HttpService, _exchange: Exchange, _variables: Variables) -> None:
     raise Unsupported("CUDA shared memory is not offered")
 
 
-def unregister_cuda(_service: Service, exchange: Exchange, _variables: Variables) -> None:
+def unregister_cuda(_service: HttpService, exchange: Exchange, _variables: Variables) -> None:
     """Clients unregister everything before they begin: there is nothing, and that is no error."""
     answer_document(exchange, {})
 
@@ -441,11 +441,11 @@ def unregister_cuda(_service: Service, exchange: Exchange, _variables: Variables
 # ── trace and log settings ──
 
 
-def log_settings(service: Service, exchange: Exchange, _variables: Variables) -> None:
+def log_settings(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
     service.answer_later(exchange, service.door.ask("log-settings", {"settings": {}}))
 
 
-def update_log_settings(service: Service, exchange: Exchange, _variables: Variables) -> Collect:
+def update_log_settings(service: HttpService, exchange: Exchange, _variables: Variables) -> Collect:
     def update(asked: dict[str, Any]) -> None:
         arguments = {"settings": asked, **told(exchange.who)}
         service.answer_later(exchange, service.door.ask("log-settings", arguments))
@@ -453,14 +453,14 @@ def update_log_settings(service: Service, exchange: Exchange, _variables: Variab
     return with_json(exchange, update)
 
 
-def trace_settings(service: Service, exchange: Exchange, variables: Variables) -> None:
+def trace_settings(service: HttpService, exchange: Exchange, variables: Variables) -> None:
     _trace(service, exchange, variables, {})
 
 
-def update_trace_settings(service: Service, exchange: Exchange, variables: Variables) -> Collect:
+def update_trace_settings(service: HttpService, exchange: Exchange, variables: Variables) -> Collect:
     return with_json(exchange, lambda asked: _trace(service, exchange, variables, asked))
 
 
-def _trace(service: Service, exchange: Exchange, variables: Variables, asked: dict[str, Any]) -> None:
+def _trace(service: HttpService, exchange: Exchange, variables: Variables, asked: dict[str, Any]) -> None:
     model = variables.get("model", "")
     service.answer_later(exchange, service.door.ask("trace-settings", {"model": model, "settings": asked}))

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 import orjson
 
 from carpool.config.model import Task
-from carpool.errors import Cancelled, CarpoolError, InvalidInput, without_stack
-from carpool.frontend.http.event_stream import EventStream
-from carpool.frontend.http.exchange import BodyPlan, Exchange, answer_error, status_of
-from carpool.frontend.http.http_service import Service, Start, Starter
-from carpool.frontend.http.image_reading import Sent, read_image_head
-from carpool.frontend.http.image_route import ImageRequest, ImageRoute, ImageTarget, Outcome
-from carpool.frontend.http.parsing import RequestHead as HttpHead
-from carpool.frontend.packing import AT_ONCE, LONG_PICTURE
+from carpool.errors import CarpoolError, without_stack
+from carpool.frontend.calls.packing import AT_ONCE, LONG_PICTURE
+from carpool.frontend.http.event_stream import Writer, Written
+from carpool.frontend.http.exchange import Exchange, Start, answer_error, status_of
+from carpool.frontend.http.http_service import HttpService, Starter
+from carpool.frontend.http.image_reading import read_image_head
+from carpool.frontend.http.image_route import ImageRoute, ImageTarget
+from carpool.frontend.http.parsing import HttpHead
 from carpool.frontend.pictures.workers import stopping
-from carpool.observe.columns import BYTES_SENT
 from carpool.wire.v2 import encode_error
 
 Found = TypeVar("Found")
@@ -36,13 +34,13 @@ _TIMES = ("decode_ms", "queue_ms", "infer_ms", "post_ms")
 def start_text(task: str) -> Starter:
     """For a route that names a task whose answer is text."""
 
-    def starter(service: Service, head: HttpHead, _variables: Mapping[str, str]) -> Start:
+    def starter(service: HttpService, head: HttpHead, _variables: Mapping[str, str]) -> Start:
         return _kind(head)(service, head, task).begin
 
     return starter
 
 
-def start_predict(service: Service, head: HttpHead, variables: Mapping[str, str]) -> Start:
+def start_predict(service: HttpService, head: HttpHead, variables: Mapping[str, str]) -> Start:
     return _kind(head)(service, head, None, variables["model"]).begin
 
 
@@ -51,7 +49,7 @@ def _kind(head: HttpHead) -> type[ImageRoute]:
 
 
 def read_aside(
-    service: Service,
+    service: HttpService,
     exchange: Exchange,
     body: bytes | bytearray,
     read: Callable[..., Found],
@@ -92,74 +90,31 @@ def _nothing() -> None:
     """The client left while its request was read: `pending` says so."""
 
 
-class StreamedRequest(ImageRequest):
-    """One picture, whose text is sent as it comes. The head of the answer goes out with the first of it."""
+class EventWords:
+    """An event for each piece, and one for the whole answer."""
 
-    __slots__ = ("_stream", "pieces")
+    streams = True
 
-    def __init__(self, route: ImageRoute, exchange: Exchange, target: ImageTarget) -> None:
-        super().__init__(route, exchange, target)
-        self._stream: EventStream | None = None
-        self.pieces = 0
-
-    def part(self, text: str) -> None:
-        if text:
-            self._say(self._piece(text))
-            self.pieces += 1
-
-    def _begin(self, sent: Sent, size: int) -> None:
-        if sent.several:
-            raise InvalidInput("text of several pictures comes in one document: send one at a time")
-        super()._begin(sent, size)
-
-    def _send(self, fields: bytes, body: bytes, *, compressible: bool = True) -> None:
-        """The end: all that there is, for a model that answers at once."""
-        document: dict[str, Any] = orjson.loads(body)
-        with suppress(Cancelled):  # who reads too slowly was cut off, and this is the end anyway
-            if not self.target.entry.decoupled:
-                self.part(document["text"])
-            self._say(self._last(document))
-            self._end()
-
-    def _tell(self, error: CarpoolError, more_fields: bytes = b"") -> None:
-        if self._stream is None:
-            super()._tell(error, more_fields)
-        elif self.exchange.pending:
-            with suppress(Cancelled):
-                self._say([self._error(error)])
-                self._end()
-
-    def _say(self, events: Sequence[bytes]) -> None:
-        if self._stream is None:
-            events = [*self._opening(), *events]
-            self._stream = EventStream(self.exchange)
-        self.service.server_row.add(BYTES_SENT, sum(map(len, events)))
-        self._stream.send(events)
-
-    def _end(self) -> None:
-        assert self._stream is not None
-        self._stream.end()
-
-    # ── in which words ──
-
-    def _opening(self) -> Sequence[bytes]:
+    def head(self) -> Sequence[bytes]:
         return ()
 
-    def _piece(self, text: str) -> Sequence[bytes]:
-        return [orjson.dumps({"text": text, "index": self.pieces})]
+    def piece(self, text: str, number: int) -> Sequence[bytes]:
+        return [orjson.dumps({"text": text, "index": number})]
 
-    def _last(self, document: dict[str, Any]) -> Sequence[bytes]:
-        times = cast(Outcome, self._outcomes[0]).times if self._outcomes else ()
-        timing = {name: round(took, 3) for name, took in zip(_TIMES, times, strict=False)}
-        return [orjson.dumps({"done": True, **document, "timing": timing})]
+    def last(self, written: Written) -> Sequence[bytes]:
+        timing = {name: round(took, 3) for name, took in zip(_TIMES, written.times, strict=False)}
+        return [orjson.dumps({"done": True, **written.document, "timing": timing})]
 
-    def _error(self, error: CarpoolError) -> bytes:
+    def whole(self, written: Written) -> bytes:
+        raise NotImplementedError
+
+    def error(self, error: CarpoolError) -> bytes:
         return encode_error(error)[:-1] + b',"status":%d}' % status_of(error)
 
 
 class EventRoute(ImageRoute):
-    def _plan(self, exchange: Exchange, target: ImageTarget) -> BodyPlan:
+    writes = True
+
+    def writer(self, target: ImageTarget) -> Writer | None:
         """What is no text is one document in any case."""
-        streams = target.model.task in TEXT_TASKS and target.drawn is None
-        self.makes = StreamedRequest if streams else ImageRequest
-        return super()._plan(exchange, target)
+        return EventWords() if target.model.task in TEXT_TASKS and target.drawn is None else None

@@ -13,19 +13,19 @@ import orjson
 
 from carpool.errors import NotFound
 from carpool.frontend.documents import task_of
-from carpool.frontend.http.exchange import Exchange
-from carpool.frontend.http.http_service import Service, Start, Variables, answer_document
+from carpool.frontend.http.exchange import Exchange, Start
+from carpool.frontend.http.http_service import HttpService, Variables, answer_document
 from carpool.frontend.http.image_route import ImageRequest, ImageRoute
-from carpool.frontend.http.parsing import RequestHead as HttpHead
+from carpool.frontend.http.parsing import HttpHead
 from carpool.link.door import Catalog, ModelEntry
 
 
-def ping(service: Service, exchange: Exchange, _variables: Variables) -> None:
+def ping(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
     is_ready = service.ready
     answer_document(exchange, {"status": "Healthy" if is_ready else "Unhealthy"}, 200 if is_ready else 503)
 
 
-def start_prediction(service: Service, head: HttpHead, variables: Mapping[str, str]) -> Start:
+def start_prediction(service: HttpService, head: HttpHead, variables: Mapping[str, str]) -> Start:
     # TorchServe's versions have two parts, ours are whole numbers: those of its archives were cut alike.
     version = variables.get("version", "").partition(".")[0]
     route = PredictionRoute(service, head, None, variables["model"], version)

@@ -1,18 +1,16 @@
-"""Would the big model have said the same? Some pictures that the cheap model kept go to it all the same,
-after the answer was sent, out of what its device leaves over: under load there are none, and nothing is
-proven."""
+"""Would the big model have said the same? Some pictures that the cheap model kept are answered by it all the
+same, after the answer was sent."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from carpool.config.rollout_settings import CompareSettings
-from carpool.errors import CarpoolError
 from carpool.frontend.pictures.cascade_steps import STEP
-from carpool.link.door import Answer, Call, Slot
+from carpool.frontend.pictures.recomputation import Recomputation
+from carpool.link.door import Answer
 from carpool.pipelines.picture_graph import Document, Item
 from carpool.types import Timing
 from carpool.vision.decode import Decoded
@@ -22,9 +20,9 @@ from carpool.vision.plans.compare import compare_answers
 
 if TYPE_CHECKING:
     from carpool.frontend.pictures.cascade_steps import Cascade
-    from carpool.frontend.pictures.journey_steps import StepState
     from carpool.frontend.pictures.picture_service import PictureService
     from carpool.frontend.pictures.pipeline_pictures import PipelineModel, StepModel
+    from carpool.frontend.pictures.run_steps import StepState
 
 
 def count(
@@ -48,65 +46,37 @@ def _took(step: StepState) -> Timing | None:
     return None if given is None else given.timing
 
 
-class CascadeAudit:
+class CascadeAudit(Recomputation[bool]):
     """One answer. The picture is kept until a thread has made the big model's input of it."""
 
     def __init__(
         self, cascade: Cascade, big: StepModel, service: PictureService, kept: Document, options: Options
     ) -> None:
         """`kept` is the cheap model's answer with these options."""
+        super().__init__(service, big.entry, service.workers.idle)
         self._cascade = cascade
         self._at = big
-        self._service = service
         self._kept = kept
         self._options = options
-        self._call: Call | None = None
+        self._geometry: Geometry | None = None
 
     def begin(self, picture: Decoded) -> None:
-        service, head = self._service, self._at.head(0, 1)
-        try:
-            slot = service.door.slot(head.tail_size)
-        except CarpoolError:  # no memory now
-            self._cascade.audited(None)
-            return
-        prepare = partial(self._at.prepare, picture, Item(), slot.view)
-        if not service.workers.idle(prepare, partial(self._prepared, slot)):
-            slot.release()
-            self._cascade.audited(None)
+        head = self._at.head(0, 1)
+        self.prepare(head, head.tail_size, partial(self._write, picture))
 
-    def _prepared(
-        self, slot: Slot, made: tuple[Geometry, Decoded] | None, _error: BaseException | None
-    ) -> None:
-        if made is None:
-            slot.release()
-            self._cascade.audited(None)
-            return
-        done = partial(self._done, made[0])
-        try:
-            head = self._at.head(0, 1)
-            self._call = self._service.door.infer(
-                self._at.entry, head, slot, 0, done, arrived=monotonic(), spare=True
-            )
-        except CarpoolError:
-            slot.release()
-            self._cascade.audited(None)
+    def _write(self, picture: Decoded, memory: memoryview) -> None:
+        self._geometry, _ = self._at.prepare(picture, Item(), memory)
 
-    def _done(self, geometry: Geometry, answer: Answer) -> None:
-        if answer.error is not None or not self._service.workers.idle(
-            partial(self._agrees, geometry, answer), self._over
-        ):
-            self._over(None, None)
-
-    def _agrees(self, geometry: Geometry, answer: Answer) -> bool:
-        """In a thread."""
+    def _compare(self, answer: Answer) -> bool:
         model = self._at.model
-        said = model.answer(model.of_one(answer.outputs, 0), geometry, self._options)
+        assert self._geometry is not None
+        said = model.answer(model.of_one(answer.outputs, 0), self._geometry, self._options)
         if "text" in said:
             return bool(said["text"] == self._kept.get("text"))
         return not compare_answers(str(model.task), self._kept, said, CompareSettings()).differs
 
-    def _over(self, agrees: bool | None, _error: BaseException | None) -> None:
-        call, self._call = self._call, None
-        if call is not None:
-            call.release()
+    def _compared(self, agrees: bool) -> None:
         self._cascade.audited(agrees)
+
+    def _skipped(self, _why: str) -> None:
+        self._cascade.audited(None)

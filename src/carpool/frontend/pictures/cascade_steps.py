@@ -1,4 +1,4 @@
-"""What a journey does for a cascade: whether the big model is asked, who answered, and what that is worth.
+"""What a run does for a cascade: whether the big model is asked, who answered, and what that is worth.
 
 One for each version of a cascade and front end. Everything but `read` happens in the loop's thread.
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from carpool.link.door import Slot
+from carpool.memory.arena import Slot
 from carpool.memory.layout import bind_file
 from carpool.memory.picture_leases import Lease
 from carpool.vision.decode import Decoded

@@ -77,9 +77,12 @@ class PictureService:
     def _renewed(self, catalog: Catalog) -> None:
         entries = (*catalog.entries.values(), *catalog.leaving)
         there = [entry for entry in entries if entry.vision is not None]
-        plain = {entry.key: self.model(entry) for entry in there if not _is_pipeline(entry)}
-        self._models = {**plain, **{key: made for key, made in self._models.items() if made.through}}
-        for entry in filter(_is_pipeline, there):  # after the models that they need
+        plain = {entry.key: self.model(entry) for entry in there if not is_pipeline(entry)}
+        self._models = {
+            **plain,
+            **{key: made for key, made in self._models.items() if isinstance(made, PipelineModel)},
+        }
+        for entry in filter(is_pipeline, there):  # after the models that they need
             with suppress(Unavailable):
                 self._models[entry.key] = self.model(entry)
         for key in self._models.keys() - {entry.key for entry in there}:
@@ -101,7 +104,7 @@ class PictureService:
                 reason="no-task",
                 field="model",
             )
-        if not _is_pipeline(entry):
+        if not is_pipeline(entry):
             return PictureModel(entry)
         catalog = self.door.catalog
         if isinstance(made, PipelineModel) and made.entry is entry and made.is_current(catalog):
@@ -159,8 +162,8 @@ class PictureService:
 
     def hold(self, client: str, size: int, pixels: int) -> bool:
         """Count the bytes and the pixels of a body whose pictures are under way; False when its client has
-        its part of either. Until then, the body itself is counted where it is gathered."""
-        if not self._held.take(client, size):
+        its part of either. No bytes are given for a body that is counted where it was gathered."""
+        if size and not self._held.take(client, size):
             return False
         if not self._pixels.take(client, pixels):
             self._held.give(client, size)
@@ -178,14 +181,15 @@ class PictureService:
         self._kept -= size
 
     def let_go(self, client: str, size: int, pixels: int) -> None:
-        self._held.give(client, size)
+        if size:
+            self._held.give(client, size)
         self._pixels.give(client, pixels)
 
     def close(self) -> None:
         self.workers.close()
 
 
-def _is_pipeline(entry: ModelEntry) -> bool:
+def is_pipeline(entry: ModelEntry) -> bool:
     return entry.vision is not None and "pipeline" in entry.vision
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,16 +13,15 @@ import orjson
 from carpool.config.pipeline_settings import PipelineStep, read_document
 from carpool.errors import Unavailable
 from carpool.frontend.pictures.cascade_steps import STEP, Cascade
-from carpool.frontend.pictures.pipeline_journey import PipelineJourney
-from carpool.frontend.pictures.sent_pictures import PictureModel, SentPictures
-from carpool.link.door import Answer, Call, Catalog, ModelEntry, Sender, Slot
+from carpool.frontend.pictures.sent_pictures import PictureModel
+from carpool.link.door import Catalog, ModelEntry
 from carpool.memory.picture_leases import KEPT_FILE, LEASE_BYTES, cuts_bytes, write_cuts
 from carpool.pipelines.picture_graph import Document, Item, PictureGraph
 from carpool.types import Array, RequestedOutput, RequestOptions, Tensor
 from carpool.vision import crops, draw
 from carpool.vision.decode import Decoded, decode
 from carpool.vision.geometry import Geometry
-from carpool.vision.heads import Buffer
+from carpool.vision.heads import Buffer, PictureHead
 from carpool.vision.picture_answers import DEFAULT, Option, Options, flag
 from carpool.vision.text_lines import as_lines
 from carpool.vision.transforms import Transform
@@ -121,7 +120,7 @@ class PipelineModel(PictureModel):
         self.first = first = steps[self.graph.base].model
         super().__init__(first.entry)
         self.entry = entry
-        self.through = self
+        self.keeps_pixels = True
         self._batched = False  # one picture, one answer
         self.encoded = _on_device(steps)  # else its pixels are needed here
         self.room_behind = LEASE_BYTES if self.encoded else 0
@@ -181,22 +180,28 @@ class PipelineModel(PictureModel):
         """Its pixels stay where they are decoded."""
         return self.first.file_head_of(self.first.outputs, options, size, images)
 
-    def decoded(self, data: Buffer) -> Decoded:
+    def decoded(self, data: Buffer, head: PictureHead | None = None) -> Decoded:
         """As large as it is kept."""
-        return crops.kept(decode(data, reduction=self._reduction), self.graph.settings.keep_px)
+        return crops.kept(decode(data, reduction=self._reduction, head=head), self.graph.settings.keep_px)
 
     def prepare(
-        self, data: Buffer, memory: memoryview | bytearray, keep: list[Decoded] | None = None
+        self,
+        data: Buffer,
+        memory: memoryview | bytearray,
+        keep: list[Decoded] | None = None,
+        head: PictureHead | None = None,
     ) -> Geometry:
         """One decode for all steps: what is kept is what the first one sees, too."""
-        picture = self.decoded(data)
+        picture = self.decoded(data, head)
         if keep is not None:
             keep.append(picture)
         into: Array = np.ndarray(self.transform.shape, self.transform.dtype, memory)
         return self.transform.prepare(picture, into)
 
-    def document(self, outputs: Sequence[Tensor]) -> bytes:
-        """What the journey has put together."""
+    def document(
+        self, outputs: Sequence[Tensor], _number: int, _geometry: Geometry, _options: Options
+    ) -> bytes:
+        """What the run has put together."""
         found = outputs[0].data.reshape(-1)[0]
         assert isinstance(found, bytes)
         return found
@@ -233,25 +238,3 @@ class PipelineModel(PictureModel):
                 best = next(iter(said.get("classes", ())), None)
                 words += [said["text"]] if "text" in said else [best["label"]] if best else []
         return ": ".join(words)
-
-    # ── the way through the door ──
-
-    def infer(
-        self,
-        pictures: SentPictures,
-        entry: ModelEntry,
-        head: RequestHead,
-        slot: Slot,
-        tail: int,
-        done: Callable[[Answer], None],
-        *,
-        arrived: float,
-        deadline: float,
-        sender: Sender,
-        ready_in: float | None,
-        admitted: Callable[[], None] | None,
-    ) -> Call:
-        """As `Door.infer`, through all steps: `done` gets the whole answer."""
-        journey = PipelineJourney(self, pictures, done, arrived=arrived, deadline=deadline, sender=sender)
-        journey.begin(head, slot, tail, ready_in, admitted)
-        return journey

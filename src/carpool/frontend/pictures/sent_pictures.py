@@ -14,13 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 import numpy as np
 import orjson
 
 from carpool.errors import CarpoolError, InvalidInput, ModelError, Unsupported
-from carpool.link.door import Answer, Call, ModelEntry, Sender, Slot
+from carpool.link.contents import Content, Places
+from carpool.link.door import Answer, Door, ModelEntry
+from carpool.memory.arena import Slot
 from carpool.memory.layout import FILE_AT, bind_file, write_file
 from carpool.types import (
     Array,
@@ -33,7 +35,7 @@ from carpool.types import (
 )
 from carpool.vision.decode import Decoded
 from carpool.vision.geometry import Geometry
-from carpool.vision.heads import Buffer, pixels_of_request, read_head, sniff
+from carpool.vision.heads import Buffer, PictureHead, heads_of_request, read_head, sniff
 from carpool.vision.picture_answers import Option, Options
 from carpool.vision.plans import settings
 from carpool.vision.plans.picture_plan import PicturePlan
@@ -75,44 +77,25 @@ def weight_of_size(size: int) -> float:
     return float(_SAME_FOR_ALL + (_A_BYTE + _USUAL) * size)
 
 
-def weight_of(data: Buffer, pixels: int) -> float:
-    """How much work there is to decode a picture, which has so many pixels by a first look at its head. 0 is
-    for one that will not be decoded: raises `InvalidInput` that says why."""
-    if not pixels:
+def weight_of(data: Buffer, head: PictureHead | None) -> float:
+    """How much work there is to decode a picture with this head. Without one it will not be decoded: raises
+    `InvalidInput` that says why."""
+    if head is None:
         if len(data) > _LONG:
             sniff(data)
             return weight_of_size(len(data))
         head = read_head(data)
-        pixels = head.width * head.height
-    return float(_SAME_FOR_ALL + _A_BYTE * len(data) + pixels)
+    return float(_SAME_FOR_ALL + _A_BYTE * len(data) + head.width * head.height)
 
 
-class Steps(Protocol):
-    """What a model does that goes through the door several times."""
-
-    def infer(
-        self,
-        pictures: SentPictures,
-        entry: ModelEntry,
-        head: RequestHead,
-        slot: Slot,
-        tail: int,
-        done: Callable[[Answer], None],
-        *,
-        arrived: float,
-        deadline: float,
-        sender: Sender,
-        ready_in: float | None,
-        admitted: Callable[[], None] | None,
-    ) -> Call: ...
-
-    def document(self, outputs: Sequence[Tensor]) -> bytes: ...
+class PlacesPictures(Places, Protocol):
+    def place_pictures(self, pictures: SentPictures) -> None: ...
 
 
 class PictureModel(PicturePlan):
     """A picture's plan, and what goes through the door for it. Made once per entry."""
 
-    through: Steps | None = None  # it is a pipeline
+    keeps_pixels = False  # of a picture, for what comes after its first step
     room_behind = 0  # bytes that a slot must have behind a file that goes to the device
 
     def __init__(self, entry: ModelEntry) -> None:
@@ -160,6 +143,11 @@ class PictureModel(PicturePlan):
         mine, its = self.settings, other.settings
         return (mine.image, mine.input, mine.encoded) == (its.image, its.input, its.encoded)
 
+    def document(self, outputs: Sequence[Tensor], number: int, geometry: Geometry, options: Options) -> bytes:
+        """The answer to one picture of a batch."""
+        answer, entry = self.answers.answer(self.of_one(outputs, number), geometry, options), self.entry
+        return orjson.dumps({"model": entry.name, "version": entry.version, **self.assumed, **answer})
+
     def of_one(self, outputs: Sequence[Tensor], number: int) -> dict[str, Array]:
         """The outputs for one picture of a batch, without the batch."""
         found: dict[str, Array] = {}
@@ -168,15 +156,16 @@ class PictureModel(PicturePlan):
         return found
 
 
-class SentPictures:
-    """`asked` is what the client says, `head` what goes through the door for it, with `size` bytes.
+class SentPictures(Content):
+    """The content of a request. `asked` is what the client says, `head` what goes through the door for it,
+    with `size` bytes.
 
     `prepare` and `compose` are called in threads, one after the other; the rest in the loop's.
     """
 
     __slots__ = (
-        *("_geometries", "_model", "_pictures", "asked", "head", "is_file", "kept", "options", "sampled"),
-        *("size", "through", "weight", "whole"),
+        *("_geometries", "_model", "_pictures", "asked", "head", "is_file", "options", "sampled"),
+        *("size", "weight", "whole"),
     )
 
     quick = False  # the answer is made in less time than a thread takes to wake up
@@ -199,13 +188,11 @@ class SentPictures:
         self._model = model
         self.options = options
         self._pictures = pictures
-        self.through = model.through
         self.whole: list[Decoded] = []  # the pixels, where they are needed for longer
         self.sampled: Sampled | None = None  # what will be measured of the first, if anything is
         self.is_file = as_file is not None  # for the model's device: there is nothing to decode here
         self._geometries = [] if as_file is None else [as_file]
         self.weight = 0.0
-        self.kept = False  # the files are needed again
 
     @property
     def model(self) -> PictureModel:
@@ -222,10 +209,11 @@ class SentPictures:
         return self._pictures
 
     def for_model(self, model: PictureModel) -> SentPictures:
-        """The same pictures for another version of their model."""
+        """The same pictures for another version of their model; what this one holds is the other's."""
         if model is self._model:
             return self
         other = copy(self)
+        self.slot = self.held = None
         other._model = model
         other._fit()
         return other
@@ -234,21 +222,47 @@ class SentPictures:
         """What goes through the door for this model."""
         raise NotImplementedError
 
-    def files_in(self, slot: Slot | None) -> Sequence[Buffer]:
-        """The same, where the one of a route may lie in a slot."""
-        return self._pictures if slot is None else [memoryview(bind_file(slot.view, 0).data)]
+    # ── as a content ──
 
-    def put_file(self, memory: memoryview) -> None:
-        write_file(memory, self._pictures[0])
+    def bytes_of(self, _head: RequestHead) -> Sequence[Buffer]:
+        """The files; the one of a route may lie in a slot."""
+        return self._pictures if self.slot is None else [memoryview(bind_file(self.slot.view, 0).data)]
+
+    def offer(self, call: Places, _head: RequestHead) -> None:
+        cast(PlacesPictures, call).place_pictures(self)
+
+    def can_be_again(self, model: PictureModel) -> bool:
+        """Once more for this version of their model: as what was made of them, or as the files."""
+        fits = self.held is not None and self._model.sees_as(model)
+        return fits or (bool(self._pictures) and not self.is_file)
+
+    def again(self, model: PictureModel) -> SentPictures:
+        """The same for another version of their model, when one is done with them."""
+        if not self._model.sees_as(model):
+            self.drop()
+        other = self.for_model(model)
+        other.sent = other.gone = False
+        other.offered_as = other.head
+        return other
+
+    def slot_of_file(self, door: Door) -> Slot:
+        """With the one file in it, for the model's device; the caller's from here on."""
+        if self.slot is not None:
+            return self.take()
+        slot = door.slot(self.size)
+        write_file(slot.view, self._pictures[0])
         if self.drawn is None and not self.kept:
             self._pictures = ()
+        return slot
+
+    # ── in threads ──
 
     def prepare(self, memory: memoryview) -> float:
         """All of them into the slot, one behind the other; returns the seconds. One that is bad fails all."""
         started = monotonic()
         model, size = self._model, self._model.bytes
         sampled = None if self.sampled is None else self.sampled.decoded
-        keep = sampled if self.through is None else self.whole
+        keep = self.whole if self._model.keeps_pixels else sampled
         self._geometries = self._each(
             lambda number, data: model.prepare(data, memory[number * size : (number + 1) * size], keep)
         )
@@ -276,20 +290,12 @@ class SentPictures:
                 raise
         return made
 
-    def _document(self, outputs: Sequence[Tensor], number: int) -> bytes:
-        model = self._model
-        if self.through is not None:
-            return self.through.document(outputs)
-        given = model.of_one(outputs, number), self._geometries[number], self.options
-        answer, entry = model.answers.answer(*given), model.entry
-        return orjson.dumps({"model": entry.name, "version": entry.version, **model.assumed, **answer})
-
 
 class RoutePicture(SentPictures):
     """The one picture of a call on a picture route; `body` is its answer. Of a model that writes, `text` is
-    what came so far, in so many `pieces`."""
+    what came so far, and `document` what `body` says."""
 
-    __slots__ = ("_finish", "body", "drawn", "pieces", "quick", "text")
+    __slots__ = ("_finish", "_seen", "body", "document", "drawn", "quick", "text")
 
     on_route = True
 
@@ -299,20 +305,21 @@ class RoutePicture(SentPictures):
         data: Buffer,
         options: Options,
         drawn: str | None,
-        pixels: int,
+        head: PictureHead | None = None,
         as_file: Geometry | None = None,
     ) -> None:
-        """With `as_file`, it lies in a slot already."""
+        """With the `head` of its file, if that was read. With `as_file`, it lies in a slot already."""
         if as_file is None and model.encoded:
             as_file = model.seen_as_file(data)
         super().__init__(model, ASKED_ON_A_ROUTE, (data,), options, as_file)
+        self._seen = head
         self.drawn = drawn
         self.body = b""
         self.text = self._finish = ""
-        self.pieces = 0
+        self.document: Mapping[str, object] | None = None
         self._fit()
         if as_file is None:
-            self.weight = weight_of(data, pixels)
+            self.weight = weight_of(data, head)
         else:
             self.size = FILE_AT + len(data) + model.room_behind
 
@@ -336,7 +343,6 @@ class RoutePicture(SentPictures):
         text, finish = written({tensor.name: tensor.data for tensor in answer.outputs})
         self._finish = answer.finish or finish or self._finish
         self.text += text
-        self.pieces += bool(text)
         if len(self.text) > MOST_WRITTEN:
             raise ModelError(f"the model wrote more than {MOST_WRITTEN} characters")
         return text
@@ -347,13 +353,14 @@ class RoutePicture(SentPictures):
         outputs = written_as(self.text, self._finish)
         answer = model.answers.answer(outputs, self._geometries[0], self.options)
         named = {"model": model.entry.name, "version": model.entry.version, **model.assumed}
-        self.body = orjson.dumps({**named, **answer})
+        self.document = {**named, **answer}
+        self.body = orjson.dumps(self.document)
 
     def prepare(self, memory: memoryview) -> float:
         started = monotonic()
         sampled = None if self.sampled is None else self.sampled.decoded
-        keep = sampled if self.through is None else self.whole
-        self._geometries = [self._model.prepare(self._pictures[0], memory, keep)]
+        keep = self.whole if self._model.keeps_pixels else sampled
+        self._geometries = [self._model.prepare(self._pictures[0], memory, keep, self._seen)]
         if self.drawn is None and not self.kept:
             self._pictures = ()
         return monotonic() - started
@@ -361,7 +368,7 @@ class RoutePicture(SentPictures):
     def compose(self, outputs: Sequence[Tensor]) -> tuple[Sequence[Tensor], float]:
         started = monotonic()
         if self.drawn is None:
-            self.body = self._document(outputs, 0)
+            self.body = self._model.document(outputs, 0, self._geometries[0], self.options)
         else:  # decoded again, in full: to keep the pixels while the model runs could take any memory
             model, data = self._model, self._pictures[0]
             given = model.of_one(outputs, 0), self._geometries[0], self.options
@@ -380,7 +387,7 @@ class TensorPictures(SentPictures):
     def __init__(self, model: PictureModel, asked: RequestHead, tail: Buffer) -> None:
         given = asked.inputs[0]
         pictures = _elements(given, tail)
-        pixels = pixels_of_request(pictures)
+        heads, _ = heads_of_request(pictures)
         options = model.read_options(_options_of(asked, model))
         as_file = model.seen_as_file(pictures[0]) if len(pictures) == 1 else None
         super().__init__(model, asked, pictures, options, as_file)
@@ -397,7 +404,7 @@ class TensorPictures(SentPictures):
         else:
             self.head = model.head_of(len(pictures), wanted, asked.options)
             self.size = self.head.tail_size
-            self.weight = sum(self._each(lambda number, data: weight_of(data, pixels[number])))
+            self.weight = sum(self._each(lambda number, data: weight_of(data, heads[number])))
 
     def _fit(self) -> None:
         model, head = self._model, self.head
@@ -411,7 +418,8 @@ class TensorPictures(SentPictures):
         started = monotonic()
         answers: Array = np.empty(len(self._geometries), object)
         for number in range(len(answers)):
-            answers[number] = self._document(outputs, number)
+            given = number, self._geometries[number], self.options
+            answers[number] = self._model.document(outputs, *given)
         named = Tensor(ANSWER, Datatype.BYTES, self._shape, answers.reshape(self._shape))
         return [*outputs, named], monotonic() - started
 

@@ -15,6 +15,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
+from operator import attrgetter
 from queue import SimpleQueue
 from time import monotonic, sleep
 from typing import Any, TypeAlias
@@ -24,7 +25,7 @@ from carpool.core.front_load import DecodeForecast
 from carpool.core.job import INFINITY, Reason, Refusal, Terms
 from carpool.core.refusal_words import in_words
 from carpool.errors import CarpoolError, Refused, Unavailable, without_stack
-from carpool.frontend.clients.fair_queue import FairQueue
+from carpool.frontend.clients.accounts import FairQueue
 from carpool.observe.logs import logger
 
 _log = logger("pictures")
@@ -46,7 +47,7 @@ def threads_for(frontends: int) -> int:
     return max(1, usable_cores() // max(1, frontends))
 
 
-class Job:
+class PictureJob:
     """Work for a thread. `weight`, of what begins a picture, is how much there is to decode for `client`."""
 
     __slots__ = ("begun", "client", "then", "weight", "work")
@@ -77,12 +78,12 @@ class Workers:
         self.most_waiting = most_waiting or threads * _MOST_WAITING_EACH
         self._lock = threading.Lock()
         self._forecast = DecodeForecast(threads)
-        self._beginning: FairQueue[Job] = FairQueue(lambda job: job.work is not None)  # by deadline
+        self._beginning: FairQueue[PictureJob] = FairQueue(attrgetter("work"))  # by deadline
         self._dropped = 0  # of them
         self._long = 0  # pictures under way that take long
         self._long_weight = 0.0  # of them
-        self._finishing: deque[Job] = deque()
-        self._idle: deque[Job] = deque()  # for threads that have nothing else to do
+        self._finishing: deque[PictureJob] = deque()
+        self._idle: deque[PictureJob] = deque()  # for threads that have nothing else to do
         self._tokens: SimpleQueue[None] = SimpleQueue()  # one for each job, or to end a thread
         self._over: deque[tuple[Then, Any, BaseException | None]] = deque()
         self._told = False  # the loop will look at what is over
@@ -127,10 +128,11 @@ class Workers:
         deadline: float = INFINITY,
         weight: float = 1.0,
         client: str = "",
-    ) -> Job:
+    ) -> PictureJob:
         """Do the first part of a picture's work in a thread, after those whose turn is earlier."""
-        job = Job(work, then, weight, client)
-        self._start()
+        job = PictureJob(work, then, weight, client)
+        if self._started < self.threads:
+            self._start()
         with self._lock:
             self._forecast.joined(weight)
             self.waiting += 1
@@ -138,7 +140,7 @@ class Workers:
         self._tokens.put(None)
         return job
 
-    def drop(self, job: Job) -> bool:
+    def drop(self, job: PictureJob) -> bool:
         """Nobody wants it any more. False if a thread has begun it, or has done it: then `then` is called."""
         with self._lock:
             if job.begun or job.work is None:
@@ -158,7 +160,7 @@ class Workers:
         """Do the last part, before anything else begins."""
         self._start()
         with self._lock:
-            self._finishing.append(Job(work, then))
+            self._finishing.append(PictureJob(work, then))
         self._tokens.put(None)
 
     @property
@@ -171,7 +173,7 @@ class Workers:
         with self._lock:
             if self._closed or not self.takes_idle:
                 return False
-            self._idle.append(Job(work, then))
+            self._idle.append(PictureJob(work, then))
         self._tokens.put(None)
         return True
 
@@ -187,7 +189,10 @@ class Workers:
         for job in jobs:
             if job.work is not None:
                 job.begun = True
-                _call(job.then, None, asyncio.CancelledError())
+                try:
+                    job.then(None, asyncio.CancelledError())
+                except Exception as bug:
+                    _failed(job.then, bug)
         for _ in range(self.threads):
             self._tokens.put(None)
 
@@ -238,16 +243,22 @@ class Workers:
                         self._tokens.put(None)  # another may have been passed over for it
             self._over.append((job.then, result, error))
             del job, work, result, error  # they hold pictures, and the next job may be long in coming
-            if not self._tell():
-                return
+            if self._told:
+                continue
+            self._told = True
+            assert self._loop is not None
+            try:
+                self._loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:
+                return  # there is no loop any more
 
-    def _next(self) -> tuple[Job | None, Callable[[], Any] | None]:
+    def _next(self) -> tuple[PictureJob | None, Callable[[], Any] | None]:
         with self._lock:
             if self._finishing:
                 job = self._finishing.popleft()
                 work, job.work = job.work, None
                 return job, work
-            found = self._beginning.pop(self._may_begin)
+            found = self._beginning.pop(self._may_begin if self._long else None)
             if found is not None:
                 job = found[1]
                 job.begun = True
@@ -264,23 +275,12 @@ class Workers:
                 return job, work
         return None, None
 
-    def _may_begin(self, job: Job) -> bool:
-        """Pictures that take long leave a thread to the others, where there are two, and wait for memory."""
-        if job.weight <= _LONG or not self._long:
+    def _may_begin(self, job: PictureJob) -> bool:
+        """While one takes long: others that do leave a thread to the rest, where there are two, and wait for
+        memory."""
+        if job.weight <= _LONG:
             return True
         return self._long < self.threads - 1 and self._long_weight + job.weight <= _MOST_LONG
-
-    def _tell(self) -> bool:
-        """Have the loop look, unless it is about to; False when there is no loop any more."""
-        if self._told:
-            return True
-        self._told = True
-        assert self._loop is not None
-        try:
-            self._loop.call_soon_threadsafe(self._deliver)
-        except RuntimeError:
-            return False
-        return True
 
     # ── in the loop ──
 
@@ -293,18 +293,19 @@ class Workers:
         self._told = False
         over = self._over
         while over:
-            _call(*over.popleft())
+            then, result, error = over.popleft()
+            try:
+                then(result, error)
+            except Exception as bug:
+                _failed(then, bug)
 
 
-def _call(then: Then, result: Any, error: BaseException | None) -> None:
-    """One that raises is a bug, and must not keep the others from their results. It is told once more, of the
-    bug: what it holds is given back, and whoever waits for it is answered."""
-    try:
-        then(result, error)
-    except Exception as bug:
-        _log.exception("result-lost")
-        with contextlib.suppress(Exception):
-            then(None, without_stack(bug))
+def _failed(then: Then, bug: Exception) -> None:
+    """One that raises must not keep the others from their results. It hears once more, of the bug: what it
+    holds is given back, and whoever waits for it is answered."""
+    _log.exception("result-lost")
+    with contextlib.suppress(Exception):
+        then(None, without_stack(bug))
 
 
 def stopping() -> Unavailable:

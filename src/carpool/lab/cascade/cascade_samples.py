@@ -201,7 +201,8 @@ def _options(task: str) -> dict[str, Any]:
 
 def _seconds(engine: Engine, name: str, slo: float) -> float:
     """Of the machine, for one picture, in the batches that the promise allows."""
-    scheduler = engine.find(name).driver.scheduler
+    scheduler = engine.find(name).scheduler
+    assert scheduler is not None  # it is loaded, and answers in batches
     return batch_cost(scheduler.curve, slo) / len(scheduler.instances)
 
 

@@ -7,14 +7,17 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, TypeAlias
 
 from carpool.client.client import Client
+from carpool.config.fingerprint import Fingerprint
 from carpool.config.model import ModelConfig, SpecificVersions
 from carpool.config.repository import find_places, the_place, version_folders
 from carpool.engine.engine import Engine
+from carpool.engine.fleet.control import LoadListener, ModelState
 from carpool.errors import DeadlineExceeded, InvalidInput, Refused, Unavailable
 from carpool.vision.python_pictures import Answer
 
@@ -39,14 +42,17 @@ def loaded_model(path: Path, model: str, version: str, cache_dir: Path | None) -
     newest."""
     place = _place(path, model, version)
 
-    def only_this(config: ModelConfig, _folder: Path) -> ModelConfig:
-        return replace(config, versions=SpecificVersions((int(version),)))
-
-    serving = Engine(place, cache_dir=cache_dir)
-    if version:
-        serving.control.pin = lambda _model, _files: only_this
-    with running(serving) as (engine, loop):
+    loads = partial(_OnlyThis, int(version)) if version else LoadListener
+    with running(Engine(place, cache_dir=cache_dir, loads=loads)) as (engine, loop):
         yield asked_engine(engine, loop, engine.index()[0].name)
+
+
+class _OnlyThis(LoadListener):
+    def __init__(self, version: int) -> None:
+        self._versions = SpecificVersions((version,))
+
+    def pin(self, _model: ModelState, _files: Fingerprint) -> Callable[[ModelConfig, Path], ModelConfig]:
+        return lambda config, _folder: replace(config, versions=self._versions)
 
 
 def asked_engine(engine: Engine, loop: asyncio.AbstractEventLoop, name: str) -> Ask:

@@ -17,7 +17,7 @@ from carpool.types import Array
 from carpool.vision import draw, tasks
 from carpool.vision.decode import Decoded, decode, plain_size
 from carpool.vision.geometry import Geometry
-from carpool.vision.heads import Buffer
+from carpool.vision.heads import Buffer, PictureHead
 from carpool.vision.picture_answers import DEFAULT, Options
 from carpool.vision.tasks.task import VisionSettings
 from carpool.vision.transforms import Transform
@@ -55,12 +55,16 @@ class PicturePlan:
         return None if size is None else self.transform.geometry(*size)
 
     def prepare(
-        self, data: Buffer, memory: memoryview | bytearray, keep: list[Decoded] | None = None
+        self,
+        data: Buffer,
+        memory: memoryview | bytearray,
+        keep: list[Decoded] | None = None,
+        head: PictureHead | None = None,
     ) -> Geometry:
         """Decode a picture, no larger than the input needs, and write it as the model's input. A bad picture
-        raises. The first that is decoded is also put into `keep`."""
+        raises. The first that is decoded is also put into `keep`. `head` is its own, where that is known."""
         transform = self.transform
-        decoded = decode(data, reduction=transform.reduction)
+        decoded = decode(data, reduction=transform.reduction, head=head)
         if keep is not None and not keep:
             keep.append(decoded)
         into: Array = np.ndarray(transform.shape, transform.dtype, memory)

@@ -69,7 +69,7 @@ class Described(NamedTuple):
     tasks: tuple[str, ...] = ()  # that it could be for, where nothing is sure
 
 
-class Seen(NamedTuple):
+class ModelFacts(NamedTuple):
     """What is known of a model beside its settings and its signature."""
 
     claims: Claims = NO_CLAIMS
@@ -80,14 +80,14 @@ class Seen(NamedTuple):
     ask: str = ""  # what to set, where that alone says it
 
 
-NOTHING_SEEN = Seen()
+NOTHING_SEEN = ModelFacts()
 
 
 def describe(
     config: ModelConfig,
     signature: Signature,
     labels: Mapping[str, Sequence[str]] | None = None,
-    seen: Seen = NOTHING_SEEN,
+    seen: ModelFacts = NOTHING_SEEN,
 ) -> Described:
     """`labels` are class names by output. Settings that the model cannot fulfil are a ConfigError."""
     declared = declared_task(config)
@@ -167,7 +167,7 @@ def _without_a_size(config: ModelConfig, picture: Picture, declared: str | None)
     return Described(None, [found], ask)
 
 
-def _judge(model: LoadedModel, image: ImageSettings, seen: Seen, declared: str | None) -> Verdict:
+def _judge(model: LoadedModel, image: ImageSettings, seen: ModelFacts, declared: str | None) -> Verdict:
     """Raw outputs need no reading, and a task of another package may have none."""
     if declared == Task.RAW:
         return Verdict(None, ())

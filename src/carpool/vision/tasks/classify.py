@@ -56,12 +56,14 @@ class Classify(VisionTask):
         scores = activate(read_floats(outputs, self._output).reshape(-1), self._activation, np.float64)
         best = best_first(scores, options.top_k)
         least, numbers = options.score or 0.0, best.tolist()
-        labels = self._settings.labels_of(numbers)
-        return [
-            {"label": label, "class_id": class_id, "score": round(score, SCORE_DIGITS)}
-            for label, class_id, score in zip(labels, numbers, scores[best].tolist(), strict=True)
-            if score >= least
-        ]
+        names = self._settings.labels  # a class without one is called by its number
+        known = len(names)
+        found: list[Class] = []
+        for class_id, score in zip(numbers, scores[best].tolist(), strict=True):
+            if score >= least:
+                label = (names[class_id] if class_id < known else "") or str(class_id)
+                found.append({"label": label, "class_id": class_id, "score": round(score, SCORE_DIGITS)})
+        return found
 
 
 def best_first(scores: Array, most: int) -> Array:

@@ -28,7 +28,7 @@ from carpool.vision.tasks.detect import listed
 from carpool.vision.tasks.task import SCORE_DIGITS, VisionSettings, VisionTask, activate, read_floats, size
 
 if TYPE_CHECKING:
-    from carpool.vision.mask_regions import Region, Regions
+    from carpool.vision.mask_regions import MaskRegion, Regions
 
 _ONE_MAP = "foreground"  # what the only class is called when there are no labels
 _MOST_CLASSES = 1 << 15
@@ -142,7 +142,7 @@ class Segment(VisionTask):
         kept = tuple(region for region in found.found if region.score >= least)
         return mask_regions.Regions(found.index, found.width, found.height, kept), len(maps) == 1
 
-    def _mask(self, region: Region, one_map: bool) -> Mask:
+    def _mask(self, region: MaskRegion, one_map: bool) -> Mask:
         return Mask(
             label=self._label(region.class_id, one_map),
             class_id=region.class_id,

@@ -99,10 +99,6 @@ class VisionSettings:
         name = self.labels[class_id] if class_id < len(self.labels) else ""
         return name or str(class_id)
 
-    def labels_of(self, class_ids: Sequence[int]) -> list[str]:
-        names, known = self.labels, len(self.labels)
-        return [(names[number] if number < known else "") or str(number) for number in class_ids]
-
 
 @dataclass(slots=True)
 class LoadedModel:
@@ -206,7 +202,8 @@ def read(outputs: Mapping[str, Array], spec: TensorSpec) -> Array:
 
 def read_floats(outputs: Mapping[str, Array], spec: TensorSpec) -> Array:
     """The same as numbers that numpy is fast with."""
-    array = read(outputs, spec)
+    found = outputs.get(spec.name)
+    array = read(outputs, spec) if found is None or found.shape != spec.shape else found
     if spec.datatype is Datatype.BF16:
         array = widened(array, spec)
     return array if array.dtype == np.float64 else array.astype(np.float32, copy=False)

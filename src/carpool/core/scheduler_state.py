@@ -1,0 +1,152 @@
+"""What the scheduler of one model knows: its queue, its instances, what was learned of both, and where every
+job went. Policies read it, and answer the questions of `Policy` from it; scheduler.py changes it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from carpool.core.constants import Constants
+from carpool.core.curve import BatchCurve
+from carpool.core.instance import Instance, Instances
+from carpool.core.job import GONE, INFINITY, GivenUp, Job, Reason, Refusal
+from carpool.core.learning import Belief, Beliefs, Doubt, Drift, Lag, Rate
+from carpool.core.queue import Lanes
+from carpool.core.shares import Intake
+
+_AT_ONCE_S = 1e-4  # inputs that come sooner are there
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Where every job went: offered = refused + given up + cancelled + answered + waiting + running."""
+
+    offered: int = 0
+    answered: int = 0
+    cancelled: int = 0
+    running: int = 0
+    refused: Counter[Reason] = field(default_factory=Counter)
+    given_up: Counter[Reason] = field(default_factory=Counter)
+
+
+class Policy(Protocol):
+    """The two questions, `admit` and `take`, and what is needed to keep the queue in the policy's order."""
+
+    by_shape: bool
+    preserve_ordering: bool
+    looks_ahead: bool  # else `look_ahead` is not called
+    max_images: int  # in one request
+    max_queue: int
+
+    def admit(self, core: SchedulerState, job: Job, now: float) -> Refusal | None: ...
+
+    def take(
+        self, core: SchedulerState, instance: Instance, now: float, given_up: list[GivenUp]
+    ) -> tuple[list[Job], float | None]: ...
+
+    def look_ahead(self, core: SchedulerState, now: float, job: Job | None = None) -> None:
+        """Something changed: this job became ready, or an instance was freed. Nothing is dispatched yet."""
+
+    def adopt(self, core: SchedulerState, now: float) -> None:
+        """What a batch takes is known better now, or it is another kind's turn."""
+
+    def place(self, job: Job, sequence: int) -> tuple[int, str]:
+        """Rank the job and name its lane."""
+
+    def succeed(self, old: Job, new: Job) -> None:
+        """`new`, which is about to be ready, takes the place of `old`, which has left."""
+
+    def expires(self, job: Job) -> float: ...
+
+    def expired(self, core: SchedulerState, job: Job, now: float) -> Reason | None: ...
+
+
+class SchedulerState:
+    """One model's, as its policy sees it. `Scheduler` is one, and adds what happens."""
+
+    def __init__(
+        self, curve: BatchCurve, policy: Policy, slo: float, instances: int, constants: Constants
+    ) -> None:
+        self.constants = constants
+        self.slo = slo
+        self.kind: Hashable = None  # of work, which is a job's shape: the one whose belief is in force
+        self._beliefs = Beliefs(curve, instances, constants)
+        self.belief = self._beliefs.of(self.kind, -INFINITY)
+        self.curve = curve  # that of the belief: read at every arrival
+        self.instances = Instances(self.belief, constants)
+        self.policy = policy
+        self.lanes = Lanes(by_shape=policy.by_shape, constants=constants)
+        self.ledger = Ledger()
+        self.age = Lag(constants.rate_memory_s)  # of requests when they leave their front end
+        self.lag = Lag(constants.lag_memory_s)  # from there to here
+        self.entrance = Intake(constants).join()  # its own, unless it shares an engine with others
+        self.outside = Lag(constants.rate_memory_s)  # what their clients wait beside the queue and the batch
+        memory = constants.rate_memory_s
+        promises = 0.0 if slo == INFINITY else constants.rate_memory_promises * slo
+        self._rate = Rate(max(memory, promises))
+        self._coming = Lag(memory)  # from their offer until their inputs are there
+        self._supply = Rate(memory)
+        self.doubt = Doubt(slo if slo < INFINITY else 0.0, constants)
+
+    def turn_to(self, kind: Hashable, now: float) -> None:
+        """The next batch is of another kind: what is believed of that is in force, at the gate as well."""
+        self.kind = kind
+        belief = self._beliefs.of(kind, now)
+        if belief is not self.belief:
+            self.instances.rest(now)
+            self.belief.laid_aside(now)
+            belief.taken_up(now)
+            self._believe(belief, now)
+
+    @property
+    def drift(self) -> Drift:
+        return self.belief.drift
+
+    def rate(self, now: float) -> float:
+        """Images offered per second, refusals included."""
+        return self._rate.at(now)
+
+    def supply(self, now: float) -> float:
+        """Images per second that came late and became ready: what batches are made of, where inputs are."""
+        return self._supply.at(now)
+
+    def newcomer(self, source: str, now: float) -> Job:
+        """One that comes now, as the others did lately: as old when it gets here, with its input as far away,
+        and its answer as long on the way."""
+        age = self.age.at(now) + self.lag.at(now)
+        job = Job(now - age, source=source, outside=self.outside.at(now))
+        coming = self._coming.at(now)
+        if coming > _AT_ONCE_S:
+            job.ready_at = now + coming
+        return job
+
+    def saturation(self, now: float) -> float:
+        """0 when a newcomer would run at once, 1 when the wait alone would take its whole promise."""
+        if self.slo == INFINITY:
+            return 0.0
+        batch = self.curve.efficient[min(self.policy.max_images, self.curve.max_batch)]
+        ahead = max(0.0, self.instances.next_free.free_at - now)
+        ahead += self.lanes.waiting / batch * self.curve.times[batch] / self.instances.pace
+        return min(1.0, ahead / self.slo)
+
+    def measured_again(self, profile: BatchCurve, now: float) -> None:
+        """The curve that it began with was not right: what was learned by it is forgotten."""
+        self._beliefs = Beliefs(profile, len(self.instances), self.constants)
+        self._believe(self._beliefs.of(self.kind, now), now)
+
+    def give_up(
+        self, job: Job, reason: Reason, now: float, *, room: int = 0, needed: int = 0, batch: float = 0.0
+    ) -> GivenUp:
+        self.lanes.remove(job, GONE)
+        if job.foreseen < INFINITY:  # it would have ended after it was due
+            self.doubt.seen(max(now, job.due) - job.foreseen, now)
+        self.ledger.given_up[reason] += 1
+        return GivenUp(job, reason, room, needed, batch)
+
+    def _believe(self, belief: Belief, now: float) -> None:
+        self.belief, self.curve = belief, belief.curve
+        self.instances.believe(belief)
+        self.policy.adopt(self, now)

@@ -1,0 +1,273 @@
+"""What answers in batches: the instances of a version, their scheduler, and the route to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from functools import partial
+from time import monotonic
+
+from carpool.backends.backend import AnswersEach, Backend
+from carpool.config.backend_kinds import kind_of
+from carpool.config.model import Mode
+from carpool.config.repository import ModelVersion
+from carpool.core.instance import Batch, Instance
+from carpool.core.job import Job, Reason
+from carpool.core.objectives import Knobs
+from carpool.core.pinned import pin
+from carpool.core.scheduler import Scheduler
+from carpool.core.spare import SpareTurn
+from carpool.engine.loading.hosted_model import HostedInstance
+from carpool.engine.loading.loading import Loading, Ready, execution_timeout
+from carpool.engine.models.runtime import EngineParts, Gate, InstancesRuntime
+from carpool.engine.models.served import Served, VersionState
+from carpool.engine.routes.direct_route import Eager, Spare
+from carpool.engine.routes.sequence_route import SequenceRoute
+from carpool.engine.routes.stream_route import StreamRoute
+from carpool.engine.run.batch import BatchResult, Route, Watcher
+from carpool.engine.run.decoupled import DecoupledInstance, places_of
+from carpool.engine.run.driver import Driver
+from carpool.engine.run.executor import STOPPED_S, Brief, Executes, Executor
+from carpool.errors import CarpoolError, Unavailable, Unsupported
+from carpool.observe import columns
+from carpool.observe.logs import logger
+
+log = logger("engine")
+
+_LOOK_S = 0.25  # between two looks at processes that have nothing to do
+_ADVISE_FROM = 0.1  # of the promise spent waiting: below that no newcomer is refused, or only by the engine
+
+
+class BatchRuntime(InstancesRuntime[Driver], Watcher):
+    """Watches its driver: counts what it did, and replaces the instances it lost."""
+
+    def __init__(self, served: Served, version: ModelVersion, parts: EngineParts) -> None:
+        config, caller = served.config, partial(parts.callers, served)
+        here = partial(Loading, config, version, parts.profiles, turn=parts.turn, caller=caller)
+        super().__init__(served, version, parts, here)
+        self.seats = 1  # of each instance: requests that it has under way at once, each on its own
+        self._lost_seats: frozenset[int] = frozenset()  # whose instances are not replaced yet
+        self._brief: Brief | None = None  # also of instances that replace others
+        self._piece = 1
+        self._spare: Spare | None = None
+        self._sequences: SequenceRoute | None = None  # of a model that has them
+        self._streams: StreamRoute | None = None  # of a decoupled one
+        self._looking: asyncio.TimerHandle | None = None
+        self._row = served.counters.row
+        self._promises = False
+        self._pending = -1  # as it was shown last
+        self._saturation = -1.0  # this, too
+        self._skipped = 0  # of its spare work, as counted
+        self._gate: Gate | None = None
+        self._refusing = False  # the gate's last advice
+
+    @property
+    def idle(self) -> bool:
+        return super().idle and (self._sequences is None or not self._sequences.law.live)
+
+    @property
+    def _own(self) -> SequenceRoute | StreamRoute | None:
+        """Where requests wait before they come to the driver."""
+        return self._sequences or self._streams
+
+    def route(self) -> Route:
+        return self._own or (Eager(self.driver) if self._eager else self.driver)
+
+    @property
+    def _eager(self) -> bool:
+        return self.served.config.mode is Mode.EAGER
+
+    def spare_route(self) -> Spare:
+        """From the first on, whoever shares its device must be asked."""
+        if self._sequences is not None:
+            raise Unsupported(
+                f"{self.served.name}: nothing is run beside its sequences, whose states it would change"
+            )
+        if self._spare is None:
+            self._parts.devices.join_spare(self.driver.scheduler)
+            self._spare = Spare(self.driver)
+        return self._spare
+
+    # ---- instances --------------------------------------------------------------------------------------
+
+    def _begin(self, ready: Ready, loop: asyncio.AbstractEventLoop) -> None:
+        served, config, sequences = self.served, ready.config, ready.config.sequences
+        if isinstance(ready.backends[0], AnswersEach) or sequences is not None:
+            served.signature = replace(ready.signature, told=True)
+        self._piece, self._promises = ready.piece, served.promises
+        self._patient = not served.promises
+        policy = config.policy
+        knobs = isinstance(policy, Knobs)
+        seats = self.seats = places_of(ready.backends[0]) if config.decoupled else 1
+        if seats > 1 and isinstance(policy, Knobs):  # each is for one request, and nobody waits for others
+            policy = replace(policy, preferred=(1,), max_delay=0.0)
+        self.scheduler = scheduler = Scheduler(ready.curve, policy, seats * len(ready.backends))
+        if sequences is not None:
+            pin(scheduler, sequences.knobs(policy) if isinstance(policy, Knobs) else None)
+        timeout, chosen = execution_timeout(config, ready.curve)
+        if chosen:
+            log.debug("choice", model=served.name, why=chosen)
+            served.choices = (*served.choices, chosen)
+        self._driver = driver = Driver(served.name, scheduler, knobs, self, loop, timeout)
+        devices = self._parts.devices
+        if timeout is None or timeout >= STOPPED_S:
+            self._brief = Brief(devices.loop_time)
+        seated = [backend for backend in ready.backends for _ in range(seats)]
+        devices.join(scheduler, seated, config.device_weight, driver.plan_turn, served.name)
+        for number, backend in enumerate(ready.backends):
+            self._place(number, backend)
+        if sequences is not None:
+            self._sequences = SequenceRoute(served.name, driver, sequences, loop, served.slo)
+        if config.decoupled:
+            self._streams = StreamRoute(served.name, driver, len(seated), loop, eager=self._eager)
+        if kind_of(config.backend).process == "worker":
+            self._look_at_idle(loop)
+
+    def _place(self, number: int, backend: Backend | HostedInstance) -> None:
+        self._lost_seats -= {number}
+        owners: Sequence[Backend | HostedInstance | Executes] = [backend]
+        try:
+            owners = executors = self._executors(backend)
+            for instance, executor in zip(self._seated(number), executors, strict=True):
+                self.driver.place(instance, executor)
+        except BaseException:
+            for owner in owners:
+                owner.close()
+            raise
+        if self._sequences is not None:
+            self._sequences.placed(number)
+
+    def _executors(self, backend: Backend | HostedInstance) -> Sequence[Executes]:
+        if isinstance(backend, HostedInstance):
+            return [backend.serve(self._piece, self.driver)]
+        signature, report = self.served.signature, self.driver.report
+        if self.served.config.decoupled and self.loop is not None:
+            return DecoupledInstance(backend, signature, report, self.loop).places
+        return [Executor(backend, signature, max(1, signature.max_batch), self._piece, report, self._brief)]
+
+    def _seated(self, number: int) -> Sequence[Instance]:
+        """What the scheduler takes for instances, and are the seats of this one."""
+        return list(self.driver.scheduler.instances)[number * self.seats :][: self.seats]
+
+    def riding(self, number: int) -> Sequence[Job]:
+        seats = () if self._driver is None else self._seated(number)  # none: it runs a trial that nobody sent
+        return [job for seat in seats if seat.batch is not None for job in seat.batch.jobs]
+
+    def _look_at_idle(self, loop: asyncio.AbstractEventLoop) -> None:
+        """A process that dies while it has nothing to do tells nobody."""
+        self._looking = loop.call_later(_LOOK_S, self._look_at_idle, loop)
+        self.driver.look_at_idle()
+
+    def instance_lost(self, instance: Instance, why: str) -> None:
+        number = instance.index // self.seats
+        if number in self._lost_seats:
+            return  # with another of its seats
+        if self.seats > 1:
+            self._lose_seats(number)
+        if self._sequences is not None:
+            self._sequences.lost(number)
+        self._lost(number, why)
+
+    def _lose_seats(self, number: int) -> None:
+        """They are lost together: nobody is sent to any of them from here on."""
+        self._lost_seats |= {number}
+        for seat in self._seated(number):
+            seat.available = False
+        self.driver.scheduler.instances.refresh()
+        asyncio.get_running_loop().call_soon(self.driver.look_at_idle)
+
+    def _refuse(self, error: CarpoolError) -> None:
+        if self._sequences is not None:
+            self._sequences.stop(error, until_placed=True)
+        if self._streams is not None:
+            self._streams.stop(error)
+        super()._refuse(error)
+
+    # ---- what the driver sees ---------------------------------------------------------------------------
+
+    def batch_ended(self, result: BatchResult, batch: Batch) -> None:
+        counters = self.served.counters
+        counters.last_used = now = monotonic()
+        if result.out_of_memory:
+            self._row.add(columns.OUT_OF_MEMORY, result.out_of_memory)
+        if isinstance(batch.turn, SpareTurn):  # no request
+            self._row.add(columns.SPARE["ran"], len(batch.jobs))
+            return
+        if self._promises and self.scheduler is not None and self.served.state is VersionState.READY:
+            # A promise rests on the profile: when that stops being true, it is said once per kind of work.
+            self._row.set(columns.SPEED_RATIO, self.scheduler.belief.drift.factor)
+            factor = batch.belief.drift.news(now)
+            if factor is not None:
+                self._warn_of_drift(round(factor, 3), batch.jobs[0].shape)
+        good = [outcome.timing.queue for outcome in result.outcomes if outcome.error is None]
+        if good:
+            timing = result.timing
+            counters.ran(batch.images, good, timing.input, timing.infer, timing.output)
+            if result.clean:
+                counters.recent.add(batch.images, result.seconds, now)
+
+    def _warn_of_drift(self, factor: float, shape: Hashable) -> None:
+        which = {} if shape is None else {"shape": str(shape)}  # where requests may differ
+        served = self.served
+        log.warning("profile-drift", model=served.name, version=served.version, factor=factor, **which)
+
+    def turned(self, scheduler: Scheduler, now: float) -> None:
+        if self.served.state is not VersionState.READY:
+            return  # its successor writes to the same row
+        if scheduler.spare is not None and scheduler.spare.skipped != self._skipped:
+            self._row.add(columns.SPARE["skipped"], scheduler.spare.skipped - self._skipped)
+            self._skipped = scheduler.spare.skipped
+        pending = scheduler.lanes.requests + (0 if self._streams is None else self._streams.law.held)
+        if self._sequences is not None:
+            law = self._sequences.law
+            pending += law.waiting
+            self._row.set(columns.SEQUENCES["live"], law.live)
+            self._row.set(columns.SEQUENCES["backlog"], law.backlog)
+        if pending != self._pending:
+            self._pending = pending
+            self._row.set(columns.PENDING, pending)
+        if self._promises:
+            saturation = scheduler.saturation(now)
+            if saturation != self._saturation:
+                self._saturation = saturation
+                self._row.set(columns.SATURATION, saturation)
+            # Who would run nearly at once is not refused: it is left to say that nobody is any more.
+            if self._gate is not None and (saturation > _ADVISE_FROM or self._refusing):
+                self._refusing = self._gate(scheduler, now)
+
+    def refused_elsewhere(self, requests: int, reason: Reason, source: str) -> None:
+        """Their traffic counts all the same, and they need the advice fresh."""
+        if self.scheduler is not None:
+            now = monotonic()
+            self.scheduler.refused_elsewhere(requests, requests, reason, now, source)
+            self.turned(self.scheduler, now)
+
+    # ---- coming and going -------------------------------------------------------------------------------
+
+    def offered(self, gate: Gate) -> None:
+        self._gate = gate
+
+    async def finish(self, timeout: float | None) -> int | None:
+        if self._own is not None:
+            await self._own.drained(timeout)
+            if timeout is not None:
+                self._stop()
+        return await super().finish(timeout)
+
+    def _stop(self) -> None:
+        if self._own is not None:
+            self._own.stop(Unavailable(f"{self.served.name} was unloaded", reason="unloading"))
+
+    async def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+        if self._own is not None:
+            self._stop()
+            self._own.close()
+        await super().close()
+
+    def _close_driver(self, driver: Driver) -> Sequence[Executes]:
+        executors = driver.close()
+        self._parts.devices.leave(driver.scheduler)
+        return executors

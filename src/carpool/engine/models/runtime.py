@@ -1,0 +1,297 @@
+"""What answers the requests of a version; and how instances are loaded for that, and replaced."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+
+from carpool.backends.backend import AsksModels
+from carpool.config.backend_kinds import kind_of
+from carpool.config.fingerprint import whole_digest
+from carpool.config.repository import ModelVersion
+from carpool.core.job import Job, Reason
+from carpool.core.scheduler import Scheduler
+from carpool.engine.generation.text_driver import TextDriver
+from carpool.engine.generation.text_loading import TextLoading
+from carpool.engine.loading.hosted_model import HostedLoading
+from carpool.engine.loading.loading import Loading, Ready, join_all
+from carpool.engine.profile.instance_layout import Devices
+from carpool.engine.profile.model_profile import ProfileStore
+from carpool.engine.routes.direct_route import Spare
+from carpool.engine.run.batch import Route
+from carpool.engine.run.driver import Driver
+from carpool.errors import CarpoolError, Unavailable
+from carpool.observe import columns
+from carpool.observe.logs import logger
+from carpool.vision.plans.settings import write as write_vision
+
+if TYPE_CHECKING:
+    from carpool.engine.loading.runner_client import Runner
+    from carpool.engine.models.served import Served
+
+log = logger("engine")
+
+_FIRST_RETRY_S = 0.2
+_LAST_RETRY_S = 30.0
+_PATIENCE_S = 10.0  # for so long requests without a promise wait for an instance that is being replaced
+
+T = TypeVar("T")
+DriverT = TypeVar("DriverT", Driver, TextDriver)
+
+Gate = Callable[[Scheduler, float], bool]
+"""Takes advice to newcomers; whether there is any now."""
+Callers: TypeAlias = "Callable[[Served, int], AsksModels]"
+"""How the instance of this number asks other models; called in a thread that loads it."""
+
+
+class Runtime:
+    """Belongs to one version, and is used in the loop's thread. This one gives no advice and has no instances
+    that could be lost."""
+
+    hosted = False  # it runs in another process
+    loop: asyncio.AbstractEventLoop | None = None  # None before it is loaded
+    scheduler: Scheduler | None = None  # also None for what forms no batches
+
+    def __init__(self, served: Served) -> None:
+        self.served = served
+
+    @property
+    def why_not(self) -> str:
+        """Why it could not run any request now; empty: it could, which is what readiness means."""
+        raise NotImplementedError
+
+    @property
+    def idle(self) -> bool:
+        """Nobody waits and nothing runs; nor would anything be lost if it were unloaded."""
+        return True
+
+    def route(self) -> Route:
+        """How requests are answered."""
+        raise NotImplementedError
+
+    def spare_route(self) -> Spare:
+        """For work that nobody waits for."""
+        why = f"{self.served.name} forms no batches: only beside those is there work that nobody waits for"
+        raise Unavailable(why, reason="spare")
+
+    def riding(self, _number: int) -> Sequence[Job]:
+        """Requests that the instance of this number is busy with."""
+        return ()
+
+    def made_of(self) -> Sequence[str]:
+        """Digests of its files."""
+        raise NotImplementedError
+
+    async def check(self) -> None:
+        """Raises what can be seen to be wrong without loading."""
+
+    async def load(self, progress: Callable[[str], None]) -> None:
+        """Until it can run. What its version learns of itself by that is written there."""
+        raise NotImplementedError
+
+    def offered(self, gate: Gate) -> None:
+        """Requests come from now on; `gate` has advice for those who send them."""
+
+    def look_at_instances(self) -> None:
+        """One of them was lost or placed, or the process that runs them has stalled or moves again."""
+
+    def refused_elsewhere(self, requests: int, reason: Reason, source: str) -> None:
+        """Front ends said no on its advice."""
+
+    async def finish(self, timeout: float | None) -> int | None:
+        """Wait for what was accepted. With a time limit nothing new is accepted, and the number of those who
+        wait when it is over is returned; None if nothing is left."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What all versions of an engine load with."""
+
+    devices: Devices
+    turn: AbstractContextManager[object]  # held while times are taken: others would disturb that
+    profiles: ProfileStore | None
+    runner: Runner | None
+    callers: Callers
+    changed: Callable[[], None]  # called when a version becomes able or unable to run anything
+
+
+class InstancesRuntime(Runtime, Generic[DriverT]):
+    """Loads instances off the loop, gives them to a driver, and replaces those that it lost."""
+
+    def __init__(
+        self,
+        served: Served,
+        version: ModelVersion,
+        parts: EngineParts,
+        here: Callable[[], Loading | TextLoading],
+    ) -> None:
+        """`here` loads it in this process."""
+        super().__init__(served)
+        there = None if parts.runner is None else parts.runner.loading(served.config, version)
+        self.hosted = there is not None
+        self.loading: Loading | TextLoading | HostedLoading = there or here()
+        self.instances = 0
+        self.changed = parts.changed
+        self._parts = parts
+        self._file = version.file
+        self._digest = ""
+        self._driver: DriverT | None = None
+        self._was_able = True
+        self._patient = False  # requests may wait a while for an instance that is being replaced
+        self._closed = False
+        self._replacing: set[asyncio.Task[None]] = set()
+        self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{served.name}-loader")
+
+    @property
+    def driver(self) -> DriverT:
+        assert self._driver is not None
+        return self._driver
+
+    @property
+    def why_not(self) -> str:
+        return "" if self._able else "its instances are being restarted"
+
+    @property
+    def _able(self) -> bool:
+        return self._driver is not None and self._driver.able
+
+    @property
+    def idle(self) -> bool:
+        return self._driver is None or self._driver.idle
+
+    # ---- loading ----------------------------------------------------------------------------------------
+
+    async def check(self) -> None:
+        await self._off_the_loop(self.loading.check, lambda _: None)
+
+    async def load(self, progress: Callable[[str], None]) -> None:
+        self.loop = asyncio.get_running_loop()
+        if self._file is not None:
+            digest = partial(whole_digest, self._file, self.served.config.path)
+            self._digest = await self._off_the_loop(digest, lambda _: None)
+        ready = await self._off_the_loop(lambda: self.loading.prepare(progress), Ready.close)
+        served = self.served
+        served.config, served.signature, served.labels = ready.config, ready.signature, ready.labels
+        served.vision, served.profile, served.choices = ready.vision, ready.profile, ready.choices
+        served.pictures = None if ready.vision is None else write_vision(ready.vision)
+        self.instances = len(ready.backends)
+        self._begin(ready, self.loop)
+
+    def _begin(self, ready: Ready, loop: asyncio.AbstractEventLoop) -> None:
+        """Make the driver, and place the instances."""
+        raise NotImplementedError
+
+    def _place(self, number: int, backend: Any) -> None:
+        """This is an instance from now on; if that fails, it is closed."""
+        raise NotImplementedError
+
+    def made_of(self) -> Sequence[str]:
+        return [self._digest]
+
+    async def _off_the_loop(self, work: Callable[[], T], drop: Callable[[T], None]) -> T:
+        """Work in the loader's thread. What it made is dropped when nobody waits for it any more."""
+        future = self._loader.submit(work)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(
+                lambda done: None if done.cancelled() or done.exception() else drop(done.result())
+            )
+            raise
+
+    # ---- instances that are lost ------------------------------------------------------------------------
+
+    def look_at_instances(self) -> None:
+        able = self._able
+        if able:
+            self.driver.accept_again()
+        elif not self._patient:
+            self._refuse_if_down()
+        elif self._was_able and self.loop is not None:
+            self.loop.call_later(_PATIENCE_S, self._refuse_if_down)
+        if able != self._was_able:
+            self.changed()
+            self._was_able = able  # told: else the next look tells it
+
+    def _refuse_if_down(self) -> None:
+        if not self._closed and not self._able and self._driver is not None:
+            self._refuse(
+                Unavailable(f"{self.served.name} is down and is being restarted", reason="restarting")
+            )
+
+    def _refuse(self, error: CarpoolError) -> None:
+        """Until there is an instance again."""
+        self.driver.refuse_until_placed(error)
+
+    def _lost(self, number: int, why: str) -> None:
+        served = self.served
+        log.warning("instance-lost", model=served.name, version=served.version, instance=number, why=why)
+        if not self._closed:
+            self.look_at_instances()
+            task = asyncio.get_running_loop().create_task(self._replace(number))
+            self._replacing.add(task)
+            task.add_done_callback(self._replacing.discard)
+
+    async def _replace(self, number: int) -> None:
+        """Load a new instance, with patience: whatever killed the last one may do so again."""
+        delay, served = _FIRST_RETRY_S, self.served
+        placed = False
+        while not self._closed:
+            try:
+                if not placed:
+                    backend: Any = await self._off_the_loop(
+                        lambda: self.loading.backend(number, self.instances), lambda late: late.close()
+                    )
+                    self._place(number, backend)
+                placed = True  # once: another would push it out, and nobody would ever close it
+                self.look_at_instances()
+            except Exception as error:  # also no memory, no process, no thread: the usual reasons why it died
+                if isinstance(error, CarpoolError):
+                    log.error("instance-not-replaced", model=served.name, error=error.message, retry_s=delay)
+                else:
+                    log.exception("instance-not-replaced", model=served.name, retry_s=delay)
+                self._refuse_if_down()
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, _LAST_RETRY_S)
+                continue
+            if kind_of(served.config.backend).process == "worker":
+                served.counters.server_row.add(columns.RESTARTS["worker"])
+            log.info("instance-replaced", model=served.name, version=served.version, instance=number)
+            return
+
+    # ---- the end ----------------------------------------------------------------------------------------
+
+    async def finish(self, timeout: float | None) -> int | None:
+        if self._driver is None:
+            return None
+        if timeout is not None:
+            why = f"{self.served.name} is being unloaded"
+            self._driver.refuse_from_now_on(Unavailable(why, reason="unloading"))
+        while not await self._driver.drained(timeout):  # somebody may have come meanwhile
+            if timeout is not None:
+                return self._driver.riders
+        return None
+
+    async def close(self) -> None:
+        self._closed = True
+        for task in list(self._replacing):
+            task.cancel()
+        if self._driver is not None:
+            idle = self._driver.idle
+            executors = self._close_driver(self._driver)
+            if idle or self.served.writes:  # else a thread is stuck in the model: nobody should wait for it
+                await asyncio.to_thread(join_all, executors)
+        self._loader.shutdown(wait=False)
+
+    def _close_driver(self, driver: DriverT) -> Sequence[Any]:
+        """Returns what is to be joined."""
+        return driver.close()

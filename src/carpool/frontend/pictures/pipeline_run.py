@@ -1,0 +1,513 @@
+"""The way of one picture through the steps of a pipeline. It runs here, in the front end that decoded it.
+
+The other place would be the engine, where ensembles have theirs. But what goes from step to step is pixels,
+and those are here, or on a device that is only told what to cut out of them: the engine would have to send
+boxes back and wait for crops, which is this run with more messages; or hold pictures itself, cut them and
+look through detectors' outputs in the one thread that schedules for all. Here each step is a request like any
+other, in a slot like any other, and crops of many requests share batches because their models' queues are the
+engine's. What only the engine can know, whether all of it can be in time and how much a step must leave to
+the later ones, it says through the booking that each request names (engine/routes/pipeline_route.py). So a
+front end that dies takes its own runs along and no others, and an engine that dies ends each of them once.
+
+To what is above it a run is one call through the door: it is made ready, cancelled and done like one.
+
+    the first step's tensor ─► its answer ─► a thread reads it ─► slots for the crops ─► a thread cuts ─► …
+                                                 └ nothing found: the step is over at once
+
+Everything but `_cut` and most of `_read` happens in the loop's thread. A step is OPEN from the moment that
+its source is over; a slot is the run's until its request has it. Calls whose outputs are being read, and
+slots that are being cut into, belong to the thread: they are given back when it is done, whatever became of
+the run.
+
+What runs in the loop goes through `_guarded`: an error that nobody expected ends the run with an answer,
+and gives back what it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import orjson
+
+from carpool.config.pipeline_settings import WITHOUT
+from carpool.errors import CarpoolError, DeadlineExceeded, Refused, prefixed, without_stack
+from carpool.frontend.pictures.cascade_audit import count
+from carpool.frontend.pictures.cascade_steps import STEP
+from carpool.frontend.pictures.device_picture import DevicePicture
+from carpool.frontend.pictures.pipeline_pictures import PipelineModel, StepModel
+from carpool.frontend.pictures.run_steps import (
+    Request,
+    RequestHears,
+    StepState,
+    give_back,
+    release_all,
+    told,
+)
+from carpool.frontend.pictures.sent_pictures import SentPictures
+from carpool.frontend.pictures.workers import explained
+from carpool.link.door import Answer, Ask, Call, Hears
+from carpool.memory.arena import Slot
+from carpool.observe import columns
+from carpool.pipelines.picture_graph import Document, Item, chunks, moved
+from carpool.types import Datatype, PartTiming, StepTiming, Tensor, Timing
+from carpool.vision.decode import Decoded
+from carpool.vision.picture_answers import DEFAULT
+from carpool.wire.v2 import RequestHead
+
+_WHOLE = (Item(),)
+_FEW = 4  # answers of few numbers each: read in less time than a thread takes to wake up
+
+
+class PipelineRun:
+    """Implements `Call`."""
+
+    def __init__(self, model: PipelineModel, ask: Ask, hears: Hears) -> None:
+        pictures = ask.content
+        assert isinstance(pictures, SentPictures)
+        self._model = model
+        self._graph = model.graph
+        self._door = model.service.door
+        self._workers = model.service.workers
+        self._pictures = pictures
+        self._hears: Hears | None = hears  # None: it has the answer, or does not want it
+        self._booking = self._door.begin_booking(model.entry)
+        urgent = max(ask.sender.priority, pictures.asked.options.priority)
+        sender = ask.sender._replace(priority=urgent) if urgent else ask.sender
+        self._asked = ask._replace(sender=sender, booking=self._booking)
+        self._steps: dict[int, StepState] = {}
+        self._late: list[int] = []
+        self._degraded = ""  # why a cascade answers with its cheap model
+        self._insists = pictures.options.extra.get(STEP)
+        self._picture: Decoded | None = None
+        self._device: DevicePicture | None = None  # its pixels are there, not here
+        self._kept = 0
+        self._last = Answer()
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        """Never raises: whoever calls serves others too."""
+        try:
+            act()
+        except Exception as error:
+            try:
+                self._end(explained(error, self._model.entry.name))
+            except Exception as again:  # by now it is answered, and all is given back
+                explained(again, self._model.entry.name)
+
+    def begin(self) -> None:
+        """Offer the first step; nothing has happened if this raises."""
+        ask, base = self._asked, self._graph.base
+        request = Request((0,))
+        assert ask.slot is not None
+        self._device = DevicePicture(ask.slot) if self._pictures.is_file else None
+        try:
+            first = self._model.steps[base].entry
+            ask = ask._replace(entry=first, step=base)
+            request.call = self._door.infer(ask, RequestHears(self, base, request))
+        except BaseException:
+            self._let_go_of_device()
+            raise
+        self._steps[base] = StepState(_WHOLE, (request,))
+
+    # ── as `Call` ──
+
+    def ready(self, slot: Slot) -> None:
+        """The picture was decoded. Other steps that see all of it begin as well."""
+        call = self._steps[self._graph.base].requests[0].call
+        assert call is not None
+        call.ready(slot)
+        self._guarded(self._begin_beside)
+
+    def _begin_beside(self) -> None:
+        if self._hears is not None and self._keep(self._pictures.whole[0]):
+            for number in self._graph.beside:
+                self._open(number, list(_WHOLE))
+
+    def _keep(self, picture: Decoded) -> bool:
+        size = picture.pixels.size
+        if not self._model.service.keep(size):
+            full = "too many pictures are kept for later steps"
+            self._end(Refused(full, reason="queue-full", retry_after_s=1.0))
+            return False
+        self._picture, self._kept = picture, size
+        return True
+
+    def cancel(self) -> None:
+        """The client has gone."""
+        self._hears = None
+        self._let_go()
+
+    def release(self) -> None:
+        """Its answer is no view of anything: all was given back before."""
+
+    # ── one step ──
+
+    def _open(self, number: int, items: list[Item]) -> None:
+        """Its source is over. With nothing to ask, so is it."""
+        self._booking.reaches(number, len(items))
+        at = self._model.steps[number]
+        state = self._steps[number] = StepState(items, [Request(part) for part in chunks(items, at.most)])
+        if not items:
+            self._over(number, [])
+            return
+        try:
+            for request in state.requests:
+                request.slot = self._door.slot(self._head(at, state, request).tail_size)
+            if self._device is None:
+                self._workers.finish(partial(self._cut, at, state), partial(self._was_cut, at, state))
+                return
+            self._describe(at, state, self._device.token)
+            self._ask(at, state)
+        except Exception as error:
+            give_back(state.requests)
+            self._failed(number, explained(error, at.entry.name))
+
+    def _describe(self, at: StepModel, state: StepState, token: int) -> None:
+        """Which parts of its picture the device is to cut out."""
+        geometry = self._pictures.geometry
+        for request in state.requests:
+            asked = [state.items[number] for number in request.items]
+            assert request.slot is not None
+            size, view = (geometry.width, geometry.height), request.slot.view
+            request.geometries = at.describe(token, asked, size, view)
+            request.sizes = [(one.width, one.height) for one in request.geometries]
+
+    def _head(self, at: StepModel, state: StepState, request: Request) -> RequestHead:
+        if self._device is not None:
+            return at.cut_head(len(request.items))
+        return at.head(state.items[request.items[0]].width, len(request.items))
+
+    def _cut(self, at: StepModel, state: StepState) -> None:
+        """In a thread: every crop straight into the slot of its request."""
+        started = monotonic()
+        picture = self._picture
+        if picture is None:
+            return  # nobody wants it any more
+        for request in state.requests:
+            assert request.slot is not None
+            size = at.head(state.items[request.items[0]].width, 1).tail_size
+            for place, number in enumerate(request.items):
+                memory = request.slot.view[place * size : (place + 1) * size]
+                geometry, part = at.prepare(picture, state.items[number], memory)
+                request.geometries.append(geometry)
+                request.sizes.append(part)
+        state.cut = monotonic() - started
+
+    def _was_cut(self, at: StepModel, state: StepState, _: None, error: BaseException | None) -> None:
+        self._guarded(partial(self._ask, at, state, error))
+        give_back(state.requests)  # what no request took over
+
+    def _ask(self, at: StepModel, state: StepState, error: BaseException | None = None) -> None:
+        """The slots go over to the door, each as a request."""
+        if self._hears is None or self._is_late(at.number):
+            return
+        if error is not None:
+            self._failed(at.number, explained(error, at.entry.name))
+            return
+        for request in state.requests:
+            slot, request.slot = request.slot, None
+            assert slot is not None
+            try:
+                head = self._head(at, state, request)
+                ask = self._asked._replace(
+                    entry=at.entry, head=head, slot=slot, tail=0, ready_in=None, step=at.number
+                )
+                request.call = self._door.infer(ask, RequestHears(self, at.number, request))
+            except Exception as failed:
+                slot.release()
+                give_back(state.requests)
+                self._failed(at.number, explained(failed, at.entry.name))
+                return
+
+    def admitted(self) -> None:
+        """By the door: the pipeline has been let in with its first step."""
+        if self._hears is not None:
+            self._hears.admitted()
+
+    def answered(self, number: int, answer: Answer) -> None:
+        """By the door: one request of the step is over."""
+        self._guarded(partial(self._go_on, number, answer))
+
+    def _go_on(self, number: int, answer: Answer) -> None:
+        if answer.error is not None:
+            self._failed(number, answer.error)
+            return
+        if self._is_late(number):
+            return
+        state = self._steps[number]
+        state.waiting -= 1  # with the last one its outputs are the reader's: nothing may fail before that
+        if state.waiting:
+            return
+        at = self._model.steps[number]
+        try:
+            if not at.model.quick or len(state.items) > _FEW:
+                self._workers.finish(partial(self._read, at, state), partial(self._was_read, number, state))
+                return
+            self._was_read(number, state, self._read(at, state), None)
+        except Exception as error:
+            self._was_read(number, state, None, error)
+
+    def _read(self, at: StepModel, state: StepState) -> list[Document]:
+        """What the model's outputs mean, for each item; in a thread, where that takes long."""
+        base = at.number == self._graph.base
+        answers: list[Document] = [{} for _ in state.items]
+        for request in state.requests:
+            assert request.answer is not None
+            outputs = request.answer.outputs
+            for place, number in enumerate(request.items):
+                model, cascade = at.model, self._model.cascade
+                options = self._pictures.options if base or cascade is not None else DEFAULT
+                geometry = self._pictures.geometry if base else request.geometries[place]
+                asked = partial(model.answer, model.of_one(outputs, place), geometry)
+                if base and cascade is not None:
+                    answer, state.certainty = cascade.read(asked, options)
+                else:
+                    answer = asked(options)
+                part = state.items[number].place
+                if part is not None:
+                    width, height = request.sizes[place]
+                    across, down = (part.right - part.left) / width, (part.bottom - part.top) / height
+                    answer = moved(answer, part, (across, down))
+                answers[number] = self._graph.kept(at.number, answer)
+        return answers
+
+    def _was_read(
+        self, number: int, state: StepState, answers: list[Document] | None, error: BaseException | None
+    ) -> None:
+        release_all(state.requests)
+        self._guarded(partial(self._go_on_after, number, answers, error))
+
+    def _go_on_after(self, number: int, answers: list[Document] | None, error: BaseException | None) -> None:
+        if self._hears is None or self._is_late(number):
+            return
+        if answers is None:
+            self._failed(number, explained(error, self._model.steps[number].entry.name))
+        else:
+            self._over(number, answers)
+
+    def _over(self, number: int, answers: list[Document]) -> None:
+        """The step is; those begin that waited for it, and the whole ends with the last."""
+        self._steps[number].answers = answers
+        following: list[tuple[int, list[Item]]] = []
+        for other in self._graph.following(number):
+            cascade = self._model.cascade
+            if cascade is not None:
+                certain = self._steps[number].certainty
+                items = list(_WHOLE) if cascade.escalates(certain, self._insists) else []
+            else:
+                size = self._pictures.geometry
+                items = self._graph.items(other, answers, (size.width, size.height))
+            following.append((other, items))
+        if self._device is not None and number == self._graph.base:
+            following += [(other, list(_WHOLE)) for other in self._graph.beside]
+            if not self._stays(self._device, following):
+                return
+        self._open_all(following)
+
+    def _open_all(self, steps: Sequence[tuple[int, list[Item]]]) -> None:
+        for number, items in steps:
+            self._open(number, items)
+            if self._hears is None:
+                return
+        self._finish_if_over()
+
+    # ── a picture that the device decoded ──
+
+    def _stays(self, device: DevicePicture, following: Sequence[tuple[int, list[Item]]]) -> bool:
+        """After the first step: whether it is kept there, as far as anybody needs it. If not, it is decoded
+        here, and what follows begins after that."""
+        if not any(items for _, items in following):
+            return True
+        counted = self._model.service.row(self._model.entry)
+        counted.add(columns.CROPS_FROM["device" if device.kept else "cpu"])
+        if device.kept:
+            return True
+        decode, slot = device.borrowed(self._model.decoded)
+        self._let_go_of_device()
+        self._workers.finish(decode, partial(self._was_decoded, slot, following))
+        return False
+
+    def _was_decoded(
+        self,
+        slot: Slot,
+        following: Sequence[tuple[int, list[Item]]],
+        picture: Decoded | None,
+        error: BaseException | None,
+    ) -> None:
+        slot.release()
+        self._guarded(partial(self._begin_following, following, picture, error))
+
+    def _begin_following(
+        self,
+        following: Sequence[tuple[int, list[Item]]],
+        picture: Decoded | None,
+        error: BaseException | None,
+    ) -> None:
+        if self._hears is None:
+            return
+        if picture is None:
+            self._end(explained(error, self._model.entry.name))
+        elif self._keep(picture):
+            self._open_all(following)
+
+    def _let_go_of_device(self) -> None:
+        device, self._device = self._device, None
+        if device is not None:
+            device.end()
+
+    # ── the end ──
+
+    def _is_late(self, number: int) -> bool:
+        return number in self._late
+
+    def _failed(self, number: int, error: CarpoolError) -> None:
+        """A step did not come to its end: neither does the whole, unless that is answered without it."""
+        if self._hears is None or self._is_late(number):
+            return
+        late = isinstance(error, Refused | DeadlineExceeded)
+        cascade = self._model.cascade
+        if cascade is not None and number == cascade.big:
+            self._degraded = cascade.degraded(error, self._insists)
+        if self._degraded:
+            self._late.append(number)
+            self._drop(number)
+            self._finish_if_over()
+            return
+        if not late or self._graph.settings.if_late != WITHOUT or number == self._graph.base:
+            self._end(prefixed(error, f"in step '{self._graph.steps[number].name}', "))
+            return
+        left_out = [number]
+        while left_out:
+            self._late.append(at := left_out.pop())
+            self._drop(at)
+            left_out += self._graph.following(at)
+        self._finish_if_over()
+
+    def _finish_if_over(self) -> None:
+        if self._hears is None:
+            return
+        for number in range(len(self._graph.steps)):
+            state = self._steps.get(number)
+            if not self._is_late(number) and (state is None or state.answers is None):
+                return
+        started = monotonic()
+        try:
+            answer = self._answer(started)
+        except Exception as error:
+            self._end(explained(error, self._model.entry.name))
+            return
+        hears, self._hears = self._hears, None
+        picture = self._picture
+        try:
+            self._booking.over(answered=True)
+            self._let_go()
+        finally:
+            if hears is not None:
+                hears.done(answer)
+        if self._model.cascade is not None and picture is not None:
+            count(self._model, self._steps, picture, self._pictures.options, self._degraded)
+
+    def _answer(self, started: float) -> Answer:
+        graph, steps = self._graph, self._steps
+        there = {number: state for number, state in steps.items() if state.answers is not None}
+        entry, assumed = self._model.entry, self._model.assumed
+        document: dict[str, Any] = {"model": entry.name, "version": entry.version, **assumed}
+        answer = graph.answer(
+            {number: state.items for number, state in there.items()},
+            {number: state.answers or [] for number, state in there.items()},
+        )
+        document |= self._model.worded(answer)
+        cascade = self._model.cascade
+        if cascade is not None:
+            by_big = bool(steps[cascade.big].answers)
+            document |= cascade.marks(by_big=by_big, degraded=self._degraded)
+        elif self._late:
+            document["late"] = sorted(graph.steps[number].name for number in self._late)
+        timing = self._timing(monotonic() - started)
+        if self._pictures.options.extra.get("explain"):
+            document["steps"] = told(timing)
+        data = np.empty(1, object)
+        data[0] = orjson.dumps(document)
+        last = self._last
+        tensor = Tensor("answer", Datatype.BYTES, (1,), data)
+        return Answer([tensor], None, timing, last.sent, last.outside, self._degraded)
+
+    def _timing(self, merge: float) -> StepTiming:
+        steps: list[tuple[str, Timing]] = []
+        for number in self._graph.order:
+            state = self._steps.get(number)
+            if state is None or number in self._late:
+                continue
+            given = [request.answer for request in state.requests if request.answer is not None]
+            slowest = max((one.timing for one in given), key=lambda t: t.queue + t.infer, default=Timing())
+            self._last = max((self._last, *given), key=lambda one: one.sent)
+            steps.append(
+                (
+                    self._graph.steps[number].name,
+                    PartTiming(
+                        slowest.queue,
+                        slowest.input,
+                        slowest.infer,
+                        slowest.output,
+                        slowest.batch,
+                        len(state.items),
+                        state.cut,
+                        number=slowest.number,
+                    ),
+                )
+            )
+        timing = StepTiming.of(steps)
+        timing.steps += (("merge", PartTiming(output=merge)),)
+        return timing
+
+    def _end(self, error: CarpoolError) -> None:
+        hears, self._hears = self._hears, None
+        try:
+            self._let_go()
+        finally:
+            if hears is not None:
+                hears.done(Answer(error=without_stack(error)))
+
+    def _let_go(self) -> None:
+        """Of everything that no thread has: siblings are cancelled, and the pixels are free. All of it is
+        tried, whatever part of it raises."""
+        self._picture = None
+        self._pictures.whole.clear()
+        kept, self._kept = self._kept, 0
+        self._model.service.forget(kept)
+        with ExitStack() as rest:
+            for number in self._steps:
+                rest.callback(self._drop, number)
+            rest.callback(self._let_go_of_device)
+            rest.callback(self._booking.over, answered=False)  # unless it was said to be answered
+
+    def _drop(self, number: int) -> None:
+        """What is under way of a step. What a thread reads or cuts is given back when it comes back."""
+        state = self._steps.get(number)
+        if state is None or state.answers is not None:
+            return
+        with ExitStack() as rest:
+            for request in state.requests:
+                call = request.call
+                if call is not None and request.answer is None:
+                    request.call = None
+                    rest.callback(call.cancel)
+                elif call is not None and state.waiting:
+                    request.call = None
+                    rest.callback(call.release)
+
+
+class PipelineDoor:
+    """Wraps a door for pipelines: one request goes through all steps, and `hears` gets the whole answer."""
+
+    def infer(self, ask: Ask, hears: Hears) -> Call:
+        pictures = ask.content
+        assert isinstance(pictures, SentPictures)
+        assert isinstance(pictures.model, PipelineModel)
+        run = PipelineRun(pictures.model, ask, hears)
+        run.begin()
+        return run

@@ -1,0 +1,169 @@
+"""Traces as a front end writes them: where the time of single requests went, one JSON line for each.
+
+Which requests is for the trace settings to say; they come with the catalogue. Each front end counts its own
+requests, and asks the engine for a place in the file only where the number of traces is limited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import orjson
+
+from carpool.errors import CarpoolError
+from carpool.frontend.traces.trace_context import Caller, TracedCall
+from carpool.link.door import Answer, Catalog, Door, ModelEntry
+from carpool.observe.logs import logger
+from carpool.types import Timing
+
+if TYPE_CHECKING:
+    from carpool.frontend.traces.request_spans import RequestSpans
+
+TIMESTAMPS = "TIMESTAMPS"
+
+_MOST_WAITING = 1024  # lines, while the engine says how many of them it wants
+
+_log = logger("trace")
+
+
+class _Scope(NamedTuple):
+    """What holds for one model, or for all that have nothing of their own."""
+
+    file: str
+    rate: int
+    limited: bool
+
+
+class Tracer:
+    """One per front end. `on` is all that a request looks at while nothing is traced."""
+
+    def __init__(self, door: Door, changed: Callable[[], None] = lambda: None) -> None:
+        """`changed` hears when it is switched on or off."""
+        self.on = False
+        self._changed = changed
+        self._spans: RequestSpans | None = None
+        self._door = door
+        self._scopes: dict[str, _Scope | None] = {}
+        self._seen: Counter[str] = Counter()
+        self._written = 0
+        self._waiting: dict[tuple[str, str], list[bytes]] = {}  # by model and file
+        self._asking: asyncio.Task[None] | None = None
+        door.watch(self._renewed)
+
+    def export(self, spans: RequestSpans) -> None:
+        """From now on."""
+        self._spans = spans
+        self.on = True
+        self._changed()
+
+    def close(self) -> None:
+        if self._spans is not None:
+            self._spans.close()
+
+    def answered(self, call: TracedCall, answer: Answer, times: tuple[float, float, float]) -> None:
+        """A request was answered well; of an answer that was kept, nothing but its end is traced."""
+        timing = answer.timing
+        if self._spans is not None:
+            self._spans.answered(call, timing, times)
+        if call.cache_status is not None and call.cache_status.found:
+            return
+        name = call.entry.name
+        scope = self._scopes.get(name if name in self._scopes else "")
+        if scope is None:
+            return
+        self._seen[name] += 1
+        if self._seen[name] % scope.rate:
+            return
+        line = self._line(call, timing, times[0], times[2])
+        if scope.limited:
+            self._wait(name, scope.file, line)
+        else:
+            _write(scope.file, line)
+
+    def failed(self, call: TracedCall, error: CarpoolError, timing: Timing | None, now: float) -> None:
+        if self._spans is not None:
+            self._spans.failed(call, error, timing, now)
+
+    def refused(self, caller: Caller, entry: ModelEntry | None, error: CarpoolError, head_at: float) -> None:
+        if self._spans is not None:
+            self._spans.refused(caller, entry, error, head_at)
+
+    def _line(self, call: TracedCall, timing: Timing, offered: float, now: float) -> bytes:
+        self._written += 1
+        times = _timestamps(timing, call.arrived, offered, now)
+        document = {
+            "id": f"{os.getpid()}-{self._written}",
+            "model": call.entry.name,
+            "version": call.entry.version,
+            "request_id": call.request_id,
+            "images": call.head.batch,
+            "batch": timing.batch,
+            "timestamps": [{"name": name, "ns": ns} for name, ns in times],
+        }
+        return orjson.dumps(document) + b"\n"
+
+    def _wait(self, model: str, file: str, line: bytes) -> None:
+        lines = self._waiting.setdefault((model, file), [])
+        if len(lines) < _MOST_WAITING:
+            lines.append(line)
+        if self._asking is None:
+            self._asking = asyncio.get_running_loop().create_task(self._ask())
+
+    async def _ask(self) -> None:
+        try:
+            while self._waiting:
+                (model, file), lines = self._waiting.popitem()
+                granted = await self._door.ask("trace-places", {"model": model, "wanted": len(lines)})
+                for line in lines[: int(granted)]:
+                    _write(file, line)
+        except CarpoolError as error:
+            _log.warning("traces-lost", error=error.message)
+        finally:
+            self._asking = None
+
+    def _renewed(self, catalog: Catalog) -> None:
+        self._scopes = {name: _scope(settings) for name, settings in catalog.tracing.items()}
+        self.on = self._spans is not None or any(self._scopes.values())
+
+
+def _scope(settings: Mapping[str, Any]) -> _Scope | None:
+    if TIMESTAMPS not in settings["trace_level"] or settings["trace_count"] == "0":
+        return None
+    return _Scope(settings["trace_file"], int(settings["trace_rate"]), settings["trace_count"] != "-1")
+
+
+def _timestamps(timing: Timing, arrived: float, offered: float, now: float) -> list[tuple[str, int]]:
+    """In nanoseconds since 1970, so that files of several machines can be laid side by side.
+
+    `arrived`, `offered` and `now` are of this process. The engine tells how long things took and starts to
+    count when the request arrived, so what it says falls in between; rounding must not let times run back.
+    """
+    started = arrived + timing.queue
+    steps = (
+        ("REQUEST_START", arrived),
+        ("QUEUE_START", min(offered, started)),
+        ("COMPUTE_START", started),
+        ("COMPUTE_INPUT_END", started + timing.input),
+        ("COMPUTE_OUTPUT_START", started + timing.input + timing.infer),
+        ("COMPUTE_END", started + timing.input + timing.infer + timing.output),
+        ("REQUEST_END", now),
+    )
+    epoch = time.time_ns() - time.monotonic_ns()
+    return [(name, epoch + int(min(at, now) * 1e9)) for name, at in steps]
+
+
+def _write(file: str, line: bytes) -> None:
+    """One write at the end of the file that all front ends share; opened anew, since it may be moved away."""
+    try:
+        fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(fd, line)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        _log.warning("trace-not-written", file=file, error=error.strerror)

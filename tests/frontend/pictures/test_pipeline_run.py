@@ -1,0 +1,315 @@
+"""The way of one picture through a pipeline, at a door without an engine: whatever happens when, it is
+answered at most once, and nothing is left behind."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.config.pipeline_toml import pipeline_config
+from carpool.core.job import INFINITY
+from carpool.errors import CarpoolError, ModelError, Refused
+from carpool.frontend.pictures.picture_service import PictureService
+from carpool.frontend.pictures.pipeline_pictures import PipelineModel
+from carpool.frontend.pictures.pipeline_run import PipelineDoor
+from carpool.frontend.pictures.sent_pictures import RoutePicture
+from carpool.link.door import Ask, Sender
+from carpool.observe.counters import Table, table_bytes
+from carpool.types import Array, Datatype, PartTiming, StepTiming, TensorSpec
+from carpool.vision.picture_answers import DEFAULT
+from frontend.fake_door import FakeCall, FakeDoor, FakeModel
+from frontend.picture_models import SIDE, classifier, detector, picture
+from heard import Heard
+
+STREET = """
+[[step]]
+name = "find"
+model = "finder"
+keep = {{ most = {most} }}
+[[step]]
+name = "kind"
+model = "namer"
+each = "find.boxes"
+[[step]]
+name = "scene"
+model = "other"
+[answer]
+if_late = "{if_late}"
+"""
+
+
+def finds(count: int) -> Callable[[Mapping[str, Array]], dict[str, Any]]:
+    """So many boxes, side by side."""
+
+    def function(inputs: Mapping[str, Array]) -> dict[str, Any]:
+        boxes, scores = np.zeros((len(inputs["images"]), 4, 4)), np.zeros((len(inputs["images"]), 4, 3))
+        for number in range(count):
+            boxes[:, number] = (number * SIDE / 4, 0, (number + 1) * SIDE / 4, SIDE)
+            scores[:, number, 0] = 0.9 - number / 100
+        return {"boxes": boxes, "scores": scores}
+
+    return function
+
+
+class LaterWorkers:
+    """In the place of threads: what is to be done waits until the test does it."""
+
+    def __init__(self) -> None:
+        self.jobs: deque[tuple[Callable[[], Any], Callable[..., None]]] = deque()
+
+    def finish(self, work: Callable[[], Any], then: Callable[..., None]) -> None:
+        self.jobs.append((work, then))
+
+    def do_one(self) -> None:
+        work, then = self.jobs.popleft()
+        try:
+            result = work()
+        except BaseException as error:
+            then(None, error)
+        else:
+            then(result, None)
+
+
+class CarriedRun:
+    """One request; `answers` has what its client was told."""
+
+    def __init__(
+        self, found: int, *, most: int = 20, most_together: int = 8, if_late: str = "refuse"
+    ) -> None:
+        finder = detector()
+        finder.function = finds(found)
+        text = STREET.format(most=most, if_late=if_late)
+        settings = pipeline_config(text, Path("street/pipeline.toml"), "street").pipeline
+        assert settings is not None
+        vision = {"task": "detect", "input": {"name": "image"}, "encoded": False}
+        street = FakeModel(
+            "street",
+            [TensorSpec("image", Datatype.BYTES, (1,))],
+            [TensorSpec("answer", Datatype.BYTES, (1,))],
+            lambda _: {},
+            max_batch=0,
+            vision={**vision, "pipeline": orjson.loads(orjson.dumps(asdict(settings)))},
+        )
+        namer = classifier("namer", max_batch=most_together)
+        self.door = FakeDoor(finder, namer, classifier("other"), street)
+        self.door.held, self.door.admits = True, False
+        row = Table(bytearray(table_bytes(1))).block(0).server
+        self.service = PictureService(self.door, 1, lambda _: row)
+        self.workers = LaterWorkers()
+        self.service.workers = self.workers  # type: ignore[assignment]
+        entry = self.door.catalog.newest["street"]
+        model = self.service.model(entry)
+        assert isinstance(model, PipelineModel)
+        self.heard = Heard()
+        self.answers = self.heard.answers
+        self.pictures = RoutePicture(model, picture(size=(64, 48)), DEFAULT, None)
+        self.slot = self.door.slot(self.pictures.size)
+        self.over = self.decoded = False
+        times = 0.0, INFINITY, Sender("camera"), 0.01
+        ask = Ask(entry, self.pictures.head, self.slot, 0, *times, content=self.pictures)
+        self.call = PipelineDoor().infer(ask, self.heard)
+
+    def decode(self) -> None:
+        """As a `ClientCall` does when its tensor is there, if it still waits."""
+        self.decoded = True
+        if self.over or self.answers:
+            self.slot.release()
+            return
+        self.pictures.prepare(self.slot.view)
+        self.call.ready(self.slot)
+
+    def leave(self) -> None:
+        if not self.over and not self.answers:
+            self.over = True
+            self.call.cancel()
+
+    @property
+    def open(self) -> list[FakeCall]:
+        return [call for call in self.door.calls if not (call.cancelled or call.answered)]
+
+    @property
+    def running(self) -> list[FakeCall]:
+        return [call for call in self.open if call.is_ready]
+
+    def run_to_the_end(self) -> None:
+        if not self.decoded:
+            self.decode()
+        while self.workers.jobs or self.running:
+            if self.workers.jobs:
+                self.workers.do_one()
+            else:
+                self.running[0].finish()
+
+    @property
+    def document(self) -> Any:
+        (answer,) = self.answers
+        assert answer.error is None, answer.error
+        return orjson.loads(answer.outputs[0].data[0])
+
+    def check_nothing_is_left(self) -> None:
+        assert self.door.slots_in_use == []
+        assert self.open == []
+        assert self.service._kept == 0
+        assert self.pictures.whole == []
+        (trip,) = self.door.trips
+        assert len(trip.ended) == 1
+
+
+def test_crops_of_one_picture_are_one_request() -> None:
+    run = CarriedRun(3)
+    run.run_to_the_end()
+    document = run.document
+    assert [one["kind"]["classes"][0]["label"] for one in document["detections"]] == ["red"] * 3
+    assert document["scene"]["classes"][0]["label"] == "red"
+    assert (document["model"], document["image"]) == ("street", {"width": 64, "height": 48})
+    asked = {call.entry.name: call.head.batch for call in run.door.calls}
+    assert asked == {"finder": 1, "other": 1, "namer": 3}
+    (trip,) = run.door.trips
+    assert sorted(trip.reached) == [(1, 3), (2, 1)]
+    assert trip.ended == [True]
+    timing = run.answers[0].timing
+    assert isinstance(timing, StepTiming)
+    images = {name: each.images for name, each in timing.steps if isinstance(each, PartTiming)}
+    assert images == {"find": 1, "kind": 3, "scene": 1, "merge": 0}
+    run.check_nothing_is_left()
+
+
+def test_more_than_a_batch_are_several_requests() -> None:
+    run = CarriedRun(4, most_together=3)
+    run.run_to_the_end()
+    assert [call.head.batch for call in run.door.calls if call.entry.name == "namer"] == [3, 1]
+    assert len(run.document["detections"]) == 4
+    run.check_nothing_is_left()
+
+
+def test_only_so_many_are_kept() -> None:
+    run = CarriedRun(4, most=2)
+    run.run_to_the_end()
+    assert len(run.document["detections"]) == 2
+    assert (1, 2) in run.door.trips[0].reached
+
+
+def test_nothing_found_is_answered_at_once() -> None:
+    run = CarriedRun(0)
+    run.run_to_the_end()
+    assert run.document["detections"] == []
+    assert "namer" not in [call.entry.name for call in run.door.calls]
+    assert (1, 0) in run.door.trips[0].reached
+    run.check_nothing_is_left()
+
+
+def late() -> Refused:
+    return Refused("too late", reason="cannot-finish", predicted_ms=5.0)
+
+
+def until_asked(run: CarriedRun, model: str) -> FakeCall:
+    run.decode()
+    while True:
+        found = [call for call in run.running if call.entry.name == model]
+        if found:
+            return found[0]
+        if run.workers.jobs:
+            run.workers.do_one()
+        else:
+            next(call for call in run.running if call.entry.name != model).finish()
+
+
+def test_without_a_step_that_is_late() -> None:
+    run = CarriedRun(2, if_late="without")
+    until_asked(run, "namer").finish(late())
+    run.run_to_the_end()
+    assert run.document["late"] == ["kind"]
+    assert ["kind" in one for one in run.document["detections"]] == [False, False]
+    run.check_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("if_late", "error"),
+    [("refuse", late()), ("without", ModelError("it broke")), ("refuse", ModelError("!"))],
+)
+def test_a_step_that_fails_ends_the_whole(if_late: str, error: CarpoolError) -> None:
+    run = CarriedRun(4, if_late=if_late, most_together=2)
+    until_asked(run, "namer").finish(error)
+    (answer,) = run.answers
+    assert type(answer.error) is type(error)
+    assert answer.error is not None
+    assert answer.error.message == f"in step 'kind', {error.message}"
+    run.run_to_the_end()
+    assert len(run.answers) == 1
+    run.check_nothing_is_left()
+
+
+def test_no_room_for_crops() -> None:
+    run = CarriedRun(2)
+    run.decode()
+    run.door._allocate = lambda _size: None
+    run.run_to_the_end()
+    assert run.answers[0].error is not None
+    assert run.answers[0].error.reason == "no-slots"
+    run.check_nothing_is_left()
+
+
+ACTIONS = ("decode", "work", "answer", "fail", "refuse", "leave", "answer last")
+
+
+@given(
+    st.integers(0, 4),
+    st.integers(1, 4),
+    st.sampled_from(("refuse", "without")),
+    st.lists(st.sampled_from(ACTIONS), max_size=20),
+)
+def test_whatever_happens_it_ends_once(found: int, together: int, if_late: str, actions: list[str]) -> None:
+    run = CarriedRun(found, most_together=together, if_late=if_late)
+    for action in actions:
+        running = run.running
+        if action == "decode" and not run.decoded:
+            run.decode()
+        elif action == "work" and run.workers.jobs:
+            run.workers.do_one()
+        elif action == "leave":
+            run.leave()
+        elif running and action == "answer":
+            running[0].finish()
+        elif running and action == "answer last":
+            running[-1].finish()
+        elif run.open and action in ("fail", "refuse"):
+            run.open[-1].finish(late() if action == "refuse" else ModelError("it broke"))
+    run.run_to_the_end()
+    assert len(run.answers) == (0 if run.over else 1)
+    run.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("broken", ["following", "items", "answer", "kept"])
+def test_an_error_that_nobody_expected_is_an_answer(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(*_: object) -> None:
+        raise KeyError(broken)
+
+    run = CarriedRun(3)
+    monkeypatch.setattr(run.call._graph, broken, bug)  # type: ignore[attr-defined]
+    run.run_to_the_end()
+    (answer,) = run.answers
+    assert answer.error is not None
+    assert "KeyError" in answer.error.message
+    run.check_nothing_is_left()
+
+
+def test_a_thread_that_cannot_be_had_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = CarriedRun(3)
+
+    def none_left(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(run.workers, "finish", none_left)
+    run.run_to_the_end()
+    (answer,) = run.answers
+    assert answer.error is not None
+    run.check_nothing_is_left()
