@@ -126,9 +126,9 @@ class Asked:
 
 
 V2 = Asked("v2", "/v2/models/tensor/infer", {"Inference-Header-Content-Length": "0"}, tensor, 34, 200)
-JPEG = Asked("jpeg", "/classify?model=picture", {"Content-Type": "image/jpeg"}, photo, 44, 314)
-STEPS = Asked("pipeline", "/detect?model=street", {"Content-Type": "image/jpeg"}, photo, 60, 840)
-STREAM = Asked("stream", "/v2/models/writer/generate_stream", {}, line_to_read, 58, 1085)
+JPEG = Asked("jpeg", "/classify?model=picture", {"Content-Type": "image/jpeg"}, photo, 44, 310)
+STEPS = Asked("pipeline", "/detect?model=street", {"Content-Type": "image/jpeg"}, photo, 60, 800)
+STREAM = Asked("stream", "/v2/models/writer/generate_stream", {}, line_to_read, 58, 1080)
 ALL = (V2, JPEG, STEPS, STREAM)
 
 

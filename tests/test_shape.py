@@ -53,7 +53,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "engine/run link observe pipelines vision/plans",
     "engine/profile": "backends config core engine/run link observe",
     "engine/routes": "config core engine/run link observe pipelines",
-    "engine/run": "backends config core link memory observe",
+    "engine/run": "backends config core link memory observe wire",
     "frontend": "core frontend/caches frontend/calls frontend/pictures frontend/rollout frontend/traces "
     "link memory observe wire",
     "frontend/access": "config observe",

@@ -204,12 +204,11 @@ class StepTiming(Timing):
     @classmethod
     def of(cls, steps: Iterable[tuple[str, Timing]]) -> StepTiming:
         listed = tuple(steps)
-        each = [timing for _, timing in listed]
-        return cls(
-            sum(timing.queue for timing in each),
-            sum(timing.input for timing in each),
-            sum(timing.infer for timing in each),
-            sum(timing.output for timing in each),
-            max((timing.batch for timing in each), default=0),
-            listed,
-        )
+        whole = cls(steps=listed)
+        for _, timing in listed:
+            whole.queue += timing.queue
+            whole.input += timing.input
+            whole.infer += timing.infer
+            whole.output += timing.output
+            whole.batch = max(whole.batch, timing.batch)
+        return whole

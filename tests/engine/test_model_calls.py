@@ -263,9 +263,8 @@ def test_the_deadline_of_a_request_holds_for_what_it_asks(
         target = served([])
         engine = SimpleNamespace(
             prepare=prepare,
-            submit=lambda _key, works: submitted.extend(works),
+            submit_own=lambda _key, work: submitted.append(work),
             served={5: target},
-            find_hosted=lambda *_: None,
             bring_for=lambda *_: None,
         )
         calls = ModelCalls(engine)  # type: ignore[arg-type]
@@ -321,9 +320,19 @@ def test_calls_end_with_the_instance_that_made_them(tmp_path: Path) -> None:
 
 
 def test_an_instance_has_so_many_calls_and_no_more(tmp_path: Path) -> None:
-    repositories.fake(tmp_path, name="slow", curve="20+1", head="")
-    code = """
-        import asyncio
+    """The model that is asked answers nothing as long as a file is there, and the one that asks removes it at
+    its first refusal: without one, all its calls would wait for ever."""
+    shut = tmp_path / "shut"
+    waits = f"""
+        import pathlib, time
+
+        def predict(x):
+            while pathlib.Path({str(shut)!r}).exists():
+                time.sleep(0.01)
+            return x
+    """
+    code = f"""
+        import asyncio, pathlib
         import numpy as np
         import triton_python_backend_utils as pb_utils
 
@@ -331,25 +340,29 @@ def test_an_instance_has_so_many_calls_and_no_more(tmp_path: Path) -> None:
             async def execute(self, requests):
                 x = requests[0].inputs()[0].as_numpy()
                 calls = [
-                    pb_utils.InferenceRequest(
-                        model_name="slow", requested_output_names=["y"],
-                        inputs=[pb_utils.Tensor("x", x.repeat(2, axis=1))],
-                    ).async_exec()
+                    asyncio.ensure_future(pb_utils.InferenceRequest(
+                        model_name="slow", requested_output_names=["y"], inputs=[pb_utils.Tensor("x", x)],
+                    ).async_exec())
                     for _ in range(int(x[0, 0]))
                 ]
+                if calls:
+                    await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+                    pathlib.Path({str(shut)!r}).unlink(missing_ok=True)
                 refused = [found for found in await asyncio.gather(*calls) if found.has_error()]
                 assert all("are open" in found.error().message() for found in refused)
                 y = np.full((1, 2), len(refused), np.float32)
                 return [pb_utils.InferenceResponse([pb_utils.Tensor("y", y)])]
     """
+    repositories.python(tmp_path, waits, name="slow", head=PLAIN)
     repositories.python(tmp_path, code, name="asks", head=PLAIN, max_batch=1)
 
     async def story() -> None:
         async with Engine(tmp_path) as engine:
             few = await engine.infer("asks", row(MOST_CALLS, 0))
-            many = await engine.infer("asks", row(3 * MOST_CALLS, 0))
+            shut.touch()
+            many = await engine.infer("asks", row(MOST_CALLS + 2, 0))
         assert few["y"][0, 0] == 0
-        assert many["y"][0, 0] > 0
+        assert many["y"][0, 0] == 2
 
     run(story())
 

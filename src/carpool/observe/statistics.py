@@ -16,6 +16,7 @@ from carpool.errors import CarpoolError
 from carpool.observe import columns
 from carpool.observe.columns import Column, HistogramColumns
 from carpool.observe.counters import Cells, CounterRow, ModelCells, Row, count_failure
+from carpool.types import Timing
 
 Document = dict[str, Any]
 
@@ -69,6 +70,12 @@ class VersionCounters:
             images, queued, input_s=input_s, infer_s=infer_s, output_s=output_s, ended_ms=ended_ms
         )
         self.batches.add(images, round(input_s * 1e9), round(infer_s * 1e9), round(output_s * 1e9))
+
+    def answered(self, images: int, timing: Timing) -> None:
+        """A request that went through several models was answered: it counts as a batch of its own."""
+        parts = timing.input, timing.infer, timing.output
+        self.ran(images, [timing.queue], *parts)
+        self.recent.add(images, sum(parts), monotonic())
 
     def asked(self, error: CarpoolError | None, seconds: float) -> None:
         """Another model of this engine asked it, as a step or by a call of its own, and this came of it. What

@@ -40,7 +40,7 @@ class Transform:
 
     def reduction(self, width: int, height: int) -> int:
         """How many times smaller such a picture may be decoded and still give the same input."""
-        return self._place(width, height)[0].grid
+        return (self._placed.get((width, height)) or self._place(width, height))[0].grid
 
     def geometry(self, width: int, height: int) -> Geometry:
         """Where such a picture lies in the input."""
@@ -65,7 +65,8 @@ class Transform:
         """Fills `out`, which has the shape and dtype above, and tells where the picture lies in it."""
         if out.shape != self.shape or out.dtype != self.dtype:
             raise ValueError(f"the input is {self.dtype} {self.shape}, not {out.dtype} {out.shape}")
-        placement, geometry, kernel = self._place(decoded.width, decoded.height)
+        size = decoded.width, decoded.height
+        placement, geometry, kernel = self._placed.get(size) or self._place(*size)
         # The parts of the input that one table each fills: planes [h, w], or everything as [h, w, 3].
         form = self._form
         picture = out.view(_BY_SIZE[out.itemsize]).reshape(form.shape[-3:])

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from carpool.frontend.calls.asking import Feature, Infers, Made
+from carpool.frontend.front_service import FrontService
 from carpool.frontend.http.app import HttpApp
 from carpool.frontend.http.http_service import SharedPage
 from carpool.link.door import Answer, Ask, Call, Hears, ModelEntry
@@ -94,3 +95,15 @@ def test_a_feature_is_one_wrapper_in_one_file(path: str) -> None:
 def test_what_is_not_wrapped_says_nothing() -> None:
     with served() as client:
         assert ask(client, "/v2/models/echo/infer", "gate") is None
+
+
+def test_only_what_is_switched_on_is_wrapped() -> None:
+    """A version without any feature has no entry in the table of wrappers: its requests pass none."""
+    table = Table(bytearray(table_bytes(1)))
+    door = FakeDoor(classifier(), classifier("kept", cache=CACHED), table=table)
+    service = FrontService("test", door, table.block(0), 1 << 20, 1)
+    try:
+        wrapped = {entry.name for entry in door.catalog.entries.values() if entry.key in service.features}
+        assert wrapped == {"kept"}
+    finally:
+        service.close()

@@ -19,11 +19,10 @@ from carpool.engine.routes.pipeline_route import PipelineRoute
 from carpool.engine.routes.stepped_route import Binding, BoundStep, ServedStep
 from carpool.engine.run.batch import Route
 from carpool.engine.run.model_inputs import signature_of
+from carpool.engine.run.step_memory import StepMemory
 from carpool.errors import ConfigError, Unavailable
-from carpool.link.step_memory import StepMemory
 from carpool.observe.counters import Row
 from carpool.pipelines.ensemble_graph import EnsembleGraph, check_models
-from carpool.types import Timing
 
 if TYPE_CHECKING:
     from carpool.core.instance import DeviceTurn
@@ -89,7 +88,7 @@ class EnsembleRuntime(Runtime):
             EnsembleGraph(config),
             served.signature,
             self._bind,
-            self._answered,
+            served.counters.answered,
             most=config.ensemble.max_inflight,
             memory=self._models.memory,
         )
@@ -216,11 +215,6 @@ class EnsembleRuntime(Runtime):
         except (Unavailable, ConfigError):
             binding = None
         return [] if binding is None else [one.answers_digest() for one in binding.models]
-
-    def _answered(self, images: int, timing: Timing) -> None:
-        parts, counters = (timing.input, timing.infer, timing.output), self.served.counters
-        counters.ran(images, [timing.queue], *parts)
-        counters.recent.add(images, sum(parts), monotonic())
 
     # ---- the end ----------------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ class PipelineRuntime(EnsembleRuntime):
     def _made_route(self) -> PipelineRoute:
         name, version = self.served.name, self.served.version
         rows = [self._models.step_row(name, version, step.name) for step in self.graph.steps]
-        return PipelineRoute(name, self.graph, self._bind, self._answered, rows)
+        return PipelineRoute(name, self.graph, self._bind, self.served.counters.answered, rows)
 
     def _bound(self, _binding: Binding, /) -> Iterable[str]:
         tasks = [_facts(served).task for served in self._now]

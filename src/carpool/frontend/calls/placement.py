@@ -231,10 +231,12 @@ class RequestPlacement:
             if pictures is not None:
                 head = self._with_headers(head)
         in_parts = entry.decoupled and entry.in_parts(self.refuses_many)
-        times, sender = (self.arrived, self.deadline), self.sender
+        sender = self.sender
         if entry.has_places and not sender.holder:
             sender = sender._replace(payer=self.client)
-        ask = Ask(entry, head, slot, tail, *times, sender, ready_in, in_parts, content=pictures)
+        # By position: names would take as long again.
+        times = self.arrived, self.deadline
+        ask = Ask(entry, head, slot, tail, *times, sender, ready_in, in_parts, False, None, 0, pictures)
         self._call = self._door.infer(ask, self)
         self._slot = None
         self.state = RUNNING

@@ -58,15 +58,12 @@ class Classify(VisionTask):
         least, numbers = options.score or 0.0, best.tolist()
         names = self._settings.labels  # a class without one is called by its number
         known = len(names)
-        return [
-            {
-                "label": (names[class_id] if class_id < known else "") or str(class_id),
-                "class_id": class_id,
-                "score": round(score, SCORE_DIGITS),
-            }
-            for class_id, score in zip(numbers, scores[best].tolist(), strict=True)
-            if score >= least
-        ]
+        found: list[Class] = []
+        for class_id, score in zip(numbers, scores[best].tolist(), strict=True):
+            if score >= least:
+                label = (names[class_id] if class_id < known else "") or str(class_id)
+                found.append({"label": label, "class_id": class_id, "score": round(score, SCORE_DIGITS)})
+        return found
 
 
 def best_first(scores: Array, most: int) -> Array:
