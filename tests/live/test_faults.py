@@ -73,6 +73,9 @@ def predict(x):
 """
 
 
+_REST_S = 0.005
+
+
 def ask(server: Live, model: str, *values: float, path: str | None = None) -> Response:
     """One image of two numbers, on a connection of its own."""
     with server.connect() as client:
@@ -81,7 +84,11 @@ def ask(server: Live, model: str, *values: float, path: str | None = None) -> Re
 
 @dataclass
 class Load:
-    """Clients that ask again and again, each on its own connection, and count what comes."""
+    """Clients that ask again and again, each on its own connection, and count what comes.
+
+    Each rests for about as long as an answer takes: at any time some requests are on their way, and the cores
+    are left to the processes that are to come up again.
+    """
 
     server: Live
     model: str
@@ -114,6 +121,7 @@ class Load:
                     while not self._stop.is_set():
                         count += 1
                         self._once(client, number, count)
+                        self._stop.wait(_REST_S)
             except (OSError, AssertionError, ValueError):
                 with self._lock:
                     self.broken += 1

@@ -39,7 +39,6 @@ dynamic_batching { preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 200
 """
 _MAYBE_CODE = """
 import numpy as np
-import onnx
 
 
 def predict(inputs):
