@@ -154,8 +154,8 @@ class ServerSettings:
     )
     strict_readiness: str = _setting(
         "true",
-        "Ready when every model is warm or has failed; false: with the first.",
-        choices=("true", "false"),
+        "Ready when every model is warm or has failed; false: with the first; all: when none has failed.",
+        choices=("true", "false", "all"),
     )
     allow_rollouts: bool = _setting(
         False,
