@@ -91,7 +91,7 @@ class EngineHost(Publisher):
         self._ends: list[Callable[[], None]] = []
         self._ready = False
         self.needs_one = False  # there should be models, so that none at all is not ready
-        self.awaited: frozenset[str] = frozenset()  # models without which it is not ready: none once they served
+        self.awaited: frozenset[str] = frozenset()  # models that must have served before it is ready
         self._catalog = Catalog()
         self.extra: dict[str, Any] = {}  # fields of the catalogue that are not about models
         self.regions: dict[int, OpenRegion] = {}  # clients' memory that requests may lie in, by number
