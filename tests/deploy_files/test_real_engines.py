@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from carpool.cli.main import app
 from carpool.deploy_files.balancer_config import FILES, Address, balancer_config
+from carpool.deploy_files.balancer_extras import BalancerExtras, whole_balancer_config
 from conformance.fleet_engines import VARIABLE, binary
 from deploy_files.manifests import DEPLOY, documents, pods, problems
 from deploy_files.rendered import DEPLOYMENTS, FORMS, rendered
@@ -146,6 +147,24 @@ def test_dockerfiles(name: str) -> None:
     run("hadolint", DEPLOY / "container" / name)
 
 
+@pytest.mark.parametrize("kind", FILES)
+def test_balancers_take_all_that_operators_ask_for(tmp_path: Path, kind: str) -> None:
+    cert, key = (tmp_path / name for name in ("carpool.pem", "carpool.pem.key"))
+    made = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
+    subprocess.run(["openssl", *made, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    extras = BalancerExtras(
+        grpc=None if kind == "nginx" else Address("127.0.0.1", 8081),
+        tls_cert=str(cert),
+        tls_key="" if kind == "haproxy" else str(key),
+        stats=None if kind == "nginx" else Address("127.0.0.1", 8404),  # this build has no stub_status
+        access_log=True,
+    )
+    replicas = [Address("127.0.0.1", 8000), Address("localhost", 8010)]
+    file = tmp_path / FILES[kind]
+    file.write_text(whole_balancer_config(kind, replicas, Address("127.0.0.1", 8080), extras))
+    check_balancer(kind, file)
+
+
 @pytest.mark.parametrize("weighted", [False, True], ids=["evenly", "weighted"])
 @pytest.mark.parametrize("kind", FILES)
 def test_balancers_take_their_configurations(tmp_path: Path, kind: str, weighted: bool) -> None:
@@ -154,10 +173,14 @@ def test_balancers_take_their_configurations(tmp_path: Path, kind: str, weighted
     replicas = [Address("127.0.0.1", 8000), Address("localhost", 8010)]
     file = tmp_path / FILES[kind]
     file.write_text(balancer_config(kind, replicas, Address("127.0.0.1", 8080), weighted=weighted))
-    (tmp_path / "logs").mkdir()
+    check_balancer(kind, file)
+
+
+def check_balancer(kind: str, file: Path) -> None:
+    (file.parent / "logs").mkdir()
     arguments: dict[str, list[object]] = {
         "haproxy": ["-c", "-f", file],
         "envoy": ["--mode", "validate", "-c", file],
-        "nginx": ["-t", "-p", tmp_path, "-c", file],
+        "nginx": ["-t", "-p", file.parent, "-c", file],
     }
     run(kind, *arguments[kind])

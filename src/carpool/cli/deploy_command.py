@@ -22,7 +22,7 @@ Autoscaler = StrEnum("Autoscaler", ["keda", "hpa", "none"])
 _BALANCER, _KUBERNETES, _FLEET, _RAY = "Balancer", "Kubernetes", "The fleet", "Ray"
 _REPEATS = 10
 _IMAGE, _RAY_IMAGE = "carpool:latest", "carpool-ray:latest"
-_HTTP, _LISTEN = 8000, 8080
+_HTTP, _LISTEN, _LISTEN_GRPC, _STATS = 8000, 8080, 8081, 8404
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +63,12 @@ class DeployVerb:
     dry_run: bool = o.option(False, "Print, and write nothing.")
     kind: Kind = o.option(Kind.haproxy, "Which balancer: haproxy, envoy or nginx.", _BALANCER)
     listen: str = o.option("0.0.0.0:8080", "Where it listens.", _BALANCER, metavar="HOST:PORT")
+    grpc_listen: str = o.option("", "Where it listens for gRPC; not nginx.", _BALANCER, metavar="HOST:PORT")
+    grpc_port: int = o.option(8001, "With --grpc-listen: the replicas' gRPC port.", _BALANCER)
+    tls_cert: str = o.option("", "TLS: the certificate's file on the balancer's machine.", _BALANCER)
+    tls_key: str = o.option("", "TLS: its key, where that is another file; not haproxy.", _BALANCER)
+    stats: str = o.option("", "Where its own state can be seen.", _BALANCER, metavar="HOST:PORT")
+    access_log: bool = o.option(False, "A line for every request, on its output.", _BALANCER)
     weighted: bool = o.option(False, "Envoy: weigh replicas by their own load reports.", _BALANCER)
     rate: float | None = o.option(None, "Images per second to carry, on average.", _FLEET)
     slo_ms: float | None = o.option(None, "The promise: every answer within so many ms.", _FLEET)
@@ -112,13 +118,22 @@ class DeployVerb:
             self._kubernetes()
 
     def _balancer(self) -> None:
-        from carpool.deploy_files.balancer_config import FILES, balancer_config, read_address
+        from carpool.deploy_files.balancer_config import FILES, read_address
+        from carpool.deploy_files.balancer_extras import BalancerExtras, whole_balancer_config
 
         if not self.places:
             raise InvalidInput("name the replicas: carpool deploy balancer http://10.0.0.1:8000 …")
         replicas = [read_address(place, "a replica", _HTTP) for place in self.places]
         listen = read_address(self.listen, "--listen", _LISTEN)
-        text = balancer_config(self.kind, replicas, listen, weighted=self.weighted)
+        extras = BalancerExtras(
+            grpc=read_address(self.grpc_listen, "--grpc-listen", _LISTEN_GRPC) if self.grpc_listen else None,
+            grpc_port=o.whole("--grpc-port", self.grpc_port, least=1, most=65_535),
+            tls_cert=self.tls_cert,
+            tls_key=self.tls_key,
+            stats=read_address(self.stats, "--stats", _STATS) if self.stats else None,
+            access_log=self.access_log,
+        )
+        text = whole_balancer_config(self.kind, replicas, listen, extras, weighted=self.weighted)
         if self.output is None or self.dry_run:
             print(text, end="")
             return
