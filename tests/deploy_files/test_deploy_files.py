@@ -85,6 +85,32 @@ def test_the_dashboard_draws_every_panel() -> None:
     assert all(target["expr"] for panel in board["panels"] for target in panel["targets"])
 
 
+@pytest.mark.parametrize(
+    "metric",
+    [
+        "nv_inference_request_success",  # SLO attainment
+        "carpool_saturation",
+        "carpool_shed_total",
+        "carpool_batch_size_bucket",
+        "carpool_rollout_state",
+        "carpool_model_state",
+    ],
+)
+def test_the_dashboard_shows(metric: str) -> None:
+    board = json.loads((KUBERNETES / "components" / "grafana" / "dashboard.json").read_text())
+    shown = [t["expr"] for panel in board["panels"] for t in panel["targets"] if metric in t["expr"]]
+    assert shown
+    assert all('namespace=~"$namespace",job=~"$job"' in expression for expression in shown)
+
+
+def test_what_compose_mounts_is_there() -> None:
+    document = yaml.safe_load((DEPLOY / "container" / "compose.yaml").read_text())
+    mounted = [v for service in document["services"].values() for v in service.get("volumes", ())]
+    files = [volume.partition(":")[0] for volume in mounted if volume.startswith("..")]
+    assert len(files) >= 5
+    assert all((DEPLOY / "container" / file).exists() for file in files)
+
+
 def test_the_variables_of_the_base_are_settings() -> None:
     container = deployment()["spec"]["template"]["spec"]["containers"][0]
     assert {each["name"] for each in container["env"]} <= variables().keys()

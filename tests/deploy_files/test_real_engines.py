@@ -3,6 +3,7 @@ the balancers themselves. `make fleet` fetches them."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -135,11 +136,19 @@ def test_a_typo_is_seen() -> None:
         run("python", "-c", VALIDATE, *VERSIONS, given=wrong)
 
 
-def test_rules() -> None:
+def test_rules(tmp_path: Path) -> None:
     folder = DEPLOY / "monitoring"
     run("promtool", "check", "rules", "rules.yml", "alerts.yml", folder=folder)
     run("promtool", "test", "rules", "rules_test.yml", folder=folder)
-    run("promtool", "check", "config", "prometheus.yml", folder=folder)
+    run("promtool", "check", "config", "prometheus.yml", "local.yml", folder=folder)
+    board = json.loads((DEPLOY / "kubernetes" / "components" / "grafana" / "dashboard.json").read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    rules = {
+        "groups": [{"name": "x", "rules": [{"record": f"x:x{n}", "expr": e} for n, e in enumerate(asked)]}]
+    }
+    file = tmp_path / "panels.yml"
+    file.write_text(yaml.safe_dump(rules))
+    run("promtool", "check", "rules", file)
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])
