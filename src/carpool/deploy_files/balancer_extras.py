@@ -107,7 +107,7 @@ def _haproxy(text: str, replicas: Sequence[Address], listen: Address, extras: Ba
         text = re.sub(r"^(frontend .+\n)", rf"\1{capture}", text, flags=re.MULTILINE)
     if extras.stats is not None:
         text += (
-            f"\nfrontend state\n    bind {extras.stats}\n    no log\n"
+            f"\nfrontend state\n    bind {extras.stats}\n    http-request set-log-level silent\n"
             "    http-request use-service prometheus-exporter if { path /metrics }\n"
             "    stats enable\n    stats uri /\n    stats refresh 5s\n"
         )
