@@ -91,6 +91,7 @@ class EngineHost(Publisher):
         self._ends: list[Callable[[], None]] = []
         self._ready = False
         self.needs_one = False  # there should be models, so that none at all is not ready
+        self.awaited: frozenset[str] = frozenset()  # models that must have served before it is ready
         self._catalog = Catalog()
         self.extra: dict[str, Any] = {}  # fields of the catalogue that are not about models
         self.regions: dict[int, OpenRegion] = {}  # clients' memory that requests may lie in, by number
@@ -159,7 +160,8 @@ class EngineHost(Publisher):
         folders = self.engine.folders
         index = [_index_line(*line, halted, folders) for line in self.engine.index()]
         number = self._catalog.number + 1
-        is_ready = self._ready and (bool(entries) or not self.needs_one)
+        self.awaited &= {line.name for line in index} - chosen.keys()
+        is_ready = self._ready and (bool(entries) or not self.needs_one) and not self.awaited
         self._catalog = Catalog(number, is_ready, entries, chosen, index, leaving, down, **self.extra)
         for listener in self._listeners:
             listener(self._catalog)

@@ -185,6 +185,13 @@ class IndexEntry(NamedTuple):
     state: str = ""  # READY, LOADING, UNLOADING, UNAVAILABLE; empty, as its version, if it was never loaded
     reason: str = ""
 
+    @property
+    def word(self) -> str:
+        """The state as one word of `carpool_model_state`: what failed is apart from what nobody asked for."""
+        if self.state in ("", "UNAVAILABLE"):
+            return "failed" if self.reason not in ("", UNLOADED, ON_DEMAND) else "unloaded"
+        return self.state.lower()
+
 
 class RolloutSplit(NamedTuple):
     """Who answers requests that name no version, while one version takes over from another."""

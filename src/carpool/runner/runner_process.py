@@ -153,7 +153,9 @@ class RunnerProcess:
         self._loop = asyncio.get_running_loop()
         settings = first.body
         cache_dir = settings["cache_dir"]
-        self._profiles = None if cache_dir is None else ProfileStore(Path(cache_dir))
+        self._profiles = ProfileStore.of(
+            None if cache_dir is None else Path(cache_dir), settings["shared_profiles"], settings["secret"]
+        )
         self._most: int = settings["max_answer_bytes"]
         limit_device_memory(settings["device_memory_gb"])
         self._pictures = PictureSlots(room_for_pictures)

@@ -311,13 +311,18 @@ class Loading:
             with closed_if_it_fails(opened):
                 tell("checking the kept profile")
                 with self._turn:
-                    watched = self._watch()
-                    ratios = self._measuring(opened).ratios(sorted(wanted), curve, _STILL_TRUE)
+                    watched, measuring = self._watch(), self._measuring(opened)
+                    if kept.elsewhere:  # a run to warm up, and one to see whether it fits: no more
+                        measuring.ratios(sorted(wanted), curve, inf)
+                    near = inf if kept.elsewhere else _STILL_TRUE
+                    ratios = measuring.ratios(sorted(wanted), curve, near)
                     busy = contention(watched.read())
         except ModelError as error:
             log.warning("profile-outdated", model=model, error=error.message)
             return None
         off = max(ratios.values(), key=lambda ratio: max(ratio, 1 / ratio))
+        if kept.elsewhere:
+            return opened, _as_elsewhere(kept, off), curve
         if kept.provisional and not busy.why:
             log.debug("profile-measured-again", model=model, ratio=round(off, 3), of=kept.measured_at)
             close_all(opened)
@@ -426,6 +431,17 @@ class Loading:
             log.debug("choice", model=config.name, why=sentence)
         signature, labels, vision = self._signature, self._labels, self._vision
         return Ready(config, signature, curve, opened, labels, vision, profile, piece, said)
+
+
+def _as_elsewhere(kept: Profile, off: float) -> Profile:
+    """What another replica of the same hardware measured is not measured again before this one serves. Where
+    it does not fit, that is looked into in service, once the machine is calm."""
+    log.debug("profile-reused", ratio=round(off, 3), of=kept.measured_at, elsewhere=True)
+    said = f"Another replica's profile of {kept.measured_at} was used: batches take {off:.3g} × what it says."
+    doubt = kept.provisional
+    if max(off, 1 / off) > _STILL_TRUE:
+        doubt = f"batches took {off:.3g} × what another replica measured"
+    return replace(kept, reused=said, measured=replace(kept.measured, provisional=doubt), elsewhere=False)
 
 
 _CLOSE_S = 10.0  # for an idle instance to give back what it has

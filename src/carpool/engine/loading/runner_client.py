@@ -204,6 +204,8 @@ class Runner:
             log_format=settings.log_format,
             log_level=settings.log_level,
             cache_dir=None if settings.cache_dir is None else str(settings.cache_dir),
+            shared_profiles=settings.shared_profiles,
+            secret=settings.cache_secret,
             device_memory_gb=settings.device_memory_gb,
             max_answer_bytes=self.max_answer_bytes,
             first=self._lives * _NUMBERS,
