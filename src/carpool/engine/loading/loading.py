@@ -34,9 +34,11 @@ from carpool.engine.profile.instance_layout import (
     closed_if_it_fails,
     instance_count,
     places,
+    usual_on_gpus,
 )
 from carpool.engine.profile.measuring import (
     FOR_DEVICES,
+    FOR_FIRST_ANSWERS,
     FOR_SERVING,
     Effort,
     Measured,
@@ -143,10 +145,13 @@ class Loading:
         turn: AbstractContextManager[object] | None = None,
         caller: Callable[[int], AsksModels] | None = None,
         watch: Callable[[], Watches] = CpuWatch,
+        *,
+        behind: bool = False,
     ) -> None:
         """With a `signature`, the settings have nothing left open. `turn` is held while times are taken:
         models load side by side, and are measured one by one. `caller` makes the way to other models of the
-        instance with this number; `watch` sees what others take of the cores meanwhile."""
+        instance with this number; `watch` sees what others take of the cores meanwhile. `behind`: whoever
+        loads it also compiles it while it serves, if its settings say so."""
         self._config = config
         self._signature = signature or Signature(config.name, (), ())
         self._version = version
@@ -157,6 +162,7 @@ class Loading:
         self._settled = False
         self._caller = caller
         self._watch = watch
+        self._may_compile_behind = behind
         self._kept_as: Key | None = None
         self.threads: int | None = None  # of each instance, once that was found out
         self._labels: Mapping[str, Sequence[str]] = {}
@@ -222,6 +228,11 @@ class Loading:
         policy = self._config.policy
         return policy.slo if isinstance(policy, Promise) else inf
 
+    @property
+    def behind(self) -> bool:
+        """Its instances are loaded as plain ones, and are compiled while they serve."""
+        return self._may_compile_behind and self._config.pytorch.compiles_behind
+
     # ---- instances --------------------------------------------------------------------------------------
 
     def backend(
@@ -238,6 +249,7 @@ class Loading:
         gpu = self._gpus[index % len(self._gpus)] if self._gpus else None
         fill = filling(self._config, self._vision)
         calls = None if self._caller is None else self._caller(index)
+        plain = plain or self.behind
         placement = Placement(index, threads, gpu, fill, self._finish, tell, hurry, plain, calls)
         return backends.load(self._config, self._version, placement)
 
@@ -271,6 +283,8 @@ class Loading:
             tell(f"loading instance {index + 1}")
             return self.backend(index, 1, tell)
 
+        if self.behind and not any(group.given for group in self._config.instances):
+            return usual_on_gpus(self._gpus, open_one)
         return choose_on_gpus(self._config, self._gpus, self._slo, open_one, self._measuring)
 
     def _fake(self, tell: ReportStep) -> Opened:
@@ -356,7 +370,8 @@ class Loading:
         return opened, replace(profile, measured=measured, measured_at=at), curve
 
     def _look(self, opened: Sequence[Backend], tell: ReportStep, *, warm: bool) -> Measured:
-        measuring = self._measuring(opened, FOR_DEVICES if self._gpus else FOR_SERVING, warm=warm)
+        effort = FOR_FIRST_ANSWERS if self.behind else FOR_DEVICES if self._gpus else FOR_SERVING
+        measuring = self._measuring(opened, effort, warm=warm)
         wanted = self._config.pytorch.buckets or sizes(self._largest)
         with self._turn:
             return measuring.points(wanted, self._slo, lambda size: tell(f"measuring batches of {size}"))

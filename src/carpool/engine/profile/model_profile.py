@@ -95,6 +95,7 @@ class Profile:
     measured: Measured = field(default_factory=Measured)
     measured_at: str = ""  # UTC, ISO 8601
     reused: str = ""  # what the check of an older profile found
+    compiled: tuple[Point, ...] = ()  # of sizes that were compiled while it served; the others are plain
 
     @property
     def points(self) -> tuple[Point, ...]:
@@ -109,10 +110,12 @@ class Profile:
 def read_profile(document: object) -> Profile:
     """What `as_json` made of one. Raises ValueError, KeyError or TypeError for what cannot be right."""
     profile: Profile = from_json(Profile, document)
-    counts = [profile.layout.instances, profile.layout.threads, *(point.size for point in profile.points)]
+    counts = [profile.layout.instances, profile.layout.threads, *(p.size for p in profile.points + profile.compiled)]
     if not all(1 <= count <= _MOST_COUNT for count in counts):
         raise ValueError("a count that cannot be")
     BatchCurve.measured([(point.size, point.seconds) for point in profile.points])
+    if profile.compiled:
+        BatchCurve.measured([(point.size, point.seconds) for point in profile.compiled])
     return profile
 
 
@@ -192,7 +195,7 @@ def _promised(curve: BatchCurve, slo: float, instances: int) -> list[str]:
 
 log = logger("engine")
 
-FORMAT = 3
+FORMAT = 4
 MOST_FILES = 256
 _MOST_BYTES = 1 << 18
 _SUFFIX = ".profile.json"
