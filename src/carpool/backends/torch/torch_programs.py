@@ -329,6 +329,8 @@ class Programs:
         self._hurried = placement.hurry
         self._plain = placement.plain or placement.hurry
         self._fast: set[int] = set()  # sizes whose programs are compiled
+        self._seconds: dict[int, float] = {}  # what programs take of the device, where it was looked at
+        self._instead: dict[int, int] = {}  # larger sizes that are compiled and take less
         self._config = config
         self._finish = finish = placement.finish
         self._device = device
@@ -448,23 +450,37 @@ class Programs:
             except BaseException:
                 self._fast.discard(size)
                 raise
-        found = CompiledSize(size, *self._timed(before, after))
+        found = CompiledSize(size, self._timed(before), self._timed(after))
+        self._seconds[size] = found.after
+        for other in self.sizes:
+            if other not in self._seconds and other < size and other in self._ready:
+                self._seconds[other] = self._timed(self._ready[other])
         with device.turn():
             self._ready[size] = after
+            self._instead = self._cheaper()
         self.bytes += max(0, device.allocated() - held)
         return found
 
-    def _timed(self, before: Program, after: Program) -> tuple[float, float]:
-        """Seconds that each takes of the device, the shortest of a few; requests run in between."""
-        shortest = [math.inf, math.inf]
+    def _timed(self, program: Program) -> float:
+        """Seconds that it takes of the device, the shortest of a few; requests run in between."""
+        shortest = math.inf
         for _ in range(_TIMED):
-            for which, program in enumerate((before, after)):
-                with self._device.turn():
-                    self._device.enter()
-                    seconds = self._device.seconds(program)
-                shortest[which] = min(shortest[which], seconds)
-                time.sleep(_PAUSE * seconds)
-        return shortest[0], shortest[1]
+            with self._device.turn():
+                self._device.enter()
+                seconds = self._device.seconds(program)
+            shortest = min(shortest, seconds)
+            time.sleep(_PAUSE * seconds)
+        return shortest
+
+    def _cheaper(self) -> dict[int, int]:
+        """For sizes that are not compiled yet: the compiled one that takes the least, if less."""
+        found = {}
+        for size, seconds in self._seconds.items():
+            larger = [other for other in self._fast if other > size]
+            best = min(larger, key=self._seconds.__getitem__, default=size)
+            if size not in self._fast and self._seconds[best] < seconds:
+                found[size] = best
+        return found
 
     # ---- running ----------------------------------------------------------------------------------------
 
@@ -476,7 +492,8 @@ class Programs:
         if place == len(self.sizes):
             model, most = self._config.name, self.sizes[-1]
             raise ModelError(f"{model}: batches end at {most} images, and this one has {count}")
-        return self.sizes[place]
+        size = self.sizes[place]
+        return self._instead.get(size, size)
 
     def smaller(self, count: int) -> int:
         """What to try where the batch for so many images did not fit: half, or the next bucket; 0: none."""

@@ -22,6 +22,12 @@ from carpool.core.numerals import numeral
 from carpool.core.objectives import Promise
 from carpool.engine.loading.device_pictures import SAMPLE_TOLD, divided, filling, sample_picture, with_boxes
 from carpool.engine.loading.trial import Examined, examine, trial_shape, try_out
+from carpool.engine.profile.compiled_file import (
+    CompiledFile,
+    compiled_key,
+    find_compiled,
+    load_artifacts,
+)
 from carpool.engine.profile.contention import contention
 from carpool.engine.profile.hardware import CpuWatch
 from carpool.engine.profile.instance_layout import (
@@ -163,6 +169,7 @@ class Loading:
         self._caller = caller
         self._watch = watch
         self._may_compile_behind = behind
+        self.compiled: CompiledFile | None = None  # what an earlier compilation left
         self._kept_as: Key | None = None
         self.threads: int | None = None  # of each instance, once that was found out
         self._labels: Mapping[str, Sequence[str]] = {}
@@ -184,6 +191,10 @@ class Loading:
             return self._ready(*self._fake(tell))
         key = self._kept_as = self._key()
         kept = None if key is None or self._profiles is None else self._profiles.read(key)
+        if self._config.pytorch.compile != "off":
+            self.compiled = self._find_compiled()
+            if kept is None and self.compiled is not None:
+                kept = self.compiled.profile
         found = None if kept is None else self._reuse(kept, tell)
         if found is None:
             found = self._measure(tell, None if kept is None else kept.layout)
@@ -194,6 +205,27 @@ class Loading:
         """For the next start."""
         if self._kept_as is not None and self._profiles is not None and profile.points:
             self._profiles.write(self._kept_as, profile)
+
+    def _find_compiled(self) -> CompiledFile | None:
+        try:
+            key = compiled_key(self._config, self._version)
+        except (OSError, CarpoolError):
+            return None
+        cache_dir = None if self._profiles is None else self._profiles.cache_dir
+        if key is None:
+            return None
+        found = find_compiled(self._config, self._version, key, self._kept_as, cache_dir)
+        if found is not None:
+            log.info("compiled-found", model=self._config.name, file=str(found.path))
+            if not self.behind:
+                load_artifacts(found.parts)
+        return found
+
+    def bring_artifacts(self) -> None:
+        """Before anything is compiled here: what was compiled elsewhere."""
+        if self.compiled is not None and self.compiled.parts:
+            load_artifacts(self.compiled.parts)
+            self.compiled = replace(self.compiled, parts=())
 
     def resume(self, config: ModelConfig, threads: int | None) -> None:
         """Be ready for more instances of what was prepared in another process, which is gone."""

@@ -110,7 +110,11 @@ class Profile:
 def read_profile(document: object) -> Profile:
     """What `as_json` made of one. Raises ValueError, KeyError or TypeError for what cannot be right."""
     profile: Profile = from_json(Profile, document)
-    counts = [profile.layout.instances, profile.layout.threads, *(p.size for p in profile.points + profile.compiled)]
+    counts = [
+        profile.layout.instances,
+        profile.layout.threads,
+        *(p.size for p in profile.points + profile.compiled),
+    ]
     if not all(1 <= count <= _MOST_COUNT for count in counts):
         raise ValueError("a count that cannot be")
     BatchCurve.measured([(point.size, point.seconds) for point in profile.points])
@@ -235,6 +239,11 @@ def profile_key(config: ModelConfig, version: ModelVersion, machine: Hardware | 
     }
 
 
+def key_text(key: Key | None) -> str:
+    """The same for the same key."""
+    return json.dumps(key, sort_keys=True)
+
+
 def _pytorch(config: ModelConfig, file: Path) -> dict[str, Any] | None:
     """Its settings as they were settled, the code of its network, and the devices by name."""
     if not kind_of(config.backend).values_on_device:
@@ -262,6 +271,7 @@ class ProfileStore:
     """Reads and writes; nothing that goes wrong with it keeps a model from being served."""
 
     def __init__(self, cache_dir: Path) -> None:
+        self.cache_dir = cache_dir
         self._folder = cache_dir / "profiles"
 
     def read(self, key: Key) -> Profile | None:
@@ -293,7 +303,7 @@ class ProfileStore:
             log.warning("profile-not-kept", file=str(file), error=error.strerror or str(error))
 
     def _file(self, key: Key) -> Path:
-        name = sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:40]
+        name = sha256(key_text(key).encode()).hexdigest()[:40]
         return self._folder / f"{name}{_SUFFIX}"
 
     def _keep_few(self) -> None:
