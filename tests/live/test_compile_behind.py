@@ -87,7 +87,7 @@ def sizes_compiled(server: Live, model: str) -> float:
 
 
 def choices_of(server: Live, model: str) -> str:
-    parameters = server.get(f"/v2/models/{model}/config").json()["parameters"]
+    parameters = server.get_json(f"/v2/models/{model}/config")["parameters"]
     return str(parameters["carpool_choices"]["string_value"])
 
 
