@@ -240,8 +240,9 @@ class RunnerProcess:
         backends = ready.backends
         ready = replace(ready, backends=())
         kept = [self._keep(backend, ready, loading) for backend in backends]
-        has_artifacts = isinstance(loading, Loading) and loading.compiled is not None
-        return Prepared(ready, loading.threads, kept, imported_packages(), has_artifacts)
+        artifacts = loading.compiled if isinstance(loading, Loading) else None
+        sizes = [] if artifacts is None else list(artifacts.sizes)
+        return Prepared(ready, loading.threads, kept, imported_packages(), sizes)
 
     def _new_loading(self, asked: LoadOrder) -> Loading | TextLoading:
         if asked.config.generate is not None:

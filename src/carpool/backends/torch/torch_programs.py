@@ -224,7 +224,8 @@ class Network:
     def _compile(self, plain: Mapping[str, torch.Tensor], rows: Sequence[torch.Tensor]) -> str:
         assert self._make is not None
         try:
-            self._compiled = self._compiled or self._make()
+            if self._compiled is None:
+                self._compiled = self._make()
             return self._difference(plain, self.runs(rows, compiled=True)())
         except Exception as error:  # compilers fail in many ways
             if is_out_of_memory(error):

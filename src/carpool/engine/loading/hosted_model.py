@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
@@ -99,7 +99,7 @@ class Prepared:
     threads: int | None
     opened: list[OpenedAs]
     packages: list[str]  # that were imported
-    has_artifacts: bool = False  # of an earlier compilation, so that nothing need be compiled
+    artifact_sizes: list[int] = field(default_factory=list)  # batch sizes that were compiled before
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ class HostedLoading:
         self._number = number
         self._asked = LoadOrder(config, version)
         self._found: tuple[Ready, int | None] | None = None  # and the threads of an instance
-        self.has_artifacts = False
+        self.artifact_sizes: list[int] = []
 
     def check(self) -> None:
         """Its file is read where it runs: the process for that takes seconds to start."""
@@ -229,7 +229,7 @@ class HostedLoading:
         found = self._runner.wait_for("prepare", Prepared, self._asked, tell, loading=self._number)
         self._runner.stand_by_with(found.packages)
         self._found = found.ready, found.threads
-        self.has_artifacts = found.has_artifacts
+        self.artifact_sizes = found.artifact_sizes
         return replace(found.ready, backends=[self._instance(which) for which in found.opened])
 
     def backend(self, index: int, count: int) -> HostedInstance:

@@ -50,7 +50,7 @@ class CompileBehind:
         self._sizes = list(self._served.config.pytorch.buckets) or [1]
         self._todo: list[int] = []
         self._compiled: asyncio.Queue[int | None] = asyncio.Queue()
-        self._in_cache = set(self._sizes) if self._loading.has_artifacts else set()
+        self._in_cache = set(self._sizes) & set(self._loading.artifact_sizes)
         self._done: dict[int, str] = {}  # why a size is not adopted; empty: it is
         self._began = monotonic()
         profile = self._served.profile
@@ -233,7 +233,8 @@ class CompileBehind:
                 return
             paths = [Path(one.path) for one in made]
             parts = [path.read_bytes() for path in paths]
-            file = write_compiled(paths[0].parent, made[0].key, profile, made[0].profile_key, parts)
+            sizes, about = sorted(self._in_cache), made[0]
+            file = write_compiled(paths[0].parent, about.key, sizes, parts, profile, about.profile_key)
             keep_few(paths[0].parent)
             for path in paths:
                 path.unlink()

@@ -1,6 +1,6 @@
 """What a compiler made for one model, and the profile measured with it, in one file that other servers use.
 
-    magic, length of the head, head (JSON: key, profile, parts), then the parts: artifacts of torch's own
+    magic, length of the head, head (JSON: key, sizes, profile, parts), then the parts: artifacts of torch's own
 
 A file is used where its key says that it was made of the same weights and code, with the same settings, for
 the same torch, CUDA and chip. Any other is named in the log and ignored, and so is one that is damaged.
@@ -51,6 +51,7 @@ class CompiledFile:
     """One that was checked."""
 
     path: Path
+    sizes: tuple[int, ...]  # that were compiled
     profile: Profile | None  # None: it was measured on another machine, or with another SLO
     parts: tuple[bytes, ...]
 
@@ -126,7 +127,8 @@ def _read(file: Path, key: Key, profile_key: Key | None) -> CompiledFile:
             parts.append(data)
     said = head["profile"]
     same = said is not None and profile_key is not None and said["key"] == json.loads(key_text(profile_key))
-    return CompiledFile(file, read_profile(said["profile"]) if same else None, tuple(parts))
+    sizes = tuple(int(size) for size in head["sizes"])
+    return CompiledFile(file, sizes, read_profile(said["profile"]) if same else None, tuple(parts))
 
 
 def _difference(theirs: Any, ours: Any, where: str = "") -> str:
@@ -143,12 +145,18 @@ def name_of(key: Key) -> str:
 
 
 def write_compiled(
-    folder: Path, key: str, profile: Profile | None, profile_key: str, parts: Sequence[bytes]
+    folder: Path,
+    key: str,
+    sizes: Sequence[int],
+    parts: Sequence[bytes],
+    profile: Profile | None = None,
+    profile_key: str = "",
 ) -> Path:
     """The whole file at once. The keys are those of `key_text`. Raises OSError."""
     said = None if profile is None else {"key": json.loads(profile_key), "profile": as_json(profile)}
     listed = [{"bytes": len(part), "sha256": sha256(part).hexdigest()} for part in parts]
-    head = json.dumps({"key": json.loads(key), "profile": said, "parts": listed}).encode()
+    about = {"key": json.loads(key), "sizes": list(sizes), "profile": said, "parts": listed}
+    head = json.dumps(about).encode()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.NamedTemporaryFile("wb", dir=folder, suffix=".part", delete=False) as part_file:
         part_file.write(_MAGIC + _LENGTH.pack(len(head)) + head)
