@@ -127,6 +127,8 @@ class Starting:
                 warmup=0.5,
             )
             entry = bench.add(row("start: half of capacity while it compiles", load, *drive(server, load)))
+            with urllib.request.urlopen(f"{server.url}/v2/history", timeout=10.0) as answer:
+                (self._given.out / "start-loaded-history.json").write_bytes(answer.read())
             said = {"offered_rps": round(capacity / 2), "within_slo": entry["attainment"]}
             self._told("under load", **said, **compiled_after(log, server, first))
 

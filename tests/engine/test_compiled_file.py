@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -141,5 +140,5 @@ def test_a_model_is_the_same_with_and_without_the_file_beside_it(version: ModelV
 
 def test_nothing_is_left_half_written(tmp_path: Path) -> None:
     file = written(tmp_path)
-    assert os.listdir(tmp_path) == [file.name]
+    assert list(tmp_path.iterdir()) == [file]
     assert json.loads(key_text(KEY)) == KEY

@@ -7,6 +7,7 @@ engine. `… runner_process zygote CONTROL_FD` is the zygote: see `zygote.py`.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import importlib
 import logging
 import os
@@ -63,6 +64,10 @@ _QUIET_S = 0.5  # without anybody who waits for an instance
 _FIRST_PAUSE_S, _TRIES = 1.0, 4
 _NICER = 10
 _PICTURES_S = 1.0
+_COMPILING_SWITCH_S = 1e-5
+"""How long the thread that compiles keeps the interpreter while batches want it: it is all Python, for
+seconds, and each batch asks for the interpreter a dozen times."""
+_PR_SET_TIMERSLACK, _TIMER_SLACK_NS = 29, 1000
 
 
 class _Job(NamedTuple):
@@ -235,7 +240,15 @@ class RunnerProcess:
 
     def _prepare(self, fields: dict[str, Any], asked: LoadOrder, tell: ReportStep) -> Prepared:
         loading = self._new_loading(asked)
-        ready = loading.prepare(tell)
+        told: list[str] = []
+
+        def step(words: str) -> None:
+            if not told:  # its code is imported by now: the next runner can begin with that
+                self._loop.call_soon_threadsafe(self._tell_packages)
+            told.append(words)
+            tell(words)
+
+        ready = loading.prepare(step)
         self._loadings[fields["loading"]] = loading
         backends = ready.backends
         ready = replace(ready, backends=())
@@ -243,6 +256,9 @@ class RunnerProcess:
         artifacts = loading.compiled if isinstance(loading, Loading) else None
         sizes = [] if artifacts is None else list(artifacts.sizes)
         return Prepared(ready, loading.threads, kept, imported_packages(), sizes)
+
+    def _tell_packages(self) -> None:
+        self._control.send("packages", names=imported_packages())
 
     def _new_loading(self, asked: LoadOrder) -> Loading | TextLoading:
         if asked.config.generate is not None:
@@ -278,13 +294,21 @@ class RunnerProcess:
             raise ModelError("it is not loaded here", reason="model-died")
         with self._compiling:
             self._later.until_quiet()
-            loading.bring_artifacts()
-            found: list[CompiledSize] = []
-            for instance, opened in list(self._serving.values()):
-                backend = instance.newest if isinstance(instance, RunnerInstance) else None
-                if opened.loading is loading and isinstance(backend, Compiles):
-                    found.append(backend.compile(fields["size"]))
-        return CompiledInstances(found)
+            switched = sys.getswitchinterval()
+            sys.setswitchinterval(_COMPILING_SWITCH_S)
+            try:
+                return CompiledInstances(self._compile_all(loading, fields["size"]))
+            finally:
+                sys.setswitchinterval(switched)
+
+    def _compile_all(self, loading: Loading, size: int) -> list[CompiledSize]:
+        loading.bring_artifacts()
+        found: list[CompiledSize] = []
+        for instance, opened in list(self._serving.values()):
+            backend = instance.newest if isinstance(instance, RunnerInstance) else None
+            if opened.loading is loading and isinstance(backend, Compiles):
+                found.append(backend.compile(size))
+        return found
 
     def _keep_profile(self, fields: dict[str, Any], opening: Opening, _tell: ReportStep) -> None:
         loading = self._loadings.get(fields["loading"])
@@ -412,6 +436,8 @@ async def _live(names: Sequence[str], control: Control, stream: int) -> int:
 
 def live_as_runner(fd: int, names: Sequence[str] = ()) -> NoReturn:
     switch_often()
+    # Threads that want the interpreter wait with a timer, which is late by 50 µs unless the kernel is told.
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_TIMERSLACK, _TIMER_SLACK_NS)
     live_as_child("runner", fd, partial(_live, names))
 
 

@@ -452,6 +452,10 @@ class Programs:
                 self._fast.discard(size)
                 raise
         found = CompiledSize(size, self._timed(before), self._timed(after))
+        if found.after > found.before:
+            self._fast.discard(size)
+            times = f"{found.after * 1e3:.3g} ms compiled, and {found.before * 1e3:.3g} ms as it is"
+            return CompiledSize(size, why_not=f"it is not faster: {times}")
         self._seconds[size] = found.after
         for other in self.sizes:
             if other not in self._seconds and other < size and other in self._ready:

@@ -404,6 +404,8 @@ class Loading:
     def _look(self, opened: Sequence[Backend], tell: ReportStep, *, warm: bool) -> Measured:
         effort = FOR_FIRST_ANSWERS if self.behind else FOR_DEVICES if self._gpus else FOR_SERVING
         measuring = self._measuring(opened, effort, warm=warm)
+        if self.behind:
+            measuring.once(1)  # what is made for the first picture only is not worth measuring
         wanted = self._config.pytorch.buckets or sizes(self._largest)
         with self._turn:
             return measuring.points(wanted, self._slo, lambda size: tell(f"measuring batches of {size}"))

@@ -272,6 +272,8 @@ class Runner:
             ask = self._asks.get(body["ask"])
             if ask is not None:
                 ask[1](body["step"])
+        elif message.word == "packages":
+            self._bring(imported_names(body["names"]))
         elif message.word == "settled":
             instance = self._serving.get(body["instance"])
             if instance is not None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from math import isinf
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from carpool.backends.backend import CompiledSize
-from carpool.core.curve import BatchCurve, promised_batch
+from carpool.core.curve import BatchCurve, promised_batch, slo_capacity
 from carpool.engine.loading.hosted_model import HostedLoading, SavedArtifacts
 from carpool.engine.profile.compiled_file import keep_few, write_compiled
 from carpool.engine.profile.measuring import Point
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 _log = logger("engine")
 _MOST_AT_ONCE = 3
 _RETRY_S, _TRIES = 1.0, 5
+_NEXT_AFTER_S = 2.0
+_BUSY = 0.5
 
 
 def compiles_behind(served: Served) -> bool:
@@ -75,7 +78,7 @@ class CompileBehind:
         for size in self._in_order(self._in_cache):
             self._compiled.put_nowait(size)
         count = min(_MOST_AT_ONCE, len(self._todo))
-        compilers = [asyncio.ensure_future(self._compiler()) for _ in range(count)]
+        compilers = [asyncio.ensure_future(self._compiler(number)) for number in range(count)]
         ending = asyncio.ensure_future(self._ended(compilers))
         try:
             while (compiled := await self._compiled.get()) is not None:
@@ -94,7 +97,13 @@ class CompileBehind:
 
     # ---- compiling, in processes of their own -----------------------------------------------------------
 
-    async def _compiler(self) -> None:
+    async def _compiler(self, number: int) -> None:
+        """The first one begins at once; each further one only while requests leave half of the device."""
+        await asyncio.sleep(number * _NEXT_AFTER_S)
+        while number and self._todo and self._is_busy():
+            await asyncio.sleep(_NEXT_AFTER_S)
+        if not self._todo:
+            return
         try:
             async with self._loading.compiler() as compiler:
                 while self._todo:
@@ -102,6 +111,13 @@ class CompileBehind:
                 self._artifacts.append(await compiler.save())
         except (CarpoolError, OSError) as error:
             _log.warning("compiler-failed", model=self._served.name, error=str(error))
+
+    def _is_busy(self) -> bool:
+        scheduler = self._runtime.driver.scheduler
+        curve, slo, now = scheduler.curve, self._served.slo, monotonic()
+        able = 0.0 if isinf(slo) else slo_capacity(curve, slo, len(scheduler.instances))
+        able = able or len(scheduler.instances) * curve.throughput(curve.max_batch)
+        return scheduler.rate(now) > _BUSY * able
 
     async def _next(self, compiler: Compiler) -> None:
         size = self._in_order(self._todo)[0]

@@ -1,6 +1,6 @@
 """What a compiler made for one model, and the profile measured with it, in one file that other servers use.
 
-    magic, length of the head, head (JSON: key, sizes, profile, parts), then the parts: artifacts of torch's own
+    magic, length of the head, head (JSON: key, sizes, profile, parts), then the parts: torch's own artifacts
 
 A file is used where its key says that it was made of the same weights and code, with the same settings, for
 the same torch, CUDA and chip. Any other is named in the log and ignored, and so is one that is damaged.
