@@ -6,7 +6,6 @@ lock. What is made here lies in the compiler's cache folder, where the runner fi
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -92,7 +91,5 @@ async def live(control: Control, stream: int) -> int:
     configure(first.body["log_format"], first.body["log_level"], stream)
     os.nice(_NICER)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(_WORKERS))
-    with suppress(OSError):  # also for its own workers: they have what requests leave of the processors
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     await CompilerProcess(control, first.body).run()
     return 0
