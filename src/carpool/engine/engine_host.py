@@ -165,7 +165,7 @@ class EngineHost(Publisher):
             listener(self._catalog)
 
     def _entry(self, key: int, served: Served) -> ModelEntry:
-        """The one there is, unless its settings changed, or what is said of it, or a step of an ensemble whose
+        """The one there is, unless its settings or what is said of it changed, or a step of an ensemble whose
         answers are kept: what front ends learnt hangs on these objects."""
         config = served.config
         document = config_document(config)
