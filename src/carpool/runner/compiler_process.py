@@ -18,8 +18,8 @@ from carpool.engine.loading.hosted_model import (
     SavedArtifacts,
 )
 from carpool.engine.loading.loading import Loading
-from carpool.engine.profile.compiled_file import COMPILED, compiled_key, saved_artifacts
-from carpool.engine.profile.model_profile import key_text, profile_key
+from carpool.engine.profile.compiled_file import compiled_key, saved_artifacts
+from carpool.engine.profile.model_profile import key_text
 from carpool.errors import CarpoolError, ModelError
 from carpool.link.child_process import Control, Message
 from carpool.link.link_failures import write_failure
@@ -71,12 +71,12 @@ class CompilerProcess:
         data = saved_artifacts()
         key = compiled_key(config, version)
         if data is None or key is None or self._cache_dir is None:
-            return SavedArtifacts("", "", "")
+            return SavedArtifacts("", "")
         folder = Path(self._cache_dir) / "compiled"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = folder / f"{os.getpid()}{COMPILED}.part"
+        path = folder / f"{os.getpid()}.part"
         path.write_bytes(data)
-        return SavedArtifacts(str(path), key_text(profile_key(config, version)), key_text(key))
+        return SavedArtifacts(str(path), key_text(key))
 
 
 def _failure(error: CarpoolError) -> RunnerFailure:

@@ -67,6 +67,8 @@ _PICTURES_S = 1.0
 _COMPILING_SWITCH_S = 1e-5
 """How long the thread that compiles keeps the interpreter while batches want it: it is all Python, for
 seconds, and each batch asks for the interpreter a dozen times."""
+_PAUSE, _LONGEST_PAUSE_S = 2.0, 0.05
+"""Times what an import took: the compiler's own modules take seconds, and batches run in between."""
 _PR_SET_TIMERSLACK, _TIMER_SLACK_NS = 29, 1000
 
 
@@ -255,7 +257,8 @@ class RunnerProcess:
         kept = [self._keep(backend, ready, loading) for backend in backends]
         artifacts = loading.compiled if isinstance(loading, Loading) else None
         sizes = [] if artifacts is None else list(artifacts.sizes)
-        return Prepared(ready, loading.threads, kept, imported_packages(), sizes)
+        key = loading.kept_as if isinstance(loading, Loading) else ""
+        return Prepared(ready, loading.threads, kept, imported_packages(), sizes, key)
 
     def _tell_packages(self) -> None:
         self._control.send("packages", names=imported_packages())
@@ -294,12 +297,8 @@ class RunnerProcess:
             raise ModelError("it is not loaded here", reason="model-died")
         with self._compiling:
             self._later.until_quiet()
-            switched = sys.getswitchinterval()
-            sys.setswitchinterval(_COMPILING_SWITCH_S)
-            try:
+            with imports_in_pieces():
                 return CompiledInstances(self._compile_all(loading, fields["size"]))
-            finally:
-                sys.setswitchinterval(switched)
 
     def _compile_all(self, loading: Loading, size: int) -> list[CompiledSize]:
         loading.bring_artifacts()
@@ -373,6 +372,32 @@ class RunnerProcess:
         self._loop.call_soon_threadsafe(partial(self._control.send, "settled", instance=number))
 
 
+class _Pauses:
+    """Finds no module: before each that this thread imports, it sleeps for longer than the last one took."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._last = time.monotonic()
+
+    def find_spec(self, _name: str, _path: object = None, _target: object = None) -> None:
+        if threading.get_ident() == self._thread:
+            time.sleep(min(_LONGEST_PAUSE_S, _PAUSE * (time.monotonic() - self._last)))
+            self._last = time.monotonic()
+
+
+@contextmanager
+def imports_in_pieces() -> Iterator[None]:
+    """What this thread does inside leaves the interpreter to others as often as it can."""
+    switched, pauses = sys.getswitchinterval(), _Pauses()
+    sys.setswitchinterval(_COMPILING_SWITCH_S)
+    sys.meta_path.insert(0, pauses)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(pauses)
+        sys.setswitchinterval(switched)
+
+
 def _failure(error: CarpoolError) -> RunnerFailure:
     status, payload = write_failure(error)
     return RunnerFailure(status, payload.decode())
@@ -436,6 +461,7 @@ async def _live(names: Sequence[str], control: Control, stream: int) -> int:
 
 def live_as_runner(fd: int, names: Sequence[str] = ()) -> NoReturn:
     switch_often()
+    os.environ.setdefault("TORCH_WARM_POOL", "0")  # others compile, and this one takes it from their cache
     # Threads that want the interpreter wait with a timer, which is late by 50 µs unless the kernel is told.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_TIMERSLACK, _TIMER_SLACK_NS)
     live_as_child("runner", fd, partial(_live, names))

@@ -100,6 +100,7 @@ class Prepared:
     opened: list[OpenedAs]
     packages: list[str]  # that were imported
     artifact_sizes: list[int] = field(default_factory=list)  # batch sizes that were compiled before
+    profile_key: str = ""  # JSON; empty: its profile is not kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +115,7 @@ class SavedArtifacts:
     """What a compiler process leaves for other processes; no path: nothing."""
 
     path: str
-    profile_key: str  # JSON, of the profile that was measured with it
-    key: str  # the same of what was compiled
+    key: str  # JSON, of what it was compiled from
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +218,7 @@ class HostedLoading:
         self._asked = LoadOrder(config, version)
         self._found: tuple[Ready, int | None] | None = None  # and the threads of an instance
         self.artifact_sizes: list[int] = []
+        self.profile_key = ""
 
     def check(self) -> None:
         """Its file is read where it runs: the process for that takes seconds to start."""
@@ -229,7 +230,7 @@ class HostedLoading:
         found = self._runner.wait_for("prepare", Prepared, self._asked, tell, loading=self._number)
         self._runner.stand_by_with(found.packages)
         self._found = found.ready, found.threads
-        self.artifact_sizes = found.artifact_sizes
+        self.artifact_sizes, self.profile_key = found.artifact_sizes, found.profile_key
         return replace(found.ready, backends=[self._instance(which) for which in found.opened])
 
     def backend(self, index: int, count: int) -> HostedInstance:

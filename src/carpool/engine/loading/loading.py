@@ -58,6 +58,7 @@ from carpool.engine.profile.model_profile import (
     best_piece,
     choices,
     keepable,
+    key_text,
     profile_key,
 )
 from carpool.errors import CarpoolError, ConfigError, ModelError
@@ -205,6 +206,11 @@ class Loading:
         """For the next start."""
         if self._kept_as is not None and self._profiles is not None and profile.points:
             self._profiles.write(self._kept_as, profile)
+
+    @property
+    def kept_as(self) -> str:
+        """The key of its profile; empty: it is not kept."""
+        return "" if self._kept_as is None else key_text(self._kept_as)
 
     def _find_compiled(self) -> CompiledFile | None:
         try:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from carpool.backends.backend import CompiledSize
 from carpool.core.curve import BatchCurve, promised_batch, slo_capacity
 from carpool.engine.loading.hosted_model import HostedLoading, SavedArtifacts
-from carpool.engine.profile.compiled_file import keep_few, write_compiled
+from carpool.engine.profile.compiled_file import compiled_point, keep_few, write_compiled
 from carpool.engine.profile.measuring import Point
 from carpool.engine.profile.model_profile import Profile
 from carpool.errors import CarpoolError
@@ -186,16 +186,12 @@ class CompileBehind:
     # ---- what becomes of it -----------------------------------------------------------------------------
 
     def _points(self, size: int, found: Sequence[CompiledSize]) -> tuple[Point, ...]:
-        """Those of the sizes that are compiled by now. An earlier start measured it, or it takes less by what
-        its device was seen to save, for every instance that a batch may have to wait for."""
+        """Those of the sizes that are compiled by now: as an earlier start measured them, or as they were
+        timed when they were adopted."""
         known = self._known.get(size)
         plain = next((point for point in self._plain if point.size == size), None)
-        timed = [one for one in found if one.before and one.after]
-        if known is None and plain is not None and timed:
-            before, after = (min(getattr(one, name) for one in timed) for name in ("before", "after"))
-            saved = len(found) * (before - after)
-            seconds = max(plain.seconds * min(1.0, after / before), plain.seconds - saved)
-            known = self._known[size] = replace(plain, seconds=seconds)
+        if known is None and plain is not None and (point := compiled_point(plain, found)) is not None:
+            self._known[size] = point
         return tuple(self._known[one] for one in self._adopted if one in self._known)
 
     def _plan_with(self, compiled: tuple[Point, ...]) -> None:
@@ -249,8 +245,10 @@ class CompileBehind:
                 return
             paths = [Path(one.path) for one in made]
             parts = [path.read_bytes() for path in paths]
-            sizes, about = sorted(self._in_cache), made[0]
-            file = write_compiled(paths[0].parent, about.key, sizes, parts, profile, about.profile_key)
+            key = self._loading.profile_key
+            kept = profile if key else None
+            sizes = sorted(self._in_cache)
+            file = write_compiled(paths[0].parent, made[0].key, sizes, parts, kept, key)
             keep_few(paths[0].parent)
             for path in paths:
                 path.unlink()

@@ -15,27 +15,20 @@ import struct
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from carpool.backends.backend import CompiledSize
 from carpool.config.fingerprint import COMPILED
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
+from carpool.engine.profile.measuring import Point
 from carpool.engine.profile.model_profile import Key, Profile, key_text, profile_key, read_profile
 from carpool.link.typed_json import as_json
 from carpool.observe.logs import logger
 
-__all__ = [
-    "COMPILED",
-    "CompiledFile",
-    "compiled_key",
-    "find_compiled",
-    "load_artifacts",
-    "saved_artifacts",
-    "write_compiled",
-]
 log = logger("engine")
 _MAGIC = b"carpool compiled 1\n"
 _LENGTH = struct.Struct("<Q")
@@ -62,6 +55,8 @@ def compiled_key(config: ModelConfig, version: ModelVersion) -> Key | None:
     if key is None or key["settings"]["pytorch"] is None:
         return None
     settings = {name: key["settings"][name] for name in ("max_batch", "tensors", "pytorch")}
+    if settings["pytorch"]["compile"] == "before-ready":  # the same code, at another time
+        settings["pytorch"] = {**settings["pytorch"], "compile": "default"}
     return {"format": 1, "model": key["model"], "backend": key["backend"], "settings": settings}
 
 
@@ -138,6 +133,17 @@ def _difference(theirs: Any, ours: Any, where: str = "") -> str:
             if theirs.get(name) != ours.get(name):
                 return _difference(theirs.get(name), ours.get(name), f"{where} {name}".strip())
     return f"another {where or 'key'}: {str(theirs)[:80]}, and here it is {str(ours)[:80]}"
+
+
+def compiled_point(plain: Point, found: Sequence[CompiledSize]) -> Point | None:
+    """What a batch takes when it is compiled, by what its device was seen to save for every instance that it
+    may have to wait for; None: nothing was timed."""
+    timed = [one for one in found if one.before and one.after]
+    if not timed:
+        return None
+    before, after = min(one.before for one in timed), min(one.after for one in timed)
+    saved = len(found) * (before - after)
+    return replace(plain, seconds=max(plain.seconds * min(1.0, after / before), plain.seconds - saved))
 
 
 def name_of(key: Key) -> str:
