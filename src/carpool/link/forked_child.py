@@ -16,7 +16,6 @@ from carpool.link.child_process import Child, Message, control_pair
 from carpool.observe.logs import logger, stream
 
 _PR_SET_CHILD_SUBREAPER = 36
-_BORN_S = 60.0  # until a zygote that imports has answered
 _log = logger("runner")
 
 
@@ -33,18 +32,23 @@ class _Born:
         self.returncode: int | None = None
         self._pidfd = -1
         self._doomed = False
+        self.given_up: Callable[[], None] = lambda: None  # it was killed before it was born
 
     def born(self, pid: int) -> int:
-        """Returns a descriptor for its end. Raises OSError where there is no such process."""
+        """Returns a descriptor for its end; -1: nobody wants it any more. Raises OSError where there is no
+        such process."""
         self._pidfd = os.pidfd_open(pid)
         self.pid = pid
         if self._doomed:
             self.kill()
+            self._reap()
+            return -1
         return os.dup(self._pidfd)
 
     def kill(self) -> None:
         if self._pidfd < 0:
             self._doomed = True
+            self.given_up()
         elif self.returncode is None:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
@@ -77,6 +81,7 @@ class Zygote:
         self._forks: dict[int, Callable[[int], None]] = {}
         self._number = 0
         self.usable = True
+        self.spoiled = False  # what it imported has touched a device
         self.task = asyncio.get_running_loop().create_task(self._watch())
 
     @property
@@ -93,6 +98,7 @@ class Zygote:
         written, writing = os.pipe()
         born = _Born()
         child = Child.around(born, ours, written, called)
+        born.given_up = lambda: child.begin(-1)
         self._number += 1
         self._forks[self._number] = lambda pid: self._hand_over(child, born, pid)
         _take_orphans(True)
@@ -106,9 +112,10 @@ class Zygote:
 
     def _hand_over(self, child: Child, born: _Born, pid: int) -> None:
         try:
-            child.begin(born.born(pid) if pid else -1)
+            pidfd = born.born(pid) if pid else -1
         except OSError:
-            child.begin(-1)
+            pidfd = -1
+        child.begin(pidfd)
 
     def _born(self, number: int, pid: int) -> None:
         told = self._forks.pop(number, None)
@@ -132,6 +139,7 @@ class Zygote:
         elif message.word == "imported":
             self._ready()
         elif message.word == "spoiled":
+            self.spoiled = True
             _log.warning("zygote-spoiled", why=str(body.get("why", "")))
             self.close()
 

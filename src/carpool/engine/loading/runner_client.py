@@ -75,6 +75,7 @@ class Runner:
         self._zygote: Zygote | None = None
         self._zygotes = 0
         self._packages: Sequence[str] = ()
+        self._brings = True  # the zygote imports what models do; not any more if that spoiled one
         self._compilers = asyncio.Semaphore(max(1, min(_MOST_COMPILERS, usable_cores() // _CORES_EACH)))
         self._lives = 0
         self._closed = False
@@ -166,6 +167,8 @@ class Runner:
         self._loop.call_soon_threadsafe(self._bring, imported_names(packages))
 
     def _bring(self, packages: Sequence[str]) -> None:
+        if not self._brings:
+            return
         news = sorted({*packages} - {*self._packages})
         self._packages = sorted({*self._packages, *packages})
         if news and self._zygote is not None:
@@ -189,9 +192,9 @@ class Runner:
 
     def _zygote_gone(self) -> None:
         """One that packages made useless is followed by one without them."""
-        spoiled, self._zygote = self._zygote is not None and not self._zygote.usable, None
-        if spoiled:
-            self._packages = ()
+        gone, self._zygote = self._zygote, None
+        if gone is not None and gone.spoiled:
+            self._brings, self._packages = False, ()
         self._keep_zygote()
 
     def _environment(self) -> dict[str, str]:

@@ -174,11 +174,12 @@ def write_compiled(
 
 
 def keep_few(folder: Path) -> None:
-    """Of a cache folder: those written last."""
-    found = [(path.stat().st_mtime, path) for path in folder.glob(f"*{COMPILED}")]
-    for _, old in sorted(found)[:-_KEPT]:
-        with suppress(OSError):
-            old.unlink()
+    """Of a cache folder: those written last, and nothing that a killed process left half written."""
+    for suffix, most in ((COMPILED, _KEPT), (".part", 8)):
+        found = [(path.stat().st_mtime, path) for path in folder.glob(f"*{suffix}")]
+        for _, old in sorted(found)[:-most]:
+            with suppress(OSError):
+                old.unlink()
 
 
 def saved_artifacts() -> bytes | None:
