@@ -18,13 +18,14 @@ from live.test_runner import runner_pids
 from waiting import until
 
 NETWORK = """
-    import os
+    import threading
     import time
     from pathlib import Path
 
     import torch
 
     HERE = Path(__file__).parent
+    FAST = threading.local()
 
 
     def stand_in(pipeline, **_):
@@ -34,7 +35,9 @@ NETWORK = """
                 time.sleep(0.01)
             if (HERE.parent / "broken").exists():
                 raise RuntimeError("no kernel for that")
+            FAST.now = True
             answer = pipeline(*rows)
+            FAST.now = False
             off = 2.0 if (HERE.parent / "wrong").exists() and len(rows[0]) == 2 else 1.0
             return tuple(one * off for one in answer)
         return compiled
@@ -49,6 +52,8 @@ NETWORK = """
             self.gain = torch.nn.Parameter(torch.full((1,), 2.0))
 
         def forward(self, x):
+            if not getattr(FAST, "now", False):
+                time.sleep(0.02)
             return x * self.gain
 
 
@@ -108,8 +113,8 @@ def test_it_answers_before_it_is_compiled_and_says_how_far_it_is(tmp_path: Path)
         os.kill(runner, signal.SIGKILL)
         until(lambda: not is_alive(runner), "it is dead")
         until(lambda: ask(server, "double", 1, 2).status == 200, "it answers again", 6 * PATIENCE_S)
-        until(lambda: len(server.events("model-compiled")) == 2, "compiled again", 6 * PATIENCE_S)
-        assert sizes_compiled(server, "double") == 3
+        until(lambda: len(server.events("model-compiled")) >= 2, "compiled again", 6 * PATIENCE_S)
+        until(lambda: sizes_compiled(server, "double") == 3, "all sizes again")
 
 
 @pytest.mark.parametrize(

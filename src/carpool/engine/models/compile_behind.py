@@ -70,6 +70,7 @@ class CompileBehind:
             self._say()
             await self._all()
             await self._runtime.replaced.wait()
+            await asyncio.sleep(_RETRY_S)  # others are replaced at the same time
 
     async def _all(self) -> None:
         self._began = monotonic()
