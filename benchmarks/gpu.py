@@ -2,11 +2,11 @@
 
 Needs a CUDA device, torch and torchvision; nothing is fetched. For ResNet-50 and then ViT-B/16 in fp16 with
 random weights: Carpool over HTTP with 640×480 JPEGs, with uint8 tensors, and with tensors in shared memory,
-light load, a promise of 50 ms at 0.9 of capacity and beyond it, one of them flooded beside the other, a
-detector before it that finds four things in each picture (against one process without a network, and against
-a client that asks both models itself), what one process does without a network (decode, resize, model, top-5,
-on two or three streams), what a team writes with FastAPI, and a time line of the device. What matters most
-comes first, and everything is written at once: a run may be cut off.
+light load, starts from nothing and from artifacts, a promise of 50 ms at 0.9 of capacity and beyond it, one
+of them flooded beside the other, a detector before it that finds four things in each picture (against one
+process without a network, and against a client that asks both models itself), what one process does without a
+network (decode, resize, model, top-5, on two or three streams), what a team writes with FastAPI, and a time
+line of the device. What matters most comes first, and everything is written at once: a run may be cut off.
 
     python benchmarks/gpu.py --out /tmp/gpu            # everything: under ten minutes
     python benchmarks/gpu.py --sections jpeg,tensor    # only these
@@ -38,11 +38,12 @@ from chip.isolation import flooded
 from chip.repository import write_model, write_photos
 from chip.serving import Load, Running, drive, row
 from chip.showing import shown
+from chip.starting import Starting
 from chip.street_bench import Street
 from load.program import run_program
 
 SERVED = ("jpeg", "tensor", "shared", "light")
-SECTIONS = (*SERVED, "promise", "isolation", "pipeline", "ceiling", "fastapi", "timeline")
+SECTIONS = (*SERVED, "start", "promise", "isolation", "pipeline", "ceiling", "fastapi", "timeline")
 BUCKETS = [1, 8, 32, 64, 96, 128]
 FEW_BUCKETS = [1, 32, 64]  # for all networks but the first: preparing each takes its time
 SHARED_PROCESSES = 6  # that generate load where they have no cores of their own
@@ -211,6 +212,10 @@ class Bench:
             entry["goodput_of_capacity"] = round(entry["goodput_rps"] / capacity, 3)
             self.add(entry)
 
+    def start(self) -> None:
+        """First answers, full speed and what is answered meanwhile: cold, with artifacts, after kill -9."""
+        Starting(self, tuple(self.given.networks.split(",")[:2]), FEW_BUCKETS).run()
+
     def isolation(self) -> None:
         """Both networks in one server, promised 50 ms each: one is flooded, the other asked for little."""
         others = [network for network in self.given.networks.split(",") if network != self.network]
@@ -279,7 +284,9 @@ def in_order(networks: Sequence[str], wanted: set[str]) -> list[tuple[str, str]]
     """Networks and what is done for them, most important first, since the last may be cut off. "serve" is for
     all sections that share a server."""
     first, *others = networks
-    steps = [(first, what) for what in ("serve", "promise", "isolation", "pipeline", "ceiling", "fastapi")]
+    steps = [
+        (first, what) for what in ("serve", "start", "promise", "isolation", "pipeline", "ceiling", "fastapi")
+    ]
     steps += [(network, what) for network in others for what in ("serve", "ceiling")]
     steps += [(first, "timeline")]
     steps += [(network, "promise") for network in others]
@@ -413,6 +420,7 @@ def main() -> None:
             bench = benches[network]
             steps: dict[str, Callable[[], None]] = {
                 "serve": partial(bench.serve, given.sections.split(",")),
+                "start": bench.start,
                 "promise": bench.promise,
                 "isolation": bench.isolation,
                 "pipeline": bench.pipeline,

@@ -496,7 +496,7 @@ def _keypoints(table: TomlTable, key: str, said: Said) -> tuple[int, ...] | None
 
 def _compile(table: TomlTable, key: str, _: Said) -> str:
     if isinstance(table.data.get(key), str):
-        return table.text(key, ("default", "max-autotune")) or "off"
+        return table.text(key, ("default", "max-autotune", "before-ready")) or "off"
     return "default" if table.flag(key) else "off"
 
 

@@ -335,6 +335,7 @@ def _try(trial: _Trial, slo: float, trying: Trying, *, once: bool) -> None:
 log = logger("engine")
 
 _MOST_STREAMS = 6  # instances on one GPU that are tried
+_USUAL_STREAMS = 2
 _WORTH_ANOTHER = 1.1  # times the rate without it: each takes memory, and makes single images slower
 _GPU_TRIAL = Effort(seconds=0.1, warm_up=0.3, total=1.0)
 
@@ -420,6 +421,25 @@ def choose_on_gpus(
                 break
     against = ", ".join(f"{numeral(rate)} images/s with {count}" for count, rate in tried)
     return Chosen(Layout(len(opened), 1), f"{against}{ended}", opened)
+
+
+def usual_on_gpus(gpus: Sequence[int], open_one: OpenOne) -> Chosen:
+    """Two on every GPU, untried: the first answers matter more, and what carries more may change when it is
+    compiled. One, where there is no room for a second."""
+    opened: list[Backend] = []
+    why = "two streams on each GPU overlap copies with computing; others are tried where nothing is compiled"
+    with closed_if_it_fails(opened):
+        for number in range(_USUAL_STREAMS * len(gpus)):
+            try:
+                opened.append(open_one(number))
+            except ModelError as error:
+                if number < len(gpus):
+                    raise
+                why = f"no more, since {error.message}"
+                close_all(opened[len(gpus) :])
+                del opened[len(gpus) :]
+                break
+    return Chosen(Layout(len(opened), 1), why, opened)
 
 
 def _capacity(measuring: Measuring, instances: int, slo: float, largest: int) -> float:

@@ -69,6 +69,10 @@ FOR_DEVICES = Effort(total=10.0)
 """Every size that was prepared: beside seconds of compiling for each, and one is not like the next."""
 
 
+FOR_FIRST_ANSWERS = Effort(seconds=0.04, warm_up=0.1, total=2.0)
+"""A device whose network is compiled while it serves: each size is timed again then."""
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """`ended` says why no larger batch was measured, or is empty: there is none. `provisional` says what
