@@ -31,6 +31,7 @@ _LOOKS, _LOOK_S = 2, 1.0
 _COLD = 1.4  # a first run takes up to so many times as long as the next
 _LONG_S = 0.5
 _SEEN_ANYWAY = 8  # images
+_FEWEST_ENDS = 3  # of batches that tell a rate
 _NO_GAIN = 0.95  # of the best rate: larger batches that do worse, twice in a row, are not looked at
 
 
@@ -173,6 +174,15 @@ class Measuring:
             times, count = self._times(images, threads), len(self._backends)
         return min(fmean(times[at : at + count]) for at in range(0, len(times), count))
 
+    def rate(self, images: int) -> float:
+        """Images per second of all instances together, each of which begins its next batch as soon as it has
+        ended one. Instances that begin in step, as in the other measurements, all copy and decode at the same
+        time and then all compute: what they can do beside each other is not seen."""
+        with self._threads() as threads:
+            runs = self._runs(images, threads)
+            runs.once()  # what only a first batch needs
+            return runs.rate(self._effort.warm_up, self._effort.seconds)
+
     def once(self, images: int) -> float:
         """Seconds of one run, the first there is perhaps: what it needs only once is counted too."""
         with self._threads() as threads:
@@ -276,6 +286,22 @@ class _Runs:
         if self._threads is None:
             return [self._run(*self._batches[0])]
         return list(self._threads.map(lambda pair: self._run(*pair), self._batches))
+
+    def rate(self, warm_up: float, seconds: float) -> float:
+        """See `Measuring.rate`. Batches that end within the first `warm_up` seconds do not count."""
+
+        def repeat(pair: tuple[Backend, dict[str, Array]]) -> float:
+            began = ended = self._now()
+            ends: list[float] = []
+            while len(ends) < _FEWEST_ENDS or ended < began + warm_up + seconds:
+                self._run(*pair)
+                ended = self._now()
+                if ended >= began + warm_up:
+                    ends.append(ended)
+            return self._images * (len(ends) - 1) / max(ends[-1] - ends[0], 1e-9)
+
+        each = map if self._threads is None else self._threads.map
+        return sum(each(repeat, self._batches))
 
     def _run(self, backend: Backend, batch: dict[str, Array]) -> float:
         start = self._now()
