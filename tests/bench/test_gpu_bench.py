@@ -31,6 +31,7 @@ def test_what_matters_most_comes_first() -> None:
     assert gpu.in_order(["resnet50", "vit_b_16"], everything) == [
         ("resnet50", "serve"),
         ("resnet50", "promise"),
+        ("resnet50", "onnx"),
         ("resnet50", "isolation"),
         ("resnet50", "pipeline"),
         ("resnet50", "ceiling"),

@@ -60,6 +60,7 @@ class Gpu:
     opened: list[Instance] = field(default_factory=list)
     clock: Clock = field(default_factory=lambda: Clock())
     smallest: int = 99  # batch that was run
+    pauses: list[float] = field(default_factory=list)
 
     def open_one(self, index: int) -> Instance:
         if len(self.opened) >= self.room:
@@ -74,7 +75,7 @@ class Gpu:
         return [instance for instance in self.opened if instance.alive]
 
     def measuring(self, opened: Sequence[Instance], effort: Effort) -> Measuring:
-        return Measuring(opened, SIGNATURE, effort, now=lambda: self.clock.time)
+        return Measuring(opened, SIGNATURE, effort, now=lambda: self.clock.time, sleep=self.pauses.append)
 
 
 class Clock(threading.local):
@@ -137,6 +138,7 @@ def test_instances_do_not_run_in_step_when_their_rate_is_measured() -> None:
 
     gpu.opened = [Slow(gpu), Fast(gpu)]
     assert gpu.measuring(gpu.opened, Effort()).rate(4) == pytest.approx(200)
+    assert set(gpu.pauses) == {4 * 20e-6}  # as service makes them: an instance waits for its next batch
 
 
 def test_batches_are_halved_until_they_fit_into_half_of_the_promise() -> None:
