@@ -274,7 +274,8 @@ class Bench:
         )
         for one in compared:
             if one["error"] is None or one["error"] > CLOSE:
-                print(f"    {one['export']} ({one['axes']}): error {one['error']} {one['why']}")
+                told = f"error {one['error']}, the network itself {one['own']} {one['why']}"
+                print(f"    {one['export']} ({one['axes']}): {told}")
         share = rates["onnx"] / rates["native"]
         print(
             f"  ResNet-50 as ONNX: {rates['onnx']:,} of {rates['native']:,} images/s, {share:.3f}", flush=True
