@@ -80,6 +80,14 @@ GRAPHS = {
         node("Concat", "rows four rest", "sides", axis=0),
         node("Reshape", "x sides", "y"),
     ],
+    "a number that is computed from sizes": [
+        node("Shape", "x", "shape"),
+        node("Gather", "shape one0", "n"),
+        node("Cast", "n", "rows", to=1),
+        node("Sqrt", "rows", "root"),
+        node("Ceil", "root", "up"),
+        node("Div", "x up", "y"),
+    ],
     "a reduction with its axes as an input": [node("ReduceMean", "x axes", "y", keepdims=0)],
     "a padded convolution": [node("Conv", "x weights", "y", auto_pad="SAME_UPPER", strides=[2, 2])],
     "parts put together": [

@@ -66,7 +66,10 @@ def whole(value: Value) -> tuple[int, ...]:
 
 
 def as_tensor(value: Value, like: Tensor) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.tensor(value, device=like.device)
+    if isinstance(value, Tensor):
+        return value
+    made = torch.tensor(value, device=like.device)
+    return made.to(like.dtype) if made.is_floating_point() and like.is_floating_point() else made
 
 
 def _number(value: Value) -> Any:
@@ -112,8 +115,6 @@ _EACH: dict[str, Callable[[Tensor], Tensor]] = {
             "IsNaN",
         ]
     },
-    "Identity": lambda x: x,
-    "Dropout": lambda x: x,
     "Not": torch.logical_not,
     "IsInf": torch.isinf,
     "HardSwish": functional.hardswish,
@@ -124,8 +125,30 @@ _EACH: dict[str, Callable[[Tensor], Tensor]] = {
     "GlobalAveragePool": lambda x: x.mean(tuple(range(2, x.dim())), keepdim=True),
     "GlobalMaxPool": lambda x: x.amax(tuple(range(2, x.dim())), keepdim=True),
 }
-for _name, _function in _EACH.items():
-    OPERATORS[_name] = lambda _node, x, *_, _function=_function: _function(x)
+_OF_NUMBERS: dict[str, Callable[[Any], Any]] = {
+    "Abs": abs,
+    "Ceil": math.ceil,
+    "Exp": math.exp,
+    "Floor": math.floor,
+    "Log": math.log,
+    "Not": operator.not_,
+    "Reciprocal": lambda x: 1 / x,
+    "Round": round,
+    "Sqrt": math.sqrt,
+}
+
+
+def _each(node: Node, x: Value, *_: Value) -> Value:
+    if isinstance(x, Tensor):
+        return _EACH[node.kind](x)
+    if node.kind not in _OF_NUMBERS:
+        raise NoCounterpart(f"{node.kind} of sizes")
+    function = _OF_NUMBERS[node.kind]
+    return tuple(map(function, x)) if isinstance(x, tuple) else function(x)
+
+
+for _name in _EACH:
+    OPERATORS[_name] = _each
 OPERATORS["Identity"] = OPERATORS["Dropout"] = lambda _node, x, *_: x
 OPERATORS["Neg"] = lambda _node, x: _elementwise(lambda one, _: -one, x, 0)
 OPERATORS["Elu"] = lambda node, x: functional.elu(x, node.get("alpha", 1.0))
@@ -303,7 +326,9 @@ OPERATORS["Size"] = lambda _node, x: x.numel()
 @_of("Reshape", sizes=(1,))
 def _reshape(node: Node, x: Value, size: Value) -> Value:
     sides = whole(size)
-    if not isinstance(x, Tensor):  # sizes are numbers in a row, or one number
+    if not isinstance(x, Tensor):  # sizes are numbers in a row, or one number; a matrix of them is a tensor
+        if len(sides) > 1:
+            return torch.tensor(whole(x)).reshape(sides)
         return whole(x) if sides else _number(x)
     if not node.get("allowzero", 0):
         sides = tuple(x.shape[at] if side == 0 else side for at, side in enumerate(sides))
