@@ -280,14 +280,14 @@ _FLOATS = (1, 10, 11, 16)  # of any length: the network computes in one of its o
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RunPlace:
     """Where a network runs, and in which floats."""
 
     kind: torch.dtype
     device: torch.device
 
 
-def _cast(node: Node, x: Value, *, place: Place) -> Value:
+def _cast(node: Node, x: Value, *, place: RunPlace) -> Value:
     """To floats of the precision in which the network runs, whatever the file says."""
     to = int(node.get("to", 1))
     if to not in _FLOATS and to not in _TYPES:
@@ -298,7 +298,7 @@ def _cast(node: Node, x: Value, *, place: Place) -> Value:
     return tuple(map(turned, x)) if isinstance(x, tuple) else turned(x)
 
 
-def _filled(node: Node, size: Value, *, place: Place) -> Value:
+def _filled(node: Node, size: Value, *, place: RunPlace) -> Value:
     value = node.get("value")
     number = 0.0 if value is None else value.reshape(-1)[0].item()
     sides = whole(size)
@@ -307,7 +307,7 @@ def _filled(node: Node, size: Value, *, place: Place) -> Value:
     return (number,) * sides[0] if len(sides) == 1 else torch.full(sides, number, device=place.device)
 
 
-def _counted(_node: Node, start: Value, end: Value, step: Value, *, place: Place) -> Tensor:
+def _counted(_node: Node, start: Value, end: Value, step: Value, *, place: RunPlace) -> Tensor:
     first, last, by = (_number(one) for one in (start, end, step))
     return torch.arange(first, last, by, device=place.device)
 
@@ -782,7 +782,9 @@ def _quantise(node: Node, x: Tensor, scale: Value, zero: Tensor | None = None) -
     return made
 
 
-def _dequantise(node: Node, x: Tensor, scale: Value, zero: Tensor | None = None, *, place: Place) -> Tensor:
+def _dequantise(
+    node: Node, x: Tensor, scale: Value, zero: Tensor | None = None, *, place: RunPlace
+) -> Tensor:
     less = 0.0 if zero is None else _along(node, x, zero)
     made: Tensor = ((x.float() - less) * _along(node, x, scale)).to(place.kind)
     return made

@@ -27,7 +27,7 @@ from carpool.backends.torch.onnx_operators import (
     SIZES_AT,
     NoCounterpart,
     Node,
-    Place,
+    RunPlace,
     Value,
 )
 from carpool.config.model import ModelConfig
@@ -82,7 +82,7 @@ class OnnxNetwork(torch.nn.Module):
     def forward(self, *given: Tensor) -> dict[str, Tensor]:
         values: dict[str, Value] = dict(zip(self.inputs, given, strict=True))
         floats = [one.dtype for one in given if one.is_floating_point()]
-        place = Place(floats[0] if floats else torch.float32, given[0].device)
+        place = RunPlace(floats[0] if floats else torch.float32, given[0].device)
         for node in self._nodes:
             inputs = self._given(node, values)
             if node.kind in MADE_AT_PLACE:
@@ -114,7 +114,7 @@ class OnnxNetwork(torch.nn.Module):
     def _is_number(self, node: Node, name: str) -> bool:
         return node.kind in NUMBERS and isinstance(self._sizes[name], float)
 
-    def _answer(self, value: Value, name: str, place: Place) -> Tensor:
+    def _answer(self, value: Value, name: str, place: RunPlace) -> Tensor:
         if value is None:
             return getattr(self, self._stored[name])  # type: ignore[no-any-return]
         return value if isinstance(value, Tensor) else torch.tensor(value, device=place.device)
