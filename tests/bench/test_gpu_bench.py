@@ -32,6 +32,7 @@ def test_what_matters_most_comes_first() -> None:
         ("resnet50", "serve"),
         ("resnet50", "start"),
         ("resnet50", "promise"),
+        ("resnet50", "onnx"),
         ("resnet50", "isolation"),
         ("resnet50", "pipeline"),
         ("resnet50", "ceiling"),
