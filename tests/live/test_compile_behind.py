@@ -12,6 +12,7 @@ from textwrap import dedent
 import pytest
 import torch
 
+from later import later
 from live.server import PATIENCE_S, Live, is_alive, outputs_of, serving
 from live.test_faults import ask
 from live.test_runner import runner_pids
@@ -119,7 +120,7 @@ def test_it_answers_before_it_is_compiled_and_says_how_far_it_is(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("flag", "compiled", "said"),
-    [("wrong", 2, "not 2: its output"), ("broken", 0, "not 1, 2, 4: no kernel for that")],
+    [("wrong", 2, "not 2: its output"), later("broken", 0, "not 1, 2, 4: no kernel for that", name="broken")],
 )
 def test_what_answers_otherwise_or_fails_is_not_adopted(
     tmp_path: Path, flag: str, compiled: int, said: str
@@ -135,6 +136,7 @@ def test_what_answers_otherwise_or_fails_is_not_adopted(
         assert server.events("batch-size-not-compiled")
 
 
+@pytest.mark.conformance
 def test_before_ready_compiles_first(tmp_path: Path) -> None:
     model = write_model(tmp_path / "models" / "double", '"before-ready"')
     (model / "go").touch()
