@@ -479,8 +479,7 @@ def begin_now(work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
         waits_for = work.send(None)
     except StopIteration:
         return None
-    begun = work, waits_for
-    left = [begun]  # until the task has it: one that is cancelled before its first step never runs at all
+    left = [(work, waits_for)]  # until the task has it: one cancelled before its first step never runs
     task = asyncio.get_running_loop().create_task(_go_on(left))
     task.add_done_callback(partial(_forget, left))
     return task
