@@ -11,6 +11,7 @@ small machine carries three of them, a balancer and the load generator.
     overload   1.5 times the load for long: each server's part of what was answered; nobody is left out
     kill       one of three is killed with all its processes under 0.4 of the load, bodies of 150 KB
     grpc       the same over gRPC, with the configurations of deploy/balancer/grpc (HAProxy, Envoy)
+    tls        the same with TLS between the client and the balancer
     jpeg       the same with photos that the servers decode
     restart    all three are restarted in turn under 0.4 of the load: with retries, and without them but with
                a lame duck
@@ -63,7 +64,20 @@ from load.real_prometheus import prometheus
 
 KINDS = ("haproxy", "envoy", "nginx")
 PARTS = (
-    *("goodput", "ways", "below", "overload", "kill", "grpc", "jpeg", "restart", "half", "switch", "scale"),
+    *(
+        "goodput",
+        "ways",
+        "below",
+        "overload",
+        "kill",
+        "grpc",
+        "tls",
+        "jpeg",
+        "restart",
+        "half",
+        "switch",
+        "scale",
+    ),
     *("abort", "broken", "second"),
 )
 CAPACITY = 100.0  # images per second of one server
@@ -388,6 +402,24 @@ def grpc(kinds: Sequence[str], length: Length, folder: Path) -> list[Row]:
         return [_killed("grpc", kind, three, length, folder / kind, grpc=True) for kind in able]
 
 
+def tls(kinds: Sequence[str], length: Length, folder: Path) -> list[Row]:
+    with fleet(folder, size=150_000) as three:
+        certificate = write_certificate(folder)
+        return [_killed("tls", kind, three, length, folder / kind, tls=certificate) for kind in kinds]
+
+
+def write_certificate(folder: Path) -> Path:
+    """For localhost, believed by nobody; its key lies beside it."""
+    path = folder / "carpool.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
+    command += ["-days", "2", "-keyout", f"{path}.key", "-out", str(path)]
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise LoadError(f"no certificate: {error}") from None
+    return path
+
+
 def jpeg(kinds: Sequence[str], length: Length, folder: Path) -> list[Row]:
     models = write_models(folder, text=PICTURES)
     more = ["--image", str(PHOTO)]
@@ -403,13 +435,15 @@ def _killed(
     folder: Path,
     *,
     grpc: bool = False,
+    tls: Path | None = None,
     more: Sequence[str] = (),
 ) -> Row:
     """One of three is, in the middle of it."""
-    with balancer(kind, three, folder, grpc=grpc) as address:
-        to = f"grpc://{address}" if grpc else f"http://{address}{'/classify' if more else ''}"
+    with balancer(kind, three, folder, grpc=grpc, tls=tls) as address:
+        scheme = "grpc" if grpc else "https" if tls else "http"
         share = PICTURES_A_SECOND if more else 3 * MODERATE * CAPACITY
-        load = Load(to, share, length.kill, more=more)
+        to = f"{scheme}://{address}{'/classify' if more else ''}"
+        load = Load(to, share, length.kill, more=[*more, *(["--insecure"] if tls else ())])
         time.sleep(1.0 + length.kill / 3)
         three[1].kill()
         found = row(part, kind, load.result())
@@ -605,7 +639,7 @@ def half(kinds: Sequence[str], length: Length, folder: Path) -> list[Row]:
         return [row("half", "envoy, weighted", Load(address, rate, length.half, 2).result())]
 
 
-_FIRST = (goodput, ways, below, overload, kill, grpc, jpeg, restart, half, switch, scale)
+_FIRST = (goodput, ways, below, overload, kill, grpc, tls, jpeg, restart, half, switch, scale)
 DO = dict(zip(PARTS, (*_FIRST, abort, broken, second), strict=True))
 
 
