@@ -152,6 +152,7 @@ carpool_speed_ratio                      gauge     model  cell:SPEED_RATIO      
 carpool_run_memory_bytes                 gauge     model  cell:RUN_MEMORY       Memory that batches take beside the weights while all instances run, as measured at loading; 0 where the runtime does not say.
 carpool_slo_seconds                      gauge     model  cell:SLO_SECONDS      What the model promises; 0 for one without a promise.
 carpool_out_of_memory_total              counter   model  cell:OUT_OF_MEMORY    Batches that did not fit into their device's memory and were run in smaller ones.
+carpool_batch_sizes                      gauge     model  state:COMPILED_SIZES  Batch sizes of a model that is compiled while it serves: compiled, or still plain.
 carpool_shed_total                       counter   model  reason:SHED           Requests the scheduler chose not to run, by reason.
 nv_cache_num_hits_per_model              counter   model  hits:CACHE_RESULTS    Requests answered from the cache, of every kind.
 nv_cache_num_misses_per_model            counter   model  misses:CACHE_RESULTS  Requests that were looked up in the cache and had to be computed.
