@@ -69,7 +69,7 @@ def test_attacks() -> None:
         ["InvalidInput", "invalid-input"],
     ]
     assert (found["grpc"], found["log"]) == (0, True), "every call answered, in the replica's log"
-    assert found["changed ports"] == ["BalancerError", "balancer"]
+    assert found["changed ports"] == [["ConfigError", "invalid-config"]] * 2
     assert (found["composed"], found["serve build"]) == ("eyes", [200])
 
 

@@ -112,7 +112,10 @@ def at_home(models: Path, folder: Path) -> dict[str, Any]:
     logs = Path(ray._private.worker._global_node.get_logs_dir_path()) / "serve"
     found = "".join(path.read_text() for path in logs.glob("replica_carpool_server_*"))
     told["log"] = "carpool: ready " in found and "carpool: model-ready " in found
-    told["changed ports"] = failure(lambda: carpool.ray.deploy(models, replicas=1, port=0))
+    told["changed ports"] = [
+        failure(lambda: carpool.ray.deploy(models, replicas=1, port=0)),
+        failure(lambda: carpool.ray.deploy(models, replicas=1, port=8300, grpc_port=0)),
+    ]
     wait(lambda: "carpool_requests_total{" in metrics(), "the server's counts among Ray's")
     carpool.ray.delete()
     told["composed"] = composed(models)

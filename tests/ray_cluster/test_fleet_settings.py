@@ -107,6 +107,29 @@ def test_what_cannot_be_right_names_its_field(given: dict[str, Any], field: str)
     assert told.value.field == field
 
 
+@pytest.mark.parametrize(
+    ("given", "had", "field"),
+    [
+        ({"port": 8100}, (8000, None), "port"),
+        ({"port": 8000}, (0, None), "port"),
+        ({"grpc_port": 8001}, (8000, None), "grpc_port"),
+        ({"grpc_port": 0}, (8000, None), "grpc_port"),
+        ({}, (8000, 8001), "grpc_port"),
+    ],
+)
+def test_a_running_fleet_keeps_its_ports(
+    given: dict[str, Any], had: tuple[int, int | None], field: str
+) -> None:
+    with pytest.raises(ConfigError, match="delete the fleet first") as told:
+        read(**given).check_ports(*had)
+    assert told.value.field == field
+
+
+def test_a_running_fleet_has_the_ports_asked_for() -> None:
+    read().check_ports(8000, None)
+    read(port=0, grpc_port=0).check_ports(8000, 8001)  # any will do
+
+
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is here")
 def test_without_ray_a_sentence_says_what_to_install() -> None:
     with pytest.raises(ImportError, match=r"pip install 'carpool\[ray\]'"):

@@ -94,6 +94,16 @@ class FleetSettings:
     def environment(self) -> dict[str, str]:
         return {PREFIX + name.upper(): value for name, value in self.options.items()}
 
+    def check_ports(self, port: int, grpc_port: int | None) -> None:
+        """Against those that the balancers of a running fleet were given, which keep them."""
+        for name, wanted, had in (("port", self.port, port), ("grpc_port", self.grpc_port, grpc_port)):
+            if wanted != had and (wanted != 0 or had is None):
+                raise ConfigError(
+                    f"{name}: the balancers of {self.name} have {'none' if had is None else had} and "
+                    f"keep it, so it cannot be {wanted}: leave it as it is, or delete the fleet first",
+                    field=name,
+                )
+
     @property
     def stop_s(self) -> float:
         """Until a replica that was told to stop has ended, with time to spare."""

