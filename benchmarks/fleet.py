@@ -254,16 +254,17 @@ class Load:
         try:
             out, said = self._process.communicate(timeout=self._most)
         except subprocess.TimeoutExpired:
-            self.stop()
-            raise LoadError("the load generator does not come to an end") from None
+            said = self.stop()  # a machine that is busy with others shows in it
+            raise LoadError(f"the load generator does not come to an end: {said[-500:]}") from None
         if self._process.returncode:
             raise LoadError(f"carpool load: {said.decode(errors='replace')[-2000:]}")
         found: dict[str, Any] = json.loads(out)
         return found
 
-    def stop(self) -> None:
+    def stop(self) -> str:
+        """What it had written of its progress until now."""
         self._process.kill()
-        self._process.communicate()
+        return self._process.communicate()[1].decode(errors="replace")
 
 
 def row(part: str, kind: str, counts: dict[str, Any], **more: Any) -> Row:
