@@ -29,9 +29,8 @@ class HasDay(HasFleet):
 
     day: list[str] | None = o.option(
         None,
-        "What happens to the fleet on a day of cameras, in rates; --rate is noon's. surge:1.3@12:00+20 is "
-        "1.3 times the traffic for 20 minutes, lose:0.33@… a region with a third of all replicas gone, "
-        "rollout:0.1@… a broken candidate that gets a tenth of the requests. Once for each.",
+        "Trouble on a day of cameras whose noon is --rate; once for each. surge:1.3@12:00+20: 1.3 × the "
+        "traffic for 20 minutes; lose:0.33@…: replicas gone; rollout:0.1@…: a broken candidate's share.",
         FLEET,
         metavar="WHAT:SIZE@HH:MM+MINUTES",
     )
