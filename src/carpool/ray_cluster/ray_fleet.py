@@ -428,6 +428,7 @@ def _wait_serving(settings: FleetSettings, give_up: float) -> str:
         with contextlib.suppress(RayActorError, GetTimeoutError):  # one of a fleet that was just deleted
             balancer = balancer_on(node, settings.name, settings)
             state = ray.get(balancer.state.remote(), timeout=_ANSWER_S)
+            settings.check_ports(*state["ports"])  # of one that did not answer before
             if state["serves"]:
                 return str(state["url"])
             if state["error"]:
