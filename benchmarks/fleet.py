@@ -59,6 +59,7 @@ from carpool.sim.fleet_simulation import FleetScenario, measure_fleet
 from carpool.sim.simulation import Scenario
 from load.balancers import Replica, answers, balancer, blue_green_config, program, replicas, switch_pool
 from load.burst import LoadError
+from load.carpool_server import READY_S
 from load.program import run_program
 from load.real_prometheus import prometheus
 
@@ -548,7 +549,10 @@ def broken(kinds: Sequence[str], length: Length, folder: Path) -> list[Row]:
             try:
                 with balancer(kind, [*three, new], folder / kind) as address:
                     new.start()
+                    give_up = time.monotonic() + READY_S
                     while 'state="failed"} 1' not in new.metrics():
+                        if time.monotonic() > give_up:
+                            raise LoadError("a model that cannot load is not reported as failed")
                         time.sleep(0.05)
                     found = Load(address, 3 * MODERATE * CAPACITY, length.kill).result()
                     if answers(new.address, "/v2/health/ready"):
