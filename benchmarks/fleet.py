@@ -11,6 +11,7 @@ small machine carries three of them, a balancer and the load generator.
     overload   1.5 times the load for long: each server's part of what was answered; nobody is left out
     kill       one of three is killed with all its processes under 0.4 of the load, bodies of 150 KB
     grpc       the same over gRPC, with the configurations of deploy/balancer/grpc (HAProxy, Envoy)
+    tls        the same with TLS between the client and the balancer
     jpeg       the same with photos that the servers decode
     restart    all three are restarted in turn under 0.4 of the load: with retries, and without them but with
                a lame duck
@@ -45,6 +46,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import ceil
@@ -58,12 +60,26 @@ from carpool.sim.fleet_simulation import FleetScenario, measure_fleet
 from carpool.sim.simulation import Scenario
 from load.balancers import Replica, answers, balancer, blue_green_config, program, replicas, switch_pool
 from load.burst import LoadError
+from load.carpool_server import READY_S
 from load.program import run_program
 from load.real_prometheus import prometheus
 
 KINDS = ("haproxy", "envoy", "nginx")
 PARTS = (
-    *("goodput", "ways", "below", "overload", "kill", "grpc", "jpeg", "restart", "half", "switch", "scale"),
+    *(
+        "goodput",
+        "ways",
+        "below",
+        "overload",
+        "kill",
+        "grpc",
+        "tls",
+        "jpeg",
+        "restart",
+        "half",
+        "switch",
+        "scale",
+    ),
     *("abort", "broken", "second"),
 )
 CAPACITY = 100.0  # images per second of one server
@@ -240,16 +256,17 @@ class Load:
         try:
             out, said = self._process.communicate(timeout=self._most)
         except subprocess.TimeoutExpired:
-            self.stop()
-            raise LoadError("the load generator does not come to an end") from None
+            progress = self.stop()  # a machine that is busy with others shows in it
+            raise LoadError(f"the load generator does not come to an end: {progress[-500:]}") from None
         if self._process.returncode:
             raise LoadError(f"carpool load: {said.decode(errors='replace')[-2000:]}")
         found: dict[str, Any] = json.loads(out)
         return found
 
-    def stop(self) -> None:
+    def stop(self) -> str:
+        """What it had written of its progress until now."""
         self._process.kill()
-        self._process.communicate()
+        return self._process.communicate()[1].decode(errors="replace")
 
 
 def row(part: str, kind: str, counts: dict[str, Any], **more: Any) -> Row:
@@ -388,6 +405,24 @@ def grpc(kinds: Sequence[str], length: Length, folder: Path) -> list[Row]:
         return [_killed("grpc", kind, three, length, folder / kind, grpc=True) for kind in able]
 
 
+def tls(kinds: Sequence[str], length: Length, folder: Path) -> list[Row]:
+    with fleet(folder, size=150_000) as three:
+        certificate = write_certificate(folder)
+        return [_killed("tls", kind, three, length, folder / kind, tls=certificate) for kind in kinds]
+
+
+def write_certificate(folder: Path) -> Path:
+    """For localhost, believed by nobody; its key lies beside it."""
+    path = folder / "carpool.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
+    command += ["-days", "2", "-keyout", f"{path}.key", "-out", str(path)]
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise LoadError(f"no certificate: {error}") from None
+    return path
+
+
 def jpeg(kinds: Sequence[str], length: Length, folder: Path) -> list[Row]:
     models = write_models(folder, text=PICTURES)
     more = ["--image", str(PHOTO)]
@@ -403,13 +438,15 @@ def _killed(
     folder: Path,
     *,
     grpc: bool = False,
+    tls: Path | None = None,
     more: Sequence[str] = (),
 ) -> Row:
     """One of three is, in the middle of it."""
-    with balancer(kind, three, folder, grpc=grpc) as address:
-        to = f"grpc://{address}" if grpc else f"http://{address}{'/classify' if more else ''}"
+    with balancer(kind, three, folder, grpc=grpc, tls=tls) as address:
+        scheme = "grpc" if grpc else "https" if tls else "http"
         share = PICTURES_A_SECOND if more else 3 * MODERATE * CAPACITY
-        load = Load(to, share, length.kill, more=more)
+        to = f"{scheme}://{address}{'/classify' if more else ''}"
+        load = Load(to, share, length.kill, more=[*more, *(["--insecure"] if tls else ())])
         time.sleep(1.0 + length.kill / 3)
         three[1].kill()
         found = row(part, kind, load.result())
@@ -513,7 +550,10 @@ def broken(kinds: Sequence[str], length: Length, folder: Path) -> list[Row]:
             try:
                 with balancer(kind, [*three, new], folder / kind) as address:
                     new.start()
+                    give_up = time.monotonic() + READY_S
                     while 'state="failed"} 1' not in new.metrics():
+                        if time.monotonic() > give_up:
+                            raise LoadError("a model that cannot load is not reported as failed")
                         time.sleep(0.05)
                     found = Load(address, 3 * MODERATE * CAPACITY, length.kill).result()
                     if answers(new.address, "/v2/health/ready"):
@@ -561,20 +601,25 @@ def _in_turn(address: Address, three: Sequence[Replica], seconds: float) -> dict
 
     def pour() -> None:
         while not done.is_set():
-            parts.append(Load(address, 3 * MODERATE * CAPACITY, seconds, len(parts) + 1).result())
+            try:
+                parts.append(Load(address, 3 * MODERATE * CAPACITY, seconds, len(parts) + 1).result())
+            except LoadError as error:
+                if "Nothing was sent" not in str(error):
+                    raise
+                # It asked for readiness, and met a replica in its lame duck that the balancer still knew.
 
-    pouring = threading.Thread(target=pour)
-    pouring.start()
-    try:
-        for replica in three:
-            replica.begin_to_stop()
-            replica.wait_stopped()
-            replica.start()
-            replica.wait_ready()
-            time.sleep(1.5)  # for the balancer to see it
-    finally:
-        done.set()
-        pouring.join()
+    with ThreadPoolExecutor(1) as pool:
+        pouring = pool.submit(pour)
+        try:
+            for replica in three:
+                replica.begin_to_stop()
+                replica.wait_stopped()
+                replica.start()
+                replica.wait_ready()
+                time.sleep(1.5)  # for the balancer to see it
+        finally:
+            done.set()
+        pouring.result()
     return _sum(parts)
 
 
@@ -605,7 +650,7 @@ def half(kinds: Sequence[str], length: Length, folder: Path) -> list[Row]:
         return [row("half", "envoy, weighted", Load(address, rate, length.half, 2).result())]
 
 
-_FIRST = (goodput, ways, below, overload, kill, grpc, jpeg, restart, half, switch, scale)
+_FIRST = (goodput, ways, below, overload, kill, grpc, tls, jpeg, restart, half, switch, scale)
 DO = dict(zip(PARTS, (*_FIRST, abort, broken, second), strict=True))
 
 

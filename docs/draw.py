@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import pi, sin
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,7 +19,7 @@ from carpool.core.curve import BatchCurve, promised_batch, slo_capacity
 from carpool.core.objectives import Knobs, Promise
 from carpool.core.scaling import ScalingRule
 from carpool.lab import plots
-from carpool.lab.fleet_day import fluid_day
+from carpool.lab.fleet_day import camera_day, fluid_day
 from carpool.lab.plots import COLOURS, FAINT, INK
 from carpool.sim.arrivals import Arrival, Cameras, Poisson, Traffic, poisson
 from carpool.sim.fleet_simulation import Autoscale, FleetScenario, play_fleet
@@ -277,7 +276,7 @@ def scaled_surge() -> None:
 
 def million_day() -> None:
     """A million cameras, one frame a second each while something moves."""
-    rates = camera_day()
+    rates = evening_day()
     capacity = slo_capacity(YOLO, 0.1)
     day = fluid_day(rates, capacity, ScalingRule(cold_start=120.0))
     hours = [number / 3600 for number in range(len(rates))]
@@ -295,15 +294,12 @@ def million_day() -> None:
         axes.legend(loc="lower right")
 
 
-def camera_day() -> list[float]:
-    """Images per second: 0.25 of all frames at night, all at noon, and at six in the evening a fifth more for
-    twenty minutes, within one minute."""
-    rates = []
-    for second in range(86_400):
-        hour = second / 3600
-        day = max(0.0, sin(pi * (hour - 6) / 12)) if 6 <= hour <= 18 else 0.0
-        evening = 0.2 * min(1.0, (second - 64_800) / 60) if 64_800 <= second < 66_000 else 0.0
-        rates.append(1e6 * (0.25 + 0.75 * day + evening))
+def evening_day() -> list[float]:
+    """The day of cameras, and at six in the evening a fifth of all frames more for twenty minutes, within one
+    minute."""
+    rates = camera_day(1e6)
+    for second in range(64_800, 66_000):
+        rates[second] += 0.2e6 * min(1.0, (second - 64_800) / 60)
     return rates
 
 

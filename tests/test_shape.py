@@ -85,7 +85,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "frontend/access frontend/caches frontend/calls frontend/clients frontend/grpc frontend/http "
     "frontend/pictures frontend/traces link memory observe wire",
     "ray": "ray_cluster",
-    "ray_cluster": "config core deploy_files",
+    "ray_cluster": "client config core deploy_files vision",
     "registry": "config",
     "rollout": "cache config core sim",
     "runner": "backends backends/torch core engine/generation engine/loading engine/profile engine/run "

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from string import Template
 from typing import Any
 
 from carpool.deploy_files.balancer_config import FILES, Address, balancer_config, deploy_folder
+from carpool.deploy_files.balancer_extras import BalancerExtras, whole_balancer_config
 from load.burst import LoadError
 from load.carpool_server import READY_S, STOP_S
 from load.ports import free_port
@@ -127,8 +129,15 @@ class Replica:
         return (self._folder / "log.txt").read_text(errors="replace")
 
 
-def answers(address: Address, path: str) -> bool:
-    connection = http.client.HTTPConnection(address.host, address.port, timeout=5)
+def answers(address: Address, path: str, tls: Path | None = None) -> bool:
+    """`tls` is the certificate that its answers must come with."""
+    connection: http.client.HTTPConnection
+    if tls is None:
+        connection = http.client.HTTPConnection(address.host, address.port, timeout=5)
+    else:
+        trusted = ssl.create_default_context(cafile=str(tls))
+        trusted.check_hostname = False
+        connection = http.client.HTTPSConnection(address.host, address.port, timeout=5, context=trusted)
     try:
         with contextlib.closing(connection):
             connection.request("GET", path, headers={"Host": "localhost"})
@@ -246,11 +255,13 @@ def balancer(
     retries: bool = True,
     weighted: bool = False,
     grpc: bool = False,
+    tls: Path | None = None,
     change: Callable[[str], str] = lambda text: text,
     text_for: Callable[[Address], str] | None = None,
 ) -> Iterator[Address]:
     """With the configuration as `carpool deploy balancer` writes it. Without `retries` the lines about them
-    are taken out; `change` may do more to it, and `text_for` write another."""
+    are taken out; `change` may do more to it, and `text_for` write another. `tls` is a certificate, with its
+    key beside it."""
     found = program(kind)
     if found is None:
         raise LoadError(f"no {kind} here: make fleet")
@@ -260,6 +271,9 @@ def balancer(
         text = text_for(listen)
     elif grpc:
         text = grpc_config(kind, behind, listen)
+    elif tls is not None:
+        extras = BalancerExtras(tls_cert=str(tls), tls_key="" if kind == "haproxy" else f"{tls}.key")
+        text = whole_balancer_config(kind, [replica.address for replica in behind], listen, extras)
     else:
         text = balancer_config(kind, [replica.address for replica in behind], listen, weighted=weighted)
     if not retries:
@@ -284,7 +298,7 @@ def balancer(
         )
     try:
         give_up = time.monotonic() + READY_S
-        while not (serves_grpc(listen) if grpc else answers(listen, "/v2/health/ready")):
+        while not (serves_grpc(listen) if grpc else answers(listen, "/v2/health/ready", tls)):
             if process.poll() is not None or time.monotonic() > give_up:
                 said = (folder / f"{kind}.log").read_text(errors="replace")
                 raise LoadError(f"{kind} does not serve:\n{said[-2000:]}")

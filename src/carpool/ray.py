@@ -3,7 +3,9 @@
     import carpool.ray
     url = carpool.ray.deploy("models/", slo_ms=50, replicas=(2, 8))
 
-For `serve run`, `serve deploy` and KubeRay: `import_path: carpool.ray:app`, with the same arguments.
+For `serve run`, `serve deploy` and KubeRay: `import_path: carpool.ray:app`, with the same arguments. For
+`serve build`, and to compose: `app({"models": …})` is an application. Its handle has `predict(picture)` and
+`infer(model, inputs)`.
 """
 
 from __future__ import annotations
@@ -58,9 +60,11 @@ def app(args: Mapping[str, Any]) -> Any:
     return ray_fleet.application(FleetSettings.read(args))
 
 
-def addresses(name: str = "carpool") -> list[str]:
-    """The URLs of its balancers, one for every node that has a replica, and where it was deployed from."""
-    return sorted(state["url"] for state in ray_fleet.balancers(name))
+def addresses(name: str = "carpool", *, grpc: bool = False) -> list[str]:
+    """The URLs of its balancers, one for every node that has a replica, and where it was deployed from; those
+    for gRPC on request, where the fleet has a `grpc_port`."""
+    states = ray_fleet.balancers(name)
+    return sorted(filter(None, (state["grpc" if grpc else "url"] for state in states)))
 
 
 def delete(name: str = "carpool") -> None:

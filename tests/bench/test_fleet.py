@@ -18,9 +18,10 @@ def behind(kind: str) -> list[str]:
 
 
 @pytest.mark.conformance
+@pytest.mark.parametrize("part", ["kill", "tls", "broken"])
 @pytest.mark.parametrize("kind", fleet.KINDS)
-def test_a_killed_replica_costs_no_request(kind: str, tmp_path: Path) -> None:
-    (row,) = fleet.kill(behind(kind), fleet.QUICK, tmp_path)
+def test_a_killed_or_broken_replica_costs_no_request(kind: str, part: str, tmp_path: Path) -> None:
+    (row,) = fleet.DO[part](behind(kind), fleet.QUICK, tmp_path)
     assert (row.failed, row.why) == (0, "")
     assert row.requests > 100
 
@@ -84,6 +85,12 @@ COUNTS = {
     "timed_out": 0,
     "unanswered": 1,
 }
+
+
+@pytest.mark.conformance
+def test_a_second_replica_measures_nothing(tmp_path: Path) -> None:
+    (row,) = fleet.second([], fleet.QUICK, tmp_path)
+    assert row.measured == 0
 
 
 def test_refusals_for_want_of_time_are_answers_and_all_else_is_a_failure() -> None:

@@ -61,6 +61,16 @@ def test_attacks() -> None:
     assert found["actor killed"] == [[200], 2]
     assert found["built"] == [200]
     assert found["deleted by Serve alone"] == []
+    assert (found["served"], found["predict"], found["infer"]) == (200, "eyes", [[0.0] * 4])
+    assert found["errors"] == [
+        ["NotFound", "unknown-model"],
+        ["InvalidInput", "invalid-input"],
+        ["Refused", "cannot-finish"],
+        ["InvalidInput", "invalid-input"],
+    ]
+    assert (found["grpc"], found["log"]) == (0, True), "every call answered, in the replica's log"
+    assert found["changed ports"] == [["ConfigError", "invalid-config"]] * 2
+    assert (found["composed"], found["serve build"]) == ("eyes", [200])
 
 
 def test_the_text_says_what_is_not_as_wished() -> None:

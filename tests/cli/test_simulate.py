@@ -244,6 +244,40 @@ def test_fleets_that_cannot_be(options: tuple[str, ...], words: str) -> None:
     assert words in " ".join((result.stderr + str(result.exception)).split())
 
 
+DAY = ("simulate", "--curve", "4+1", "--slo-ms", "50", "--rate", "5000", "--replicas", "6")
+TROUBLES = ("--day", "surge:2@12:00+10", "--day", "lose:0.5@12:00+10")
+
+
+def test_a_day_with_troubles_each_alone_and_all_at_once() -> None:
+    """Fixed replicas, then as many as are wanted: what is lost is said for each."""
+    fixed = CliRunner().invoke(app, [*DAY, *TROUBLES, "--json"], catch_exceptions=False)
+    days = json.loads(fixed.stdout)["days"]
+    assert list(days) == ["a day without", "surge:2@12:00+10", "lose:0.5@12:00+10", "all of these"]
+    assert days["all of these"]["lost"] > days["lose:0.5@12:00+10"]["lost"] > days["a day without"]["lost"]
+    assert {day["peak_replicas"] for day in days.values()} == {6}
+    scaled = [*DAY, *TROUBLES[:2], "--autoscale", "load:0.75", "--max-replicas", "32"]
+    assert "surge:2@12:00+10" in CliRunner().invoke(app, scaled, catch_exceptions=False).stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--day", "flood:2@12:00+10"), "must be like surge:1.3@12:00+20"),
+        (("--day", "surge:2@25:00+10"), "must be like surge:1.3@12:00+20"),
+        (("--day", "lose:2@12:00+10"), "--day lose"),
+        ((*TROUBLES, "--retries", "1"), "--retries is not known of a day"),
+        ((*TROUBLES, "--arrivals", "bursty"), "--arrivals is not known of a day"),
+        ((*TROUBLES, "--autoscale", "saturation:0.6"), "--day scales by load"),
+        ((*TROUBLES, "--slo-ms", "9"), "--day needs a capacity"),
+        (TROUBLES * 5, "--day: 8 at most"),
+    ],
+)
+def test_days_that_cannot_be(options: tuple[str, ...], words: str) -> None:
+    result = CliRunner().invoke(app, [*DAY, *options])
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())
+
+
 TEXT = ("simulate", "--encoder", "0.6+0.05", "--step-curve", "0.3+0.0015", "--tokens", "lognormal:8,0.5")
 
 

@@ -132,6 +132,25 @@ def test_the_variables_of_components_are_settings() -> None:
     assert set(found) <= variables().keys()
 
 
+@pytest.mark.parametrize("path", ["kserve/servingruntime.yaml", "rayservice/rayservice.yaml"])
+def test_replicas_of_other_engines_share_what_they_learn(path: str) -> None:
+    """Profiles and rollouts lie on a claim that comes with the component, and outlive a pod."""
+    first, claim = documents((KUBERNETES / "components" / path).read_text())
+    (pod,) = [each for each in pods(first) if "volumes" in each["spec"]]
+    (container,) = pod["spec"]["containers"]
+    given = {each["name"]: each["value"] for each in container["env"]}
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    volume = next(
+        each
+        for each in pod["spec"]["volumes"]
+        if "persistentVolumeClaim" in each
+        and each["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    )
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    for name in ("CARPOOL_SHARED_PROFILES", "CARPOOL_ROLLOUT_STATE"):
+        assert given[name] == f"file:{mounts[volume['name']]}"
+
+
 def test_the_grace_period_is_long_enough() -> None:
     pod = deployment()["spec"]["template"]["spec"]
     values = {

@@ -17,6 +17,7 @@ from carpool.cli.main import app
 from carpool.deploy_files.helm_chart import helm_chart
 from carpool.deploy_files.kubernetes_overlay import NETWORK, RULES, SHARED, Deployment, overlay
 from carpool.errors import InvalidInput
+from carpool.lab.fleet_plan import FleetQuestion
 from deploy_files.manifests import problems
 
 ASKED = ["deploy", "kubernetes", "--curve", "4+1", "--rate", "500", "--slo-ms", "50"]
@@ -163,6 +164,33 @@ def test_printed_or_written(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, [*ASKED, "--output", str(folder)]).exit_code == 2, "it is not empty"
 
 
+SHARED_CORES = ["--infer-cores", "2", "--decode-ms", "2.5", "--protocol-ms", "0.5"]
+
+
+def test_replicas_are_sized_as_the_plan_sizes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding and the protocol take their part of a pod's cores: fewer images per replica, more replicas."""
+    asked = ["--curve", "1:13,8:85", "--rate", "600", "--slo-ms", "250", *SHARED_CORES]
+    questions: list[FleetQuestion] = []
+
+    def plan(question: FleetQuestion, _tell: object) -> SimpleNamespace:
+        questions.append(question)
+        return SimpleNamespace(replicas=2)
+
+    monkeypatch.setattr("carpool.lab.fleet_plan.plan", plan)
+    CliRunner().invoke(app, ["plan", *asked, "--cores", "2", "--redundancy", "1"])
+    done = CliRunner().invoke(app, ["deploy", "kubernetes", *asked, "--cores", "2", "--dry-run"])
+    assert done.exit_code == 0, done.output
+    planned, deployed = questions
+    assert (planned.machine, planned.capacity) == (deployed.machine, deployed.capacity)
+    assert f"one replica answers {planned.capacity:.3g}/s in time" in done.stdout
+    alone = CliRunner().invoke(app, ["deploy", "kubernetes", *asked[:6], "--dry-run"]).stdout
+    assert least_replicas(done.stdout) > least_replicas(alone)
+
+
+def least_replicas(printed: str) -> int:
+    return int(re.findall(r"minReplicaCount: (\d+)", printed)[0])
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -172,6 +200,7 @@ def test_printed_or_written(tmp_path: Path) -> None:
         ["--curve", "4+1", "--rate", "500", "--slo-ms", "1"],
         ["--curve", "4+1", "--rate", "0", "--slo-ms", "50"],
         ["--curve", "4+1", "--rate", "500", "--slo-ms", "50", "--cores", "0"],
+        ["--curve", "4+1", "--rate", "500", "--slo-ms", "50", "--cores", "2", "--infer-cores", "3"],
     ],
 )
 def test_what_is_missing_or_cannot_be(given: list[str]) -> None:

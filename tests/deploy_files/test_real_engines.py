@@ -104,7 +104,7 @@ def test_what_deploy_ray_writes_renders_and_fits(tmp_path: Path) -> None:
     assert written.exit_code == 0, written.output
     text = run("kubectl", "kustomize", folder)
     check(text)
-    (service,) = documents(text)
+    service = next(each for each in documents(text) if each["kind"] == "RayService")
     assert service["spec"]["serveConfigV2"] == (folder / "serve.yaml").read_text()
 
 

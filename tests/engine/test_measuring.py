@@ -6,7 +6,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from carpool.core.curve import sizes
+from carpool.core.curve import BatchCurve, sizes
 from carpool.engine.profile.measuring import FOR_SERVING, Effort, Measuring, Point, sample
 from carpool.types import Datatype, Signature, TensorSpec
 from engine.timed import SIGNATURE, Clock, Timed
@@ -141,6 +141,20 @@ def test_all_instances_run_at_the_same_time() -> None:
     point = Measuring(backends, SIGNATURE, now=clock).point(2)
     assert len({len(backend.sizes) for backend in backends}) == 1
     assert point.runs % 3 == 0
+
+
+def test_a_profile_of_another_replica_is_checked_by_one_run_where_it_fits() -> None:
+    curve = BatchCurve.linear(0.004, 0.001, 8)
+    seen: list[int] = []
+
+    def takes(images: int, run: int) -> float:
+        """The first run of four images is slow because it is the first."""
+        seen.append(images)
+        return linear(images, run) * (3.0 if images == 4 and seen.count(4) == 1 else 1.1)
+
+    found = measuring(takes)[0].quick_ratios([1, 4], curve, 1.3)
+    assert seen == [1, 4, 4]
+    assert found == {1: pytest.approx(1.1), 4: pytest.approx(1.1)}
 
 
 def test_the_curve_never_falls() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from carpool.core.curve import BatchCurve
 from carpool.core.scaling import ScalingRule
-from carpool.lab.fleet_day import fluid_day, largest_step, rates_of
+from carpool.lab.fleet_day import Trouble, camera_day, fluid_day, largest_step, rates_of
 from carpool.lab.fleet_plan import FleetQuestion, plan
 from carpool.sim.arrivals import Arrival, Bursty, Recording, poisson
 
@@ -47,6 +47,44 @@ def test_the_largest_step_grows_with_room_and_shrinks_with_the_cold_start() -> N
 
 def test_rates_are_counted_second_by_second() -> None:
     assert rates_of([Arrival(0.1), Arrival(0.9, images=3), Arrival(2.0)], 2.0) == [4.0, 0.0, 1.0]
+
+
+def lost(*troubles: Trouble, most: int = 100, target: float = 0.75) -> tuple[float, float]:
+    """Per second while there were too few, and for how long: ten replicas of 10/s at 75/s."""
+    rule = ScalingRule(least=1, most=most, target=target, cold_start=60.0)
+    day = fluid_day([75.0] * 1800, 10.0, rule, troubles=troubles)
+    return day.lost / day.short_s if day.short_s else 0.0, day.short_s
+
+
+def test_a_lost_region_costs_what_its_replicas_answered_until_there_are_others() -> None:
+    rate, seconds = lost(Trouble("lose", 0.5, 600.0, 900.0))
+    assert rate == pytest.approx(75.0 - 5 * 10.0)
+    assert 60.0 <= seconds <= 76.0, "a cold start and a look"
+    assert lost(Trouble("lose", 0.5, 600.0, 900.0), target=0.37) == (0.0, 0.0), "there is room for it"
+    rate, seconds = lost(Trouble("lose", 0.5, 600.0, 900.0), most=12)
+    assert seconds == pytest.approx(900.0 + 75.0, abs=15.0), (
+        "the other half has six: it lasts until it is back"
+    )
+
+
+def test_a_broken_rollout_costs_the_candidates_part_once_more() -> None:
+    assert lost(Trouble("rollout", 0.1, 600.0, 300.0)) == (0.0, 0.0), "that much room there is"
+    rate, _ = lost(Trouble("rollout", 0.5, 600.0, 300.0), most=10)
+    assert rate == pytest.approx(75.0 - 100.0 / 1.5)
+
+
+def test_troubles_at_once_cost_more_than_each_alone() -> None:
+    both = (Trouble("surge", 1.3, 600.0, 300.0), Trouble("lose", 0.3, 600.0, 300.0))
+    alone = [lost(each)[0] * lost(each)[1] for each in both]
+    rate, seconds = lost(*both)
+    assert rate * seconds > sum(alone)
+    assert alone[0] == 0.0
+
+
+def test_a_day_of_cameras() -> None:
+    rates = camera_day(100.0)
+    assert len(rates) == 86_400
+    assert (rates[0], max(rates), rates[43_200]) == (25.0, 100.0, 100.0)
 
 
 @pytest.fixture

@@ -27,9 +27,9 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def simulated(text: str, **options: str) -> dict[str, Any]:
-    """What the section's command prints, with some of its options changed."""
-    command = shlex.split(re.findall(r"^\$ carpool (simulate .+)$", text, re.MULTILINE)[0])
+def simulated(text: str, which: int = 0, **options: str) -> dict[str, Any]:
+    """What a command of the section prints, with some of its options changed."""
+    command = shlex.split(re.findall(r"^\$ carpool (simulate .+)$", text, re.MULTILINE)[which])
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"
         if option not in command:
@@ -101,3 +101,41 @@ def test_what_is_not_the_gpu() -> None:
         [rate * 0.003 for rate in rates], rel=0.01
     )
     assert price == [f"{24 * 2.5 * count:,.0f}" for count in (1, 32, 672)]
+
+
+def given(cell: str) -> dict[str, str]:
+    """Options as a cell of a table has them."""
+    words = cell.strip("`").split()
+    return {name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=True)}
+
+
+def test_which_balancer() -> None:
+    text = section("Balancers, a slow replica, a day")
+    found = [row for row in rows(text) if len(row) == 4 and row[2].startswith("`--")]
+    assert len(found) == 4
+    for _, _, options, told in found:
+        changed = {"retries": "0", **given(options)}
+        assert told == f"{simulated(text, **changed)['goodput_rps']:,.0f}", options
+
+
+@pytest.mark.parametrize(("changed", "told"), [("", "98.2"), ("--retries 0", "92.2"), ("weighted", "100.0")])
+def test_a_slow_replica(changed: str, told: str) -> None:
+    text = section("Balancers, a slow replica, a day")
+    options = {"balancer": changed, "retries": "0"} if changed == "weighted" else given(changed)
+    assert f"{told} % w" in text
+    assert told == f"{100 * simulated(text, 1, **options)['attainment']:.1f}"
+
+
+@pytest.mark.parametrize("column", [1, *(pytest.param(n, marks=pytest.mark.conformance) for n in (2, 3))])
+def test_a_bad_day(column: int) -> None:
+    text = section("A bad day")
+    _, _, options, *told = (row[column] for row in rows(text))
+    command = {name.replace("-", "_"): value for name, value in given(options).items()}
+    calm, *troubled = simulated(text, **command)["days"].values()
+    assert calm["lost"] == 0.0
+    assert f"{calm['offered'] / 1e9:.1f} billion images" in text
+    assert told == [
+        f"{100 * day['lost'] / day['offered']:.3f} %"
+        + (f", {day['short_s']:.0f} s too few" if day["lost"] else "")
+        for day in troubled
+    ]

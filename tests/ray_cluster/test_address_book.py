@@ -5,10 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.deploy_files.balancer_config import Address
-from carpool.ray_cluster.address_book import BEAT_S, LEASE_S, AddressBook, Page, merged
+from carpool.ray_cluster.address_book import BEAT_S, LEASE_S, AddressBook, Page, Place, merged
 
-A, B = Address("10.0.0.1", 31000), Address("10.0.0.2", 31000)
+A, B = Place("10.0.0.1", 31000), Place("10.0.0.2", 31000, 31001)
 
 
 def test_a_replica_is_there_while_it_says_so() -> None:

@@ -57,6 +57,17 @@ def test_a_replica_runs_on_ports_of_its_own() -> None:
     assert read(options={"cache_mb": 64}).environment() == {"CARPOOL_CACHE_MB": "64"}
 
 
+def test_grpc_is_served_where_it_is_asked_for() -> None:
+    def said(**given: Any) -> tuple[str, str]:
+        words = read(**given).arguments("10.0.0.1")
+        found = words[words.index("--grpc-frontends") + 1] if "--grpc-frontends" in words else ""
+        return found, words[words.index("--grpc-port") + 1]
+
+    assert said() == ("0", "0")
+    assert said(grpc_port=8001) == said(grpc_port="0") == ("1", "0")
+    assert said(grpc_port=8001, options={"grpc_frontends": 2}) == ("", "0"), "the variable says it"
+
+
 @pytest.mark.parametrize(
     ("given", "field"),
     [
@@ -75,6 +86,10 @@ def test_a_replica_runs_on_ports_of_its_own() -> None:
         ({"slo_ms": float("nan")}, "slo_ms"),
         ({"port": 70000}, "port"),
         ({"port": 80.5}, "port"),
+        ({"grpc_port": -1}, "grpc_port"),
+        ({"port": 8001, "grpc_port": 8001}, "grpc_port"),
+        ({"grpc_port": 8001, "options": {"grpc_frontends": 0}}, "grpc_port"),
+        ({"options": {"grpc_port": 8001}}, "options.grpc_port"),
         ({"name": "a b"}, "name"),
         ({"name": "a/b"}, "name"),
         ({"target_load": 0}, "target_load"),
@@ -90,6 +105,29 @@ def test_what_cannot_be_right_names_its_field(given: dict[str, Any], field: str)
     with pytest.raises(ConfigError) as told:
         read(**given)
     assert told.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("given", "had", "field"),
+    [
+        ({"port": 8100}, (8000, None), "port"),
+        ({"port": 8000}, (0, None), "port"),
+        ({"grpc_port": 8001}, (8000, None), "grpc_port"),
+        ({"grpc_port": 0}, (8000, None), "grpc_port"),
+        ({}, (8000, 8001), "grpc_port"),
+    ],
+)
+def test_a_running_fleet_keeps_its_ports(
+    given: dict[str, Any], had: tuple[int, int | None], field: str
+) -> None:
+    with pytest.raises(ConfigError, match="delete the fleet first") as told:
+        read(**given).check_ports(*had)
+    assert told.value.field == field
+
+
+def test_a_running_fleet_has_the_ports_asked_for() -> None:
+    read().check_ports(8000, None)
+    read(port=0, grpc_port=0).check_ports(8000, 8001)  # any will do
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is here")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from carpool.deploy_files.balancer_config import Address, deploy_folder, runtime_config
+from carpool.deploy_files.balancer_config import Address, deploy_folder
+from carpool.deploy_files.haproxy_runtime import PoolConfig, runtime_config
 from carpool.ray_cluster.haproxy_pool import BalancerError, HaproxyProcess, RuntimeSocket, ServerPool
 from conformance.fleet_engines import VARIABLE, binary
 
@@ -71,7 +72,7 @@ def fake() -> Fake:
 
 @pytest.fixture
 def pool(fake: Fake) -> ServerPool:
-    return ServerPool(fake.say, "replicas", OPTIONS, drain_s=60.0)
+    return ServerPool(fake.say, PoolConfig("replicas", OPTIONS), drain_s=60.0)
 
 
 def test_servers_are_added_with_checks_and_enabled(fake: Fake, pool: ServerPool) -> None:
@@ -175,11 +176,28 @@ def test_the_configuration_is_that_of_deploy() -> None:
     assert all(line in written for line in kept), "in order, unchanged"
     assert "    bind 0.0.0.0:8000\n" in made.text
     assert "    stats socket /tmp/s mode 600 level admin\n" in made.text
-    assert f"default_backend {made.backend}\n" in made.text
+    assert f"default_backend {made.http.backend}\n" in made.text
     default = next(line.split(maxsplit=1)[1] for line in source if line.startswith("    default-server "))
-    assert made.server == f"{default} observe layer4 error-limit 2 on-error mark-down"
+    assert made.http.server == f"{default} observe layer4 error-limit 2 on-error mark-down"
     assert "    retries 3\n" in made.text
     assert "${" not in made.text
+
+
+def test_with_grpc_there_is_a_pool_more() -> None:
+    made = runtime_config(Address("0.0.0.0", 8000), Path("/tmp/s"), Address("0.0.0.0", 8001))
+    source = (deploy_folder() / "balancer" / "grpc" / "haproxy.cfg").read_text()
+    assert made.grpc is not None
+    assert made.grpc.backend != made.http.backend
+    assert f"backend {made.grpc.backend}\n" in made.text
+    assert "    bind 0.0.0.0:8001 proto h2\n" in made.text
+    assert f"    default-server {made.grpc.server}\n" in source
+    assert "${" not in made.text
+    assert runtime_config(Address("0.0.0.0", 8000), Path("/tmp/s")).grpc is None
+
+
+def test_what_is_said_of_one_server_alone(fake: Fake, pool: ServerPool) -> None:
+    pool.bring({"a": f"{A} port 31009"}, 0.0)
+    assert "add server replicas/a 10.0.0.1:31000 port 31009 check inter 1s" in fake.heard
 
 
 @pytest.mark.conformance
@@ -189,14 +207,18 @@ def test_a_real_haproxy_takes_and_gives_back_servers() -> None:
     if program is None:
         pytest.skip("make fleet fetches HAProxy, and make conformance names its folder")
     with socket.create_server(("127.0.0.1", 0)) as behind:  # it answers nothing, and that is enough
-        haproxy = HaproxyProcess(str(program), "127.0.0.1", 0)
+        haproxy = HaproxyProcess(str(program), "127.0.0.1", 0, 0)
         try:
             line = haproxy.start()
             assert haproxy.config is not None
-            pool = ServerPool(line.say, haproxy.config.backend, haproxy.config.server)
+            pool = ServerPool(line.say, haproxy.config.http)
             assert not haproxy.serves()
             pool.bring({"a": Address(*behind.getsockname())}, 0.0)
             assert "a" in pool._busy()
+            assert haproxy.config.grpc is not None
+            calls = ServerPool(line.say, haproxy.config.grpc)
+            calls.bring({"a": f"{Address(*behind.getsockname())} port {behind.getsockname()[1]}"}, 0.0)
+            assert "a" in calls._busy()
             second = HaproxyProcess(str(program), "127.0.0.1", haproxy.address.port)
             with pytest.raises(BalancerError, match="does not start at"):
                 second.start()  # and does not share the port

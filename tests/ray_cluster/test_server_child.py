@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -16,25 +17,41 @@ from carpool.ray_cluster.server_child import LoadReports, ReplicaFailed, ServerC
 from live.server import is_alive
 from waiting import until
 
-READY = '{"event": "ready", "models": "fake", "http": 31000, "metrics": 31002}'
+READY = '{"time": "x", "level": "info", "event": "ready", "http": 31000, "grpc": 31001, "metrics": 31002}'
+LOG = logging.getLogger("ray.serve")
 
 
 def child(script: str) -> ServerChild:
     """With another program in the place of the server."""
-    made = ServerChild(["serve", "/models"], {})
+    made = ServerChild(["serve", "/models"], {}, LOG)
     made._command = [sys.executable, "-u", "-c", textwrap.dedent(script)]
     return made
 
 
-def test_ready_when_it_says_so_and_stopped_by_a_signal(capfd: pytest.CaptureFixture[str]) -> None:
+def test_ready_when_it_says_so_and_stopped_by_a_signal() -> None:
     made = child(f"import signal\nprint('Loading …')\nprint('{{}}')\nprint('{READY}')\nsignal.pause()")
-    address = made.start("10.0.0.1", 60.0)
-    assert (str(address), made.metrics_port) == ("10.0.0.1:31000", 31002)
+    place = made.start("10.0.0.1", 60.0)
+    assert (place, made.metrics_port) == (("10.0.0.1", 31000, 31001), 31002)
     assert os.getpgid(made.pid) == made.pid, "in a group of its own"
     assert not made.has_ended
     assert made.stop(60.0)
     assert made.has_ended
-    assert READY in capfd.readouterr().err, "what it writes is passed on"
+
+
+def test_what_it_writes_is_logged_with_its_level(caplog: pytest.LogCaptureFixture) -> None:
+    lines = ["Loading …", '{"level":"warning","event":"model-slow","model":"a"}', '{"x"', "[1]", READY]
+    with caplog.at_level(logging.INFO, "ray.serve"):
+        made = child("".join(f"print({line!r})\n" for line in lines))
+        made.start("10.0.0.1", 60.0)
+        until(lambda: made.has_ended, "its end")
+    assert caplog.messages[:4] == [
+        "carpool: Loading …",
+        "carpool: model-slow model=a",
+        'carpool: {"x"',
+        "carpool: [1]",
+    ]
+    assert caplog.messages[4] == "carpool: ready http=31000 grpc=31001 metrics=31002"
+    assert [record.levelname for record in caplog.records[:2]] == ["INFO", "WARNING"]
 
 
 def test_one_that_fails_tells_why() -> None:

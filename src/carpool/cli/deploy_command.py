@@ -13,6 +13,7 @@ from carpool.errors import InvalidInput
 
 if TYPE_CHECKING:
     from carpool.deploy_files.kubernetes_overlay import Deployment
+    from carpool.lab.machine_share import Machine
     from carpool.ray_cluster.fleet_settings import FleetSettings
 
 Target = StrEnum("Target", ["kubernetes", "balancer", "ray"])
@@ -26,7 +27,7 @@ _HTTP, _LISTEN, _LISTEN_GRPC, _STATS = 8000, 8080, 8081, 8404
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeployVerb:
+class DeployVerb(o.SharesCores):
     """Write what a fleet needs: a balancer's configuration, or manifests for Kubernetes; or serve on Ray.
 
     HAProxy in front of two replicas, which run with --gate-status 503:
@@ -211,22 +212,21 @@ class DeployVerb:
         show.paragraph(f"{settings.name} serves at {url}, with {many} replicas.")
 
     def _wanted(self) -> Deployment:
-        from carpool.core.curve import slo_capacity
         from carpool.deploy_files.kubernetes_overlay import Deployment
         from carpool.lab.fleet_plan import FleetQuestion, plan
-        from carpool.lab.machine_share import Machine
 
         if self.rate is None or self.slo_ms is None:
             raise InvalidInput("--rate and --slo-ms say what to plan for: give both")
         rate = o.number("--rate", self.rate, above=0, most=1e7)
-        text, instances = self._curve(o.number("--slo-ms", self.slo_ms, above=0, most=1e7))
+        cores = o.whole("--cores", self.cores, least=1, most=4096)
+        text, machine = self._curve(o.number("--slo-ms", self.slo_ms, above=0, most=1e7), cores)
         curve = o.batch_curve(text, None, None)
         slo = o.slo(self.slo_ms, curve)
         spare = o.whole("--redundancy", self.redundancy, least=0, most=1000)
         wanted = Deployment(
             rate,
             self.slo_ms,
-            slo_capacity(curve, slo, instances),
+            machine.capacity(curve, slo),
             1,
             spare,
             o.number("--surge", self.surge, least=1, most=1000),
@@ -235,7 +235,7 @@ class DeployVerb:
             self.namespace,
             "" if self.image == _IMAGE else self.image,
             self.claim,
-            o.whole("--cores", self.cores, least=1, most=4096),
+            cores,
             o.number("--memory-gb", self.memory_gb, least=0.25, most=1e5),
             o.whole("--gpus", self.gpus, least=0, most=64),
             o.number("--cold-start", self.cold_start, above=0, most=86_400),
@@ -246,19 +246,20 @@ class DeployVerb:
             node_selector=self.node_selector,
             runtime_class=self.runtime_class,
         )
-        question = FleetQuestion(curve, slo, rate, redundancy=spare, machine=Machine(instances=instances))
+        question = FleetQuestion(curve, slo, rate, redundancy=spare, machine=machine)
         with show.status("planning") as tell:
             answer = plan(question, tell)
         if answer.replicas is None:
             raise InvalidInput(f"--slo-ms: no number of replicas keeps it: {' '.join(answer.why)}")
         return replace(wanted, planned=answer.replicas)
 
-    def _curve(self, slo_ms: float) -> tuple[str, int]:
-        """Of one instance, and how many there are: as it was given, or measured here."""
+    def _curve(self, slo_ms: float, cores: int) -> tuple[str, Machine]:
+        """Of one instance, and what a replica has: as it was given, or measured here."""
         from carpool.lab.batch_profile import ProfileQuestion, profile
 
         if self.curve:
-            return self.curve, o.whole("--instances", self.instances, least=1, most=1024)
+            instances = o.whole("--instances", self.instances, least=1, most=1024)
+            return self.curve, self.machine(cores, instances)
         if not self.places or len(self.places) != 1:
             raise InvalidInput("name one model to measure, or give its --curve")
         question = ProfileQuestion(
@@ -266,4 +267,4 @@ class DeployVerb:
         )
         with show.status("measuring the model") as tell:
             report = profile(question, tell)
-        return report.curve, report.instances
+        return report.curve, self.machine(cores, report.instances, report.infer_cores)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from carpool.sim.fleet_simulation import Autoscale, FleetOutcome, FleetScenario
     from carpool.sim.simulation import Scenario
 
-_FLEET = "Several replicas"
+FLEET = "Several replicas"
 _SLOW = re.compile(r"(\d{1,4}):(\d{1,4}(?:\.\d{1,4})?)")
 _AUTOSCALE = re.compile(r"(load|saturation):(0?\.\d{1,4}|1(?:\.0*)?)")
 MOST_REPLICAS = 32
@@ -29,29 +29,29 @@ class HasFleet:
     """A verb that may be about several servers."""
 
     replicas: int | None = o.option(
-        None, "Whole servers behind a balancer, each with a queue of its own and all --instances.", _FLEET
+        None, "Whole servers behind a balancer, each with a queue of its own and all --instances.", FLEET
     )
     balancer: Kind = o.option(
         Kind.rr,
         "Who gets a request: the next one, the one with the fewest open, the better of two, or by turns as "
         "often as the capacity that each reported last (ORCA).",
-        _FLEET,
+        FLEET,
     )
-    retries: int = o.option(0, "How often a refusal at the gate is tried at another replica.", _FLEET)
+    retries: int = o.option(0, "How often a refusal at the gate is tried at another replica.", FLEET)
     slow: str = o.option(
-        "", "Replicas that take longer than their profile says: 1:2.0 is the first, twice.", _FLEET
+        "", "Replicas that take longer than their profile says: 1:2.0 is the first, twice.", FLEET
     )
     lose: float | None = o.option(
-        None, "A replica dies at this second; another is there a cold start later.", _FLEET
+        None, "A replica dies at this second; another is there a cold start later.", FLEET
     )
     autoscale: str = o.option(
         "",
         "More and fewer replicas while it runs: load:0.75 (offered over capacity) or saturation:0.6.",
-        _FLEET,
+        FLEET,
     )
-    max_replicas: int = o.option(MOST_REPLICAS, "autoscale: no more than so many.", _FLEET)
-    cold_start: float = o.option(20.0, "Seconds until a new replica answers.", _FLEET)
-    hpa_period: float = o.option(15.0, "autoscale: seconds between two looks.", _FLEET)
+    max_replicas: int = o.option(MOST_REPLICAS, "autoscale: no more than so many.", FLEET)
+    cold_start: float = o.option(20.0, "Seconds until a new replica answers.", FLEET)
+    hpa_period: float = o.option(15.0, "autoscale: seconds between two looks.", FLEET)
 
     def fleet(self, one: Scenario) -> FleetScenario:
         """Each replica is this one, and its traffic that of all of them."""
@@ -74,15 +74,19 @@ class HasFleet:
 
         if not self.autoscale:
             return None
+        by, target = self.read_autoscale()
+        most = o.whole("--max-replicas", self.max_replicas, least=least, most=MOST_REPLICAS)
+        period = o.number("--hpa-period", self.hpa_period, least=1, most=3600)
+        return Autoscale(by, target, least, most, period)
+
+    def read_autoscale(self) -> tuple[str, float]:
         found = _AUTOSCALE.fullmatch(self.autoscale)
         if found is None or not float(found[2]):
             raise InvalidInput(
                 f"--autoscale must be like load:0.75 or saturation:0.6, above 0 and up to 1, not "
                 f"{self.autoscale!r}"
             )
-        most = o.whole("--max-replicas", self.max_replicas, least=least, most=MOST_REPLICAS)
-        period = o.number("--hpa-period", self.hpa_period, least=1, most=3600)
-        return Autoscale(found[1], float(found[2]), least, most, period)
+        return found[1], float(found[2])
 
     def check_fleet(self, **others: object) -> None:
         """Options that are only about several replicas, and `others` that are only about one server."""

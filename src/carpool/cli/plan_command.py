@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from carpool.lab.fleet_plan import FleetPlan, FleetQuestion
     from carpool.sim.arrivals import Traffic
 
-_CORES, _FLEET = "The cores", "The fleet"
+_FLEET = "The fleet"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanVerb(o.HasCurve, o.HasTraffic):
+class PlanVerb(o.HasCurve, o.HasTraffic, o.SharesCores):
     """How many replicas keep this promise, with which settings, at what cost, and why.
 
     500 requests a second, which triple for ten seconds now and then:
@@ -59,16 +59,7 @@ class PlanVerb(o.HasCurve, o.HasTraffic):
         1, "Instances of a replica, side by side; the curve is of one while all are busy.", o.MODEL
     )
     cores: float | None = o.option(
-        None, "Cores that each replica has for everything: its part of a machine. Default: enough.", _CORES
-    )
-    infer_cores: float = o.option(
-        0.0,
-        "Cores that batches keep busy, one on each instance: those of a CPU model, as profile tells.",
-        _CORES,
-    )
-    decode_ms: float = o.option(0.0, "What decoding one picture takes of a core, in ms.", _CORES)
-    protocol_ms: float = o.option(
-        0.0, "What one request takes of a core in front end and engine, in ms.", _CORES
+        None, "Cores that each replica has for everything: its part of a machine. Default: enough.", o.CORES
     )
     memory_mb: float = o.option(
         0.0, "Memory that the model takes, weights and batches, in MB, as profile tells.", _FLEET
@@ -95,7 +86,6 @@ class PlanVerb(o.HasCurve, o.HasTraffic):
 
     def _question(self) -> FleetQuestion:
         from carpool.lab.fleet_plan import FleetQuestion
-        from carpool.lab.machine_share import Machine
 
         curve, steps = self.curve_and_steps()
         if steps and (self.cores is not None or self.infer_cores or self.decode_ms or self.protocol_ms):
@@ -103,13 +93,6 @@ class PlanVerb(o.HasCurve, o.HasTraffic):
         price = self.price_per_hour
         traffic = self._traffic()
         cores = inf if self.cores is None else o.number("--cores", self.cores, above=0, most=1e6)
-        busy = o.number("--infer-cores", self.infer_cores, most=1e6)
-        if busy > cores:
-            raise InvalidInput(
-                f"--infer-cores: a batch that ran on {cores:g} cores cannot keep {busy:g} busy"
-            )
-        decode = o.number("--decode-ms", self.decode_ms, most=1e7)
-        protocol = o.number("--protocol-ms", self.protocol_ms, most=1e7)
         instances = o.whole("--instances", self.instances, least=1, most=1024)
         return FleetQuestion(
             curve,
@@ -121,7 +104,7 @@ class PlanVerb(o.HasCurve, o.HasTraffic):
             redundancy=o.whole("--redundancy", self.redundancy, least=0, most=1000),
             noise=o.number("--noise", self.noise, most=2),
             seed=self.seed,
-            machine=Machine(cores, busy, decode / 1e3, protocol / 1e3, instances),
+            machine=self.machine(cores, instances),
             steps=steps,
             shared=self.one_device,
             traffic=traffic,

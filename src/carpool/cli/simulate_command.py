@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from carpool.cli import show
 from carpool.cli import verb_options as o
-from carpool.cli.fleet_options import HasFleet, simulate_fleet
+from carpool.cli.day_options import HasDay
+from carpool.cli.fleet_options import simulate_fleet
 from carpool.cli.generation_options import HasGeneration, simulate_generation
 from carpool.errors import InvalidInput
 
@@ -39,7 +40,7 @@ Overload = StrEnum("Overload", ["quick", "refuse"])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Simulate(o.HasCurve, o.HasTraffic, HasFleet, HasGeneration):
+class Simulate(o.HasCurve, o.HasTraffic, HasDay, HasGeneration):
     """Play traffic against a model in virtual time, with the scheduler that serves it.
 
     Three times the traffic that can be promised, beside what other servers do:
@@ -65,6 +66,11 @@ class Simulate(o.HasCurve, o.HasTraffic, HasFleet, HasGeneration):
     Four servers behind a balancer that tries refusals elsewhere, one of them at half speed:
 
         carpool simulate --curve 4+1 --slo-ms 50 --load 0.7 --replicas 4 --retries 1 --slow 1:2.0
+
+    A day of a million cameras, with a surge, a lost region and a broken rollout at once:
+
+        carpool simulate --curve 4+1 --slo-ms 50 --rate 1000000 --replicas 400 --autoscale load:0.75 \
+            --max-replicas 2400 --day surge:1.3@12:00+20 --day lose:0.33@12:05+30 --day rollout:0.1@12:10+10
 
     A reader that writes lines token by token, beside batches that wait for their slowest:
 
@@ -138,6 +144,9 @@ class Simulate(o.HasCurve, o.HasTraffic, HasFleet, HasGeneration):
         o.drawing(self.plot)
         knobs = self.mode is Mode.knobs
         self.check_fleet(step=self.step, latest=self.latest, compare=self.compare, plot=self.plot, mode=knobs)
+        if self.day:
+            self._day()
+            return
         scenario = _scenario(self)
         if self.replicas is not None:
             simulate_fleet(self, scenario, _settings(self, scenario), as_json=self.as_json)
@@ -166,6 +175,18 @@ class Simulate(o.HasCurve, o.HasTraffic, HasFleet, HasGeneration):
         _print(self, scenario, results)
         for note in notes:
             show.paragraph(note, "· ")
+
+    def _day(self) -> None:
+        """Nothing of it is played request by request, so that it may be as long and as much as it is."""
+        others = ("slow", "lose", "retries", "seconds", "model", "per_source", "load")
+        for name in (*others, *(("arrivals",) if self.arrivals != "poisson" else ())):
+            if getattr(self, name):
+                raise InvalidInput(f"--{name.replace('_', '-')} is not known of a day, which is in rates")
+        if self.replicas is None or self.rate is None:
+            raise InvalidInput("--day needs --replicas, the least that there are, and --rate, that of noon")
+        one = _scenario(replace(self, rate=1.0, day=None, replicas=None))
+        rate = o.number("--rate", self.rate, above=0, most=1e12)
+        self.simulate_day(replace(one, rate=rate), as_json=self.as_json)
 
     def _generation(self) -> None:
         others = ("curve", "step", "one_device", "buckets", "max_batch", "replicas", "latest", "per_source")

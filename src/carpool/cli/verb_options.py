@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 
     from carpool.client.client import Client
     from carpool.lab.load.facts import Trust
+    from carpool.lab.machine_share import Machine
     from carpool.sim.arrivals import Traffic
     from carpool.sim.step_simulation import StepPlan
 
 MODEL, TRAFFIC, DEVICE, RUN, _SERVER = "The model", "Traffic", "The device", "The run", "The server"
+CORES = "The cores"
 """Panels of the help."""
 KEY_VARIABLE = "CARPOOL_API_KEY"
 _KEY = re.compile(r"[!-~]{1,512}")
@@ -294,6 +296,34 @@ class HasTraffic:
             kinds = ", ".join((*plain, "bursty", "cameras"))
             raise InvalidInput(f"--arrivals must be {kinds} or trace:FILE, not {self.arrivals!r}")
         return plain[self.arrivals]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharesCores:
+    """A verb that plans replicas whose batches share their cores with decoding and the protocol."""
+
+    infer_cores: float = option(
+        0.0,
+        "Cores that batches keep busy, one on each instance: those of a CPU model, as profile tells.",
+        CORES,
+    )
+    decode_ms: float = option(0.0, "What decoding one picture takes of a core, in ms.", CORES)
+    protocol_ms: float = option(
+        0.0, "What one request takes of a core in front end and engine, in ms.", CORES
+    )
+
+    def machine(self, cores: float, instances: int, measured: float = 0.0) -> Machine:
+        """One replica's part; `measured` are the cores that batches kept busy, where nothing was typed."""
+        from carpool.lab.machine_share import Machine
+
+        busy = number("--infer-cores", self.infer_cores, most=1e6)
+        if busy > cores:
+            raise InvalidInput(
+                f"--infer-cores: a batch that ran on {cores:g} cores cannot keep {busy:g} busy"
+            )
+        decode = number("--decode-ms", self.decode_ms, most=1e7)
+        protocol = number("--protocol-ms", self.protocol_ms, most=1e7)
+        return Machine(cores, busy or min(measured, cores), decode / 1e3, protocol / 1e3, instances)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -205,10 +205,15 @@ class Connections:
 
     async def ask(self, question: Question[Any]) -> Reply:
         """Raises the error that the reply tells."""
-        stream, reply = await self._exchange(question, lambda stream: read_reply(stream, MOST_REPLY_BYTES))
-        self.give_back(stream, reply.keep)
+        reply = await self.reply(question)
         if reply.status != 200:
             raise error_of(reply.status, reply.fields, reply.body)
+        return reply
+
+    async def reply(self, question: Question[Any]) -> Reply:
+        """Whatever its status is."""
+        stream, reply = await self._exchange(question, lambda stream: read_reply(stream, MOST_REPLY_BYTES))
+        self.give_back(stream, reply.keep)
         return reply
 
     async def begin(self, question: Question[Any]) -> tuple[Stream, ReplyBody]:

@@ -24,7 +24,6 @@ _SERVER_LINES = {
     '{{address: "{host}", port_value: {port}}}}}}}',
     "nginx": "        server {place} max_fails=1 fail_timeout=2s;",
 }
-_TRIES_AFTER_A_NODE = 3
 _EVENLY = "      lb_policy: ROUND_ROBIN"
 _WEIGHTED = """\
       # By what replicas say of themselves (--load-report always): each gets what it can answer.
@@ -66,38 +65,6 @@ def deploy_folder() -> Path:
     """What stands in deploy/ of the project; an installed package has it beside this file."""
     installed = Path(__file__).parent / "files"
     return installed if installed.is_dir() else Path(__file__).parents[3] / "deploy"
-
-
-class RuntimeConfig(NamedTuple):
-    """HAProxy's, for replicas that come and go while it runs."""
-
-    text: str
-    backend: str
-    server: str  # what is said of a server that is added: such a one takes no default from the file
-
-
-def runtime_config(listen: Address, socket: Path) -> RuntimeConfig:
-    """The same file, without replicas: they are added and taken away through `socket`. And it answers the
-    question whether it serves as Ray's own proxies do, which KubeRay asks."""
-    text = (deploy_folder() / "balancer" / FILES["haproxy"]).read_text("utf-8")
-    backend = re.search(r"^ *default_backend (\S+)$", text, re.MULTILINE)
-    server = re.search(r"^ *default-server (.+)$", text, re.MULTILINE)
-    if backend is None or server is None:
-        raise InvalidInput(f"{FILES['haproxy']} names no default_backend, or has no default-server")
-    answer = (
-        "    http-request return status {} content-type text/plain string {} if {{ path /-/healthz }}{}\n"
-    )
-    serves = f" {{ nbsrv({backend[1]}) gt 0 }}"
-    health = answer.format(200, "success", serves) + answer.format(503, "no-replica", "")
-    # Two of them at one port would each get a part of the requests: the second is to fail.
-    first = f"global\n    noreuseport\n    stats socket {socket} mode 600 level admin"
-    text = re.sub(r"^global$", first, text, count=1, flags=re.M)
-    text = re.sub(r"^(frontend \S+)$", rf"\1\n{health.rstrip()}", text, count=1, flags=re.M)
-    # With a node all of its replicas are lost, not at quite the same time: who is sent from one on to the
-    # next of them needs more than one try. And who cannot be reached is left out until a check finds it.
-    text = re.sub(r"^( *retries) \d+$", rf"\1 {_TRIES_AFTER_A_NODE}", text, count=1, flags=re.M)
-    filled = Template(text).safe_substitute(CARPOOL_LISTEN=str(listen), CARPOOL_SERVERS="")
-    return RuntimeConfig(filled, backend[1], f"{server[1]} observe layer4 error-limit 2 on-error mark-down")
 
 
 def balancer_config(

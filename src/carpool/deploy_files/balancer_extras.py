@@ -90,14 +90,9 @@ def _haproxy(text: str, replicas: Sequence[Address], listen: Address, extras: Ba
     if tls:
         text = _once(text, f"    bind {listen}\n", f"    bind {listen}{tls}h2,http/1.1\n")
     if extras.grpc is not None:
-        grpc = _grpc("haproxy", replicas, extras.grpc, extras.grpc_port)
-        window = re.findall(r"^ *tune\.h2\.\S+ \d+\n", grpc, re.MULTILINE)
-        text = _once(text, "global\n", "global\n" + "".join(window))
-        named = re.compile(r"\b(default_backend|backend|frontend) (carpool|replicas)$", re.MULTILINE)
-        sections = named.sub(r"\1 \2-grpc", grpc[grpc.index("defaults\n") :])
+        text = with_haproxy_grpc(text, replicas, extras.grpc, extras.grpc_port)
         if tls:
-            sections = _once(sections, f"bind {extras.grpc} proto h2\n", f"bind {extras.grpc}{tls}h2\n")
-        text += "\n" + sections
+            text = _once(text, f"bind {extras.grpc} proto h2\n", f"bind {extras.grpc}{tls}h2\n")
     if extras.access_log:
         text = _once(text, "global\n", "global\n    log stdout format raw local0\n")
         text = re.sub(
@@ -112,6 +107,15 @@ def _haproxy(text: str, replicas: Sequence[Address], listen: Address, extras: Ba
             "    stats enable\n    stats uri /\n    stats refresh 5s\n"
         )
     return text
+
+
+def with_haproxy_grpc(text: str, replicas: Sequence[Address], listen: Address, grpc_port: int) -> str:
+    """The sections of deploy/balancer/grpc behind those of a filled-in deploy/balancer/haproxy.cfg."""
+    grpc = _grpc("haproxy", replicas, listen, grpc_port)
+    window = re.findall(r"^ *tune\.h2\.\S+ \d+\n", grpc, re.MULTILINE)
+    text = _once(text, "global\n", "global\n" + "".join(window))
+    named = re.compile(r"\b(default_backend|backend|frontend) (carpool|replicas)$", re.MULTILINE)
+    return text + "\n" + named.sub(r"\1 \2-grpc", grpc[grpc.index("defaults\n") :])
 
 
 def _envoy(text: str, replicas: Sequence[Address], _listen: Address, extras: BalancerExtras) -> str:

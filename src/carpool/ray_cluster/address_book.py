@@ -11,25 +11,41 @@ from carpool.deploy_files.balancer_config import Address
 BEAT_S, LEASE_S = 1.0, 5.0
 
 
+class Place(NamedTuple):
+    """Where a replica listens."""
+
+    host: str
+    port: int
+    grpc_port: int = 0  # none
+
+    @property
+    def http(self) -> Address:
+        return Address(self.host, self.port)
+
+    @property
+    def grpc(self) -> Address:
+        return Address(self.host, self.grpc_port)
+
+
 class Page(NamedTuple):
     """What a reader gets."""
 
     version: int
-    replicas: dict[str, Address]
+    replicas: dict[str, Place]
     whole: bool  # the book is old enough to know of everybody who is there
 
 
 class AddressBook:
     def __init__(self, now: float) -> None:
         self._began = now
-        self._replicas: dict[str, tuple[Address, float]] = {}  # with the end of the lease
+        self._replicas: dict[str, tuple[Place, float]] = {}  # with the end of the lease
         self._version = 1
 
-    def beat(self, name: str, address: Address, now: float) -> None:
+    def beat(self, name: str, place: Place, now: float) -> None:
         self._expire(now)
         known = self._replicas.get(name)
-        self._replicas[name] = (address, now + LEASE_S)
-        if known is None or known[0] != address:
+        self._replicas[name] = (place, now + LEASE_S)
+        if known is None or known[0] != place:
             self._version += 1
 
     def leave(self, name: str, now: float) -> None:
@@ -53,6 +69,6 @@ class AddressBook:
         self._version += bool(gone)
 
 
-def merged(before: dict[str, Address], page: Page) -> dict[str, Address]:
+def merged(before: dict[str, Place], page: Page) -> dict[str, Place]:
     """What a balancer should have, after what it had."""
     return page.replicas if page.whole else before | page.replicas

@@ -20,12 +20,12 @@ PORT = 8000
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,62})")
 _MOST_REPLICAS = 1000
 _OURS = {
-    **dict.fromkeys(("host", "http_port", "grpc_port", "metrics_port", "frontends"), "chosen on each node"),
+    **dict.fromkeys(("host", "http_port", "metrics_port", "frontends"), "chosen on each node"),
     **dict.fromkeys(("log_format", "log_level", "metrics_key"), "needed by what watches the replica"),
     **dict.fromkeys(
         ("tls_cert", "tls_key", "tls_client_ca"), "not spoken between a balancer and its replicas"
     ),
-    **dict.fromkeys(("models", "slo_ms", "drain_s", "lame_duck_s"), "an argument of its own"),
+    **dict.fromkeys(("models", "slo_ms", "drain_s", "lame_duck_s", "grpc_port"), "an argument of its own"),
     "gate_status": "503, so that a refusal is asked of another replica",
 }
 
@@ -37,6 +37,7 @@ class FleetSettings:
     slo_ms: float | None = None
     replicas: tuple[int, int] = (1, 1)  # the least and the most
     port: int = PORT  # of the balancer on each node; 0 takes a free one
+    grpc_port: int | None = None  # of the balancer too; None: no gRPC there
     cores: float = 1.0  # of a replica, by Ray's account
     gpus: float = 0.0
     per_node: int | None = None  # replicas on a node, at most
@@ -60,7 +61,12 @@ class FleetSettings:
         values = {key: _READ[key](key, value) for key, value in given.items() if value is not None}
         if not values.get("models"):
             raise ConfigError("models: name a folder, a file or an address to serve", field="models")
-        return cls(**values)
+        made = cls(**values)
+        if made.grpc_port is not None and made.options.get("grpc_frontends") == "0":
+            raise ConfigError("grpc_port needs options.grpc_frontends of 1 or more", field="grpc_port")
+        if made.grpc_port and made.grpc_port == made.port:
+            raise ConfigError("grpc_port must be another than port", field="grpc_port")
+        return made
 
     def written(self) -> dict[str, Any]:
         """As `read` takes it, for a configuration: what is not as usual."""
@@ -78,13 +84,25 @@ class FleetSettings:
     def arguments(self, host: str) -> list[str]:
         """Of `carpool serve`, on ports that it chooses itself."""
         given = ["serve", *self.models, "--host", host, "--http-port", "0", "--metrics-port", "0"]
-        given += ["--grpc-frontends", "0"] if "grpc_frontends" not in self.options else ["--grpc-port", "0"]
+        if "grpc_frontends" not in self.options:
+            given += ["--grpc-frontends", "0" if self.grpc_port is None else "1"]
+        given += ["--grpc-port", "0"]
         given += ["--gate-status", "503", "--log-format", "json", "--log-level", "info"]
         given += ["--lame-duck-s", f"{self.lame_duck_s:g}", "--drain-s", f"{self.drain_s:g}"]
         return given if self.slo_ms is None else [*given, "--slo-ms", f"{self.slo_ms:g}"]
 
     def environment(self) -> dict[str, str]:
         return {PREFIX + name.upper(): value for name, value in self.options.items()}
+
+    def check_ports(self, port: int, grpc_port: int | None) -> None:
+        """Against those that the balancers of a running fleet were given, which keep them."""
+        for name, wanted, had in (("port", self.port, port), ("grpc_port", self.grpc_port, grpc_port)):
+            if wanted != had and (wanted != 0 or had is None):
+                raise ConfigError(
+                    f"{name}: the balancers of {self.name} have {'none' if had is None else had} and "
+                    f"keep it, so it cannot be {wanted}: leave it as it is, or delete the fleet first",
+                    field=name,
+                )
 
     @property
     def stop_s(self) -> float:
@@ -190,6 +208,7 @@ _READ: Mapping[str, Any] = {
     "slo_ms": _number(0.001, 3.6e6),
     "replicas": _replicas,
     "port": _number(0, 65_535, whole=True),
+    "grpc_port": _number(0, 65_535, whole=True),
     "cores": _number(0.0, 4096.0),
     "gpus": _number(0.0, 64.0),
     "per_node": _number(1, 100, whole=True),

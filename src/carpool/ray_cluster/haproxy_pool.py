@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from carpool.deploy_files.balancer_config import Address, RuntimeConfig, runtime_config
+from carpool.deploy_files.balancer_config import Address
+from carpool.deploy_files.haproxy_runtime import PoolConfig, RuntimeConfig, runtime_config
 from carpool.errors import CarpoolError
 from carpool.ray_cluster.leash import start_on_leash
 
@@ -58,17 +59,17 @@ class ServerPool:
     def __init__(
         self,
         say: Callable[[str], str],
-        backend: str,
-        server: str,
+        config: PoolConfig,
         *,
         drain_s: float = 60.0,
     ) -> None:
-        self._say, self._backend, self._server = say, backend, server
+        self._say, (self._backend, self._server) = say, config
         self._drain_s = drain_s
         self._leaving: dict[str, float] = {}  # since when
 
-    def bring(self, wanted: Mapping[str, Address], now: float) -> int:
-        """One step; how many servers are still to be taken out. Call it again while there are any."""
+    def bring(self, wanted: Mapping[str, Address | str], now: float) -> int:
+        """One step; how many servers are still to be taken out. Call it again while there are any. Behind an
+        address may stand what is said of that server alone."""
         busy = self._busy()
         for name in wanted.keys() - busy.keys():
             self._add(name, wanted[name])
@@ -90,7 +91,7 @@ class ServerPool:
                 found[words[0].partition("/")[2]] = int(words[6])
         return found
 
-    def _add(self, name: str, address: Address) -> None:
+    def _add(self, name: str, address: Address | str) -> None:
         if not _SERVER.fullmatch(name):
             raise BalancerError(f"{name[:80]!r} cannot be the name of a server")
         self._told(f"add server {self._at(name)} {address} {self._server}", "New server registered.")
@@ -119,11 +120,13 @@ class ServerPool:
 class HaproxyProcess:
     """One HAProxy with a folder of its own. It ends with the process that started it."""
 
-    def __init__(self, program: str, host: str, port: int) -> None:
+    def __init__(self, program: str, host: str, port: int, grpc_port: int | None = None) -> None:
         """Port 0 takes a free one."""
-        self._program, self._host, self._wanted_port = program, host, port
+        self._program, self._host = program, host
+        self._wanted = (port, grpc_port)
         self.folder = Path(tempfile.mkdtemp(prefix="carpool-haproxy-"))
         self.address = Address(host, port)
+        self.grpc = None if grpc_port is None else Address(host, grpc_port)
         self.config: RuntimeConfig | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -134,19 +137,25 @@ class HaproxyProcess:
     def start(self) -> RuntimeSocket:
         """Again, too, when it has ended: at the port that it had. Call it from a thread that stays."""
         for trial in range(_PORT_TRIES):
-            self.address = Address(self._host, self.address.port or _free_port(self._host))
+            self.address = self._with_port(self.address)
+            self.grpc = None if self.grpc is None else self._with_port(self.grpc)
             try:
                 return self._start()
             except BalancerError:
                 self.stop()
-                if self._wanted_port or trial == _PORT_TRIES - 1:
+                if 0 not in self._wanted or trial == _PORT_TRIES - 1:
                     raise
-                self.address = Address(self._host, 0)
+                http, grpc = self._wanted
+                self.address = Address(self._host, http)
+                self.grpc = None if grpc is None else Address(self._host, grpc)
         raise AssertionError("a loop that returns or raises")
+
+    def _with_port(self, address: Address) -> Address:
+        return address if address.port else Address(self._host, _free_port(self._host))
 
     def _start(self) -> RuntimeSocket:
         path, log = self.folder / "s", self.folder / "haproxy.log"
-        self.config = runtime_config(self.address, path)
+        self.config = runtime_config(self.address, path, self.grpc)
         file = self.folder / "haproxy.cfg"
         file.write_text(self.config.text, "utf-8")
         libraries = Path(self._program).parent / "lib"

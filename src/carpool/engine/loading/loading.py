@@ -364,10 +364,10 @@ class Loading:
                 tell("checking the kept profile")
                 with self._turn:
                     watched, measuring = self._watch(), self._measuring(opened)
-                    if kept.elsewhere:  # a run to warm up, and one to see whether it fits: no more
-                        measuring.ratios(sorted(wanted), curve, inf)
-                    near = inf if kept.elsewhere else _STILL_TRUE
-                    ratios = measuring.ratios(sorted(wanted), curve, near)
+                    if kept.elsewhere:
+                        ratios = measuring.quick_ratios(sorted(wanted), curve, _STILL_TRUE)
+                    else:
+                        ratios = measuring.ratios(sorted(wanted), curve, _STILL_TRUE)
                     busy = contention(watched.read())
         except ModelError as error:
             log.warning("profile-outdated", model=model, error=error.message)

@@ -223,6 +223,18 @@ class Measuring:
                     break
         return found
 
+    def quick_ratios(self, wanted: Sequence[int], curve: BatchCurve, near: float) -> dict[int, float]:
+        """The same by one run of each size, and a second where the first was short and not near: it may have
+        been slow because it was the first."""
+        found: dict[int, float] = {}
+        for size in wanted:
+            seconds = self.once(size)
+            if seconds < _LONG_S / 5 and not 1 / near <= seconds / curve.times[size] <= near:
+                seconds = self.once(size)
+            ratio = seconds / curve.times[size]
+            found[size] = near if near < ratio < near * _COLD and seconds >= _LONG_S / 5 else ratio
+        return found
+
     def _times(self, images: int, threads: _Threads) -> list[float]:
         effort, runs = self._effort, self._runs(images, threads)
         times = self._warm_up(runs, warm=self.warm and images == 1)
