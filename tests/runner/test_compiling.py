@@ -3,6 +3,7 @@ batches run in a larger size that is compiled where that takes less."""
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,7 +67,7 @@ def test_the_curve_follows_sizes_that_run_in_a_larger_compiled_one() -> None:
     drift = SimpleNamespace(
         profile=BatchCurve.measured([(p.size, p.seconds) for p in points], 16, (1, 8, 16))
     )
-    scheduler = SimpleNamespace(drift=drift, measured_again=lambda curve, _now: adopted.append(curve))
+    scheduler = SimpleNamespace(drift=drift, replanned=lambda curve, _now: adopted.append(curve))
     behind: Any = object.__new__(CompileBehind)
     behind._served = SimpleNamespace(profile=Profile(Layout(1, 1), measured=Measured(points)))
     behind._runtime = SimpleNamespace(driver=SimpleNamespace(scheduler=scheduler))
@@ -88,3 +89,28 @@ def test_batches_of_a_plain_size_run_in_a_compiled_one_that_takes_less() -> None
     programs._seconds[8] = 0.002
     programs._instead = programs._cheaper()
     assert programs.padded(5) == 8
+
+
+def test_the_compiler_is_imported_once_and_the_log_says_how_long_it_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a_compiler_of_its_own.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    caplog.set_level("INFO")
+    names = ("a_compiler_of_its_own", "none_of_that_name")
+    runner_process.import_compiler(names)
+    assert "a_compiler_of_its_own" in sys.modules
+    assert caplog.text.count("compiler-imported") == 1
+    runner_process.import_compiler(names[:1])
+    assert caplog.text.count("compiler-imported") == 1
+
+
+def test_a_collection_that_keeps_batches_waiting_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(runner_process, "_LONG_COLLECTION_S", -1.0)
+    with imports_in_pieces():
+        gc.collect()
+    assert "long-collections" in caplog.text
+    assert not any(isinstance(one, runner_process._Collections) for one in gc.callbacks)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import importlib
 import logging
 import os
@@ -67,6 +68,8 @@ _PICTURES_S = 1.0
 _COMPILING_SWITCH_S = 1e-5
 """How long the thread that compiles keeps the interpreter while batches want it: it is all Python, for
 seconds, and each batch asks for the interpreter a dozen times."""
+_LONG_COLLECTION_S = 0.01
+COMPILER_MODULES = ("torch._dynamo", "triton", "torch._inductor.compile_fx")
 _PAUSE, _LONGEST_PAUSE_S = 2.0, 0.05
 """Times what an import took: the compiler's own modules take seconds, and batches run in between."""
 _PR_SET_TIMERSLACK, _TIMER_SLACK_NS = 29, 1000
@@ -303,13 +306,16 @@ class RunnerProcess:
                 return CompiledInstances(self._compile_all(loading, fields["size"]))
 
     def _compile_all(self, loading: Loading, size: int) -> list[CompiledSize]:
+        newest = [
+            instance.newest
+            for instance, opened in list(self._serving.values())
+            if opened.loading is loading and isinstance(instance, RunnerInstance)
+        ]
+        backends = [backend for backend in newest if isinstance(backend, Compiles)]
+        if any(isinstance(backend, SharesDevice) and backend.device for backend in backends):
+            import_compiler()
         loading.bring_artifacts()
-        found: list[CompiledSize] = []
-        for instance, opened in list(self._serving.values()):
-            backend = instance.newest if isinstance(instance, RunnerInstance) else None
-            if opened.loading is loading and isinstance(backend, Compiles):
-                found.append(backend.compile(size))
-        return found
+        return [backend.compile(size) for backend in backends]
 
     def _keep_profile(self, fields: dict[str, Any], opening: Opening, _tell: ReportStep) -> None:
         loading = self._loadings.get(fields["loading"])
@@ -387,17 +393,46 @@ class _Pauses:
             self._last = time.monotonic()
 
 
+class _Collections:
+    """How long the collector of cycles kept everybody from the interpreter, where it took long."""
+
+    def __init__(self) -> None:
+        self.long: list[dict[str, float]] = []
+        self._began = 0.0
+
+    def __call__(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._began = time.monotonic()
+        elif (seconds := time.monotonic() - self._began) > _LONG_COLLECTION_S:
+            said = {"at": round(time.time(), 3), "seconds": round(seconds, 3)}
+            self.long.append({**said, "generation": info["generation"]})
+
+
 @contextmanager
 def imports_in_pieces() -> Iterator[None]:
     """What this thread does inside leaves the interpreter to others as often as it can."""
-    switched, pauses = sys.getswitchinterval(), _Pauses()
+    switched, pauses, collections = sys.getswitchinterval(), _Pauses(), _Collections()
     sys.setswitchinterval(_COMPILING_SWITCH_S)
     sys.meta_path.insert(0, pauses)
+    gc.callbacks.append(collections)
     try:
         yield
     finally:
+        gc.callbacks.remove(collections)
         sys.meta_path.remove(pauses)
         sys.setswitchinterval(switched)
+        if collections.long:
+            _log.info("long-collections", seen=collections.long)
+
+
+def import_compiler(names: Sequence[str] = COMPILER_MODULES) -> None:
+    """Once, and apart from compiling: the log tells which of the two delayed batches."""
+    missing = [name for name in names if name not in sys.modules]
+    if not missing:
+        return
+    began, at = time.monotonic(), time.time()
+    _import_all(missing, 0)
+    _log.info("compiler-imported", began=round(at, 3), seconds=round(time.monotonic() - began, 3))
 
 
 def _failure(error: CarpoolError) -> RunnerFailure:

@@ -231,6 +231,8 @@ class CudaDevice(Device):
             self._done_soon = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._pool = torch.cuda.graph_pool_handle()
+            # Always the same: what is allocated for one stream is not used again for another.
+            self._aside = torch.cuda.Stream(self.place)  # type: ignore[no-untyped-call]
         self._turns = turns_of(index)
         self._turn = self._turns.join()
         self._order = order_of(index)
@@ -309,10 +311,9 @@ class CudaDevice(Device):
     @contextmanager
     def beside(self) -> Iterator[None]:
         self.enter()
-        stream = torch.cuda.Stream(self.place)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(self._aside):
             yield
-            stream.synchronize()
+            self._aside.synchronize()
 
     def seconds(self, program: Program) -> float:
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
