@@ -240,6 +240,7 @@ class CompileBehind:
         _log.info("model-compiled", model=served.name, version=served.version, sizes=sizes, seconds=seconds)
         if profile is None or not profile.compiled:
             return
+        profile = served.profile = self._runtime.at_full_speed(profile)
         await asyncio.to_thread(self._keep, profile)
 
     def _keep(self, profile: Profile) -> None:
@@ -251,7 +252,7 @@ class CompileBehind:
                 return
             paths = [Path(one.path) for one in made]
             parts = [path.read_bytes() for path in paths]
-            key = self._loading.profile_key
+            key = self._loading.kept_as
             kept = profile if key else None
             sizes = sorted(self._in_cache)
             file = write_compiled(paths[0].parent, made[0].key, sizes, parts, kept, key)
@@ -259,5 +260,6 @@ class CompileBehind:
             for path in paths:
                 path.unlink()
             _log.info("compiled-written", model=self._served.name, file=str(file))
+            self._runtime.share_artifacts(file)
         except (OSError, ValueError, CarpoolError) as error:
             _log.warning("compiled-not-written", model=self._served.name, error=str(error))
