@@ -388,6 +388,8 @@ def read(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--behaved-rate", type=float, default=500.0, help="of that other one")
     parser.add_argument("--street-clients", default="512,384", help="closed loops of the pipeline, in turns")
     parser.add_argument("--workers", default="1,4", help="of FastAPI")
+    parser.add_argument("--street-buckets", default="1,32,64,128", help="of the pipeline's classifier")
+    parser.add_argument("--finder-buckets", default="1,16,64", help="of its detector")
     parser.add_argument(
         "--starts", default="artifacts,loaded,two", help="of the start section, after the cold one"
     )
@@ -404,6 +406,8 @@ def read(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "workers": int,
         "buckets": int,
         "street_clients": int,
+        "street_buckets": int,
+        "finder_buckets": int,
         "starts": str,
     }
     for name, kind in lists.items():
