@@ -391,7 +391,12 @@ def read(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--street-buckets", default="1,32,64,128", help="of the pipeline's classifier")
     parser.add_argument("--finder-buckets", default="1,16,64", help="of its detector")
     parser.add_argument(
-        "--starts", default="artifacts,loaded,two", help="of the start section, after the cold one"
+        "--capacity", type=float, default=0.0, help="of the start section, as an earlier cold one found it"
+    )
+    parser.add_argument(
+        "--starts",
+        default="artifacts,loaded,two",
+        help="of the start section, after the cold one, which --capacity replaces",
     )
     parser.add_argument("--buckets", default=",".join(map(str, BUCKETS)))
     parser.add_argument("--connections", type=int, default=1024)

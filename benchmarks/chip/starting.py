@@ -43,7 +43,7 @@ class Starting:
 
     def run(self) -> None:
         wanted = self._given.starts
-        capacity = self._cold()  # which the others follow
+        capacity = self._given.capacity or self._cold()
         if "artifacts" in wanted:
             self._with_artifacts()
         if "loaded" in wanted and capacity:

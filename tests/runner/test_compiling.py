@@ -20,7 +20,7 @@ from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.engine.profile.model_profile import Profile
 from carpool.runner import runner_process
-from carpool.runner.runner_process import imports_in_pieces
+from carpool.runner.runner_process import Pauses, imports_in_pieces
 from carpool.runner.zygote import device_is_used
 
 
@@ -40,12 +40,15 @@ def test_imports_sleep_in_between_and_everything_is_as_it_was_afterwards(
     monkeypatch.syspath_prepend(tmp_path)
     slept: list[float] = []
     monkeypatch.setattr(runner_process.time, "sleep", slept.append)
+    monkeypatch.setattr(runner_process, "_SLICE_S", 0.0)
     before = sys.getswitchinterval(), list(sys.meta_path)
-    with imports_in_pieces():
+    busy = [True, False]
+    with imports_in_pieces(lambda: busy.pop(0)):
         import first_in_pieces  # type: ignore[import-not-found] # noqa: F401
         import second_in_pieces  # type: ignore[import-not-found] # noqa: F401
-    assert len(slept) == 2
-    assert all(0 <= seconds <= 0.05 for seconds in slept)
+    assert len(slept) == 1, "only while batches run"
+    assert not busy
+    assert 0 <= slept[0] <= 0.5
     assert (sys.getswitchinterval(), sys.meta_path) == before
 
 
@@ -98,10 +101,10 @@ def test_the_compiler_is_imported_once_and_the_log_says_how_long_it_took(
     monkeypatch.syspath_prepend(tmp_path)
     caplog.set_level("INFO")
     names = ("a_compiler_of_its_own", "none_of_that_name")
-    runner_process.import_compiler(names)
+    runner_process.import_compiler(Pauses(lambda: False), names)
     assert "a_compiler_of_its_own" in sys.modules
     assert caplog.text.count("compiler-imported") == 1
-    runner_process.import_compiler(names[:1])
+    runner_process.import_compiler(Pauses(lambda: False), names[:1])
     assert caplog.text.count("compiler-imported") == 1
 
 
@@ -110,7 +113,20 @@ def test_a_collection_that_keeps_batches_waiting_is_named(
 ) -> None:
     caplog.set_level("INFO")
     monkeypatch.setattr(runner_process, "_LONG_COLLECTION_S", -1.0)
-    with imports_in_pieces():
+    with imports_in_pieces(lambda: False):
         gc.collect()
     assert "long-collections" in caplog.text
     assert not any(isinstance(one, runner_process._Collections) for one in gc.callbacks)
+
+
+def test_a_module_that_works_for_long_is_interrupted_while_batches_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "one_that_works_for_long.py").write_text("for number in range(2000):\n    abs(number)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    slept: list[float] = []
+    monkeypatch.setattr(runner_process.time, "sleep", slept.append)
+    monkeypatch.setattr(runner_process, "_SLICE_S", 0.0)
+    runner_process.import_compiler(Pauses(lambda: True), ("one_that_works_for_long",))
+    assert len(slept) >= 2000 // 32
+    assert sys.getprofile() is None
