@@ -6,9 +6,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
-
-import orjson
 
 from live.server import PATIENCE_S, Live, is_alive, outputs_of, serving
 from live.test_compile_behind import choices_of, sizes_compiled, write_model
@@ -29,10 +28,9 @@ def compilers(server: Live) -> list[int]:
     return [pid for pid in every_runner(server) if pid not in zygotes and not has_slots(pid)]
 
 
-def control(server: Live, what: str, body: bytes = b"{}") -> int:
+def control(server: Live, what: str) -> int:
     with server.connect() as client:
-        status: int = client.post(f"/v2/repository/models/double/{what}", body).status
-        return status
+        return client.post(f"/v2/repository/models/double/{what}", b"{}").status
 
 
 def test_it_is_unloaded_and_loaded_with_other_settings_and_its_compiler_is_killed(tmp_path: Path) -> None:
@@ -48,9 +46,9 @@ def test_it_is_unloaded_and_loaded_with_other_settings_and_its_compiler_is_kille
         until(lambda: not any(map(is_alive, first)), "nobody compiles what is gone", 6 * PATIENCE_S)
         assert ask(server, "double", 1, 2).status != 200
 
-        smaller = orjson.dumps({"name": "double", "max_batch_size": 2})
-        body = orjson.dumps({"parameters": {"config": smaller.decode()}})
-        assert control(server, "load", body) == 200
+        settings = model / "model.toml"
+        settings.write_text(settings.read_text().replace("max_batch = 4", "max_batch = 2"))
+        assert control(server, "load") == 200
         assert outputs_of(ask(server, "double", 1, 2))["y"] == [2, 4]
         until(lambda: "of 2 batch sizes" in choices_of(server, "double"), "its settings are the new ones")
         until(lambda: bool(compilers(server)), "the other one is compiled", 6 * PATIENCE_S)
@@ -71,25 +69,20 @@ def test_it_is_cached_rolled_out_and_loaded_on_demand_and_the_server_stops_meanw
         folder = write_model(models / name)
         (folder / "model.toml").write_text((folder / "model.toml").read_text() + more)
     shutil.copytree(models / "rolled" / "1", models / "rolled" / "2")
+    (models / "rolled" / "go").touch()  # now: a file that comes later changes the model
     environment = {"CARPOOL_ON_DEMAND": "1", "CARPOOL_STATE_DIR": str(tmp_path / "state")}
     with serving(models, folder=tmp_path, environment=environment) as server:
-        answers = [ask(server, "cached", 1, 2) for _ in range(2)]
-        assert [outputs_of(answer)["y"] for answer in answers] == [[2, 4], [2, 4]]
-        until(
-            lambda: "hit" in ask(server, "cached", 1, 2).fields.get("x-carpool-cache", ""),
-            "answers are cached while it compiles",
-        )
-        assert sizes_compiled(server, "cached") == 0
         until(lambda: ask(server, "rolled", 1, 2).status == 200, "it is loaded on demand", 6 * PATIENCE_S)
-        plain = [
-            lambda version=version: server.metric(
-                "carpool_batch_sizes", model="rolled", version=version, state="plain"
-            )
+        compiled = [
+            partial(server.metric, "carpool_batch_sizes", model="rolled", version=version, state="compiled")
             for version in ("1", "2")
         ]
-        until(lambda: all(count() == 3 for count in plain), "both versions serve plain", 6 * PATIENCE_S)
-        (models / "rolled" / "go").touch()
-        until(
-            lambda: all(count() == 0 for count in plain), "both are compiled, each for itself", 9 * PATIENCE_S
-        )
-        until(lambda: bool(compilers(server)), "the other model still is compiled", 6 * PATIENCE_S)
+        until(lambda: [count() for count in compiled] == [3, 3], "both are, each for itself", 9 * PATIENCE_S)
+        assert outputs_of(ask(server, "rolled", 1, 2))["y"] == [2, 4]
+
+        until(lambda: ask(server, "cached", 1, 2).status == 200, "it is loaded on demand", 6 * PATIENCE_S)
+        until(lambda: bool(compilers(server)), "it is being compiled", 6 * PATIENCE_S)
+        answers = [ask(server, "cached", 3, 4) for _ in range(3)]
+        assert [outputs_of(answer)["y"] for answer in answers] == [[6, 8]] * 3
+        assert "hit" in answers[-1].fields["x-carpool-cache"]
+        assert sizes_compiled(server, "cached") == 0  # and the server stops now
