@@ -7,6 +7,7 @@ when the compiler was imported, which step of which adoption took how long, and 
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
 import time
@@ -70,7 +71,9 @@ def steps(log: Path) -> list[Step]:
             case "compiler-imported":
                 found.append(Step("import", event["began"], event["began"] + event["seconds"]))
             case "long-collections":
-                found += [Step("collector", one["at"] - one["seconds"], one["at"]) for one in event["seen"]]
+                found += [
+                    Step("collector", one["at"] - one["seconds"], one["at"]) for one in _listed(event["seen"])
+                ]
             case "batch-size-compiled":
                 found += _adopted(event)
             case "instance-captured" | "instance-whole" | "compiled-written":
@@ -81,7 +84,7 @@ def steps(log: Path) -> list[Step]:
 
 def _adopted(event: dict[str, Any]) -> Iterator[Step]:
     """Each instance's steps, and the moment from which the scheduler plans with the new time."""
-    for instance in event.get("steps", ()):
+    for instance in _listed(event.get("steps", "[]")):
         at = instance["began"]
         for name, seconds in instance.items():
             if name != "began":
@@ -89,6 +92,12 @@ def _adopted(event: dict[str, Any]) -> Iterator[Step]:
                 at += seconds
     at = datetime.fromisoformat(event["time"]).timestamp()
     yield Step(f"planned {event['size']}", at, at + 2 * BIN_S)
+
+
+def _listed(text: str) -> list[dict[str, float]]:
+    """As the log writes a list: in Python's words."""
+    found: list[dict[str, float]] = ast.literal_eval(text)
+    return found
 
 
 def _events(log: Path) -> Iterator[dict[str, Any]]:

@@ -21,12 +21,12 @@ def at(seconds: float) -> str:
 def write_log(path: Path) -> Path:
     events = [
         {"event": "compiler-imported", "began": AT + 1.0, "seconds": 2.0, "time": at(3.0)},
-        {"event": "long-collections", "seen": [{"at": AT + 2.0, "seconds": 0.1, "generation": 1}]},
+        {"event": "long-collections", "seen": str([{"at": AT + 2.0, "seconds": 0.1}])},
         {
             "event": "batch-size-compiled",
             "size": 8,
             "time": at(5.0),
-            "steps": [{"began": AT + 3.0, "compile": 1.0, "capture": 0.5}],
+            "steps": str([{"began": AT + 3.0, "compile": 1.0, "capture": 0.5}]),
         },
     ]
     lines = ["a line of somebody else", "[]", "{}", *(json.dumps(event) for event in events)]

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from functools import partial
 from pathlib import Path
 
 from live.server import PATIENCE_S, Live, is_alive, outputs_of, serving
@@ -73,11 +72,11 @@ def test_it_is_cached_rolled_out_and_loaded_on_demand_and_the_server_stops_meanw
     environment = {"CARPOOL_ON_DEMAND": "1", "CARPOOL_STATE_DIR": str(tmp_path / "state")}
     with serving(models, folder=tmp_path, environment=environment) as server:
         until(lambda: ask(server, "rolled", 1, 2).status == 200, "it is loaded on demand", 6 * PATIENCE_S)
-        compiled = [
-            partial(server.metric, "carpool_batch_sizes", model="rolled", version=version, state="compiled")
-            for version in ("1", "2")
-        ]
-        until(lambda: [count() for count in compiled] == [3, 3], "both are, each for itself", 9 * PATIENCE_S)
+        until(
+            lambda: {event["version"] for event in server.events("model-compiled")} == {"1", "2"},
+            "both are compiled, each for itself",
+            9 * PATIENCE_S,
+        )
         assert outputs_of(ask(server, "rolled", 1, 2))["y"] == [2, 4]
 
         until(lambda: ask(server, "cached", 1, 2).status == 200, "it is loaded on demand", 6 * PATIENCE_S)
