@@ -388,6 +388,16 @@ def read(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--behaved-rate", type=float, default=500.0, help="of that other one")
     parser.add_argument("--street-clients", default="512,384", help="closed loops of the pipeline, in turns")
     parser.add_argument("--workers", default="1,4", help="of FastAPI")
+    parser.add_argument("--street-buckets", default="1,32,64,128", help="of the pipeline's classifier")
+    parser.add_argument("--finder-buckets", default="1,16,64", help="of its detector")
+    parser.add_argument(
+        "--capacity", type=float, default=0.0, help="of the start section, as an earlier cold one found it"
+    )
+    parser.add_argument(
+        "--starts",
+        default="artifacts,loaded,two",
+        help="of the start section, after the cold one, which --capacity replaces",
+    )
     parser.add_argument("--buckets", default=",".join(map(str, BUCKETS)))
     parser.add_argument("--connections", type=int, default=1024)
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
@@ -401,6 +411,9 @@ def read(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "workers": int,
         "buckets": int,
         "street_clients": int,
+        "street_buckets": int,
+        "finder_buckets": int,
+        "starts": str,
     }
     for name, kind in lists.items():
         setattr(given, name, [kind(part) for part in getattr(given, name).split(",")])

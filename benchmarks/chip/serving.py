@@ -15,9 +15,11 @@ from typing import Any
 import uvloop
 
 from carpool.lab.load.aim import Aim
+from carpool.lab.load.generator import Watch as GeneratorWatch
 from carpool.lab.load.generator import run_shared
 from carpool.lab.load.load_plan import Closed, Open, Phase, Plan
 from carpool.lab.load.load_report import LoadReport
+from carpool.lab.load.tally import Slice
 from chip.account import Account
 from chip.cores import Cores, placed
 from chip.watching import Seen, Watch
@@ -153,8 +155,9 @@ class Load:
         return Plan(Open(phases), slo=self.slo, timeout=5.0, drain=5.0)
 
 
-def drive(server: Running, load: Load) -> tuple[LoadReport, Seen]:
-    """Who is busy is looked at while the load counts, and not while it begins or ends."""
+def drive(server: Running, load: Load, also: GeneratorWatch | None = None) -> tuple[LoadReport, Seen]:
+    """Who is busy is looked at while the load counts, and not while it begins or ends. `also` is told what
+    the generator sees, a few times a second."""
     watch = Watch(server.pid, server.cores)
     account = Account(server.url, load.slo)
     seen: list[Seen] = []
@@ -163,7 +166,9 @@ def drive(server: Running, load: Load) -> tuple[LoadReport, Seen]:
         seen.append(watch.stop())
         account.look()
 
-    def look(elapsed: float, _: object) -> None:
+    def look(elapsed: float, part: Slice) -> None:
+        if also is not None:
+            also(elapsed, part)
         if not watch.started and elapsed >= load.warmup:
             watch.start()
             account.look()

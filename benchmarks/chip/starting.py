@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chip import serving
+from chip.lateness import Slices, told
 from chip.repository import SIDE, write_model
 from chip.serving import Load, Running, drive, row
 from load.processes import command_line, tree_cpu
@@ -41,11 +42,13 @@ class Starting:
         self._cache = bench.given.out / "start-cache"
 
     def run(self) -> None:
-        capacity = self._cold()
-        self._with_artifacts()
-        if capacity:
+        wanted = self._given.starts
+        capacity = self._given.capacity or self._cold()
+        if "artifacts" in wanted:
+            self._with_artifacts()
+        if "loaded" in wanted and capacity:
             self._under_load(capacity)
-        if len(self._pair) > 1:
+        if "two" in wanted and len(self._pair) > 1:
             self._two()
 
     # ---- starts
@@ -126,11 +129,15 @@ class Starting:
                 slo=SLO,
                 warmup=0.5,
             )
-            entry = bench.add(row("start: half of capacity while it compiles", load, *drive(server, load)))
+            slices = Slices()
+            found = drive(server, load, slices)
+            entry = bench.add(row("start: half of capacity while it compiles", load, *found))
             with urllib.request.urlopen(f"{server.url}/v2/history", timeout=10.0) as answer:
                 (self._given.out / "start-loaded-history.json").write_bytes(answer.read())
             said = {"offered_rps": round(capacity / 2), "within_slo": entry["attainment"]}
-            self._told("under load", **said, **compiled_after(log, server, first))
+            said |= compiled_after(log, server, first)
+            blamed = told(slices.bins, log, self._given.out / "start-loaded-slices.json")
+            self._told("under load", **said, blamed=blamed)
 
     def _two(self) -> None:
         """Two models: the first answers of both, cold; then with artifacts, and kill -9 of their runner."""

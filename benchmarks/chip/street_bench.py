@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from gpu import Bench
 
 SLO, SLOW = 0.25, 30.0  # on a GPU, and on a CPU, where only the way is tried
-BUCKETS, FINDER_BUCKETS = [1, 32, 64, 128], [1, 16, 64]
 STREAMS = (3, 2)
 CLIENT_THREADS = 24  # of each process: more only wait for its interpreter
 _HERE = Path(__file__).parents[1]
@@ -38,8 +37,8 @@ class Street:
             bench.network,
             slo_ms=self._slo * 1e3,
             device=bench.given.device,
-            buckets=[1, 8] if self._small else BUCKETS,
-            finder_buckets=[1, 4] if self._small else FINDER_BUCKETS,
+            buckets=[1, 8] if self._small else bench.given.street_buckets,
+            finder_buckets=[1, 4] if self._small else bench.given.finder_buckets,
             instances=bench.given.instances,
             compiled=not bench.given.eager,
         )

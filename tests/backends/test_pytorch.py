@@ -16,7 +16,7 @@ from carpool import backends
 from carpool.backends.backend import Placement
 from carpool.backends.torch.torch_backend import TorchBackend
 from carpool.backends.torch.torch_device import Device
-from carpool.backends.torch.torch_programs import Network
+from carpool.backends.torch.torch_programs import Network, Programs
 from carpool.config.model import ImageSettings
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, ModelError, Unsupported
 from carpool.types import Array, Datatype
@@ -85,6 +85,60 @@ def test_a_plain_one_is_captured_and_not_compiled(
     monkeypatch.setattr(Device, "capture", lambda self, run: captured.append(run) or capture(self, run))
     backends.load(config, version, Placement(plain=True)).close()
     assert len(captured) == 3
+
+
+def compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TorchBackend:
+    """One of three sizes that serves plain, with a compiler that changes nothing, and so takes no time."""
+    text = f'max_batch = 4\n{INPUT}{OUTPUTS}[pytorch]\nbuckets = [1, 2, 4]\nmodule = "model.py:build"\n'
+    files = {"model.pt": tm.write_weights, "model.py": CODE}
+    config, version = tm.described(tm.folder(tmp_path, text + "compile = true\n", files))
+    monkeypatch.setattr(torch, "compile", lambda pipeline, **_: pipeline)
+    monkeypatch.setattr(Programs, "_timed", lambda *_: 1.0)
+    backend = backends.load(config, version, Placement(plain=True))
+    assert isinstance(backend, TorchBackend)
+    return backend
+
+
+def test_memory_goes_back_once_when_all_sizes_are_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches wait for that. Where memory is short, it goes back before the next size is captured."""
+    backend = compiling(tmp_path, monkeypatch)
+    released: list[int] = []
+    monkeypatch.setattr(Device, "release", lambda _: released.append(1))
+    found = [backend.compile(size) for size in (4, 2)]
+    assert not released
+    found.append(backend.compile(1))
+    assert len(released) == 1
+    assert [one.why_not for one in found] == [""] * 3
+    assert all(list(one.steps)[:2] == ["compile", "warm"] and one.began > 0 for one in found)
+    assert [backend.compile(size).steps for size in (4, 2, 1)] == [{}] * 3
+    backend.close()
+    backend = compiling(tmp_path / "short", monkeypatch)
+    released.clear()
+    monkeypatch.setattr(Device, "free", lambda _: -1)
+    assert backend.compile(4).why_not == ""
+    assert len(released) == 1
+    backend.close()
+
+
+def test_a_size_that_does_not_fit_into_memory_when_compiled_runs_as_it_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = compiling(tmp_path, monkeypatch)
+
+    def full(*_: object) -> str:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Network, "compile_for", full)
+    assert "out of memory" in backend.compile(4).why_not
+    values = tm.floats(3)
+    found = backend.run({"pixels": values}, ())
+    for name, expected in tm.answers(values).items():
+        np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-6)
+    assert backend.alive
+    assert not backend.broken
+    backend.close()
 
 
 def test_an_exported_file_says_its_tensors(tmp_path: Path) -> None:

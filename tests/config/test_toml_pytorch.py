@@ -111,3 +111,9 @@ def test_bytes_are_made_values_on_the_device_where_both_are_declared(
     tensor = f'[[input]]\nname = "x"\ndatatype = "{datatype}"\nshape = [3, 8, 8]\n'
     assert values_on_device(read(f'backend = "pytorch"\n{tensor}{image}')) is on_device
     assert not values_on_device(read(f'backend = "onnxruntime"\n{tensor}{image}'))
+
+
+def test_a_model_that_writes_is_not_compiled() -> None:
+    with pytest.raises(ConfigError, match=r"compile.* does not go with \[generate\]"):
+        read("[generate]\n[pytorch]\ncompile = true\n")
+    assert read("[generate]\n[pytorch]\ncompile = false\n").pytorch.compile == "off"

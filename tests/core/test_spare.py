@@ -255,3 +255,21 @@ def test_what_was_measured_again_is_what_is_believed() -> None:
     assert core.curve.times == faster.times
     assert core.drift.profile is faster
     assert core.drift.factor == 1.0
+
+
+def test_what_was_learned_of_the_machine_stays_when_the_model_becomes_faster() -> None:
+    """Batches take twice the profile's time: so do they when the profile says half of it."""
+    core = Scheduler(CURVE, Promise(SLO, 64))
+    for speed in core.belief.speeds:
+        for _ in range(100):
+            speed.learn(2.0)
+    slower = core.belief.slowest(cautious=False)
+    points = [(size, seconds * (3 if size == 1 else 1)) for size, seconds in CURVE.points]
+    core.belief.adopt(BatchCurve.measured(points, CURVE.max_batch), 1.0)
+    faster = BatchCurve([(size, seconds / 2) for size, seconds in CURVE.points], CURVE.max_batch)
+    core.replanned(faster, 1.0)
+    assert core.belief.slowest(cautious=False) == slower > 1.5
+    assert core.curve.times[1] == pytest.approx(3 * CURVE.times[1] / 2), "one that proved slow is still slow"
+    assert core.curve.times[64] == pytest.approx(faster.times[64])
+    assert core.drift.profile is faster
+    assert core.belief is core._beliefs.of(core.kind, 1.0)

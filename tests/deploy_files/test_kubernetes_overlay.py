@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from carpool.cli.main import app
 from carpool.deploy_files.helm_chart import helm_chart
 from carpool.deploy_files.kubernetes_overlay import NETWORK, RULES, SHARED, Deployment, overlay
+from carpool.engine.profile.model_profile import StartTimes
 from carpool.errors import InvalidInput
 from carpool.lab.fleet_plan import FleetQuestion
 from deploy_files.manifests import problems
@@ -38,6 +39,23 @@ def test_500_a_second_at_50_ms_are_two_replicas() -> None:
     assert (found.least, found.most) == (2, 4)
     said = " ".join(found.why())
     assert said.startswith("500/s at 50 ms: one replica answers 840/s in time, so 1 carry it at 75 %")
+
+
+def test_the_start_time_is_the_measured_one_and_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "m"
+    (model / "1").mkdir(parents=True)
+    (model / "1" / "model.onnx").write_bytes(b"weights")
+    found: list[StartTimes | None] = [None, StartTimes(12.5, 40.0), StartTimes(12.5)]
+    monkeypatch.setattr("carpool.engine.profile.model_profile.last_start", lambda *_: found.pop(0))
+    expected = ["60 s, assumed, since no start", "12.5 s, as its last start here took", "30 s, as given"]
+    for number, said in enumerate(expected):
+        out = tmp_path / f"out{number}"
+        more = ["--cold-start", "30"] if number == 2 else []
+        asked = CliRunner().invoke(app, [*ASKED, str(model), "--output", str(out), *more])
+        assert asked.exit_code == 0, asked.output
+        assert f"new replicas are there ({said}" in (out / "kustomization.yaml").read_text()
 
 
 @given(

@@ -11,10 +11,18 @@ from carpool.config.model import InstanceGroup, ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.core.objectives import Promise
 from carpool.engine.profile import shared_profiles
-from carpool.engine.profile.hardware import Hardware, hardware
+from carpool.engine.profile.hardware import Hardware, hardware, process_age
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
-from carpool.engine.profile.model_profile import Key, Profile, ProfileStore, profile_key
+from carpool.engine.profile.model_profile import (
+    Key,
+    Profile,
+    ProfileStore,
+    StartTimes,
+    key_text,
+    last_start,
+    profile_key,
+)
 
 PROFILE = Profile(Layout(1, 2), "tried", Measured((Point(1, 0.01, 0.1, 5),), ""), "2026-01-01")
 MACHINE = Hardware("A Processor", 2)
@@ -149,3 +157,41 @@ def test_the_machine(tmp_path: Path) -> None:
     assert (found.cpu, found.gpus) == ("Some CPU @ 2GHz", ("Some GPU",))
     assert str(found).endswith("Some GPU")
     assert hardware(tmp_path / "nothing").cpu
+
+
+def test_what_a_start_took_is_kept_beside_what_was_measured(tmp_path: Path, model: Path) -> None:
+    cache, version = tmp_path / "cache", ModelVersion(1, model / "1" / "model.onnx")
+    store, mine = ProfileStore(cache), key(model, machine=hardware())
+    store.note_start(key_text(mine), StartTimes(3.5))
+    assert last_start(cache, version) is None, "there is no profile to keep it in"
+    store.write(mine, PROFILE)
+    assert last_start(cache, version) is None
+    store.note_start(key_text(mine), StartTimes(3.5, 40.0))
+    assert store.read(mine) == replace(PROFILE, started=StartTimes(3.5, 40.0))
+    assert last_start(cache, version) == StartTimes(3.5, 40.0)
+    (cache / "profiles" / f"broken{shared_profiles.SUFFIX}").write_text("{")
+    promised = key(model, machine=hardware(), policy=Promise(0.05, 8))
+    store.write(promised, PROFILE)
+    store.note_start(key_text(promised), StartTimes(2.5))
+    for path in (cache / "profiles").iterdir():
+        age = 10.0 if '"ready_s": 2.5' in path.read_text() else 20.0
+        os.utime(path, (path.stat().st_atime, path.stat().st_mtime - age))
+    assert last_start(cache, version) == StartTimes(2.5), "the last one, with whatever settings"
+    (model / "1" / "model.onnx").write_bytes(b"weights of another training")
+    assert last_start(cache, version) is None
+
+
+def test_the_start_of_another_machine_is_none_of_ours(tmp_path: Path, model: Path) -> None:
+    cache, theirs = tmp_path / "cache", key(model, machine=Hardware("Another", 2))
+    ProfileStore(cache).write(theirs, replace(PROFILE, started=StartTimes(3.5)))
+    assert last_start(cache, ModelVersion(1, model / "1" / "model.onnx")) is None
+
+
+def test_the_age_of_a_process_is_read_from_the_kernel(tmp_path: Path) -> None:
+    assert 0.0 < process_age() < 1e7
+    (tmp_path / "self").mkdir()
+    fields = " ".join(["S", *map(str, range(4, 22)), "250000"])
+    (tmp_path / "self" / "stat").write_text(f"7 (a) name) {fields}")
+    (tmp_path / "uptime").write_text("2600.00 1.0")
+    assert process_age(tmp_path) == pytest.approx(2600.0 - 250000 / os.sysconf("SC_CLK_TCK"))
+    assert process_age(tmp_path / "nowhere") == 0.0

@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from functools import partial
+from pathlib import Path
+
+import pytest
 
 from carpool.link.child_process import Child, control_pair
 from carpool.link.forked_child import _Born
+from waiting import until
 
 WAIT_S = 30.0
 
@@ -45,15 +50,25 @@ def test_one_that_is_born_is_watched_to_its_end() -> None:
     assert asyncio.run(live()) == (7, 0)
 
 
-def test_one_that_is_born_when_nobody_wants_it_any_more_is_ended() -> None:
+@pytest.mark.parametrize("heard", [False, True], ids=["at once", "after its end was heard"])
+def test_one_that_is_born_when_nobody_wants_it_any_more_is_ended(heard: bool) -> None:
+    reading, writing = os.pipe()
+
     async def live() -> int:
         child, born = await unborn()
         child.kill()
+        if heard:
+            await asyncio.wait_for(child.watch(lambda _: None), WAIT_S)
         pid = os.fork()
         if pid == 0:
-            signal.pause()
+            time.sleep(5.0)
+            os.write(writing, b"nobody ended it")
+            os._exit(0)
         assert born.born(pid) == -1
         return pid
 
     pid = asyncio.run(live())
-    assert not os.path.exists(f"/proc/{pid}")  # noqa: PTH110
+    until(lambda: not Path(f"/proc/{pid}").exists(), "it is gone")
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        assert pipe.read() == b""

@@ -4,6 +4,7 @@ The compiler is a stand-in that the model's own code brings: a real one takes mi
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -97,6 +98,13 @@ def choices_of(server: Live, model: str) -> str:
     return str(parameters["carpool_choices"]["string_value"])
 
 
+def start_of(folder: Path) -> dict[str, float]:
+    """What its profile says that the start took."""
+    (file,) = folder.rglob("*.profile.json")
+    found: dict[str, float] = json.loads(file.read_text())["profile"]["started"]
+    return found
+
+
 def test_it_answers_before_it_is_compiled_and_says_how_far_it_is(tmp_path: Path) -> None:
     model = write_model(tmp_path / "models" / "double")
     with serving(tmp_path / "models", folder=tmp_path) as server:
@@ -108,6 +116,8 @@ def test_it_answers_before_it_is_compiled_and_says_how_far_it_is(tmp_path: Path)
         assert "Compiled: 3 of 3 batch sizes (1, 2, 4)." in choices_of(server, "double")
         assert outputs_of(ask(server, "double", 1, 2))["y"] == [2, 4]
         until(lambda: bool(server.events("model-compiled")), "the log says that it is complete")
+        until(lambda: start_of(tmp_path)["full_speed_s"] > 0, "its start is in its profile")
+        assert 0 < start_of(tmp_path)["ready_s"] < start_of(tmp_path)["full_speed_s"]
         assert {event["size"] for event in server.events("batch-size-compiled")} == {1, 2, 4}
 
         (runner,) = runner_pids(server)

@@ -3,6 +3,7 @@ batches run in a larger size that is compiled where that takes less."""
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.engine.profile.model_profile import Profile
 from carpool.runner import runner_process
-from carpool.runner.runner_process import imports_in_pieces
+from carpool.runner.runner_process import Pauses, imports_in_pieces
 from carpool.runner.zygote import device_is_used
 
 
@@ -39,12 +40,15 @@ def test_imports_sleep_in_between_and_everything_is_as_it_was_afterwards(
     monkeypatch.syspath_prepend(tmp_path)
     slept: list[float] = []
     monkeypatch.setattr(runner_process.time, "sleep", slept.append)
+    monkeypatch.setattr(runner_process, "_SLICE_S", 0.0)
     before = sys.getswitchinterval(), list(sys.meta_path)
-    with imports_in_pieces():
+    busy = [True, False]
+    with imports_in_pieces(lambda: busy.pop(0)):
         import first_in_pieces  # type: ignore[import-not-found] # noqa: F401
         import second_in_pieces  # type: ignore[import-not-found] # noqa: F401
-    assert len(slept) == 2
-    assert all(0 <= seconds <= 0.05 for seconds in slept)
+    assert len(slept) == 1, "only while batches run"
+    assert not busy
+    assert 0 <= slept[0] <= 0.5
     assert (sys.getswitchinterval(), sys.meta_path) == before
 
 
@@ -66,7 +70,7 @@ def test_the_curve_follows_sizes_that_run_in_a_larger_compiled_one() -> None:
     drift = SimpleNamespace(
         profile=BatchCurve.measured([(p.size, p.seconds) for p in points], 16, (1, 8, 16))
     )
-    scheduler = SimpleNamespace(drift=drift, measured_again=lambda curve, _now: adopted.append(curve))
+    scheduler = SimpleNamespace(drift=drift, replanned=lambda curve, _now: adopted.append(curve))
     behind: Any = object.__new__(CompileBehind)
     behind._served = SimpleNamespace(profile=Profile(Layout(1, 1), measured=Measured(points)))
     behind._runtime = SimpleNamespace(driver=SimpleNamespace(scheduler=scheduler))
@@ -88,3 +92,41 @@ def test_batches_of_a_plain_size_run_in_a_compiled_one_that_takes_less() -> None
     programs._seconds[8] = 0.002
     programs._instead = programs._cheaper()
     assert programs.padded(5) == 8
+
+
+def test_the_compiler_is_imported_once_and_the_log_says_how_long_it_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a_compiler_of_its_own.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    caplog.set_level("INFO")
+    names = ("a_compiler_of_its_own", "none_of_that_name")
+    runner_process.import_compiler(Pauses(lambda: False), names)
+    assert "a_compiler_of_its_own" in sys.modules
+    assert caplog.text.count("compiler-imported") == 1
+    runner_process.import_compiler(Pauses(lambda: False), names[:1])
+    assert caplog.text.count("compiler-imported") == 1
+
+
+def test_a_collection_that_keeps_batches_waiting_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(runner_process, "_LONG_COLLECTION_S", -1.0)
+    with imports_in_pieces(lambda: False):
+        gc.collect()
+    assert "long-collections" in caplog.text
+    assert not any(isinstance(one, runner_process._Collections) for one in gc.callbacks)
+
+
+def test_a_module_that_works_for_long_is_interrupted_while_batches_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "one_that_works_for_long.py").write_text("for number in range(2000):\n    abs(number)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    slept: list[float] = []
+    monkeypatch.setattr(runner_process.time, "sleep", slept.append)
+    monkeypatch.setattr(runner_process, "_SLICE_S", 0.0)
+    runner_process.import_compiler(Pauses(lambda: True), ("one_that_works_for_long",))
+    assert len(slept) >= 2000 // 32
+    assert sys.getprofile() is None

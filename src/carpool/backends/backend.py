@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 from carpool.config.model import DYNAMIC, ModelConfig, ModelSignature, TensorConfig
@@ -238,6 +238,8 @@ class CompiledSize:
     before: float = 0.0
     after: float = 0.0
     why_not: str = ""
+    began: float = 0.0  # seconds since 1970
+    steps: Mapping[str, float] = field(default_factory=dict)  # seconds that each took, in their order
 
 
 @runtime_checkable

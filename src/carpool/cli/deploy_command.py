@@ -21,6 +21,7 @@ Kind = StrEnum("Kind", ["haproxy", "envoy", "nginx"])
 Autoscaler = StrEnum("Autoscaler", ["keda", "hpa", "none"])
 
 _BALANCER, _KUBERNETES, _FLEET, _RAY = "Balancer", "Kubernetes", "The fleet", "Ray"
+_ASSUMED_START_S = 60.0
 _REPEATS = 10
 _IMAGE, _RAY_IMAGE = "carpool:latest", "carpool-ray:latest"
 _HTTP, _LISTEN, _LISTEN_GRPC, _STATS = 8000, 8080, 8081, 8404
@@ -78,7 +79,11 @@ class DeployVerb(o.SharesCores):
     name: str | None = o.option(None, "Which model of a repository.", _FLEET)
     surge: float = o.option(3.0, "Scale up to so many times the rate.", _FLEET)
     redundancy: int = o.option(1, "Replicas that may be gone while the promise holds.", _FLEET)
-    cold_start: float = o.option(60.0, "Seconds until a new replica answers.", _FLEET)
+    cold_start: float | None = o.option(
+        None,
+        "Seconds until a new replica answers. Default: as the model's last start here took, else 60.",
+        _FLEET,
+    )
     helm: bool = o.option(False, "A Helm chart in place of a Kustomize overlay.", _KUBERNETES)
     autoscaler: Autoscaler = o.option(Autoscaler.keda, "keda, hpa or none.", _KUBERNETES)
     prometheus: str = o.option(
@@ -238,7 +243,7 @@ class DeployVerb(o.SharesCores):
             cores,
             o.number("--memory-gb", self.memory_gb, least=0.25, most=1e5),
             o.whole("--gpus", self.gpus, least=0, most=64),
-            o.number("--cold-start", self.cold_start, above=0, most=86_400),
+            *self._cold_start(),
             repository=self.repository,
             shared=self.shared,
             storage_class=self.storage_class,
@@ -252,6 +257,21 @@ class DeployVerb(o.SharesCores):
         if answer.replicas is None:
             raise InvalidInput(f"--slo-ms: no number of replicas keeps it: {' '.join(answer.why)}")
         return replace(wanted, planned=answer.replicas)
+
+    def _cold_start(self) -> tuple[float, str]:
+        """Seconds, and where they are from."""
+        from carpool.config.server import usual_cache_dir
+        from carpool.engine.profile.model_profile import last_start
+        from carpool.lab.batch_profile import ProfileQuestion, the_model
+
+        if self.cold_start is not None:
+            return o.number("--cold-start", self.cold_start, above=0, most=86_400), "as given"
+        if self.places and len(self.places) == 1:
+            version = the_model(ProfileQuestion(Path(self.places[0]), self.name)).versions[-1]
+            started = last_start(usual_cache_dir(), version)
+            if started is not None:
+                return max(1.0, started.ready_s), "as its last start here took"
+        return _ASSUMED_START_S, "assumed, since no start of it was measured here"
 
     def _curve(self, slo_ms: float, cores: int) -> tuple[str, Machine]:
         """Of one instance, and what a replica has: as it was given, or measured here."""

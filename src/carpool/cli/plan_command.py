@@ -50,7 +50,9 @@ class PlanVerb(o.HasCurve, o.HasTraffic, o.SharesCores):
     surge_seconds: float = o.option(60.0, "How long a surge lasts.", o.TRAFFIC)
     price_per_hour: float | None = o.option(None, "What a replica costs, in any currency.", _FLEET)
     cold_start: float | None = o.option(
-        None, "Replicas come and go with the load; a new one answers after so many seconds.", _FLEET
+        None,
+        "Replicas come and go with the load; a new one answers after so many seconds, as profile tells.",
+        _FLEET,
     )
     target_load: float = o.option(0.75, "With --cold-start: of their capacity.", _FLEET)
     hpa_period: float = o.option(15.0, "With --cold-start: seconds between two looks.", _FLEET)

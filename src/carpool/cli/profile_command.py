@@ -198,6 +198,13 @@ def _print(report: ProfileReport) -> None:
             f"table says besides. For plan: --memory-mb {report.memory_mb:.0f}",
             "· ",
         )
+    if report.start_s:
+        full = f", at full speed after {numeral(report.full_speed_s)} s" if report.full_speed_s else ""
+        show.paragraph(
+            f"At the last start of a server here it was ready after {numeral(report.start_s)} s{full}. For "
+            f"plan: --cold-start {report.start_s:g}",
+            "· ",
+        )
     if report.infer_cores >= _SOME_CORES:
         show.paragraph(
             f"Batches kept {numeral(report.infer_cores)} cores busy. For plan, where they share them with "

@@ -149,15 +149,21 @@ def _checked_generation(top: TomlTable, config: ModelConfig) -> ModelConfig:
     for key, what in (dict.fromkeys(_NOT_WRITTEN, "[generate]") | _beside_pools(top, config)).items():
         if top.has(key):
             raise top.error(key, f"does not go with {what}")
-    if config.image is not None and config.image.decode == "device":
-        raise top.error("image.decode", 'cannot be "device" with [generate]: front ends decode its pictures')
-    if config.registry is not None and config.registry.candidate:
-        raise top.error("registry.candidate", "does not go with [generate], whose answers are not compared")
+    _check_beside_text(top, config)
     if config.backend not in (None, "pytorch", "fake"):
         raise top.error("backend", f'cannot be "{config.backend}" with [generate]: "pytorch" has such models')
     if config.backend == "fake":
         return config
     return replace(config, backend="pytorch", file=config.file or "model.safetensors")
+
+
+def _check_beside_text(top: TomlTable, config: ModelConfig) -> None:
+    if config.image is not None and config.image.decode == "device":
+        raise top.error("image.decode", 'cannot be "device" with [generate]: front ends decode its pictures')
+    if config.pytorch.compile != "off":
+        raise top.error("pytorch.compile", "does not go with [generate]: its steps are CUDA graphs already")
+    if config.registry is not None and config.registry.candidate:
+        raise top.error("registry.candidate", "does not go with [generate], whose answers are not compared")
 
 
 def _beside_pools(top: TomlTable, config: ModelConfig) -> dict[str, str]:

@@ -355,6 +355,16 @@ class Belief:
         self.runs = curve
         self._believe(factor)
 
+    def replan(self, profile: BatchCurve, constants: Constants) -> None:
+        """The model's batches take another time from here on. Each point moves as the profile's did: how the
+        machine differs from its profile, the handover and the instances' speeds stay as they were learned."""
+        before = self.drift.profile.times
+        moved = {size: seconds * profile.times[size] / before[size] for size, seconds in self.runs.points}
+        points = [(size, moved.get(size, seconds)) for size, seconds in profile.points]
+        self.runs = BatchCurve.measured(points, profile.max_batch, profile.buckets)
+        self.drift = Drift(profile, constants)
+        self._believe(1.0)
+
     def count_handover(self, images: int) -> None:
         """As it was learned by now. What is believed of batches as the last one is said in new terms."""
         before = self.curve.times[images]
@@ -427,6 +437,13 @@ class Beliefs:
             else:
                 belief = self._others = self._others or self._begin(now)
         return belief
+
+    def replan(self, profile: BatchCurve) -> None:
+        self._profile = profile
+        for belief in self._kinds.values():
+            belief.replan(profile, self._constants)
+        if self._others is not None:
+            self._others.replan(profile, self._constants)
 
     def _begin(self, now: float) -> Belief:
         return Belief(self._profile, self._instances, now, self._constants)

@@ -137,6 +137,11 @@ class SchedulerState:
         self._beliefs = Beliefs(profile, len(self.instances), self.constants)
         self._believe(self._beliefs.of(self.kind, now), now)
 
+    def replanned(self, profile: BatchCurve, now: float) -> None:
+        """The model is faster or slower from here on; what was learned of everything else stays."""
+        self._beliefs.replan(profile)
+        self._believe(self.belief, now)
+
     def give_up(
         self, job: Job, reason: Reason, now: float, *, room: int = 0, needed: int = 0, batch: float = 0.0
     ) -> GivenUp:

@@ -53,6 +53,7 @@ class Deployment:
     memory_gb: float = 2.0
     gpus: int = 0
     cold_start_s: float = 60.0
+    cold_start_known: str = "assumed"
     repository: str = ""  # an address that the models are fetched from, in place of the claim
     shared: str = "carpool-shared"  # a claim that all replicas write to, or a Redis server
     storage_class: str = ""
@@ -152,7 +153,7 @@ class Deployment:
             room = self.least * self.capacity
             yield (
                 f"A step up to {numeral(room)}/s is answered in time at once; beyond that, refusals until "
-                f"new replicas are there ({self.cold_start_s:g} s)."
+                f"new replicas are there ({self.cold_start_s:g} s, {self.cold_start_known})."
             )
 
 

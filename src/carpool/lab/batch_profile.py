@@ -14,6 +14,7 @@ from carpool import backends
 from carpool.backends.backend import KeepsMemory
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelSource, ModelVersion, find_models
+from carpool.config.server import usual_cache_dir
 from carpool.core.curve import BatchCurve, Shape, shape_of, sizes
 from carpool.core.numerals import numeral
 from carpool.engine.loading.loading import Loading
@@ -21,6 +22,7 @@ from carpool.engine.profile.contention import contention
 from carpool.engine.profile.hardware import CpuWatch, gpu_count, hardware
 from carpool.engine.profile.instance_layout import Chosen, Layout
 from carpool.engine.profile.measuring import Effort, Measuring, Point
+from carpool.engine.profile.model_profile import StartTimes, last_start
 from carpool.engine.profile.run_memory import batch_bytes, give_back_all
 from carpool.engine.run.model_inputs import signature_of
 from carpool.errors import InvalidInput
@@ -75,6 +77,8 @@ class ProfileReport:
     instances: int
     threads: int
     infer_cores: float  # that a batch kept busy while it ran, as `--infer-cores` of plan takes it
+    start_s: float  # until it was ready, at a server's last start here, as `--cold-start` of plan takes it
+    full_speed_s: float  # until it was compiled then, behind its traffic; 0 and 0: not measured
     weights_mb: float  # that all instances took when they were loaded, without batches
     memory_mb: float  # with batches of the largest size, as `--memory-mb` of plan takes it
     rows: tuple[BatchRow, ...]
@@ -137,6 +141,7 @@ def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileRe
             for point in measured.points
         }
     curve, layout = measured.curve(max(wanted[-1], 1)), chosen.layout
+    started = last_start(usual_cache_dir(), version) or StartTimes()
     shape = shape_of([(point.size, point.seconds) for point in measured.points])
     off = dict(shape.residuals)
     rows = []
@@ -167,6 +172,8 @@ def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileRe
         instances=layout.instances,
         threads=layout.threads,
         infer_cores=round(busy, 2),
+        start_s=started.ready_s,
+        full_speed_s=started.full_speed_s,
         weights_mb=round(weights, 1),
         memory_mb=round(weights + max(taken_mb.values()), 1),
         rows=tuple(rows),

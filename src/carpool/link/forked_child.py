@@ -10,6 +10,7 @@ import asyncio
 import ctypes
 import os
 import signal
+import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from carpool.link.child_process import Child, Message, control_pair
@@ -39,9 +40,9 @@ class _Born:
         such process."""
         self._pidfd = os.pidfd_open(pid)
         self.pid = pid
-        if self._doomed:
-            self.kill()
-            self._reap()
+        if self._doomed:  # whoever gave it up has its end already, and must not wait for the real one
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            threading.Thread(target=self._reap, name="reaper", daemon=True).start()
             return -1
         return os.dup(self._pidfd)
 

@@ -352,6 +352,7 @@ class RunnerInstance(EngineSocket):
         super().__init__(entry, arenas, sock)
         self._on_device = isinstance(backend, SharesDevice) and bool(backend.device)
         self._spins_until = 0.0
+        self.ran = 0.0  # when its last batch came
         self._delivery = Delivery(entry.name, most)
         self._shape = (entry.signature, max(1, entry.signature.max_batch), piece)
         self._use(backend)
@@ -425,6 +426,7 @@ class RunnerInstance(EngineSocket):
             return False
         if self._next_backend is not None:
             self._take_next_backend()
+        self.ran = time.monotonic()
         self._run(payload)
         return True
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import importlib
 import logging
 import os
@@ -67,8 +68,12 @@ _PICTURES_S = 1.0
 _COMPILING_SWITCH_S = 1e-5
 """How long the thread that compiles keeps the interpreter while batches want it: it is all Python, for
 seconds, and each batch asks for the interpreter a dozen times."""
-_PAUSE, _LONGEST_PAUSE_S = 2.0, 0.05
-"""Times what an import took: the compiler's own modules take seconds, and batches run in between."""
+_LONG_COLLECTION_S = 0.01
+COMPILER_MODULES = ("torch._dynamo", "triton", "torch._inductor.compile_fx")
+_PAUSE, _LONGEST_PAUSE_S = 2.0, 0.5
+"""Times what was worked: the compiler's own modules take seconds, and batches run in between."""
+_SLICE_S, _CALLS = 0.002, 32  # worked at least before a pause; calls between two looks at the time
+_BUSY_S = 0.05  # after a batch another one is expected
 _PR_SET_TIMERSLACK, _TIMER_SLACK_NS = 29, 1000
 
 
@@ -299,17 +304,27 @@ class RunnerProcess:
             raise ModelError("it is not loaded here", reason="model-died")
         with self._compiling:
             self._later.until_quiet()
-            with imports_in_pieces():
-                return CompiledInstances(self._compile_all(loading, fields["size"]))
+            with imports_in_pieces(self._runs_batches) as pauses:
+                return CompiledInstances(self._compile_all(loading, fields["size"], pauses))
 
-    def _compile_all(self, loading: Loading, size: int) -> list[CompiledSize]:
+    def _runs_batches(self) -> bool:
+        since = time.monotonic() - _BUSY_S
+        return any(
+            isinstance(instance, RunnerInstance) and instance.ran > since
+            for instance, _ in list(self._serving.values())
+        )
+
+    def _compile_all(self, loading: Loading, size: int, pauses: Pauses) -> list[CompiledSize]:
+        newest = [
+            instance.newest
+            for instance, opened in list(self._serving.values())
+            if opened.loading is loading and isinstance(instance, RunnerInstance)
+        ]
+        backends = [backend for backend in newest if isinstance(backend, Compiles)]
+        if any(isinstance(backend, SharesDevice) and backend.device for backend in backends):
+            import_compiler(pauses)
         loading.bring_artifacts()
-        found: list[CompiledSize] = []
-        for instance, opened in list(self._serving.values()):
-            backend = instance.newest if isinstance(instance, RunnerInstance) else None
-            if opened.loading is loading and isinstance(backend, Compiles):
-                found.append(backend.compile(size))
-        return found
+        return [backend.compile(size) for backend in backends]
 
     def _keep_profile(self, fields: dict[str, Any], opening: Opening, _tell: ReportStep) -> None:
         loading = self._loadings.get(fields["loading"])
@@ -374,30 +389,79 @@ class RunnerProcess:
         self._loop.call_soon_threadsafe(partial(self._control.send, "settled", instance=number))
 
 
-class _Pauses:
-    """Finds no module: before each that this thread imports, it sleeps for longer than the last one took."""
+class Pauses:
+    """While batches run, this thread sleeps for longer than it worked, every few milliseconds. As a finder of
+    modules, which finds none, it looks at the time before each import; as a profiler, after so many calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, busy: Callable[[], bool]) -> None:
+        self._busy = busy
         self._thread = threading.get_ident()
+        self._calls = 0
         self._last = time.monotonic()
 
     def find_spec(self, _name: str, _path: object = None, _target: object = None) -> None:
         if threading.get_ident() == self._thread:
-            time.sleep(min(_LONGEST_PAUSE_S, _PAUSE * (time.monotonic() - self._last)))
-            self._last = time.monotonic()
+            self._look()
+
+    def __call__(self, _frame: object, _event: str, _argument: object) -> None:
+        self._calls += 1
+        if not self._calls % _CALLS:
+            self._look()
+
+    def _look(self) -> None:
+        worked = time.monotonic() - self._last
+        if worked < _SLICE_S:
+            return
+        if self._busy():
+            time.sleep(min(_LONGEST_PAUSE_S, _PAUSE * worked))
+        self._last = time.monotonic()
+
+
+class _Collections:
+    """How long the collector of cycles kept everybody from the interpreter, where it took long."""
+
+    def __init__(self) -> None:
+        self.long: list[dict[str, float]] = []
+        self._began = 0.0
+
+    def __call__(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._began = time.monotonic()
+        elif (seconds := time.monotonic() - self._began) > _LONG_COLLECTION_S:
+            said = {"at": round(time.time(), 3), "seconds": round(seconds, 3)}
+            self.long.append({**said, "generation": info["generation"]})
 
 
 @contextmanager
-def imports_in_pieces() -> Iterator[None]:
+def imports_in_pieces(busy: Callable[[], bool]) -> Iterator[Pauses]:
     """What this thread does inside leaves the interpreter to others as often as it can."""
-    switched, pauses = sys.getswitchinterval(), _Pauses()
+    switched, pauses, collections = sys.getswitchinterval(), Pauses(busy), _Collections()
     sys.setswitchinterval(_COMPILING_SWITCH_S)
     sys.meta_path.insert(0, pauses)
+    gc.callbacks.append(collections)
     try:
-        yield
+        yield pauses
     finally:
+        gc.callbacks.remove(collections)
         sys.meta_path.remove(pauses)
         sys.setswitchinterval(switched)
+        if collections.long:
+            _log.info("long-collections", seen=collections.long)
+
+
+def import_compiler(pauses: Pauses, names: Sequence[str] = COMPILER_MODULES) -> None:
+    """Once, and apart from compiling: the log tells which of the two delayed batches. Half of the time is in
+    modules that work for 25 to 250 ms each, so that pauses between them are not enough."""
+    missing = [name for name in names if name not in sys.modules]
+    if not missing:
+        return
+    began, at = time.monotonic(), time.time()
+    sys.setprofile(pauses)
+    try:
+        _import_all(missing, 0)
+    finally:
+        sys.setprofile(None)
+    _log.info("compiler-imported", began=round(at, 3), seconds=round(time.monotonic() - began, 3))
 
 
 def _failure(error: CarpoolError) -> RunnerFailure:

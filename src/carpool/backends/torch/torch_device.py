@@ -90,6 +90,9 @@ class Captured:
         self.replay: Callable[[], None] = graph.replay
 
 
+_spoilt: list[torch.cuda.CUDAGraph] = []
+
+
 class Marker(Protocol):
     """A place in what was asked of a device."""
 
@@ -228,6 +231,8 @@ class CudaDevice(Device):
             self._done_soon = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._pool = torch.cuda.graph_pool_handle()
+            # Always the same: what is allocated for one stream is not used again for another.
+            self._aside = torch.cuda.Stream(self.place)  # type: ignore[no-untyped-call]
         self._turns = turns_of(index)
         self._turn = self._turns.join()
         self._order = order_of(index)
@@ -260,19 +265,33 @@ class CudaDevice(Device):
         self.enter()
         graph = torch.cuda.CUDAGraph()
         with self._turns.alone(), _no_collection():
-            # Other threads may copy and run meanwhile: only what this one does is forbidden to it.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
+                # Other threads may copy and run meanwhile: only what this one does is forbidden to it.
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 outputs = run()
             except BaseException:
                 with suppress(Exception):  # the error that matters is on its way already
-                    graph.capture_end()
+                    self._end_capture(graph)
                 raise
-            graph.capture_end()
+            self._end_capture(graph)
         program = Captured(graph, outputs)
         program.replay()
         self.wait()
         return program
+
+    def _end_capture(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Where the driver reports that the capture was spoilt, torch leaves its allocators recording to the
+        pool, and every later capture into that pool fails. So the device's allocator is told to end, the
+        next capture has a pool of its own, and the graph, which the host's allocator still asks, is kept."""
+        try:
+            graph.capture_end()
+        except BaseException:
+            pool, self._pool = self._pool, torch.cuda.graph_pool_handle()
+            _spoilt.append(graph)
+            with suppress(Exception):  # it has ended before the error
+                torch._C._cuda_endAllocateToPool(self.place.index, pool)
+                torch._C._cuda_releasePool(self.place.index, pool)
+            raise
 
     def launch(self, program: Program, images: int) -> None:
         """What is not captured runs code of the model, which nobody else may have to wait for."""
@@ -292,10 +311,9 @@ class CudaDevice(Device):
     @contextmanager
     def beside(self) -> Iterator[None]:
         self.enter()
-        stream = torch.cuda.Stream(self.place)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(self._aside):
             yield
-            stream.synchronize()
+            self._aside.synchronize()
 
     def seconds(self, program: Program) -> float:
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]

@@ -146,6 +146,7 @@ _TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 2e-2, "bf16": 5e-2}
 _OTHERS_DIFFER = 0.01  # of the elements of an output that are no fractions
 _WARM_UPS = 2  # of what ran once when it was compared
 _TIMED = 5  # replays of each program, in turn
+_ROOM = 3.0  # times what a batch takes: as much is free on the device before another one is captured
 _PAUSE = 4.0  # times what a replay took: so long requests have the device to themselves before the next
 
 _shared: WeakValueDictionary[tuple[object, ...], Network] = WeakValueDictionary()
@@ -338,6 +339,7 @@ class Programs:
         self._ready: dict[int, Program] = {}
         self.footprint: dict[int, int] = {}
         self.sizes = config.pytorch.buckets if config.max_batch else (1,)
+        self._plain_sizes = set(self.sizes)  # that nobody tried to compile yet
         self.varying = any(DYNAMIC in tensor.dims for tensor in config.inputs)
         self.bytes = 0  # beside the weights
         device.enter()
@@ -431,15 +433,20 @@ class Programs:
         to serve, is only compiled."""
         if size in self._fast:
             return CompiledSize(size)
-        device, network = self._device, self._network
+        device, network, steps = self._device, self._network, _Steps()
         with device.beside():
             rows = [_noise(row) for row in self.inputs.rows(size)]
             why = network.compile_for(rows, size)
+            steps.done("compile")
             if not why and not self._hurried:
                 run = network.runs(rows, compiled=True)
                 for _ in range(_WARM_UPS):
                     run()
-        device.release()
+        steps.done("warm")
+        self._plain_sizes.discard(size)
+        if self._hurried or not self._plain_sizes or self._memory_is_short(size, ledger):
+            device.release()  # which batches wait for
+            steps.done("release")
         if why or self._hurried:
             return CompiledSize(size, why_not=why)
         before = self._ready.get(size) or self._program(size)
@@ -451,7 +458,8 @@ class Programs:
             except BaseException:
                 self._fast.discard(size)
                 raise
-        found = CompiledSize(size, self._timed(before), self._timed(after))
+        steps.done("capture")
+        found = CompiledSize(size, self._timed(before), self._timed(after), "", steps.began, steps.seconds)
         if found.after > found.before:
             self._fast.discard(size)
             times = f"{found.after * 1e3:.3g} ms compiled, and {found.before * 1e3:.3g} ms as it is"
@@ -460,11 +468,18 @@ class Programs:
         for other in self.sizes:
             if other not in self._seconds and other < size and other in self._ready:
                 self._seconds[other] = self._timed(self._ready[other])
+        steps.done("time")
         with device.turn():
             self._ready[size] = after
             self._instead = self._cheaper()
         self.bytes += max(0, device.allocated() - held)
         return found
+
+    def _memory_is_short(self, size: int, ledger: MemoryLedger | None) -> bool:
+        """Memory that compiling took and the allocator still holds may be needed for the capture."""
+        held = self._device.allocated()
+        room = self._device.free() if ledger is None else min(self._device.free(), ledger.most - held)
+        return room < _ROOM * self.footprint.get(size, 0)
 
     def _timed(self, program: Program) -> float:
         """Seconds that it takes of the device, the shortest of a few; requests run in between."""
@@ -518,6 +533,19 @@ class Programs:
                 self._ready[size] = program
         self._device.launch(program, size)
         return program.outputs, size
+
+
+class _Steps:
+    """What one adoption did when, for those who look for what delayed batches meanwhile."""
+
+    def __init__(self) -> None:
+        self.began = time.time()
+        self.seconds: dict[str, float] = {}
+        self._last = time.monotonic()
+
+    def done(self, name: str) -> None:
+        last, self._last = self._last, time.monotonic()
+        self.seconds[name] = round(self._last - last, 4)
 
 
 def _noise(row: torch.Tensor) -> torch.Tensor:

@@ -139,6 +139,8 @@ class Fleet:
             self.offered[self._keys] = served
             self.routes[self._keys] = served.runtime.route()
             runtime = served.runtime
+            if isinstance(runtime, BatchRuntime):
+                runtime.note_ready()
             if isinstance(runtime, BatchRuntime) and compiles_behind(served):
                 self._work_behind(served, CompileBehind(runtime).run())
             elif isinstance(runtime, BatchRuntime) and wants_second_look(served):

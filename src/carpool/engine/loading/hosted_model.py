@@ -218,7 +218,7 @@ class HostedLoading:
         self._asked = LoadOrder(config, version)
         self._found: tuple[Ready, int | None] | None = None  # and the threads of an instance
         self.artifact_sizes: list[int] = []
-        self.profile_key = ""
+        self.kept_as = ""
 
     def check(self) -> None:
         """Its file is read where it runs: the process for that takes seconds to start."""
@@ -230,7 +230,7 @@ class HostedLoading:
         found = self._runner.wait_for("prepare", Prepared, self._asked, tell, loading=self._number)
         self._runner.stand_by_with(found.packages)
         self._found = found.ready, found.threads
-        self.artifact_sizes, self.profile_key = found.artifact_sizes, found.profile_key
+        self.artifact_sizes, self.kept_as = found.artifact_sizes, found.profile_key
         return replace(found.ready, backends=[self._instance(which) for which in found.opened])
 
     def backend(self, index: int, count: int) -> HostedInstance:

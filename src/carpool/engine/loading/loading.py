@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from math import inf, isinf
 from time import monotonic
 from typing import Any
@@ -27,6 +28,7 @@ from carpool.engine.profile.compiled_file import (
     compiled_key,
     find_compiled,
     load_artifacts,
+    name_of,
 )
 from carpool.engine.profile.contention import contention
 from carpool.engine.profile.hardware import CpuWatch
@@ -228,12 +230,24 @@ class Loading:
         cache_dir = None if self._profiles is None else self._profiles.cache_dir
         if key is None:
             return None
-        found = find_compiled(self._config, self._version, key, self._kept_as, cache_dir)
+        find = partial(find_compiled, self._config, self._version, key, self._kept_as, cache_dir)
+        found = find()
+        if found is None and self._fetched(key):
+            found = find()
         if found is not None:
             log.info("compiled-found", model=self._config.name, file=str(found.path))
             if not self.behind:
                 load_artifacts(found.parts)
         return found
+
+    def _fetched(self, key: Key) -> bool:
+        """What another replica compiled is in the cache folder now. Artifacts are code: only for a model that
+        brings code of its own."""
+        shared = None if self._profiles is None else self._profiles.artifacts
+        cache_dir = None if self._profiles is None else self._profiles.cache_dir
+        if shared is None or cache_dir is None or self._config.pytorch.module is None:
+            return False
+        return shared.fetch(name_of(key), cache_dir, self._config.name)
 
     def bring_artifacts(self) -> None:
         """Before anything is compiled here: what was compiled elsewhere."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from time import monotonic
 
 from carpool.backends.backend import AnswersEach, Backend, KeepsMemory
@@ -19,10 +20,12 @@ from carpool.core.objectives import Knobs
 from carpool.core.pinned import pin
 from carpool.core.scheduler import Scheduler
 from carpool.core.spare import SpareTurn
-from carpool.engine.loading.hosted_model import HostedInstance
+from carpool.engine.loading.hosted_model import HostedInstance, HostedLoading
 from carpool.engine.loading.loading import Loading, Ready, execution_timeout
 from carpool.engine.models.runtime import EngineParts, Gate, InstancesRuntime
 from carpool.engine.models.served import Served, VersionState
+from carpool.engine.profile.hardware import process_age
+from carpool.engine.profile.model_profile import Profile, StartTimes
 from carpool.engine.profile.run_memory import MUCH_MEMORY, REST_S, give_back_all
 from carpool.engine.routes.direct_route import Eager, Spare
 from carpool.engine.routes.sequence_route import SequenceRoute
@@ -38,6 +41,7 @@ from carpool.observe.logs import logger
 log = logger("engine")
 
 _LOOK_S = 0.25  # between two looks at processes that have nothing to do
+_STARTING_S = 30.0  # a model whose load began so soon after the process belongs to its start
 _ADVISE_FROM = 0.1  # of the promise spent waiting: below that no newcomer is refused, or only by the engine
 
 
@@ -48,6 +52,7 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         config, caller = served.config, partial(parts.callers, served)
         here = partial(Loading, config, version, parts.profiles, turn=parts.turn, caller=caller)
         super().__init__(served, version, parts, here)
+        self._profiles = parts.profiles
         self.seats = 1  # of each instance: requests that it has under way at once, each on its own
         self._lost_seats: frozenset[int] = frozenset()  # whose instances are not replaced yet
         self._brief: Brief | None = None  # also of instances that replace others
@@ -228,6 +233,40 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
             counters.ran(batch.images, good, timing.input, timing.infer, timing.output)
             if result.clean:
                 counters.recent.add(batch.images, result.seconds, now)
+
+    # ---- what a start took ------------------------------------------------------------------------------
+
+    def note_ready(self) -> None:
+        """A model that the server loaded when it was started: how long that took is kept in its profile."""
+        served, age = self.served, process_age()
+        profile = served.profile
+        if profile is None or not profile.points or not 0.0 < age < served.load_s + _STARTING_S:
+            return
+        served.profile = replace(profile, started=StartTimes(round(age, 2)))
+        self._keep_start(served.profile.started)
+
+    def at_full_speed(self, profile: Profile) -> Profile:
+        """The same with the time that this took, the first time."""
+        started = profile.started
+        if not started.ready_s or started.full_speed_s:
+            return profile
+        return replace(profile, started=replace(started, full_speed_s=round(process_age(), 2)))
+
+    def _keep_start(self, started: StartTimes) -> None:
+        loading, profiles = self.loading, self._profiles
+        key = loading.kept_as if isinstance(loading, Loading | HostedLoading) else ""
+        if key and profiles is not None:
+            asyncio.get_running_loop().run_in_executor(None, profiles.note_start, key, started)
+
+    def share_artifacts(self, file: Path) -> None:
+        """With other replicas, where that is safe: see `shared_artifacts`. Not for the loop."""
+        profiles, model = self._profiles, self.served.name
+        if profiles is None or self.served.config.pytorch.module is None:
+            return
+        if profiles.artifacts is not None:
+            profiles.artifacts.share(file, model)
+        elif profiles.why_no_artifacts:
+            log.info("compiled-not-shared", model=model, error=profiles.why_no_artifacts)
 
     def images_by_size(self, sizes: Sequence[int]) -> dict[int, int]:
         """Images that ran, by the size of these that their batches were padded to."""

@@ -34,6 +34,8 @@ _MOST_AT_ONCE = 3
 _RETRY_S, _TRIES = 1.0, 5
 _NEXT_AFTER_S = 2.0
 _BUSY = 0.5
+_SETTLE_S = 0.5
+"""Between two sizes that are adopted while requests take much of the device: what waited runs first."""
 
 
 def compiles_behind(served: Served) -> bool:
@@ -84,6 +86,8 @@ class CompileBehind:
         try:
             while (compiled := await self._compiled.get()) is not None:
                 await self._adopt(compiled)
+                if self._is_busy():
+                    await asyncio.sleep(_SETTLE_S)
         finally:
             for task in (*compilers, ending):
                 task.cancel()
@@ -172,6 +176,7 @@ class CompileBehind:
             **speed,
             done=f"{len(self._adopted)} of {len(self._sizes)}",
             seconds=seconds,
+            steps=[{"began": one.began, **one.steps} for one in found],
         )
         self._say()
 
@@ -209,7 +214,7 @@ class CompileBehind:
             shortest = min(shortest, seconds) if size not in fast else seconds
             times[place] = size, shortest
         old = scheduler.drift.profile
-        scheduler.measured_again(BatchCurve.measured(times, old.max_batch, old.buckets), monotonic())
+        scheduler.replanned(BatchCurve.measured(times, old.max_batch, old.buckets), monotonic())
 
     def _say(self) -> None:
         served, row = self._served, self._served.counters.row
@@ -235,6 +240,7 @@ class CompileBehind:
         _log.info("model-compiled", model=served.name, version=served.version, sizes=sizes, seconds=seconds)
         if profile is None or not profile.compiled:
             return
+        profile = served.profile = self._runtime.at_full_speed(profile)
         await asyncio.to_thread(self._keep, profile)
 
     def _keep(self, profile: Profile) -> None:
@@ -246,7 +252,7 @@ class CompileBehind:
                 return
             paths = [Path(one.path) for one in made]
             parts = [path.read_bytes() for path in paths]
-            key = self._loading.profile_key
+            key = self._loading.kept_as
             kept = profile if key else None
             sizes = sorted(self._in_cache)
             file = write_compiled(paths[0].parent, made[0].key, sizes, parts, kept, key)
@@ -254,5 +260,6 @@ class CompileBehind:
             for path in paths:
                 path.unlink()
             _log.info("compiled-written", model=self._served.name, file=str(file))
+            self._runtime.share_artifacts(file)
         except (OSError, ValueError, CarpoolError) as error:
             _log.warning("compiled-not-written", model=self._served.name, error=str(error))

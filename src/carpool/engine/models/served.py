@@ -63,6 +63,7 @@ class Served:
         self.vision: VisionSettings | None = None  # how it answers pictures, if it does
         self.pictures: Mapping[str, Any] | None = None  # the same for front ends; None: it takes only tensors
         self.profile: Profile | None = None  # as it was loaded; what is believed now is the scheduler's
+        self.load_s = 0.0
         self.choices: Sequence[str] = ()  # what was chosen for it and why, in words
         self.counters = counters
         self._upload = upload
@@ -122,7 +123,7 @@ class Served:
         except CarpoolError:
             self.state = VersionState.UNAVAILABLE
             raise
-        seconds = monotonic() - began
+        seconds = self.load_s = monotonic() - began
         self.counters.row.set(columns.LOAD_SECONDS, seconds)
         if self.profile is not None:
             self.counters.row.set(columns.RUN_MEMORY, self.profile.memory.service)

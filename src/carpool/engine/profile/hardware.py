@@ -124,6 +124,16 @@ class CpuWatch:
         return CpuReading(total / _TICK, (total - idle - steal) / _TICK, steal / _TICK, own / _TICK, threads)
 
 
+def process_age(proc: Path = Path("/proc")) -> float:
+    """Seconds since this process was started, by whoever did; 0 where that cannot be seen."""
+    fields = _process_fields(proc / "self")
+    try:
+        up = float((proc / "uptime").read_text("ascii").split()[0])
+        return max(0.0, up - int(fields[19]) / _TICK)
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
 def _tree(proc: Path, root: int) -> list[int]:
     """This process and all below it."""
     children: dict[int, list[int]] = {}

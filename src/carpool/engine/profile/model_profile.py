@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from math import ceil, floor, log10
@@ -28,8 +29,10 @@ from carpool.engine.profile.hardware import Hardware, hardware
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.engine.profile.run_memory import MUCH_MEMORY, REST_S, RunMemory
+from carpool.engine.profile.shared_artifacts import SharedArtifacts, why_not_shared
 from carpool.engine.profile.shared_profiles import (
     MOST_BYTES,
+    MOST_FILES,
     SUFFIX,
     ProfileFolder,
     SharedFiles,
@@ -94,6 +97,14 @@ _ABOUT_AS_CHEAP = 1.03  # per image: so much dearer a piece may be where it spar
 
 
 @dataclass(frozen=True, slots=True)
+class StartTimes:
+    """Seconds from the start of the engine's process, of the last start of a server; 0: not measured."""
+
+    ready_s: float = 0.0
+    full_speed_s: float = 0.0  # until every batch size was compiled, where that goes on behind the traffic
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """`points` are empty for a model that could not be run on zeros, and for a fake one."""
 
@@ -104,6 +115,7 @@ class Profile:
     reused: str = ""  # what the check of an older profile found
     memory: RunMemory = field(default_factory=RunMemory)
     elsewhere: bool = False  # another replica measured it, and a second look can follow in service
+    started: StartTimes = field(default_factory=StartTimes)
     compiled: tuple[Point, ...] = ()  # of sizes that were compiled while it served; the others are plain
 
     @property
@@ -292,9 +304,11 @@ class ProfileStore:
     ) -> None:
         """`looks_again`: models are measured a second time in service, where a profile is in doubt."""
         self.cache_dir = cache_dir
-        own = None if cache_dir is None else ProfileFolder(cache_dir / "profiles")
+        self._own = own = None if cache_dir is None else ProfileFolder(cache_dir / "profiles")
         self._places: list[SharedFiles] = [place for place in (own, shared) if place is not None]
         self._shared = shared if looks_again else None
+        self.artifacts: SharedArtifacts | None = None
+        self.why_no_artifacts = ""  # in a place where profiles are shared
 
     @classmethod
     def of(
@@ -303,7 +317,11 @@ class ProfileStore:
         """None where nothing is to be kept."""
         if cache_dir is None and not shared:
             return None
-        return cls(cache_dir, shared_files(shared, secret) if shared else None, looks_again=looks_again)
+        store = cls(cache_dir, shared_files(shared, secret) if shared else None, looks_again=looks_again)
+        if shared:
+            store.why_no_artifacts = why_not_shared(shared, secret)
+            store.artifacts = None if store.why_no_artifacts else SharedArtifacts.of(shared, secret)
+        return store
 
     def read(self, key: Key) -> Profile | None:
         """The first that was measured on a calm machine, else any."""
@@ -341,7 +359,41 @@ class ProfileStore:
                 where = f"{place.where}/{name}"
                 log.warning("profile-not-kept", file=where, error=error.strerror or str(error))
 
+    def note_start(self, key: str, started: StartTimes) -> None:
+        """Into this machine's own profile with the key of this text, if there is one: the rest of it stays
+        as it was measured."""
+        own, name = self._own, _named(key)
+        profile = None if own is None or not key else self._read(own, name, json.loads(key))
+        if own is None or profile is None:
+            return
+        document = {"key": json.loads(key), "profile": as_json(replace(profile, started=started))}
+        try:
+            own.write(name, json.dumps(document, indent=1).encode())
+        except OSError as error:
+            log.warning("profile-not-kept", file=f"{own.where}/{name}", error=error.strerror or str(error))
+
+
+def last_start(cache_dir: Path, version: ModelVersion) -> StartTimes | None:
+    """Of these files on this hardware, with whatever settings they were served last; None: nobody knows."""
+    if version.file is None:
+        return None
+    model, here = content_digest(version.file), {**asdict(hardware()), "gpus": list(hardware().gpus)}
+    found: list[tuple[float, StartTimes]] = []
+    for path in sorted((cache_dir / "profiles").glob(f"*{SUFFIX}"))[:MOST_FILES]:
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            if path.stat().st_size > MOST_BYTES:
+                continue
+            document = json.loads(path.read_bytes())
+            key, started = document["key"], read_profile(document["profile"]).started
+            if key["model"] == model and key["hardware"] == here and started.ready_s > 0:
+                found.append((path.stat().st_mtime, started))
+    return max(found, key=lambda one: one[0])[1] if found else None
+
 
 def _file_name(key: Key) -> str:
     """By all that the profile depends on, the hardware too: replicas on other machines find others."""
-    return f"{sha256(key_text(key).encode()).hexdigest()[:40]}{SUFFIX}"
+    return _named(key_text(key))
+
+
+def _named(key: str) -> str:
+    return f"{sha256(key.encode()).hexdigest()[:40]}{SUFFIX}"

@@ -20,7 +20,7 @@ T = TypeVar("T")
 MOST_BYTES = 1 << 18
 MOST_FILES = 256
 SUFFIX = ".profile.json"
-_FILE = "file:"
+FILE = "file:"
 _WAIT_S = 5.0
 _LOOK_S = 0.01
 
@@ -37,8 +37,8 @@ class SharedFiles(Protocol):
 
 def shared_files(setting: str, secret: str) -> SharedFiles:
     """Of the setting `shared_profiles`, which was checked."""
-    if setting.startswith(_FILE):
-        return PatientFiles(ProfileFolder(Path(setting.removeprefix(_FILE)) / "profiles"))
+    if setting.startswith(FILE):
+        return PatientFiles(ProfileFolder(Path(setting.removeprefix(FILE)) / "profiles"))
     if setting.startswith(("redis", "unix")):
         return PatientFiles(ProfileRedis(setting, secret))
     return PatientFiles(ProfileBucket(setting))
@@ -48,8 +48,8 @@ class PatientFiles:
     """A place that may hang, such as a network's file system: each question has a thread of its own, which is
     left alone when its time is over."""
 
-    def __init__(self, place: SharedFiles) -> None:
-        self._place = place
+    def __init__(self, place: SharedFiles, patience: float = _WAIT_S) -> None:
+        self._place, self._patience = place, patience
         self.where = place.where
 
     def read(self, name: str) -> bytes | None:
@@ -70,23 +70,31 @@ class PatientFiles:
 
         thread = threading.Thread(target=run, daemon=True, name="shared-profiles")
         thread.start()
-        thread.join(_WAIT_S)
+        thread.join(self._patience)
         if answers:
             return answers[0]
         raise OSError(f"{self.where}: {errors[0] if errors else 'no answer in time'}")
 
 
 class ProfileFolder:
-    """The newest are kept; and nothing that a killed server left half written."""
+    """The newest are kept, of one suffix, by number and by bytes; and nothing that a killed server left half
+    written. What is longer than `most` is read one byte too far."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        suffix: str = SUFFIX,
+        most: int = MOST_BYTES,
+        budget: int = MOST_FILES * MOST_BYTES,
+    ) -> None:
         self.where = str(folder)
         self._folder = folder
+        self._suffix, self._most, self._budget = suffix, most, budget
 
     def read(self, name: str) -> bytes | None:
         try:
             with (self._folder / name).open("rb") as file:
-                return file.read(MOST_BYTES + 1)
+                return file.read(self._most + 1)
         except FileNotFoundError:
             return None
 
@@ -97,32 +105,36 @@ class ProfileFolder:
             part.write(data)
         Path(part.name).chmod(0o644)  # replicas may run as different users
         Path(part.name).replace(self._folder / name)
-        for suffix, most in ((SUFFIX, MOST_FILES), (".part", 8)):
+        for suffix, most in ((self._suffix, MOST_FILES), (".part", 8)):
             self._keep_few(suffix, most)
 
     def _keep_few(self, suffix: str, most: int) -> None:
         found = []
         for path in self._folder.glob(f"*{suffix}"):
             with suppress(FileNotFoundError):  # another replica tidies, too
-                found.append((path.stat().st_mtime, path))
-        for _, old in sorted(found)[:-most]:
-            with suppress(OSError):
-                old.unlink()
+                seen = path.stat()
+                found.append((seen.st_mtime, path, seen.st_size))
+        total = 0
+        for number, (_, path, size) in enumerate(sorted(found, reverse=True)):
+            total += size
+            if number and (number >= most or total > self._budget):
+                with suppress(OSError):
+                    path.unlink()
 
 
 class ProfileBucket:
     """Over fsspec, with the keys that each store's own tools would find."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, most: int = MOST_BYTES) -> None:
         from carpool.config.remote_address import shown_address
 
-        self._address = address
+        self._address, self._most = address, most
         self.where = shown_address(address)
 
     def read(self, name: str) -> bytes | None:
         fs, root = self._open()
         try:
-            data: bytes = fs.cat_file(f"{root}/{name}", 0, MOST_BYTES + 1)
+            data: bytes = fs.cat_file(f"{root}/{name}", 0, self._most + 1)
         except FileNotFoundError:
             return None
         return data
