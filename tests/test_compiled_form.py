@@ -22,7 +22,7 @@ ORDINARY = "native_class=False"
 @cache
 def compiled() -> frozenset[Path]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    hook = project["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["mypyc"]
+    hook = project["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]
     found = set[Path]()
     for pattern in hook["include"]:
         matched = [path for path in ROOT.glob(pattern) if path.name not in hook["exclude"]]
