@@ -100,9 +100,9 @@ site: ## the documentation as a site in build/site, with warnings as errors
 	$(PYTHON) docs/site/check_links.py build/site
 
 RELEASE := build/release-venv
-release: ## sdist and wheel in dist/, built twice, checked, installed into an empty environment and tried
+release: ## sdist and both wheels in dist/, built twice, checked, each installed into an empty environment and tried
 	@[ -x $(RELEASE)/bin/twine ] || { $(PYTHON) -m venv $(RELEASE) && $(RELEASE)/bin/python -m pip install --quiet \
-	  --disable-pip-version-check build twine cyclonedx-bom hatchling; }
+	  --disable-pip-version-check build twine cyclonedx-bom hatchling $$($(PYTHON) -c '$(HOOK_NEEDS)'); }
 	$(RELEASE)/bin/python tools/make_release.py
 
 # What is compiled lies in build/objects and in the wheel, never beside the sources, where it would run in their place.

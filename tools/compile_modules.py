@@ -85,7 +85,8 @@ def written_c(found: Sequence[Path], kept: Path) -> Path:
     """The folder with the C of these modules. It depends on every source that they may import."""
     every = sorted(SOURCE.rglob("*.py"))
     names = [str(path.relative_to(SOURCE)) for path in found]
-    told = [sys.version, version("mypy"), *MYPY, *names, *(str(path) for path in every)]
+    paths = [str(path.relative_to(SOURCE)) for path in every]
+    told = [sys.version, version("mypy"), *MYPY, *names, *paths]
     key = digest([*(each.encode() for each in told), *(path.read_bytes() for path in every)])
     place = kept / "c" / key
     if not (place / "libraries.json").exists():
