@@ -102,7 +102,12 @@ def write_c(names: Sequence[str], place: Path) -> None:
     from mypyc.build import mypycify
 
     os.chdir(SOURCE)  # tracebacks then name files as they are found in an installation
-    made = mypycify([*MYPY, *names], multi_file=True, group_name="carpool", target_dir=str(place))
+    made = mypycify(
+        [*MYPY, f"--cache-dir={os.devnull}", *names],
+        multi_file=True,
+        group_name="carpool",
+        target_dir=str(place),
+    )
     libraries = [
         (one.name.replace(".", "/") + SUFFIX, [str(Path(each).relative_to(place)) for each in one.sources])
         for one in made
