@@ -80,7 +80,7 @@ bench: setup ## the quick form of every benchmark
 conformance: setup ## Triton's own clients, perf_analyzer and the long tests (ARGS=--help)
 	@PYTHONPATH=tests $(BIN)/python -m conformance.run $(ARGS)
 
-tutorials: setup ## follow every tutorial of docs/tutorials to its end, as make conformance does
+tutorials: setup ## follow the quickstart and every tutorial to its end, as make conformance does
 	$(BIN)/python -m pytest -q -m conformance -k tutorial -n $(CORES) tests/test_examples.py
 
 mlflow: setup ## an environment with MLflow, for its tests in make conformance, which installs it too

@@ -3,7 +3,7 @@
     carpool serve examples/batching                     # in another terminal
     python examples/batch_sizes.py plain --clients 16
 
-See docs/batching.md. Needs tritonclient[http] with aiohttp.
+See docs/scheduling.md. Needs tritonclient[http] with aiohttp.
 """
 
 from __future__ import annotations

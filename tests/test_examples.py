@@ -28,16 +28,24 @@ EXAMPLES = ROOT / "examples"
 PAGES = [
     ROOT / "README.md",
     EXAMPLES / "README.md",
-    *(DOCS / f"{name}.md" for name in ("README", "quickstart", "pictures", "video", "python", "batching")),
-    *(DOCS / f"{name}.md" for name in ("coming-from-triton", "coming-from-torchserve", "conformance")),
-    DOCS / "faults.md",
+    *(
+        DOCS / f"{name}.md"
+        for name in ("README", "quickstart", "pictures", "video", "text", "python", "scheduling")
+    ),
+    *(DOCS / f"{name}.md" for name in ("coming-from", "conformance", "faults")),
     *sorted((DOCS / "tutorials").glob("*.md")),
 ]
 RUNNABLE = [page for page in PAGES if "```console" in page.read_text("utf-8")]
-TO_THE_DIGIT = ("README.md", "quickstart.md", *(page.name for page in (DOCS / "tutorials").glob("*.md")))
+TO_THE_DIGIT = (
+    "README.md",
+    "quickstart.md",
+    "coming-from.md",
+    "text.md",
+    *(page.name for page in (DOCS / "tutorials").glob("*.md")),
+)
 """Pages whose numbers are what came out, and whose commands leave no complaint in a log. Of the others the
 words are compared."""
-AT_ONCE = ("python.md", "coming-from-triton.md")  # `make conformance` runs the other pages, too
+AT_ONCE = ("python.md", "coming-from.md")  # `make conformance` runs the other pages, too
 SECONDS = 180  # for anything to end that should take a few, on cores that other tests keep busy
 
 SERVERS_OWN = ("carpool serve", "make serve")
@@ -50,7 +58,8 @@ ASKS = ("ask_with_tritonclient.py", "batch_sizes.py")
 
 def name_of(page: Path) -> str:
     """For `make tutorials`, which follows those alone."""
-    return f"tutorial-{page.name}" if page.parent.name == "tutorials" else page.name
+    followed = page.parent.name == "tutorials" or page.name in ("quickstart.md", "text.md", "video.md")
+    return f"tutorial-{page.name}" if followed else page.name
 
 
 @dataclass(frozen=True)
@@ -268,7 +277,7 @@ def test_every_command_of_a_page_works_and_prints_what_it_shows(page: Path, tmp_
                 banner = step.output
                 server = Server(step.command, tmp_path)
                 server.wait_ready()
-            elif "--compare" not in step.command:  # a quarter of a minute: see the test of the README
+            elif "--compare" not in step.command:  # a quarter of a minute: see the test of that page
                 _check(step, server, tmp_path, exactly=exactly)
     except BaseException:
         if server is not None:
@@ -299,10 +308,10 @@ def _check(step: Step, server: Server | None, folder: Path, *, exactly: bool) ->
         check_same(printed, step.output, numbers=exactly and not step.note)
 
 
-def test_the_readme_shows_what_the_simulator_says(tmp_path: Path) -> None:
-    readme = (ROOT / "README.md").read_text("utf-8")
+def test_the_tutorial_shows_what_the_simulator_says(tmp_path: Path) -> None:
+    page = (DOCS / "tutorials" / "first-slo.md").read_text("utf-8")
     said = json.loads(run("carpool simulate --curve 4+1 --slo-ms 50 --load 3 --json", tmp_path))
-    promise = {line[:26].strip(): line[26:].split()[0] for line in readme.splitlines() if line[26:].strip()}
+    promise = {line[:26].strip(): line[26:].split()[0] for line in page.splitlines() if line[26:].strip()}
     assert promise["answered in time (goodput)"] == f"{said['goodput_rps']:,.1f}"
     assert promise["… of offered (attainment)"] == f"{said['attainment']:.1%}".rstrip("%")
     assert promise["p99 of answered"] == f"{said['p99_ms']:.1f}"
@@ -415,7 +424,10 @@ def _ask_zeros(program: Path) -> None:
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}-{page.name}")
+LINKED = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), EXAMPLES / "README.md", ROOT / "benchmarks" / "README.md"]
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: f"{page.parent.name}-{page.name}")
 def test_every_link_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text("utf-8")):
         path, _, anchor = target.partition("#")
@@ -431,3 +443,17 @@ def anchors(page: Path) -> set[str]:
     plain = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
     seen = [plain[:at].count(name) for at, name in enumerate(plain)]  # those before it of the same name
     return {f"{name}-{before}" if before else name for name, before in zip(plain, seen, strict=True)}
+
+
+def test_pages_that_the_program_names_are_there() -> None:
+    """In messages and in comments: `docs/page.md`, also with an anchor."""
+    named = {
+        found
+        for file in (ROOT / "src").rglob("*")
+        if file.suffix in (".py", ".toml", ".md", ".js", ".html")
+        for found in re.findall(r"\bdocs/([\w/-]+\.md)(?:#([\w-]+))?", file.read_text("utf-8"))
+    }
+    assert len(named) > 10
+    for page, anchor in named:
+        assert (DOCS / page).exists(), page
+        assert not anchor or anchor in anchors(DOCS / page), f"{page}#{anchor}"

@@ -44,16 +44,16 @@ MAY_IMPORT: Mapping[str, str] = {
     "engine/control": "config core drift engine engine/fleet engine/loading engine/models link memory "
     "observe registry rollout",
     "engine/fleet": "backends/python config core engine/loading engine/models engine/profile "
-    "engine/routes engine/run link observe",
+    "engine/routes engine/run link memory observe",
     "engine/generation": "backends config core engine/loading engine/profile engine/run link observe "
     "vision/plans",
     "engine/loading": "backends backends/torch config core engine/profile engine/run link memory observe "
     "vision vision/plans vision/tasks",
     "engine/models": "backends config core engine/generation engine/loading engine/profile engine/routes "
     "engine/run link observe pipelines vision/plans",
-    "engine/profile": "backends config core engine/run link observe",
+    "engine/profile": "backends config core engine/run link memory observe",
     "engine/routes": "config core engine/run link observe pipelines",
-    "engine/run": "backends config core link memory observe",
+    "engine/run": "backends config core link memory observe wire",
     "frontend": "core frontend/caches frontend/calls frontend/pictures frontend/rollout frontend/traces "
     "link memory observe wire",
     "frontend/access": "config observe",
@@ -71,8 +71,8 @@ MAY_IMPORT: Mapping[str, str] = {
     "frontend/rollout": "config core frontend/calls frontend/pictures link memory observe vision "
     "vision/plans wire",
     "frontend/traces": "cache config link observe wire",
-    "lab": "backends config core engine/generation engine/loading engine/profile engine/run pipelines "
-    "sim vision vision/plans",
+    "lab": "backends config core engine/generation engine/loading engine/profile engine/run memory "
+    "pipelines sim vision vision/plans",
     "lab/cascade": "client config core engine lab/evaluate vision vision/plans",
     "lab/evaluate": "client config engine engine/fleet vision",
     "lab/load": "sim wire wire/proto",

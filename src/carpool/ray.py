@@ -39,7 +39,7 @@ def deploy(
     of the balancer on this node when it answers.
 
     `replicas` is a number, or the least and the most of them: then they follow the load. `more` are the other
-    arguments of docs/ray.md: cores, gpus, per_node, port, options and so on. Called again with the same name,
+    arguments of docs/fleet.md: cores, gpus, per_node, port, options. Called again with the same name,
     it replaces replicas in turn, as Serve does: with one alone there is none for a moment.
     """
     given = {"models": models, "slo_ms": slo_ms, "replicas": replicas, "name": name, **more}

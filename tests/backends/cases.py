@@ -32,6 +32,8 @@ class Case:
     endless: Callable[[Path], backends.Backend]  # x FP32 [-1, 3] → y, never
     computes: bool = True  # False: answers zeros, whatever comes in
     refuses: tuple[str, ...] = ()  # datatypes that it says it does not carry
+    identities: Callable[..., backends.Backend] | None = None
+    """Of a folder and datatypes: x_FP32 → y_FP32 and so on in one model, where each instance is a process."""
 
     def __str__(self) -> str:
         return self.name
@@ -113,6 +115,17 @@ def _python_identity(folder: Path, datatype: str) -> backends.Backend:
     return load_python(folder, source)
 
 
+def _python_identities(folder: Path, *datatypes: str) -> backends.Backend:
+    source = f"""
+        INPUTS = { ({f"x_{name}": (name, [3]) for name in datatypes}) }
+        OUTPUTS = { ({f"y_{name}": (name, [3]) for name in datatypes}) }
+
+        def predict(inputs):
+            return {{name.replace("x_", "y_"): array for name, array in inputs.items()}}
+    """
+    return load_python(folder, source)
+
+
 # The same as a model for Triton's Python backend: `compute` makes outputs of the array x.
 TRITONS = """
     import triton_python_backend_utils as pb_utils
@@ -156,12 +169,14 @@ CASES = (
         lambda folder, datatype: load_tflite("identity", folder, datatype),
         lambda folder: load_tflite("endless", folder),
         refuses=("BF16",),
+        identities=lambda folder, *datatypes: load_tflite("identities", folder, *datatypes),
     ),
     Case(
         "python",
         lambda folder: load_python(folder, _PYTHON_ARITHMETIC),
         _python_identity,
         lambda folder: load_python(folder, _PYTHON_ENDLESS),
+        identities=_python_identities,
     ),
     Case(
         "triton-python",

@@ -20,11 +20,14 @@ from backends import onnx_models
 from backends.cases import load_file, settings
 from carpool import backends
 from carpool.backends import onnxruntime as onnx_backend
-from carpool.backends.backend import Placement
+from carpool.backends.backend import KeepsMemory, Placement
 from carpool.backends.onnxruntime import CPU, CUDA, OPENVINO, TENSORRT, OnnxBackend, _providers
 from carpool.config.model import InstanceGroup, InstanceKind, ModelConfig, ModelSignature, OnnxruntimeSettings
 from carpool.config.repository import ModelVersion
+from carpool.engine.profile.measuring import sample
 from carpool.errors import ConfigError, InvalidInput, ModelError, Unsupported
+from carpool.memory.spare_memory import own_bytes
+from carpool.types import Datatype, Signature, TensorSpec
 
 
 @pytest.fixture
@@ -334,3 +337,48 @@ def test_abort_reaches_a_graph_that_is_working(path: Path) -> None:
     backend.abort()
     thread.join()
     assert [error.reason for error in errors] == ["aborted"]
+
+
+def wide(path: Path) -> Path:
+    """Two steps whose values are 4 MiB for each image."""
+    nodes = [
+        helper.make_node("Add", ["x", "x"], ["a"]),
+        helper.make_node("Mul", ["a", "x"], ["b"]),
+        helper.make_node("ReduceSum", ["b"], ["y"], keepdims=1),
+    ]
+    return onnx_models.write(path, nodes, [("x", "FP32", ("n", 1 << 20))], [("y", "FP32", (1, 1))])
+
+
+def test_what_batches_took_is_given_back(path: Path) -> None:
+    config = settings("onnxruntime", wide(path))
+    here, other = (backends.load(config, ModelVersion(1, path), Placement(n, threads=1)) for n in range(2))
+    assert isinstance(here, OnnxBackend)
+    x = {"x": np.ones((32, 1 << 20), np.float32)}
+    before = own_bytes()
+    for _ in range(2):  # what is known of the first shapes the second
+        here.run(x, ())
+    held = own_bytes()
+    assert held - before > 64 << 20
+    here.give_back()
+    assert own_bytes() < held - (64 << 20)
+    assert here.alive
+    assert here.run({"x": np.ones((1, 1 << 20), np.float32)}, ())["y"].item() == 1 << 21
+    here.abort()
+    here.give_back()
+    other.give_back()  # type: ignore[attr-defined]
+    assert other.run({"x": np.ones((1, 1 << 20), np.float32)}, ())["y"].item() == 1 << 21
+    here.close()
+    here.give_back()
+
+
+@pytest.mark.parametrize("datatype", onnx_models.ELEMENT_TYPES)
+def test_giving_back_runs_nothing_and_breaks_nothing(path: Path, datatype: str) -> None:
+    backend = load_file(onnx_models.identity(path, datatype))
+    assert isinstance(backend, KeepsMemory)
+    backend.give_back()
+    assert backend.alive
+    assert backend.run(sample(Signature("m", signature_specs(backend), (), 4), 2), ())["y"].shape == (2, 3)
+
+
+def signature_specs(backend: Any) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(t.name, Datatype(t.datatype), t.shape[1:]) for t in backend.signature.inputs)

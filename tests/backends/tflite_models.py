@@ -138,6 +138,21 @@ def identity(path: Path, datatype: str = "FP32", shape: Shape = (BATCH, 3)) -> P
     return file.save(path)
 
 
+def identities(path: Path, *datatypes: str) -> Path:
+    """x_FP32 → y_FP32, and so for each of these datatypes, in one file."""
+    file = File()
+    graph = file.graph()
+    shape = (BATCH, 3)
+    graph.tensor("shape", "INT32", (2,), np.array(shape, np.int32))
+    for name in datatypes:
+        graph.tensor(f"x_{name}", name, shape)
+        graph.tensor(f"y_{name}", name, shape)
+        options = schema.ReshapeOptionsT()
+        graph.node("RESHAPE", [f"x_{name}", "shape"], [f"y_{name}"], options, newShape=list(shape))
+    graph.ends([f"x_{name}" for name in datatypes], [f"y_{name}" for name in datatypes])
+    return file.save(path)
+
+
 def arithmetic(path: Path) -> Path:
     """double = x + x, total = the sum of each row."""
     file = File()

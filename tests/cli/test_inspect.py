@@ -37,6 +37,16 @@ def test_an_export_that_says_what_it_is(tmp_path: Path) -> None:
     assert told["outputs"][0]["tried"] == [6, 84]
 
 
+def test_what_an_image_takes_of_memory(tmp_path: Path) -> None:
+    file = classifier(tmp_path / "animals.onnx")
+    told = json.loads(call("inspect", file, "--json").stdout)
+    assert told["weights_mb"] >= 0
+    assert told["image_mb"] >= 0
+    assert "MB for each image that it runs" in " ".join(call("inspect", file).stdout.split())
+    open_sides = detector(tmp_path / "any.onnx", 80, dynamic=True)
+    assert json.loads(call("inspect", open_sides, "--json").stdout)["image_mb"] is None
+
+
 def test_what_is_not_sure_is_asked_and_can_be_said(tmp_path: Path) -> None:
     file = detector(tmp_path / "parts.onnx", 2)
     told = json.loads(call("inspect", file, "--json").stdout)

@@ -144,7 +144,7 @@ def test_every_key_of_the_report_is_documented() -> None:
     from carpool.lab.load.load_report import Counts, Generator, LoadReport
     from carpool.lab.load.tally import COLUMNS, Spread
 
-    text = (Path(__file__).parents[2] / "docs" / "choosing-a-promise.md").read_text("utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "cli.md").read_text("utf-8")
     names = {field.name for kind in (Counts, LoadReport, Generator, Spread) for field in fields(kind)}
     missing = [name for name in (names - {"total"}) | set(COLUMNS) if f"`{name}`" not in text]
     assert not missing

@@ -155,7 +155,7 @@ def query(session: Session) -> str:
     return "[[0 … 9]]"
 
 
-@case("infer", "priority 1, timeout 5 s, a parameter of one's own", "an answer")
+@case("infer", "priority 1, timeout 5 s, a custom parameter", "an answer")
 def options(session: Session) -> str:
     given: dict[str, Any] = {"priority": 1, "timeout": 5_000_000, "parameters": {"tag": "a"}}
     expect(_scores(session.infer("vision", session.ones(), **given)), [_COUNTING])

@@ -22,6 +22,7 @@ from carpool.engine.routes.ensemble_route import EnsembleRoute
 from carpool.engine.routes.stepped_route import Binding, BoundStep
 from carpool.engine.run.batch import Outcome, Work
 from carpool.engine.run.model_inputs import signature_of
+from carpool.engine.run.step_memory import Lent, StepMemory
 from carpool.errors import Cancelled, CarpoolError, ModelError, Unavailable
 from carpool.pipelines.ensemble_graph import EnsembleGraph
 from carpool.types import Array, Datatype, Signature, TensorSpec
@@ -65,24 +66,24 @@ class ScriptedRoute:
         work.done(work, Outcome(error=error) if error is not None else Outcome(outputs))
 
 
-class StepMemory:
+class ShortMemory(StepMemory):
     """In the place of the memory that steps in another process read from: what is lent comes back, once."""
 
     def __init__(self, room: int) -> None:
+        super().__init__(lambda *_: None, lambda _: None, 0)
         self.room = room
         self.lent = 0
 
-    def lend(self, _key: int, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Lent:
+    def lend(self, _key: int, inputs: Mapping[str, Array], wanted: Sequence[str]) -> ShortLent:
         if self.lent >= self.room:
-            raise Unavailable("there is no memory left for steps of ensembles", reason="overload")
+            raise Unavailable("there is no memory left for calls between models", reason="overload")
         self.lent += 1
-        return Lent(self, len(next(iter(inputs.values()))), wanted)
+        return ShortLent(self, len(next(iter(inputs.values()))), wanted)
 
 
-class Lent:
-    place = None
-
-    def __init__(self, memory: StepMemory, images: int, wanted: Sequence[str]) -> None:
+class ShortLent(Lent):
+    def __init__(self, memory: ShortMemory, images: int, wanted: Sequence[str]) -> None:
+        self.place: Any = None
         self._memory = memory
         self._images, self._wanted = images, wanted
         self.given_back = False
@@ -165,7 +166,7 @@ def test_every_run_ends_once_and_leaves_nothing(
 ) -> None:
     """A runner that dies is a batch that goes bad: of all its steps, in any order."""
     route = ScriptedRoute([Unavailable("no") if no else None for no in at_once])
-    memory = StepMemory(room)
+    memory = ShortMemory(room)
     routes = ensemble(graph, route, hosted, memory)
     answers: dict[Work, list[Outcome]] = {}
 

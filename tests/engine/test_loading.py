@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from carpool.engine.profile.hardware import CpuTaken
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.model_profile import ProfileStore
 from carpool.errors import ConfigError, ModelError
+from carpool.types import Array
 from engine.timed import Clock, Timed
 
 
@@ -37,13 +38,14 @@ class Workshop:
     takes: Callable[[int, int], float] = lambda images, threads: (0.004 + 0.002 * images) / threads**0.8
     loads: list[Timed] = field(default_factory=list)
     fails: bool = False
+    kind: type[Timed] = Timed
     taken: CpuTaken = field(default_factory=CpuTaken)  # by others, while times are measured
 
     def read(self) -> CpuTaken:
         return self.taken
 
     def load(self, _config: ModelConfig, _version: ModelVersion, placement: Placement) -> Timed:
-        made = Timed(
+        made = self.kind(
             self.clock,
             lambda images, _: self.factor * self.takes(images, placement.threads or 0),
             fails=self.fails,
@@ -250,3 +252,36 @@ def test_a_busy_machine_explains_only_so_much(shop: Workshop, caplog: pytest.Log
     shop.factor, shop.taken = 6.0, BUSY
     assert shop.prepare(slo_ms=100.0).profile.provisional
     assert "profile-outdated" in events(caplog)
+
+
+@dataclass(eq=False)
+class Keeping(Timed):
+    """It keeps 10 MB for each image of its largest batch."""
+
+    kept: int = 0
+
+    def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
+        self.kept = max(self.kept, 10_000_000 * len(inputs["x"]))
+        return super().run(inputs, wanted)
+
+    def give_back(self) -> None:
+        self.kept = 0
+
+    def close(self) -> None:
+        super().close()
+        self.kept = 0
+
+
+def test_measuring_gives_back_what_it_took(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def held() -> int:
+        return sum(backend.kept for backend in shop.loads if isinstance(backend, Keeping))
+
+    monkeypatch.setattr("carpool.engine.profile.run_memory.own_bytes", held)
+    shop.kind, shop.takes = Keeping, lambda images, _threads: 0.01 * images  # a batch brings nothing
+    for _ in range(2):  # measured, and as it was kept
+        ready = shop.prepare(100.0, max_batch=8)
+        instances = len(ready.backends)
+        assert ready.profile.memory.measuring >= 20_000_000 * instances
+        assert ready.profile.memory.service == 10_000_000 * instances
+        assert ready.piece == 1
+        assert held() == 0

@@ -263,9 +263,8 @@ def test_the_deadline_of_a_request_holds_for_what_it_asks(
         target = served([])
         engine = SimpleNamespace(
             prepare=prepare,
-            submit=lambda _key, works: submitted.extend(works),
+            submit_own=lambda _key, work: submitted.append(work),
             served={5: target},
-            find_hosted=lambda *_: None,
             bring_for=lambda *_: None,
         )
         calls = ModelCalls(engine)  # type: ignore[arg-type]

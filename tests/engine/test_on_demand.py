@@ -10,6 +10,8 @@ import pytest
 
 from carpool.engine.engine import Engine
 from carpool.engine.fleet.on_demand import OnDemand, free_memory, held_memory
+from carpool.engine.loading.loading import Loading
+from carpool.engine.profile.run_memory import RunMemory
 from carpool.errors import ConfigError, InvalidInput, ModelError, NotFound, Unavailable
 from carpool.link.door import ON_DEMAND
 from engine.scripted import Stage, ask, model, run, scripted_stage, states, weights
@@ -220,3 +222,20 @@ def test_memory_is_read_from_the_kernel() -> None:
     kept = bytearray(b"\1" * (64 << 20))
     assert held_memory() - before > 32 << 20
     assert len(kept) < free_memory() < 1 << 50
+
+
+def test_what_batches_take_counts_beside_the_weights(
+    tmp_path: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three(tmp_path)
+    monkeypatch.setattr(Loading, "_memory", lambda *_: RunMemory(0, 5 * 10**8))
+
+    async def story() -> None:
+        engine, memory = await started(tmp_path, stage, gigabytes=2.5)
+        await ask(engine, "a")
+        memory.now += 100.0
+        await ask(engine, "b")  # 1.5 GB each: with both loaded, nothing would be left for their batches
+        assert loaded(engine) == ["b"]
+        await engine.stop()
+
+    run(story())

@@ -15,6 +15,7 @@ from carpool.core.curve import BatchCurve
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.engine.profile.model_profile import Profile, best_piece, choices, read_profile
+from carpool.engine.profile.run_memory import MUCH_MEMORY, RunMemory
 from carpool.link.typed_json import as_json
 
 POINTS = (Point(1, 0.010, 0.1, 5), Point(2, 0.018, 0.1, 5), Point(4, 0.035, 0.1, 5))
@@ -123,6 +124,28 @@ def test_pieces_where_they_are_clearly_cheaper() -> None:
     assert best_piece(dearer, kinds()["onnxruntime"]) == 1
     assert best_piece(alike, kinds()["onnxruntime"]) == 8
     assert best_piece(dearer, kinds()["python"]) == 8  # its code sees the batch that was formed
+
+
+def test_smaller_pieces_where_large_batches_take_much_memory() -> None:
+    onnx, python = kinds()["onnxruntime"], kinds()["python"]
+    alike = BatchCurve.parse("1:1.02,2:2,4:4,8:8")
+    assert best_piece(alike, onnx, MUCH_MEMORY) == 1
+    assert best_piece(alike, onnx, MUCH_MEMORY - 1) == 8
+    assert best_piece(alike, python, MUCH_MEMORY) == 8
+    assert best_piece(BatchCurve.parse("1:1.1,2:2.02,4:4,8:8"), onnx, MUCH_MEMORY) == 2
+    assert best_piece(BatchCurve.parse("1:4,2:5,4:7,8:11"), onnx, MUCH_MEMORY) == 8
+    assert best_piece(BatchCurve.parse("1:10,2:17,4:32,8:78"), onnx, MUCH_MEMORY) == 4
+
+
+def test_memory_in_words() -> None:
+    said = choices(
+        replace(PROFILE, memory=RunMemory(900 << 20, 500_000_000)), BatchCurve.parse("1:1,8:8"), 1, None
+    )
+    assert said[-2:] == (
+        "Large batches run in pieces of 1: less memory, about the same time.",
+        "Batches take 500 MB beside the weights while all instances run. It is kept from batch to batch, and "
+        "given back after 5 s without requests.",
+    )
 
 
 def test_one_alone_is_copied_nowhere_and_need_not_be_the_very_best() -> None:

@@ -1,33 +1,34 @@
-"""What becomes of two features that meet: one cell for every pair, and the page that is made of them.
+"""What becomes of two features that meet: one cell for every pair, and the part of a page made of them.
 
-`python tests/interactions/table.py` writes docs/interactions.md.
+`python tests/reference.py` writes it into docs/limits.md.
 """
 
 from __future__ import annotations
 
 from itertools import combinations
-from pathlib import Path
 from typing import NamedTuple
 
-PAGE = Path(__file__).parents[2] / "docs" / "interactions.md"
 WORKS, REFUSED = "works", "refused"
 
 FEATURES: dict[str, tuple[str, str]] = {
     "exact": ("exact cache", "[`[cache]`](caching.md), or Triton's `response_cache`"),
-    "similar": ("similar cache", "[`similar = true`](caching.md#the-same-scene) in `[cache]`"),
+    "similar": ("similar cache", "[`similar = true`](caching.md#similar) in `[cache]`"),
     "rollout": ("rollout", "[`[rollout]`](rollouts.md) or `carpool rollout start`"),
     "pipeline": ("pipeline", "[`pipeline.toml`](pipelines.md)"),
-    "ensemble": ("ensemble", "Triton's [`ensemble_scheduling`](pipelines.md#coming-from-triton-ensembles)"),
-    "sequence": ("sequence", "[`[sequences]`](sequences.md), or Triton's `sequence_batching`"),
-    "decoupled": ("decoupled", "[`decoupled = true`](decoupled.md), or `model_transaction_policy`"),
-    "text": ("text", "[`[generate]`](generation.md)"),
+    "ensemble": ("ensemble", "Triton's [`ensemble_scheduling`](pipelines.md#triton-ensembles)"),
+    "sequence": ("sequence", "[`[sequences]`](sequences.md#sequences), or Triton's `sequence_batching`"),
+    "decoupled": (
+        "decoupled",
+        "[`decoupled = true`](sequences.md#many-responses), or `model_transaction_policy`",
+    ),
+    "text": ("text", "[`[generate]`](text.md#models-that-generate-text)"),
     "demand": ("on-demand", "[`--on-demand`](models.md#more-models-than-memory)"),
     "keys": ("keys", "[`--api-key-file`](security.md#keys)"),
     "memory": ("shared memory", "[`--allow-client-shm`](protocols.md#shared-memory)"),
     "live": ("live source", "[`X-Carpool-Latest`](protocols.md#deadlines-and-sources)"),
     "device": ("device pictures", '[`decode = "device"`](gpu.md) in `[image]`'),
-    "tracing": ("tracing", "[`--otlp-endpoint`](tracing.md)"),
-    "recording": ("recording", "[`--record`](planning.md#what-yesterday-would-have-been-like)"),
+    "tracing": ("tracing", "[`--otlp-endpoint`](metrics.md#opentelemetry)"),
+    "recording": ("recording", "[`--record`](planning.md#replay-recorded-traffic)"),
 }
 
 
@@ -272,13 +273,11 @@ TABLE: dict[tuple[str, str], Cell] = {
     ("tracing", "recording"): Cell(WORKS, "A request has a span and a line.", _TOGETHER),
 }
 
-HEAD = """# What goes with what
+HEAD = """Every pair of features works together or is rejected. A rejection comes when the model is loaded,
+with a sentence that names the setting, or with the request that asks for it. Each cell has a test
+(`tests/interactions`).
 
-Every pair of features either works together or is refused. A refusal comes when the model is loaded, with a
-sentence that names the setting. What a request asks for itself is refused with the request. Each cell has a
-test (`tests/interactions`), and this page is generated from the same table.
-
-| feature | switched on by |
+| feature | enabled by |
 |---|---|
 """
 
@@ -287,27 +286,23 @@ def cell(one: str, other: str) -> Cell:
     return TABLE.get((one, other)) or TABLE[other, one]
 
 
-def page() -> str:
+def part() -> str:
+    """What each feature is, whether two go together, and what then happens."""
     names = list(FEATURES)
     titles = {name: title for name, (title, _) in FEATURES.items()}
     lines = [f"| {titles[name]} | {how} |" for name, (_, how) in FEATURES.items()]
-    lines += ["", "## The table", "", "✓ works, ✗ is refused.", ""]
+    lines += ["", "✓ works, ✗ is rejected.", ""]
     lines += ["| | " + " | ".join(titles.values()) + " |", "|---" * (len(names) + 1) + "|"]
     marks = {WORKS: "✓", REFUSED: "✗"}
     for row in names:
         cells = (" " if row == column else marks[cell(row, column).verdict] for column in names)
         lines.append(f"| **{titles[row]}** | {' | '.join(cells)} |")
-    for number, row in enumerate(names[:-1]):
-        lines += ["", f"## {titles[row].capitalize()}", "", "| with | | |", "|---|---|---|"]
-        for column in names[number + 1 :]:
-            found = cell(row, column)
-            lines.append(f"| {titles[column]} | {marks[found.verdict]} | {found.sentence} |")
+    lines += ["", "| features | | what happens |", "|---|---|---|"]
+    for row, column in pairs():
+        found = cell(row, column)
+        lines.append(f"| {titles[row]}, {titles[column]} | {marks[found.verdict]} | {found.sentence} |")
     return HEAD + "\n".join(lines) + "\n"
 
 
 def pairs() -> list[tuple[str, str]]:
     return list(combinations(FEATURES, 2))
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page())

@@ -6,6 +6,7 @@ import pytest
 
 from carpool.core.curve import BatchCurve
 from carpool.lab.fleet_plan import ENOUGH, FleetPlan, FleetQuestion, plan
+from carpool.lab.machine_share import replica_memory_mb
 
 EXERCISE = BatchCurve.parse("4+1")
 RESNET = BatchCurve.parse("1:6.2,4:9.1,16:21,64:74")
@@ -31,12 +32,13 @@ def _check(found: FleetPlan, slo_ms: float) -> None:
 
 
 def test_a_detector_at_500_a_second_needs_one_gpu() -> None:
-    found = plan(FleetQuestion(EXERCISE, 0.05, 500, price_per_hour=2.5))
+    found = plan(FleetQuestion(EXERCISE, 0.05, 500, price_per_hour=2.5, model_mb=300.0))
     _check(found, 50)
     assert (found.replicas, found.max_batch, found.promised_batch) == (1, 46, 21)
     assert found.capacity_rps == 840
     assert found.headroom == pytest.approx(0.68)
     assert found.cost_per_1000 == pytest.approx(2.5 / (500 * 3600) * 1000)
+    assert found.memory_mb == replica_memory_mb(300.0) > 300.0 + 512
     assert found.p99_ms == pytest.approx(26, abs=2)
     assert found.delay_helps is False
     assert any("No delay helps" in sentence for sentence in found.why)

@@ -22,7 +22,6 @@ from engine import repositories
 from frontend.http.harness import Client, Response, post
 from live.server import (
     LAYOUTS,
-    ONE_PROCESS,
     PATIENCE_S,
     READY_S,
     Live,
@@ -73,6 +72,9 @@ def predict(x):
 """
 
 
+_REST_S = 0.005
+
+
 def ask(server: Live, model: str, *values: float, path: str | None = None) -> Response:
     """One image of two numbers, on a connection of its own."""
     with server.connect() as client:
@@ -81,7 +83,11 @@ def ask(server: Live, model: str, *values: float, path: str | None = None) -> Re
 
 @dataclass
 class Load:
-    """Clients that ask again and again, each on its own connection, and count what comes."""
+    """Clients that ask again and again, each on its own connection, and count what comes.
+
+    Each rests for about as long as an answer takes: at any time some requests are on their way, and the cores
+    are left to the processes that are to come up again.
+    """
 
     server: Live
     model: str
@@ -114,6 +120,7 @@ class Load:
                     while not self._stop.is_set():
                         count += 1
                         self._once(client, number, count)
+                        self._stop.wait(_REST_S)
             except (OSError, AssertionError, ValueError):
                 with self._lock:
                     self.broken += 1
@@ -147,27 +154,49 @@ def in_background(count: int, call: Callable[[int], Response]) -> list[Future[Re
 # ---- front ends and the engine
 
 
-def test_kill_a_front_end_under_load(tmp_path: Path) -> None:
+def test_kill_a_front_end_under_load_and_at_last_the_supervisor(tmp_path: Path) -> None:
     model = repositories.python(tmp_path / "models", DOUBLE)
-    with serving(model, frontends=2, folder=tmp_path) as server, Load(server, "model", clients=8) as load:
-        load.until_more()
-        victim, other = server.frontend_pids
-        engine = server.engine_pid
-        for round_ in (1, 2):
-            broken = load.broken
-            os.kill(victim, signal.SIGKILL)
-            until(lambda pid=victim: not is_alive(pid), "it is dead")
-            load.until_more()
-            until(lambda: len(server.frontend_pids) == 2, "two front ends again")
-            assert other in server.frontend_pids, "the other one was harmed"
-            assert server.engine_pid == engine
-            assert load.broken - broken <= 8, "connections broke that were not its own"
-            until(lambda n=round_: len(server.events("process-up")) == 3 + n, "the new one is up")
-            (victim,) = set(server.frontend_pids) - {other}
-        load.until_more(count=100)
-        assert set(load.statuses) == {200}
-        assert server.metric("carpool_process_restarts_total", process="http") == 2
+    with serving(model, frontends=2, folder=tmp_path) as server:
+        with Load(server, "model", clients=8) as load:
+            kill_front_ends(server, load)
         server.until_metric(0, "nv_inference_pending_request_count", model="model")
+        assert len(server.all_pids()) == 5  # with the engine and its model's worker
+        nothing_outlives_its_end(server)
+
+
+def kill_front_ends(server: Live, load: Load) -> None:
+    load.until_more()
+    victim, other = server.frontend_pids
+    engine = server.engine_pid
+    for round_ in (1, 2):
+        broken = load.broken
+        os.kill(victim, signal.SIGKILL)
+        until(lambda pid=victim: not is_alive(pid), "it is dead")
+        load.until_more()
+        until(lambda: len(server.frontend_pids) == 2, "two front ends again")
+        assert other in server.frontend_pids, "the other one was harmed"
+        assert server.engine_pid == engine
+        assert load.broken - broken <= 8, "connections broke that were not its own"
+        until(lambda n=round_: len(server.events("process-up")) == 3 + n, "the new one is up")
+        (victim,) = set(server.frontend_pids) - {other}
+    load.until_more(count=100)
+    assert set(load.statuses) == {200}
+    assert server.metric("carpool_process_restarts_total", process="http") == 2
+
+
+def nothing_outlives_its_end(server: Live) -> None:
+    pids = server.all_pids()
+    server.signal(signal.SIGKILL)
+    server.wait()
+    assert until_gone(pids) == []
+
+
+@pytest.mark.conformance
+def test_nothing_outlives_one_process_that_is_killed(tmp_path: Path) -> None:
+    model = repositories.python(tmp_path / "models", DOUBLE)
+    with serving(model, frontends=0, folder=tmp_path) as server:
+        assert len(server.all_pids()) == 3  # with the one that watches it, and the model's worker
+        nothing_outlives_its_end(server)
 
 
 @pytest.mark.parametrize(
@@ -468,26 +497,7 @@ def test_bodies_and_answers_larger_than_the_arena(tmp_path: Path, frontends: int
                 assert response.body[int(response.fields["inference-header-content-length"]) :] == data
 
 
-# ---- the end
-
-
-@pytest.mark.parametrize("frontends", LAYOUTS)
-def test_sigterm_finishes_what_was_accepted(tmp_path: Path, frontends: int) -> None:
-    go = tmp_path / "go"
-    model = repositories.python(tmp_path / "models", HELD.format(go=str(go)), max_batch=1)
-    with serving(model, frontends=frontends, folder=tmp_path, drain_s=PATIENCE_S) as server:
-        idle = server.connect()
-        assert idle.get("/v2/health/ready").status == 200
-        held = in_background(4, lambda n: ask(server, "model", 1, n))
-        server.until_metric(3, "nv_inference_pending_request_count", model="model")
-        server.signal(signal.SIGTERM)
-        assert idle.is_closed(), "an idle connection outlived the signal"
-        until(lambda: not server.is_ready(), "not ready")
-        assert [future.result() for future in held if future.done()] == []
-        go.touch()
-        assert [outputs_of(f.result(PATIENCE_S))["y"] for f in held] == [[2, 2 * n] for n in range(4)]
-        assert server.wait() == 0
-        idle.socket.close()
+# ---- the end: tests/live/test_grpc.py has the one that goes well, for both protocols
 
 
 @pytest.mark.conformance
@@ -607,14 +617,3 @@ def test_a_port_in_use_is_one_clear_line(tmp_path: Path, frontends: int) -> None
         assert len(told) == 1, second
         assert str(first.port) in told[0]
         assert "Traceback" not in second.stderr
-
-
-@pytest.mark.parametrize("frontends", [ONE_PROCESS, 2])
-def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path, frontends: int) -> None:
-    model = repositories.python(tmp_path / "models", DOUBLE)
-    with serving(model, frontends=frontends, folder=tmp_path) as server:
-        pids = server.all_pids()
-        assert len(pids) == (3 if frontends == 0 else 5)  # one that watches the one process, or the family
-        server.signal(signal.SIGKILL)
-        server.wait()
-        assert until_gone(pids) == []

@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +19,9 @@ from tritonclient.utils import InferenceServerException
 
 from backends import onnx_models
 from engine import repositories
-from live.server import LAYOUTS, PATIENCE_S, READY_S, Live, is_alive
+from live.server import LAYOUTS, PATIENCE_S, READY_S, Live, infer_path, is_alive, json_request, outputs_of
 from live.server import serving as serving_http
+from live.test_tritons_words import Wire
 from waiting import until
 
 # Holds every batch that carries a positive number until the file `go` is there; then answers twice the input.
@@ -72,9 +73,11 @@ def ask_alone(server: Live, *values: float) -> list[float]:
         return ask(connected, *values)
 
 
-def in_background(server: Live, count: int) -> list[Future[list[float]]]:
+def in_background(
+    server: Live, count: int, ask_one: Callable[..., list[float]] = ask_alone
+) -> list[Future[list[float]]]:
     pool = ThreadPoolExecutor(count)
-    futures = [pool.submit(ask_alone, server, 1.0, float(number)) for number in range(count)]
+    futures = [pool.submit(ask_one, server, 1.0, float(number)) for number in range(count)]
     pool.shutdown(wait=False)
     return futures
 
@@ -143,6 +146,29 @@ def test_a_stream_answers_everything(calm: Live) -> None:
             assert result.as_numpy("y").tolist() == [[2 * float(result.get_response().id), 2]]
 
 
+@pytest.fixture(params=["http", "grpc"])
+def plain(request: pytest.FixtureRequest, calm: Live) -> Iterator[Wire]:
+    """A client of a server with the settings that it has of itself."""
+    made = Wire(request.param, calm)
+    yield made
+    made.client.close()
+
+
+def test_control_that_is_not_allowed(plain: Wire) -> None:
+    for call in (plain.client.load_model, plain.client.unload_model):
+        said = plain.refusal(lambda call=call: call("same"))
+        assert said.startswith("explicit model load / unload is not allowed if polling is enabled")
+
+
+def test_shared_memory_that_is_not_allowed(plain: Wire) -> None:
+    said = plain.refusal(lambda: plain.client.register_system_shared_memory("r", "/r", 12))
+    assert said.startswith("Client shared memory is disabled")
+
+
+def test_the_servers_name(plain: Wire) -> None:
+    assert plain.server_name() == "carpool"
+
+
 def test_a_front_end_that_is_killed_is_replaced_and_nothing_else_notices(tmp_path: Path) -> None:
     go = tmp_path / "go"
     model = repositories.python(tmp_path / "models", HELD.format(go=str(go)), max_batch=1)
@@ -200,23 +226,36 @@ def test_an_engine_that_dies_is_unavailable_once(tmp_path: Path) -> None:
         assert server.grpc_pids == [frontend]
 
 
+def ask_over_http(server: Live, *values: float) -> list[float]:
+    with server.connect() as connection:
+        answer = connection.post(infer_path("model"), json_request(values, [1, len(values)]))
+    found: list[float] = outputs_of(answer)["y"]
+    return found
+
+
 @pytest.mark.parametrize("frontends", LAYOUTS)
 def test_the_end_finishes_what_was_accepted(tmp_path: Path, frontends: int) -> None:
+    """Over HTTP and over gRPC."""
     go = tmp_path / "go"
     model = repositories.python(tmp_path / "models", HELD.format(go=str(go)), max_batch=1)
     with serving(model, frontends=frontends, folder=tmp_path, drain_s=PATIENCE_S) as server:
+        idle = server.connect()
+        assert idle.get("/v2/health/ready").status == 200
         with client(server) as connected:
-            held = in_background(server, 3)
-            server.until_metric(2, "nv_inference_pending_request_count", model="model")  # and one runs
+            held = in_background(server, 3) + in_background(server, 3, ask_over_http)
+            server.until_metric(5, "nv_inference_pending_request_count", model="model")  # and one runs
             server.signal(signal.SIGTERM)
-            until(lambda: not is_ready(server), "it says that it stops")
+            assert idle.is_closed(), "an idle connection outlived the signal"
+            until(lambda: not is_ready(server), "it says that it stops over gRPC")
+            until(lambda: not server.is_ready(), "it says that it stops over HTTP")
             with pytest.raises(InferenceServerException) as caught:
                 ask(connected, 0.0, 0.0)
             assert caught.value.status() == "StatusCode.UNAVAILABLE"
             assert not any(future.done() for future in held)
             go.touch()
-            assert [future.result(PATIENCE_S) for future in held] == [[2.0, 2.0 * n] for n in range(3)]
+            assert [future.result(PATIENCE_S) for future in held] == [[2.0, 2.0 * n] for n in range(3)] * 2
         assert server.wait() == 0
+        idle.socket.close()
 
 
 @pytest.mark.conformance

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,34 +26,43 @@ def sources(server: Live) -> set[str]:
     return {sender["source"] for point in points for sender in point["senders"]}
 
 
-@pytest.mark.parametrize("frontends", LAYOUTS)
-def test_all_that_was_answered_is_in_it_and_who_asked(tmp_path: Path, frontends: int) -> None:
-    model = repositories.fake(tmp_path / "models", head="slo_ms = 60000")
-    with serving(model.parent, frontends=frontends, folder=tmp_path) as server:
-        with server.connect() as client:
-            for _ in range(20):
-                assert client.post(infer_path("fake"), REQUEST, b"X-Carpool-Source: gate\r\n").status == 200
-        until(lambda: answered(server) == 20, "all of them are in the history")
-        # Who asked may be in a later point than what was answered: two processes write, each once a second.
-        until(lambda: "gate" in sources(server), "who asked is in the history")
-        points = server.get_json("/v2/history")["points"]
-        assert points[-1]["server"]["memory_bytes"] > 1e6
-        last = points[-1]["number"]
-        assert all(point["number"] > last for point in server.get_json(f"/v2/history?after={last}")["points"])
-        assert len(server.get_json("/v2/history?seconds=1")["points"]) == 1
-        for wrong in ("after=x", "seconds=901", "seconds=-1", "model=fake"):
-            assert server.get(f"/v2/history?{wrong}").status == 400
+@pytest.fixture(scope="module")
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    folder = tmp_path_factory.mktemp("history")
+    model = repositories.fake(folder / "models", head="slo_ms = 60000")
+    with serving(model.parent, frontends=request.param, folder=folder) as running:
+        yield running
 
 
-def test_front_ends_and_engines_that_die_lose_nothing_of_it(tmp_path: Path) -> None:
-    model = repositories.fake(tmp_path / "models", head="slo_ms = 60000")
-    with serving(model.parent, frontends=1, folder=tmp_path) as server:
-        with server.connect() as client:
-            for _ in range(20):
-                assert client.post(infer_path("fake"), REQUEST).status == 200
-        until(lambda: answered(server) == 20, "all of them are in the history")
-        for pid in (*server.frontend_pids, server.engine_pid):
-            os.kill(pid, signal.SIGKILL)
-            until(lambda pid=pid: not is_alive(pid), "it is dead")  # type: ignore[misc]
-        server.until_ready()
-        assert answered(server) == 20
+def ask(server: Live, count: int, field: bytes = b"") -> int:
+    """How many are answered in the history once these are in it, too."""
+    goal = answered(server) + count
+    with server.connect() as client:
+        for _ in range(count):
+            assert client.post(infer_path("fake"), REQUEST, field).status == 200
+    until(lambda: answered(server) == goal, "all of them are in the history")
+    return goal
+
+
+@pytest.mark.parametrize("server", LAYOUTS, indirect=True)
+def test_all_that_was_answered_is_in_it_and_who_asked(server: Live) -> None:
+    ask(server, 20, b"X-Carpool-Source: gate\r\n")
+    # Who asked may be in a later point than what was answered: two processes write, each once a second.
+    until(lambda: "gate" in sources(server), "who asked is in the history")
+    points = server.get_json("/v2/history")["points"]
+    assert points[-1]["server"]["memory_bytes"] > 1e6
+    last = points[-1]["number"]
+    assert all(point["number"] > last for point in server.get_json(f"/v2/history?after={last}")["points"])
+    assert len(server.get_json("/v2/history?seconds=1")["points"]) == 1
+    for wrong in ("after=x", "seconds=901", "seconds=-1", "model=fake"):
+        assert server.get(f"/v2/history?{wrong}").status == 400
+
+
+@pytest.mark.parametrize("server", LAYOUTS[1:], indirect=True)
+def test_front_ends_and_engines_that_die_lose_nothing_of_it(server: Live) -> None:
+    before = ask(server, 20)
+    for pid in (*server.frontend_pids, server.engine_pid):
+        os.kill(pid, signal.SIGKILL)
+        until(lambda pid=pid: not is_alive(pid), "it is dead")  # type: ignore[misc]
+    server.until_ready()
+    assert answered(server) == before

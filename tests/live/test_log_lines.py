@@ -6,6 +6,7 @@ import io
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -13,7 +14,8 @@ import orjson
 import pytest
 from PIL import Image
 
-from live.server import Live, serving
+from engine import repositories
+from live.server import Live, infer_path, json_request, outputs_of, serving
 from waiting import until
 
 MODEL = """
@@ -35,11 +37,22 @@ shape = [10]
 """
 
 
+PRINTS = """
+import sys
+def predict(x):
+    if x.any():  # not when it is measured
+        print("plainly", flush=True)
+        print("in anger", file=sys.stderr, flush=True)
+    return x
+"""
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     folder = tmp_path_factory.mktemp("lines")
     (folder / "models" / "m").mkdir(parents=True)
     (folder / "models" / "m" / "model.toml").write_text(MODEL)
+    repositories.python(folder / "models", PRINTS, name="loud")
     with serving(folder / "models", folder=folder) as running:
         yield running
 
@@ -67,6 +80,25 @@ def test_damaged_pictures_do_not_flood_the_log(server: Live) -> None:
     until(lambda: server.events("library-output"), "a line of libtiff")
     assert {line["library"] for line in server.events("library-output")} == {"libtiff"}
     assert len(lines(server)) < 150  # libtiff writes about a line for each picture
+
+
+def check_levels(server: Live) -> None:
+    with server.connect() as client:
+        outputs_of(client.post(infer_path("loud"), json_request([1, 2], (1, 2))))
+    until(lambda: {line["text"] for line in server.events("output")} >= {"plainly", "in anger"}, "said")
+    levels = {line["text"]: line["level"] for line in server.events("output")}
+    assert (levels["plainly"], levels["in anger"]) == ("info", "warning")
+
+
+def test_what_a_model_prints_keeps_its_level(server: Live) -> None:
+    check_levels(server)
+
+
+@pytest.mark.conformance
+def test_what_a_model_prints_keeps_its_level_in_one_process(tmp_path: Path) -> None:
+    repositories.python(tmp_path / "models", PRINTS, name="loud")
+    with serving(tmp_path / "models", frontends=0, folder=tmp_path) as alone:
+        check_levels(alone)
 
 
 def test_the_last_words_of_a_crash_are_in_the_log(server: Live) -> None:

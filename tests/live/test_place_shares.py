@@ -64,12 +64,12 @@ datatype = "UINT64"
 
 
 @contextmanager
-def served(folder: Path, environment: dict[str, str]) -> Iterator[Live]:
+def served(folder: Path, environment: dict[str, str], frontends: int) -> Iterator[Live]:
     for name, source in (("count", COUNT), ("sum", SUM)):
         (folder / "models" / name / "1").mkdir(parents=True)
         (folder / "models" / name / "model.toml").write_text(SETTINGS[name])
         (folder / "models" / name / "1" / "model.py").write_text(source)
-    with serving(folder / "models", folder=folder, environment=environment) as running:
+    with serving(folder / "models", frontends=frontends, folder=folder, environment=environment) as running:
         yield running
 
 
@@ -77,14 +77,14 @@ def served(folder: Path, environment: dict[str, str]) -> Iterator[Live]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     folder = tmp_path_factory.mktemp("shares")
     keys = write(folder / "keys", f"greedy {GREEDY}\nother {OTHER}\n")
-    with served(folder, {"CARPOOL_API_KEY_FILE": keys}) as running:
+    with served(folder, {"CARPOOL_API_KEY_FILE": keys}, frontends=1) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def open_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """It asks for no keys."""
-    with served(tmp_path_factory.mktemp("open"), {}) as running:
+    """It asks for no keys, and is one process: the places are the engine's in either layout."""
+    with served(tmp_path_factory.mktemp("open"), {}, frontends=0) as running:
         yield running
 
 

@@ -12,6 +12,7 @@ import pytest
 import carpool.demo
 from engine import repositories
 from frontend.http.harness import Response
+from later import later
 from live.server import LAYOUTS, READY_S, Live, error_of, infer_path, json_request, outputs_of, serving, start
 from waiting import until
 
@@ -69,18 +70,24 @@ EFFICIENTNET = Path(carpool.demo.__file__).parent / "models" / "efficientnet_lit
 TROUBLE = ("error", "warning")
 
 
+def named_in_every_way(folder: Path) -> list[Path]:
+    """A file, a folder of versions and a repository, each with a name of its own."""
+    file = shutil.copy(EFFICIENTNET / "1" / "model.onnx", folder / "file.onnx")
+    versions = shutil.copytree(EFFICIENTNET, folder / "versions")
+    shutil.copytree(EFFICIENTNET, folder / "repository" / "kept")
+    return [Path(file), versions, folder / "repository"]
+
+
 @pytest.mark.parametrize("frontends", LAYOUTS)
-@pytest.mark.parametrize("kind", ["file", "folder of versions", "repository", "demo"])
+@pytest.mark.parametrize("kind", ["paths", later("demo", name="demo")])
 def test_a_start_that_works_logs_no_trouble_and_a_line_for_each_model(
     tmp_path: Path, kind: str, frontends: int
 ) -> None:
     """Also what is done once models have been loaded: rollouts begin, registries are asked."""
-    file = shutil.copy(EFFICIENTNET / "1" / "model.onnx", tmp_path / "classifier.onnx")
-    repository = tmp_path / "repository"
-    shutil.copytree(EFFICIENTNET, repository / "classifier")
-    paths = {"file": [Path(file)], "folder of versions": [repository / "classifier"], "demo": []}
-    with serving(*paths.get(kind, [repository]), frontends=frontends, folder=tmp_path) as server:
+    paths = named_in_every_way(tmp_path) if kind == "paths" else []
+    with serving(*paths, frontends=frontends, folder=tmp_path) as server:
         names = {line["name"] for line in server.get_json("/console/live")["models"]}
+        assert kind == "demo" or names == {"file", "versions", "kept"}
         until(lambda: len(server.events("model-ready")) >= len(names), "each has its line")
         ready = server.events("model-ready")
         assert {line["model"] for line in ready} == names
@@ -96,11 +103,10 @@ def test_a_start_that_works_logs_no_trouble_and_a_line_for_each_model(
         )
     # of a machine that others use
     allowed = {"engine-stalled", "engine-moves-again", "process-stalled", "profile-outdated", "profile-drift"}
-    if kind == "file":
-        allowed.add("pixels-assumed")  # a bare file does not say its preprocessing
-    assert [
-        line for line in events(server) if line["level"] in TROUBLE and line["event"] not in allowed
-    ] == []
+    trouble = [line for line in events(server) if line["level"] in TROUBLE and line["event"] not in allowed]
+    # a bare file does not say its preprocessing
+    assumed = [("pixels-assumed", "file")] if kind == "paths" else []
+    assert [(line["event"], line.get("model")) for line in trouble] == assumed
     assert "Traceback" not in server.log()
 
 
@@ -113,22 +119,3 @@ def test_a_quiet_server_says_nothing(tmp_path: Path) -> None:
     with serving(models, folder=tmp_path, environment={"CARPOOL_QUIET": "true"}) as server:
         assert server.get("/v2/health/ready").status == 200
     assert [line for line in server.log().splitlines() if "engine-" not in line] == []
-
-
-PRINTS = """
-import sys
-def predict(x):
-    print("plainly", flush=True)
-    print("in anger", file=sys.stderr, flush=True)
-    return x
-"""
-
-
-@pytest.mark.parametrize("frontends", LAYOUTS)
-def test_what_a_model_prints_keeps_its_level(tmp_path: Path, frontends: int) -> None:
-    models = repositories.python(tmp_path / "models", PRINTS, name="loud").parent
-    with serving(models, frontends=frontends, folder=tmp_path) as server:
-        outputs_of(ask(server, "loud", json_request([1, 2], (1, 2))))
-        until(lambda: {line["text"] for line in server.events("output")} >= {"plainly", "in anger"}, "said")
-        levels = {line["text"]: line["level"] for line in server.events("output")}
-        assert (levels["plainly"], levels["in anger"]) == ("info", "warning")

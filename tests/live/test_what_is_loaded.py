@@ -37,7 +37,8 @@ def test_no_process_of_a_server_has_loaded_what_no_request_passes(tmp_path: Path
     path = os.pathsep.join(filter(None, (str(tmp_path / "first"), os.environ.get("PYTHONPATH"))))
     environment = {"PYTHONPATH": path, "NOTED_IN": str(noted)}
     torch_model = write_model(tmp_path / "models" / "calm", tmp_path / "go")
-    models = [*carpool.demo.demo_models(), torch_model]
+    demos = Path(carpool.demo.__file__).parent / "models"
+    models = [demos / "efficientnet_lite0", demos / "nanodet", torch_model]
     with serving(*models, grpc=1, folder=tmp_path, environment=environment) as server:
         assert outputs_of(ask(server, "calm", 1, 2))["y"] == [2, 4]
         for role, (pid, own) in processes(server).items():

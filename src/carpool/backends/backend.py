@@ -236,6 +236,14 @@ class BreaksProcess(Protocol):
     broken: bool
 
 
+@runtime_checkable
+class KeepsMemory(Protocol):
+    """A backend that keeps the memory of its largest batch, so that the next one finds it."""
+
+    def give_back(self) -> None:
+        """Frees what no run uses now. Any thread may call it, also while batches run."""
+
+
 class RunsEncoded(Protocol):
     def run_encoded(
         self, pictures: Sequence[Seen], wanted: Sequence[str]
@@ -342,6 +350,10 @@ class Around:
 
     def abort(self) -> None:
         self._backend.abort()
+
+    def give_back(self) -> None:
+        if isinstance(self._backend, KeepsMemory):
+            self._backend.give_back()
 
     def close(self) -> None:
         self._backend.close()

@@ -3,6 +3,9 @@
 Instances that run on one CPU thread each share one session: its weights are in memory once, every run keeps
 to the thread that calls it, and a replaced instance is back at once. An abort takes effect between two
 operators (a loop in the graph is many of them); one single operator cannot be interrupted.
+
+A session's arena keeps the memory of its largest batches: without arenas batches took up to 1.4 times as
+long, since all pages were new. So arenas stay, and are emptied after measuring and while nobody asks.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import math
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -70,6 +74,7 @@ ON_GPUS = (TENSORRT, CUDA)
 
 _QUIET = 4  # the runtime's severity "fatal": errors come as exceptions, and need no second copy in the log
 _CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
+_SHRINK = "memory.enable_memory_arena_shrinkage"
 _SOURCE = re.compile(r"^/\S+\.(?:cc|h):\d+ .*?\)(?: const)? (?=\S)|^Load model from .*? failed:\s*")
 
 _log = logging.getLogger(__name__)
@@ -182,11 +187,36 @@ class OnnxBackend:
                 field=name,
             ) from None
 
+    def give_back(self) -> None:
+        """The arena can only be emptied at the end of a run; this one ends before its first operator."""
+        session = self._session
+        if session is None or not self.in_any_thread:
+            return
+        import onnxruntime
+
+        options = onnxruntime.RunOptions()
+        options.log_severity_level = _QUIET
+        options.add_run_config_entry(_SHRINK, "cpu:0")
+        options.terminate = True
+        fed = {
+            tensor.name: self._fed(tensor.name, _smallest(tensor))
+            for tensor in self.signature.inputs
+            if not tensor.optional
+        }
+        with suppress(Exception):  # it always ends with one
+            session.run(list(self._outputs)[:1], fed, options)
+
     def abort(self) -> None:
         self._options.terminate = True
 
     def close(self) -> None:
         self._session = None
+
+
+def _smallest(tensor: TensorSignature) -> Array:
+    shape = [1 if length == DYNAMIC else length for length in tensor.shape]
+    datatype = DATATYPES[tensor.datatype]
+    return np.full(shape, b"", object) if datatype is Datatype.BYTES else np.zeros(shape, datatype.dtype)
 
 
 def _session(config: ModelConfig, file: Path, placement: Placement) -> onnxruntime.InferenceSession:

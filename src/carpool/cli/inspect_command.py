@@ -190,7 +190,13 @@ def _facts(report: ModelReport) -> dict[str, str]:
         **({"format": report.format} if report.format else {}),
         **({"labels": f"{len(report.labels)}: {names}"} if report.labels else {}),
         **({"assumed": ", ".join(report.assumed)} if report.assumed else {}),
+        **({} if report.image_mb is None else {"memory": _memory(report)}),
     }
+
+
+def _memory(report: ModelReport) -> str:
+    """Of one instance; the server reports what all of them take together."""
+    return f"{report.weights_mb:,.0f} MB, and {report.image_mb:,.0f} MB for each image that it runs"
 
 
 def _cells(one: Tensor) -> tuple[str, str, str, str]:

@@ -70,6 +70,9 @@ class PlanVerb(o.HasCurve, o.HasTraffic):
     protocol_ms: float = o.option(
         0.0, "What one request takes of a core in front end and engine, in ms.", _CORES
     )
+    memory_mb: float = o.option(
+        0.0, "Memory that the model takes, weights and batches, in MB, as profile tells.", _FLEET
+    )
     noise: o.Noise = 0.05
     seed: o.Seed = 1
     as_json: o.Json = False
@@ -123,6 +126,7 @@ class PlanVerb(o.HasCurve, o.HasTraffic):
             shared=self.one_device,
             traffic=traffic,
             scaling=self._scaling(),
+            model_mb=o.number("--memory-mb", self.memory_mb, most=1e7),
             hpa_period=o.number("--hpa-period", self.hpa_period, least=1, most=3600),
         )
 
@@ -175,6 +179,8 @@ def _print(answer: FleetPlan, question: FleetQuestion) -> None:
             facts["came before replicas"] = f"{answer.lost_to_cold_start:,.0f} images"
         if answer.largest_step is not None:
             facts["largest step"] = f"{answer.largest_step:.1f} ×"
+        if answer.memory_mb is not None:
+            facts["memory per replica"] = f"{answer.memory_mb:,.0f} MB"
         if answer.cost_per_1000 is not None:
             facts["cost per 1,000 images"] = f"{answer.cost_per_1000:.3g}"
         show.table(("", ""), facts.items(), left=("",))

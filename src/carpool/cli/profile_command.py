@@ -155,7 +155,7 @@ def _print(report: ProfileReport) -> None:
     threads = "1 thread" if report.threads == 1 else f"{report.threads} threads"
     show.paragraph(f"{report.model} on {report.backend}, {instances} × {threads}; {report.hardware}.")
     show.table(
-        ("batch", "time", "±", "spread", "runs", "images/s", "off the line"),
+        ("batch", "time", "±", "spread", "runs", "images/s", "off the line", "memory"),
         [
             (
                 f"{row.batch}{' ← knee' if row.batch == report.knee else ''}",
@@ -165,6 +165,7 @@ def _print(report: ProfileReport) -> None:
                 f"{row.runs}",
                 numeral(row.images_per_s),
                 f"{100 * row.off_line:+.1f} %",
+                f"{row.memory_mb:,.0f} MB" if row.memory_mb else "–",
             )
             for row in report.rows
         ],
@@ -191,6 +192,12 @@ def _print(report: ProfileReport) -> None:
         show.paragraph(note, "· ")
     several = f" --instances {report.instances}" if report.instances > 1 else ""
     print(f"· {_FOR_SIMULATE}{report.curve}{several}")
+    if any(row.memory_mb for row in report.rows):
+        show.paragraph(
+            f"All instances took {report.weights_mb:,.0f} MB when they were loaded; batches take what the "
+            f"table says besides. For plan: --memory-mb {report.memory_mb:.0f}",
+            "· ",
+        )
     if report.infer_cores >= _SOME_CORES:
         show.paragraph(
             f"Batches kept {numeral(report.infer_cores)} cores busy. For plan, where they share them with "

@@ -263,6 +263,11 @@ class ServerSettings:
     cache_dir: Path | None = None  # where measured profiles are kept; None keeps none
     state_dir: Path | None = None  # what must survive a restart; None keeps nothing
 
+    @property
+    def front_ends(self) -> int:
+        """Of both protocols: memory that is bounded for the server is divided by this."""
+        return max(1, self.frontends) + self.grpc_frontends
+
     def __post_init__(self) -> None:
         for setting in fields(self):
             name, value = setting.name, getattr(self, setting.name)

@@ -150,7 +150,7 @@ def _write_settings(archive: Path, folder: Path, version: Path, model: Mapping[s
     if not file:
         raise ConfigError(
             f"{archive}: its manifest names no serializedFile: what its handler does without one is its own "
-            "affair; write a model.py (docs/coming-from-torchserve.md)"
+            "affair; write a model.py (docs/coming-from.md#torchserve)"
         )
     if "/" in file or not (version / file).is_file():
         raise ConfigError(f"{archive}: the file {rules.shown(file)} of its manifest is not in it")

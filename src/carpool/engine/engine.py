@@ -20,7 +20,7 @@ from carpool.config.repository import find_models, with_promise
 from carpool.core.job import INFINITY, NEW
 from carpool.engine.fleet.control import Checks, LoadListener, ModelControl
 from carpool.engine.fleet.fleet import Fleet, Publisher
-from carpool.engine.fleet.model_calls import AskHosted, ModelCalls, ask_nobody
+from carpool.engine.fleet.model_calls import ModelCalls
 from carpool.engine.fleet.on_demand import OnDemand
 from carpool.engine.loading.candidate import Override
 from carpool.engine.models.served import Served, VersionState
@@ -68,14 +68,12 @@ class Engine:
         on_demand: bool = False,
         memory_gb: float | None = None,
         host: Runner | None = None,
-        ask_hosted: AskHosted = ask_nobody,
         publisher: Publisher | None = None,
         loads: Callable[[], LoadListener] = LoadListener,
     ) -> None:
         """With `on_demand` models are loaded when they are first asked for, and freed for others. Models that
-        `host` takes run in its process, and answer only what lies in memory that it maps; `ask_hosted` is the
-        way there for models of this process. `publisher` tells others what is offered; `loads` says who hears
-        of the next load."""
+        `host` takes run in its process, and answer only what lies in memory that it maps. `publisher` tells
+        others what is offered; `loads` says who hears of the next load."""
         self.paths = [Path(path) for path in paths]
         self._slo_ms = slo_ms
         self._pictures = pictures or PictureChoice()
@@ -83,7 +81,7 @@ class Engine:
         limit_device_memory(device_memory_gb)
         profiles = None if cache_dir is None else ProfileStore(Path(cache_dir))
         self.block = block or self.table.block(0)  # that this process counts in
-        callers = ModelCalls(self, ask_hosted).caller
+        callers = ModelCalls(self).caller
         self.fleet = Fleet(self.table, self.block, publisher or Publisher(), profiles, host, callers)
         self.control = ModelControl(self.paths, self.fleet, self._with_promise, loads, on_demand=on_demand)
         self.on_demand = OnDemand(self.control, self.fleet, memory_gb) if on_demand else None
@@ -235,11 +233,6 @@ class Engine:
         names = ", ".join(sorted(self.fleet.newest))
         return NotFound(f"there is no model {wanted}; there are {names or 'none'}")
 
-    def find_hosted(self, name: str, version: str) -> Served | None:
-        """The model, if it runs in another process."""
-        found = self.find(name, version)
-        return found if found.hosted else None
-
     def bring_for(self, name: str, caller: Served) -> Coroutine[Any, Any, None] | None:
         """A model asks for another, which may have to be loaded. While it is loaded itself that cannot be:
         both would be measured, and each wait for the other."""
@@ -292,7 +285,7 @@ class Engine:
                 "sequence_end": sequence_end,
             }
             work.details = orjson.dumps({"parameters": said})
-        self.submit(key, [work])
+        self.submit_own(key, work)
         try:
             outcome = await answer
         except asyncio.CancelledError:
@@ -313,7 +306,7 @@ class Engine:
         """A request that fits its model, to be submitted under this number; and whether its arrays came
         without the batch dimension, which the answer then should not have either."""
         key, served, _ = self._choose(model, version)
-        if served.hosted:
+        if served.hosted and self.fleet.memory is None:
             raise Unsupported(f"{model} runs in another process: only front ends reach it")
         if served.config.decoupled:
             raise Unsupported(f"{model} gives any number of answers to a request: only clients can ask it")
@@ -393,6 +386,14 @@ class Engine:
         """The servers' way in, for what came at once: `work.done` is called exactly once for each, whatever
         happens."""
         self.fleet.routes.get(key, NO_ROUTE).submit(works)
+
+    def submit_own(self, key: int, work: Work) -> None:
+        """For a request that was prepared here. A model in another process gets its tensors in memory that
+        both map."""
+        memory = self.fleet.memory
+        if memory is not None and self.served[key].hosted:
+            memory.place(key, work)
+        self.submit(key, [work])
 
     def submit_spare(self, key: int, work: Work) -> None:
         """The same for work that nobody waits for."""

@@ -21,10 +21,10 @@ from carpool.engine.models.runtime import Gate
 from carpool.engine.models.served import Served, VersionState
 from carpool.engine.routes.pipeline_route import PipelineRoute
 from carpool.engine.run.batch import Route
+from carpool.engine.run.step_memory import StepMemory
 from carpool.errors import CarpoolError, NotFound, Unsupported
 from carpool.link.advice import WriteGate, publish
 from carpool.link.door import Catalog, IndexEntry, ModelEntry
-from carpool.link.step_memory import StepMemory
 from carpool.memory.client_files import OpenRegion
 from carpool.observe.statistics import model_statistics, statistics
 

@@ -11,6 +11,7 @@ from statistics import median
 from time import monotonic, process_time
 
 from carpool import backends
+from carpool.backends.backend import KeepsMemory
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelSource, ModelVersion, find_models
 from carpool.core.curve import BatchCurve, Shape, shape_of, sizes
@@ -20,8 +21,10 @@ from carpool.engine.profile.contention import contention
 from carpool.engine.profile.hardware import CpuWatch, gpu_count, hardware
 from carpool.engine.profile.instance_layout import Chosen, Layout
 from carpool.engine.profile.measuring import Effort, Measuring, Point
+from carpool.engine.profile.run_memory import batch_bytes, give_back_all
 from carpool.engine.run.model_inputs import signature_of
 from carpool.errors import InvalidInput
+from carpool.memory.spare_memory import own_bytes
 from carpool.types import Signature
 
 CAUTION = 1.1  # batches may take a tenth longer than measured
@@ -46,6 +49,7 @@ class BatchRow:
     runs: int
     images_per_s: float
     off_line: float  # measured over the line, less 1
+    memory_mb: float  # that such a batch takes on all instances at once; 0 where the runtime does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,8 @@ class ProfileReport:
     instances: int
     threads: int
     infer_cores: float  # that a batch kept busy while it ran, as `--infer-cores` of plan takes it
+    weights_mb: float  # that all instances took when they were loaded, without batches
+    memory_mb: float  # with batches of the largest size, as `--memory-mb` of plan takes it
     rows: tuple[BatchRow, ...]
     fixed_ms: float
     per_image_ms: float
@@ -109,6 +115,7 @@ def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileRe
     signature = signature_of(config)
     wanted = _sizes(q, signature, config.pytorch.buckets)
     with ExitStack() as stack:
+        before = own_bytes()
         chosen = _open(q, config, version, signature, tell)
         for backend in chosen.backends:
             stack.callback(backend.close)
@@ -121,6 +128,14 @@ def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileRe
         again = measuring.point(wanted[0])
         taken = watched.read()
         busy = (process_time() - spent) / max(monotonic() - began, 1e-9)
+        tell("measuring memory")
+        give_back_all(chosen.backends)
+        weights = max(0, own_bytes() - before) / 1e6
+        keeps = any(isinstance(backend, KeepsMemory) for backend in chosen.backends)
+        taken_mb = {
+            point.size: batch_bytes(measuring, point.size) / 1e6 if keeps else 0.0
+            for point in measured.points
+        }
     curve, layout = measured.curve(max(wanted[-1], 1)), chosen.layout
     shape = shape_of([(point.size, point.seconds) for point in measured.points])
     off = dict(shape.residuals)
@@ -129,7 +144,8 @@ def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileRe
         sure = point.spread / 2 / sqrt(point.runs)
         rate = layout.instances * point.rate
         size, ms = point.size, point.seconds * 1e3
-        rows.append(BatchRow(size, ms, point.spread, sure, point.runs, rate, off[size]))
+        memory = round(taken_mb[size], 1)
+        rows.append(BatchRow(size, ms, point.spread, sure, point.runs, rate, off[size], memory))
     why = signature.why_unbatched()
     notes = [f"Only single images were measured: {why}."] if why else [_line(shape)]
     notes += [] if why else [_gain(shape, curve, layout.instances)]
@@ -151,6 +167,8 @@ def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileRe
         instances=layout.instances,
         threads=layout.threads,
         infer_cores=round(busy, 2),
+        weights_mb=round(weights, 1),
+        memory_mb=round(weights + max(taken_mb.values()), 1),
         rows=tuple(rows),
         fixed_ms=shape.fixed * 1e3,
         per_image_ms=shape.per_image * 1e3,

@@ -12,7 +12,7 @@ from carpool.core.numerals import numeral as _n
 from carpool.core.objectives import Knobs, Promise
 from carpool.core.scaling import ScalingRule
 from carpool.lab.fleet_day import DayReport, fluid_day, largest_step, rates_of
-from carpool.lab.machine_share import UNSHARED, Machine
+from carpool.lab.machine_share import UNSHARED, Machine, replica_memory_mb
 from carpool.sim.arrivals import Poisson, Recording, Traffic
 from carpool.sim.fleet_simulation import FleetScenario, measure_fleet
 from carpool.sim.simulation import Scenario, Surge, measure, surge_outcome
@@ -41,6 +41,7 @@ class FleetQuestion:
     traffic: Traffic = field(default_factory=Poisson)
     scaling: ScalingRule | None = None  # replicas come and go, and
     hpa_period: float = 15.0  # so often is it decided how many
+    model_mb: float = 0.0  # memory of the model, weights and batches; 0: not known
 
     @property
     def capacity(self) -> float:
@@ -84,6 +85,7 @@ class FleetPlan:
     capacity_rps: float  # of one replica
     headroom: float | None = None
     cost_per_1000: float | None = None
+    memory_mb: float | None = None  # of one replica, where that of its model was given
     peak_replicas: int | None = None  # with autoscaling, over the whole of a trace,
     replica_hours: float | None = None
     lost_to_cold_start: float | None = None  # images
@@ -381,6 +383,7 @@ def _describe(q: FleetQuestion, needed: int, checks: list[Check], tell: Tell) ->
         capacity_rps=most,
         headroom=replicas * most / q.rate - 1,
         cost_per_1000=cost,
+        memory_mb=replica_memory_mb(q.model_mb) if q.model_mb else None,
         checks=tuple(checks),
         why=(),
     )

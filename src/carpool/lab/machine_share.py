@@ -7,6 +7,9 @@ from math import inf
 
 from carpool.core.curve import BatchCurve, slo_capacity
 
+_ENGINE_MB = 200.0  # with the supervisor, before any model is loaded
+_FRONT_END_MB = 80.0
+_HELD_MB = 537.0  # what clients can make all front ends hold together: `max_held_bytes`
 _SURE = 1e-4  # of the capacity: bisected no further
 
 
@@ -72,3 +75,9 @@ class Machine:
 
 UNSHARED = Machine()
 """Cores enough for everything: only the batches take time."""
+
+
+def replica_memory_mb(models_mb: float, front_ends: int = 2) -> float:
+    """Megabytes to give to a server whose models take so many, weights and batches, as `carpool profile` says
+    of each: its processes and what clients can make it hold are added. It is meant as a container's limit."""
+    return models_mb + _ENGINE_MB + _FRONT_END_MB * (front_ends + 1) + _HELD_MB  # one more is for gRPC

@@ -6,14 +6,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from carpool import backends
-from carpool.backends.backend import Backend, Placement
-from carpool.config.model import ModelConfig
+from carpool.backends.backend import Backend, KeepsMemory, Placement
+from carpool.config.model import DYNAMIC, ModelConfig
 from carpool.config.presets import PictureChoice
-from carpool.config.repository import TOML, ModelSource, find_models
+from carpool.config.repository import TOML, ModelSource, ModelVersion, find_models
+from carpool.engine.loading.loading import Loading
 from carpool.engine.loading.trial import Examined, examine, try_out
 from carpool.engine.profile.hardware import gpu_count
-from carpool.errors import ConfigError
+from carpool.engine.profile.instance_layout import Layout, close_all
+from carpool.engine.profile.measuring import Measuring
+from carpool.engine.profile.run_memory import batch_bytes, give_back_all
+from carpool.errors import CarpoolError, ConfigError
 from carpool.lab.settings_file import settings_text
+from carpool.memory.spare_memory import give_back, own_bytes
 from carpool.types import TensorSpec
 from carpool.vision.plans.pixels import preset_against_layers, what_is_assumed
 from carpool.vision.plans.settings import Described, VisionSettings, describe
@@ -42,6 +47,8 @@ class ModelReport:
     assumed: tuple[str, ...]  # settings of [image] that nothing says
     evidence: tuple[str, ...]
     ask: str  # what to set, where nothing is sure
+    weights_mb: float | None  # that one instance takes; None: not known
+    image_mb: float | None  # that one image takes besides, while it runs
     toml: str  # the model.toml that would pin it, with what stands in the one that is there
 
     def as_json(self) -> dict[str, object]:
@@ -95,6 +102,7 @@ def _report(source: ModelSource, found: Examined, said: Described) -> ModelRepor
 
     file = source.versions[-1].file
     assumed = () if vision is None else vision.assumed
+    weights, image = _memory(found, source.versions[-1])
     twice = None if vision is None else preset_against_layers(found.config, found.seen.claims)
     warnings = [*([what_is_assumed("it", assumed)] if assumed else []), *([twice] if twice else [])]
     return ModelReport(
@@ -109,5 +117,26 @@ def _report(source: ModelSource, found: Examined, said: Described) -> ModelRepor
         assumed=assumed,
         evidence=(*said.evidence, *warnings),
         ask=said.ask,
+        weights_mb=weights,
+        image_mb=image,
         toml=settings_text(found.config, said, read_before(found.config)),
     )
+
+
+def _memory(found: Examined, version: ModelVersion) -> tuple[float | None, float | None]:
+    """Megabytes of one instance with one thread, and of one image that it runs; what is not known is None."""
+    if any(DYNAMIC in spec.shape for spec in found.signature.inputs):
+        return None, None
+    give_back()
+    before, opened = own_bytes(), list[Backend]()
+    try:
+        opened += Loading(found.config, version, signature=found.signature).open(Layout(1, 1))
+        if not isinstance(opened[0], KeepsMemory):
+            return None, None
+        give_back_all(opened)
+        weights = max(0, own_bytes() - before) / 1e6
+        return round(weights, 1), round(batch_bytes(Measuring(opened, found.signature), 1) / 1e6, 1)
+    except CarpoolError:
+        return None, None
+    finally:
+        close_all(opened)

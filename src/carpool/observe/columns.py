@@ -137,6 +137,7 @@ CAPACITY = _layout.gauge(largest=True)
 LOAD = _layout.gauge(largest=True)  # one more than that: 0 is for a model whose capacity is not known
 SPEED_RATIO = _layout.gauge(largest=True)
 LOAD_SECONDS = _layout.gauge(largest=True)
+RUN_MEMORY = _layout.gauge(largest=True)
 SLO_SECONDS = _layout.gauge(largest=True)
 OUT_OF_MEMORY = _layout.counter()
 SPARE: Mapping[str, Column] = _layout.by_word(("ran", "skipped"))

@@ -148,6 +148,7 @@ carpool_offered_images_total             counter   model  cell:OFFERED          
 carpool_capacity_images_per_second       gauge     model  known:CAPACITY        What the model can answer within its promise, by what is believed of its speed now; absent without a promise.
 carpool_load                             gauge     model  seen:LOAD             Images asked for in the last 5 s over what the model can answer: 1.5 is half as much again; absent without a promise.
 carpool_speed_ratio                      gauge     model  cell:SPEED_RATIO      Time that batches take over what was measured at loading; 0 for a model without a promise.
+carpool_run_memory_bytes                 gauge     model  cell:RUN_MEMORY       Memory that batches take beside the weights while all instances run, as measured at loading; 0 where the runtime does not say.
 carpool_slo_seconds                      gauge     model  cell:SLO_SECONDS      What the model promises; 0 for one without a promise.
 carpool_out_of_memory_total              counter   model  cell:OUT_OF_MEMORY    Batches that did not fit into their device's memory and were run in smaller ones.
 carpool_shed_total                       counter   model  reason:SHED           Requests the scheduler chose not to run, by reason.

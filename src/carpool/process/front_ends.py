@@ -13,7 +13,7 @@ from carpool.config.server import ServerSettings
 from carpool.frontend.access.access import Access, all_loopback
 from carpool.frontend.caches.front_caches import CacheParts
 from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
-from carpool.frontend.clients.accounts import Accounts
+from carpool.frontend.clients.accounts import MOST_BYTES, Accounts
 from carpool.frontend.http.app import MetricsApp
 from carpool.frontend.http.fairness import Fairness, Unread
 from carpool.frontend.http.http_server import HttpServer
@@ -61,10 +61,14 @@ class HttpFrontend:
         return sum(cut_off)
 
 
+def http_limits(settings: ServerSettings) -> Limits:
+    given = {name: getattr(settings, name) for name in _LIMITS}
+    return Limits(**given, max_held_bytes=MOST_BYTES // settings.front_ends)
+
+
 def cache_parts(settings: ServerSettings) -> CacheParts:
     """An equal part of the memory for each front end: what one keeps, no other can use."""
-    front_ends = max(1, settings.frontends) + settings.grpc_frontends
-    most = int(settings.cache_mb * 1e6) // front_ends
+    most = int(settings.cache_mb * 1e6) // settings.front_ends
     if not settings.cache_url:
         return CacheParts(most)
     from carpool.cache.redis_client import shared_store  # needs a package that others can do without
@@ -120,7 +124,7 @@ async def http(parts: FrontendParts) -> Frontend:
         forward=ForwardedHeaders.of(settings.http_header_forward_pattern, access.guard.proofs),
     )
     trace(app.tracer, block.server, parts)
-    limits = Limits(**{name: getattr(settings, name) for name in _LIMITS})
+    limits = http_limits(settings)
     accounts = Accounts(limits.max_connections, most_bytes=limits.max_held_bytes)
     metrics = HttpServer(MetricsApp(page, fair, access.guard), limits, charge=fair.charge, accounts=accounts)
     servers = {"http": HttpServer(app, limits, unread, fair.charge, accounts), "metrics": metrics}

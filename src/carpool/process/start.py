@@ -35,7 +35,6 @@ from carpool.observe.columns import RESTARTS, UP
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.history import keep_history
 from carpool.observe.logs import logger
-from carpool.process.inner_door import InnerDoor
 from carpool.process.lone_watch import watched
 from carpool.process.shared_settings import LogSettings, TraceSettings
 
@@ -91,8 +90,7 @@ async def engine(
         restarted=lambda: mine.server.add(RESTARTS["worker"]),
         stall_changed=lambda: host.engine.look_at_instances(),
     )
-    inner = InnerDoor(lambda: side)
-    make = partial(engine_for, paths, settings, table, block=mine, host=runner, ask_hosted=inner.ask)
+    make = partial(engine_for, paths, settings, table, block=mine, host=runner)
     host = EngineHost(make, write_gate, runner)
     host.listen(lambda catalog: runner.follow_logging(catalog.logging))
     desk = add_questions(host, settings)

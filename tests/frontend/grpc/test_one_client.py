@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 import tritonclient.grpc.service_pb2 as pb
 
+from carpool.config.server import ServerSettings
 from carpool.frontend.clients.accounts import EVEN_S, MOST_BYTES, Accounts
 from carpool.frontend.grpc import grpc_handlers
 from carpool.frontend.grpc import h2_frames as h2
@@ -303,7 +304,7 @@ def test_a_message_is_inflated_up_to_what_its_model_takes() -> None:
 def test_what_comes_out_of_compressed_messages_is_counted(front: FrontEnd) -> None:
     accounts = front.server.service.accounts
     message = gzip.compress(image_request().SerializeToString())
-    assert accounts.most_bytes == MOST_BYTES
+    assert accounts.most_bytes == MOST_BYTES // ServerSettings().front_ends
     front.run(lambda: setattr(accounts, "most_bytes", len(message) + 10))
     with wire(front) as client:
         for number in (1, 3):

@@ -40,7 +40,7 @@ _BY_DTYPE = {kind.dtype: kind for kind in _NUMBERED.values() if kind is not Data
 def __getattr__(name: str) -> Any:
     raise AttributeError(
         f"there is no {name} in the triton_python_backend_utils of Carpool: "
-        'docs/coming-from-triton.md, "Triton\'s Python models", lists what there is'
+        'docs/coming-from.md, "Triton\'s Python models", lists what there is'
     )
 
 

@@ -179,6 +179,7 @@ def profile_document(served: Served, now: float) -> dict[str, Any]:
         "provisional": None if profile is None else profile.provisional or None,
         "instances": len(scheduler.instances) // runtime.seats,
         "threads": None if profile is None else profile.layout.threads,
+        "memory_bytes": None if profile is None else profile.memory.service or None,
         "fit": _fit(scheduler.drift.profile),
         "curve": [[size, seconds * 1e3] for size, seconds in scheduler.belief.runs.points],
         "believed": _believed(scheduler),

@@ -23,8 +23,8 @@ from carpool.engine.profile.instance_layout import Devices
 from carpool.engine.profile.model_profile import ProfileStore
 from carpool.engine.routes.direct_route import Spare
 from carpool.engine.run.batch import Route
+from carpool.engine.run.step_memory import StepMemory
 from carpool.errors import Unavailable
-from carpool.link.step_memory import StepMemory
 from carpool.observe.counters import Block, Row, Table
 from carpool.observe.logs import logger
 from carpool.observe.statistics import VersionCounters

@@ -11,14 +11,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 from carpool.core.job import INFINITY, RUNNING
 from carpool.engine.routes.ensemble_route import EnsembleRoute
 from carpool.engine.run.batch import Outcome, Work
-from carpool.errors import CarpoolError, Unavailable, Unsupported, without_stack
+from carpool.errors import CarpoolError, Unavailable, without_stack
 from carpool.types import Array
 
 if TYPE_CHECKING:
@@ -42,14 +41,6 @@ class CallOfModel(NamedTuple):
     answer: AnswerCall
 
 
-AskHosted = Callable[[CallOfModel, float], Coroutine[Any, Any, Mapping[str, Array]]]
-"""Answers a call by this time, of a model in another process."""
-
-
-async def ask_nobody(call: CallOfModel, _until: float) -> Mapping[str, Array]:
-    raise Unsupported(f"{call.model} runs in another process: only front ends reach it")
-
-
 class AskedEngine(Protocol):
     """The engine, as calls of its models need it."""
 
@@ -65,12 +56,9 @@ class AskedEngine(Protocol):
         done: Callable[[Work, Outcome], None],
     ) -> tuple[int, Work, bool]: ...
 
-    def submit(self, key: int, works: Sequence[Work]) -> None: ...
+    def submit_own(self, key: int, work: Work) -> None: ...
 
     def cancel(self, work: Work) -> None: ...
-
-    def find_hosted(self, name: str, version: str) -> Served | None:
-        """The model, if it runs in another process."""
 
     def bring_for(self, name: str, caller: Served) -> Coroutine[Any, Any, None] | None:
         """What is to be waited for before this model is asked by that one; mostly nothing."""
@@ -79,8 +67,8 @@ class AskedEngine(Protocol):
 class ModelCalls:
     """All calls that are open. Everything but `caller` happens on the loop's thread."""
 
-    def __init__(self, engine: AskedEngine, ask_hosted: AskHosted = ask_nobody) -> None:
-        self.engine, self.ask_hosted = engine, ask_hosted
+    def __init__(self, engine: AskedEngine) -> None:
+        self.engine = engine
         self.busy: set[InstanceCalls] = set()  # those with open calls
 
     def caller(self, served: Served, index: int) -> InstanceCalls:
@@ -145,11 +133,6 @@ class InstanceCalls:
             first = self._calls.engine.bring_for(call.model, self.served)
             if first is not None:
                 self._begin(first, lambda _: self._ask(call), call.answer)
-            elif (hosted := self._calls.engine.find_hosted(call.model, call.version)) is not None:
-                now = monotonic()
-                work = self._calls.ask_hosted(call, self._until(now, call.timeout))
-                answer = partial(_answered, hosted, now, call.answer)
-                self._begin(work, answer, answer)
             else:
                 self._ask_here(call)
         except CarpoolError as error:
@@ -174,7 +157,10 @@ class InstanceCalls:
         work.details = call.details
         work.deadline = work.due = self._until(work.arrived, call.timeout)
         self._note(work, engine.served[key])
-        engine.submit(key, [work])
+        try:
+            engine.submit_own(key, work)
+        except CarpoolError as error:
+            done(work, Outcome(error=without_stack(error)))
 
     def _begin(
         self,
@@ -182,8 +168,7 @@ class InstanceCalls:
         then: Callable[[T], None],
         fail: Callable[[CarpoolError], None],
     ) -> None:
-        """For a model that is to be loaded first, or in another process, where none calls others: whoever
-        waits for these waits for nobody who waits for it."""
+        """For a model that is to be loaded first: it waits for nobody who waits for it."""
         assert self._loop is not None
         task = self._loop.create_task(work)
         self._elsewhere.add(task)
@@ -227,13 +212,6 @@ class InstanceCalls:
             self._calls.engine.cancel(work)
         for task in self._elsewhere:
             task.cancel()
-
-
-def _answered(
-    target: Served, began: float, answer: AnswerCall, given: Mapping[str, Array] | CarpoolError
-) -> None:
-    target.counters.asked(given if isinstance(given, CarpoolError) else None, monotonic() - began)
-    answer(given)
 
 
 def _is_held(work: Work, target: Served, stuck: set[InstanceCalls]) -> bool:

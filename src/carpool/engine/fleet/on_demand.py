@@ -8,7 +8,6 @@ was freed before. Whoever finds no room meanwhile hears when there will be some.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +26,7 @@ from carpool.engine.fleet.control import ModelControl
 from carpool.engine.fleet.fleet import Fleet
 from carpool.engine.models.served import Served
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, NotFound, Unavailable
+from carpool.memory.spare_memory import give_back
 from carpool.observe.logs import logger
 
 log = logger("engine")
@@ -153,12 +153,17 @@ class OnDemand:
                 ) from error
         known.loaded_at = self._now()
         known.seconds, known.failures = known.loaded_at - began, 0
-        await asyncio.to_thread(_give_back)
-        known.bytes = max(known.files, await asyncio.to_thread(self._used) - before)
+        await asyncio.to_thread(give_back)
+        known.bytes = max(known.files, await asyncio.to_thread(self._used) - before) + self._running(name)
         megabytes = round(known.bytes / 1e6)
         log.info("loaded-on-demand", model=name, megabytes=megabytes, seconds=round(known.seconds, 3))
         while self._held() > self._most and await self._free_one(for_one=name):
             """It takes more than was thought."""
+
+    def _running(self, name: str) -> int:
+        """Bytes that it takes while it runs, and gave back when it was loaded."""
+        profiles = [served.profile for served in self._fleet.offered.values() if served.name == name]
+        return sum(profile.memory.service for profile in profiles if profile is not None)
 
     def _failed(self, known: Known, error: CarpoolError) -> None:
         """The next try waits longer each time: clients that ask again and again must not cost all of it."""
@@ -208,7 +213,7 @@ class OnDemand:
         log.info("freed", model=name, idle_s=round(now - last[name], 1))
         await self._control.unload(name)
         await self._fleet.left(name)
-        await asyncio.to_thread(_give_back)
+        await asyncio.to_thread(give_back)
         return True
 
     def _loaded(self, on_device: bool) -> dict[str, list[Served]]:
@@ -302,10 +307,3 @@ def _kilobytes(text: str, field: str) -> int:
         if line.startswith(field):
             return int(line.split()[1]) * 1024
     return 0
-
-
-def _give_back() -> None:
-    """What the C library keeps of the memory that a model gave back."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

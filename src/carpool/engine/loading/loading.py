@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any
 
 from carpool import backends
-from carpool.backends.backend import AsksModels, Backend, Finish, OnDevice, Placement
+from carpool.backends.backend import AsksModels, Backend, Finish, KeepsMemory, OnDevice, Placement
 from carpool.config.backend_kinds import kind_of
 from carpool.config.fingerprint import PROVISIONAL
 from carpool.config.model import DYNAMIC, ModelConfig, Task
@@ -51,6 +51,13 @@ from carpool.engine.profile.model_profile import (
     choices,
     keepable,
     profile_key,
+)
+from carpool.engine.profile.run_memory import (
+    MUCH_MEMORY,
+    RunMemory,
+    batch_bytes,
+    give_back_all,
+    kept_bytes,
 )
 from carpool.errors import CarpoolError, ConfigError, ModelError
 from carpool.link.door import ASK, ASSUMED
@@ -182,6 +189,7 @@ class Loading:
         if found is None:
             found = self._measure(tell, None if kept is None else kept.layout)
             self.keep(found[1])
+        give_back_all(found[0])
         return self._ready(*found)
 
     def keep(self, profile: Profile) -> None:
@@ -353,7 +361,19 @@ class Loading:
         points = ",".join(f"{point.size}:{point.seconds * 1e3:.4g}" for point in measured.points)
         log.debug("profile-measured", model=name, layout=str(chosen.layout), curve=points)
         curve = measured.curve(self._largest, self._config.pytorch.buckets)
-        return opened, replace(profile, measured=measured, measured_at=at), curve
+        memory = self._memory(opened, curve)
+        return opened, replace(profile, measured=measured, memory=memory, measured_at=at), curve
+
+    def _memory(self, opened: Sequence[Backend], curve: BatchCurve) -> RunMemory:
+        if not any(isinstance(backend, KeepsMemory) for backend in opened):
+            return RunMemory()
+        with self._turn:
+            measuring = kept_bytes(opened)
+            if measuring < MUCH_MEMORY:
+                return RunMemory(measuring, measuring)
+            piece = best_piece(curve, kind_of(self._config.backend), measuring)
+            images = min(piece, curve.points[-1][0])
+            return RunMemory(measuring, batch_bytes(self._measuring(opened), images))
 
     def _look(self, opened: Sequence[Backend], tell: ReportStep, *, warm: bool) -> Measured:
         measuring = self._measuring(opened, FOR_DEVICES if self._gpus else FOR_SERVING, warm=warm)
@@ -394,7 +414,7 @@ class Loading:
             config = replace(config, instances=(group,))
         busy = {PROVISIONAL: profile.provisional} if profile.provisional else {}
         config = self._config = replace(config, parameters={**config.parameters, **self._told, **busy})
-        piece = best_piece(curve, kind_of(config.backend))
+        piece = best_piece(curve, kind_of(config.backend), profile.memory.measuring)
         told = SAMPLE_TOLD if self._vision is not None and self._vision.encoded else ""
         slo = None if isinf(self._slo) else self._slo
         said = choices(profile, curve, piece, slo, told) + ((grown,) if grown else ())

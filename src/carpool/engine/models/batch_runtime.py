@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from time import monotonic
 
-from carpool.backends.backend import AnswersEach, Backend
+from carpool.backends.backend import AnswersEach, Backend, KeepsMemory
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import Mode
 from carpool.config.repository import ModelVersion
@@ -22,6 +22,7 @@ from carpool.engine.loading.hosted_model import HostedInstance
 from carpool.engine.loading.loading import Loading, Ready, execution_timeout
 from carpool.engine.models.runtime import EngineParts, Gate, InstancesRuntime
 from carpool.engine.models.served import Served, VersionState
+from carpool.engine.profile.run_memory import MUCH_MEMORY, REST_S, give_back_all
 from carpool.engine.routes.direct_route import Eager, Spare
 from carpool.engine.routes.sequence_route import SequenceRoute
 from carpool.engine.routes.stream_route import StreamRoute
@@ -54,6 +55,9 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         self._sequences: SequenceRoute | None = None  # of a model that has them
         self._streams: StreamRoute | None = None  # of a decoupled one
         self._looking: asyncio.TimerHandle | None = None
+        self._resting: asyncio.TimerHandle | None = None
+        self._keep_memory: dict[int, KeepsMemory] = {}  # instances, by number
+        self._gave_back = 0.0  # when it had been used last by then
         self._row = served.counters.row
         self._promises = False
         self._pending = -1  # as it was shown last
@@ -121,8 +125,13 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
             self._sequences = SequenceRoute(served.name, driver, sequences, loop, served.slo)
         if config.decoupled:
             self._streams = StreamRoute(served.name, driver, len(seated), loop, eager=self._eager)
-        if kind_of(config.backend).process == "worker":
+        self._look_now_and_then(ready, loop)
+
+    def _look_now_and_then(self, ready: Ready, loop: asyncio.AbstractEventLoop) -> None:
+        if kind_of(ready.config.backend).process == "worker":
             self._look_at_idle(loop)
+        if ready.profile.memory.service >= MUCH_MEMORY:
+            self._look_at_memory(loop)
 
     def _place(self, number: int, backend: Backend | HostedInstance) -> None:
         self._lost_seats -= {number}
@@ -135,6 +144,8 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
             for owner in owners:
                 owner.close()
             raise
+        if isinstance(backend, KeepsMemory):
+            self._keep_memory[number] = backend
         if self._sequences is not None:
             self._sequences.placed(number)
 
@@ -158,6 +169,14 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         """A process that dies while it has nothing to do tells nobody."""
         self._looking = loop.call_later(_LOOK_S, self._look_at_idle, loop)
         self.driver.look_at_idle()
+
+    def _look_at_memory(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The first batch after a rest takes up to 1.4 times as long, since all of its pages are new."""
+        self._resting = loop.call_later(1.0, self._look_at_memory, loop)
+        used = self.served.counters.last_used
+        if used != self._gave_back and monotonic() - used > REST_S and self.idle:
+            self._gave_back = used
+            self._loader.submit(give_back_all, list(self._keep_memory.values()))
 
     def instance_lost(self, instance: Instance, why: str) -> None:
         number = instance.index // self.seats
@@ -260,8 +279,9 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
             self._own.stop(Unavailable(f"{self.served.name} was unloaded", reason="unloading"))
 
     async def close(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
+        for timer in (self._looking, self._resting):
+            if timer is not None:
+                timer.cancel()
         if self._own is not None:
             self._stop()
             self._own.close()

@@ -19,8 +19,8 @@ from carpool.engine.routes.pipeline_route import PipelineRoute
 from carpool.engine.routes.stepped_route import Binding, BoundStep, ServedStep
 from carpool.engine.run.batch import Route
 from carpool.engine.run.model_inputs import signature_of
+from carpool.engine.run.step_memory import StepMemory
 from carpool.errors import ConfigError, Unavailable
-from carpool.link.step_memory import StepMemory
 from carpool.observe.counters import Row
 from carpool.pipelines.ensemble_graph import EnsembleGraph, check_models
 

@@ -124,6 +124,8 @@ class Served:
             raise
         seconds = monotonic() - began
         self.counters.row.set(columns.LOAD_SECONDS, seconds)
+        if self.profile is not None:
+            self.counters.row.set(columns.RUN_MEMORY, self.profile.memory.service)
         facts = {} if self.is_ensemble else self._facts()
         log.info("model-ready", model=self.name, version=self.version, **facts, seconds=round(seconds, 3))
 

@@ -114,7 +114,7 @@ class NotWatched:
 class Measuring:
     """Measures one model on all of its instances at once, as they run when there is much to do."""
 
-    _backends: Sequence[Backend]
+    backends: Sequence[Backend]
     _signature: Signature
     _effort: Effort = FOR_SERVING
     _: KW_ONLY
@@ -170,7 +170,7 @@ class Measuring:
         """Seconds of the run that was disturbed least, for comparing. Instances run at the same time, and
         count together: one of them alone has the others' share of the memory, too."""
         with self._threads() as threads:
-            times, count = self._times(images, threads), len(self._backends)
+            times, count = self._times(images, threads), len(self.backends)
         return min(fmean(times[at : at + count]) for at in range(0, len(times), count))
 
     def once(self, images: int) -> float:
@@ -181,10 +181,10 @@ class Measuring:
     @contextmanager
     def _threads(self) -> Iterator[_Threads]:
         """One for each instance, where there are several."""
-        if len(self._backends) == 1:
+        if len(self.backends) == 1:
             yield None
             return
-        with ThreadPoolExecutor(len(self._backends)) as threads:
+        with ThreadPoolExecutor(len(self.backends)) as threads:
             yield threads
 
     def ratios(self, wanted: Sequence[int], curve: BatchCurve, near: float) -> dict[int, float]:
@@ -220,11 +220,11 @@ class Measuring:
     def _runs(self, images: int, threads: _Threads) -> _Runs:
         requests = sample(self._signature, images) if self.picture is None else {}
         pictures = [] if self.picture is None else [self.picture] * images
-        return _Runs(self._backends, requests, pictures, images, self.now, self.synchronise, threads)
+        return _Runs(self.backends, requests, pictures, images, self.now, self.synchronise, threads)
 
     def _warm_up(self, runs: _Runs, *, warm: bool) -> list[float]:
         """Until the last few runs agree; those count. None do if that takes too long, unless it is `warm`."""
-        few = _STEADY_RUNS * len(self._backends)
+        few = _STEADY_RUNS * len(self.backends)
         times: list[float] = []
         began = self.now()
         while self.now() - began < self._effort.warm_up:

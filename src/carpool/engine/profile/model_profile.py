@@ -29,6 +29,7 @@ from carpool.core.objectives import Promise
 from carpool.engine.profile.hardware import Hardware, hardware
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
+from carpool.engine.profile.run_memory import MUCH_MEMORY, REST_S, RunMemory
 from carpool.errors import ConfigError
 from carpool.link.typed_json import as_json, from_json
 from carpool.observe.logs import logger
@@ -84,6 +85,7 @@ def _rounded_up(seconds: float) -> float:
 
 _MOST_COUNT = 1 << 20
 _WORTH_IT = 0.85  # a piece must be this much cheaper per image before large batches are run in pieces
+_ABOUT_AS_CHEAP = 1.03  # per image: so much dearer a piece may be where it spares much memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ class Profile:
     measured: Measured = field(default_factory=Measured)
     measured_at: str = ""  # UTC, ISO 8601
     reused: str = ""  # what the check of an older profile found
+    memory: RunMemory = field(default_factory=RunMemory)
 
     @property
     def points(self) -> tuple[Point, ...]:
@@ -116,13 +119,17 @@ def read_profile(document: object) -> Profile:
     return profile
 
 
-def best_piece(curve: BatchCurve, kind: BackendKind) -> int:
-    """The size in which a large batch is run: the whole, unless pieces are clearly cheaper per image."""
+def best_piece(curve: BatchCurve, kind: BackendKind, memory: int = 0) -> int:
+    """The size in which a large batch is run: the whole, unless pieces are clearly cheaper per image, or
+    about as cheap where large batches take much `memory`: then the smallest that is."""
     whole = curve.max_batch
     if not kind.in_pieces:
         return whole
-    best = min((size for size, _ in curve.points), key=lambda size: curve.times[size] / size)
-    least, most = curve.times[best] / best, _WORTH_IT * curve.times[whole] / whole
+    each = {size: curve.times[size] / size for size in (*(size for size, _ in curve.points), whole)}
+    best = min(each, key=each.__getitem__)
+    if memory >= MUCH_MEMORY:
+        return min(size for size, one in each.items() if one <= _ABOUT_AS_CHEAP * each[best])
+    least, most = each[best], _WORTH_IT * each[whole]
     if least >= most:
         return whole
     alone = curve.times[1]  # as it lies, while several are copied together first: that was not measured
@@ -153,7 +160,13 @@ def choices(
         said.append(f"A batch of {knee} reaches 90 % of the highest throughput. There is no SLO.")
     if piece < curve.max_batch:
         saved = 1 - curve.times[piece] / piece / (curve.times[curve.max_batch] / curve.max_batch)
-        said.append(f"Large batches run in pieces of {piece}: {saved:.0%} less time for each image.")
+        why = f"{saved:.0%} less time for each image" if saved > 0 else "less memory, about the same time"
+        said.append(f"Large batches run in pieces of {piece}: {why}.")
+    if profile.memory.service >= MUCH_MEMORY:
+        said.append(
+            f"Batches take {profile.memory.service / 1e6:,.0f} MB beside the weights while all instances "
+            f"run. It is kept from batch to batch, and given back after {REST_S:g} s without requests."
+        )
     if profile.reused:
         said.append(profile.reused)
     return tuple(said)
@@ -192,7 +205,7 @@ def _promised(curve: BatchCurve, slo: float, instances: int) -> list[str]:
 
 log = logger("engine")
 
-FORMAT = 3
+FORMAT = 4
 MOST_FILES = 256
 _MOST_BYTES = 1 << 18
 _SUFFIX = ".profile.json"

@@ -13,7 +13,6 @@ reads, which may be the client's memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from time import monotonic
 from typing import NamedTuple
 
@@ -22,8 +21,8 @@ from carpool.core.remaining import Booking
 from carpool.engine.routes.stepped_route import Binding, BoundStep, SteppedRoute
 from carpool.engine.run.batch import NO_INPUTS, Outcome, Work
 from carpool.engine.run.model_inputs import shape_key
+from carpool.engine.run.step_memory import StepMemory
 from carpool.errors import Cancelled, CarpoolError, InvalidInput, ModelError, Unavailable, prefixed
-from carpool.link.step_memory import Lent, StepMemory
 from carpool.observe.logs import logger
 from carpool.pipelines.ensemble_graph import EnsembleGraph, handed_over
 from carpool.types import Array, Signature, StepTiming, Timing
@@ -202,9 +201,7 @@ class EnsembleRun:
         try:
             if bound.served.hosted:
                 assert self._route.memory is not None  # else it was not loaded
-                lent = self._route.memory.lend(bound.key, inputs, child.wanted)
-                child.inputs, child.place = NO_INPUTS, lent.place
-                child.done = partial(self._given_back, lent)
+                self._route.memory.place(bound.key, child)
             bound.route.submit([child])
         except Exception as error:
             known = error if isinstance(error, CarpoolError) else _failed(error)
@@ -255,16 +252,6 @@ class EnsembleRun:
         elif served.promises:
             self._whole.booking.plan(number, child, work.arrived, work.deadline, now)
         return child
-
-    def _given_back(self, lent: Lent, child: Work, outcome: Outcome) -> None:
-        """From a model in another process."""
-        try:
-            if outcome.error is None:
-                outcome = Outcome(lent.outputs(), timing=outcome.timing)
-        except CarpoolError as error:
-            outcome = Outcome(error=error, timing=outcome.timing)
-        lent.give_back()
-        self._step_over(child, outcome)
 
     def _step_over(self, child: Work, outcome: Outcome) -> None:
         bound = self._under_way.pop(child, None)

@@ -3,7 +3,7 @@ SLO for all of them, and a gate that lets a request into all steps or into none.
 
 What goes from step to step differs, and with it the place where a request runs: tensors stay in the engine
 (ensemble_route.py), pictures in the front end that decoded them (pipeline_route.py keeps their bookings).
-docs/decisions.md says why these are two.
+DECISIONS.md says why these are two.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from typing import Generic, Protocol, TypeVar
 T = TypeVar("T")
 
 MOST_BYTES = 512 << 20
-"""Held for all clients of a front end together; one client alone gets half of it."""
+"""Held for all clients of a server, whose front ends have equal parts; one client alone gets half of each."""
 PATIENCE_S = 10.0
 """A client must take `PROGRESS_BYTES` of an answer within this."""
 PROGRESS_BYTES = 4096

@@ -15,7 +15,7 @@ from carpool.errors import CarpoolError, retry_after, without_stack
 from carpool.frontend.caches.front_caches import CacheParts
 from carpool.frontend.calls.forwarded_headers import ForwardedHeaders
 from carpool.frontend.calls.packing import AT_ONCE
-from carpool.frontend.clients.accounts import CALL, Accounts, Shares
+from carpool.frontend.clients.accounts import CALL, MOST_BYTES, Accounts, Shares
 from carpool.frontend.clients.fair_threads import FairThreads
 from carpool.frontend.front_service import FrontService
 from carpool.frontend.grpc.infer_messages import FINAL_PARAMETER, Families
@@ -78,7 +78,8 @@ class GrpcService(FrontService):
         self.idle = asyncio.Event()
         self.idle.set()
         self.running = 0
-        self.accounts = Accounts(settings.max_connections, settings.max_connections)
+        most = settings.max_connections
+        self.accounts = Accounts(most, most, MOST_BYTES // settings.front_ends)
         self.inflating = Shares(_MOST_INFLATING)
         self._inflaters = FairThreads(self.accounts, self.threads, _INFLATERS)
         self.turns = StreamTurns(self.accounts)

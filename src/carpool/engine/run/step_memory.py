@@ -1,4 +1,5 @@
-"""Memory of the engine's own, for requests that it makes itself of models in the runner: steps of ensembles.
+"""Memory of the engine's own, for requests that it makes itself of models in the runner: steps of ensembles,
+and calls that Python models make of others.
 
 The inputs are copied there, and the outputs from there: the other process maps nothing else of the engine.
 """
@@ -8,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import orjson
 
+from carpool.engine.run.batch import NO_INPUTS, Outcome, Work
 from carpool.errors import CarpoolError, ModelError, Unavailable
 from carpool.link.door import ModelEntry
 from carpool.link.records import AS_DECLARED, INLINE
@@ -50,6 +53,13 @@ class StepMemory:
     def slots_used(self) -> int:
         return 0 if self._arena is None else self._arena.slots_used
 
+    def place(self, key: int, work: Work) -> None:
+        """Puts the inputs of a request for the model of this key there. Its outputs are its own again when it
+        is done. Raises where there is no room."""
+        lent = self.lend(key, work.inputs, work.wanted)
+        work.inputs, work.place = NO_INPUTS, lent.place
+        work.done = partial(lent.ended, work.done)
+
     def lend(self, key: int, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Lent:
         """A place with these inputs in it, for the model of this key. Raises where there is no room."""
         entry = self._entry_of(key)
@@ -65,7 +75,7 @@ class StepMemory:
         arena = self._opened()
         slot = arena.allocate(output + capacity)
         if slot is None:
-            raise Unavailable("there is no memory left for steps of ensembles", reason="overload")
+            raise Unavailable("there is no memory left for calls between models", reason="overload")
         for place, buffer in zip(places, buffers, strict=True):
             slot.view[place.offset : place.offset + place.size] = buffer
         where = RequestPlace(
@@ -109,6 +119,15 @@ class Lent:
     def __init__(self, place: RequestPlace, slot: ArenaSlot) -> None:
         self.place = place
         self._slot = slot
+
+    def ended(self, done: Callable[[Work, Outcome], None], work: Work, outcome: Outcome) -> None:
+        try:
+            if outcome.error is None:
+                outcome = Outcome(self.outputs(), timing=outcome.timing)
+        except CarpoolError as error:
+            outcome = Outcome(error=error, timing=outcome.timing)
+        self.give_back()
+        done(work, outcome)
 
     def outputs(self) -> dict[str, Array]:
         """What the model wrote, which is the caller's own from here on. Raises what is wrong with it."""
