@@ -123,6 +123,17 @@ def test_no_property_stands_for_an_attribute_of_its_base() -> None:
     assert wrong == []
 
 
+def test_no_compiled_error_has_a_reason_of_its_class() -> None:
+    """Where the base is interpreted, its own is read: the reason is an argument of the constructor."""
+    wrong = [
+        f"{name_of(path)}.{one.name}"
+        for path in compiled()
+        for one in classes(path)
+        if any(isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "reason" for each in one.body)
+    ]
+    assert wrong == []
+
+
 def test_no_arguments_are_passed_on_as_they_came_to_a_base() -> None:
     """`super().__init__(*given)` hands it one tuple."""
     wrong = [
