@@ -19,6 +19,10 @@ small machine carries three of them, a balancer and the load generator.
     scale      a real Prometheus evaluates the rules of deploy/monitoring: replicas wanted at 0.5, 1 and 2
                times the load, and those that `carpool plan` says
     abort      three servers share a rollout; it is aborted at one of them, and the others hear of it
+    broken     a rolling update to models of which one does not load, as Kubernetes begins it: one server
+               more, with --strict-readiness all, under 0.4 of the load. It is never ready
+    second     the demo's models on this machine's cores: a second server that shares profiles with a first
+               one, until it is ready, and how many models it measured
 
 A failure is what the client hears of nobody's decision: a connection that breaks, a status that the balancer
 makes up, a server that is going. Refusals for want of time are answers. The balancers come with `make fleet`;
@@ -52,7 +56,7 @@ from carpool.core.objectives import Promise
 from carpool.deploy_files.balancer_config import Address
 from carpool.sim.fleet_simulation import FleetScenario, measure_fleet
 from carpool.sim.simulation import Scenario
-from load.balancers import Replica, balancer, blue_green_config, program, replicas, switch_pool
+from load.balancers import Replica, answers, balancer, blue_green_config, program, replicas, switch_pool
 from load.burst import LoadError
 from load.program import run_program
 from load.real_prometheus import prometheus
@@ -60,12 +64,14 @@ from load.real_prometheus import prometheus
 KINDS = ("haproxy", "envoy", "nginx")
 PARTS = (
     *("goodput", "ways", "below", "overload", "kill", "grpc", "jpeg", "restart", "half", "switch", "scale"),
-    "abort",
+    *("abort", "broken", "second"),
 )
 CAPACITY = 100.0  # images per second of one server
 SLO_MS = 400.0
 OVERLOAD, MODERATE, BELOW, HALF = 1.5, 0.4, 0.9, 0.8
 GOODPUT_AIM = {"haproxy": 0.99, "envoy": 0.97, "nginx": 0.97}
+READY_AIM_S = 4.0
+DEMO = Path(__file__).parents[1] / "src" / "carpool" / "demo" / "models"
 DECIDED = {"cannot-finish", "overload", "over-share", "given-up", "deadline", "queue-full"}
 MODEL = """backend = "fake"
 slo_ms = {slo:g}
@@ -118,6 +124,8 @@ class Row:
     wanted: float | None = None  # replicas, by the rules of Prometheus
     planned: int | None = None  # and by `carpool plan`
     everywhere: float | None = None  # seconds from an abort at one server to the last
+    ready: float | None = None  # seconds until a second server was
+    measured: int | None = None  # models that it measured
     why: str = ""  # the failures, by reason
 
     @property
@@ -126,6 +134,8 @@ class Row:
             return self.in_time >= (0.98 if self.part == "half" else 0.99)
         if self.wanted is not None and self.planned is not None:
             return abs(ceil(self.wanted) - self.planned) <= 1
+        if self.ready is not None:
+            return self.ready <= READY_AIM_S and not self.measured
         if self.simulated is not None and abs(self.simulated - 1.0) > 0.03:
             return False
         if self.part == "ways":
@@ -491,6 +501,48 @@ def abort(_kinds: Sequence[str], length: Length, folder: Path) -> list[Row]:
     return [row("abort", "none", counts, everywhere=round(max(took), 3))]
 
 
+def broken(kinds: Sequence[str], length: Length, folder: Path) -> list[Row]:
+    models = write_models(folder / "new")
+    (models / "torn" / "1").mkdir(parents=True)
+    (models / "torn" / "1" / "model.onnx").write_bytes(b"half of a file")
+    strict = ("--strict-readiness", "all")
+    rows = []
+    with fleet(folder / "old", options=strict) as three:
+        for kind in kinds:
+            new = Replica(models, folder / f"new-{kind}", "new", strict)
+            try:
+                with balancer(kind, [*three, new], folder / kind) as address:
+                    new.start()
+                    while 'state="failed"} 1' not in new.metrics():
+                        time.sleep(0.05)
+                    found = Load(address, 3 * MODERATE * CAPACITY, length.kill).result()
+                    if answers(new.address, "/v2/health/ready"):
+                        raise LoadError("a server whose model failed is ready")
+                    rows.append(row("broken", kind, found))
+            finally:
+                new.begin_to_stop()
+                new.wait_stopped()
+    return rows
+
+
+def second(_kinds: Sequence[str], _length: Length, folder: Path) -> list[Row]:
+    shared = ("--shared-profiles", f"file:{folder / 'shared'}", "--log-level", "debug")
+    found = []
+    for name in ("first", "second"):
+        one = Replica(DEMO, folder, name, shared)
+        began = time.monotonic()
+        one.start()
+        try:
+            one.wait_ready()
+            found.append(time.monotonic() - began)
+        finally:
+            one.begin_to_stop()
+            one.wait_stopped()
+    measured = one.log().count(" profile-measured ")
+    why = f"{found[0]:.1f} s with measuring"
+    return [Row("second", "none", 0, 0, 1.0, 0.0, ready=round(found[1], 2), measured=measured, why=why)]
+
+
 def planned_replicas(rate: float) -> int:
     """As `carpool plan` says, with one to spare: the rule keeps a quarter of a fleet free, for bursts and for
     what comes while a replica starts, where a plan without spares is for steady traffic alone."""
@@ -553,13 +605,8 @@ def half(kinds: Sequence[str], length: Length, folder: Path) -> list[Row]:
         return [row("half", "envoy, weighted", Load(address, rate, length.half, 2).result())]
 
 
-DO = dict(
-    zip(
-        PARTS,
-        (goodput, ways, below, overload, kill, grpc, jpeg, restart, half, switch, scale, abort),
-        strict=True,
-    )
-)
+_FIRST = (goodput, ways, below, overload, kill, grpc, jpeg, restart, half, switch, scale)
+DO = dict(zip(PARTS, (*_FIRST, abort, broken, second), strict=True))
 
 
 def as_text(rows: Sequence[Row]) -> str:
@@ -571,6 +618,7 @@ def as_text(rows: Sequence[Row]) -> str:
         notes += [] if each.simulated is None else [f"{each.simulated:.3f} × simulated"]
         notes += [] if each.wanted is None else [f"{each.wanted:.2f} replicas wanted, {each.planned} planned"]
         notes += [] if each.everywhere is None else [f"everywhere after {each.everywhere * 1e3:.0f} ms"]
+        notes += [] if each.ready is None else [f"ready after {each.ready} s, {each.measured} measured"]
         notes += [each.why] if each.why else []
         notes += [] if each.as_wished else ["NOT as wished"]
         lines.append(

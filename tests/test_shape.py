@@ -51,7 +51,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "vision vision/plans vision/tasks",
     "engine/models": "backends config core engine/generation engine/loading engine/profile engine/routes "
     "engine/run link observe pipelines vision/plans",
-    "engine/profile": "backends config core engine/run link memory observe",
+    "engine/profile": "backends cache config core engine/run link memory observe",
     "engine/routes": "config core engine/run link observe pipelines",
     "engine/run": "backends config core link memory observe wire",
     "frontend": "core frontend/caches frontend/calls frontend/pictures frontend/rollout frontend/traces "
@@ -81,9 +81,9 @@ MAY_IMPORT: Mapping[str, str] = {
     "memory": "",
     "observe": "core",
     "pipelines": "config",
-    "process": "cache config engine engine/control engine/fleet engine/loading frontend frontend/access "
-    "frontend/caches frontend/calls frontend/clients frontend/grpc frontend/http frontend/pictures "
-    "frontend/traces link memory observe wire",
+    "process": "cache config engine engine/control engine/fleet engine/loading engine/profile frontend "
+    "frontend/access frontend/caches frontend/calls frontend/clients frontend/grpc frontend/http "
+    "frontend/pictures frontend/traces link memory observe wire",
     "ray": "ray_cluster",
     "ray_cluster": "config core deploy_files",
     "registry": "config",

@@ -76,8 +76,7 @@ class Replica:
             if answers(self.address, "/v2/health/ready"):
                 return
             time.sleep(0.05)
-        log = (self._folder / "log.txt").read_text(errors="replace")
-        raise LoadError(f"{self.name} is not ready:\n{log[-2000:]}")
+        raise LoadError(f"{self.name} is not ready:\n{self.log()[-2000:]}")
 
     def kill(self) -> None:
         """All of it, as when its machine loses power."""
@@ -113,12 +112,19 @@ class Replica:
 
     def metric(self, name: str) -> float:
         """Over all models."""
+        lines = self.metrics().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
+
+    def metrics(self) -> str:
+        """The page; empty while nobody answers."""
         connection = http.client.HTTPConnection("127.0.0.1", self.metrics_port, timeout=10)
-        with contextlib.closing(connection):
+        with contextlib.closing(connection), contextlib.suppress(OSError):
             connection.request("GET", "/metrics", headers={"Host": "localhost"})
-            page = connection.getresponse().read().decode()
-        values = [line.rpartition(" ")[2] for line in page.splitlines() if line.startswith(f"{name}{{")]
-        return sum(map(float, values))
+            return connection.getresponse().read().decode()
+        return ""
+
+    def log(self) -> str:
+        return (self._folder / "log.txt").read_text(errors="replace")
 
 
 def answers(address: Address, path: str) -> bool:

@@ -53,6 +53,7 @@ def test_every_variable_reaches_its_setting() -> None:
         "metrics_config": "histogram_latencies=true",
         "cache_url": "redis://localhost",
         "rollout_state": "file:/r",
+        "shared_profiles": "file:/r",
         "cache_secret": "known to all that share",
     }
     numbers = {

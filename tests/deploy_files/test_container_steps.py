@@ -152,7 +152,7 @@ def test_both_images_differ_in_what_they_bring_alone() -> None:
     shutil.which("strip") is None, reason="the Dockerfile installs binutils, which is missing here"
 )
 def test_every_step_works_and_the_server_is_healthy(open_folder: Path) -> None:
-    image = Image(open_folder, {"EXTRAS": "redis"})  # the others are large and stand in make setup's list
+    image = Image(open_folder, {"EXTRAS": "otel"})  # the others are large and stand in make setup's list
     for word, rest in instructions(FILES[0]):
         image.perform(word, rest)
     assert all(command.startswith(OF_THE_IMAGE) for command in image.left_out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def test_every_file_is_yaml(path: Path) -> None:
 def test_everything_that_is_named_is_there(path: Path) -> None:
     document = documents(path.read_text())[0]
     named = [*document.get("resources", ()), *document.get("components", ())]
-    named += [patch["path"] for patch in document.get("patches", ())]
+    named += [patch["path"] for patch in document.get("patches", ()) if "path" in patch]
     named += [file for maps in document.get("configMapGenerator", ()) for file in maps["files"]]
     assert named or document.get("replicas")
     for name in named:
@@ -82,6 +83,32 @@ def test_the_dashboard_draws_every_panel() -> None:
     board = json.loads((KUBERNETES / "components" / "grafana" / "dashboard.json").read_text())
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"]) >= 10
     assert all(target["expr"] for panel in board["panels"] for target in panel["targets"])
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        "nv_inference_request_success",  # SLO attainment
+        "carpool_saturation",
+        "carpool_shed_total",
+        "carpool_batch_size_bucket",
+        "carpool_rollout_state",
+        "carpool_model_state",
+    ],
+)
+def test_the_dashboard_shows(metric: str) -> None:
+    board = json.loads((KUBERNETES / "components" / "grafana" / "dashboard.json").read_text())
+    shown = [t["expr"] for panel in board["panels"] for t in panel["targets"] if metric in t["expr"]]
+    assert shown
+    assert all('namespace=~"$namespace",job=~"$job"' in expression for expression in shown)
+
+
+def test_what_compose_mounts_is_there() -> None:
+    document = yaml.safe_load((DEPLOY / "container" / "compose.yaml").read_text())
+    mounted = [v for service in document["services"].values() for v in service.get("volumes", ())]
+    files = [volume.partition(":")[0] for volume in mounted if volume.startswith("..")]
+    assert len(files) >= 5
+    assert all((DEPLOY / "container" / file).exists() for file in files)
 
 
 def test_the_variables_of_the_base_are_settings() -> None:
@@ -141,6 +168,15 @@ def test_images_are_built_in_stages_and_run_without_root(name: str) -> None:
     }
     assert all((DEPLOY.parent / word).exists() for word in copied)
     assert "deploy" in copied, "which the package takes along"
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])
+def test_images_install_extras_that_there_are(name: str) -> None:
+    text = (DEPLOY / "container" / name).read_text()
+    extras = re.findall(r"^ARG EXTRAS=(\S+)$", text, re.MULTILINE)[0].split(",")
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
+    assert set(extras) <= project["optional-dependencies"].keys()
+    assert "remote" in extras, "models may come from a repository elsewhere"
 
 
 def test_compose_asks_the_balancer_for_what_there_is() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from carpool.cli.main import app
-from carpool.deploy_files.kubernetes_overlay import Deployment, overlay
+from carpool.deploy_files.helm_chart import helm_chart
+from carpool.deploy_files.kubernetes_overlay import NETWORK, RULES, SHARED, Deployment, overlay
 from carpool.errors import InvalidInput
 from deploy_files.manifests import problems
 
@@ -54,19 +56,24 @@ def test_whatever_is_asked_fits_together(
     assert found.most >= found.least >= max(planned, spare + 1)
     assert (found.least - spare) * capacity >= 0.999 * rate
     files = {name: yaml.safe_load(text) for name, text in overlay(found).items()}
-    assert files["deployment.yaml"]["spec"]["replicas"] == found.least
+    replicas = files["deployment.yaml"]["spec"].get("replicas")
+    assert replicas == (found.least if autoscaler == "none" else None), "else an apply resets the fleet"
     if autoscaler == "keda":
         spec = files["autoscaler.yaml"]["spec"]
         assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (found.least, found.most)
     named = files["kustomization.yaml"]
-    assert {patch["path"] for patch in named["patches"]} == files.keys() - {"kustomization.yaml"}
+    patches = {patch["path"] for patch in named["patches"]}
+    assert patches == files.keys() - {"kustomization.yaml", "volumes.yaml", RULES, NETWORK}
 
 
 def test_keda_gets_a_whole_trigger() -> None:
     document = yaml.safe_load(overlay(wanted(namespace="shop"))["autoscaler.yaml"])
     document["spec"]["scaleTargetRef"] = {"name": "carpool"}  # which the component has
     assert problems(document) == []
-    query = document["spec"]["triggers"][0]["metadata"]["query"]
+    assert document["spec"]["fallback"]["behavior"] == "currentReplicasIfHigher"
+    trigger = document["spec"]["triggers"][0]["metadata"]
+    assert trigger["ignoreNullValues"] == "false", "no series is no answer"
+    query = trigger["query"]
     assert query == 'max(carpool:replicas_wanted{namespace="shop",job="carpool"})'
 
 
@@ -85,6 +92,12 @@ def test_images(image: str, name: str, tag: str | None) -> None:
     assert (told["newName"], told.get("newTag")) == (name, tag)
 
 
+def test_an_image_by_its_digest() -> None:
+    digest = "sha256:" + 64 * "0"
+    told = yaml.safe_load(overlay(wanted(image=f"r.example:5000/c:1@{digest}"))["kustomization.yaml"])
+    assert told["images"] == [{"name": "carpool", "newName": "r.example:5000/c", "digest": digest}]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -94,6 +107,13 @@ def test_images(image: str, name: str, tag: str | None) -> None:
         {"image": "carpool:1\nx: y"},
         {"image": "}"},
         {"prometheus": "http://a b"},
+        {"image": "carpool@sha256:12"},
+        {"repository": "s3://a b"},
+        {"shared": "redis://:password@redis:6379", "secret": "s"},
+        {"shared": "redis://redis:6379"},
+        {"secret": "A B"},
+        {"node_selector": "gpu"},
+        {"runtime_class": "x: y"},
         {"prometheus": "http://a\n"},
     ],
 )
@@ -106,6 +126,29 @@ def test_gpus_are_asked_for() -> None:
     pod = yaml.safe_load(overlay(wanted(gpus=2))["deployment.yaml"])["spec"]["template"]["spec"]
     assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"
     assert pod["tolerations"][0]["key"] == "nvidia.com/gpu"
+    assert pod["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
+    images = yaml.safe_load(overlay(wanted(gpus=2))["kustomization.yaml"])["images"]
+    assert images == [{"name": "carpool", "newName": "carpool", "newTag": "latest-cuda"}]
+
+
+def test_what_was_learnt_outlives_a_pod() -> None:
+    files = overlay(wanted())
+    pod = yaml.safe_load(files["deployment.yaml"])["spec"]["template"]["spec"]
+    claim = {"claimName": yaml.safe_load(files["volumes.yaml"])["metadata"]["name"]}
+    assert {"name": "shared", "persistentVolumeClaim": claim} in pod["volumes"]
+    told = {each["name"]: each["value"] for each in pod["containers"][0]["env"]}
+    assert told.keys() == {"CARPOOL_SHARED_PROFILES", "CARPOOL_ROLLOUT_STATE"}
+    assert set(told.values()) == {f"file:{SHARED}"}
+
+
+def test_a_chart_has_a_value_for_everything() -> None:
+    files = helm_chart(wanted(repository="s3://bucket/models"))
+    values = yaml.safe_load(files["values.yaml"])
+    used = {match for text in files.values() for match in re.findall(r"\.Values\.([A-Za-z.]+)", text)}
+    for path in used:
+        found = values
+        for part in path.split("."):
+            found = found[part]
 
 
 def test_printed_or_written(tmp_path: Path) -> None:
@@ -116,7 +159,7 @@ def test_printed_or_written(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, [*ASKED, "--output", str(folder), "--autoscaler", "hpa"]).exit_code == 0
     named = yaml.safe_load((folder / "kustomization.yaml").read_text())
     for part in (*named["resources"], *named["components"]):
-        assert (folder / part / "kustomization.yaml").is_file(), part
+        assert (folder / part / "kustomization.yaml").is_file() or part == "volumes.yaml", part
     assert CliRunner().invoke(app, [*ASKED, "--output", str(folder)]).exit_code == 2, "it is not empty"
 
 

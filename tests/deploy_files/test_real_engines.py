@@ -3,19 +3,22 @@ the balancers themselves. `make fleet` fetches them."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from carpool.cli.main import app
 from carpool.deploy_files.balancer_config import FILES, Address, balancer_config
+from carpool.deploy_files.balancer_extras import BalancerExtras, whole_balancer_config
 from conformance.fleet_engines import VARIABLE, binary
 from deploy_files.manifests import DEPLOY, documents, pods, problems
+from deploy_files.rendered import DEPLOYMENTS, FORMS, rendered
 from deploy_files.test_deploy_files import CUSTOM
 
 pytestmark = pytest.mark.conformance
@@ -57,12 +60,10 @@ def run(name: str, *arguments: object, given: str = "", folder: Path | None = No
     return done.stdout
 
 
-def check(rendered: str) -> None:
-    found = documents(rendered)
+def check(text: str) -> None:
+    found = documents(text)
     custom = [document for document in found if document["kind"] in CUSTOM]
     assert [problem for document in custom for problem in problems(document)] == []
-    import yaml
-
     described = [pod for document in custom for pod in pods(document)]
     plain = yaml.safe_dump_all([*(each for each in found if each["kind"] not in CUSTOM), *described])
     run("python", "-c", VALIDATE, *VERSIONS, given=plain)
@@ -86,9 +87,9 @@ def test_components_render_and_fit(tmp_path: Path, component: str, base: bool, k
     (tmp_path / "kustomization.yaml").write_text(
         f"resources: [{'kubernetes/base' if base else ''}]\ncomponents: [kubernetes/components/{component}]\n"
     )
-    rendered = run("kubectl", "kustomize", tmp_path)
-    check(rendered)
-    found = {document["kind"]: document for document in documents(rendered)}
+    text = run("kubectl", "kustomize", tmp_path)
+    check(text)
+    found = {document["kind"]: document for document in documents(text)}
     assert kind in found
     if base:
         container = found["Deployment"]["spec"]["template"]["spec"]["containers"][0]
@@ -101,29 +102,27 @@ def test_what_deploy_ray_writes_renders_and_fits(tmp_path: Path) -> None:
     asked = ["deploy", "ray", "/models", "--slo-ms", "50", "--replicas", "2,8", "--output", str(folder)]
     written = CliRunner().invoke(app, asked)
     assert written.exit_code == 0, written.output
-    rendered = run("kubectl", "kustomize", folder)
-    check(rendered)
-    (service,) = documents(rendered)
+    text = run("kubectl", "kustomize", folder)
+    check(text)
+    (service,) = documents(text)
     assert service["spec"]["serveConfigV2"] == (folder / "serve.yaml").read_text()
 
 
-@pytest.mark.parametrize("autoscaler", ["keda", "hpa", "none"])
-def test_what_deploy_writes_renders_and_fits(
-    tmp_path: Path, autoscaler: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if autoscaler != "keda":  # once is enough to plan
-        monkeypatch.setattr("carpool.lab.fleet_plan.plan", lambda _q, _tell: SimpleNamespace(replicas=3))
+def test_what_deploy_writes_renders_and_fits(tmp_path: Path) -> None:
     folder = tmp_path / "overlay"
     asked = ["deploy", "kubernetes", "--curve", "4+1", "--rate", "900", "--slo-ms", "50", "--gpus", "1"]
-    written = CliRunner().invoke(app, [*asked, "--autoscaler", autoscaler, "--output", str(folder)])
+    written = CliRunner().invoke(app, [*asked, "--output", str(folder)])
     assert written.exit_code == 0, written.output
-    rendered = run("kubectl", "kustomize", folder)
-    check(rendered)
-    kinds = {document["kind"] for document in documents(rendered)}
-    assert ("ScaledObject" in kinds, "HorizontalPodAutoscaler" in kinds) == (
-        autoscaler == "keda",
-        autoscaler == "hpa",
-    )
+    check(run("kubectl", "kustomize", folder))
+    written = CliRunner().invoke(app, [*asked, "--helm", "--output", str(tmp_path / "chart")])
+    assert written.exit_code == 0, written.output
+    run("helm", "lint", "--strict", tmp_path / "chart")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_five_deployments_fit_the_schemas(name: str, form: str) -> None:
+    check(yaml.safe_dump_all(rendered(name, form).values()))
 
 
 def test_a_typo_is_seen() -> None:
@@ -137,16 +136,42 @@ def test_a_typo_is_seen() -> None:
         run("python", "-c", VALIDATE, *VERSIONS, given=wrong)
 
 
-def test_rules() -> None:
+def test_rules(tmp_path: Path) -> None:
     folder = DEPLOY / "monitoring"
     run("promtool", "check", "rules", "rules.yml", "alerts.yml", folder=folder)
     run("promtool", "test", "rules", "rules_test.yml", folder=folder)
-    run("promtool", "check", "config", "prometheus.yml", folder=folder)
+    run("promtool", "check", "config", "prometheus.yml", "local.yml", folder=folder)
+    board = json.loads((DEPLOY / "kubernetes" / "components" / "grafana" / "dashboard.json").read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    rules = {
+        "groups": [{"name": "x", "rules": [{"record": f"x:x{n}", "expr": e} for n, e in enumerate(asked)]}]
+    }
+    file = tmp_path / "panels.yml"
+    file.write_text(yaml.safe_dump(rules))
+    run("promtool", "check", "rules", file)
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])
 def test_dockerfiles(name: str) -> None:
     run("hadolint", DEPLOY / "container" / name)
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_balancers_take_all_that_operators_ask_for(tmp_path: Path, kind: str) -> None:
+    cert, key = (tmp_path / name for name in ("carpool.pem", "carpool.pem.key"))
+    made = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
+    subprocess.run(["openssl", *made, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    extras = BalancerExtras(
+        grpc=None if kind == "nginx" else Address("127.0.0.1", 8081),
+        tls_cert=str(cert),
+        tls_key="" if kind == "haproxy" else str(key),
+        stats=None if kind == "nginx" else Address("127.0.0.1", 8404),  # this build has no stub_status
+        access_log=True,
+    )
+    replicas = [Address("127.0.0.1", 8000), Address("localhost", 8010)]
+    file = tmp_path / FILES[kind]
+    file.write_text(whole_balancer_config(kind, replicas, Address("127.0.0.1", 8080), extras))
+    check_balancer(kind, file)
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["evenly", "weighted"])
@@ -157,10 +182,14 @@ def test_balancers_take_their_configurations(tmp_path: Path, kind: str, weighted
     replicas = [Address("127.0.0.1", 8000), Address("localhost", 8010)]
     file = tmp_path / FILES[kind]
     file.write_text(balancer_config(kind, replicas, Address("127.0.0.1", 8080), weighted=weighted))
-    (tmp_path / "logs").mkdir()
+    check_balancer(kind, file)
+
+
+def check_balancer(kind: str, file: Path) -> None:
+    (file.parent / "logs").mkdir()
     arguments: dict[str, list[object]] = {
         "haproxy": ["-c", "-f", file],
         "envoy": ["--mode", "validate", "-c", file],
-        "nginx": ["-t", "-p", tmp_path, "-c", file],
+        "nginx": ["-t", "-p", file.parent, "-c", file],
     }
     run(kind, *arguments[kind])

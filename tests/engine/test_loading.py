@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
+from cache.redis_server import redis_server
 from carpool.backends.backend import Placement
+from carpool.config.fingerprint import PROVISIONAL
 from carpool.config.model import (
     InstanceGroup,
     ModelConfig,
@@ -27,6 +29,8 @@ from carpool.errors import ConfigError, ModelError
 from carpool.types import Array
 from engine.timed import Clock, Timed
 
+SECRET = "sixteen characters"
+
 
 @dataclass
 class Workshop:
@@ -40,6 +44,8 @@ class Workshop:
     fails: bool = False
     kind: type[Timed] = Timed
     taken: CpuTaken = field(default_factory=CpuTaken)  # by others, while times are measured
+    cache: str = "cache"
+    shared: str = ""  # where replicas share profiles
 
     def read(self) -> CpuTaken:
         return self.taken
@@ -59,7 +65,7 @@ class Workshop:
             config = replace(with_promise(config, slo_ms)[0], slo_may_grow=grows)
         version = ModelVersion(1, self.folder / "1" / "model.onnx")
         told: list[str] = []
-        profiles = ProfileStore(self.folder.parent / "cache")
+        profiles = ProfileStore.of(self.folder.parent / self.cache, self.shared, SECRET, looks_again=True)
         loading = Loading(config, version, profiles, self.clock, watch=lambda: self)
         ready = loading.prepare(told.append)
         assert told
@@ -104,6 +110,56 @@ def test_what_was_measured_is_checked_the_next_time(shop: Workshop, caplog: pyte
     assert "batches take 1.1 × what it says" in second.choices[-1]
     assert [e for e in events(caplog) if e.startswith("profile")] == ["profile-measured", "profile-reused"]
     assert caplog.text.count("choice ") == len(first.choices) + len(second.choices)
+
+
+@pytest.fixture(params=["file", "remote", "redis"])
+def shared_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "file":
+        yield f"file:{tmp_path / 'volume'}"
+    elif request.param == "remote":
+        yield f"memory://{tmp_path}/profiles"
+    else:
+        (tmp_path / "redis").mkdir()
+        with redis_server(tmp_path / "redis") as server:
+            yield server.url
+
+
+def test_a_second_replica_measures_nothing(
+    shop: Workshop, shared_place: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.shared = shared_place
+    with caplog.at_level(logging.DEBUG, "carpool"):
+        first = shop.prepare()
+        shop.cache = "another"
+        second = shop.prepare()
+        monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
+        shop.prepare()  # of other hardware: its fingerprint is another
+    told = [event for event in events(caplog) if event.startswith("profile")]
+    assert told == ["profile-measured", "profile-reused", "profile-measured"]
+    assert second.curve.points == first.curve.points
+
+
+def test_a_profile_of_another_replica_that_does_not_fit_is_looked_into_later(
+    shop: Workshop, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop.shared = f"file:{tmp_path / 'volume'}"
+    with caplog.at_level(logging.DEBUG, "carpool"):
+        shop.prepare()
+        shop.cache, shop.factor = "another", 2.0
+        second = shop.prepare()
+    assert events(caplog).count("profile-measured") == 1
+    assert second.profile.provisional == "batches took 2 × what another replica measured"
+    assert second.config.parameters[PROVISIONAL] == second.profile.provisional
+
+
+@pytest.mark.parametrize("shared", ["file:/proc/nowhere", "redis://127.0.0.1:1", "nosuch://place"])
+def test_a_shared_place_that_is_gone_costs_a_warning(
+    shop: Workshop, shared: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carpool.engine.profile.shared_profiles._WAIT_S", 0.2)
+    shop.shared = shared
+    assert shop.prepare().curve.points
+    assert "profile-not-kept" in events(caplog)
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.6])

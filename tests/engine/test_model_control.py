@@ -131,6 +131,48 @@ def test_without_strict_readiness_the_first_model_makes_it_ready(tmp_path: Path,
     assert (False, [("a", "1")]) not in seen[: seen.index((True, [("a", "1")]))]
 
 
+def test_where_all_must_serve_one_that_failed_keeps_the_server_from_being_ready(
+    tmp_path: Path, stage: Stage
+) -> None:
+    model(tmp_path, "a", v1=1.0)
+    model(tmp_path, "b", v1=1.0)
+    weights(tmp_path, "b", 1, "broken")
+
+    async def story() -> None:
+        desk, host = desk_of(tmp_path, strict_readiness="all", model_control_mode="poll")
+        await desk.open(quiet)
+        host.set_ready(True)
+        assert ready(host) == [("a", "1")], "it answers whoever asks it all the same"
+        assert not host.catalog.ready
+        assert [line.word for line in host.catalog.index] == ["ready", "failed"]
+        weights(tmp_path, "b", 1, 2.0)
+        await desk.look()
+        assert host.catalog.ready
+        weights(tmp_path, "b", 1, "broken")
+        await desk.look()
+        assert host.catalog.ready, "who serves keeps what is good"
+        await host.drain(5.0)
+
+    run(story())
+
+
+def test_an_engine_that_was_started_again_is_ready_with_what_it_has(tmp_path: Path, stage: Stage) -> None:
+    model(tmp_path, "a", v1=1.0)
+    model(tmp_path, "b", v1=1.0)
+    weights(tmp_path, "b", 1, "broken")
+    table = Table(bytearray(table_bytes(2)))
+    table.block(0).server.add(RESTARTS["engine"])
+
+    async def story() -> None:
+        desk, host = desk_of(tmp_path, table, strict_readiness="all")
+        await desk.open(quiet)
+        host.set_ready(True)
+        assert host.catalog.ready
+        await host.drain(5.0)
+
+    run(story())
+
+
 def test_a_model_to_start_with_must_exist(tmp_path: Path, stage: Stage) -> None:
     model(tmp_path, "detector", v1=1.0)
 

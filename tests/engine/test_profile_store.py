@@ -10,7 +10,7 @@ import pytest
 from carpool.config.model import InstanceGroup, ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.core.objectives import Promise
-from carpool.engine.profile import model_profile
+from carpool.engine.profile import shared_profiles
 from carpool.engine.profile.hardware import Hardware, hardware
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
@@ -126,7 +126,7 @@ def test_a_folder_that_cannot_be_written_only_costs_a_warning(
 
 
 def test_only_the_newest_are_kept(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_profile, "MOST_FILES", 3)
+    monkeypatch.setattr(shared_profiles, "MOST_FILES", 3)
     store = ProfileStore(tmp_path)
     folder = tmp_path / "profiles"
     folder.mkdir()

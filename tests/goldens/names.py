@@ -26,7 +26,7 @@ from frontend.grpc.front_end import PATIENCE, channel, front_end
 ENGINE = ("start", "infer", "predict", "load", "unload", "index", "stop")
 CLIENT = ("predict", "detect", "classify", "segment", "embed", "draw", "infer", "map", "stream", "close")
 INTERNAL = {
-    "__init__": {"table", "block", "device_memory_gb", "publisher", "loads"},
+    "__init__": {"table", "block", "device_memory_gb", "profiles", "publisher", "loads"},
     "start": {"only", "some", "patient"},
 }
 

@@ -19,7 +19,7 @@ from onnx import helper
 
 from backends import onnx_models
 from frontend.http.harness import Client, Response
-from live.server import PATIENCE_S, READY_S, Live, serving
+from live.server import PATIENCE_S, READY_S, Live, serving, start
 from waiting import until
 
 EXPLICIT = {"CARPOOL_MODEL_CONTROL_MODE": "explicit", "CARPOOL_LOAD_MODELS": "m"}
@@ -300,3 +300,20 @@ def test_polling_with_several_front_ends(tmp_path: Path) -> None:
         assert answer() == ("2", 2.0)
         refused = order(server, "load")
         assert (refused.status, b"--model-control-mode explicit" in refused.body) == (503, True)
+
+
+def test_a_server_whose_model_failed_is_not_ready_where_all_must_serve(tmp_path: Path) -> None:
+    write_version(tmp_path / "models", 1, 1.0)
+    (tmp_path / "models" / "torn" / "1").mkdir(parents=True)
+    (tmp_path / "models" / "torn" / "1" / "model.onnx").write_bytes(b"half of a file")
+    everything = {"CARPOOL_STRICT_READINESS": "all"}
+    server = start(tmp_path / "models", folder=tmp_path, environment=everything)
+    try:
+        until(lambda: "not-ready" in server.log(), "it says why", READY_S)
+        with Client("127.0.0.1", server.port) as client:
+            assert client.send(HEAD % path_of() + BODY).response().status == 200
+        assert not server.is_ready()
+        assert server.metric("carpool_model_state", model="torn", state="failed") == 1
+        assert server.metric("carpool_model_state", model="m", state="ready") == 1
+    finally:
+        assert not server.end()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from prometheus_client import Metric
@@ -16,7 +17,8 @@ MODEL = {"model": "detector", "version": "1"}
 
 
 def parsed(table: Table, **cameras: dict[str, str]) -> dict[str, Metric]:
-    page = Exposition(table, "1.2.3", cameras=lambda: cameras).page().decode()
+    index = [(row.model, row.version, "ready") for row in table.models()]
+    page = Exposition(table, "1.2.3", cameras=lambda: cameras, index=lambda: index).page().decode()
     assert page.endswith("\n")
     return {metric.name: metric for metric in text_string_to_metric_families(page)}
 
@@ -94,11 +96,19 @@ def test_drift_is_there_where_it_is_known(table: Table, row: Row) -> None:
     assert states == {"black": 0, "frozen": 1, "blurred": 0, "changed": 0}
 
 
+def test_the_state_of_every_model_is_told(table: Table) -> None:
+    index = [("detector", "1", "ready"), ("broken", "", "failed")]
+    page = Exposition(table, version="1", index=lambda: index).page().decode()
+    told = set(re.findall(r'carpool_model_state{model="(.*)",version="(.*)",state="(.*)"} 1', page))
+    assert told == {("detector", "1", "ready"), ("broken", "", "failed")}
+    assert len(re.findall(r"^carpool_model_state{", page, re.MULTILINE)) == 2 * len(columns.MODEL_STATES)
+
+
 def test_the_page_without_models_has_no_empty_families(table: Table) -> None:
     assert parsed(table).keys() == {
         family.name.removesuffix("_total")
         for family in FAMILIES
-        if family.scope not in (Scope.MODEL, Scope.STEP, Scope.GPU, Scope.CAMERA)
+        if family.scope not in (Scope.MODEL, Scope.STEP, Scope.GPU, Scope.CAMERA, Scope.INDEX)
         and not family.name.startswith("carpool_registry")
     }
 

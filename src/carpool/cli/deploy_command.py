@@ -22,7 +22,7 @@ Autoscaler = StrEnum("Autoscaler", ["keda", "hpa", "none"])
 _BALANCER, _KUBERNETES, _FLEET, _RAY = "Balancer", "Kubernetes", "The fleet", "Ray"
 _REPEATS = 10
 _IMAGE, _RAY_IMAGE = "carpool:latest", "carpool-ray:latest"
-_HTTP, _LISTEN = 8000, 8080
+_HTTP, _LISTEN, _LISTEN_GRPC, _STATS = 8000, 8080, 8081, 8404
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +63,12 @@ class DeployVerb:
     dry_run: bool = o.option(False, "Print, and write nothing.")
     kind: Kind = o.option(Kind.haproxy, "Which balancer: haproxy, envoy or nginx.", _BALANCER)
     listen: str = o.option("0.0.0.0:8080", "Where it listens.", _BALANCER, metavar="HOST:PORT")
+    grpc_listen: str = o.option("", "Where it listens for gRPC; not nginx.", _BALANCER, metavar="HOST:PORT")
+    grpc_port: int = o.option(8001, "With --grpc-listen: the replicas' gRPC port.", _BALANCER)
+    tls_cert: str = o.option("", "TLS: the certificate's file on the balancer's machine.", _BALANCER)
+    tls_key: str = o.option("", "TLS: its key, where that is another file; not haproxy.", _BALANCER)
+    stats: str = o.option("", "Where its own state can be seen.", _BALANCER, metavar="HOST:PORT")
+    access_log: bool = o.option(False, "A line for every request, on its output.", _BALANCER)
     weighted: bool = o.option(False, "Envoy: weigh replicas by their own load reports.", _BALANCER)
     rate: float | None = o.option(None, "Images per second to carry, on average.", _FLEET)
     slo_ms: float | None = o.option(None, "The promise: every answer within so many ms.", _FLEET)
@@ -72,6 +78,7 @@ class DeployVerb:
     surge: float = o.option(3.0, "Scale up to so many times the rate.", _FLEET)
     redundancy: int = o.option(1, "Replicas that may be gone while the promise holds.", _FLEET)
     cold_start: float = o.option(60.0, "Seconds until a new replica answers.", _FLEET)
+    helm: bool = o.option(False, "A Helm chart in place of a Kustomize overlay.", _KUBERNETES)
     autoscaler: Autoscaler = o.option(Autoscaler.keda, "keda, hpa or none.", _KUBERNETES)
     prometheus: str = o.option(
         "http://prometheus-operated.monitoring:9090",
@@ -80,8 +87,24 @@ class DeployVerb:
         metavar="URL",
     )
     namespace: str = o.option("carpool", "Its namespace, which is there.", _KUBERNETES)
-    image: str = o.option(_IMAGE, f"The image to run; for ray {_RAY_IMAGE}.", _KUBERNETES)
+    image: str = o.option(
+        _IMAGE, f"The image to run. This one: with --gpus its -cuda; for ray {_RAY_IMAGE}.", _KUBERNETES
+    )
     claim: str = o.option("carpool-models", "The volume claim with the models.", _KUBERNETES)
+    repository: str = o.option(
+        "", "Where replicas fetch the models, like s3://bucket/models, in place of --claim.", _KUBERNETES
+    )
+    shared: str = o.option(
+        "carpool-shared",
+        "Where replicas share profiles and rollouts: a claim of their own, or redis://HOST:6379.",
+        _KUBERNETES,
+    )
+    storage_class: str = o.option("", "The class of the shared claim, which many pods write.", _KUBERNETES)
+    secret: str = o.option("", "A Secret whose fields become variables of the pods.", _KUBERNETES)
+    node_selector: str = o.option(
+        "", "The label of its nodes. Default: with --gpus nvidia.com/gpu.present=true.", _KUBERNETES
+    )
+    runtime_class: str = o.option("", "The runtime of its pods, like nvidia.", _KUBERNETES)
     cores: int = o.option(2, "Cores of a replica: request and limit.", _KUBERNETES)
     memory_gb: float = o.option(2.0, "Memory of a replica.", _KUBERNETES)
     gpus: int = o.option(0, "GPUs of a replica.", _KUBERNETES)
@@ -95,13 +118,22 @@ class DeployVerb:
             self._kubernetes()
 
     def _balancer(self) -> None:
-        from carpool.deploy_files.balancer_config import FILES, balancer_config, read_address
+        from carpool.deploy_files.balancer_config import FILES, read_address
+        from carpool.deploy_files.balancer_extras import BalancerExtras, whole_balancer_config
 
         if not self.places:
             raise InvalidInput("name the replicas: carpool deploy balancer http://10.0.0.1:8000 …")
         replicas = [read_address(place, "a replica", _HTTP) for place in self.places]
         listen = read_address(self.listen, "--listen", _LISTEN)
-        text = balancer_config(self.kind, replicas, listen, weighted=self.weighted)
+        extras = BalancerExtras(
+            grpc=read_address(self.grpc_listen, "--grpc-listen", _LISTEN_GRPC) if self.grpc_listen else None,
+            grpc_port=o.whole("--grpc-port", self.grpc_port, least=1, most=65_535),
+            tls_cert=self.tls_cert,
+            tls_key=self.tls_key,
+            stats=read_address(self.stats, "--stats", _STATS) if self.stats else None,
+            access_log=self.access_log,
+        )
+        text = whole_balancer_config(self.kind, replicas, listen, extras, weighted=self.weighted)
         if self.output is None or self.dry_run:
             print(text, end="")
             return
@@ -113,18 +145,23 @@ class DeployVerb:
         show.paragraph(f"Wrote {self.output / FILES[self.kind]} for {len(replicas)} replicas.")
 
     def _kubernetes(self) -> None:
-        from carpool.deploy_files.kubernetes_overlay import overlay, write_overlay
+        from carpool.deploy_files.helm_chart import helm_chart
+        from carpool.deploy_files.kubernetes_overlay import components, overlay, write_files, write_overlay
 
         wanted = self._wanted()
-        files = overlay(wanted)
+        files = helm_chart(wanted) if self.helm else overlay(wanted)
         if self.output is None or self.dry_run:
             print("\n".join(f"# ---- {name}\n{text}" for name, text in files.items()), end="")
             return
-        scaled = () if self.autoscaler is Autoscaler.none else (str(self.autoscaler),)
-        write_overlay(files, self.output, (*scaled, "servicemonitor", "grafana"))
+        if self.helm:
+            write_files(files, self.output)
+            then = f"helm upgrade --install carpool {self.output} --namespace {self.namespace}"
+        else:
+            write_overlay(files, self.output, components(wanted))
+            then = f"kubectl apply -k {self.output}"
         for sentence in wanted.why():
             show.paragraph(sentence, "· ")
-        show.paragraph(f"Wrote {self.output}: kubectl apply -k {self.output}")
+        show.paragraph(f"Wrote {self.output}: {then}")
 
     def _ray(self) -> None:
         from carpool.deploy_files.kubernetes_overlay import Deployment, write_overlay
@@ -196,12 +233,18 @@ class DeployVerb:
             str(self.autoscaler),
             self.prometheus,
             self.namespace,
-            self.image,
+            "" if self.image == _IMAGE else self.image,
             self.claim,
             o.whole("--cores", self.cores, least=1, most=4096),
             o.number("--memory-gb", self.memory_gb, least=0.25, most=1e5),
             o.whole("--gpus", self.gpus, least=0, most=64),
             o.number("--cold-start", self.cold_start, above=0, most=86_400),
+            repository=self.repository,
+            shared=self.shared,
+            storage_class=self.storage_class,
+            secret=self.secret,
+            node_selector=self.node_selector,
+            runtime_class=self.runtime_class,
         )
         question = FleetQuestion(curve, slo, rate, redundancy=spare, machine=Machine(instances=instances))
         with show.status("planning") as tell:

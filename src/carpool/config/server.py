@@ -12,6 +12,7 @@ from typing import Any
 from carpool.config.model import task_names
 from carpool.config.presets import PRESETS, PictureChoice
 from carpool.config.redis_url import read_redis_url
+from carpool.config.remote_address import remote_address
 from carpool.config.rules import nearest, resembling, shown
 from carpool.config.usable_cores import usable_cores
 from carpool.errors import ConfigError
@@ -154,8 +155,8 @@ class ServerSettings:
     )
     strict_readiness: str = _setting(
         "true",
-        "Ready when every model is warm or has failed; false: with the first.",
-        choices=("true", "false"),
+        "Ready when every model is warm or has failed; false: with the first; all: when none has failed.",
+        choices=("true", "false", "all"),
     )
     allow_rollouts: bool = _setting(
         False,
@@ -167,6 +168,13 @@ class ServerSettings:
         "Share rollouts with other replicas: file:/mnt/rollouts, a folder that all see, or redis://HOST:6379.",
         secret=True,
         name="--rollout-state",
+        metavar="WHERE",
+    )
+    shared_profiles: str = _setting(
+        "",
+        "Share what was measured of models with other replicas: file:/mnt/shared, redis://HOST:6379, s3://…",
+        secret=True,
+        name="--shared-profiles",
         metavar="WHERE",
     )
     poll_s: float = _setting(
@@ -308,6 +316,8 @@ class ServerSettings:
             yield from self._redis_mistakes("cache_url")
         if self.rollout_state:
             yield from self._rollout_state_mistakes()
+        if self.shared_profiles:
+            yield from self._shared_profiles_mistakes()
         for name in (name for name in self.allowed_hosts if not _HOST_NAME.fullmatch(name)):
             form = "names without a port, like carpool.example"
             yield "allowed_hosts", f"allowed_hosts takes {form}, not {shown(name)}"
@@ -341,6 +351,15 @@ class ServerSettings:
             yield from self._redis_mistakes("rollout_state")
         elif not folder.startswith("/") or "\0" in folder:
             yield "rollout_state", "rollout_state names a folder from the root, like file:/mnt/rollouts"
+
+    def _shared_profiles_mistakes(self) -> Iterator[tuple[str, str]]:
+        kind, _, folder = self.shared_profiles.partition(":")
+        if kind == "file":
+            if not folder.startswith("/") or "\0" in folder:
+                yield "shared_profiles", "shared_profiles names a folder from the root, like file:/mnt/shared"
+        elif remote_address(self.shared_profiles) is None:
+            read_redis_url(self.shared_profiles, "shared_profiles")
+            yield from self._redis_mistakes("shared_profiles")
 
     def _redis_mistakes(self, name: str) -> Iterator[tuple[str, str]]:
         if len(self.cache_secret) < _SHORTEST_SECRET:

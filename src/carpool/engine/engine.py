@@ -53,7 +53,7 @@ class Engine:
             answer = await engine.infer("resnet", {"images": batch})
 
     Everything is called from one asyncio loop. `paths` are model files, model folders or repositories.
-    What is measured is kept in `cache_dir`, and checked instead of measured the next time.
+    What is measured is kept in `cache_dir`, or in `profiles`, and checked instead of measured the next time.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Engine:
         table: Table | None = None,
         block: Block | None = None,
         cache_dir: str | Path | None = None,
+        profiles: ProfileStore | None = None,
         device_memory_gb: float | None = None,
         on_demand: bool = False,
         memory_gb: float | None = None,
@@ -79,7 +80,7 @@ class Engine:
         self._pictures = pictures or PictureChoice()
         self.table = table or Table(bytearray(table_bytes(1)))
         limit_device_memory(device_memory_gb)
-        profiles = None if cache_dir is None else ProfileStore(Path(cache_dir))
+        profiles = profiles or ProfileStore.of(None if cache_dir is None else Path(cache_dir))
         self.block = block or self.table.block(0)  # that this process counts in
         callers = ModelCalls(self).caller
         self.fleet = Fleet(self.table, self.block, publisher or Publisher(), profiles, host, callers)

@@ -91,6 +91,7 @@ class EngineHost(Publisher):
         self._ends: list[Callable[[], None]] = []
         self._ready = False
         self.needs_one = False  # there should be models, so that none at all is not ready
+        self.awaited: frozenset[str] = frozenset()  # models that must have served before it is ready
         self._catalog = Catalog()
         self.extra: dict[str, Any] = {}  # fields of the catalogue that are not about models
         self.regions: dict[int, OpenRegion] = {}  # clients' memory that requests may lie in, by number
@@ -159,20 +160,22 @@ class EngineHost(Publisher):
         folders = self.engine.folders
         index = [_index_line(*line, halted, folders) for line in self.engine.index()]
         number = self._catalog.number + 1
-        is_ready = self._ready and (bool(entries) or not self.needs_one)
+        self.awaited &= {line.name for line in index} - chosen.keys()
+        is_ready = self._ready and (bool(entries) or not self.needs_one) and not self.awaited
         self._catalog = Catalog(number, is_ready, entries, chosen, index, leaving, down, **self.extra)
         for listener in self._listeners:
             listener(self._catalog)
 
     def _entry(self, key: int, served: Served) -> ModelEntry:
-        """The one there is, unless its settings changed, or of an ensemble whose answers are kept, a step:
-        what front ends learnt hangs on these objects."""
+        """The one there is, unless its settings or what is said of it changed, or a step of an ensemble whose
+        answers are kept: what front ends learnt hangs on these objects."""
         config = served.config
         document = config_document(config)
         caching = config.caching
         digest = "" if caching is None else served.answers_digest()
         known = self._entries.get(key)
-        if known is not None and known.config == document and known.digest == digest:
+        same = known is not None and (known.config, known.digest) == (document, digest)
+        if known is not None and same and tuple(known.choices) == tuple(served.choices):
             return known
         return ModelEntry(
             key=key,

@@ -15,7 +15,7 @@ import orjson
 
 from carpool import __version__
 from carpool.errors import CarpoolError, InvalidInput, NotFound
-from carpool.link.door import ON_DEMAND, UNLOADED, Catalog, Door, IndexEntry, ModelEntry
+from carpool.link.door import Catalog, Door, IndexEntry, ModelEntry
 from carpool.observe.counters import MODEL_ROWS, CounterRow, Table
 from carpool.observe.shared_history import KEPT_S
 from carpool.observe.statistics import (
@@ -90,9 +90,7 @@ def failures(catalog: Catalog) -> dict[str, str]:
     return {
         line.name: line.reason
         for line in catalog.index
-        if line.name not in catalog.newest
-        and line.state == "UNAVAILABLE"
-        and line.reason not in (UNLOADED, ON_DEMAND)
+        if line.name not in catalog.newest and line.word == "failed"
     }
 
 

@@ -185,6 +185,13 @@ class IndexEntry(NamedTuple):
     state: str = ""  # READY, LOADING, UNLOADING, UNAVAILABLE; empty, as its version, if it was never loaded
     reason: str = ""
 
+    @property
+    def word(self) -> str:
+        """The state as one word of `carpool_model_state`: what failed is apart from what nobody asked for."""
+        if self.state in ("", "UNAVAILABLE"):
+            return "failed" if self.reason not in ("", UNLOADED, ON_DEMAND) else "unloaded"
+        return self.state.lower()
+
 
 class RolloutSplit(NamedTuple):
     """Who answers requests that name no version, while one version takes over from another."""
@@ -449,7 +456,8 @@ def read_catalog(number: int, payload: bytes, known: Mapping[int, ModelEntry]) -
     entries = {}
     for listed in document.pop("known"):
         kept = known.get(listed["key"])
-        unchanged = kept is not None and (kept.config, kept.digest) == (listed["config"], listed["digest"])
+        said = (listed["config"], listed["digest"], listed["choices"])
+        unchanged = kept is not None and (kept.config, kept.digest, list(kept.choices)) == said
         entries[listed["key"]] = kept if kept is not None and unchanged else _read_entry(listed)
     served = [entries[key] for key in document["entries"]]
     document |= {

@@ -88,6 +88,8 @@ DRIFT_WORDS = (
 )
 CAMERA_STATES: Mapping[str, int] = {"black": 0, "frozen": 1, "blurred": 2, "changed": 3}
 """Not in the table: sources have no rows. Their places in what is read for the metrics page."""
+MODEL_STATES: Mapping[str, int] = {"ready": 0, "loading": 1, "unloading": 2, "failed": 3, "unloaded": 4}
+"""Not in the table either: a model that failed has no row."""
 CACHE_WORDS = ("hit", "similar", "joined", "shared", "miss", "bypass")
 SPAN_WORDS = ("exported", "dropped", "failed")
 EVICTED_WORDS = ("ttl", "room", "replaced", "reload", "cleared")
@@ -140,6 +142,7 @@ LOAD_SECONDS = _layout.gauge(largest=True)
 RUN_MEMORY = _layout.gauge(largest=True)
 SLO_SECONDS = _layout.gauge(largest=True)
 OUT_OF_MEMORY = _layout.counter()
+COMPILED_SIZES: Mapping[str, Column] = _layout.by_word(("compiled", "plain"), gauges=True)
 SPARE: Mapping[str, Column] = _layout.by_word(("ran", "skipped"))
 SEQUENCES: Mapping[str, Column] = _layout.by_word(("live", "backlog"), gauges=True)
 DRIFT_PSI: Mapping[str, Column] = _layout.by_word(DRIFT_WORDS, gauges=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import isnan, nan
@@ -84,6 +84,7 @@ class Scope(enum.Enum):
     HOST = "host"
     GPU = "gpu"  # gpu_uuid
     CAMERA = "camera"  # model, source
+    INDEX = "index"  # model, version, whether it is loaded or not
     BUILD = "build"
 
 
@@ -151,6 +152,7 @@ carpool_speed_ratio                      gauge     model  cell:SPEED_RATIO      
 carpool_run_memory_bytes                 gauge     model  cell:RUN_MEMORY       Memory that batches take beside the weights while all instances run, as measured at loading; 0 where the runtime does not say.
 carpool_slo_seconds                      gauge     model  cell:SLO_SECONDS      What the model promises; 0 for one without a promise.
 carpool_out_of_memory_total              counter   model  cell:OUT_OF_MEMORY    Batches that did not fit into their device's memory and were run in smaller ones.
+carpool_batch_sizes                      gauge     model  state:COMPILED_SIZES  Batch sizes of a model that is compiled while it serves: compiled, or still plain.
 carpool_shed_total                       counter   model  reason:SHED           Requests the scheduler chose not to run, by reason.
 nv_cache_num_hits_per_model              counter   model  hits:CACHE_RESULTS    Requests answered from the cache, of every kind.
 nv_cache_num_misses_per_model            counter   model  misses:CACHE_RESULTS  Requests that were looked up in the cache and had to be computed.
@@ -171,6 +173,7 @@ carpool_drift_psi                        gauge     model  what:DRIFT_PSI        
 carpool_drift_alarm                      gauge     model  what:DRIFT_ALARM      1 while that is beyond the limit in two windows in a row, by measure.
 carpool_uncertain_kept_total             counter   model  cell:UNCERTAIN_KEPT   Pictures kept for somebody to label.
 carpool_camera_state                     gauge     camera state:CAMERA_STATES   1 for the state that a camera is in, else 0; all 0 for one that is well.
+carpool_model_state                      gauge     index  state:MODEL_STATES    1 for the state that a version of a model is in, else 0; a model that failed before its versions were read has an empty version.
 carpool_registry_moves_total             counter   model  cell:REGISTRY_MOVES   Times that the model's address in the registry moved and was followed; a version goes on from the count of the one before.
 carpool_registry_up                      gauge     server seen:REGISTRY_UP      1 while the registry answers, else 0; absent where no model follows one.
 carpool_registry_age_seconds             gauge     server age:REGISTRY_SEEN     Time since the registry answered last; absent where no model follows one.
@@ -293,9 +296,11 @@ class Exposition:
         families: Sequence[MetricFamily] = FAMILIES,
         gpus: Gpus | None = None,
         cameras: Callable[[], Mapping[str, Mapping[str, str]]] = dict,
+        index: Callable[[], Iterable[tuple[str, str, str]]] = tuple,
     ) -> None:
-        """`cameras` has the state of each, by model and source."""
-        self._cameras = cameras
+        """`cameras` has the state of each, by model and source; `index` has name, version and state of every
+        model that is known."""
+        self._cameras, self._index = cameras, index
         self._table = table
         self._families = families
         self._host = Host() if host is None else host
@@ -321,6 +326,10 @@ class Exposition:
                 (_labels(model=model, source=source), [float(state == one) for one in columns.CAMERA_STATES])
                 for model, sources in self._cameras().items()
                 for source, state in sources.items()
+            ],
+            Scope.INDEX: [
+                (_labels(model=model, version=version), [float(state == one) for one in columns.MODEL_STATES])
+                for model, version, state in self._index()
             ],
             Scope.BUILD: [(self._build, ())],
         }

@@ -105,6 +105,7 @@ async def http(parts: FrontendParts) -> Frontend:
         version=carpool.__version__,
         families=families,
         cameras=lambda: parts.door.catalog.cameras,
+        index=lambda: ((line.name, line.version, line.word) for line in parts.door.catalog.index),
     )
     page = SharedPage(exposition.pieces, partial(exposition.pieces, openmetrics=True))
     block = parts.table.block(parts.block)

@@ -26,6 +26,7 @@ from carpool.engine.engine_host import EngineHost
 from carpool.engine.engine_link import EngineSide
 from carpool.engine.load_gauges import LoadGauges
 from carpool.engine.loading.runner_client import Runner
+from carpool.engine.profile.model_profile import ProfileStore
 from carpool.frontend.http.http_server import check_free, listen
 from carpool.frontend.remote_door import RemoteDoor
 from carpool.link.advice import GATE_BYTES, GateTable
@@ -48,7 +49,9 @@ def engine_for(
         slo_ms=settings.slo_ms,
         pictures=settings.pictures,
         table=table,
-        cache_dir=settings.cache_dir,
+        profiles=ProfileStore.of(
+            settings.cache_dir, settings.shared_profiles, settings.cache_secret, looks_again=True
+        ),
         device_memory_gb=settings.device_memory_gb,
         on_demand=settings.on_demand,
         memory_gb=settings.memory_gb,

@@ -330,6 +330,10 @@ class ControlDesk:
             await self._engine.stop(0.0)
             raise next(iter(failed.values()))
         self._host.needs_one = bool(failed)
+        if failed and settings.strict_readiness == "all" and not again:
+            # An engine that was started again belongs to a server that was ready: it keeps what it has.
+            self._host.awaited = frozenset(failed)
+            log.error("not-ready", models=sorted(failed), why="--strict-readiness=all, and they did not load")
         if again:
             self._tidy()
         if self._mode != "none":

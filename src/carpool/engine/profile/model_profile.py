@@ -9,9 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
-import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from math import ceil, floor, log10
@@ -30,6 +28,13 @@ from carpool.engine.profile.hardware import Hardware, hardware
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.engine.profile.run_memory import MUCH_MEMORY, REST_S, RunMemory
+from carpool.engine.profile.shared_profiles import (
+    MOST_BYTES,
+    SUFFIX,
+    ProfileFolder,
+    SharedFiles,
+    shared_files,
+)
 from carpool.errors import ConfigError
 from carpool.link.typed_json import as_json, from_json
 from carpool.observe.logs import logger
@@ -98,6 +103,8 @@ class Profile:
     measured_at: str = ""  # UTC, ISO 8601
     reused: str = ""  # what the check of an older profile found
     memory: RunMemory = field(default_factory=RunMemory)
+    elsewhere: bool = False  # another replica measured it, and a second look can follow in service
+    compiled: tuple[Point, ...] = ()  # of sizes that were compiled while it served; the others are plain
 
     @property
     def points(self) -> tuple[Point, ...]:
@@ -112,10 +119,16 @@ class Profile:
 def read_profile(document: object) -> Profile:
     """What `as_json` made of one. Raises ValueError, KeyError or TypeError for what cannot be right."""
     profile: Profile = from_json(Profile, document)
-    counts = [profile.layout.instances, profile.layout.threads, *(point.size for point in profile.points)]
+    counts = [
+        profile.layout.instances,
+        profile.layout.threads,
+        *(p.size for p in profile.points + profile.compiled),
+    ]
     if not all(1 <= count <= _MOST_COUNT for count in counts):
         raise ValueError("a count that cannot be")
     BatchCurve.measured([(point.size, point.seconds) for point in profile.points])
+    if profile.compiled:
+        BatchCurve.measured([(point.size, point.seconds) for point in profile.compiled])
     return profile
 
 
@@ -206,9 +219,6 @@ def _promised(curve: BatchCurve, slo: float, instances: int) -> list[str]:
 log = logger("engine")
 
 FORMAT = 4
-MOST_FILES = 256
-_MOST_BYTES = 1 << 18
-_SUFFIX = ".profile.json"
 
 Key = Mapping[str, Any]
 
@@ -245,6 +255,11 @@ def profile_key(config: ModelConfig, version: ModelVersion, machine: Hardware | 
     }
 
 
+def key_text(key: Key | None) -> str:
+    """The same for the same key."""
+    return json.dumps(key, sort_keys=True)
+
+
 def _pytorch(config: ModelConfig, file: Path) -> dict[str, Any] | None:
     """Its settings as they were settled, the code of its network, and the devices by name."""
     if not kind_of(config.backend).values_on_device:
@@ -269,47 +284,64 @@ def _version_of(backend: str | None) -> str:
 
 
 class ProfileStore:
-    """Reads and writes; nothing that goes wrong with it keeps a model from being served."""
+    """Reads and writes; nothing that goes wrong with it keeps a model from being served. What other replicas
+    measured lies in `shared`."""
 
-    def __init__(self, cache_dir: Path) -> None:
-        self._folder = cache_dir / "profiles"
+    def __init__(
+        self, cache_dir: Path | None, shared: SharedFiles | None = None, *, looks_again: bool = False
+    ) -> None:
+        """`looks_again`: models are measured a second time in service, where a profile is in doubt."""
+        self.cache_dir = cache_dir
+        own = None if cache_dir is None else ProfileFolder(cache_dir / "profiles")
+        self._places: list[SharedFiles] = [place for place in (own, shared) if place is not None]
+        self._shared = shared if looks_again else None
+
+    @classmethod
+    def of(
+        cls, cache_dir: Path | None, shared: str = "", secret: str = "", *, looks_again: bool = False
+    ) -> ProfileStore | None:
+        """None where nothing is to be kept."""
+        if cache_dir is None and not shared:
+            return None
+        return cls(cache_dir, shared_files(shared, secret) if shared else None, looks_again=looks_again)
 
     def read(self, key: Key) -> Profile | None:
-        file = self._file(key)
+        """The first that was measured on a calm machine, else any."""
+        name, found = _file_name(key), None
+        for place in self._places:
+            profile = self._read(place, name, key)
+            if profile is not None and not profile.provisional:
+                return profile
+            found = found or profile
+        return found
+
+    def _read(self, place: SharedFiles, name: str, key: Key) -> Profile | None:
         try:
-            if file.stat().st_size > _MOST_BYTES:
+            data = place.read(name)
+            if data is None:
+                return None
+            if len(data) > MOST_BYTES:
                 raise ValueError("it is too large")
-            document = json.loads(file.read_text("utf-8"))
+            document = json.loads(data)
             if document["key"] != key:
                 raise ValueError("it was made for something else")
-            return read_profile(document["profile"])
-        except FileNotFoundError:
-            return None
+            return replace(read_profile(document["profile"]), elsewhere=place is self._shared)
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            log.warning("profile-unreadable", file=str(file), error=f"{type(error).__name__}: {error}")
+            where = f"{place.where}/{name}"
+            log.warning("profile-unreadable", file=where, error=f"{type(error).__name__}: {error}")
             return None
 
     def write(self, key: Key, profile: Profile) -> None:
-        """The whole file at once: whoever reads meanwhile sees the old one or the new one."""
-        file = self._file(key)
-        text = json.dumps({"key": key, "profile": as_json(profile)}, indent=1)
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self._folder, suffix=".part", delete=False) as part:
-                part.write(text)
-            Path(part.name).replace(file)
-            self._keep_few()
-        except OSError as error:
-            log.warning("profile-not-kept", file=str(file), error=error.strerror or str(error))
+        name = _file_name(key)
+        data = json.dumps({"key": key, "profile": as_json(profile)}, indent=1).encode()
+        for place in self._places:
+            try:
+                place.write(name, data)
+            except OSError as error:
+                where = f"{place.where}/{name}"
+                log.warning("profile-not-kept", file=where, error=error.strerror or str(error))
 
-    def _file(self, key: Key) -> Path:
-        name = sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:40]
-        return self._folder / f"{name}{_SUFFIX}"
 
-    def _keep_few(self) -> None:
-        """Those written last; and nothing that a killed server left half written."""
-        for suffix, most in ((_SUFFIX, MOST_FILES), (".part", 8)):
-            found = [(path.stat().st_mtime, path) for path in self._folder.glob(f"*{suffix}")]
-            for _, old in sorted(found)[:-most]:
-                with suppress(OSError):
-                    old.unlink()
+def _file_name(key: Key) -> str:
+    """By all that the profile depends on, the hardware too: replicas on other machines find others."""
+    return f"{sha256(key_text(key).encode()).hexdigest()[:40]}{SUFFIX}"

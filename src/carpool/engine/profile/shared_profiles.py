@@ -1,0 +1,195 @@
+"""Where replicas share what was measured, so that a fleet measures a model once: a folder on a volume that
+all of them see, a Redis server, or an address like s3://bucket/profiles.
+
+Files are small, and are read and written whole, by name. A place that does not answer within a few seconds
+is not waited for: whoever reads nothing measures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+
+MOST_BYTES = 1 << 18
+MOST_FILES = 256
+SUFFIX = ".profile.json"
+_FILE = "file:"
+_WAIT_S = 5.0
+_LOOK_S = 0.01
+
+
+class SharedFiles(Protocol):
+    """Both raise OSError for a place that cannot be reached."""
+
+    where: str
+
+    def read(self, name: str) -> bytes | None: ...
+
+    def write(self, name: str, data: bytes) -> None: ...
+
+
+def shared_files(setting: str, secret: str) -> SharedFiles:
+    """Of the setting `shared_profiles`, which was checked."""
+    if setting.startswith(_FILE):
+        return PatientFiles(ProfileFolder(Path(setting.removeprefix(_FILE)) / "profiles"))
+    if setting.startswith(("redis", "unix")):
+        return PatientFiles(ProfileRedis(setting, secret))
+    return PatientFiles(ProfileBucket(setting))
+
+
+class PatientFiles:
+    """A place that may hang, such as a network's file system: each question has a thread of its own, which is
+    left alone when its time is over."""
+
+    def __init__(self, place: SharedFiles) -> None:
+        self._place = place
+        self.where = place.where
+
+    def read(self, name: str) -> bytes | None:
+        return self._within(lambda: self._place.read(name))
+
+    def write(self, name: str, data: bytes) -> None:
+        self._within(lambda: self._place.write(name, data))
+
+    def _within(self, work: Callable[[], T]) -> T:
+        answers: list[T] = []
+        errors: list[Exception] = []
+
+        def run() -> None:
+            try:
+                answers.append(work())
+            except Exception as error:  # every store has errors of its own
+                errors.append(error)
+
+        thread = threading.Thread(target=run, daemon=True, name="shared-profiles")
+        thread.start()
+        thread.join(_WAIT_S)
+        if answers:
+            return answers[0]
+        raise OSError(f"{self.where}: {errors[0] if errors else 'no answer in time'}")
+
+
+class ProfileFolder:
+    """The newest are kept; and nothing that a killed server left half written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.where = str(folder)
+        self._folder = folder
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            with (self._folder / name).open("rb") as file:
+                return file.read(MOST_BYTES + 1)
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, data: bytes) -> None:
+        """The whole file at once: whoever reads meanwhile sees the old one or the new one."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("wb", dir=self._folder, suffix=".part", delete=False) as part:
+            part.write(data)
+        Path(part.name).chmod(0o644)  # replicas may run as different users
+        Path(part.name).replace(self._folder / name)
+        for suffix, most in ((SUFFIX, MOST_FILES), (".part", 8)):
+            self._keep_few(suffix, most)
+
+    def _keep_few(self, suffix: str, most: int) -> None:
+        found = []
+        for path in self._folder.glob(f"*{suffix}"):
+            with suppress(FileNotFoundError):  # another replica tidies, too
+                found.append((path.stat().st_mtime, path))
+        for _, old in sorted(found)[:-most]:
+            with suppress(OSError):
+                old.unlink()
+
+
+class ProfileBucket:
+    """Over fsspec, with the keys that each store's own tools would find."""
+
+    def __init__(self, address: str) -> None:
+        from carpool.config.remote_address import shown_address
+
+        self._address = address
+        self.where = shown_address(address)
+
+    def read(self, name: str) -> bytes | None:
+        fs, root = self._open()
+        try:
+            data: bytes = fs.cat_file(f"{root}/{name}", 0, MOST_BYTES + 1)
+        except FileNotFoundError:
+            return None
+        return data
+
+    def write(self, name: str, data: bytes) -> None:
+        fs, root = self._open()
+        fs.pipe_file(f"{root}/{name}", data)
+
+    def _open(self) -> tuple[Any, str]:
+        import fsspec
+
+        fs, root = fsspec.core.url_to_fs(self._address, use_listings_cache=False)
+        return fs, root.rstrip("/")
+
+
+class ProfileRedis:
+    """What was not written with the secret of these servers is not there."""
+
+    def __init__(self, url: str, secret: str) -> None:
+        from carpool.config.redis_url import read_redis_url
+
+        self._url, self._secret = url, secret
+        self.where = read_redis_url(url, "shared_profiles").where
+
+    def read(self, name: str) -> bytes | None:
+        async def written(store: Any) -> bytes | None:
+            found: bytes | None = (await _document(store, name))[1]
+            return found
+
+        return asyncio.run(self._connected(written))
+
+    def write(self, name: str, data: bytes) -> None:
+        async def swapped(store: Any) -> None:
+            lies = (await _document(store, name))[0]
+            await _asked(store, lambda then: store.swap_document(_key(name), lies, data, then))
+
+        asyncio.run(self._connected(swapped))
+
+    async def _connected(self, work: Callable[[Any], Awaitable[T]]) -> T:
+        from carpool.cache.redis_client import shared_store
+
+        store = shared_store(self._url, self._secret, _WAIT_S, setting="shared_profiles")
+        try:
+            for _ in range(round(_WAIT_S / _LOOK_S)):
+                if store.up:
+                    return await work(store)
+                await asyncio.sleep(_LOOK_S)
+            raise OSError(store.said or "the Redis server did not answer")
+        finally:
+            store.close()
+
+
+def _key(name: str) -> str:
+    return f"profile {name}"
+
+
+async def _document(store: Any, name: str) -> tuple[bytes | None, bytes | None]:
+    found: tuple[bytes | None, bytes | None] = await _asked(
+        store, lambda then: store.document(_key(name), then)
+    )
+    return found
+
+
+async def _asked(store: Any, question: Callable[[Callable[[Any], None]], None]) -> Any:
+    told = asyncio.get_running_loop().create_future()
+    question(lambda value: None if told.done() else told.set_result(value))
+    found = await told
+    if found is None:
+        raise OSError(store.said or "the Redis server did not answer, or refused")
+    return found
