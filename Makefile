@@ -118,7 +118,7 @@ release: ## sdist and both wheels in dist/, built twice, checked, each installed
 WHEEL := build/wheel-venv
 HOOK_NEEDS = import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]["dependencies"])
 wheel: ## a wheel for this machine and Python in dist/, its hot modules compiled by mypyc; takes a C compiler and minutes
-	@command -v cc >/dev/null || { echo "no C compiler: install one (gcc, and Python's headers)"; exit 1; }
+	@$(PYTHON) tools/compile_modules.py
 	@[ -x $(WHEEL)/bin/pyproject-build ] || { $(PYTHON) -m venv $(WHEEL) && $(WHEEL)/bin/python -m pip install --quiet \
 	  --disable-pip-version-check build hatchling $$($(PYTHON) -c '$(HOOK_NEEDS)'); }
 	@echo "compiling, which takes three minutes on two cores the first time"

@@ -1,6 +1,7 @@
 """Compiles the modules that pyproject.toml lists: mypyc writes C, and compilers run on it side by side.
 
     python tools/compile_modules.py FOLDER      # libraries in FOLDER/carpool/…, as they lie in a wheel
+    python tools/compile_modules.py             # only whether there are a compiler and Python's headers
 
 Nothing is written beside the sources of a clone. C and objects are kept in `build/objects`, or where
 CARPOOL_OBJECTS says, by what they were made from: a second build of the same sources takes seconds.
@@ -34,6 +35,7 @@ MYPY = ["--no-site-packages", "--ignore-missing-imports", "--config-file="]  # n
 
 def main(folder: Path) -> None:
     began = time.monotonic()
+    check_compiler()
     kept = Path(os.environ.get("CARPOOL_OBJECTS") or ROOT / "build" / "objects").resolve()
     found = modules()
     place = written_c(found, kept)
@@ -123,6 +125,23 @@ def setting(name: str) -> str:
     return os.environ.get(name) or str(sysconfig.get_config_var(name) or "")
 
 
+def include() -> str:
+    return f"-I{sysconfig.get_path('include')}"
+
+
+def check_compiler() -> None:
+    """Says what is missing, before the C is written, which takes a minute."""
+    compiler = shlex.split(setting("CC"))
+    try:
+        look = [*compiler, include(), "-E", "-x", "c", "-"]
+        done = subprocess.run(look, input=b"#include <Python.h>", capture_output=True, check=False)
+    except FileNotFoundError:
+        raise SystemExit(f"no C compiler: {compiler[0]} is not here. Install gcc, or set CC.") from None
+    if done.returncode:
+        found = done.stderr.decode(errors="replace")
+        raise SystemExit(f"{compiler[0]} does not find Python.h: install Python's headers.\n{found}")
+
+
 class Build:
     """Compiles C of one folder into objects that are named by all that they were made from."""
 
@@ -136,7 +155,7 @@ class Build:
         flags = [word for name in given for word in shlex.split(setting(name))]
         self._place, self._objects = place, objects
         self._flags = [*flags, f"-O{level}", "-g0", "-w"]
-        self._include = ["-I.", f"-I{runtime}", f"-I{sysconfig.get_path('include')}"]
+        self._include = ["-I.", f"-I{runtime}", include()]
         self._linker = shlex.split(setting("LDSHARED"))
         compiler = subprocess.run([flags[0], "--version"], capture_output=True, check=True).stdout
         headers = (path.read_bytes() for path in sorted(place.rglob("*.h")))
@@ -162,4 +181,4 @@ class Build:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
+    main(Path(sys.argv[1]).resolve()) if len(sys.argv) > 1 else check_compiler()

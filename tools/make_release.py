@@ -23,6 +23,7 @@ import urllib.request
 import venv
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -110,19 +111,22 @@ def build_twice(folder: Path) -> list[Path]:
         build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out)]
         run([*build, str(source)], SOURCE_DATE_EPOCH=at)
         run([*build, "--wheel", str(source / "tools" / "demos")], SOURCE_DATE_EPOCH=at)
-        if compiler():
+        if not missing():
             run([*build, "--wheel", str(source)], SOURCE_DATE_EPOCH=at, HATCH_BUILD_HOOK_ENABLE_CUSTOM="1")
         both.append(sorted(out.iterdir()))
-    if not compiler():
-        say("LEFT OUT: the compiled wheel: there is no C compiler here")
+    if missing():
+        say(f"LEFT OUT: the compiled wheel: {missing()}")
     for one, other in zip(*both, strict=True):
         if (one.name, digest(one)) != (other.name, digest(other)):
             raise SystemExit(f"{one.name} differs from build to build")
     return both[0]
 
 
-def compiler() -> bool:
-    return shutil.which("cc") is not None
+@cache
+def missing() -> str:
+    """What compiling needs and this machine does not have."""
+    look = [sys.executable, str(ROOT / "tools" / "compile_modules.py")]
+    return subprocess.run(look, capture_output=True, text=True, check=False).stderr.strip()
 
 
 # ── a wheel, tried ──
