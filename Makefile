@@ -133,6 +133,7 @@ compiled: setup browser redis wheel ## an environment with that wheel in build/c
 	  > $$($(COMPILED)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of_the_interpreted.pth
 	$(COMPILED)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-installed \
 	  $$(ls -t dist/carpool-*-cp*.whl | head -1) ./tools/demos
+	@$(COMPILED)/bin/carpool --version | grep '(compiled)' || { echo "$(COMPILED) does not run the compiled form"; exit 1; }
 	$(COMPILED)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
 	  -m "not conformance and not interpreted" $(COMPILED_TESTS)
 
