@@ -159,9 +159,7 @@ def choose(args: argparse.Namespace, job: recipes.Job) -> list[Recipe]:
         chosen.append(recipes.empty_grpc(job))
     if "triton" in wanted:
         chosen.extend(recipes.triton(job, args.peers_dir, args.peer_delay_ms))
-        tell(
-            "Triton runs its Python backend; its ONNX Runtime backend, which is in no package, would be faster"
-        )
+        tell("Triton runs its Python backend; its ONNX Runtime backend is in no package, and would be faster")
     if "mosec" in wanted and HTTP in job.groups:
         chosen.extend(recipes.mosec(job, args.peers_dir, args.peer_delay_ms))
     return chosen
