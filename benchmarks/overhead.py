@@ -1,4 +1,4 @@
-"""What a request costs before the model does any work: Carpool beside FastAPI and Triton.
+"""What a request costs before the model does any work: Carpool beside FastAPI, Triton and mosec.
 
 Every server runs the same tiny ONNX model (150,528 bytes in, ten floats out, batches of at most 32), and is
 asked over HTTP and gRPC, with the image in the request and in shared memory. All are up at the same time and
@@ -73,7 +73,7 @@ def measured(lanes: list[Lane], plan: slices.Plan, end: float) -> tuple[list[sli
     try:
         for turn in slices.measure(lanes, plan, end, tell):
             turns.append(turn)  # noqa: PERF402  (those before what is raised)
-    except ServerError as error:
+    except (ServerError, LoadError) as error:  # a generator may see it before the server's end is seen
         if not turns:
             raise
         tell(f"{error}\nthese are the turns before that")
@@ -118,7 +118,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--frontends", type=int, help="passed on to carpool serve; its own default otherwise")
     parser.add_argument("--instances", type=int, default=1, help="of the model in Carpool (%(default)s)")
     parser.add_argument(
-        "--servers", default="carpool,fastapi,triton", help="which to compare (%(default)s); also empty"
+        "--servers", default="carpool,fastapi,triton,mosec", help="which to compare (%(default)s); also empty"
     )
     parser.add_argument("--tracing", type=int, default=0, metavar="STARTS", help="instead: what spans cost")
     parser.add_argument("--setup", action="store_true", help="make the peers' environments and stop")
@@ -159,6 +159,9 @@ def choose(args: argparse.Namespace, job: recipes.Job) -> list[Recipe]:
         chosen.append(recipes.empty_grpc(job))
     if "triton" in wanted:
         chosen.extend(recipes.triton(job, args.peers_dir, args.peer_delay_ms))
+        tell("Triton runs its Python backend; its ONNX Runtime backend is in no package, and would be faster")
+    if "mosec" in wanted and HTTP in job.groups:
+        chosen.extend(recipes.mosec(job, args.peers_dir, args.peer_delay_ms))
     return chosen
 
 

@@ -1,4 +1,4 @@
-"""The servers of the comparison: Carpool, FastAPI with its own batcher, Triton with the Python backend."""
+"""The servers of the comparison: Carpool, FastAPI with its own batcher, Triton's Python backend, mosec."""
 
 import json
 import sys
@@ -17,8 +17,9 @@ from peers.server import Recipe
 from peers.ways import GRPC, GRPC_SHM, HTTP, HTTP_SHM, HttpWay, Way, answer_message, registering, v2_way
 
 CARPOOL, FASTAPI, TRITON = "carpool", "FastAPI + asyncio batcher", "Triton, Python backend"
+MOSEC = "mosec (Rust)"
 EMPTY = "grpc.aio, empty handler"
-TRITON_SETTINGS = ((1, 2), (2, 1))  # instances × threads: the two ways to fill two cores
+SETTINGS = ((1, 2), (2, 1))  # instances × threads: the two ways to fill two cores
 _HERE = Path(__file__).parent
 
 
@@ -94,7 +95,7 @@ def empty_grpc(job: Job) -> Recipe:
 def triton(job: Job, peers_dir: Path, delay_ms: float) -> Iterator[Recipe]:
     """The tritonserver binary of the nvidia-pytriton wheel, once per setting."""
     install = setup.TritonInstall(peers_dir)
-    for instances, threads in TRITON_SETTINGS:
+    for instances, threads in SETTINGS:
         setting = f"{instances} × {threads}"
         home = job.folder / f"triton-{instances}x{threads}"
         repository, backends = home / "models", home / "backends"
@@ -129,6 +130,29 @@ def tritonserver(
         f"--metrics-port={free_port()}",
         "--allow-gpu-metrics=false",
     ]
+
+
+def mosec(job: Job, peers_dir: Path, delay_ms: float) -> Iterator[Recipe]:
+    """A server in Rust that hands batches to Python processes, once per setting; it speaks HTTP only."""
+    for workers, threads in SETTINGS:
+        port = free_port()
+        env = {
+            "BENCH_MODEL": str(job.model),
+            "BENCH_THREADS": str(threads),
+            "BENCH_WORKERS": str(workers),
+            "BENCH_MAX_BATCH": str(tiny.MAX_BATCH),
+            "BENCH_MAX_WAIT_MS": str(delay_ms),
+        }
+        command = [str(setup.peer_python(peers_dir, "mosec")), str(_HERE / "mosec_app.py")]
+        command += ["--address", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
+        headers = {"Content-Type": "application/octet-stream"}
+        target = Target(port, "/inference", headers, tiny.image().tobytes())
+        way = HttpWay(HTTP, "HTTP raw body", target, read_raw)
+        yield Recipe(MOSEC, command, env, [way], f"{workers} × {threads}")
+
+
+def read_raw(_headers: Mapping[str, str], body: bytes) -> np.ndarray:
+    return np.frombuffer(body, "<f4")
 
 
 def read_json(_headers: Mapping[str, str], body: bytes) -> np.ndarray:

@@ -109,7 +109,7 @@ class Server:
     def cpu(self) -> dict[int, float]:
         """CPU seconds so far, by process."""
         if self._process.poll() is not None:
-            raise ServerError(f"{self.name} ended with {self._process.returncode}\n{self._log_tail()}")
+            raise ServerError(f"{self.name} {_how_it_ended(self._process.returncode)}\n{self._log_tail()}")
         return processes.tree_cpu(self._process.pid)
 
     def ask_to_stop(self) -> None:
@@ -141,6 +141,10 @@ class Server:
 
     def _log_tail(self) -> str:
         return self._log.read_text(errors="replace")[-2000:]
+
+
+def _how_it_ended(code: int) -> str:
+    return f"was ended by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"ended with {code}"
 
 
 def _slug(name: str) -> str:

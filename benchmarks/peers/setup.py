@@ -10,7 +10,9 @@ FASTAPI_PACKAGES = ("fastapi", "uvicorn[standard]", *_RUNTIME)
 VISION_PACKAGES = (*FASTAPI_PACKAGES, "opencv-python-headless")
 TRITON_PACKAGES = ("nvidia-pytriton", *_RUNTIME)
 BENTOML_PACKAGES = ("bentoml", "numpy")
+MOSEC_PACKAGES = ("mosec", *_RUNTIME)
 LITSERVE_PACKAGES = ("litserve", "python-multipart", "numpy")
+OVERHEAD_PEERS = ("fastapi", "triton", "mosec")
 OVERLOAD_PEERS = ("fastapi", "triton", "bentoml", "litserve")
 DEBIAN_PYTHON = Path("/usr/bin/python3")
 
@@ -88,7 +90,7 @@ def is_there(peers_dir: Path, peer: str) -> bool:
 
 def missing(peers_dir: Path) -> list[str]:
     """The peers of `overhead.py` that are not set up in this folder."""
-    return [peer for peer in ("fastapi", "triton") if not is_there(peers_dir, peer)]
+    return [peer for peer in OVERHEAD_PEERS if not is_there(peers_dir, peer)]
 
 
 def why_missing(peers_dir: Path, peer: str) -> str | None:
@@ -100,8 +102,8 @@ def why_missing(peers_dir: Path, peer: str) -> str | None:
 
 
 def make(peers_dir: Path, system_python: Path | None) -> None:
-    """Both environments of `overhead.py`."""
-    for peer in ("fastapi", "triton"):
+    """The environments of `overhead.py`."""
+    for peer in OVERHEAD_PEERS:
         _make_peer(peers_dir, peer, system_python)
     if absent := missing(peers_dir):
         raise SetupError(f"still missing after the installation: {', '.join(absent)}")
@@ -136,7 +138,12 @@ def _make_peer(peers_dir: Path, peer: str, system_python: Path | None) -> None:
         _check_libpython(python)
         _make_venv(peers_dir / "venv-pytriton", python, TRITON_PACKAGES)
         return
-    packages = {"fastapi": FASTAPI_PACKAGES, "bentoml": BENTOML_PACKAGES, "litserve": LITSERVE_PACKAGES}
+    packages = {
+        "fastapi": FASTAPI_PACKAGES,
+        "mosec": MOSEC_PACKAGES,
+        "bentoml": BENTOML_PACKAGES,
+        "litserve": LITSERVE_PACKAGES,
+    }
     _make_venv(peers_dir / f"venv-{peer}", Path(sys.executable), packages[peer])
 
 

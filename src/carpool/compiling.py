@@ -14,9 +14,22 @@ else:
         return lambda made: made
 
 
-__all__ = ["is_compiled", "mypyc_attr"]
+__all__ = ["form", "is_compiled", "mypyc_attr", "other_form"]
 
 
 def is_compiled() -> bool:
     found = find_spec("carpool.core.scheduler")
     return found is not None and found.origin is not None and not found.origin.endswith(".py")
+
+
+def form() -> str:
+    return "compiled" if is_compiled() else "interpreted"
+
+
+def other_form() -> str:
+    """How to get the other form. Of the wheels on an index pip prefers one that is compiled for the machine;
+    what it builds from the sources is interpreted."""
+    again = "pip install --force-reinstall --no-deps"
+    if is_compiled():
+        return f"interpreted: {again} --no-binary carpool carpool"
+    return f"compiled: {again} carpool, where a wheel is for this machine, or make wheel in a clone"

@@ -14,6 +14,7 @@ try:
         "fleet",
         "gpu",
         "hops",
+        "overhead",
         "overload_real",
         "ray_fleet",
         "chip.cores",

@@ -15,7 +15,7 @@ from carpool.core.job import Job, Refusal
 from carpool.core.objectives import Promise
 from carpool.core.scheduler import Scheduler
 from carpool.engine.run import driver as driver_module
-from carpool.engine.run.batch import BatchResult, Outcome, Work
+from carpool.engine.run.batch import BatchResult, Outcome, Watcher, Work
 from carpool.engine.run.driver import Driver
 from carpool.engine.run.executor import Executor
 from carpool.errors import Refused, Unavailable
@@ -32,7 +32,7 @@ class Handle:
         self.cancelled = True
 
 
-class Hand:
+class Hand(Watcher):
     """The loop, the clock, the only executor and the watcher of one driver."""
 
     def __init__(self) -> None:

@@ -252,11 +252,14 @@ def _tensor(spec: TensorSpec, values: Any) -> Tensor:
     return Tensor(spec.name, spec.datatype, data.shape, data)
 
 
-class FakeDoor(BodySlots):
+class FakeDoor:
     """Answers each call in the loop's next turn, or when the test says so if `held`."""
 
     def __init__(self, *models: FakeModel, slots: int = 64, table: Table | None = None) -> None:
-        super().__init__(self._allocated, lambda _size: self.left)
+        self._allocate: Callable[[int], FakeSlot | None] = self._allocated  # tests may replace it
+        memory = BodySlots(lambda size: self._allocate(size), lambda _size: self.left)  # may be compiled
+        self.check_fits, self.slot = memory.check_fits, memory.slot
+        self.first_slot, self.larger_slot = memory.first_slot, memory.larger_slot
         self.models = {(model.name, model.version): model for model in models}
         self.serving = True
         self.held = False

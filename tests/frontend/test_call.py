@@ -29,6 +29,8 @@ from waiting import until_in_loop as until
 TENSOR = echo("echo", Datatype.FP32, (4,))
 SLOW = segmenter()  # whose answers are made in a thread
 
+pytestmark = pytest.mark.interpreted  # a compiled `ClientCall` has no interpreted subclasses
+
 
 class ToyCall(ClientCall):
     """A whole protocol: how a request is read, and how its answer is written."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ from frontend.fake_door import FakeDoor
 
 
 def look_up(door: FakeDoor, name: str) -> ModelEntry:
-    return FrontService.look_up(cast(FrontService, SimpleNamespace(door=door)), name)
+    return FrontService("test", door, door.table.block(0), 1 << 20, 1).look_up(name)
 
 
 def door_with(names: list[str]) -> FakeDoor:

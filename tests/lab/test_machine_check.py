@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from carpool.cli.main import app
+from carpool.compiling import form, other_form
 from carpool.config import otel_settings
 from carpool.config.backend_kinds import BackendKind
 from carpool.lab import machine_check
@@ -36,6 +37,7 @@ def test_nothing_is_wrong_and_nothing_is_made(tmp_path: Path) -> None:
     found = check_machine(place(tmp_path))
     assert not [finding for finding in found if finding.state is State.WRONG]
     assert one(found, "quick").says.startswith("orjson ")
+    assert one(found, "form").says.startswith(f"{form()}; {other_form().split(':')[0]}: pip install")
     assert list(tmp_path.iterdir()) == []
 
 

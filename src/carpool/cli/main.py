@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from carpool import __version__
 from carpool.cli.verb_options import LISTED_LAST
-from carpool.compiling import is_compiled
+from carpool.compiling import form, other_form
 from carpool.errors import CarpoolError
 
 _PLAINER = {  # typer's words, old and new, and ours
@@ -142,7 +142,7 @@ app = typer.Typer(
 
 def _show_version(asked: bool) -> None:
     if asked:
-        print(f"carpool {__version__} ({'compiled' if is_compiled() else 'interpreted'})")
+        print(f"carpool {__version__} ({form()})\n{other_form()}")
         raise typer.Exit
 
 

@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from carpool import __version__
+from carpool.compiling import form, other_form
 from carpool.config.backend_kinds import BackendKind, installed, kinds
 from carpool.config.otel_settings import otel_warning, package_is_missing, read_otel
 from carpool.config.server import ServerSettings, server_settings
@@ -74,6 +75,7 @@ def _settings(environ: Mapping[str, str]) -> tuple[ServerSettings, list[Finding]
 def _carpool() -> Iterator[Finding]:
     where = Path(__file__).resolve().parents[1]
     yield Finding("carpool", "version", State.FINE, f"{__version__}, in {where}")
+    yield Finding("carpool", "form", State.FINE, f"{form()}; {other_form()}")
     running = f"{platform.python_implementation()} {platform.python_version()}, {platform.machine()}"
     yield Finding("carpool", "python", State.FINE, f"{running}, {sys.executable}")
     if sys.platform != "linux":

@@ -48,8 +48,8 @@ def test_every_call_has_another_parent() -> None:
         block = parent_block(b"00-%032x-%016x-01" % (number, number), more=wish)
         found, anew = reader.read(block), HeadReader(1 << 16).read(block)
         assert found.asked == read_metadata(anew.metadata), "read once"
-        for name in set(type(anew).__slots__) - {"asked"}:
-            assert getattr(found, name) == getattr(anew, name)
+        for name in (name for name in dir(anew) if not name.startswith("_") and name != "asked"):
+            assert callable(getattr(anew, name)) or getattr(found, name) == getattr(anew, name)
 
 
 def test_a_parent_is_nothing_else() -> None:

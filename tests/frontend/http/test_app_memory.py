@@ -344,6 +344,7 @@ def all_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_memory, "_AT_ONCE", 0)
 
 
+@pytest.mark.interpreted
 @pytest.mark.usefixtures("all_is_long")
 def test_long_copies_are_made_in_a_thread(
     front: FrontEnd, file: ClientFile, monkeypatch: pytest.MonkeyPatch
@@ -367,6 +368,7 @@ def test_long_copies_are_made_in_a_thread(
     assert all(name.startswith("http") for name in names)
 
 
+@pytest.mark.interpreted
 @pytest.mark.usefixtures("all_is_long")
 def test_a_client_that_leaves_during_the_copy(
     front: FrontEnd, file: ClientFile, monkeypatch: pytest.MonkeyPatch
@@ -392,6 +394,7 @@ def test_a_client_that_leaves_during_the_copy(
     assert not front.door.calls
 
 
+@pytest.mark.interpreted
 @pytest.mark.usefixtures("all_is_long")
 def test_a_client_that_leaves_while_its_answer_is_written(
     front: FrontEnd, file: ClientFile, monkeypatch: pytest.MonkeyPatch

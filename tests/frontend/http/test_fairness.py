@@ -15,7 +15,7 @@ from carpool.core.constants import CONSTANTS
 from carpool.errors import CarpoolError, Refused
 from carpool.frontend.http import fairness, http_service, openapi
 from carpool.frontend.http.app import HttpApp
-from carpool.frontend.http.fairness import Fairness
+from carpool.frontend.http.fairness import Fairness, Unread
 from carpool.frontend.http.http_service import SharedPage
 from carpool.link.door import Catalog, ModelEntry, Sender
 from carpool.observe.counters import Table, table_bytes
@@ -34,7 +34,7 @@ class Told:
     """How long requests lie unread, as a story wants it, and who was turned away for that."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.unread = Unread()
         self.turned_away: list[tuple[str, str]] = []
         self.front: FrontEnd
 
@@ -54,7 +54,7 @@ def story() -> Iterator[Told]:
     door = FakeDoor(*models, image_model("eager", mode="eager"), slots=64, table=table)
     told = Told()
     page = SharedPage(Exposition(table, "test").pieces)
-    fair = Fairness(told, told.behind)
+    fair = Fairness(told.unread, told.behind)
     app = HttpApp(door, table.block(0), page, table=table, max_body_bytes=1 << 20, fair=fair)
     with serving(app) as server:
         told.front = FrontEnd(server, door, app)
@@ -77,9 +77,9 @@ def test_a_front_end_that_is_behind_turns_away_who_causes_it() -> None:
     with story() as told, told.front.connect() as client:
         told.ask(client, "flood", "", 200)
         told.ask(client, "small", "", 5)
-        told.seconds = TOO_LONG
+        told.unread.seconds = TOO_LONG
         until(lambda: told.ask(client, "flood", "", 1) == [429])  # when it has stood
-        told.seconds = LONG
+        told.unread.seconds = LONG
         told.ask(client, "flood", "", 20)
         assert told.ask(client, "small", "", 3) == [200, 200, 200]
         assert {model for model, _ in told.turned_away} == {"flood"}
@@ -88,7 +88,7 @@ def test_a_front_end_that_is_behind_turns_away_who_causes_it() -> None:
 def test_a_model_without_a_promise_is_turned_away_for_one_that_has_one() -> None:
     with story() as told, told.front.connect() as client:
         told.ask(client, "eager", "", 300)
-        told.seconds = TOO_LONG
+        told.unread.seconds = TOO_LONG
         until(lambda: told.ask(client, "small", "", 1) == [200] and 429 in told.ask(client, "eager", "", 3))
         assert {model for model, _ in told.turned_away} == {"eager"}
 
@@ -97,9 +97,9 @@ def test_sources_of_one_model_are_told_apart() -> None:
     with story() as told, told.front.connect() as client:
         told.ask(client, "small", "loud", 200)
         told.ask(client, "small", "quiet", 5)
-        told.seconds = TOO_LONG
+        told.unread.seconds = TOO_LONG
         until(lambda: told.ask(client, "small", "loud", 1) == [429])
-        told.seconds = LONG
+        told.unread.seconds = LONG
         assert told.ask(client, "small", "quiet", 3) == [200, 200, 200]
         assert set(told.turned_away) == {("small", "loud")}
 
@@ -107,8 +107,8 @@ def test_sources_of_one_model_are_told_apart() -> None:
 def test_who_asks_for_little_is_not_turned_away_for_what_documents_take() -> None:
     """They come from the same address, and are what the front end is late for."""
     told = Told()
-    fair = Fairness(told, told.behind)
-    told.seconds = TOO_LONG
+    fair = Fairness(told.unread, told.behind)
+    told.unread.seconds = TOO_LONG
     began = monotonic() - 20.0
     document = SimpleNamespace(has_body=True, content_length=0, who=None)
     body = SimpleNamespace(has_body=True, content_length=1000, who=None)
@@ -127,8 +127,8 @@ def test_who_asks_for_little_is_not_turned_away_for_what_documents_take() -> Non
 def test_what_connections_take_is_no_lane_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it, the one honest client would be all that the front end seems to work for."""
     told = Told()
-    fair = Fairness(told, told.behind)
-    told.seconds = TOO_LONG
+    fair = Fairness(told.unread, told.behind)
+    told.unread.seconds = TOO_LONG
     began = monotonic()
     body = SimpleNamespace(has_body=True, content_length=1000, who=None)
     entry: Any = SimpleNamespace(name="small", key=1, slo=SLO)

@@ -22,6 +22,7 @@ from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.pipeline_pictures import PipelineModel
 from carpool.frontend.pictures.pipeline_run import PipelineDoor
 from carpool.frontend.pictures.sent_pictures import RoutePicture
+from carpool.frontend.pictures.workers import Workers
 from carpool.link.door import Ask, Sender
 from carpool.observe import columns
 from carpool.observe.counters import Table, table_bytes
@@ -43,20 +44,25 @@ under_load = "{under_load}"
 """
 
 
-class LaterWorkers:
+class LaterWorkers(Workers):
     """In the place of threads: what is to be done waits until the test does it."""
 
     def __init__(self) -> None:
+        super().__init__(1)
         self.jobs: deque[tuple[Callable[[], Any], Callable[..., None]]] = deque()
-        self.takes_idle = True
+        self.busy = False
 
     def finish(self, work: Callable[[], Any], then: Callable[..., None]) -> None:
         self.jobs.append((work, then))
 
     def idle(self, work: Callable[[], Any], then: Callable[..., None]) -> bool:
-        if self.takes_idle:
+        if not self.busy:
             self.jobs.append((work, then))
-        return self.takes_idle
+        return not self.busy
+
+    @property
+    def takes_idle(self) -> bool:
+        return not self.busy
 
     def do_one(self) -> None:
         work, then = self.jobs.popleft()
@@ -121,7 +127,7 @@ class Cascade:
         self.counted = row or Counted()
         self.service = PictureService(self.door, 1, lambda _: self.counted.row)
         self.workers = LaterWorkers()
-        self.service.workers = self.workers  # type: ignore[assignment]
+        self.service.workers = self.workers
         entry = self.door.catalog.newest["animals"]
         model = self.service.model(entry)
         assert isinstance(model, PipelineModel)
@@ -326,7 +332,7 @@ def test_what_was_kept_is_audited_as_spare_work(monkeypatch: pytest.MonkeyPatch)
     agrees.go_on()
     assert row.read(columns.CASCADE_AUDITS["same"]) == 1
     busy = Cascade(0.8, row=row)
-    busy.workers.takes_idle = False
+    busy.workers.busy = True
     busy.go_on()
     assert row.read(columns.CASCADE_AUDITS["skipped"]) == 1
 

@@ -22,6 +22,7 @@ from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.pipeline_pictures import PipelineModel
 from carpool.frontend.pictures.pipeline_run import PipelineDoor
 from carpool.frontend.pictures.sent_pictures import RoutePicture
+from carpool.frontend.pictures.workers import Workers
 from carpool.link.door import Ask, Sender
 from carpool.observe.counters import Table, table_bytes
 from carpool.types import Array, Datatype, PartTiming, StepTiming, TensorSpec
@@ -60,10 +61,11 @@ def finds(count: int) -> Callable[[Mapping[str, Array]], dict[str, Any]]:
     return function
 
 
-class LaterWorkers:
+class LaterWorkers(Workers):
     """In the place of threads: what is to be done waits until the test does it."""
 
     def __init__(self) -> None:
+        super().__init__(1)
         self.jobs: deque[tuple[Callable[[], Any], Callable[..., None]]] = deque()
 
     def finish(self, work: Callable[[], Any], then: Callable[..., None]) -> None:
@@ -105,7 +107,7 @@ class CarriedRun:
         row = Table(bytearray(table_bytes(1))).block(0).server
         self.service = PictureService(self.door, 1, lambda _: row)
         self.workers = LaterWorkers()
-        self.service.workers = self.workers  # type: ignore[assignment]
+        self.service.workers = self.workers
         entry = self.door.catalog.newest["street"]
         model = self.service.model(entry)
         assert isinstance(model, PipelineModel)

@@ -93,7 +93,9 @@ class _Function:
         try:
             results = self._function(items)
         except Exception as error:
-            raise ModelError(f"{type(error).__name__}: {error}") from error
+            failed = ModelError(f"{type(error).__name__}: {error}")
+            failed.__cause__ = error  # compiled code leaves out what `raise` is `from`
+            raise failed from error
         if len(results) != len(items):
             raise ModelError(f"the function got {len(items)} items and answered {len(results)}")
         return {_RESULTS: as_objects(results)}

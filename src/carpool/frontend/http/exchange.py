@@ -314,11 +314,10 @@ class Exchange:
 
 
 class WrongMethod(CarpoolError):
-    reason = "method-not-allowed"
-
     def __init__(self, method: str, allowed: Iterable[str]) -> None:
         self.allowed = ", ".join(allowed)
-        super().__init__(f"{method} is not allowed here; allowed is {self.allowed}")
+        message = f"{method} is not allowed here; allowed is {self.allowed}"
+        super().__init__(message, reason="method-not-allowed")
 
 
 STATUSES: dict[type[CarpoolError], int] = {

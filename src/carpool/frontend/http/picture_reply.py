@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from random import getrandbits
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from carpool.frontend.caches.front_caches import Caches, Looked, Question
 from carpool.frontend.http.exchange import JSON_FIELDS
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from carpool.frontend.http.image_reading import ImageHead
     from carpool.frontend.http.image_route import ImageTarget
 
-FORM = "picture"
+FORM: Final = "picture"
 """Of answers on the picture routes, by which those of other protocols are told apart."""
 
 JSON_ANSWER = JSON_FIELDS + b"Vary: Accept\r\n" + TIMING

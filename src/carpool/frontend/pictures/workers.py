@@ -20,6 +20,7 @@ from queue import SimpleQueue
 from time import monotonic, sleep
 from typing import Any, TypeAlias
 
+from carpool.compiling import mypyc_attr
 from carpool.config.usable_cores import usable_cores
 from carpool.core.front_load import DecodeForecast
 from carpool.core.job import INFINITY, Reason, Refusal, Terms
@@ -66,6 +67,7 @@ def _nobody(*_: object) -> None:
     """Who gets the result of a job that was dropped."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Workers:
     """To be used in the loop's thread. The threads are started by the first work they get.
 
