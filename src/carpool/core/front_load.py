@@ -317,6 +317,10 @@ class Pacer(Generic[T]):
             self._start_elsewhere(now)
         return found
 
+    def soonest(self, now: float) -> float:
+        """Seconds until one of those that wait has waited for long enough."""
+        return min((line.held[0].latest for line in self._lines.values() if line.held), default=now) - now
+
     def _may_go(self, line: _LaneWork[T], now: float) -> bool:
         if line.held[0].latest <= now:
             return True
