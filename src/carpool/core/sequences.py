@@ -253,7 +253,7 @@ class Sequences:
 
     @property
     def _has_backlog(self) -> bool:
-        return any(share.backlog for share in self._shares.values())
+        return len(self._known) > self.live and any(share.backlog for share in self._shares.values())
 
     def _is_full(self, share: SequenceShare | None, size: int, *, new: bool) -> Why | None:
         if _is_used_up(self.waiting, self._bounds.requests, share, 0 if share is None else share.waiting):
