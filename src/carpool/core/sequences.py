@@ -253,7 +253,7 @@ class Sequences:
 
     @property
     def _has_backlog(self) -> bool:
-        return len(self._known) > self.live and any(share.backlog for share in self._shares.values())
+        return any(share.backlog for share in self._shares.values())
 
     def _is_full(self, share: SequenceShare | None, size: int, *, new: bool) -> Why | None:
         if _is_used_up(self.waiting, self._bounds.requests, share, 0 if share is None else share.waiting):
@@ -284,7 +284,8 @@ class Sequences:
     @property
     def has_news(self) -> bool:
         """There is something to do before any time passes: ask `turn`."""
-        return bool(self._passed or self._next or self._dropped or (self._gaps and self._has_backlog))
+        waits = self._gaps and len(self._known) > self.live and self._has_backlog
+        return bool(self._passed or self._next or self._dropped or waits)
 
     def passed_at_once(self) -> list[Job] | None:
         """Whom to pass on, where nobody else waits for anything; None: ask `turn`."""
@@ -320,7 +321,8 @@ class Sequences:
             self._look_at(sequence)
         else:
             sequence.quiet_since = now
-            self._watch(sequence)
+            if not sequence.is_watched:
+                self._watch(sequence)
 
     def lost(self, instance: int) -> list[Job]:
         """An instance is gone, and what its sequences had there. Returns those that were passed on to it, for

@@ -245,7 +245,9 @@ class SequenceRoute:
             self._plan()
         else:  # its sequence may be quiet from now on
             shown = self.law.live == self.shown[0]
-            self._reminder.set(now + (self._settings.idle if shown else _CATCH_UP_S), now)
+            at = now + (self._settings.idle if shown else _CATCH_UP_S)
+            if at < self._reminder.at:
+                self._reminder.set(at, now)
 
     def _plan(self) -> None:
         """Once for all that a batch has answered, and all that it lets go on."""
