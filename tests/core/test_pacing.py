@@ -73,6 +73,14 @@ def test_many_who_flood_share_a_fifth_and_one_who_does_not_is_told_soon() -> Non
     assert clients.told[OTHER] >= 0.9 * min(told)
 
 
+def test_the_next_to_have_waited_for_long_enough_is_known() -> None:
+    pacer: Pacer[int] = Pacer(0.0)
+    assert pacer.soonest(1.0) == 0.0
+    for key, wait in ((ONE, 0.5), (OTHER, 0.25), (ONE, 0.125)):  # of one lane, the first comes first
+        pacer.hold(key, 1, COST, 1.0, wait, strict=False)
+    assert pacer.soonest(1.125) == 0.125
+
+
 def test_strictness_ends_when_nothing_waits() -> None:
     pacer: Pacer[int] = Pacer(0.0)
     pacer.spend(ONE, 1.0, 0.0)

@@ -212,6 +212,9 @@ def test_one_sentence_does_for_all_who_are_refused_in_the_same_moment() -> None:
         assert (second.message, second.numbers) == (first.message, first.numbers)
         assert second.rendered is first.rendered is not None  # and what clients are sent is made once
         gate.now += 0.01
-        assert "7 images are queued." in told(7).message
+        later = told(7)
+        assert "7 images are queued." in later.message
+        gate.now += 0.01
+        assert told(7).rendered is later.rendered  # equal numbers make an equal sentence at any time
 
     asyncio.run(turn())

@@ -231,25 +231,25 @@ class _Held(NamedTuple, Generic[T]):
 class _Bucket:
     """So much time per second, saved up to a limit; it may be overdrawn by one piece of work."""
 
-    __slots__ = ("_at", "_most", "_share", "_tokens")
+    __slots__ = ("_at", "_most", "_share", "tokens")
 
     def __init__(self, share: float, most: float, now: float) -> None:
         self._share = share
         self._most = most
-        self._tokens = most
+        self.tokens = most
         self._at = now
 
     def left(self, now: float) -> float:
         if now > self._at:
-            self._tokens = min(self._most, self._tokens + self._share * (now - self._at))
+            self.tokens = min(self._most, self.tokens + self._share * (now - self._at))
             self._at = now
-        return self._tokens
+        return self.tokens
 
     def is_full(self, now: float) -> bool:
         return self.left(now) >= self._most
 
     def spend(self, cost: float) -> None:
-        self._tokens = max(self._tokens - cost, -self._most)
+        self.tokens = max(self.tokens - cost, -self._most)
 
 
 class _LaneWork(Generic[T]):
@@ -303,24 +303,32 @@ class Pacer(Generic[T]):
     def due(self, now: float) -> list[T]:
         """What has its turn now, or has waited for long enough."""
         found: list[T] = []
-        lines = [(key, line) for key, line in self._lines.items() if line.held]
+        lines = [line for line in self._lines.values() if line.held]
+        self._together.left(now)
+        for line in lines:
+            line.bucket.left(now)
         while lines:
-            going = [(key, line) for key, line in lines if self._may_go(line, now)]
-            for key, line in going:
-                if self._may_go(line, now):
-                    held = line.held.popleft()
-                    self.spend(key, held.cost, now)
-                    found.append(held.item)
-            lines = [(key, line) for key, line in going if line.held]
+            lines = [line for line in lines if self._first_goes(line, now, found)]
         self.waiting -= len(found)
         if found:
             self._start_elsewhere(now)
         return found
 
-    def _may_go(self, line: _LaneWork[T], now: float) -> bool:
-        if line.held[0].latest <= now:
-            return True
-        return line.bucket.left(now) > 0.0 and self._together.left(now) > 0.0
+    def _first_goes(self, line: _LaneWork[T], now: float, found: list[T]) -> bool:
+        """Lets the first of a lane go, if it may; whether others wait behind it."""
+        item, cost, latest = line.held[0]
+        bucket, together = line.bucket, self._together
+        if latest > now and (bucket.tokens <= 0.0 or together.tokens <= 0.0):
+            return False
+        line.held.popleft()
+        bucket.spend(cost)
+        together.spend(cost)
+        found.append(item)
+        return bool(line.held)
+
+    def soonest(self, now: float) -> float:
+        """Seconds until one of those that wait has waited for long enough."""
+        return min((line.held[0].latest for line in self._lines.values() if line.held), default=now) - now
 
     def _start_elsewhere(self, now: float) -> None:
         """Nobody is always the first to get what is left for all. Who owes nothing is forgotten."""

@@ -205,7 +205,7 @@ class KnobsPolicy:
             batch.other_shape |= found.other_shape
             return False
         delay = self.settings.max_delay
-        oldest = min(job.arrived for job in found.jobs)
+        oldest = min([job.arrived for job in found.jobs]) if delay > 0 else now
         delay_over = delay > 0 and now >= oldest + delay
         count = len(found.jobs)
         seal = found.past_preferred
@@ -220,7 +220,8 @@ class KnobsPolicy:
             return False
         joining = found.jobs[:count]
         batch.jobs += joining
-        batch.images += sum(job.images for job in joining)
+        all_join = count == len(found.jobs)
+        batch.images += found.images if all_join else sum([job.images for job in joining])
         while self._looks_ahead and self._behind.popleft() is not joining[-1]:
             """Those before it join too, or have left meanwhile."""
         batch.sealed |= seal

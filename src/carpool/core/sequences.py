@@ -284,7 +284,8 @@ class Sequences:
     @property
     def has_news(self) -> bool:
         """There is something to do before any time passes: ask `turn`."""
-        return bool(self._passed or self._next or self._dropped or (self._gaps and self._has_backlog))
+        waits = self._gaps and len(self._known) > self.live and self._has_backlog
+        return bool(self._passed or self._next or self._dropped or waits)
 
     def passed_at_once(self) -> list[Job] | None:
         """Whom to pass on, where nobody else waits for anything; None: ask `turn`."""
@@ -320,7 +321,8 @@ class Sequences:
             self._look_at(sequence)
         else:
             sequence.quiet_since = now
-            self._watch(sequence)
+            if not sequence.is_watched:
+                self._watch(sequence)
 
     def lost(self, instance: int) -> list[Job]:
         """An instance is gone, and what its sequences had there. Returns those that were passed on to it, for

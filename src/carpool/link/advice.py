@@ -47,7 +47,7 @@ _OVERLOAD = _REASONS.index(Reason.OVERLOAD)
 _STALE_S = 0.05  # an engine that is busy turns far more often: older advice says nothing
 _REPORT_S = 0.02
 _MOST_SAID = 256
-_SAME_S = 0.005  # for so long one sentence does for all who are refused for the same reason
+_SAME_S = 0.005  # for so long one sentence does for all who are refused for the same reason, at least
 _LATELY_S = 0.25  # nobody was refused for so long: there is room
 
 
@@ -156,7 +156,7 @@ class Advice:
         self._ask = ask
         self._loop = asyncio.get_running_loop()
         self._refused: Counter[tuple[int, str, str]] = Counter()
-        self._said: dict[tuple[int, str | None, int], tuple[float, Refused]] = {}
+        self._said: dict[tuple[int, str | None, int], tuple[float, tuple[float, ...], Refused]] = {}
         self._report: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -189,8 +189,8 @@ class Advice:
     def behind(self, entry: ModelEntry, now: float, source: str, waited: float) -> Refused:
         """The refusal of a front end that cannot read all that comes, counted as the engine's are."""
         self._count(entry, source, _OVERLOAD)
-        said = self._said_before(entry, None, _OVERLOAD, now)
-        return said or self._keep(entry, None, _OVERLOAD, now, _behind(entry, waited))
+        said = self._said_before(entry, None, _OVERLOAD, now, (waited,))
+        return said or self._keep(entry, None, _OVERLOAD, now, (waited,), _behind(entry, waited))
 
     def _refuse(
         self, entry: ModelEntry, deadline: float, now: float, source: str, verdict: tuple[float, ...]
@@ -199,25 +199,36 @@ class Advice:
         code = int(verdict[1])
         self._count(entry, source, code)
         whole = deadline >= now + entry.slo
-        said = self._said_before(entry, source, code, now) if whole else None
+        said = self._said_before(entry, source, code, now, verdict) if whole else None
         if said is not None:
             return said
         error = _error(entry, Job(now, min(deadline, now + entry.slo)), _REASONS[code], verdict)
         if whole and isinstance(error, Refused):
-            return self._keep(entry, source, code, now, error)
+            return self._keep(entry, source, code, now, verdict, error)
         return error
 
-    def _said_before(self, entry: ModelEntry, source: str | None, code: int, now: float) -> Refused | None:
-        """A flood is told the same sentence many times: it is kept, and so is what its clients are sent."""
+    def _said_before(
+        self, entry: ModelEntry, source: str | None, code: int, now: float, numbers: tuple[float, ...]
+    ) -> Refused | None:
+        """A flood gets the same sentence many times: it is kept, and so is what its clients are sent. Equal
+        numbers make an equal sentence, however long ago that was."""
         said = self._said.get((entry.key, source, code))
-        return said[1].again() if said is not None and now < said[0] else None
+        return said[2].again() if said is not None and (now < said[0] or numbers == said[1]) else None
 
-    def _keep(self, entry: ModelEntry, source: str | None, code: int, now: float, error: Refused) -> Refused:
+    def _keep(
+        self,
+        entry: ModelEntry,
+        source: str | None,
+        code: int,
+        now: float,
+        numbers: tuple[float, ...],
+        error: Refused,
+    ) -> Refused:
         """`source` is None for a sentence that names none of anybody's numbers."""
         error.rendered = {}
         if len(self._said) >= _MOST_SAID:
             self._said.clear()
-        self._said[entry.key, source, code] = now + _SAME_S, error
+        self._said[entry.key, source, code] = now + _SAME_S, numbers, error
         return error.again()
 
     def _count(self, entry: ModelEntry, source: str, code: int) -> None:

@@ -367,8 +367,8 @@ class Ask(NamedTuple):
     spare: bool = False
     booking: PipelineBooking | None = None
     step: int = 0
-    content: object | None = None  # what the slot holds or will hold, as the front end knows it
-    asker: object | None = None  # whose request it is, as the front end knows it
+    content: Any = None  # what the slot holds or will hold, as the front end knows it
+    asker: Any = None  # whose request it is, as the front end knows it
 
 
 Ahead: TypeAlias = Callable[[float], int]

@@ -341,3 +341,23 @@ def test_an_answer_that_fails_in_its_turn_keeps_no_other_from_it() -> None:
         return said
 
     assert asyncio.run(turn()) == ["told"]
+
+
+def test_the_more_answers_wait_the_more_leave_together() -> None:
+    async def looks(waiting: int) -> tuple[float, float]:
+        """Between which two delays the next look was planned."""
+        fair, now = Fairness(), monotonic()
+        fair._pacer.spend(("", "one"), 1.0, now)
+        for _ in range(waiting):
+            fair._pacer.hold(("", "one"), lambda: None, 1.0, now, 60.0, strict=False)
+        loop = asyncio.get_running_loop()
+        before = loop.time()
+        fair._go_on()
+        after = loop.time()
+        assert fair._timer is not None
+        at = fair._timer.when()
+        fair.close()
+        return at - after, at - before
+
+    assert asyncio.run(looks(1))[0] <= 0.0021
+    assert asyncio.run(looks(400))[1] >= 0.0099

@@ -292,8 +292,9 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         if self._sequences is not None:
             law = self._sequences.law
             pending += law.waiting
-            self._row.set(columns.SEQUENCES["live"], law.live)
-            self._row.set(columns.SEQUENCES["backlog"], law.backlog)
+            self._sequences.shown = live, backlog = law.live, law.backlog
+            self._row.set(columns.SEQUENCES["live"], live)
+            self._row.set(columns.SEQUENCES["backlog"], backlog)
         if pending != self._pending:
             self._pending = pending
             self._row.set(columns.PENDING, pending)

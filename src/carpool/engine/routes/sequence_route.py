@@ -31,6 +31,7 @@ log = logger("engine")
 Done = Callable[[Work, Outcome], None]
 _SHOWN = 128
 _IDS = 2**64
+_CATCH_UP_S = 0.02  # the gauges show within so much how many sequences there are
 
 _TOO_MUCH = {
     Why.FULL: ": {law.waiting} requests for {model} wait already",
@@ -74,7 +75,7 @@ class SequenceRoute:
         self._lost: set[Work] = set()  # their instance is gone
         self._stopped: CarpoolError | None = None
         self._going = self._again = self._planned = False
-        self._shown = 0, 0  # sequences with a place and without
+        self.shown = 0, 0  # sequences with a place and without, by the gauges
         self._loop = loop
         self._emptied = asyncio.Event()
 
@@ -186,8 +187,7 @@ class SequenceRoute:
                     # Who is refused there comes back here, through `_done`.
                     self._driver.submit(cast(Sequence[Work], turn.passed))
             self._reminder.set(turn.look_again, now)
-            if (self.law.live, self.law.backlog) != self._shown:  # the gauges follow the driver's turns
-                self._shown = self.law.live, self.law.backlog
+            if (self.law.live, self.law.backlog) != self.shown:  # the gauges follow the driver's turns
                 self._driver.plan_turn()
         finally:
             self._going = False
@@ -228,8 +228,12 @@ class SequenceRoute:
 
     def _done(self, work: Work, outcome: Outcome) -> None:
         """The driver is done with it. One that the loop itself has run is still counted as running."""
+        now = monotonic()
         try:
-            self._count(work)
+            ran = work.state is DONE or work.state is RUNNING or work in self._rode
+            if self._rode:
+                self._rode.discard(work)
+            self.law.finished(work, now, ran=ran)
         except Exception:  # whoever waits for it must hear of it all the same
             log.exception("sequence-failed", model=self._model)
         if self._lost and work in self._lost:
@@ -237,17 +241,13 @@ class SequenceRoute:
             if outcome.error is not None:
                 outcome = Outcome(error=self._lost_error(work.payload, outcome.error), timing=outcome.timing)
         self._tell(work, outcome)
-        if self.law.has_news or self.law.live != self._shown[0]:
+        if self.law.has_news:
             self._plan()
         else:  # its sequence may be quiet from now on
-            now = monotonic()
-            self._reminder.set(now + self._settings.idle, now)
-
-    def _count(self, work: Work) -> None:
-        ran = work.state is DONE or work.state is RUNNING or work in self._rode
-        if self._rode:
-            self._rode.discard(work)
-        self.law.finished(work, monotonic(), ran=ran)
+            shown = self.law.live == self.shown[0]
+            at = now + (self._settings.idle if shown else _CATCH_UP_S)
+            if at < self._reminder.at:
+                self._reminder.set(at, now)
 
     def _plan(self) -> None:
         """Once for all that a batch has answered, and all that it lets go on."""

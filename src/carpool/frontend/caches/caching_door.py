@@ -72,7 +72,7 @@ class CachingDoor:
         # What its client sent beside a picture is no part of what identifies it.
         told_headers = self.service.forward is not None and entry.signature.told
         beside = told_headers and isinstance(ask.content, SentPictures)
-        if entry.cache is None or not cast(Asker, ask.asker).form or beside:
+        if entry.cache is None or not ask.asker.form or beside:
             return self.inner.infer(ask, hears)
         lookup = Lookup(self, ask, hears)
         try:
@@ -95,9 +95,11 @@ class Lookup:
     def __init__(self, door: CachingDoor, ask: Ask, hears: Hears) -> None:
         self._door = door
         self._ask = ask
-        self._asker = asker = cast(Asker, ask.asker)
+        asker: Asker = ask.asker
+        content: Content = ask.content
+        self._asker = asker
         self._hears = hears
-        self._content = content = cast(Content, ask.content)
+        self._content = content
         self._in_slot = content.slot is not None  # the bytes that are compared lie there
         self._caches = door.caches
         self._model = door.caches.of(ask.entry)

@@ -243,20 +243,19 @@ class Caches:
             return None
         if is_picture and len(pieces) != 1:  # tensors' lengths are known by what is said of them
             said = self.digests.said(said.text + repr(list(map(len, pieces))).encode())
-        looked = Looked(said)
+        fast = 0
         if model.settings.exact:
             fast = self.digests.fast(said, pieces)
-            looked = Looked(said, fast)
             entry = self.store.get(fast, now) if wish.look and fast in self.store.entries else None
             if entry is not None and now - entry.at <= wish.max_age:
                 if not entry.is_same(said.text, pieces):
                     return Looked(said, fast, entry=entry)  # whether it is the same is still to be told
                 return Looked(said, fast, exact_hit(entry, now), model.is_audited(None, now))
             if fast in self.computing:
-                return looked
+                return Looked(said, fast)
         if model.settings.similar and size <= LOOKED_AT_ONCE and wish.look and asked.has_scene:
-            return self._look_at_scene(model, asked, looked, now)
-        return looked
+            return self._look_at_scene(model, asked, Looked(said, fast), now)
+        return Looked(said, fast)
 
     def _look_at_scene(self, model: ModelCache, asked: Question, looked: Looked, now: float) -> Looked:
         source = self.source(model, asked)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import cast
 
 from carpool.errors import CarpoolError, Unavailable
 from carpool.frontend.calls.asking import Asker, Infers, Made, not_made
@@ -28,11 +27,12 @@ class PlacedCall(RequestPlacement):
 
     def __init__(self, service: CallService, door: Infers, ask: Ask, hears: Hears) -> None:
         super().__init__(service, ask.sender, ask.deadline, ask.arrived)
-        asker = cast(Asker, ask.asker)
+        asker: Asker = ask.asker
         self._door = door
         self._asker = asker
         self._hears = hears
-        self._content = content = cast(Content, ask.content)
+        content: Content = ask.content
+        self._content = content
         self._copies = content.copied
         self.entry = entry = ask.entry
         self.row = asker.row if entry is asker.entry else service.row(entry)

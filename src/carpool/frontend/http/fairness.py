@@ -24,6 +24,7 @@ from carpool.observe.logs import logger
 log = logger("http")
 
 _LOOK_S = 0.002  # so often, while something waits
+_LOOK_TOGETHER_S, _TOGETHER = 0.01, 4  # the more wait, the later: each look wakes the loop, and their clients
 _LOOK_EVERY_S = 0.005
 _LAST_DATA_RECEIVED = struct.Struct("52xI")  # of Linux's struct tcp_info: milliseconds since data came last
 _KEPT_S = 0.25  # what was seen, while nobody comes who can be asked
@@ -205,8 +206,12 @@ class Fairness:
                 act()
             except Exception:  # the others of this turn wait for nobody else
                 log.exception("answer-failed")
-        if self._pacer.waiting and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._go_on)
+        waiting = self._pacer.waiting
+        if waiting and self._timer is None:
+            together = min(
+                _LOOK_S * (waiting // _TOGETHER), _LOOK_TOGETHER_S, self._pacer.soonest(monotonic())
+            )
+            self._timer = asyncio.get_running_loop().call_later(max(_LOOK_S, together), self._go_on)
 
     def close(self) -> None:
         if self._timer is not None:

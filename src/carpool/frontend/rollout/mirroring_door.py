@@ -47,7 +47,7 @@ class MirroringDoor:
         self.mirror = mirror
 
     def infer(self, ask: Ask, hears: Hears) -> Call:
-        split = cast("Split | None", cast(Asker, ask.asker).rollout)
+        split = cast("Split | None", ask.asker.rollout)
         if split is None:  # it names its version
             return self.inner.infer(ask, hears)
         beside = Beside(self, split, ask, hears)
@@ -65,9 +65,9 @@ class Beside:
         self._door = door
         self._split = split
         self._ask = ask
-        self._asker = cast(Asker, ask.asker)
+        self._asker: Asker = ask.asker
         self._hears: Hears | None = hears  # None: it has the answer, or does not want it
-        self._content = cast(Content, ask.content)
+        self._content: Content = ask.content
         self._compares = False
         self._inner: Call | None = None
         self._timer: asyncio.TimerHandle | None = None
