@@ -233,7 +233,7 @@ def test_a_machine_that_was_only_busy_for_a_moment_is_looked_at_again(shop: Work
 
 def test_a_model_that_does_not_take_zeros(shop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
     shop.fails = True
-    with pytest.raises(ModelError, match="a promise needs a measured model"):
+    with pytest.raises(ModelError, match="an SLO needs a measured model"):
         shop.prepare()
     assert all(backend.closed for backend in shop.loads)
     assert shop.prepare(slo_ms=None).choices == ()

@@ -201,7 +201,7 @@ def test_two_models_that_wait_for_each_other_are_told(tmp_path: Path) -> None:
             found = await asyncio.gather(
                 *(engine.infer(name, row(1, 2)) for name in ("left", "right") * 4), return_exceptions=True
             )
-            assert all("waits for calls of its own" in str(error) for error in found)
+            assert all("waits for its own" in str(error) for error in found)
             assert (await engine.infer("left", row(99, 2)))["y"].tolist() == [[99, 2]]
 
     run(story())

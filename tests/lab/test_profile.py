@@ -71,7 +71,7 @@ def test_sizes_instances_and_threads_as_asked(tmp_path: Path, timed: Timed) -> N
 def test_where_batching_brings_little(tmp_path: Path, timed: Timed) -> None:
     timed.takes = lambda images, _: 0.010 * images
     found = profile(question(tmp_path))
-    assert any("Batching brings little here: 100 images/s one by one" in note for note in found.notes)
+    assert any("Batching gains little here: 100 images/s one by one" in note for note in found.notes)
     assert found.knee == 1
 
 

@@ -14,7 +14,7 @@ def test_a_candidate_as_fast_carries_it() -> None:
     found = carries(FAST, FAST._replace(version="2"), [100.0, 300.0])
     assert found["enough"]
     assert found["peak_rps"] == 300.0
-    assert "which it would carry as well" in found["sentence"]
+    assert "which it would sustain too" in found["sentence"]
 
 
 def test_one_that_is_half_as_fast_does_not() -> None:
@@ -22,7 +22,7 @@ def test_one_that_is_half_as_fast_does_not() -> None:
     assert not found["enough"]
     assert found["lost"] > 0.1
     assert "version 2 carries" in found["sentence"]
-    assert "in full it would refuse" in found["sentence"]
+    assert "in full it would reject" in found["sentence"]
 
 
 def test_a_load_that_breaks_both_is_not_the_candidate_s_fault() -> None:

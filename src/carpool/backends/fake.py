@@ -94,7 +94,8 @@ class FakeBackend:
             self._wanted = wanted
         if rows > self._curve.max_batch:
             raise ModelError(
-                f"{self._model}: its curve ends at batches of {self._curve.max_batch}, this one has {rows}"
+                f"{self._model}: its curve ends at batches of {self._curve.max_batch}, but this batch has "
+                f"{rows}"
             )
         outputs: dict[str, Array] = {}
         for name in self._names:

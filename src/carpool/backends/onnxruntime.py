@@ -272,9 +272,9 @@ def devices(config: ModelConfig) -> tuple[int, ...]:
 def _say_what_is_missing(model: str) -> None:
     """Once for a model, however often it is loaded."""
     _log.warning(
-        "%s: runs on the CPU: there is a GPU, but this onnxruntime is the package without CUDA: "
-        "pip uninstall onnxruntime, then pip install onnxruntime-gpu; "
-        "or pip install 'carpool[onnx-torch]' and set backend = \"onnx_torch\" to run it on PyTorch",
+        "%s: runs on the CPU. There is a GPU, but this onnxruntime is the package without CUDA. Uninstall "
+        "onnxruntime and install onnxruntime-gpu; or pip install 'carpool[onnx-torch]' and set backend = "
+        '"onnx_torch" to run it on PyTorch',
         model,
     )
 
@@ -341,7 +341,7 @@ def _tensor(model: str, kind: str, node: Any, *, optional: bool = False) -> Tens
     if node.type not in ONNX_TYPES:
         hint = ': export it with options={"zipmap": False} (skl2onnx)' if "map(" in node.type else ""
         raise Unsupported(
-            f'{model}: {kind} "{node.name}" is a {node.type}, which the v2 protocol cannot carry{hint}'
+            f'{model}: {kind} "{node.name}" is a {node.type}, which the v2 protocol does not have{hint}'
         )
     # A length that varies has a name or nothing in place of a number.
     shape = tuple(dim if isinstance(dim, int) and dim >= 0 else DYNAMIC for dim in node.shape)

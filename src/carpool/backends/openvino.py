@@ -175,7 +175,7 @@ def _tensor(model: str, kind: str, port: Any) -> TensorSignature:
     name = names[0] if names else port.get_node().get_friendly_name()
     element = port.get_element_type().get_type_name()
     if element not in _TYPES:
-        raise Unsupported(f'{model}: {kind} "{name}" is {element}, which this backend does not carry')
+        raise Unsupported(f'{model}: {kind} "{name}" is {element}, which this backend does not support')
     shape = port.get_partial_shape()
     if shape.rank.is_dynamic:
         raise Unsupported(f'{model}: {kind} "{name}" has no fixed number of dimensions')

@@ -87,14 +87,14 @@ class _SequencedInstance(Around):
     def _check_state(self, state: StateTensor, array: Array | None) -> Array:
         """Of one row, or of several."""
         if array is None or array.dtype != DATATYPES[state.datatype].dtype or not len(array):
-            raise ModelError(f'{self._model} did not answer the state "{state.output}" as it is declared')
+            raise ModelError(f'{self._model} did not return the state "{state.output}" as it is declared')
         shape = array.shape[1:] if self._batched else array.shape
         if len(shape) != len(state.dims) or any(
             want not in (-1, got) for want, got in zip(state.dims, shape, strict=True)
         ):
             raise ModelError(
-                f'{self._model} answered the state "{state.output}" with shape {list(shape)}, '
-                f"declared is {list(state.dims)}"
+                f'{self._model} returned the state "{state.output}" with shape {list(shape)}, but '
+                f"{list(state.dims)} is declared"
             )
         return array
 
@@ -123,7 +123,7 @@ class SequencedRows(_SequencedInstance):
             most = max(slots)
             for name, array in outputs.items():
                 if len(array) <= most:
-                    raise ModelError(f'{self._model} answered {len(array)} rows of "{name}" for {most + 1}')
+                    raise ModelError(f'{self._model} returned {len(array)} rows of "{name}" for {most + 1}')
             outputs = {name: array[slots] for name, array in outputs.items()}
         if not self._kept:
             return outputs
@@ -167,7 +167,7 @@ class SequencedRows(_SequencedInstance):
         for state, array in zip(self._settings.states, found, strict=True):
             if self._batched and len(array) != len(slots):
                 raise ModelError(
-                    f'{self._model} answered {len(array)} rows of "{state.output}" for {len(slots)}'
+                    f'{self._model} returned {len(array)} rows of "{state.output}" for {len(slots)}'
                 )
             self._states[state.input][slots] = array
 

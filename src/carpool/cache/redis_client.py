@@ -289,7 +289,9 @@ class PendingCommand:
             try:
                 then(value)
             except Exception as error:  # whoever asked next still has to be told
-                loop.call_exception_handler({"message": "a shared answer was not taken", "exception": error})
+                loop.call_exception_handler(
+                    {"message": "a shared response was not accepted", "exception": error}
+                )
 
 
 class Unwelcome(Exception):
@@ -486,7 +488,7 @@ def _reason(error: Exception) -> str:
     """For the log. Of what the server says, the first word: some repeat what they were sent, secrets too."""
     if isinstance(error, Unwelcome):
         code = _CODE.match(str(error))
-        return f"the server refuses us: {code[0] if code else 'error'}"
+        return f"the server rejected the connection: {code[0] if code else 'error'}"
     if isinstance(error, TimeoutError):
         return "no answer"
     if isinstance(error, ssl.SSLError):

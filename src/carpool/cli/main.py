@@ -152,43 +152,43 @@ def carpool(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Serve vision models within the latency you promise.
+    """Serve vision models within a latency SLO.
 
-    Answer within 50 ms, or say no early:
+    Answer within 50 ms, or reject early:
 
         carpool serve resnet50.onnx --slo-ms 50
 
-    What is this model, and how would it be served?
+    Show what a model is, and how it would be served:
 
         carpool inspect yolov8n.onnx
 
-    Send a picture to a running server, or traffic:
+    Send an image to a running server, or load:
 
         carpool predict street.jpg
 
         carpool load http://localhost:8000 --rate 500 --slo-ms 50
 
-    Show it videos and cameras, five frames a second from each:
+    Send videos and cameras, five frames a second from each:
 
         carpool watch recordings/ rtsp://10.0.0.7/stream1 --fps 5
 
-    Is the new version worse than the old one on labelled pictures?
+    Compare two versions on labelled images:
 
         carpool evaluate models/detector --data val.json --pictures val --version 2 --against 1
 
-    How long do its batches take here, and what could be promised?
+    Measure batch times on this machine, and which SLO they allow:
 
         carpool profile resnet50.onnx --slo-ms 30,50,100
 
-    What does it carry in time at which rate, under a promise and under fixed knobs? A report with pictures:
+    Measure goodput and latency at several rates, with an SLO and with fixed batching settings:
 
         carpool sweep resnet50.onnx --slo-ms 50
 
-    What would happen at three times the traffic that a model can carry? (4 ms a batch, 1 ms an image)
+    Simulate three times the traffic that a model can sustain (4 ms per batch, 1 ms per image):
 
         carpool simulate --curve 4+1 --slo-ms 50 --load 3 --compare
 
-    How many GPUs for 500 requests a second that triple now and then?
+    Plan the GPUs for 500 requests/s that triple now and then:
 
         carpool plan --curve 4+1 --slo-ms 50 --rate 500 --surge 3 --surge-seconds 10
     """

@@ -27,9 +27,9 @@ _LATENCY = {"p50": 0.5, "p99": 0.99}
 
 @dataclass(frozen=True, kw_only=True)
 class TopVerb(o.AsksServer):
-    """Show what a running server does, once a second: rates, percentiles, rejections, who asks most.
+    """Show a running server once a second: rates, percentiles, rejections, busiest clients.
 
-    It needs nothing but a terminal, and so works over ssh:
+    It needs only a terminal, and so works over ssh:
 
         carpool top --url http://10.0.0.7:8000
 
@@ -40,7 +40,7 @@ class TopVerb(o.AsksServer):
 
     url: o.ServerUrl = o.DEFAULT_URL
     once: bool = o.option(False, "Print one table and exit.")
-    seconds: int = o.option(10, "Seconds that each figure covers, 1 to 900.")
+    seconds: int = o.option(10, "Time that each figure covers, in seconds, 1 to 900.")
 
     def run(self) -> int:
         from carpool.lab.load.facts import RunningServer
@@ -75,7 +75,7 @@ class TopVerb(o.AsksServer):
                     try:
                         live.update(_screen(summary(ask(), seconds), self.url), refresh=True)
                     except CarpoolError as error:  # it may be restarting
-                        live.update(Text(f"{self.url}: {error.message}. Trying again …"), refresh=True)
+                        live.update(Text(f"{self.url}: {error.message}. Retrying …"), refresh=True)
                     time.sleep(1.0)
             except KeyboardInterrupt:
                 return

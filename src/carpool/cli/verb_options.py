@@ -50,13 +50,13 @@ def _shared(panel: str | None, words: str, name: str | None = None, **more: Any)
     return typer.Option(*names, help=words, rich_help_panel=panel, **more)
 
 
-Noise = Annotated[float, _shared(DEVICE, "Spread of batch times: sigma of a lognormal factor.")]
-Seed = Annotated[int, _shared(RUN, "The same seed gives the same run.")]
+Noise = Annotated[float, _shared(DEVICE, "Variation of batch times: sigma of a lognormal factor.")]
+Seed = Annotated[int, _shared(RUN, "Random seed; the same seed gives the same run.")]
 Json = Annotated[bool, _shared(RUN, "Print one JSON object.", "--json")]
 URL_VARIABLE = "CARPOOL_URL"
 DEFAULT_URL = "http://localhost:8000"
 ServerUrl = Annotated[str, typer.Option(help="Address of the server.", envvar=URL_VARIABLE)]
-_CURVE = "How long a batch takes: 4+1 (ms fixed + ms per image), or points 1:6.2,4:9.1,16:21 (batch:ms)."
+_CURVE = "Batch times: 4+1 (ms fixed + ms per image), or points 1:6.2,4:9.1,16:21 (batch:ms)."
 
 MOST_IN_A_BATCH = 4096
 
@@ -121,7 +121,7 @@ def batch_curve(text: str, max_batch: int | None, buckets: str | None) -> BatchC
     try:
         last = BatchCurve.parse(text, max_batch=1).points[-1][0]
         if last > MOST_IN_A_BATCH:
-            raise CurveError(f"batch sizes go up to {MOST_IN_A_BATCH}, not {last}")
+            raise CurveError(f"batch sizes must be at most {MOST_IN_A_BATCH}, not {last}")
         return BatchCurve.parse(text, max_batch, sizes("--buckets", buckets))
     except CurveError as error:
         raise InvalidInput(f"--curve: {error}") from None
@@ -151,8 +151,8 @@ def slo(slo_ms: float, curve: BatchCurve, steps: tuple[StepPlan, ...] = ()) -> f
         alone = alone_through(steps) * 1e3
     if slo_ms < alone:
         raise InvalidInput(
-            f"--slo-ms {slo_ms:g} is below the {alone:g} ms that one image takes: "
-            f"give at least {2 * alone:g}, for a request may have to wait for the one before it"
+            f"--slo-ms {slo_ms:g} is below the {alone:g} ms that one image takes: give at least "
+            f"{2 * alone:g}, because a request may have to wait for the one before it"
         )
     return slo_ms / 1e3
 
@@ -227,20 +227,21 @@ def _read_key(file: Path) -> str:
 class HasCurve:
     """A verb about batches that take so long."""
 
-    slo_ms: Annotated[float, _shared(MODEL, "The promise: every answer within so many ms.")]
+    slo_ms: Annotated[float, _shared(MODEL, "The SLO: largest latency of a response, in ms.")]
     curve: str = option("", _CURVE, MODEL)
     max_batch: int | None = option(None, "Largest batch. Default: the curve's last point, or 64.", MODEL)
     buckets: str | None = option(
-        None, "Batch sizes the engine is built for, 1,4,16,64: others are padded.", MODEL
+        None, "Batch sizes that the engine is built for, like 1,4,16,64. Other sizes are padded.", MODEL
     )
     step: list[str] | None = option(
         None,
-        "A step of a pipeline, in place of --curve; once for each. 3+0.22@4.2 gets 4.2 images of each "
-        "request on average, '2+0.5 after 1' comes after the first; else each comes after the one before it.",
+        "A step of a pipeline, in place of --curve; repeat it for each step. 3+0.22@4.2 gets 4.2 images of "
+        "each request on average. '2+0.5 after 1' follows step 1; by default a step follows the one before "
+        "it.",
         MODEL,
         metavar="CURVE[@IMAGES][ after N,…]",
     )
-    one_device: bool = option(False, "All steps run on one device.", MODEL)
+    one_device: bool = option(False, "Run all steps on one device.", MODEL)
 
     def curve_and_steps(self) -> tuple[BatchCurve, tuple[StepPlan, ...]]:
         """The curve, and the steps of a pipeline, whose first it is."""
@@ -262,12 +263,14 @@ class HasTraffic:
     """A verb that requests come to, or that makes them."""
 
     arrivals: str
-    burst_factor: float = option(3.0, "bursty: a surge is so many times the rate around it.", TRAFFIC)
-    burst_seconds: float = option(0.5, "bursty: length of a surge.", TRAFFIC)
-    burst_period: float = option(2.5, "bursty: seconds from one surge to the next.", TRAFFIC)
-    cameras: int | None = option(None, "cameras: how many.", TRAFFIC)
+    burst_factor: float = option(
+        3.0, "bursty: rate of a surge, as a multiple of the rate around it.", TRAFFIC
+    )
+    burst_seconds: float = option(0.5, "bursty: length of a surge, in seconds.", TRAFFIC)
+    burst_period: float = option(2.5, "bursty: time from one surge to the next, in seconds.", TRAFFIC)
+    cameras: int | None = option(None, "cameras: number of cameras.", TRAFFIC)
     fps: float | None = option(None, "cameras: frames per second of each. Default: 10.", TRAFFIC)
-    aligned: bool = option(False, "cameras: all send at the same moment.", TRAFFIC)
+    aligned: bool = option(False, "cameras: all of them send at the same moment.", TRAFFIC)
 
     def traffic(
         self, plain: Mapping[str, Traffic], read: Callable[[Path], Traffic], *, per_source: bool
@@ -282,7 +285,7 @@ class HasTraffic:
         if self.arrivals == "cameras":
             if self.cameras is None:
                 raise InvalidInput(
-                    "--cameras is needed with --arrivals cameras: say how many, like --cameras 100"
+                    "--arrivals cameras needs --cameras, the number of cameras, like --cameras 100"
                 )
             count = whole("--cameras", self.cameras, least=1, most=1_000_000)
             fps = number("--fps", 10.0 if self.fps is None else self.fps, above=0, most=10_000)
@@ -303,14 +306,14 @@ class AsksServer:
     as_json: Json = False
     api_key_file: Path | None = option(
         None,
-        f"File with the key for the server; without it, {KEY_VARIABLE} of the environment.",
+        f"File with the server's API key. Default: the variable {KEY_VARIABLE}.",
         _SERVER,
         metavar="FILE",
     )
     ca: Path | None = option(
-        None, "Certificate of whoever signed the server's, for https://.", _SERVER, metavar="FILE"
+        None, "CA certificate that signed the server's certificate, for https://.", _SERVER, metavar="FILE"
     )
-    insecure: bool = option(False, "Believe any certificate: for trying out.", _SERVER)
+    insecure: bool = option(False, "Accept any certificate (for tests only).", _SERVER)
 
     def trust(self) -> Trust:
         return trust(self.api_key_file, self.ca, self.insecure)

@@ -241,9 +241,9 @@ class Connections:
         except TimeoutError:
             raise server.too_slow(self.timeout_s) from None
         except OSError as error:
-            raise server.lost(f"no answer: {error.strerror or error}") from None
+            raise server.lost(f"no response: {error.strerror or error}") from None
         except (NotHttp, TooLong) as error:
-            raise server.lost(f"what answers there cannot be read: {error}") from None
+            raise server.lost(f"the response cannot be read: {error}") from None
 
     def _take(self) -> Stream | None:
         """One that the server has not closed meanwhile: a request that is lost cannot be sent again."""

@@ -81,7 +81,7 @@ class Server:
         return Unreachable(f"{self.url}: {why}; is the server running there?")
 
     def too_slow(self, seconds: float) -> Unreachable:
-        return Unreachable(f"{self.url}: no answer within {seconds:g} s", reason="timeout")
+        return Unreachable(f"{self.url}: no response within {seconds:g} s", reason="timeout")
 
 
 def find_server(
@@ -193,7 +193,7 @@ def ask_picture(
     def read(reply: Reply) -> Wanted:
         answer = typed(read_document(reply), wanted)
         if not isinstance(answer, wanted):
-            raise InvalidInput(f"the server answered no {wanted.__name__.lower()}: {', '.join(answer)}")
+            raise InvalidInput(f"the response has no {wanted.__name__.lower()}: {', '.join(answer)}")
         return answer
 
     return _picture(picture, asked, options, "application/json", read)
@@ -253,7 +253,7 @@ def read_document(reply: Reply) -> dict[str, Any]:
     except orjson.JSONDecodeError:
         document = None
     if not isinstance(document, dict):
-        raise Unreachable("what answers there is no Carpool server")
+        raise Unreachable("the server at this address is not Carpool")
     return document
 
 
@@ -263,9 +263,9 @@ def ask_first_model() -> Question[str]:
     def read(reply: Reply) -> str:
         models = read_document(reply).get("x-carpool-models")
         if not isinstance(models, list):
-            raise Unreachable("what answers there is no Carpool server that takes pictures")
+            raise Unreachable("the server at this address is not a Carpool server that takes images")
         if not models:
-            raise NotFound("no model of this server takes pictures", reason="no-task")
+            raise NotFound("no model of this server takes images", reason="no-task")
         return str(models[0]["name"])
 
     return Question("/openapi.json", b"", {}, read, "GET")

@@ -33,7 +33,7 @@ class TextEvents:
         """The pieces that came with this. Raises what the server says has gone wrong."""
         self._size += len(data)
         if self._size > MOST_REPLY_BYTES:
-            raise self._server.lost("the answer has no end")
+            raise self._server.lost("the response has no end")
         if self._events is None:
             self._whole += data
             return []
@@ -75,7 +75,7 @@ class TextEvents:
         except orjson.JSONDecodeError:
             document = None
         if not isinstance(document, dict):
-            raise self._server.lost("what answers there is no Carpool server")
+            raise self._server.lost("the server at this address is not Carpool")
         return document
 
 
@@ -103,7 +103,7 @@ class Pieces:
             self._waiting += self.events.feed(data) if data else self.events.end()
         except TimeoutError:
             self.close()
-            raise lost("nothing more came in time") from None
+            raise lost("nothing more was received within the timeout") from None
         except (OSError, NotHttp, TooLong) as error:  # one that was closed meanwhile, too
             self.close()
             raise lost(f"the text broke off: {error}") from None

@@ -129,14 +129,14 @@ def _stamps(home: Path, paths: Iterable[Path]) -> Stamps:
             continue  # gone since it was listed, or a link to nothing
         found.append((os.path.relpath(path, home), status.st_size, status.st_mtime_ns, status.st_ino))
         if len(found) > MAX_FILES:
-            raise ConfigError(f"{home}: more than {MAX_FILES} files, which no model has")
+            raise ConfigError(f"{home}: more than {MAX_FILES} files, too many for a model")
     return tuple(sorted(found))
 
 
 def _files(folder: Path, depth: int = 0, leave_out: Collection[Path] = ()) -> Iterator[Path]:
     """Every file below, without hidden ones and what Python leaves behind when it imports."""
     if depth > _MAX_DEPTH:
-        raise ConfigError(f"{folder}: more than {_MAX_DEPTH} folders deep, which no model is")
+        raise ConfigError(f"{folder}: more than {_MAX_DEPTH} folders deep, too deep for a model")
     for path in _listed(folder):
         if path in leave_out or path.name.startswith(".") or path.name == "__pycache__":
             continue

@@ -25,7 +25,7 @@ def walk(data: BinaryIO, size: int) -> Iterator[tuple[int, int]]:
             continue
         length = read_varint(data) if kind == _LENGTH else _FIXED.get(kind)
         if length is None or length > end - data.tell():
-            raise ValueError("this is no protobuf message")
+            raise ValueError("this is not a protobuf message")
         after = data.tell() + length
         if kind == _LENGTH:
             yield number, length
@@ -44,7 +44,7 @@ def fields_in(data: bytes) -> Iterator[tuple[int, bytes]]:
             continue
         length = read_varint(view) if kind == _LENGTH else _FIXED.get(kind)
         if length is None or length > len(data) - view.tell():
-            raise ValueError("this is no protobuf message")
+            raise ValueError("this is not a protobuf message")
         yield number, view.read(length)
 
 
@@ -57,4 +57,4 @@ def read_varint(data: BinaryIO) -> int:
         value |= (byte[0] & 0x7F) << shift
         if byte[0] < 0x80:
             return value
-    raise ValueError("this is no protobuf message")
+    raise ValueError("this is not a protobuf message")

@@ -112,7 +112,9 @@ def find_places(
             under = _places_under(path, names)
             if path.is_dir() and not is_model_folder(path):
                 strays = ", ".join(f.name for f in _folders(path) if not is_model_folder(f))
-                warnings += [f"{path}: ignored, since no model is in them: {strays}"] if strays else []
+                warnings += (
+                    [f"{path}: these folders have no model and are ignored: {strays}"] if strays else []
+                )
         if some and not under:
             looked = ", ".join((PBTXT, TOML, PIPELINE_TOML, *files_of(None)))
             raise ConfigError(f"{path}: no models: looked for {looked} and numbered version folders")
@@ -210,7 +212,10 @@ def read_model(
             f.name for f in _folders(folder) if f.name not in _NOT_VERSIONS and not VERSION.fullmatch(f.name)
         )
         if others:  # they look as if they were meant to be versions
-            warnings.append(f"{folder}: ignored, since a version is a number without leading zeros: {others}")
+            warnings.append(
+                f"{folder}: these folders are ignored, because a version is a number without "
+                f"leading zeros: {others}"
+            )
         chosen, missing = _choose(config, version_folders(folder) or {1: folder})
         source, notes = _source(config, chosen, gpus)
     return source, warnings + missing + notes
@@ -252,7 +257,7 @@ def folder_settings(folder: Path, name: str) -> tuple[ModelConfig, list[str]]:
     pbtxt, toml, pipeline = folder / PBTXT, folder / TOML, folder / PIPELINE_TOML
     there = [file.name for file in (pbtxt, toml, pipeline) if file.exists()]
     if len(there) > 1:
-        raise ConfigError(f"{folder}: both {' and '.join(there)} are here; keep the one you mean")
+        raise ConfigError(f"{folder}: both {' and '.join(there)} are here; keep one of them")
     if pipeline.exists():
         return read_pipeline(pipeline, name), []
     if pbtxt.exists():
@@ -279,9 +284,7 @@ def _as_registered(config: ModelConfig, folder: Path) -> ModelConfig:
         return config
     versions = served_versions(folder)
     if not versions:
-        raise ConfigError(
-            f"{config.name}: nothing of {config.registry.stable} was fetched from the registry yet"
-        )
+        raise ConfigError(f"{config.name}: {config.registry.stable} was not fetched from the registry yet")
     return replace(config, versions=SpecificVersions(versions))
 
 
@@ -349,14 +352,14 @@ def with_promise(config: ModelConfig, slo_ms: float) -> tuple[ModelConfig, list[
     if not 0 < slo_ms < float("inf"):
         raise ConfigError(f"slo_ms must be above 0, not {slo_ms:g}")
     if config.decoupled:
-        return config, [f"{config.name} gives any number of answers to a request: no promise holds for it"]
+        return config, [f"{config.name} gives any number of responses to a request: it cannot have an SLO"]
     policy = Promise(slo=slo_ms / 1e3, max_batch=config.policy.max_batch)
     warnings = []
     if config.mode is Mode.KNOBS:
-        warnings.append(f"{config.name}: a promise of {slo_ms:g} ms replaces the knobs of its settings")
+        warnings.append(f"{config.name}: an SLO of {slo_ms:g} ms replaces its fixed batching settings")
     if isinstance(config.policy, Promise) and config.policy != policy:
         old = config.policy.slo * 1e3
-        warnings.append(f"{config.name}: a promise of {slo_ms:g} ms replaces the {old:g} ms of its settings")
+        warnings.append(f"{config.name}: an SLO of {slo_ms:g} ms replaces the {old:g} ms of its settings")
     return replace(config, mode=Mode.PROMISE, policy=policy, slo_may_grow=False), warnings
 
 

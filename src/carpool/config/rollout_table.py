@@ -99,7 +99,9 @@ def _steps(table: TomlTable) -> tuple[float, ...] | None:
         raise table.error("canary", f"has {len(steps)} steps, more than {_MOST_STEPS}")
     for before, share in zip((0.0, *steps), steps, strict=False):
         if share >= 1:
-            raise table.error("canary", f"takes shares below 1, not {share:g}: all of it comes by itself")
+            raise table.error(
+                "canary", f"takes shares below 1, not {share:g}: the last step, 1, is added automatically"
+            )
         if share <= before:
             raise table.error("canary", f"must rise from step to step, not {before:g}, {share:g}")
     return steps

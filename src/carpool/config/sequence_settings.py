@@ -114,7 +114,7 @@ def check_sequences(settings: SequenceSettings, where: str, inputs: Sequence[str
         raise ConfigError(f"{where}: more than {_MOST_TENSORS} controls and states")
     for kind in CONTROL_KINDS:
         if sum(control.kind == kind for control in settings.controls) > 1:
-            raise ConfigError(f"{where}: more than one control input says {kind}")
+            raise ConfigError(f"{where}: more than one control input is of kind {kind}")
     names = [*settings.own_inputs, *(state.output for state in settings.states)]
     for name in names:
         if names.count(name) > 1:
@@ -126,7 +126,7 @@ def check_sequences(settings: SequenceSettings, where: str, inputs: Sequence[str
             )
     for control in settings.controls:
         if control.values[0] == control.values[1]:
-            raise ConfigError(f'{where}: control "{control.name}" says the same for no and for yes')
+            raise ConfigError(f'{where}: control "{control.name}" has the same value for no and for yes')
     for state in settings.states:
         _check_state(state, where)
     return settings

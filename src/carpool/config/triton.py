@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # A v2 datatype is TYPE_ and its name in Triton's settings, except that BYTES is TYPE_STRING.
 _TRITON_TYPES = {name: "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}" for name in DATATYPES}
 PRESET = "carpool_preset"
-_RAGGED = "requests of different shapes are not put into one batch here"
+_RAGGED = "requests of different shapes are never in one batch here"
 _TENSORRT_ONLY = "it exists for TensorRT engines only"
 # Ignoring these would change answers, so they are errors.
 UNSUPPORTED: Mapping[str, str] = {
@@ -51,11 +51,11 @@ UNSUPPORTED: Mapping[str, str] = {
     "sequence_batching.iterative_sequence": "a model cannot put its own request into the queue again here",
     "sequence_batching.state.use_growable_memory": "states keep the shape that is declared for them",
     "sequence_batching.state.use_same_buffer_for_input_output": "a state is kept when its batch has ended",
-    "ensemble_scheduling.step.model_namespace": "every model has a name of its own here",
-    "instance_group.passive": "an instance that takes no requests would only hold memory",
+    "ensemble_scheduling.step.model_namespace": "every model has its own name here",
+    "instance_group.passive": "an instance without requests would only use memory",
     "cc_model_filenames": "use default_model_filename for the file to run",
     "model_operations": "custom operators cannot be loaded here",
-    "model_repository_agents": "a check that is skipped would only look like one",
+    "model_repository_agents": "this check is not supported",
 }
 # Tuning for other runtimes: the answers stay the same without it.
 NO_EFFECT = frozenset(

@@ -125,7 +125,7 @@ def _check_tensors(source: TextSource, steps: tuple[EnsembleStep, ...]) -> None:
                     f"{at}.output_map", f"{at}.output_map: {shown(name)} cannot write {shown(tensor)}: {also}"
                 )
             if tensor not in read and tensor not in outputs:
-                said = f"{at}.output_map: nobody reads the tensor {shown(tensor)}"
+                said = f"{at}.output_map: no step reads the tensor {shown(tensor)}"
                 raise source.error(f"{at}.output_map", said)
     for number, name in enumerate(inputs):
         if name not in read:

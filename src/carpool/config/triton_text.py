@@ -123,7 +123,9 @@ class _Fields:
             mark = token["mark"]
             values += token["value"] is not None
             if values > MAX_VALUES:
-                raise self._error(token.start(), f"more than {MAX_VALUES} values, which no settings file has")
+                raise self._error(
+                    token.start(), f"more than {MAX_VALUES} values, too many for a settings file"
+                )
             if token["string"]:
                 self._check_escapes(token)
             elif token["name"] and message is not None:
@@ -199,7 +201,7 @@ def _plain(path: str) -> str:
 def read_json(text: str) -> TextSource:
     """Every mistake is a ConfigError that names the field at fault."""
     if len(text) > MAX_FILE_BYTES:
-        raise ConfigError(f"config: larger than {MAX_FILE_BYTES} bytes, which is too long", field="config")
+        raise ConfigError(f"config: larger than {MAX_FILE_BYTES} bytes", field="config")
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -208,7 +210,7 @@ def read_json(text: str) -> TextSource:
         raise ConfigError('config: must be an object like {"max_batch_size": 8}', field="config")
     values = list(islice(_values(document, _ModelConfig.DESCRIPTOR, ""), MAX_VALUES + 1))
     if len(values) > MAX_VALUES:
-        raise ConfigError(f"config: more than {MAX_VALUES} values, which no settings have", field="config")
+        raise ConfigError(f"config: more than {MAX_VALUES} values", field="config")
     try:
         message = json_format.ParseDict(document, _ModelConfig())
         return TextSource(message, lambda path: f"config.{path}" if path else "config")

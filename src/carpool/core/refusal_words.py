@@ -86,7 +86,7 @@ def refused(model: str, job: Job, refusal: Refusal, *, knobs: bool) -> CarpoolEr
     """A rejection at the gate."""
     reason = refusal.reason
     if reason is Reason.TOO_LARGE:
-        why = f"{model} takes no request of {job.images} images: at most {refusal.most} at once"
+        why = f"{model} takes at most {refusal.most} images in a request, not {job.images}"
         return InvalidInput(why, reason="too-many-images", numbers=_deadline(job))
     if reason is Reason.REPLACED:
         return replaced(model, job.source)
@@ -111,11 +111,13 @@ def given_up(model: str, gone: GivenUp, now: float, retry_after: float) -> Carpo
     if reason is Reason.REPLACED:
         return replaced(model, job.source, numbers)
     if reason is Reason.DEADLINE and job.deadline <= job.arrived:
-        return DeadlineExceeded(f"{model}: the deadline had passed before the whole request was here")
+        return DeadlineExceeded(f"{model}: the deadline passed before the whole request was received")
     if reason is Reason.DEADLINE:
         why = f"the deadline of {numeral(terms.deadline * 1e3, 4)} ms passed in the queue"
         if now < job.deadline:  # reported before it has passed: a batch and the way to the client take time
-            why = f"after {_ms(terms.waited)} ms in the queue {_too_late(terms, 'the answer could be ready')}"
+            why = (
+                f"after {_ms(terms.waited)} ms in the queue {_too_late(terms, 'the response could be ready')}"
+            )
         return DeadlineExceeded(f"{model}: {why}", numbers=numbers)
     refusal = Refusal(reason, retry_after, room=gone.room, needed=gone.needed, terms=terms)
     return in_words(model, refusal)
@@ -203,7 +205,7 @@ _WHY: dict[Reason, Callable[[Refusal], str]] = {
 }
 
 
-def _too_late(terms: Terms, what: str = "the answer would be ready") -> str:
+def _too_late(terms: Terms, what: str = "the response would be ready") -> str:
     """That it is, in numbers whose sum shows it."""
     margin = terms.margin
     for digits in _DIGITS:
@@ -263,7 +265,7 @@ def _advice(refusal: Refusal) -> str:
 
 def skipped(model: str) -> Unavailable:
     """Work that nobody waits for, and that there was no slack for."""
-    return Unavailable(f"{model} has no time to spare for it", reason=SPARE)
+    return Unavailable(f"{model} has no free time for background work", reason=SPARE)
 
 
 def replaced(model: str, source: str, numbers: dict[str, float] | None = None) -> Replaced:

@@ -46,14 +46,14 @@ class Why(enum.Enum):
     NO_START = "not started"
     FULL = "too many wait"
     CROWDED = "too many sequences wait"
-    HEAVY = "what waits takes too much memory"
+    HEAVY = "the waiting requests use too much memory"
     DEADLINE = "its time passed"
-    NO_PLACE = "no place was free for as long as it may wait"
+    NO_PLACE = "no slot was free within its longest wait"
     NEVER_BEGAN = "the request that starts it was not run"
     IDLE = "idle for too long"
     LOST = "its instance is gone"
-    YIELDED = "another client has its place"
-    TOLD = "whoever stops it says why"
+    YIELDED = "another client has its slot"
+    TOLD = "stopped; the caller gives the reason"
 
 
 class SequenceStep:

@@ -14,8 +14,8 @@ _WHEELS = {"rapidocr_onnxruntime": "ppocr4", "rapidocr": "ppocr6"}
 """Which models a wheel has, by its package's name."""
 _LARGEST_FILE = 64 << 20
 _STEPS = {"det": ("finder", 1), "rec": ("reader", 8)}
-_MODEL = """# PP-OCR's {what}; what it is for and how it sees pixels is told from the file.
-# Without a promise, which would have to be measured first: a page takes it most of a second.
+_MODEL = """# PP-OCR's {what}; its task and preprocessing are recognised from the file.
+# It has no SLO, which would have to be measured first: a page takes most of a second.
 max_batch = {batch}
 """
 _PIPELINE = """[[step]]

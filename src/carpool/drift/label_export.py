@@ -52,7 +52,7 @@ def export(folders: Sequence[Path], to: Path, annotations: Annotations | None = 
     """`annotations` makes a document of the answers, each with the name of its `file`. Raises `InvalidInput`
     for a folder without pictures, and where `to` holds something already."""
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise InvalidInput(f"{to} is there already, and not an empty folder", field="--to")
+        raise InvalidInput(f"{to} exists already and is not an empty folder", field="--to")
     found = sorted((kept for folder in folders for kept in _kept(folder)), key=lambda kept: kept.rank)
     chosen, look_alikes, unreadable = _without_look_alikes(found)
     (to / PICTURES).mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def export(folders: Sequence[Path], to: Path, annotations: Annotations | None = 
 
 def _kept(folder: Path) -> Iterator[_KeptPicture]:
     if not (folder / INDEX).is_file():
-        raise InvalidInput(f"{folder} has no {INDEX}: no pictures were kept there", field="folders")
+        raise InvalidInput(f"{folder} has no {INDEX}: no images were stored there", field="folders")
     for line in read_index(folder):
         path = folder / line["picture"]
         if path.stat().st_size <= MOST_PICTURE_BYTES:

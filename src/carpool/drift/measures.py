@@ -36,13 +36,13 @@ but what has other scores need not be dark. An alarm is named by the first of th
 
 WORDS: Mapping[str, str] = {
     "size": "width × height",
-    "grey": "pictures without colour",
+    "grey": "images without colour",
     "brightness": "brightness",
     "contrast": "contrast",
     "sharpness": "sharpness",
     "bytes": "bytes per pixel",
     "classes": "classes answered",
-    "boxes": "boxes per picture",
+    "boxes": "boxes per image",
     "area": "area of boxes",
     "score": "best score",
     "entropy": "entropy of the classes",

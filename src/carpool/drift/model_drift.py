@@ -249,18 +249,16 @@ class ModelDrift:
         if before is None and _ALL in reference.learning:
             learning = reference.learning[_ALL]
             hours = reference.learn_s / _HOUR
-            return (
-                f"learning its reference: {learning.pictures} pictures of at least {LEAST}, for {hours:g} h"
-            )
+            return f"learning its reference: {learning.pictures} images of at least {LEAST}, for {hours:g} h"
         if before is None:
             return "there is no reference yet"
         if before.pictures < LEAST:
-            return f"its reference has {before.pictures} pictures, fewer than {LEAST}: nothing is judged"
+            return f"its reference has {before.pictures} images, fewer than {LEAST}: nothing is judged"
         if stream.alarms:
             cause = WORDS[family(stream.alarms[0])]
             return f"{cause} changed: PSI {stream.psi[stream.alarms[0]]:.2f}, limit {self.settings.psi:g}"
         if stream.last is None:
-            return f"first window: {stream.window.pictures} pictures of at least {LEAST}"
+            return f"first window: {stream.window.pictures} images of at least {LEAST}"
         return "as in the reference"
 
     def document(self, number: str, now: float) -> dict[str, Any]:

@@ -132,7 +132,7 @@ def _coarse(width: int, height: int) -> int:
     """How many times smaller a file is decoded that no model needs here. `TooLarge` for one that would keep a
     thread from others for long."""
     if width * height > _MOST_PIXELS:
-        raise TooLarge(f"{width}×{height} pixels are not decoded only to be measured")
+        raise TooLarge(f"{width}×{height} pixels are too many to decode for a measurement")
     for factor in (8, 4, 2):
         if width % factor == height % factor == 0 and min(width, height) // factor >= _FEW:
             return factor

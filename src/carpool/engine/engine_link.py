@@ -215,7 +215,7 @@ class Calls:
         except Exception as error:
             _log.exception("answer-failed", frontend=self._frontend)
             self._works.pop(call, None)
-            self._outbox.failed(f"an answer cannot be given: {error}")
+            self._outbox.failed(f"a response cannot be given: {error}")
         # A queue may remember a work that was answered: that must not keep the memory of a front end that is
         # gone, nor may what raised in its batch, whose frames hold its inputs.
         work.inputs, work.reads, work.held, work.parts = NO_INPUTS, None, None, None
@@ -233,7 +233,7 @@ class Calls:
         if place.form is None:
             return ModelError("the engine answered without outputs")
         if place.payload and self._outbox.full:
-            return Unavailable("the front end does not take its answers", reason="overload")
+            return Unavailable("the front end does not read its responses", reason="overload")
         return None
 
     def _refuse(self, call: int, error: CarpoolError) -> None:
@@ -258,7 +258,7 @@ def checked_details(details: bytes) -> bytes:
         if len(details) > records.MAX_DETAILS_BYTES or not isinstance(orjson.loads(details), dict):
             raise ValueError
     except ValueError:
-        raise ProtocolError(f"{len(details)} bytes about a request that say nothing") from None
+        raise ProtocolError(f"{len(details)} bytes about a request that cannot be decoded") from None
     return details
 
 
@@ -307,7 +307,7 @@ class EngineLink:
 
     def publish(self, number: int, catalog: bytes) -> None:
         if self._outbox.full:
-            self._drop("it does not listen")
+            self._drop("it does not read")
         self._outbox.put(to_frontend(records.CATALOG, number, records.OK, catalog))
 
     # The connection.
@@ -403,7 +403,7 @@ class EngineLink:
         kind, number = fields[0], fields[2]
         if kind == records.TEMPLATE:
             if len(self._templates) >= records.MAX_TEMPLATES or number in self._templates:
-                raise ProtocolError(f"template {number} cannot be new")
+                raise ProtocolError(f"template {number} is out of order")
             self._templates[number] = read_template(payload, self._side.entries.get)
         elif kind == records.READY:
             self.calls.ready(number)

@@ -84,6 +84,6 @@ class Demands:
 
     def _come_back(self, model: str, left: float) -> Unavailable:
         left = left if left > 0.0 else _UNKNOWN_S
-        error = Unavailable(f"{model} is being loaded; ask again in {numeral(left)} s", reason="loading")
+        error = Unavailable(f"{model} is being loaded; retry in {numeral(left)} s", reason="loading")
         error.retry_after_s = left
         return error

@@ -188,11 +188,11 @@ class RemoteDoor(BodySlots):
         takes_files = now.vision is not None and now.vision["encoded"]
         sent_as = (head.encoded and not takes_files) or (head.regions and not now.fetches)
         if not now.signature.is_like(entry.signature) or sent_as:
-            raise Unavailable(f"model '{entry.name}' was replaced; try again", reason="model-replaced")
+            raise Unavailable(f"model '{entry.name}' was replaced; retry", reason="model-replaced")
         if now.decoupled and not ask.in_parts and not now.writes:
-            raise Unsupported(f"{now.name} may give several answers, and only one can be taken here")
+            raise Unsupported(f"{now.name} may give several responses, but this call takes one")
         return now
 
 
 def _restarted() -> Unavailable:
-    return Unavailable("the engine is being restarted; try again", reason="engine-restarted")
+    return Unavailable("the engine is being restarted; retry", reason="engine-restarted")

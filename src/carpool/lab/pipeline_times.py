@@ -43,6 +43,6 @@ def _seconds(source: ModelSource, images: float) -> float:
 
 def time_report(name: str, slo: float | None, seconds: float) -> str:
     """In one sentence."""
-    what = "a picture with a few crops"
+    what = "an image with a few crops"
     said = "" if slo is None else cannot_keep(name, slo, seconds, what)
     return said or f"{what} takes about {seconds * 1e3:.0f} ms here"

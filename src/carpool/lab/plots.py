@@ -30,7 +30,7 @@ def figure(path: Path, columns: int = 1, width: float = 8.0, height: float = 4.2
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError:
-        raise InvalidInput("drawing needs matplotlib: pip install 'carpool[plot]'") from None
+        raise InvalidInput("plots need matplotlib: pip install 'carpool[plot]'") from None
     with mpl.rc_context(fname=_STYLE):
         drawn: Figure = Figure(figsize=(width, height), layout="constrained")
         yield [drawn.add_subplot(1, columns, column + 1) for column in range(columns)]
@@ -57,8 +57,8 @@ def operating_curve(path: Path, sweeps: Mapping[str, Sweep], *, slo_ms: float, t
     with figure(path, columns=2, width=11.0) as (left, right):
         goodput(left, sweeps)
         latency(right, sweeps, slo_ms)
-        left.set_title(f"{title}, SLO {slo_ms:g} ms: answered in time")
-        right.set_title("Latency of what was answered" if len(sweeps) == 1 else "p99 of what was answered")
+        left.set_title(f"{title}, SLO {slo_ms:g} ms: goodput")
+        right.set_title("Latency of responses" if len(sweeps) == 1 else "p99 of responses")
 
 
 def batch_profile(path: Path, report: ProfileReport) -> None:
@@ -79,7 +79,7 @@ def batch_profile(path: Path, report: ProfileReport) -> None:
             ms = budget.slo_ms / (2 * CAUTION)  # the longest batch that it allows
             if ms < left.get_ylim()[1]:
                 left.axhline(ms, color=INK, linestyle="--", linewidth=1)
-                beside_level(left, f"allowed by a promise of {budget.slo_ms:g} ms", ms)
+                beside_level(left, f"allowed by an SLO of {budget.slo_ms:g} ms", ms)
         rates = [row.images_per_s for row in report.rows]
         right.plot(sizes, rates, color=COLOURS["promise"], marker="o")
         right.axvline(report.knee, color=FAINT, linewidth=1.2, linestyle="--")
@@ -89,7 +89,7 @@ def batch_profile(path: Path, report: ProfileReport) -> None:
         for batch in dict.fromkeys(budget.batch for budget in report.budgets if budget.batch):
             _chosen_batch(right, [budget for budget in report.budgets if budget.batch == batch])
         for axes in (left, right):
-            axes.set_xlabel("images in a batch")
+            axes.set_xlabel("images per batch")
             axes.set_xlim(left=0)
         left.legend(loc="upper left")
 
@@ -103,17 +103,17 @@ def cascade_curve(
     with figure(path, columns=2, width=11.0) as (left, second):
         left.plot(kept, right, color=COLOURS["promise"])
         left.axhline(right[0], color=INK, linestyle="--", linewidth=1)
-        beside_level(left, "big model alone", right[0])
-        left.set_title("Right" if labelled else "As the big model says")
+        beside_level(left, "large model alone", right[0])
+        left.set_title("Right" if labelled else "Agreement with the large model")
         second.plot(kept, cost, color=COLOURS["knobs"])
         second.axhline(1.0, color=INK, linestyle="--", linewidth=1)
-        beside_level(second, "big model alone", 1.0)
-        second.set_title("Cost, in times that of the big model alone")
+        beside_level(second, "large model alone", 1.0)
+        second.set_title("Cost, as a multiple of the large model alone")
         second.set_ylim(bottom=0)
         for axes in (left, second):
             axes.axvline(chosen, color=FAINT, linewidth=1.2)
             beside_capacity(axes, f"kept: {100 * chosen:.0f} %", chosen)
-            axes.set_xlabel("share of the pictures that the cheap model answers")
+            axes.set_xlabel("share of the images that the cheap model answers")
             axes.set_xlim(0, 1)
 
 

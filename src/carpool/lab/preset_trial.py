@@ -52,7 +52,7 @@ class PresetTrial:
         found = examine(config, self._version)._replace(seen=self._found.seen)
         said = describe(found.config, found.signature, found.labels, found.seen)
         if said.vision is None:
-            raise ConfigError(f"{config.name}: {said.ask or 'it takes no pictures'}")
+            raise ConfigError(f"{config.name}: {said.ask or 'it takes no images'}")
         task = str(said.vision.task)
         try:
             plan = PicturePlan(said.vision, config.name)

@@ -123,7 +123,7 @@ def _listed(value: object) -> object:
 def _new_text(said: Described, top: Keys, tables: dict[str, Keys]) -> str:
     """With comments: what it was found by, and what else may be said."""
     vision = said.vision
-    asked = [f"to be said before it takes pictures: {said.ask}"] if said.ask else []
+    asked = [f"needed before it takes images: {said.ask}"] if said.ask else []
     lines = [_HEADING, *(f"# - {' '.join(line.split())}" for line in (*said.evidence, *asked)), ""]
     lines += [f"{key} = {_value(value)}" for key, value in top.items()]
     if "task" not in top:
@@ -134,7 +134,7 @@ def _new_text(said: Described, top: Keys, tables: dict[str, Keys]) -> str:
         lines.append(f'# preset = "torchvision"  # whose pixels it was trained with: {", ".join(PRESETS)}')
     if "labels" not in top:
         lines.append(f"# labels = {_value(LABELS)}  # a class a line")
-    lines.append("# slo_ms = 50  # promise to answer within so many ms, or say no early")
+    lines.append("# slo_ms = 50  # latency SLO: answer within this many ms, or reject early")
     for name, found in tables.items():
         lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in found.items())]
     return "\n".join(lines) + "\n"

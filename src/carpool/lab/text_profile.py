@@ -143,10 +143,10 @@ def _verdict(budgets: tuple[TextBudget, ...], ttft: float | None, per_token: flo
         and (per_token is None or budget.per_token_ms <= per_token * 1e3)
     ]
     if kept:
-        return [f"{promised} can be kept with up to {max(kept)} answers at once."]
+        return [f"{promised} can be met with up to {max(kept)} concurrent responses."]
     least = budgets[0]
     return [
-        f"{promised} cannot be kept here: even one answer alone needs ttft_ms = {_up(least.ttft_ms)}, "
+        f"{promised} cannot be met here: even a single response needs ttft_ms = {_up(least.ttft_ms)}, "
         f"per_token_ms = {_up(least.per_token_ms)}."
     ]
 

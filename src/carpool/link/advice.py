@@ -250,9 +250,9 @@ def _error(entry: ModelEntry, job: Job, reason: Reason, verdict: tuple[float, ..
 
 def _behind(entry: ModelEntry, waited: float) -> Refused:
     wait_ms = waited * 1e3
-    said = f"{entry.name}: more comes than this front end can read; requests wait {wait_ms:.0f} ms for that"
+    said = f"{entry.name}: this front end cannot read requests fast enough; they wait {wait_ms:.0f} ms"
     numbers = {"unread_ms": round(wait_ms, 3)}
     if entry.slo is not None:
-        said += f", of the {entry.slo * 1e3:g} ms promised"
+        said += f", of the {entry.slo * 1e3:g} ms of the SLO"
         numbers["deadline_ms"] = round(entry.slo * 1e3, 3)
     return Refused(said, retry_after_s=waited, numbers=numbers)

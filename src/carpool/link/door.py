@@ -212,7 +212,7 @@ class RolloutSplit(NamedTuple):
 
 UNLOADED = "unloaded"
 """The reason of a model that somebody took away."""
-ON_DEMAND = "it is loaded when it is asked for"
+ON_DEMAND = "it is loaded on demand"
 """The reason of a model that is not in memory now, where that is all that is needed."""
 
 

@@ -112,7 +112,7 @@ class RequestPlace:
         names = [name for name in self.template.outputs if name in rows]
         payload = _inline(*self._lined_up(names, rows), min(self.most, MAX_PART_BYTES))
         if len(payload) > MAX_PART_BYTES:  # with the list of them
-            raise ModelError(f"the outputs take more than the {MAX_PART_BYTES} bytes that an answer may")
+            raise ModelError(f"the outputs take more than the {MAX_PART_BYTES} bytes that a response may")
         return payload
 
     def _copied_as_declared(self, rows: Mapping[str, Array]) -> bool:
@@ -173,7 +173,7 @@ def _inline(places: Sequence[TensorPlace], buffers: Sequence[Buffer], most: int)
     head = list_places(places)
     size = end_of(places)
     if size > most:
-        raise ModelError(f"the outputs take {size} bytes, more than the {most} that an answer may")
+        raise ModelError(f"the outputs take {size} bytes, more than the {most} that a response may")
     payload = bytearray(len(head).to_bytes(4, "little") + head)
     for place, buffer in zip(places, buffers, strict=True):
         payload += bytes(4 + len(head) + place.offset - len(payload))

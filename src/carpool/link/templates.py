@@ -84,7 +84,7 @@ class ServedTemplate:
         """The inputs where they lie. Raises `InvalidInput` for bytes that are no tensor of that type."""
         if self.encoded:
             if self.keeps or self.cuts:
-                raise ProtocolError("pictures are kept where models have a process of their own")
+                raise ProtocolError("images are stored only for models with their own process")
             try:
                 return {self.heads[0].name: bind_file(memory, offset)}
             except ValueError as error:
@@ -101,7 +101,7 @@ class ServedTemplate:
         """Inputs that are in clients' memory, for whoever makes their batch; and what the payload says beyond
         that. Raises `InvalidInput` for a region that is gone."""
         if self.entry is None or not self.entry.fetches or not self.plain:
-            raise ProtocolError("inputs in clients' memory, which nobody reads there")
+            raise ProtocolError("inputs in the memory of clients, which is not read there")
         size = PLACE.size * len(self.heads)
         try:
             return find_regions(payload[:size], self.sizes, regions), payload[size:]

@@ -138,7 +138,7 @@ class PictureGraph:
                     f"{at}: {step.model} has steps itself; a step is a model", field=field_of(step)
                 )
             if known.task is None:
-                raise ConfigError(f"{at}: {step.model} takes tensors, not pictures", field=field_of(step))
+                raise ConfigError(f"{at}: {step.model} takes tensors, not images", field=field_of(step))
             for label in step.keep.labels if known.labels else ():
                 if label not in known.labels:
                     near = rules.nearest(label, known.labels)

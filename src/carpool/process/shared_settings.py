@@ -68,7 +68,7 @@ class LogSettings:
             _check(name, value, self._settings)
         if self._settings["log_error"] and asked.get("log_error") is False and not arguments.get("admin"):
             raise Forbidden(
-                "log_error is turned off with an admin key only: whoever breaks in would do that first",
+                "log_error can be turned off only with an admin key: an attacker would turn it off first",
                 field="log_error",
             )
         if asked:

@@ -26,7 +26,7 @@ _OURS = {
         ("tls_cert", "tls_key", "tls_client_ca"), "not spoken between a balancer and its replicas"
     ),
     **dict.fromkeys(("models", "slo_ms", "drain_s", "lame_duck_s"), "an argument of its own"),
-    "gate_status": "503, so that a refusal is asked of another replica",
+    "gate_status": "503, so that a rejection is retried at another replica",
 }
 
 

@@ -220,7 +220,10 @@ class Replica:
         self._beats.start()
 
     async def __call__(self, _request: Any = None) -> str:
-        return f"Ask Carpool itself: HAProxy is on every node, and this replica at http://{self._address}"
+        return (
+            "Send requests to Carpool itself: HAProxy is on every node, and this replica at "
+            f"http://{self._address}"
+        )
 
     async def check_health(self) -> None:
         if self._child.has_ended:

@@ -105,7 +105,7 @@ class MlflowServer:
         with _Reply(self, "GET" if sent is None else "POST", target, body, _ANSWER_S) as reply:
             data = reply.read(_MOST_JSON + 1)
         if len(data) > _MOST_JSON:
-            raise RegistryDown(f"{self.url}: an answer of more than {_MOST_JSON} bytes to {path}")
+            raise RegistryDown(f"{self.url}: a response of more than {_MOST_JSON} bytes to {path}")
         try:
             document = json.loads(data or b"{}")
         except (ValueError, RecursionError):
@@ -166,7 +166,7 @@ class _Reply:
 
     def _lost(self, error: Exception) -> RegistryDown:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return RegistryDown(f"{self._server.url}: no answer: {why}")
+        return RegistryDown(f"{self._server.url}: no response: {why}")
 
     def _refusal(self, path: str) -> Exception:
         status, url = self._response.status, self._server.url
@@ -181,7 +181,7 @@ class _Reply:
         if status in (401, 403):
             token, user, password = _VARIABLES
             who = f"{token}, or {user} and {password}"
-            return RegistryDown(f"{url}: status {status}, so that it does not know us: set {who}")
+            return RegistryDown(f"{url}: status {status}, so the key is missing or not known: set {who}")
         down = RegistryDown(f"{url}: status {status} for {path}{f': {said}' if said else ''}")
         later = self._response.headers.get("Retry-After", "")
         if later.isascii() and later.isdigit() and len(later) < 6:
@@ -214,7 +214,7 @@ class MlflowSource:
             answer = self._server.ask(f"{_API}model-versions/get", query)
         found = answer.get("model_version")
         if not isinstance(found, dict):
-            raise RegistryDown(f"{self._server.url}: no model_version in the answer for {self._address}")
+            raise RegistryDown(f"{self._server.url}: no model_version in the response for {self._address}")
         version, stamp = _version(found, self._address), str(found.get("creation_timestamp", ""))
         status = str(found.get("status", "READY"))
         if status != "READY":
@@ -316,7 +316,7 @@ class MlflowSource:
             raise BadArtifacts(f"{target}: cannot be written: {error.strerror or error}") from None
         if size != file.size:
             what = f"more than {file.size}" if size > file.size else f"{size} of {file.size}"
-            raise BadArtifacts(f"{pin.address}: {file.path} came with {what} bytes")
+            raise BadArtifacts(f"{pin.address}: {file.path} was received with {what} bytes")
 
     # ---- what is told to the registry
 
@@ -345,7 +345,7 @@ class MlflowSource:
 def _version(found: Mapping[str, Any], address: str) -> int:
     text = str(found.get("version", ""))
     if not (text.isascii() and text.isdigit() and len(text) <= 18 and int(text)):
-        raise RegistryDown(f"{address}: its version is {text[:40]!r}, which is no number")
+        raise RegistryDown(f"{address}: its version is {text[:40]!r}, which is not a number")
     return int(text)
 
 
@@ -353,7 +353,7 @@ def _size(entry: Mapping[str, Any], what: str) -> int:
     """A number, or one in text, as the protocol's JSON has large ones."""
     text = str(entry.get("file_size", ""))
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
-        raise BadArtifacts(f"{what}: the listing says no size")
+        raise BadArtifacts(f"{what}: the listing has no size")
     return int(text)
 
 
@@ -412,8 +412,9 @@ def model_file(text: str, listed: Collection[str], address: str, *, allow_pickle
     if "pytorch" in there:
         if not allow_pickle:
             raise BadArtifacts(
-                f"{address}: a model of flavour pytorch is a pickle, which runs code when it is read: export "
-                "it to ONNX, or set allow_pickle = true in [registry] if you trust whoever may write there"
+                f"{address}: a model of flavour pytorch is a pickle, which runs code when it is read. "
+                "Export it to ONNX, or set allow_pickle = true in [registry] if you trust everyone who "
+                "may write there"
             )
         data = f"{there['pytorch'].get('model_data', 'data')}/{_TORCH}"
         return _checked(data, listed, address), _TORCH

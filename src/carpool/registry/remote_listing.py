@@ -92,7 +92,7 @@ class RemoteFiles:
         try:
             return self._listing(fs, root)
         except FileNotFoundError:
-            raise NotInRegistry(f"{self.shown}: nothing is there, or nobody answers") from None
+            raise NotInRegistry(f"{self.shown}: it does not exist, or the server does not respond") from None
         except PermissionError:
             raise RegistryDown(f"{self.shown}: it may not be read with the keys that were found") from None
         except (ConfigError, BadArtifacts, NotInRegistry, RegistryDown):
@@ -171,7 +171,7 @@ class RemoteFiles:
                 raise BadArtifacts(f"{self.shown}: the sha256 of {path!r} is none")
             place = urljoin(self.address, str(entry.get("url") or path))
             if urlsplit(place).netloc.rpartition("@")[2] != urlsplit(self.address).netloc.rpartition("@")[2]:
-                raise BadArtifacts(f"{self.shown}: {path!r} would come from another host")
+                raise BadArtifacts(f"{self.shown}: {path!r} would be fetched from another host")
             stamp = digest or whole
             files.append(RemoteFile(path, _size(entry, f"{self.shown}: {path}"), stamp, place, digest))
         return files
@@ -258,7 +258,7 @@ def checked_path(path: str, where: str) -> str:
 def _size(info: Mapping[str, Any], what: str) -> int:
     size = info.get("size")
     if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < 1 << 60:
-        raise BadArtifacts(f"{what}: its size is not told")
+        raise BadArtifacts(f"{what}: its size is not given")
     return size
 
 

@@ -117,7 +117,7 @@ class RemoteModel:
             os.fsync(opened.fileno())
         if size != file.size:
             part.unlink(missing_ok=True)
-            raise BadArtifacts(f"{self.address}: {file.path} came with {size} of {file.size} bytes")
+            raise BadArtifacts(f"{self.address}: {file.path} was received with {size} of {file.size} bytes")
         if file.digest and _digest(part) != file.digest:
             part.unlink(missing_ok=True)
             raise BadArtifacts(f"{self.address}: {file.path} is not what the manifest's sha256 says")

@@ -29,8 +29,8 @@ _HALF = 0.5  # of the answers: more slow ones than others
 _MOST_COUNTED = 10**12
 _NUMBERS = ("compared", "differ", "compared_here", "seen", "fallbacks")  # of `Counts`
 _WHY_SKIPPED = {
-    "busy": "the device had nothing to spare",
-    "late": "they waited too long for it to have something to spare",
+    "busy": "the device had no free time",
+    "late": "they waited too long for free time of the device",
     "slots": "there was no memory to hold them",
     "thinned": "their source had been compared just before, or enough others had",
     "failed": "they could not be run or compared",
@@ -158,7 +158,7 @@ def comparisons_needed(plan: RolloutSettings, state: State, counts: Counts) -> l
             f"{_WHY_SKIPPED[worst]}"
         )
     elif not (counts.compared or counts.seen or lost):
-        said.append("no request has come that could be compared")
+        said.append("no request was received that could be compared")
     return said
 
 
@@ -181,9 +181,9 @@ def _guard(name: str, limit: float | None, state: State, counts: Counts, confide
         max(others.answers, other_bad),
     )  # complaints may come first
     if name == "feedback" and not bad + other_bad:
-        return GuardResult(name, limit, 0.0, inf, "proven", "nobody has complained")
+        return GuardResult(name, limit, 0.0, inf, "proven", "there were no complaints")
     if not answers:
-        return GuardResult(name, limit, 0.0, inf, "waits", "the candidate has answered nothing yet")
+        return GuardResult(name, limit, 0.0, inf, "waits", "the candidate has not answered yet")
     own = interval(bad, answers, confidence)
     if state in TAKEN_OVER and not other_answers:
         told = (
@@ -202,14 +202,14 @@ def _guard(name: str, limit: float | None, state: State, counts: Counts, confide
     told += f"; at most {own.high * 100:.2g} % of them"
     if own.high <= RARE:
         return judged._replace(verdict="proven", sentence=told)
-    return judged._replace(sentence=f"{told}, {RARE * 100:g} % would do")
+    return judged._replace(sentence=f"{told}, {RARE * 100:g} % is enough")
 
 
 def _slower(limit: float, mine: Side, confidence: float) -> GuardResult:
     """More than half of its answers take so many times as long as stable usually does."""
     if not mine.timed:
         return GuardResult(
-            "slower", _HALF, 0.0, 1.0, "waits", "no answer's time was compared with stable's yet"
+            "slower", _HALF, 0.0, 1.0, "waits", "no latency was compared with that of stable yet"
         )
     found = interval(mine.slow, mine.timed, confidence)
     told = (

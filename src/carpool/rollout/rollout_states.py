@@ -177,7 +177,7 @@ def advance(
     if state is State.STANDBY:
         if rollout.elapsed(now) < plan.standby_h * 3600.0:
             return rollout
-        return retired(rollout, now, "the time of the standby is over")
+        return retired(rollout, now, "the standby time is over")
     if state is State.RETIRED:
         return rollout.moved(State.DONE, now, rollout.why)
     return _proven(rollout, plan, now, verdict, counted)
@@ -197,12 +197,12 @@ def _evaluated(rollout: Rollout, plan: RolloutSettings, now: float, labelled: La
     if not plan.evaluate:
         return after(rollout, plan, now, "it is loaded and fits")
     if labelled is None:
-        return replace(rollout, why=f"the labelled set {plan.evaluate} is being asked")
+        return replace(rollout, why=f"the labelled set {plan.evaluate} is being evaluated")
     if labelled.worse is None:
         return replace(
             rollout,
-            why=f"the labelled set {plan.evaluate} says nothing: {labelled.sentence}; "
-            "evaluate it by hand, then promote",
+            why=f"the labelled set {plan.evaluate} gave no result: {labelled.sentence}; evaluate it by "
+            "hand, then promote",
         )
     if labelled.worse:
         return failed(rollout, now, labelled.sentence)
@@ -284,12 +284,12 @@ def act(rollout: Rollout, plan: RolloutSettings, action: str, now: float, reason
     allowed = actions(rollout)
     if action not in allowed:
         raise WrongState(
-            f"a rollout that is {rollout.state} cannot {action}; it can {' or '.join(allowed)}",
+            f"a rollout that is {rollout.state} cannot {action}; possible actions: {' or '.join(allowed)}",
             field="action",
         )
     if action == "promote" and rollout.before is State.LOADING:
         raise WrongState(
-            "a candidate that is not loaded yet cannot be promoted; it can resume", field="action"
+            "a candidate that is not loaded yet cannot be promoted; possible actions: resume", field="action"
         )
     if action == "pause":
         return _paused(rollout, now, told)

@@ -136,7 +136,7 @@ def _locked(path: Path) -> Iterator[None]:
                 break
             time.sleep(_LOCK_PAUSE_S)
         else:
-            raise BlockingIOError(11, "somebody holds the lock")
+            raise BlockingIOError(11, "another process holds the lock")
         yield
     finally:
         os.close(lock)
@@ -158,7 +158,7 @@ class RedisPlace:
         question(lambda value: None if told.done() else told.set_result(value))
         found = await told
         if found is None:
-            raise OutOfReach(self._store.said or "the Redis server did not answer, or refused")
+            raise OutOfReach(self._store.said or "the Redis server did not answer, or answered with an error")
         return found
 
     def close(self) -> None:

@@ -200,5 +200,5 @@ def from_bytes(data: bytes) -> SharedRollout:
 def _part(document: Mapping[str, Any]) -> Part:
     beat = document["beat"]
     if type(beat) is not int or not 0 <= beat < 1 << 62:
-        raise ValueError("a replica's beat is no count")
+        raise ValueError("a replica's heartbeat is not a count")
     return Part(beat, bool(document["ready"]), read_counts(document["counts"]))

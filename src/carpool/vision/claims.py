@@ -314,5 +314,5 @@ def _text_finder(name: str) -> Claims:
         task="text_regions",
         size=_PPOCR_PAGE,
         image={"anchor": "top_left", **_PPOCR},
-        lines=(f"its name {name[:60]} says that it finds text",),
+        lines=(f"its name {name[:60]} stands for text detection",),
     )

@@ -62,7 +62,7 @@ def decode(
     else:
         factor, pixels = 1, _other(data, head)
     if pixels.shape != (height // factor, width // factor, 3):
-        raise InvalidInput(f"the {head.format} picture has another size than its head says", field=FIELD)
+        raise InvalidInput(f"the {head.format} image has another size than its head says", field=FIELD)
     return Decoded(pixels, width, height)
 
 
@@ -76,7 +76,7 @@ def _jpeg(data: Buffer, head: PictureHead, factor: int) -> Array:
         # about, such as an early end, is an error.
         simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width, buffer=into, strict=True)
     except ValueError as error:
-        raise InvalidInput(f"the JPEG picture cannot be decoded: {error}", field=FIELD) from None
+        raise InvalidInput(f"the JPEG image cannot be decoded: {error}", field=FIELD) from None
     return into if head.orientation == UPRIGHT else upright(into, head.orientation)
 
 
@@ -119,14 +119,14 @@ def _through_pillow(data: Buffer, head: PictureHead) -> Array:
     try:
         with Image.open(BytesIO(data), formats=[head.format.upper()]) as image:
             if sorted(image.size) != sorted((head.width, head.height)):  # before memory is taken for it
-                raise ValueError(f"it is {image.width}×{image.height} pixels, and its head says otherwise")
+                raise ValueError(f"it is {image.width}×{image.height} pixels, but its head has another size")
             image.load()
             return _rgb(image, head)
     except MemoryError:
         raise
     except Exception as error:  # Pillow's plugins raise nearly anything on bad bytes
         why = str(error).rstrip(".") or type(error).__name__
-        raise InvalidInput(f"the {head.format} picture cannot be decoded: {why}", field=FIELD) from None
+        raise InvalidInput(f"the {head.format} image cannot be decoded: {why}", field=FIELD) from None
 
 
 def _rgb(image: Image.Image, head: PictureHead) -> Array:
@@ -151,7 +151,7 @@ def _strip_as_rgb(image: Image.Image, head: PictureHead) -> Array:
     if image.mode.startswith("I;16") or (image.mode == "I" and head.bits == 16):
         return (np.asarray(image) >> 8).astype(np.uint8)[:, :, None]
     if image.mode in ("I", "F"):
-        raise ValueError("32 bits per channel are too many; 8 and 16 are read")
+        raise ValueError("32 bits per channel are not supported; 8 and 16 are")
     if image.mode == "L":
         return np.asarray(image)[:, :, None]
     return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))

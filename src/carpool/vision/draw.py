@@ -223,7 +223,7 @@ _COARSE = 256  # the grid on which the middle of a mask is looked for
 def encode(pixels: Array, kind: str, quality: int = 90) -> bytes:
     """RGB pixels as a "jpeg", "png" or "webp" file; PNG ignores the quality."""
     if kind not in _FORMATS:
-        raise InvalidInput(f"pictures are not written as {shown(kind)}; {nearest(kind, FORMATS)}")
+        raise InvalidInput(f"images are not written as {shown(kind)}; {nearest(kind, FORMATS)}")
     ending, key, longest = _FORMATS[kind]
     height, width = pixels.shape[:2]
     if max(height, width) > longest:
@@ -231,7 +231,7 @@ def encode(pixels: Array, kind: str, quality: int = 90) -> bytes:
     settings = (cv2.IMWRITE_PNG_COMPRESSION, _FASTEST_PNG) if key is None else (key, quality)
     done, data = cv2.imencode(ending, cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR), settings)
     if not done:
-        raise InvalidInput(f"this picture cannot be written as {kind}; ask for another format")
+        raise InvalidInput(f"this image cannot be written as {kind}; ask for another format")
     return data.tobytes()
 
 

@@ -183,12 +183,12 @@ def read_form(settings: ImageSettings, spec: TensorSpec, where: str) -> InputFor
     *ones, first, second, third = (1, 1, 1, *spec.shape) if len(spec.shape) < 3 else spec.shape
     told = f'the input "{spec.name}" is {list(spec.shape)}'
     if len(spec.shape) < 3 or any(side not in (1, DYNAMIC) for side in ones):
-        raise ConfigError(f"{where}: a picture needs three dimensions besides the batch, but {told}")
+        raise ConfigError(f"{where}: an image needs three dimensions besides the batch, but {told}")
     planar = _planar(settings, (first, second, third), f"{where}: image.layout", told)
     channels, sides = (first, (second, third)) if planar else (third, (first, second))
     channels = 3 if channels == DYNAMIC else channels
     if channels not in (1, 3):
-        raise ConfigError(f"{where}: image.layout: a picture has 1 or 3 channels, but {told}")
+        raise ConfigError(f"{where}: image.layout: an image has 1 or 3 channels, but {told}")
     size = _size(settings, sides, f"{where}: image.size", told)
     _check_values(settings, channels, where)
     picture = (channels, *size) if planar else (*size, channels)
@@ -233,7 +233,7 @@ _NOT_NUMBERS = (Datatype.BOOL, Datatype.BYTES)
 def lookup_tables(settings: ImageSettings, form: InputForm, datatype: Datatype, where: str) -> list[Array]:
     """[1, 256] for each plane of a planar input; [1, 256, channels] where the channels lie side by side."""
     if datatype in _NOT_NUMBERS:
-        raise ConfigError(f"{where}: the picture's input is {datatype.value}, and pixels are numbers")
+        raise ConfigError(f"{where}: the image's input is {datatype.value}, and pixels are numbers")
     values = np.arange(256, dtype=np.float64)[:, None] * scale_of(settings, datatype)
     values = (values - np.array(settings.mean)) / np.array(settings.std)
     table = _cast(np.broadcast_to(values, (256, form.channels)), datatype)

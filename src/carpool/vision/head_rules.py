@@ -261,7 +261,7 @@ def _boxes_and_scores(boxes: OutputFact, scores: OutputFact) -> Reading:
     told = sample is not None and len(sample) >= _FEW and _largest(sample) > 0
     ordered = sample is not None and bool((sample[:, 2:] >= sample[:, :2]).all())
     if scores.shape[1] > 1 and _sum_to_one(scores.sample, 1):
-        ask = "set background in [detect] of model.toml: one class seems to stand for nothing"
+        ask = "set background in [detect] of model.toml: one class seems to be the background"
     elif told and not ordered:
         ask = 'set boxes = "corners" or "centers" in [detect] of model.toml'
     settings = DetectSettings(
@@ -331,14 +331,14 @@ def _maps(facts: Facts) -> Iterator[Reading]:
     certain = named or classes in _SCENES or (classes == _VOC and whole)
     told = first.called("prob", "softmax") or _sum_to_one(first.sample, 0 if facts.planar else -1)
     settings = SegmentSettings("none" if told else "softmax", format="maps")
-    why = f"{first} are {classes} maps of the picture"
+    why = f"{first} are {classes} maps of the image"
     known = classes if classes != DYNAMIC else None
     yield Reading(Task.SEGMENT, settings, (first.spec,), why, known, certain and known is not None)
 
 
 def _single_map(first: OutputFact) -> Iterator[Reading]:
     """Of what stands out, or of depth: only its name can tell."""
-    why = f"{first} is one map of the picture"
+    why = f"{first} is one map of the image"
     deep = first.called("depth", "disp")
     inverse = True if first.called("disp", "inverse") else None
     yield Reading(Task.DEPTH, DepthSettings(inverse), (first.spec,), why, None, certain=deep)
@@ -357,7 +357,7 @@ def _text_maps(facts: Facts) -> Iterator[Reading]:
             continue
         maps = 1 if len(one.shape) == 2 else one.shape[0]
         if maps == 3 and facts.form != "db":
-            why = f"{one} are the middles of lines, and how far their edges are"
+            why = f"{one} are centers of lines and distances to their edges"
             yield Reading(Task.TEXT_REGIONS, TextRegionsSettings("lines"), (one.spec,), why)
             continue
         likely = one.sample is None or _fractions(one.sample)
@@ -386,7 +386,7 @@ def _written(facts: Facts) -> Iterator[Reading]:
     found = {one.spec.name: one for one in facts.outputs if one.spec.datatype is Datatype.BYTES}
     if WRITTEN in found:
         specs = tuple(found[name].spec for name in (WRITTEN, WRITTEN_END) if name in found)
-        why = f"{found[WRITTEN]} is text that it writes"
+        why = f"{found[WRITTEN]} is text that the model writes"
         yield Reading(Task.READ, ReadSettings(activation="none"), specs, why)
         yield Reading(Task.CAPTION, None, specs, why)
 
@@ -440,7 +440,7 @@ def _classes(facts: Facts, one: OutputFact, sample: Array | None) -> Reading:
     activation = facts.claims.activation or ("sigmoid" if length == 1 else "softmax")
     how = f"the {activation} makes them scores"
     if shares or told:
-        activation, how = "none", "they add up to 1" if shares else "its name says probabilities"
+        activation, how = "none", "they add up to 1" if shares else "its name stands for probabilities"
     elif sample is not None and _fractions(sample) and _largest(sample) > 0 and _stays_small(one):
         activation, how = "none", "fractions that do not exclude each other"
     certain = length > 1 and (shares or one.called("logit", "prob", "softmax") or length in _IMAGENETS)

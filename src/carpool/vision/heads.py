@@ -228,7 +228,7 @@ def bmp(data: memoryview) -> PictureHead:
 def tiff(data: memoryview) -> PictureHead:
     found = read_tags(data)
     if WIDTH not in found or HEIGHT not in found:
-        raise ValueError("it does not say its size")
+        raise ValueError("it does not declare its size")
     return PictureHead(
         "TIFF",
         found[WIDTH],
@@ -298,8 +298,8 @@ _BEGINS = {
 _FOREIGN = (  # where, what, and the name of a format that is known and not read
     (4, b"ftyp", "an AVIF, HEIC or video file"),
     (0, b"%PDF", "a PDF"),
-    (0, b"\xff\x0a", "a JPEG XL picture"),
-    (0, b"\0\0\0\x0cJXL ", "a JPEG XL picture"),
+    (0, b"\xff\x0a", "a JPEG XL image"),
+    (0, b"\0\0\0\x0cJXL ", "a JPEG XL image"),
     (0, b"\0\0\0\x0cjP  ", "a JPEG 2000 picture"),
     (0, b"\xff\x4f\xff\x51", "a JPEG 2000 picture"),
 )
@@ -314,9 +314,9 @@ def read_head(data: Buffer, limits: PictureLimits = DEFAULT_LIMITS) -> PictureHe
     try:
         head = READERS[name](view)
     except struct.error:
-        raise InvalidInput(f"the {name} picture ends within its head", field=FIELD) from None
+        raise InvalidInput(f"the {name} image ends within its head", field=FIELD) from None
     except ValueError as error:
-        raise InvalidInput(f"the {name} picture cannot be read: {error}", field=FIELD) from None
+        raise InvalidInput(f"the {name} image cannot be read: {error}", field=FIELD) from None
     check(head, len(view), limits)
     return head
 
@@ -324,7 +324,7 @@ def read_head(data: Buffer, limits: PictureLimits = DEFAULT_LIMITS) -> PictureHe
 def sniff(data: Buffer) -> str:
     """The format by its first bytes, whatever follows them and whatever the file is called."""
     if not len(data):
-        raise InvalidInput("the picture is empty", field=FIELD)
+        raise InvalidInput("the image is empty", field=FIELD)
     start = bytes(data[:16])
     for name, begins in _BEGINS.items():
         if begins.match(start):
@@ -333,8 +333,8 @@ def sniff(data: Buffer) -> str:
         raise InvalidInput(f"an SVG, XML or HTML text has no pixels; {_READ_HERE}", field=FIELD)
     for at, mark, what in _FOREIGN:
         if start[at : at + len(mark)] == mark:
-            raise InvalidInput(f"{what} is not read here; {_READ_HERE}", field=FIELD)
-    raise InvalidInput(f"the bytes are no picture of a known format; {_READ_HERE}", field=FIELD)
+            raise InvalidInput(f"{what} is not supported; {_READ_HERE}", field=FIELD)
+    raise InvalidInput(f"the bytes are not an image of a known format; {_READ_HERE}", field=FIELD)
 
 
 def check(head: PictureHead, size: int, limits: PictureLimits = DEFAULT_LIMITS) -> None:
@@ -342,21 +342,21 @@ def check(head: PictureHead, size: int, limits: PictureLimits = DEFAULT_LIMITS) 
     width, height = head.width, head.height
     pixels = width * height
     if width < 1 or height < 1:
-        raise InvalidInput(f"the {head.format} picture says it is {width}×{height} pixels", field=FIELD)
+        raise InvalidInput(f"the {head.format} image declares {width}×{height} pixels", field=FIELD)
     if max(width, height) > limits.side:
-        raise TooLarge(f"the picture is {width}×{height} pixels; a side may have {limits.side}", field=FIELD)
+        raise TooLarge(f"the image is {width}×{height} pixels; a side may have {limits.side}", field=FIELD)
     if max(pixels, head.tile_pixels) > limits.pixels:
         raise TooLarge(
-            f"the picture is {width}×{height} pixels, more than the {limits.pixels} allowed", field=FIELD
+            f"the image is {width}×{height} pixels, more than the {limits.pixels} allowed", field=FIELD
         )
     if (head.frames or 1) > limits.frames:
         raise TooLarge(
-            f"the picture has {head.frames} frames, more than the {limits.frames} allowed", field=FIELD
+            f"the image has {head.frames} frames, more than the {limits.frames} allowed", field=FIELD
         )
     if pixels > limits.free_pixels + limits.pixels_per_byte * size:
         raise TooLarge(
-            f"the picture says it has {pixels} pixels in {size} bytes: "
-            f"more than {limits.pixels_per_byte} for each byte are no picture",
+            f"the image declares {pixels} pixels in {size} bytes, more than {limits.pixels_per_byte} per "
+            "byte",
             field=FIELD,
         )
     if head.scans > limits.scans or head.scans * pixels > limits.scanned_pixels:

@@ -34,7 +34,7 @@ def picture_file(picture: Picture) -> bytes | bytearray | memoryview:
         picture = np.asarray(picture.convert("RGB"))
     if not isinstance(picture, np.ndarray):
         raise InvalidInput(
-            f"a picture is bytes, a path, an image of Pillow or an array, not {type(picture).__name__}",
+            f"an image must be bytes, a path, a Pillow image or an array, not {type(picture).__name__}",
             field="picture",
         )
     grey, colour = picture.ndim == 2, picture.ndim == 3 and picture.shape[2] == 3
@@ -53,7 +53,9 @@ def picture_file(picture: Picture) -> bytes | bytearray | memoryview:
 def _read(path: Path) -> bytes:
     try:
         if path.stat().st_size > _LARGEST:
-            raise InvalidInput(f"{path}: larger than {_LARGEST} bytes, which no picture is", field="picture")
+            raise InvalidInput(
+                f"{path}: larger than {_LARGEST} bytes, too large for an image", field="picture"
+            )
         return path.read_bytes()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
@@ -171,7 +173,7 @@ class Masks(Detections):
 
         with Image.open(io.BytesIO(base64.b64decode(thing["png"])), formats=("PNG",)) as image:
             if image.size != (self.width, self.height):
-                raise InvalidInput(f"a mask has {image.size} pixels, its picture has others", field="png")
+                raise InvalidInput(f"a mask has {image.size} pixels, its image has others", field="png")
             return np.asarray(image.convert("L")) > 127
 
 

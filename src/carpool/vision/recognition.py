@@ -131,7 +131,7 @@ def recognise(facts: Facts, found: Iterable[Reading]) -> Verdict:
     if claimed is not None:
         found = [one for one in found if one.task == claimed]
         if not found:
-            say = f"its metadata says {claimed}, and its outputs {facts.in_words()} are none of that"
+            say = f"its metadata says {claimed}, but its outputs {facts.in_words()} do not match"
             return Verdict(None, (*evidence, say), f"{say}: {how_to_set()}")
     sure = _sure(facts, found, claimed is not None)
     if len(sure) == 1 and not sure[0].ask:

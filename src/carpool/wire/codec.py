@@ -168,7 +168,7 @@ def check_form(output: RequestedOutput, datatype: Datatype) -> None:
     elif not output.binary and datatype.binary_only and output.shared_memory is None:
         owner = f"output '{output.name}'"
         raise InvalidInput(
-            f"{owner} is {datatype.value}, which JSON cannot carry: ask for it with binary_data",
+            f"{owner} is {datatype.value}, which JSON cannot represent: request it with binary_data",
             field=f"{owner}.parameters.binary_data",
         )
 
@@ -216,8 +216,8 @@ def check_array(tensor: Tensor, kind: str) -> None:
     if tensor.data.shape != tensor.shape or tensor.data.dtype != tensor.datatype.dtype:
         owner = f"{kind} '{tensor.name}'"
         raise blame(kind)(
-            f"{owner} is {tensor.data.dtype}{list(tensor.data.shape)},"
-            f" not the {tensor.datatype.value}{list(tensor.shape)} it says",
+            f"{owner} is {tensor.data.dtype}{list(tensor.data.shape)}, not the "
+            f"{tensor.datatype.value}{list(tensor.shape)} that it declares",
             field=owner,
         )
 

@@ -153,7 +153,7 @@ def _place_data(head: TensorHead, entry: dict[str, Any], elements: int, owner: s
     if sum(ways) != 1:
         said = "no data" if not any(ways) else "its data in more than one way"
         raise InvalidInput(
-            f"{owner} carries {said}; give one of data, binary_data_size or shared_memory_region",
+            f"{owner} has {said}; give one of data, binary_data_size or shared_memory_region",
             field=f"{owner}.data",
         )
     if "shared_memory_region" in parameters:
@@ -165,7 +165,7 @@ def _place_data(head: TensorHead, entry: dict[str, Any], elements: int, owner: s
         head.size = read_uint(parameters["binary_data_size"], field)
         check_size(head, head.size, elements, field, model)
     elif head.datatype.binary_only:
-        sentence = f"{owner} is {head.datatype.value}, which JSON cannot carry: send it as binary"
+        sentence = f"{owner} is {head.datatype.value}, which JSON cannot represent: send it as binary"
         raise InvalidInput(sentence, field=f"{owner}.data")
     elif type(entry["data"]) is not list:
         raise wrong(f"{owner}.data", "must be a JSON array")

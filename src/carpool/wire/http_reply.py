@@ -82,7 +82,7 @@ class ReplyReader:
         self._chunked = status not in _NO_BODY and "transfer-encoding" in fields
         if self._chunked:
             if fields["transfer-encoding"].lower() != "chunked":
-                raise NotHttp("the reply comes in an unknown encoding")
+                raise NotHttp("the reply has an unknown encoding")
         elif status not in _NO_BODY:
             self._left = self._length(fields.get("content-length"))
         return True
@@ -91,7 +91,7 @@ class ReplyReader:
         if length is None:
             return None
         if not (length.isascii() and length.isdigit() and len(length) < 19):
-            raise NotHttp("the reply's length is no number")
+            raise NotHttp("the reply's length is not a number")
         self._expect(int(length))
         return int(length)
 

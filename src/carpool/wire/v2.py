@@ -154,7 +154,7 @@ def check_head(head: RequestHead, signature: Signature) -> RequestHead:
     _check_outputs(head, signature)
     if head.options.sequence_id and not signature.told:  # 0 and "" are what clients send for none
         raise Unsupported(
-            "sequences are not offered: each request is answered on its own; leave sequence_id out",
+            "sequences are not supported here: leave sequence_id out",
             field="parameters.sequence_id",
         )
     head.batch = batch or 1
@@ -282,8 +282,8 @@ def _check_missing(head: RequestHead, signature: Signature) -> None:
         if got or not signature.max_batch:
             return
         raise InvalidInput(
-            f"model '{signature.model}' needs one of its inputs at least: without any, a request does not"
-            " say how many rows it has",
+            f"model '{signature.model}' needs at least one of its inputs: without any, the number of rows "
+            "is not known",
             field="inputs",
         )
     most, least = len(signature.inputs), len(required)

@@ -112,7 +112,7 @@ def test_what_cannot_be_done_is_named(more: dict[str, Any], field: str) -> None:
 @pytest.mark.parametrize(
     ("messages", "field", "says"),
     [
-        ([user(TEXT)], "messages", "no message has a picture"),
+        ([user(TEXT)], "messages", "no message has an image"),
         ([user(IMAGE, IMAGE)], "messages[0].content[1]", "second picture"),
         ([user(IMAGE), user(IMAGE)], "messages[1].content[0]", "second picture"),
         ([{"role": "system", "content": [IMAGE]}], "messages[0].content[0]", "message of the user"),
@@ -141,12 +141,12 @@ def test_messages_that_cannot_be_read(messages: list[Any], field: str, says: str
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("https://example.org/line.png", "no picture is fetched"),
-        ("http://127.0.0.1:1/x", "no picture is fetched"),
-        ("file:///etc/passwd", "no picture is fetched"),
+        ("https://example.org/line.png", "no image is fetched"),
+        ("http://127.0.0.1:1/x", "no image is fetched"),
+        ("file:///etc/passwd", "no image is fetched"),
         ("data:image/png,plain", "not in base64"),
         ("data:image/png;base64", "not in base64"),
-        ("data:image/png;base64,", "holds no picture"),
+        ("data:image/png;base64,", "holds no image"),
         ("data:image/png;base64,a", "not valid base64"),
         ("data:image/png;base64,ab=c", "not valid base64"),
         ("data:image/png;base64,äöü", "not valid base64"),

@@ -54,7 +54,7 @@ def test_what_is_not_finite_is_the_models_fault(poison: float) -> None:
 
 
 def test_there_is_a_limit() -> None:
-    with pytest.raises(TooLarge, match="over the v2 protocol"):
+    with pytest.raises(TooLarge, match="with the v2 protocol"):
         embedding(np.zeros(100_001))
 
 

@@ -56,7 +56,7 @@ def test_what_is_not_finite_is_null() -> None:
 def test_there_is_a_limit() -> None:
     made = task({"a": (-1,), "b": (-1,)}, 'task = "raw"')
     zeros = np.zeros(60_000, np.float32)
-    with pytest.raises(TooLarge, match="the answer has 120000 numbers, more than the 100000"):
+    with pytest.raises(TooLarge, match="the response has 120000 numbers, more than the 100000"):
         made.answer({"a": zeros, "b": zeros}, GEOMETRY, Options())
 
 

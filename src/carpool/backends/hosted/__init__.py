@@ -48,11 +48,11 @@ def _signature(config: ModelConfig, told: Any) -> ModelSignature:
             for side in told
         )
     except (TypeError, ValueError) as error:
-        raise ModelError(f"{config.name}: its process sent a broken answer: {error}") from None
+        raise ModelError(f"{config.name}: its process sent an invalid message: {error}") from None
     for kind, tensor in (*(("input", t) for t in inputs), *(("output", t) for t in outputs)):
         if tensor.datatype not in DATATYPES:
             what = f'{kind} "{tensor.name}" is {tensor.datatype}'
-            raise Unsupported(f"{config.name}: {what}, which this backend does not carry")
+            raise Unsupported(f"{config.name}: {what}, which this backend does not support")
     return ModelSignature(inputs, outputs)
 
 

@@ -44,7 +44,7 @@ class Model:
                 return runner.get_input_details(), runner.get_output_details()
             inputs, outputs = self._interpreter.get_input_details(), self._interpreter.get_output_details()
         except ValueError:
-            raise ModelError("it has a tensor of a datatype that this backend does not carry") from None
+            raise ModelError("it has a tensor of a datatype that this backend does not support") from None
         return {it["name"]: it for it in inputs}, {it["name"]: it for it in outputs}
 
     def _datatype(self, tensor: Mapping[str, Any], *, taken: bool = False) -> str:

@@ -194,7 +194,7 @@ class PythonBackend:
             return self._ask(message)
         except WorkerTimeout:
             self._process.end()
-            late = f"{self._model} gave no answer within {(self._timeout or 0.0) * 1e3:.0f} ms"
+            late = f"{self._model} gave no response within {(self._timeout or 0.0) * 1e3:.0f} ms"
             raise DeadlineExceeded(late, reason="execution-timeout") from None
 
     def _failure(self, _code: int, message: str) -> CarpoolError:
@@ -241,7 +241,7 @@ class PythonBackend:
 
     def _broken(self, error: Exception) -> ModelError:
         self._process.end()
-        return ModelError(f"{self._model}: its process sent a broken answer: {error}")
+        return ModelError(f"{self._model}: its process sent an invalid message: {error}")
 
     def _died(self, how: str) -> ModelError:
         return (

@@ -131,12 +131,12 @@ class UserModel:
     def run(self, inputs: Mapping[str, Array], wanted: Collection[str]) -> dict[str, Array]:
         answer = self._predict(**inputs) if self._spread else self._predict(dict(inputs))
         if inspect.isgenerator(answer):
-            raise ModelError("predict yields its answers, and the settings do not say decoupled = true")
+            raise ModelError("predict yields its responses, but the settings do not have decoupled = true")
         outputs = self._named(answer, self._rows(inputs))
         missing = [name for name in wanted if name not in outputs]
         if missing:
             names = ", ".join(outputs) or "none"
-            raise ModelError(f"the answer has no output {missing[0]!r}; it has {names}")
+            raise ModelError(f"the result has no output {missing[0]!r}; it has {names}")
         return {name: self._array(name, outputs[name]) for name in wanted or outputs}
 
     def answers(
@@ -159,7 +159,7 @@ class UserModel:
     def _named(self, answer: Any, rows: int | None) -> Mapping[str, Any]:
         if isinstance(answer, list) and rows is not None:
             if len(answer) != rows:
-                raise ModelError(f"predict answered {len(answer)} results for a batch of {rows}")
+                raise ModelError(f"predict returned {len(answer)} results for a batch of {rows}")
             if answer and all(isinstance(item, Mapping) for item in answer):
                 return {name: [item[name] for item in answer] for name in answer[0]}
         if isinstance(answer, Mapping):
@@ -167,7 +167,7 @@ class UserModel:
         if len(self._outputs) != 1:
             names = ", ".join(self._outputs) or "none are declared"
             kind = type(answer).__name__
-            raise ModelError(f"predict answered a {kind}; answer a dict with the outputs' names ({names})")
+            raise ModelError(f"predict returned a {kind}; return a dict with the outputs' names ({names})")
         return dict.fromkeys(self._outputs, answer)
 
     def _array(self, name: str, value: Any) -> Array:

@@ -39,8 +39,8 @@ _BY_DTYPE = {kind.dtype: kind for kind in _NUMBERED.values() if kind is not Data
 
 def __getattr__(name: str) -> Any:
     raise AttributeError(
-        f"there is no {name} in the triton_python_backend_utils of Carpool: "
-        'docs/coming-from.md, "Triton\'s Python models", lists what there is'
+        f"there is no {name} in the triton_python_backend_utils of Carpool: docs/coming-from.md, "
+        '"Triton\'s Python models", lists what is supported'
     )
 
 
@@ -146,7 +146,9 @@ class Tensor:
             )
         kind = numpy_to_triton_type(data.dtype)
         if kind is None:
-            raise TritonModelException(f"the tensor {name!r} is an array of {data.dtype}, which no tensor is")
+            raise TritonModelException(
+                f"the tensor {name!r} is an array of {data.dtype}, which is not a type of tensors"
+            )
         self._name = str(name)
         self._data = data
         self._number = kind
@@ -277,7 +279,7 @@ class InferenceResponseSender:
             return
         with self._sending:  # threads of the model may race for it
             if response is None and not self.answer.done():
-                self.answer.set_exception(TritonModelException("a request was ended without an answer"))
+                self.answer.set_exception(TritonModelException("a request was ended without a response"))
             elif response is not None and self.answer.done():
                 raise TritonModelException(f"a request was answered before, and {_ONE_ANSWER}")
             elif response is not None:
@@ -378,13 +380,11 @@ class InferenceRequest:
 
     def _asked(self, decoupled: bool) -> Future[InferenceResponse]:
         if decoupled:
-            raise TritonModelException("other models are asked for exactly one answer here")
+            raise TritonModelException("other models can only be called for exactly one response here")
         if not self.model_name:
             raise TritonModelException("a request of another model needs its model_name")
         if asker is None:
-            raise TritonModelException(
-                "nobody is here to ask other models: there is no server around this one"
-            )
+            raise TritonModelException("other models cannot be called: this model runs without a server")
         return asker(self)
 
 
@@ -444,7 +444,7 @@ class ModelConfig:
         policy = self._config.setdefault("model_transaction_policy", {})
         wanted = transaction_policy_dict.get("decoupled", policy.get("decoupled", False))
         if policy.setdefault("decoupled", wanted) != wanted:
-            raise ValueError("model_transaction_policy: the settings and the model say the contrary")
+            raise ValueError("model_transaction_policy: the settings and the model contradict each other")
 
     def _add(self, kind: str, tensor: Config, known: set[str]) -> None:
         where = f"{kind} {tensor.get('name', '')!r}"

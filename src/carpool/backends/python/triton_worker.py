@@ -61,7 +61,7 @@ class TritonModel:
             answered = [None] * len(requests)
         if not isinstance(answered, Sequence) or len(answered) != len(requests):
             found = len(answered) if isinstance(answered, Sequence) else f"a {type(answered).__name__}"
-            raise ModelError(f"execute must answer a list of {len(requests)} responses, not {found}")
+            raise ModelError(f"execute must return a list of {len(requests)} responses, not {found}")
         return [_response(*pair) for pair in zip(requests, answered, strict=True)]
 
     def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> Any:
@@ -116,7 +116,7 @@ def _response(request: pb_utils.InferenceRequest, returned: object) -> pb_utils.
     if returned is None and request.sender is not None:
         returned = request.sender.answer.result()
     if not isinstance(returned, pb_utils.InferenceResponse):
-        raise ModelError(f"execute answered a {type(returned).__name__} where an InferenceResponse belongs")
+        raise ModelError(f"execute returned a {type(returned).__name__} in place of an InferenceResponse")
     return returned
 
 
@@ -180,7 +180,7 @@ class OpenRequest:
     def forsaken(self) -> None:
         with self._lock:
             if not self.over:
-                self._end("the model let go of a request without saying that it is complete")
+                self._end("the model dropped a request without completing it")
 
     def fail(self, text: str) -> None:
         with self._lock:
@@ -246,7 +246,7 @@ class OpenRequests:
             request.answers = answers
         try:
             if self._model.execute(requests) is not None:
-                raise ModelError("execute of a decoupled model must return None, and send its answers")
+                raise ModelError("execute of a decoupled model must return None, and send its responses")
             for request, answers in zip(requests, waiting, strict=True):
                 if request.sender is None and not answers.over:
                     answers.fail("execute took no response sender for a request")

@@ -133,7 +133,7 @@ class DriftDesk:
         try:
             picture = base64.b64decode(arguments["picture"], validate=True)
         except binascii.Error:
-            raise InvalidInput("picture must be base64", field="picture") from None
+            raise InvalidInput("the image must be base64", field="picture") from None
         line = {"model": watched.name, "version": watched.version, **arguments["line"]}
         kept = await self._work(self._books.keep, watched, picture, str(arguments["form"]), line, now)
         if kept:
@@ -167,7 +167,7 @@ class DriftDesk:
         watched, now = self._find(arguments), self._clock()
         file = watched.settings.reference_file
         if file:
-            raise InvalidInput(f"its reference is the file {file}, as its model.toml says; change it there")
+            raise InvalidInput(f"its reference is the file {file}, set in its model.toml; change it there")
         await self._work(self._books.learn, watched, float(hours), now)
         return await self._tell(arguments)
 

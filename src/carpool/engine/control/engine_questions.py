@@ -163,7 +163,7 @@ def profile_document(served: Served, now: float) -> dict[str, Any]:
     if isinstance(runtime, TextRuntime):
         return runtime.document()
     if not isinstance(runtime, BatchRuntime):
-        raise NotFound(f"{served.name} is an ensemble: its steps have profiles, each its own")
+        raise NotFound(f"{served.name} is an ensemble: each of its steps has its own profile")
     profile, scheduler = served.profile, runtime.driver.scheduler
     policy = served.config.policy
     measured = () if profile is None else profile.points
@@ -268,8 +268,8 @@ _TOLD_EVERY_S = 0.25
 
 _NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"  # Triton's, in both modes
 _REFUSALS = {
-    "none": "here models are loaded when the server starts, and stay",
-    "poll": "this server follows its model folders by itself",
+    "none": "models of this server are loaded at its start",
+    "poll": "this server follows its model folders",
 }
 
 

@@ -89,7 +89,7 @@ def _without_serving(
         judged = "" if over else f", and version {rollout.candidate} is {rollout.state}"
         raise ConfigError(
             f"{config.name}: version {rollout.serving}, which serves, is not in its folder{judged}: "
-            "put it back, or name another in versions, without [rollout]"
+            "restore it, or set another in versions and remove [rollout]"
         )
     stable = int(rollout.stable)  # of a candidate that had taken over, and is gone
     return replace(config, versions=SpecificVersions((stable if stable in others else max(others),)))
@@ -120,9 +120,9 @@ def not_for_two(model: ModelState | None) -> str:
         if served.config.sequences is not None:
             return "it takes sequences, whose requests cannot go to two versions"
         if served.writes:
-            return "it writes token by token, and such answers are not compared"
+            return "it writes token by token, and such responses are not compared"
         if served.config.decoupled:
-            return "it is decoupled, and any number of answers to a request is not compared"
+            return "it is decoupled, and several responses to a request are not compared"
         if served.is_ensemble:
             return "its versions have the same steps; roll out the models that are its steps"
     return ""

@@ -159,7 +159,7 @@ class RolloutDesk:
         if watched is not None:
             record = watched.record
             shared, counts = self.rollouts.shared, watched.counts
-            missing = f"version {watched.missing} is not here yet" if watched.missing else ""
+            missing = f"version {watched.missing} is not on this replica yet" if watched.missing else ""
             more = {
                 "counts": counts.as_document(),
                 **({"why": _LOADING_AGAIN} if watched.loads_again else {}),
@@ -266,13 +266,13 @@ class RolloutDesk:
                 if ring is not None:
                     ring.add(kept, picture)
             except OSError as error:
-                watched.trouble = f"pictures that differ cannot be kept: {error.strerror or error}"
+                watched.trouble = f"images that differ cannot be stored: {error.strerror or error}"
 
         waiting = self._keeping
         while waiting and waiting[0][0].done():
             waiting.popleft()
         if waiting and sum(size for _, size in waiting) + len(picture) > _MOST_KEEPING:
-            watched.trouble = "pictures that differ come faster than they can be kept"
+            watched.trouble = "images that differ arrive faster than they can be stored"
             return
         waiting.append((self.rollouts.disk.submit(write), len(picture)))
 
@@ -290,7 +290,7 @@ class RolloutDesk:
             return {"kept": True, "disagreements": await loop.run_in_executor(disk, work)}
         picture = None if ring is None else await loop.run_in_executor(disk, ring.picture, int(number))
         if picture is None:
-            raise NotFound(f"there is no picture {number}", reason="no-picture")
+            raise NotFound(f"there is no image {number}", reason="no-picture")
         return base64.b64encode(picture).decode()
 
     # ---- feedback ---------------------------------------------------------------------------------------
@@ -313,7 +313,9 @@ class RolloutDesk:
         version = self._version_of(name, identity)
         side = _side(watched, version)
         if side is None:
-            raise NotFound(f"nobody remembers an answer {shown(identity)}", field="id", reason="unknown-id")
+            raise NotFound(
+                f"there is no response {shown(identity)}, or it is too old", field="id", reason="unknown-id"
+            )
         if (name, identity) in self._judged:
             return {"counted": False, "version": version, "why": "it was judged already"}
         self._judged[name, identity] = verdict

@@ -153,7 +153,7 @@ class Rollouts(LoadListener):
         rollout = watched.record.rollout
         if rollout.over or rollout.serving != rollout.candidate or version != rollout.stable:
             return False
-        self.moved(watched, retired(rollout, monotonic(), f"{why}, so that no way leads back to it"))
+        self.moved(watched, retired(rollout, monotonic(), f"{why}, so it cannot be rolled back to"))
         return True
 
     def home(self, name: str) -> Path | None:
@@ -181,7 +181,7 @@ class Rollouts(LoadListener):
             log.exception("rollout-failed", model=name)
             watched = self._models.get(name)
             if watched is not None:
-                self._fail(watched, f"it could not be carried through: {error}")
+                self._fail(watched, f"the rollout failed: {error}")
         finally:
             self._busy.discard(name)
 
@@ -300,7 +300,7 @@ class Rollouts(LoadListener):
             self.do(self._unload_loser(name))  # somebody ended it while its candidate was being loaded
             return
         if missing := self._missing(record):
-            why = f"version {missing[0]} is not there"
+            why = f"version {missing[0]} does not exist"
             if not self._retire_without(watched, missing[0], why):
                 self._fail(watched, why)
             return

@@ -155,7 +155,7 @@ class SharedRollouts:
                 if decided:  # more may have been decided meanwhile
                     self._decided[name] = self._decided[name][len(decided) :]
                 return shared
-        raise OutOfReach("others change it all the time")
+        raise OutOfReach("other replicas keep changing it")
 
     def _understood(self, name: str, found: StoredState) -> SharedRollout | None:
         """Half a file, or one that nobody here wrote, is nothing: whoever knows more writes it again."""
@@ -338,7 +338,7 @@ class SharedRollouts:
             await self._exchange(name, change)
         except OutOfReach as error:
             raise Unavailable(
-                f"where replicas share rollouts cannot be reached ({error}): only pause and abort work now",
+                f"the shared rollout state cannot be reached ({error}): only pause and abort are possible",
                 reason="rollout-state",
             ) from None
 

@@ -80,4 +80,4 @@ class WatchedRollout:
         except OSError as error:
             if not self.trouble:
                 log.error("rollout-not-kept", model=self.record.model, error=str(error))
-            self.trouble = f"its state cannot be kept: {error.strerror or error}"
+            self.trouble = f"its state cannot be stored: {error.strerror or error}"

@@ -228,7 +228,7 @@ class ModelControl:
         that it was made for have passed theirs.
         """
         if override is not None and override.files and override.config is None:
-            raise InvalidInput("a model that comes as files needs its settings too", field="config")
+            raise InvalidInput("a model that is sent as files needs its settings too", field="config")
         task = self._unbegun.get(name) if override is None else None
         if task is None:
             task = self._follow(name, lambda: self._load_checked(name, override, progress, checks))

@@ -148,7 +148,7 @@ class InstanceCalls:
                 if not self.open:
                     self._calls.busy.discard(self)
             if outcome.outputs is None:
-                call.answer(outcome.error or CarpoolError(f"{call.model} gave no answer"))
+                call.answer(outcome.error or CarpoolError(f"{call.model} gave no response"))
             else:
                 call.answer({name: one[0] if single else one for name, one in outcome.outputs.items()})
 
@@ -193,9 +193,9 @@ class InstanceCalls:
             if not self.open:
                 self._calls.busy.discard(self)
             raise Unavailable(
-                f"{self.served.name} cannot ask {target.name} now: every instance of {target.name} waits for"
-                " calls of its own, so that this one would never be answered; give it more instances, or let"
-                " no model call itself",
+                f"{self.served.name} cannot call {target.name} now: every instance of {target.name} waits "
+                "for its own calls, so this one would never be answered. Give it more instances, or let "
+                "no model call itself",
                 reason="deadlock",
             )
 

@@ -176,14 +176,14 @@ class OnDemand:
     async def _make_room(self, name: str, known: Known) -> None:
         if known.bytes > self._most:
             raise InvalidInput(
-                f"{name} takes about {_gb(known.bytes)}, more than the {_gb(self._most)} that models may "
-                "take together: allow more with --memory-gb",
+                f"{name} takes about {_gb(known.bytes)}, more than the {_gb(self._most)} for all models: "
+                "allow more with --memory-gb",
                 reason="memory",
             )
         while self._held() + known.bytes > self._most:
             if not await self._free_one():
                 raise _later(
-                    f"there is no room for {name}: the models in memory are in use or were only just loaded",
+                    f"there is no room for {name}: the loaded models are in use or were loaded just now",
                     "no-room",
                     self._until_room(known),
                 )
@@ -242,7 +242,7 @@ def _is_on_device(config: ModelConfig) -> bool:
 
 
 def _later(why: str, reason: str, seconds: float) -> Unavailable:
-    error = Unavailable(f"{why}; ask again in {numeral(max(1.0, seconds))} s", reason=reason)
+    error = Unavailable(f"{why}; retry in {numeral(max(1.0, seconds))} s", reason=reason)
     error.retry_after_s = max(1.0, seconds)
     return error
 
@@ -293,7 +293,7 @@ def free_memory() -> int:
     try:
         free = _kilobytes(Path("/proc/meminfo").read_text(), "MemAvailable:")
     except OSError:
-        raise ConfigError("how much memory is free cannot be told here: give --memory-gb") from None
+        raise ConfigError("the free memory cannot be measured here: give --memory-gb") from None
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())

@@ -235,7 +235,7 @@ class TextDriver:
                 del self._writers[index], self._heard_at[writer]
                 writer.abort()
                 writer.close()
-                self._watcher.writer_lost(index, "it did not answer in time")
+                self._watcher.writer_lost(index, "it did not answer within its time limit")
 
     # ---- riders -----------------------------------------------------------------------------------------
 

@@ -207,23 +207,23 @@ def promise_of(config: ModelConfig, slots: int) -> TextPromise:
 def _in_words(config: ModelConfig, encoder: BatchCurve, step: BatchCurve) -> Sequence[str]:
     slots = step.max_batch
     said = [
-        f"Encoding one picture takes {encoder.times[1] * 1e3:.3g} ms, {encoder.max_batch} take "
-        f"{encoder.times[encoder.max_batch] * 1e3:.3g} ms; a step of one answer takes "
+        f"Encoding one image takes {encoder.times[1] * 1e3:.3g} ms, {encoder.max_batch} take "
+        f"{encoder.times[encoder.max_batch] * 1e3:.3g} ms; a step of one response takes "
         f"{step.times[1] * 1e3:.3g} ms, of {slots} {step.times[slots] * 1e3:.3g} ms."
     ]
     if config.per_token is not None:
         fits = max(1, step.fits(config.per_token))
         if step.times[1] > config.per_token:
             said.append(
-                f"per_token_ms is {config.per_token * 1e3:g}, and even one answer alone takes "
-                f"{step.times[1] * 1e3:.3g} ms for a token: the promise cannot be kept here."
+                f"per_token_ms is {config.per_token * 1e3:g}, but a single response takes "
+                f"{step.times[1] * 1e3:.3g} ms for a token: the SLO cannot be met here."
             )
         elif fits < slots:
-            said.append(f"per_token_ms allows {fits} answers at once.")
+            said.append(f"per_token_ms allows {fits} concurrent responses.")
     first = encoder.times[1] + step.times[1]
     if config.ttft is not None and first > config.ttft:
         said.append(
             f"ttft_ms is {config.ttft * 1e3:g}, and the first token takes {first * 1e3:.3g} ms on an idle "
-            "server: all will be refused."
+            "server: all requests will be rejected."
         )
     return said

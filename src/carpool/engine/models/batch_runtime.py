@@ -86,7 +86,8 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         """From the first on, whoever shares its device must be asked."""
         if self._sequences is not None:
             raise Unsupported(
-                f"{self.served.name}: nothing is run beside its sequences, whose states it would change"
+                f"{self.served.name}: no background work runs on it, since that would change the states of "
+                "its sequences"
             )
         if self._spare is None:
             self._parts.devices.join_spare(self.driver.scheduler)

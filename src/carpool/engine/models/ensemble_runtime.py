@@ -161,7 +161,7 @@ class EnsembleRuntime(Runtime):
         config, hosted = found[1].config, found[1].hosted
         unfit = {
             "writes token by token, and no step does that": found[1].writes,
-            "is decoupled, and a step needs exactly one answer": config.decoupled,
+            "is decoupled, and a step needs exactly one response": config.decoupled,
             "takes sequences, and requests of a step belong to none": config.sequences,
             "is a pipeline, which only front ends run: no step can be one": config.pipeline,
             "runs in a process that only a server reaches": hosted and self._models.memory is None,
@@ -243,8 +243,8 @@ def _words(steps: Sequence[EnsembleStep], binding: Binding, slo: float) -> Itera
     yield f"{len(steps)} steps, in an order that works: {names}."
     if slo < float("inf"):
         yield (
-            f"One promise of {slo * 1e3:g} ms for all of them: each step plans with what is left of it after "
-            "the later ones, which is learned."
+            f"One SLO of {slo * 1e3:g} ms for all steps: each step plans with what the later ones leave of "
+            "it, which is learned."
         )
 
 

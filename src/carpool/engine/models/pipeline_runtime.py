@@ -17,7 +17,7 @@ from carpool.observe.logs import logger
 from carpool.pipelines.picture_graph import PictureGraph, StepFacts
 
 _log = logger("engine")
-_FEW = "a picture with a few crops"
+_FEW = "an image with a few crops"
 
 
 class PipelineRuntime(EnsembleRuntime):

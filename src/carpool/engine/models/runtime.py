@@ -76,7 +76,7 @@ class Runtime:
 
     def spare_route(self) -> Spare:
         """For work that nobody waits for."""
-        why = f"{self.served.name} forms no batches: only beside those is there work that nobody waits for"
+        why = f"{self.served.name} forms no batches, and background work runs only beside batches"
         raise Unavailable(why, reason="spare")
 
     def riding(self, _number: int) -> Sequence[Job]:

@@ -264,7 +264,7 @@ class EnsembleRun:
                 self._finish()
             return
         if outcome.outputs is None:
-            error = outcome.error or CarpoolError(f"{bound.step.model} gave no answer")
+            error = outcome.error or CarpoolError(f"{bound.step.model} gave no response")
             self.end(self._in_ensemble(error))
             return
         self._note(bound, outcome.timing)

@@ -58,7 +58,7 @@ def batched(
     take ("4+1" is ms per batch + ms per image). Without `slo_ms` it gathers for at most `max_delay_ms`.
     """
     if slo_ms is not None and max_delay_ms:
-        raise ValueError("choose: slo_ms promises a latency, max_delay_ms is a knob")
+        raise ValueError("slo_ms and max_delay_ms exclude each other: give one of them")
     policy: Promise | Knobs = (
         Knobs(max_batch, max_delay=max_delay_ms / 1e3) if slo_ms is None else Promise(slo_ms / 1e3, max_batch)
     )
@@ -95,7 +95,7 @@ class _Function:
         except Exception as error:
             raise ModelError(f"{type(error).__name__}: {error}") from error
         if len(results) != len(items):
-            raise ModelError(f"the function got {len(items)} items and answered {len(results)}")
+            raise ModelError(f"the function got {len(items)} items and returned {len(results)}")
         return {_RESULTS: as_objects(results)}
 
     def abort(self) -> None:

@@ -86,7 +86,7 @@ class Collator:
         """
         for name in wanted:
             if name not in outputs:
-                raise ModelError(f'{self._signature.model} did not answer the output "{name}"')
+                raise ModelError(f'{self._signature.model} did not return the output "{name}"')
             spec, array = self._signature.output_named[name], outputs[name]
             empty = apart and not array.size and -1 in spec.shape and array.dtype == spec.datatype.dtype
             if not empty:
@@ -103,13 +103,13 @@ class Collator:
         model = self._signature.model
         if not fits:
             raise ModelError(
-                f'{model} answered the output "{spec.name}" with shape {list(array.shape)}, '
-                f"declared is {list(expected)}"
+                f'{model} returned the output "{spec.name}" with shape {list(array.shape)}, but '
+                f"{list(expected)} is declared"
             )
         if array.dtype != spec.datatype.dtype:
             declared = spec.datatype.value
             raise ModelError(
-                f'{model} answered the output "{spec.name}" as {array.dtype}, declared is {declared}'
+                f'{model} returned the output "{spec.name}" as {array.dtype}, declared is {declared}'
             )
 
 

@@ -69,7 +69,7 @@ class OutgoingParts:
     def put(self, key: int, piece: bytes) -> None:
         """What is said of the calls of one model is sent in this order."""
         if self._total > MAX_UNSENT:
-            self.outbox.failed("it does not take its answers")
+            self.outbox.failed("it does not read its responses")
             return
         lane = self._lanes.setdefault(key, deque())
         lane.append(piece)
@@ -292,7 +292,7 @@ class DecoupledInstance:
         error: CarpoolError
         try:
             self._many.run_many(riders, self._board)
-            error = ModelError(f"{self._model}: its process forgot a request")
+            error = ModelError(f"{self._model}: its process lost a request")
         except CarpoolError as ended:
             error = ended
         except Exception as fault:  # of ours: it must take neither the thread nor its riders down

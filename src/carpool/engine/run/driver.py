@@ -417,7 +417,7 @@ class Driver:
             executor.abort()
         except Exception:
             log.exception("abort-failed", model=self._model)
-        self._lose(batch.instance, "it did not finish in time")
+        self._lose(batch.instance, "it did not finish within its time limit")
         for work in _works(batch.jobs):
             work.held = Outcome(error=error)
             if not in_order or work.state is GONE:

@@ -58,7 +58,7 @@ def check_inputs(signature: Signature, given: Mapping[str, Array]) -> tuple[dict
         arrays[spec.name] = array[np.newaxis] if alone else array
         _check_shape(spec, arrays[spec.name], signature)
     if not arrays and signature.max_batch:
-        raise InvalidInput(f"{signature.model} needs one of its inputs at least")
+        raise InvalidInput(f"{signature.model} needs at least one of its inputs")
     if len({len(array) for array in arrays.values()} if signature.max_batch else {1}) > 1 or len(added) > 1:
         raise InvalidInput(f"the inputs of {signature.model} hold different numbers of images")
     return arrays, added == {True}

@@ -29,7 +29,7 @@ from carpool.observe.logs import logger
 log = logger("access")
 
 _MOST_BYTES = 1 << 20
-_TOO_LONG = f"over {_MOST_BYTES} bytes is no certificate"
+_TOO_LONG = f"over {_MOST_BYTES} bytes is too large for a certificate"
 _MOST_STEPS = 10  # of a handshake, there and back
 _EVERY_S = 1.0
 
@@ -57,14 +57,14 @@ class Tls:
         self.context.sslobject_class = AnswersPlainHttp
         self._read()
         if Path(key_file).stat().st_mode & stat.S_IROTH:
-            log.warning("private-key-readable", file=key_file, why="everybody on this machine can read it")
+            log.warning("private-key-readable", file=key_file, why="every user of this machine can read it")
 
     def reload(self) -> None:
         """The files have changed. Connections that are open keep what they began with."""
         try:
             self._read()
         except ConfigError as error:
-            log.error("certificate-not-read", error=error.message, keeps="the one before")
+            log.error("certificate-not-read", error=error.message, keeps="the previous one")
 
     def _read(self) -> None:
         pair, until = read_pair(*self._files)
@@ -89,7 +89,7 @@ def _in_words(files: str) -> Iterator[None]:
     try:
         yield
     except ssl.SSLCertVerificationError as error:
-        raise ConfigError(f"{files}: clients would refuse it: {error.verify_message}") from None
+        raise ConfigError(f"{files}: clients would reject it: {error.verify_message}") from None
     except (ssl.SSLError, ValueError) as error:
         why = (getattr(error, "reason", None) or "not PEM").replace("_", " ").lower()
         raise ConfigError(f"{files}: not a certificate and its key: {why}") from None

@@ -93,15 +93,17 @@ class Names:
         if name in self._allowed or name == "localhost" or self._is_address(name):
             return
         raise Forbidden(
-            f"this server is not called '{name[:_LONGEST_SHOWN]}': it answers to localhost,"
-            " and to other names after --allowed-host NAME"
+            f"this server is not called '{name[:_LONGEST_SHOWN]}': it accepts localhost, and other names "
+            "given with --allowed-host NAME"
         )
 
     def check_site(self, headers: Mapping[bytes, bytes]) -> None:
         """Raise `Forbidden` when a browser says that another site's page sends this."""
         site, origin = headers.get(b"sec-fetch-site", _OWN[0]), headers.get(b"origin")
         if site not in _OWN or (origin is not None and not self._is_own(origin, headers.get(b"host", b""))):
-            raise Forbidden("a browser sends this for a page of another site, which may change nothing here")
+            raise Forbidden(
+                "a browser sent this for a page of another site, which must not change this server"
+            )
 
     def _is_own(self, origin: bytes, host: bytes) -> bool:
         scheme, _, authority = origin.decode("ascii", "replace").partition("://")
@@ -177,11 +179,11 @@ class Guard:
         return bool(self._files[0])
 
     def reload(self) -> None:
-        """The files have changed. Those that will not do leave the keys as they were."""
+        """The files have changed. Those that will not do leave the previous keys."""
         try:
             keys = read_keys(*self._files)
         except ConfigError as error:
-            log.error("keys-not-read", error=error.message, keeps="the keys as they were")
+            log.error("keys-not-read", error=error.message, keeps="the previous keys")
             return
         self._keys = keys
         self.generation += 1
@@ -251,7 +253,7 @@ class Guard:
             sentence = "a key is needed: " if key is None else "this key is not known: "
             raise Unauthenticated(f"{sentence}send one as 'Authorization: Bearer …' or 'X-API-Key: …'")
         if rule.kind is Kind.CONTROL and not who.admin:
-            raise Forbidden(f"the key of {who.name} is for inference: this takes a key of --admin-key-file")
+            raise Forbidden(f"the key of {who.name} is for inference: this needs a key of --admin-key-file")
         return who
 
     def _tell_refused(self, error: CarpoolError, what: str) -> None:
@@ -274,7 +276,9 @@ def check_model(who: Principal | None, model: str, *, whole_server: bool = False
     if who is None or not who.models:
         return
     if not model and whole_server:
-        raise Forbidden(f"the key of {who.name} is for some models, and this concerns the whole server")
+        raise Forbidden(
+            f"the key of {who.name} is for some models, but this request concerns the whole server"
+        )
     if model and not who.may_use(model):
         raise Forbidden(f"the key of {who.name} is not for model '{model[:80]}'")
 

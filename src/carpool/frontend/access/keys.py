@@ -77,7 +77,7 @@ def read_keys(api_file: str, admin_file: str) -> Keys:
         if file:
             principals = list(_parsed(file, _text(file), admin))
             if not principals:
-                raise ConfigError(f"{file}: there is no key in it: one 'name key' a line")
+                raise ConfigError(f"{file}: it has no key; write one 'name key' per line")
             found += principals
             _check_unique(found, file)
     return Keys(found)
@@ -91,14 +91,14 @@ def _text(file: str) -> str:
                 raise ConfigError(f"{file}: is not a file")
             if mode & (stat.S_IROTH | stat.S_IWOTH):
                 raise ConfigError(
-                    f"{file}: everybody on this machine can read or write it: chmod o-rw {file}"
-                    " (a secret of Kubernetes: defaultMode 0440)"
+                    f"{file}: every user of this machine can read or write it: chmod o-rw {file} (for a "
+                    "Kubernetes Secret: defaultMode 0440)"
                 )
             content = opened.read(_MOST_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from None
     if len(content) > _MOST_BYTES:
-        raise ConfigError(f"{file}: over {_MOST_BYTES} bytes is no key file")
+        raise ConfigError(f"{file}: over {_MOST_BYTES} bytes is too large for a key file")
     try:
         return content.decode("ascii")
     except UnicodeDecodeError:
@@ -134,7 +134,9 @@ def _options(where: str, words: list[str]) -> dict[str, str]:
     for word in words:
         option, equals, value = word.partition("=")
         if option not in ("priority", "models", "weight") or not equals or option in given:
-            raise ConfigError(f"{where}: after the key come priority=N, models=a,b* and weight=W, once each")
+            raise ConfigError(
+                f"{where}: after the key, priority=N, models=a,b* and weight=W may follow, once each"
+            )
         given[option] = value
     return given
 
@@ -165,9 +167,9 @@ def _check_unique(principals: Iterable[Principal], file: str) -> None:
     digests: dict[bytes, str] = {}
     for principal in principals:
         if principal.name in names:
-            raise ConfigError(f"{file}: the name {principal.name} is there twice")
+            raise ConfigError(f"{file}: the name {principal.name} is given twice")
         if principal.digest in digests:
             both = f"{digests[principal.digest]} and {principal.name}"
-            raise ConfigError(f"{file}: {both} have the same key, and need two")
+            raise ConfigError(f"{file}: {both} have the same key: give each its own")
         names.add(principal.name)
         digests[principal.digest] = principal.name

@@ -215,7 +215,7 @@ class Lookup:
 
     def _too_late(self) -> None:
         self._timer = None
-        why = f"{self._ask.entry.name}: the deadline passed while another request computed the same"
+        why = f"{self._ask.entry.name}: the deadline passed while an identical request was computed"
         self._fail(DeadlineExceeded(why))
 
     # ── threads ──

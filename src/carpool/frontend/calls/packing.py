@@ -156,7 +156,7 @@ class LongJson:
                     name, message, field = failure
                     raise getattr(carpool.errors, name)(message, field=field)
                 return cast(Found, found)
-        raise Unavailable("the body's JSON could not be read; try again", reason="busy")
+        raise Unavailable("the body's JSON could not be read; retry", reason="busy")
 
     def _ask(self, read: Callable[..., object], body: bytes | bytearray, more: tuple[object, ...]) -> _Told:
         pipe = self._pipe or self._start()

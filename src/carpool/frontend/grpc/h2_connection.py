@@ -173,7 +173,7 @@ class H2Connection:
         if self.outgoing.stalled:
             self._transport.abort()
         else:
-            self._breach(Breach(Code.ENHANCE_YOUR_CALM, "this client has its part of all connections"))
+            self._breach(Breach(Code.ENHANCE_YOUR_CALM, "this client has used its share of all connections"))
 
     # ── what the server calls ──
 
@@ -187,7 +187,7 @@ class H2Connection:
                 self._transport.abort()
         elif not self._settled:
             if now - self._since > limits.header_timeout_s:
-                self._breach(Breach(Code.SETTINGS_TIMEOUT, "no settings came"))
+                self._breach(Breach(Code.SETTINGS_TIMEOUT, "no settings were received"))
         elif self.outgoing.stalled:
             pass  # its account has an eye on it
         elif self._ahead_since and now - self._ahead_since > limits.header_timeout_s:
@@ -224,7 +224,7 @@ class H2Connection:
         if self._data_bytes - self._mark < limits.min_body_rate * (now - self._mark_at):
             for rpc in list(self._rpcs.values()):
                 if rpc.incomplete and now - rpc.since > limits.body_timeout_s:
-                    rpc.cut(Status.DEADLINE_EXCEEDED, "the message came too slowly")
+                    rpc.cut(Status.DEADLINE_EXCEEDED, "the message arrived too slowly")
         self._mark, self._mark_at = self._data_bytes, now
 
     def retire(self) -> None:

@@ -84,7 +84,7 @@ class H2Shared:
                 Status.RESOURCE_EXHAUSTED, f"received metadata size exceeds limit ({head.size} vs. {most})"
             )
         elif head.timeout_fault:
-            rpc.end(Status.INTERNAL, "grpc-timeout is no time")
+            rpc.end(Status.INTERNAL, "grpc-timeout is not a time")
         elif head.encoding not in ENCODINGS:
             rpc.end(Status.UNIMPLEMENTED, f"messages may be {', '.join(ENCODINGS)}")
         else:

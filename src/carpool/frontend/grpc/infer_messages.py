@@ -255,7 +255,7 @@ def _in_region(head: TensorHead, elements: int, tensor: Any, model: str) -> bool
     if "shared_memory_region" not in parameters:
         return False
     if tensor.HasField("contents"):
-        raise InvalidInput(f"{owner} carries its data in more than one way", field=f"{owner}.contents")
+        raise InvalidInput(f"{owner} has its data in more than one way", field=f"{owner}.contents")
     head.shared_memory = read_shared_memory(parameters, owner)
     size = head.shared_memory.byte_size
     check_size(head, size, elements, f"{owner}.parameters.shared_memory_byte_size", model)
@@ -306,7 +306,7 @@ def _to_bytes(head: TensorHead, elements: int, contents: Any) -> bytes:
     field = _TYPED.get(head.datatype)
     if field is None:
         raise InvalidInput(
-            f"{owner} is {head.datatype.value}, which only raw_input_contents can carry",
+            f"{owner} is {head.datatype.value}, which only raw_input_contents can contain",
             field=f"{owner}.contents",
         )
     for given, _ in contents.ListFields():

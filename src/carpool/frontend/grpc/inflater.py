@@ -138,4 +138,4 @@ def too_long(size: int, most: int) -> str:
 
 
 def too_many_messages() -> Unavailable:
-    return Unavailable("this client has too many messages under way at once; try again", reason="busy")
+    return Unavailable("this client has too many concurrent messages; retry", reason="busy")

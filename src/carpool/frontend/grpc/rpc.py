@@ -41,7 +41,7 @@ _CUT_OFF = "the call ended within a message"
 _GROWTH = 4  # bytes copied per byte of a message: at most a third
 _LEVEL = 6
 
-TOO_SLOW = "the answers are not read as fast as the model gives them"
+TOO_SLOW = "the client does not read responses as fast as the model gives them"
 
 Message = bytes | bytearray | memoryview
 
@@ -164,7 +164,7 @@ class Rpc:
         if unread:
             error = Unavailable(TOO_SLOW, reason="slow-reader")
         else:
-            error = Unavailable("this client has its part of all calls, and a new one came", reason="busy")
+            error = Unavailable("this client has used its share of all calls", reason="busy")
         self.service.end(self, error)
         self.free()
 
@@ -262,9 +262,9 @@ class Rpc:
         if handler is None:
             return
         if self._messages and not handler.many:
-            self.cut(Status.INTERNAL, "this call takes one message, and another one came")
+            self.cut(Status.INTERNAL, "this call takes one message, but a second one was received")
         elif flags > 1 or (flags and self.head.encoding == "identity"):
-            self.cut(Status.INTERNAL, "a message is marked as compressed in no way that was named")
+            self.cut(Status.INTERNAL, "a message is marked as compressed, but no encoding was given")
         elif size > service.largest_message:
             self.cut(Status.RESOURCE_EXHAUSTED, too_long(size, service.largest_message))
         else:

@@ -125,7 +125,7 @@ class CallHead:
         length = found.get(b"content-length")
         if length is not None:
             if not length.isdigit() or len(length) > 18:
-                return "a content-length that is no number"
+                return "a content-length that is not a number"
             self.length = int(length)
         return ""
 

@@ -77,7 +77,7 @@ class GatheredBody(bytearray):
         if len(self) + len(piece) > self._limit:
             raise too_large(self._limit)
         if not self.payer.accounts.take(self._stake, len(piece)):
-            raise Fault(503, "too many bodies of this client are here at once; try again", "busy")
+            raise Fault(503, "this client has too many concurrent bodies; retry", "busy")
         self += piece
 
     def __del__(self) -> None:
@@ -212,7 +212,7 @@ def inflate(
         plan.done(inflater.body, received_at)
         return
     if not shared.inflating.take(body.payer.name, 1):
-        raise Fault(503, "too many compressed bodies of this client are here at once; try again", "busy")
+        raise Fault(503, "this client has too many concurrent compressed bodies; retry", "busy")
     Inflation(plan, inflater, received_at, exchange, shared, failed).go_on()
 
 

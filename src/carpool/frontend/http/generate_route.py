@@ -166,7 +166,7 @@ def read_picture(body: bytes | bytearray, signature: Signature) -> SentPicture |
         return None
     picture = from_base64(fields.pop(name), name)
     if not picture:
-        raise InvalidInput(f"{name} holds no picture", field=name)
+        raise InvalidInput(f"{name} holds no image", field=name)
     parameters = fields.pop("parameters", {})
     if not isinstance(parameters, dict):
         raise InvalidInput("Expected JSON object for keyword: 'parameters'", field="parameters")
@@ -197,7 +197,7 @@ class PictureRoute(ImageRoute):
     def _made(self, entry: ModelEntry) -> ImageTarget:
         target, told = super()._made(entry), self._sent.told
         if not entry.decoupled and "max_tokens" in told:
-            raise InvalidInput(f"max_tokens means nothing to {entry.name}", field="max_tokens")
+            raise InvalidInput(f"{entry.name} does not take max_tokens", field="max_tokens")
         return target._replace(options=Options(extra=told)) if entry.decoupled else target
 
 
@@ -269,12 +269,12 @@ def as_infer_request(body: bytes | bytearray, signature: Signature) -> bytes:
     try:
         return orjson.dumps({**document, "inputs": list(inputs.values())})
     except TypeError as fault:
-        raise InvalidInput(f"the request cannot be understood: {fault}") from None
+        raise InvalidInput(f"the request cannot be parsed: {fault}") from None
 
 
 def _no_number(word: str) -> None:
     """What Python's reader takes for one, and JSON has not."""
-    raise ValueError(f"{word} is no number of JSON")
+    raise ValueError(f"{word} is not a JSON number")
 
 
 class _Pairs:

@@ -56,7 +56,7 @@ def check_free(host: str, port: int) -> None:
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
-    taken = "; --http-port, --grpc-port and --metrics-port name others" if error.errno == EADDRINUSE else ""
+    taken = "; --http-port, --grpc-port and --metrics-port set others" if error.errno == EADDRINUSE else ""
     return ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}{taken}")
 
 

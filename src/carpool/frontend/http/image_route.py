@@ -97,7 +97,7 @@ class ImageRoute(ModelRoute[ImageTarget]):
         self._task = task
         self._who = head.who
         if model and self.asked.model:
-            raise InvalidInput("the path names the model already", field="model")
+            raise InvalidInput("the path has a model already", field="model")
         self._model = model or self.asked.model
         if self.asked.version and not self._model:
             raise InvalidInput("a version needs its model: give model, too", field="version")
@@ -140,7 +140,7 @@ class ImageRoute(ModelRoute[ImageTarget]):
         if self._task is not None and task_of(entry) not in (self._task, None):
             raise InvalidInput(
                 f"model '{entry.name}' is for {task_of(entry)}, not for {self._task}; "
-                f"send its pictures to /models/{entry.name}/predict",
+                f"send its images to /models/{entry.name}/predict",
                 field="model",
             )
         return entry
@@ -158,7 +158,7 @@ class ImageRoute(ModelRoute[ImageTarget]):
 
     def _wanted(self, given: Mapping[str, str], model: PictureModel) -> tuple[Options, str | None]:
         if "max_tokens" in given and not model.entry.decoupled:
-            raise InvalidInput(f"max_tokens means nothing to {model.entry.name}", field="max_tokens")
+            raise InvalidInput(f"{model.entry.name} does not take max_tokens", field="max_tokens")
         options = model.read_options(given)
         if not (options.overlay or self.asked.wants_drawn):
             return options, None
@@ -397,21 +397,21 @@ class ImageRequest:
             return
         pictures, several, target = sent.pictures, sent.several, self.target
         if several and self.text is not None:
-            raise InvalidInput("text of several pictures comes in one document: send one at a time")
+            raise InvalidInput("a text stream is for one image: send one at a time")
         if several and self.route.asked.sender.latest:
-            raise InvalidInput(f"with {LATEST} send one picture at a time", field=LATEST)
+            raise InvalidInput(f"with {LATEST} send one image at a time", field=LATEST)
         self.options, self.drawn = target.options, target.drawn
         if sent.fields:
             self.options, self.drawn = self.route.options_with(sent.fields, target.model)
         if several and self.drawn is not None:
-            raise InvalidInput("several pictures are answered in JSON: draw one at a time", field="overlay")
+            raise InvalidInput("several images are answered in JSON: draw one at a time", field="overlay")
         self._several = several
         if several:
             self.siblings = struct.pack("<dQ", self.exchange.head_at, id(self))
         self._heads, self._pixels = heads_of_request(pictures)
         pixels = sum(self._pixels)
         if not self.service.pictures.hold(self.exchange.payer, size, pixels):
-            raise Refused("too many pictures are under way", reason="queue-full", retry_after_s=1.0)
+            raise Refused("too many images are in progress", reason="queue-full", retry_after_s=1.0)
         self._held, self._pixels_held = size, pixels
         self._outcomes = [None] * len(pictures)
         self._waiting.extend(enumerate(pictures))

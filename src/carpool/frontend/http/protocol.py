@@ -278,7 +278,7 @@ class Connection:
         elif waited > limits.body_timeout_s:
             received = self._intake.received
             if received - self._mark < limits.min_body_rate * waited:
-                self._fail(Fault(408, "the body came too slowly", "timeout"))
+                self._fail(Fault(408, "the body arrived too slowly", "timeout"))
             self._mark = received
             self._since = now
 
@@ -296,7 +296,7 @@ class Connection:
         return age * intake.size / max(intake.got, 1)
 
     def cut_off_body(self) -> None:
-        self._fail(Fault(408, "memory is short, and the body came too slowly", "timeout"))
+        self._fail(Fault(408, "memory is short, and the body arrived too slowly", "timeout"))
 
     def retire(self) -> None:
         """The server stops: go now if idle, else after the answer."""

@@ -273,7 +273,7 @@ def history(service: HttpService, exchange: Exchange, _variables: Variables) -> 
     asked = read_query(exchange.head.query)
     unknown = next((name for name in asked if name not in ("after", "seconds")), None)
     if unknown is not None:
-        raise InvalidInput(f"{shorten(unknown)} is no parameter here: after and seconds are", field="query")
+        raise InvalidInput(f"{shorten(unknown)} is not a parameter; after and seconds are", field="query")
     after = _whole(asked, "after", 0, _MOST_TIME)
     seconds = _whole(asked, "seconds", KEPT_S, KEPT_S)
     page = documents.history(service.table, after, seconds, senders=_sees_senders(exchange))
@@ -424,7 +424,7 @@ def unregister_system(service: HttpService, exchange: Exchange, variables: Varia
 def cuda_status(_service: HttpService, exchange: Exchange, variables: Variables) -> None:
     if "region" in variables:
         raise NotFound(
-            f"Unable to find cuda shared memory region: {shorten(variables['region'])}; there are none here"
+            f"Unable to find cuda shared memory region: {shorten(variables['region'])}; this server has none"
         )
     answer_document(exchange, [])
 

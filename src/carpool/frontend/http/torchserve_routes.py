@@ -47,8 +47,8 @@ class PredictionRoute(ImageRoute):
         entry = super()._find(catalog)
         if task_of(entry) is None:
             raise NotFound(
-                f"model '{entry.name}' takes tensors, and this route takes pictures; "
-                f"ask it at /v2/models/{entry.name}/infer",
+                f"model '{entry.name}' takes tensors, but this route takes images; send them to "
+                f"/v2/models/{entry.name}/infer",
                 reason="no-task",
             )
         return entry

@@ -52,7 +52,7 @@ class Cascade:
         self._balance = 0.0  # spared and not counted yet: below 0, what the cheap model took for nothing
 
         self.option = Option(
-            self._step, {"type": "string", "enum": list(self._names)}, "Which of the two models is to answer."
+            self._step, {"type": "string", "enum": list(self._names)}, "Which of the two models answers."
         )
 
     def _step(self, name: str, text: str) -> str:

@@ -98,9 +98,9 @@ class PictureService:
         if made is not None and made.entry is entry and not isinstance(made, PipelineModel):
             return made
         if entry.vision is None:
-            why = f"; for pictures: {entry.ask}" if entry.ask else ""
+            why = f"; for images: {entry.ask}" if entry.ask else ""
             raise InvalidInput(
-                f"model '{entry.name}' takes tensors, not pictures: use /v2/models/{entry.name}/infer{why}",
+                f"model '{entry.name}' takes tensors, not images: use /v2/models/{entry.name}/infer{why}",
                 reason="no-task",
                 field="model",
             )

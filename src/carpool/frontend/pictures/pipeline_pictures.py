@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 Size = tuple[int, int]
 """Width and height."""
 EXPLAIN = "explain"
-EXPLAIN_OPTION = Option(
-    flag, {"type": "boolean", "default": False}, "Answer also where the time went, step by step."
-)
+EXPLAIN_OPTION = Option(flag, {"type": "boolean", "default": False}, "Also report the time of each step.")
 
 
 class StepModel:

@@ -130,7 +130,7 @@ class PipelineRun:
     def _keep(self, picture: Decoded) -> bool:
         size = picture.pixels.size
         if not self._model.service.keep(size):
-            full = "too many pictures are kept for later steps"
+            full = "too many images are kept for later steps"
             self._end(Refused(full, reason="queue-full", retry_after_s=1.0))
             return False
         self._picture, self._kept = picture, size

@@ -286,7 +286,7 @@ class SentPictures(Content):
                 made.append(work(number, data))
             except CarpoolError as error:
                 if len(self._pictures) > 1:
-                    error.message = f"picture {number}: {error.message}"
+                    error.message = f"image {number}: {error.message}"
                 raise
         return made
 
@@ -453,7 +453,7 @@ def check_pictures(entry: ModelEntry, head: RequestHead) -> RequestHead:
     spec = TensorSpec(name, Datatype.BYTES, shape)
     seen = Signature(signature.model, (spec,), outputs, signature.max_batch)
     if given.shared_memory is not None:
-        raise Unsupported(f"input '{given.name}': pictures come with the request, not in shared memory")
+        raise Unsupported(f"input '{given.name}': images come with the request, not in shared memory")
     wanted = head.outputs or [RequestedOutput(spec.name, head.binary_output) for spec in signature.outputs]
     whole = replace(head, outputs=wanted)  # without any it would ask for `answer`, too
     check_head(whole, seen)
@@ -480,7 +480,7 @@ def _elements(given: TensorHead, tail: Buffer) -> list[bytes]:
     """Binary as it is; JSON can only carry text, so there it is base64."""
     elements: list[bytes] = bind([given], tail)[0].data.reshape(-1).tolist()
     if not elements:
-        raise InvalidInput(f"input '{given.name}' holds no picture", field=f"input '{given.name}'.shape")
+        raise InvalidInput(f"input '{given.name}' holds no image", field=f"input '{given.name}'.shape")
     if given.data is None:
         return elements
     where = f"input '{given.name}'.data"

@@ -114,7 +114,7 @@ class Workers:
             return None
         wait = self.foresee(weight, now, client)
         if waiting >= self.most_waiting:
-            why = f"{waiting} pictures are queued for decoding, and at most {self.most_waiting} may be"
+            why = f"{waiting} images are queued for decoding, and at most {self.most_waiting} may be"
             return Refused(f"{who} rejected the request: {why}.", reason="queue-full", retry_after_s=wait)
         terms = Terms(deadline - now, input=wait, later=then_s)
         if terms.late:
@@ -319,10 +319,10 @@ def explained(error: BaseException | None, model: str) -> CarpoolError:
     if isinstance(error, asyncio.CancelledError):
         return stopping()
     if isinstance(error, MemoryError):
-        return Unavailable("there is not enough memory for this picture now", reason="no-memory")
+        return Unavailable("there is not enough memory for this image now", reason="no-memory")
     try:
-        raise error or RuntimeError("nothing came back")
+        raise error or RuntimeError("there was no result")
     except BaseException as unexpected:
         _log.exception("picture-failed", model=model)
         without_stack(unexpected)
-        return CarpoolError(f"the server failed on this picture: {type(unexpected).__name__}")
+        return CarpoolError(f"the server failed on this image: {type(unexpected).__name__}")

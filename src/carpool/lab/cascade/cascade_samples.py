@@ -61,7 +61,7 @@ class Sample:
 
 def read_sample(path: Path) -> Sample:
     try:
-        data = read_bytes(path, _MOST_BYTES, f"larger than {_MOST_BYTES} bytes, which no sample is")
+        data = read_bytes(path, _MOST_BYTES, f"larger than {_MOST_BYTES} bytes, too large for a sample")
     except ConfigError as error:
         raise InvalidInput(error.message) from None
     found: list[Sampled] = []
@@ -93,7 +93,7 @@ def _sampled(one: Mapping[str, Any], where: str) -> Sampled:
     ):
         raise InvalidInput(f'{where}: certainty must be like {{"margin": 0.8}}, from 0 to 1')
     if not all(isinstance(one.get(name), bool) for name in ("cheap", "big")):
-        raise InvalidInput(f"{where}: cheap and big must be true or false: whether that model was right")
+        raise InvalidInput(f"{where}: cheap and big must be true or false(whether that model was right)")
     return Sampled({name: float(given[name]) for name in MEASURES if name in given}, one["cheap"], one["big"])
 
 
@@ -188,7 +188,7 @@ def _both(
 def _task(engine: Engine, name: str) -> str:
     vision = engine.find(name).vision
     if vision is None:
-        raise InvalidInput(f"{name} takes tensors, not pictures")
+        raise InvalidInput(f"{name} takes tensors, not images")
     return str(vision.task)
 
 

@@ -93,7 +93,7 @@ def evaluate(
     failed = {place: why for one in reversed(answered) for place, why in one.failed.items()}
     places = [place for place in range(len(measure.files)) if place not in failed]
     if not places:
-        raise InvalidInput(f"no picture was answered: {measure.files[0]}: {failed[0]}", field="pictures")
+        raise InvalidInput(f"no image was answered: {measure.files[0]}: {failed[0]}", field="pictures")
     scored = [measure.scored([one.kept[place] for place in places], places) for one in answered]
     versions = [_version_score(one, score) for one, score in zip(answered, scored, strict=True)]
     if len({(one.model, one.version) for one in versions}) < len(versions):

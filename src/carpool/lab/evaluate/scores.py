@@ -83,9 +83,7 @@ class Naming:
         unheard = sorted(self._classes[place] for place in wanted if place not in named)
         notes = [f"Not in the data, and not counted: {_told(strangers)}."] if strangers else []
         if unheard:
-            notes.append(
-                f"In the data, and never named by the model, so that they count 0: {_told(unheard)}."
-            )
+            notes.append(f"In the data but never named by the model, so they count as 0: {_told(unheard)}.")
         return notes
 
 
@@ -159,7 +157,7 @@ class MaskOverlap:
         truth = _read_mask(self._data.masks[place])
         if truth.shape != (answer.height, answer.width):
             raise InvalidInput(
-                f"{self._data.masks[place].name} has {truth.shape[1]}×{truth.shape[0]} pixels, its picture "
+                f"{self._data.masks[place].name} has {truth.shape[1]}×{truth.shape[0]} pixels, its image "
                 f"{answer.width}×{answer.height}",
                 field="data",
             )

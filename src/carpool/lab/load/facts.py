@@ -71,7 +71,7 @@ def only_model(facts: HttpFacts | GrpcFacts) -> str:
         return names[0]
     if not names:
         raise Unreachable("the server has no model that is ready")
-    raise InvalidInput(f"say which model: --model {' or '.join(names[:8])}")
+    raise InvalidInput(f"choose a model: --model {' or '.join(names[:8])}")
 
 
 def input_spec(name: Any, datatype: Any, shape: Any) -> TensorSpec:
@@ -81,7 +81,7 @@ def input_spec(name: Any, datatype: Any, shape: Any) -> TensorSpec:
         or not isinstance(shape, list | tuple)
         or not all(type(length) is int and -1 <= length < 1 << 40 for length in shape)
     ):
-        raise Unreachable(f"the server describes an input that is none: {name!r} {datatype!r} {shape!r}")
+        raise Unreachable(f"the server describes an invalid input: {name!r} {datatype!r} {shape!r}")
     return TensorSpec(name, DATATYPES[datatype], tuple(shape))
 
 
@@ -167,7 +167,7 @@ class HttpFacts:
             raise self._not_http(type(error).__name__) from None
 
     def _no_answer(self, why: str) -> CarpoolError:
-        return Unreachable(f"nobody answers at {self._where}: {why}. Nothing was sent")
+        return Unreachable(f"there is no server at {self._where}: {why}. Nothing was sent")
 
     def _not_http(self, why: str) -> CarpoolError:
         return Unreachable(f"{self._where} does not speak HTTP: {why}")
@@ -179,11 +179,11 @@ def _objects(listed: Any) -> list[dict[str, Any]]:
 
 def _document(status: int, body: bytes, what: str) -> Any:
     if status != 200:
-        raise Unreachable(f"the server did not tell about {what}: {decode_error(body)[0] or status}")
+        raise Unreachable(f"the server did not report {what}: {decode_error(body)[0] or status}")
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
-        raise Unreachable(f"the server's answer about {what} is not JSON") from None
+        raise Unreachable(f"the server's response about {what} is not JSON") from None
 
 
 class Failed(CarpoolError):
@@ -225,14 +225,14 @@ class RunningServer(HttpFacts):
         if status == 200 and document is not None:
             return document
         said = str(document.get("error", "")) if isinstance(document, dict) else ""
-        why = "not an answer of a model server" if status == 200 else said or f"HTTP status {status}"
+        why = "not a response of a model server" if status == 200 else said or f"HTTP status {status}"
         raise Failed(f"{self._url}: {why if why.isprintable() else repr(why)}")
 
     def _no_answer(self, why: str) -> CarpoolError:
-        return Failed(f"{self._url}: no answer: {why}; is the server running there?")
+        return Failed(f"{self._url}: no response: {why}; is the server running?")
 
     def _not_http(self, why: str) -> CarpoolError:  # noqa: ARG002
-        return Failed(f"{self._url}: what answers there does not speak HTTP")
+        return Failed(f"{self._url}: the server at this address does not speak HTTP")
 
 
 class GrpcFacts:
@@ -264,7 +264,9 @@ class GrpcFacts:
         try:
             return message_class(f"{method}Response").FromString(answer)
         except DecodeError:
-            raise Unreachable(f"{self._where} answers {method} with what is no {method}Response") from None
+            raise Unreachable(
+                f"{self._where} answers {method} with a message that is not a {method}Response"
+            ) from None
 
     def ask(self, method: str, message: bytes, metadata: tuple[tuple[str, str], ...] = ()) -> bytes:
         import grpc

@@ -310,7 +310,7 @@ async def _receive(threads: ThreadPoolExecutor, pipe: Connection) -> Any:
     try:
         said = await asyncio.get_running_loop().run_in_executor(threads, pipe.recv)
     except (EOFError, OSError):  # between two messages, or within one
-        raise LostPart("a process of the generator died, so that there is no result") from None
+        raise LostPart("a process of the generator died, so there is no result") from None
     if isinstance(said, CarpoolError):
         raise said
     return said

@@ -35,8 +35,8 @@ def check_length(phases: Sequence[Phase]) -> None:
     expected = sum(phase.rate * phase.seconds for phase in phases)
     if not expected <= MOST_REQUESTS:
         raise InvalidInput(
-            f"{expected:,.0f} requests are more than the {MOST_REQUESTS:,} that one run may hold: "
-            "lower the rate or the duration"
+            f"{expected:,.0f} requests are more than the {MOST_REQUESTS:,} that one run may have: lower "
+            "the rate or the duration"
         )
 
 

@@ -56,15 +56,15 @@ def judge(generator: Generator, plan: Plan) -> list[str]:
     bound = bound_ms(plan.slo)
     g = generator
     if g.start_lag_ms.p99 > bound:
-        others = "Others keep it from running: give it a core of its own"
+        others = "Other processes keep it from running: give it its own core"
         advice = "Give it more --processes" if g.busiest_core_share > _WORKING else others
         found.append(
-            f"the generator got to its requests late: p99 {g.start_lag_ms.p99:.1f} ms after their time, with "
+            f"the generator sent requests late: p99 {g.start_lag_ms.p99:.1f} ms after their time, with "
             f"{bound:g} ms allowed, at {100 * g.busiest_core_share:.0f} % of a core. {advice}"
         )
     elif g.busiest_core_share > BUSY:
         found.append(
-            f"the generator used {100 * g.busiest_core_share:.0f} % of a core, so that it read answers late: "
+            f"the generator used {100 * g.busiest_core_share:.0f} % of a core, so it read responses late: "
             "give it more --processes"
         )
     waited = g.send_lag_ms.p99 - g.start_lag_ms.p99
@@ -72,8 +72,8 @@ def judge(generator: Generator, plan: Plan) -> list[str]:
         full = g.connections >= g.connection_limit
         advice = "Give more --connections" if full else "Opening more took so long"
         found.append(
-            f"requests waited for a connection: p99 {waited:.1f} ms, with {g.connections} of them. {advice}: "
-            "the wait is in the response time, but the server did not see these requests in time"
+            f"requests waited for a connection: p99 {waited:.1f} ms, with {g.connections} of them. "
+            f"{advice}: the wait counts in the response time, but the server got these requests late"
         )
     return found
 

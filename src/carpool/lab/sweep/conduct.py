@@ -72,7 +72,7 @@ T = TypeVar("T")
 def check_place(place: Path) -> None:
     """A single file of several versions could not be told from the others in a folder of links."""
     if place.is_file() and VERSION.fullmatch(place.parent.name):
-        raise InvalidInput(f"{place} is one of a model's versions: name the model's folder instead")
+        raise InvalidInput(f"{place} is one of a model's versions: give the model's folder instead")
 
 
 def make_variant(source: ModelSource, place: Path, setting: Setting, under: Path) -> Path:
@@ -236,8 +236,8 @@ class SweepProgress:
         self.done += 1
         each = (time.monotonic() - self.began) / (self.done - self.before)
         self.write(
-            f"[{self.done}/{self.total}] {run.setting} at {run.rate:.9g}/s: "
-            f"{numeral(run.goodput_rps)}/s in time, p99 {run.p99_ms:,.0f} ms{', void' if run.void else ''}; "
+            f"[{self.done}/{self.total}] {run.setting} at {run.rate:.9g}/s: {numeral(run.goodput_rps)}/s "
+            f"within the SLO, p99 {run.p99_ms:,.0f} ms{', void' if run.void else ''}; "
             f"{lasting((self.total - self.done) * each)} left"
         )
         self.bar(self.done, self.total, "")
@@ -318,7 +318,7 @@ class _Stage:
         order = self.order
         last = order.settings[-1]  # knobs, if there are any: they form larger batches than a promise may want
         aim = self.aims[last.name]
-        self.progress.step("asking how long batches take")
+        self.progress.step("reading the batch times")
         if order.steps:
             first = read_steps(order.steps)[0].curve
             belief = CurveEstimate(first, order.instances, STEPS_GIVEN, steps=order.steps)
@@ -327,7 +327,7 @@ class _Stage:
         else:
             belief = ask_server(aim) or await try_out(aim, last.max_batch)
         slo_ms = order.slo_ms or belief.slo_ms or SLO_MS
-        many = f"{len(aim.pictures)} pictures in turn" if aim.pictures else "random tensors"
+        many = f"{len(aim.pictures)} images in turn" if aim.pictures else "random tensors"
         rates = rates_of(order.rates, order.loads, belief, slo_ms)
         return SweepBasis(aim.model, slo_ms, rates, belief, f"{many}, one in a request")
 
@@ -409,7 +409,7 @@ def _results(order: SweepOrder, basis: SweepBasis, journal: Journal) -> Results:
     seconds = order.warmup + order.seconds
     return Results(
         model=basis.model or order.model,
-        target=order.url or "a server of its own for each setting",
+        target=order.url or "one server per setting",
         requests=basis.requests,
         slo_ms=basis.slo_ms,
         curve=basis.belief.text,

@@ -20,7 +20,7 @@ from carpool.link.typed_json import read_document, write_document
 from carpool.sim.simulation import Scenario, measure
 from carpool.sim.step_simulation import capacity, read_steps
 
-GIVEN, SERVER, TRIAL = "given with --curve", "measured by the server", "seen in a short trial"
+GIVEN, SERVER, TRIAL = "given with --curve", "measured by the server", "measured in a short trial"
 STEPS_GIVEN = "given with --step"
 _TRIALS = (1, 4, 16)  # clients that ask at the same time
 _TRIAL_S, _THINK_S = 1.5, 0.002
@@ -84,8 +84,8 @@ def rates_of(
     if not most:
         alone = belief.curve.times[1] * 1e3
         raise InvalidInput(
-            f"nothing can be promised within {slo_ms:g} ms, since one image takes {numeral(alone)} ms: "
-            f"give --slo-ms {2 * alone:.3g} or more, or --rates instead of --loads"
+            f"no batch meets an SLO of {slo_ms:g} ms, because one image takes {numeral(alone)} ms: give "
+            f"--slo-ms {2 * alone:.3g} or more, or --rates instead of --loads"
         )
     return [(float(f"{load * most:.4g}"), load) for load in loads]
 
@@ -132,8 +132,8 @@ def from_answers(seen: Watcher, max_batch: int | None) -> CurveEstimate:
     ]
     if not points:
         raise Unreachable(
-            "the server's answers do not say how long batches took, so nothing can be planned: "
-            "give --curve, like 4+1, or --rates"
+            "the server's responses have no batch times, so nothing can be planned: give --curve, like "
+            "4+1, or --rates"
         )
     largest = max(points[-1][0], max_batch or 1)
     return CurveEstimate(BatchCurve.measured(points, largest), 1, TRIAL)

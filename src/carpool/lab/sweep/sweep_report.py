@@ -170,7 +170,7 @@ def _operating_curve(axes: list[Axes], results: Results) -> None:
     _ring_best(ax, results)
     ax.set_xlim(left=0)
     ax.set_xlabel(f"answered within {results.slo_ms:g} ms, per second (goodput)")
-    ax.set_ylabel("p99 of what was answered, ms")
+    ax.set_ylabel("p99 of responses, ms")
     ax.set_title(_plain(f"{results.model}: operating curve"))
     _legend(ax, len(results.names))
 
@@ -243,7 +243,7 @@ def _goodput(axes: list[Axes], results: Results) -> None:
     """Against the offered rate, with the prediction."""
     (ax,) = axes
     top = max([row.offered_rps for row in results.rows] + [one.offered_rps for one in results.prediction])
-    ax.plot([0, top], [0, top], color=FAINT, linestyle=":", linewidth=1.4, label="all that is offered")
+    ax.plot([0, top], [0, top], color=FAINT, linestyle=":", linewidth=1.4, label="all requests offered")
     for number, name in enumerate(results.names):
         expected = sorted(
             (one.offered_rps, one.goodput_rps) for one in results.prediction if one.setting == name
@@ -258,7 +258,7 @@ def _goodput(axes: list[Axes], results: Results) -> None:
     ax.set_xlim(0, 1.02 * top)
     ax.set_ylim(bottom=0)
     ax.set_xlabel("offered, per second")
-    ax.set_ylabel("answered in time, per second")
+    ax.set_ylabel("within the SLO, per second")
     ax.set_title(_plain(f"{results.model}: answered within {results.slo_ms:g} ms"))
     _legend(ax, len(results.names) + 2)
 
@@ -278,7 +278,7 @@ def _latency(axes: list[Axes], results: Results) -> None:
         ax.axvline(results.slo_ms, color=INK, linestyle="--", linewidth=1.2)
         ax.set_xlim(0, top)
         ax.set_ylim(0, 103)
-    _name_panels(axes, results, "ms", "% of what was offered")
+    _name_panels(axes, results, "ms", "% of offered requests")
 
 
 def _batches(axes: list[Axes], results: Results) -> None:
@@ -298,7 +298,7 @@ def _batches(axes: list[Axes], results: Results) -> None:
         ax.set_xticks([place[size] for size in shown], [str(size) for size in shown])
         ax.set_xlim(-0.6, max(len(sizes), 1) - 0.4)
         ax.grid(visible=False, axis="x")
-    _name_panels(axes, results, "images in the batch", "% of answers")
+    _name_panels(axes, results, "images per batch", "% of answers")
 
 
 def _name_panels(axes: list[Axes], results: Results, below: str, beside: str) -> None:
@@ -317,6 +317,6 @@ def _name_panels(axes: list[Axes], results: Results, below: str, beside: str) ->
 _CHARTS: dict[str, tuple[str, Draw, float]] = {  # its title, and how high it is
     "operating-curve": ("Operating curve", _operating_curve, 4.6),
     "goodput": ("Goodput and its prediction", _goodput, 4.2),
-    "latency": ("How long answers took", _latency, 3.5),
+    "latency": ("Latency of responses", _latency, 3.5),
     "batches": ("Batch sizes", _batches, 3.3),
 }

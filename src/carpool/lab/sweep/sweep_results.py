@@ -164,27 +164,27 @@ def _top_words(own: Sequence[PointRow], slo_ms: float) -> str:
     if top.void or top.keeps(slo_ms):
         return ""
     refused = sum(top.refused.values())
-    said = f", {_share(refused / top.offered)} refused" if refused and top.offered else ""
+    said = f", {_share(refused / top.offered)} rejected" if refused and top.offered else ""
     return (
-        f" {_at(top).capitalize()}, the highest, {_n(top.goodput_rps)}/s are answered in time{said}, "
-        f"p99 of what was answered {_n(top.p99_ms)} ms."
+        f" {_at(top).capitalize()}, the highest, {_n(top.goodput_rps)}/s are answered within the "
+        f"SLO{said}, p99 of responses {_n(top.p99_ms)} ms."
     )
 
 
 def noise_words(noise: Noise) -> str:
     said = []
     if noise.goodput is None or noise.p99 is None:
-        said.append("No point was measured twice, so the noise is not known: --repeats 2 tells.")
+        said.append("No point was measured twice, so the noise is not known: --repeats 2 measures it.")
     else:
         said.append(
-            f"Repeats of the same point lie {noise.goodput:.0%} apart in goodput and {noise.p99:.0%} in p99 "
-            f"(median; at most {noise.goodput_worst:.0%} and {noise.p99_worst:.0%})."
+            f"Repeats of the same point differ by {noise.goodput:.0%} in goodput and {noise.p99:.0%} in "
+            f"p99 (median; at most {noise.goodput_worst:.0%} and {noise.p99_worst:.0%})."
         )
     if noise.steal >= 0.01:
-        said.append(f"The machine below gave up to {noise.steal:.0%} of the processor to others.")
+        said.append(f"The hypervisor gave up to {noise.steal:.0%} of the processor to others.")
     if noise.void_runs:
         runs = "1 run is" if noise.void_runs == 1 else f"{noise.void_runs} runs are"
-        said.append(f"{runs} void: the generator was late, so the numbers would be its own.")
+        said.append(f"{runs} void, because the generator was late.")
     return " ".join(said)
 
 

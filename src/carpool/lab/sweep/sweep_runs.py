@@ -38,10 +38,10 @@ class Setting:
     def name(self) -> str:
         """For people, and different for any two settings of a sweep."""
         if self.kind == PROMISE:
-            return f"promise {self.slo_ms:g} ms"
+            return f"SLO {self.slo_ms:g} ms"
         if self.kind == KNOBS:
             batch = "" if self.max_batch is None else f", batch {self.max_batch}"
-            return f"knobs {self.max_delay_ms:g} ms{batch}"
+            return f"fixed {self.max_delay_ms:g} ms{batch}"
         return self.kind
 
 
@@ -254,7 +254,7 @@ class Journal:
             raise InvalidInput(f"--out: {folder}: {error.strerror or error}") from None
         if before is None:
             if any(not _LEFT.fullmatch(entry.name) for entry in folder.iterdir()):
-                raise InvalidInput(f"--out: {folder} holds something else than a sweep: name a new folder")
+                raise InvalidInput(f"--out: {folder} is not empty and has no sweep: choose a new folder")
             return cls(folder, digest(identity), None, [])
         _check_same(folder, before.get("asked"), identity)
         own = digest(identity)
@@ -281,7 +281,7 @@ class Journal:
 
 def _check_same(folder: Path, before: Any, identity: Mapping[str, Any]) -> None:
     if not isinstance(before, dict):
-        raise InvalidInput(f"--out: {folder / _IDENTITY} is not of a sweep: name a new folder")
+        raise InvalidInput(f"--out: {folder / _IDENTITY} is not of a sweep: choose a new folder")
     differ = [
         f"{name} was {_short(before.get(name))} and is {_short(identity.get(name))} now"
         for name in dict.fromkeys((*before, *identity))
@@ -289,8 +289,8 @@ def _check_same(folder: Path, before: Any, identity: Mapping[str, Any]) -> None:
     ]
     if differ:
         raise InvalidInput(
-            f"--out: another sweep was begun in {folder}: {'; '.join(differ)}. "
-            "Ask the same again, or name a new folder"
+            f"--out: another sweep was begun in {folder}: {'; '.join(differ)}. Repeat its command, or "
+            "choose a new folder"
         )
 
 
@@ -321,5 +321,5 @@ def _read_runs(file: Path, own: str) -> list[MeasuredRun]:
 
 def _text(file: Path) -> str:
     if file.stat().st_size > _MOST_BYTES:
-        raise InvalidInput(f"--out: {file} is over {_MOST_BYTES:,} bytes: name a new folder")
+        raise InvalidInput(f"--out: {file} is over {_MOST_BYTES:,} bytes: choose a new folder")
     return file.read_text("utf-8", "replace")

@@ -112,7 +112,7 @@ def _compare_embeddings(a: Answer, b: Answer, limits: CompareSettings) -> Differ
         "lengths": lengths,
         "normalize_differs": _unit(lengths[0]) != _unit(lengths[1]),
     }
-    why = f"the cosine is {cosine:.4f}, and {limits.cosine:g} is asked"
+    why = f"the cosine is {cosine:.4f}, and at least {limits.cosine:g} is required"
     return Difference(cosine < limits.cosine, (1.0 - max(-1.0, cosine)) / 2, why, details)
 
 
@@ -371,7 +371,7 @@ def _compare_masks(a: Answer, b: Answer, limits: CompareSettings) -> Difference:
     worst = min(alike, key=lambda name: alike[name], default="")
     if not worst:
         return Difference(False, 0.0, "nothing is found in either", {"iou": alike})
-    why = f"{worst} covers {alike[worst]:.2f} of the same, and {limits.mask_iou:g} is asked"
+    why = f"{worst} covers {alike[worst]:.2f} of the same, and at least {limits.mask_iou:g} is required"
     return Difference(alike[worst] < limits.mask_iou, 1.0 - alike[worst], why, {"iou": alike})
 
 

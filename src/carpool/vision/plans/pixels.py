@@ -102,7 +102,7 @@ def what_is_assumed(name: str, assumed: tuple[str, ...]) -> str:
     Where the values are known, a preset would replace them, so only how pictures are fitted is asked for.
     """
     told = {
-        "resize": "pictures are letterboxed into its input",
+        "resize": "images are letterboxed into its input",
         "mean": "pixels run from 0 to 1, without mean and std",
     }
     guesses = " and ".join(words for key, words in told.items() if key in assumed)
@@ -113,7 +113,7 @@ def what_is_assumed(name: str, assumed: tuple[str, ...]) -> str:
         "carpool inspect MODEL --picture PHOTO shows what each would answer"
     )
     if "mean" not in assumed:
-        what = "takes pictures of other proportions"
+        what = "takes images of other proportions"
         advice = 'Set resize = "letterbox", "stretch" or "crop" in [image] of its model.toml'
     wrong = "and the wrong way gives wrong answers"
     return f"nothing says how {name} {what}, {wrong}. Assumed: {guesses}. {advice}"

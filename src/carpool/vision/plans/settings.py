@@ -95,7 +95,7 @@ def describe(
     if picture is None:
         if config.image is not None or declared not in (None, Task.RAW):
             raise ConfigError(
-                f"{config.name}: {_because(config, declared)} needs one input that can hold a picture: three "
+                f"{config.name}: {_because(config, declared)} needs one input that can hold an image: three "
                 "dimensions without the batch, with 1 or 3 channels where the layout has them; "
                 f"the model's inputs are {in_words(signature.inputs)}"
             )
@@ -137,7 +137,7 @@ def _settled(
         raise ConfigError(f"{model.config.name}: {verdict.ask}")
     if model.labels and reading.classes not in (None, len(model.labels)):
         given = len(model.labels)
-        model.notes.append(f"{given} labels for {reading.classes} classes: the rest go by number")
+        model.notes.append(f"{given} labels for {reading.classes} classes: the others are named by number")
     return _combined(getattr(model.config, task, None), reading), reading.outputs
 
 
@@ -148,7 +148,8 @@ def declared_task(config: ModelConfig) -> str | None:
         other = config.task or tables[0]
         if task != other:
             raise ConfigError(
-                f"{config.name}: [{task}] is for models of that task, and this one is for {other}; remove one"
+                f"{config.name}: [{task}] is for models of that task, but this model is for {other}; "
+                "remove one"
             )
     return config.task or next(iter(tables), None)
 
@@ -160,9 +161,9 @@ def _because(config: ModelConfig, declared: str | None) -> str:
 
 
 def _without_a_size(config: ModelConfig, picture: Picture, declared: str | None) -> Described:
-    found = f"the model's input {in_words([picture.spec])} takes pictures of any size"
+    found = f"the model's input {in_words([picture.spec])} takes images of any size"
     if declared is not None or config.image is not None:
-        raise ConfigError(f"{config.name}: {found}; give the one to use as size in [image]")
+        raise ConfigError(f"{config.name}: {found}; set size in [image]")
     ask = f"{found}: set size in [image] of model.toml, or give --size to carpool serve"
     return Described(None, [found], ask)
 

@@ -80,7 +80,7 @@ def read_options(values: Mapping[str, str], task: str | None = None) -> Options:
     for name in values:
         if name not in valid:
             known = name in options_of()
-            what = f"{shown(name)} means nothing to {task}" if known else f"unknown {shown(name)}"
+            what = f"{shown(name)} is not an option of {task}" if known else f"unknown {shown(name)}"
             end = nearest(name, valid) if valid else f"{task} takes no options"
             raise InvalidInput(f"{what}; {end}", field=name[:64])
     given: dict[str, Any] = {name: valid[name].read(name, text) for name, text in values.items()}

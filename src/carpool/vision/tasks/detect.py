@@ -138,7 +138,7 @@ def _corners(boxes: Array, form: str | None) -> Array:
 def _check_rows(boxes: Array, *others: Array) -> None:
     for other in others:
         if len(boxes) != len(other):
-            raise ModelError(f"the model answered {len(boxes)} boxes and {len(other)} rows of scores")
+            raise ModelError(f"the model returned {len(boxes)} boxes and {len(other)} rows of scores")
 
 
 def _check_within(options: Options, table: DetectSettings) -> None:
@@ -153,7 +153,7 @@ def _check_within(options: Options, table: DetectSettings) -> None:
 
 def _beyond(name: str, allowed: str) -> InvalidInput:
     return InvalidInput(
-        f"{name} can be {allowed} for this model, whose device has chosen the boxes by its settings; "
-        'those can be changed, or nms = "cpu" leaves the choice to each request',
+        f"{name} can be {allowed} for this model, because its device selects boxes by the model's "
+        'settings. Change the settings, or set nms = "cpu"',
         field=name,
     )

@@ -46,8 +46,8 @@ class Raw(VisionTask):
 def check_count(numbers: int) -> None:
     if numbers > MAX_NUMBERS:
         raise TooLarge(
-            f"the answer has {numbers} numbers, more than the {MAX_NUMBERS} that JSON is good for; "
-            "ask for binary outputs over the v2 protocol, POST /v2/models/{model}/infer"
+            f"the response has {numbers} numbers, more than the {MAX_NUMBERS} allowed in JSON; "
+            "request binary outputs with the v2 protocol, POST /v2/models/{model}/infer"
         )
 
 
@@ -73,8 +73,8 @@ def _listed(array: Array, datatype: Datatype) -> Any:
 
 class Embed(VisionTask):
     name = Task.EMBED
-    route, summary = "/embed", "Turn a picture into a vector"
-    form, title = Embedding, "The picture as a vector"
+    route, summary = "/embed", "Turn an image into a vector"
+    form, title = Embedding, "The image as a vector"
     example: ClassVar[Mapping[str, Any]] = {"embedding": [0.6, -0.8, 0.0]}
     table = EmbedSettings
     quick = True
@@ -96,7 +96,7 @@ class Embed(VisionTask):
         values = read_floats(outputs, self._output).reshape(-1).astype(np.float64)
         check_count(values.size)
         if not np.isfinite(values).all():
-            raise ModelError("the model answered an embedding with numbers that are not finite")
+            raise ModelError("the model returned an embedding with numbers that are not finite")
         if self._normalize:
             values = unit(values)
         return dict(Embedding(image=size(geometry), embedding=values.tolist()))

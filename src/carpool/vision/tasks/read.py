@@ -25,8 +25,8 @@ MOST_VALUES = 1 << 26  # of one line: a thousand steps, each with all of Unicode
 
 class Read(VisionTask):
     name = Task.READ
-    route, summary = "/read", "Read the text in a picture"
-    form, title = ReadText, "What a line or a page says"
+    route, summary = "/read", "Read the text in an image"
+    form, title = ReadText, "Text of a line or a page"
     example: ClassVar[Mapping[str, Any]] = {"text": "Invoice 2041", "score": 0.987104}
     options: ClassVar[Mapping[str, Option]] = {"overlay": OVERLAY, "max_tokens": MOST_TOKENS}
     table = ReadSettings

@@ -37,8 +37,8 @@ _BACKGROUNDS = ("background", "__background__", "_background_")
 
 class Segment(VisionTask):
     name = Task.SEGMENT
-    route, summary = "/segment", "Cut things out"
-    form, title = Masks, "Which pixels belong to what"
+    route, summary = "/segment", "Segment an image"
+    form, title = Masks, "Masks of objects or classes"
     example: ClassVar[Mapping[str, Any]] = {
         "masks": [
             {

@@ -163,7 +163,7 @@ class VisionTask:
         self, pixels: Array, outputs: Mapping[str, Array], geometry: Geometry, options: Options
     ) -> Array:
         """A new picture with the answer drawn in; `pixels` are RGB [h, w, 3], of any size."""
-        raise cannot_draw(f"answers of {self.name}")
+        raise cannot_draw(f"responses of {self.name}")
 
     @classmethod
     def examples(cls) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class VisionTask:
 def read(outputs: Mapping[str, Array], spec: TensorSpec) -> Array:
     """One output, in the shape that was declared; without a leading 1 that nobody declared."""
     if spec.name not in outputs:
-        raise ModelError(f'the model did not answer the output "{spec.name}"')
+        raise ModelError(f'the model did not return the output "{spec.name}"')
     array = outputs[spec.name]
     if array.shape == spec.shape:
         return array

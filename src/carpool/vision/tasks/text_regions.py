@@ -36,7 +36,7 @@ _LEAST_SHARE = 1e-3  # pixels of the picture that a region must have left inside
 
 class FindText(VisionTask):
     name = Task.TEXT_REGIONS
-    route, summary = "/text_regions", "Find text in a picture"
+    route, summary = "/text_regions", "Find text in an image"
     form, title = TextRegions, "Where there is text"
     example: ClassVar[Mapping[str, Any]] = {
         "regions": [

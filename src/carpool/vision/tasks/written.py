@@ -36,8 +36,8 @@ def _text(output: Array | None) -> str:
 
 class Caption(VisionTask):
     name = Task.CAPTION
-    route, summary = "/caption", "Say what is in a picture"
-    form, title = CaptionText, "What a model writes about a picture"
+    route, summary = "/caption", "Describe an image"
+    form, title = CaptionText, "Text that a model writes about an image"
     example: ClassVar[Mapping[str, Any]] = {"text": "a dog on a beach", "finish_reason": "stop"}
     options: ClassVar[Mapping[str, Option]] = {"max_tokens": MOST_TOKENS}
     needs = f"an output {WRITTEN} of BYTES"
