@@ -125,11 +125,11 @@ class MappedArena:
         token, boxes = read_cuts(self.memory, offset, template.images)
         pixels = self._pictures.find(self._number, token)
         if pixels is None:
-            lost = "the picture is not on the device any more, which was started again; ask once more"
+            lost = "the image is not on the device any more, which was restarted; retry"
             raise Unavailable(lost, reason="restarting")
         _, rows, columns = pixels.shape
         if not all(x < right <= columns and y < bottom <= rows for x, y, right, bottom in boxes):
-            raise ValueError("a part that lies beyond its picture")
+            raise ValueError("a part that lies beyond its image")
         return [Cut(pixels, x, y, right - x, bottom - y) for x, y, right, bottom in boxes]
 
 

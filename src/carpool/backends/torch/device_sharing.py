@@ -96,7 +96,7 @@ def room_for_pictures(device: Any) -> int:
     if ledger is None:  # a CPU, whose memory nobody counts
         return _MOST_PICTURES // _PICTURES_SHARE
     size = min(_MOST_PICTURES, ledger.room // _PICTURES_SHARE)
-    ledger.hold(room_for_pictures, "pictures between steps", size)
+    ledger.hold(room_for_pictures, "images between steps", size)
     return size
 
 

@@ -120,7 +120,7 @@ class TorchBackend:
         names = check_wanted(self._model, wanted, self._outputs)
         fill = self._fill
         if fill is None:
-            raise ModelError(f"{self._model} takes no encoded pictures on {self._device.name}")
+            raise ModelError(f"{self._model} takes no encoded images on {self._device.name}")
         errors: dict[int, CarpoolError] = {}
         done = 0
 

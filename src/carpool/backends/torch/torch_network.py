@@ -286,7 +286,7 @@ def _exported(config: ModelConfig, exported: Any) -> ModelSignature:
 
 def _found(config: ModelConfig, name: str, value: Any) -> TensorSignature:
     if not isinstance(value, torch.Tensor) or value.dtype not in DATATYPE_OF:
-        raise Unsupported(f'{config.name}: "{name}" is no tensor that the v2 protocol can carry')
+        raise Unsupported(f'{config.name}: "{name}" is not a tensor of the v2 protocol')
     datatype = DATATYPE_OF[value.dtype]
     if datatype in FLOATS:  # whichever the network computes with, unless the settings say otherwise
         datatype = Datatype.FP32

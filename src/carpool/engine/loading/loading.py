@@ -356,7 +356,7 @@ class Loading:
                     measured = min(measured, again, key=lambda found: found.points[0].seconds)
             except ModelError as error:
                 if promises:
-                    why = f"{name}: a promise needs a measured model, and warming up failed: {error.message}"
+                    why = f"{name}: an SLO needs a measured model, and warming up failed: {error.message}"
                     raise ModelError(why) from error
                 if not all(backend.alive for backend in opened):
                     raise

@@ -65,7 +65,7 @@ def try_out(found: Examined, load: Callable[[ModelConfig], Backend]) -> Examined
         finally:
             backend.close()
     except CarpoolError as error:
-        seen = ModelFacts(claims, trouble=f"it could not be tried with a picture of noise: {error.message}")
+        seen = ModelFacts(claims, trouble=f"it could not be tried with an image of noise: {error.message}")
     return found._replace(seen=seen)
 
 

@@ -274,7 +274,7 @@ def _best(
 def _compared(best: _Trial, trials: Sequence[_Trial], how: str) -> str:
     others = [trial for trial in trials if trial is not best]
     against = ", against " + ", ".join(f"{other} with {other.layout}" for other in others) if others else ""
-    within = " within the promise" if best.promises else ""
+    within = " within the SLO" if best.promises else ""
     return f"{best}{within}{how}{against}"
 
 
@@ -292,8 +292,8 @@ def _too_short(seconds: float) -> str:
 
 
 def _quick_enough(seconds: float) -> str:
-    takes = f"one image takes {numeral(seconds * 1e3)} ms with one thread, little of the promise"
-    return f"{takes}, and threads that wait for nobody carry most"
+    takes = f"one image takes {numeral(seconds * 1e3)} ms with one thread, a small part of the SLO"
+    return f"{takes}, and independent threads give the highest throughput"
 
 
 def choose_threads(instances: int, shared: int, trying: Trying) -> Chosen:

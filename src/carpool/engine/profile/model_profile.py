@@ -62,8 +62,8 @@ def cannot_keep(name: str, slo: float, alone: float, what: str) -> str:
     if alone <= slo:
         return ""
     return (
-        f"{name}: {what} takes {numeral(alone * 1e3)} ms here, so slo_ms = {slo * 1e3:g} cannot be kept; "
-        f"promise at least {numeral(LEAST * alone * 1e3)} ms"
+        f"{name}: {what} takes {numeral(alone * 1e3)} ms here, so slo_ms = {slo * 1e3:g} cannot be met; "
+        f"use at least {numeral(LEAST * alone * 1e3)} ms"
     )
 
 
@@ -78,7 +78,7 @@ def grown(
         return config, ""
     slo = _rounded_up(LEAST * alone)
     takes = f"{what} takes {numeral(alone * 1e3)} ms here"
-    said = f"Promised: {numeral(slo * 1e3)} ms instead of {numeral(policy.slo * 1e3)}, since {takes}."
+    said = f"SLO: {numeral(slo * 1e3)} ms instead of {numeral(policy.slo * 1e3)}, since {takes}."
     return replace(config, policy=replace(policy, slo=slo)), said
 
 

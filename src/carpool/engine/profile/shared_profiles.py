@@ -73,7 +73,7 @@ class PatientFiles:
         thread.join(_WAIT_S)
         if answers:
             return answers[0]
-        raise OSError(f"{self.where}: {errors[0] if errors else 'no answer in time'}")
+        raise OSError(f"{self.where}: {errors[0] if errors else 'no response within the timeout'}")
 
 
 class ProfileFolder:
@@ -191,5 +191,5 @@ async def _asked(store: Any, question: Callable[[Callable[[Any], None]], None]) 
     question(lambda value: None if told.done() else told.set_result(value))
     found = await told
     if found is None:
-        raise OSError(store.said or "the Redis server did not answer, or refused")
+        raise OSError(store.said or "the Redis server did not answer, or answered with an error")
     return found
