@@ -1,4 +1,5 @@
-"""The error tree. Every error a user can cause carries one sentence and a stable reason word."""
+"""This module has the error tree. Every error a user can cause carries one sentence and a stable reason
+word."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class Signature:
         )
 
     def is_like(self, other: Signature) -> bool:
-        """Whether a request that was checked against one fits the other as well."""
+        """Returns whether a request that was checked against one fits the other as well."""
         mine = (self.inputs, self.outputs, self.max_batch)
         return mine == (other.inputs, other.outputs, other.max_batch)
 
@@ -166,7 +166,7 @@ class InferRequest:
 
 @dataclass(slots=True)
 class InferResponse:
-    """The answer to one inference."""
+    """Represents the answer to one inference."""
 
     model: str
     outputs: list[Tensor]

@@ -1,5 +1,5 @@
-"""Runtimes, one file or folder each, behind one protocol. config/backend_kinds.py says which there are; each
-third-party runtime is imported when a model needs it.
+"""This module has runtimes, one file or folder each, behind one protocol. config/backend_kinds.py says which
+there are; each third-party runtime is imported when a model needs it.
 
 Law of this folder: a backend knows its runtime and nothing of queues, requests or time limits.
 """

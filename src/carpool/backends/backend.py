@@ -13,7 +13,7 @@ from carpool.types import Array
 
 
 class Backend(Protocol):
-    """One instance of one model version.
+    """Represents one instance of one model version.
 
     `run`, `close` and the rest are called from one thread at a time; only `abort` and `alive` may be used
     beside them. A backend checks neither shapes nor datatypes of what the model answers: it passes on what it
@@ -144,7 +144,7 @@ class RunsRows(Protocol):
     def run_rows(
         self, inputs: Mapping[str, Array], rows: Sequence[SequenceRow], wanted: Sequence[str]
     ) -> Mapping[str, Array]:
-        """As `run`, for one row of each."""
+        """Does the same as `run`, for one row of each."""
 
 
 @runtime_checkable
@@ -157,7 +157,7 @@ class AnswersRows(Protocol):
         rows: Sequence[SequenceRow],
         details: Sequence[bytes],
     ) -> list[Mapping[str, Array] | CarpoolError]:
-        """As `AnswersEach.run_each`."""
+        """Does the same as `AnswersEach.run_each`."""
 
 
 class Rider(Protocol):

@@ -201,6 +201,6 @@ class FakeStepper:
 
 
 def fake_text(picture: Array) -> bytes:
-    """What `FakeStepper` reads there."""
+    """Returns what `FakeStepper` reads there."""
     seen = zlib.crc32(picture.tobytes())
     return (f"{seen:010d}" * 4)[: _SHORTEST + seen % (_LONGEST - _SHORTEST + 1)].encode()

@@ -257,7 +257,8 @@ def _options(runtime: Any, threads: int, inter_op_threads: int = 1) -> onnxrunti
 
 
 def devices(config: ModelConfig) -> tuple[int, ...]:
-    """The GPUs to run on; none: the CPU. A machine without any has put every instance on the CPU before."""
+    """Returns the GPUs to run on; none: the CPU. A machine without any has put every instance on the CPU
+    before."""
     asked = config.onnxruntime.providers
     placed = any(group.kind in (InstanceKind.AUTO, InstanceKind.GPU) for group in config.instances)
     if not placed or (asked and not {*asked} & {*ON_GPUS}):

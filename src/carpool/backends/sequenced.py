@@ -202,8 +202,8 @@ class Sequenced(_SequencedInstance):
         return [answers[number] for number in range(len(rows))]
 
     def _run_rows(self, requests: Sequence[Request], rows: Sequence[SequenceRow]) -> list[Answered]:
-        """All in one batch. With the direct strategy each has the row of its slot, and the rows between them
-        are not ready."""
+        """Returns all in one batch. With the direct strategy each has the row of its slot, and the rows
+        between them are not ready."""
         places = [row.slot for row in rows] if self._direct else list(range(len(rows)))
         count = max(places) + 1
         states = [self._state(row) for row in rows]

@@ -31,7 +31,7 @@ class CircuitBreaker:
         self._pause = FIRST_PAUSE_S
 
     def timed_out(self, now: float) -> bool:
-        """Whether that opens it."""
+        """Returns whether that opens it."""
         self.in_a_row += 1
         if self.is_open or self.in_a_row < TIMEOUTS:
             return False

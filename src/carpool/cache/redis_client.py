@@ -232,8 +232,8 @@ class SharedStore:
         self._breaker.answered()
 
     def timed_out(self, asked: PendingCommand) -> bool:
-        """Whether it is enough. Those who were under way while another one was given up met the same silence,
-        and count once: a hiccup in which a hundred wait is one hiccup."""
+        """Returns whether it is enough. Those who were under way while another one was given up met the same
+        silence, and count once: a hiccup in which a hundred wait is one hiccup."""
         self.timeouts += 1
         if asked.due - self._wait_s < self._given_up:
             return False
@@ -299,7 +299,7 @@ class Unwelcome(Exception):
 
 
 class _Link(asyncio.Protocol):
-    """One connection, from its first byte to its last."""
+    """Represents one connection, from its first byte to its last."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, store: SharedStore) -> None:
         self._loop = loop

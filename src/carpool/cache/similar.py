@@ -221,7 +221,7 @@ def _allowed(settings: CacheSettings) -> float:
 
 
 def is_audited(source: SourceAnswers, settings: CacheSettings, now: float) -> bool:
-    """Whether this hit is computed too, where the device has time for it."""
+    """Returns whether this hit is computed too, where the device has time for it."""
     if not settings.audit or now - source.audited_at < AUDIT_EVERY_S or random() >= settings.audit:
         return False
     source.audited_at = now

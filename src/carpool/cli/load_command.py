@@ -384,7 +384,7 @@ class Window:
 
 
 def line(window: Window, slo_ms: float | None) -> str:
-    """The window in one line."""
+    """Returns the window in one line."""
     facts = (f"{label} {fact}" for label, fact in window.facts(slo_ms).items())
     return "  ".join((f"{window.elapsed:.0f} s", *facts))
 

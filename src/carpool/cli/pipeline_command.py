@@ -86,7 +86,7 @@ def _found(there: dict[str, ModelSource], model: str, at: str) -> ModelSource:
 def drawn(
     name: str, graph: PictureGraph, seen: list[VisionSettings | None], promise: float | None
 ) -> list[str]:
-    """The graph from top to bottom."""
+    """Returns the graph from top to bottom."""
     whole = f"one SLO of {promise * 1e3:g} ms for all steps" if promise else "no SLO: slo_ms sets one"
     lines = [f"{name}: {whole}", "", "  picture"]
     roots = [number for number in graph.order if graph.after[number] is None]

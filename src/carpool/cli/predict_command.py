@@ -260,7 +260,7 @@ def _names_to_save(options: Predict, files: Sequence[Path]) -> list[Path | None]
 
 
 def in_words(answer: dict[str, Any]) -> str:
-    """The gist of an answer in a line."""
+    """Returns the gist of an answer in a line."""
     for key in ("detections", "classes", "masks"):
         if key in answer:
             things = [f"{one['label']} {one['score']:.2f}" for one in answer[key]]

@@ -193,7 +193,7 @@ class ClientCore:
         file_format: str = "jpeg",
         **options: object,
     ) -> bytes:
-        """The picture's file with the answer drawn in: jpeg, png or webp."""
+        """Returns the picture's file with the answer drawn in: jpeg, png or webp."""
         asked = Asked(task, model if task else model or await self.first())
         apart = self.runtime.apart
         return await self.ask(await apart(questions.ask_drawing, picture, asked, options, file_format))

@@ -34,13 +34,13 @@ def run(work: Coroutine[Any, Any, Value]) -> Value:
 
 
 class Stream(ByteReader, Protocol):
-    """A connection of either kind."""
+    """Represents a connection of either kind."""
 
     async def send(self, head: bytes, body: bytes | bytearray | memoryview) -> None:
         """A server that does not want the whole body may answer and close before its end: no error."""
 
     def is_quiet(self) -> bool:
-        """Whether it is open with nothing to read, so that another request can be sent."""
+        """Returns whether it is open with nothing to read, so that another request can be sent."""
 
     def close(self) -> None: ...
 

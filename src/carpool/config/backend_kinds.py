@@ -22,7 +22,7 @@ GROUP = "carpool.backends"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendKind:
-    """One backend.
+    """Represents one backend.
 
     `home` is a module with `load(config, version, placement)`, which makes an instance, and
     `read_signature(config, version)`. It may have `describe`, `devices` and `device_names` as well, for what

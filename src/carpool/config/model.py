@@ -325,8 +325,8 @@ class PytorchSettings:
 
 @dataclass(frozen=True, slots=True)
 class EnsembleStep:
-    """One model of an ensemble. `inputs` and `outputs` are pairs: the model's own name, and the tensor of the
-    ensemble that it is read from or written to."""
+    """Represents one model of an ensemble. `inputs` and `outputs` are pairs: the model's own name, and the
+    tensor of the ensemble that it is read from or written to."""
 
     model: str
     version: int  # -1: the newest

@@ -122,7 +122,7 @@ def _url(settings: ServerSettings, environ: Mapping[str, str]) -> str:
 
 
 def _sampler(environ: Mapping[str, str]) -> tuple[bool, float]:
-    """Whether callers decide, and how many of the others have spans."""
+    """Returns whether callers decide, and how many of the others have spans."""
     variable = "OTEL_TRACES_SAMPLER"
     name = environ.get(variable, "")
     if not name:

@@ -79,7 +79,7 @@ class PipelineSettings:
         return next(number for number, step in enumerate(self.steps) if step.name == name)
 
     def at(self, number: int) -> str:
-        """Where the model of a step is named."""
+        """Returns where the model of a step is named."""
         step = self.steps[number]
         return f"{self.file}:{step.line}: step {step.name}.model"
 

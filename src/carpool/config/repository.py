@@ -54,7 +54,7 @@ class ModelVersion:
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """One model to serve. `config.backend` and `config.file` are what was found, versions rise."""
+    """Represents one model to serve. `config.backend` and `config.file` are what was found, versions rise."""
 
     config: ModelConfig
     versions: tuple[ModelVersion, ...]
@@ -371,7 +371,7 @@ def is_model_file(path: Path) -> bool:
 
 
 def _find_file(folder: Path, config: ModelConfig) -> tuple[Path | None, str]:
-    """The model file in one version's folder and the backend for it; no file for a fake model."""
+    """Returns the model file in one version's folder and the backend for it; no file for a fake model."""
     if config.backend is not None and (config.needs or not kind_of(config.backend).needs_file):
         return None, config.backend
     asked = config.file or config.pytorch.weights

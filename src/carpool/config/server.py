@@ -415,7 +415,7 @@ class ServerSettings:
 
     @property
     def needs_models(self) -> bool:
-        """Whether an empty repository is a mistake: where nothing can come later."""
+        """Returns whether an empty repository is a mistake: where nothing can come later."""
         return self.model_control_mode == "none"
 
 

@@ -479,7 +479,7 @@ def _per_channel(table: TomlTable, key: str, said: Said) -> tuple[float, ...] | 
 
 
 def _size(table: TomlTable, key: str, said: Said) -> tuple[int, int] | None:
-    """One number for a square, or height and width."""
+    """Returns one number for a square, or height and width."""
     if not isinstance(table.data.get(key), list):
         side = table.integer(key, *said["within"])
         return None if side is None else (side, side)
@@ -503,7 +503,7 @@ def _compile(table: TomlTable, key: str, _: Said) -> str:
 
 
 def _module(table: TomlTable, key: str, _: Said) -> str | None:
-    """A file of the version's folder and a function in it."""
+    """Returns a file of the version's folder and a function in it."""
     text = table.text(key)
     if text is None:
         return None

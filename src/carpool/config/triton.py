@@ -313,7 +313,7 @@ def _policy(source: TextSource) -> tuple[Mode, Knobs | Promise]:
 
 
 def _oldest(source: TextSource) -> tuple[Mode, Knobs]:
-    """How the oldest of several sequences' requests make up batches."""
+    """Returns how the oldest of several sequences' requests make up batches."""
     oldest, path = source.message.sequence_batching.oldest, "sequence_batching.oldest"
     if any(size < 1 for size in oldest.preferred_batch_size):
         raise source.error(f"{path}.preferred_batch_size", "a preferred batch must be 1 or more")

@@ -177,7 +177,7 @@ def ensemble_document(settings: EnsembleSettings) -> dict[str, object]:
 
 
 def step_at(config: ModelConfig, number: int) -> str:
-    """Where a step of an ensemble or a pipeline names its model."""
+    """Returns where a step of an ensemble or a pipeline names its model."""
     if config.pipeline is not None:
         return config.pipeline.at(number)
     return f"{config.name}: {_AT}.step[{number}].model_name"

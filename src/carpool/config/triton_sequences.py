@@ -1,4 +1,4 @@
-"""Triton's `sequence_batching`, read and written again."""
+"""This module has Triton's `sequence_batching`, read and written again."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class ModelTurn(DeviceTurn):
 
 
 class Arbiter:
-    """One device. It runs as many batches at once as its busiest model has instances there.
+    """Represents one device. It runs as many batches at once as its busiest model has instances there.
 
     One that is not `exclusive` is no device, but the processors that several models share without turns: all
     run as they like, except beside spare work.

@@ -104,7 +104,7 @@ def _size(
 
 
 def batch_size(head: Job, room: int, want: int, smaller: int, *, keeps_up: bool) -> int:
-    """How many images to run with `head` as the most urgent; 0 means that the head is given up.
+    """Returns how many images to run with `head` as the most urgent; 0 means that the head is given up.
 
     `room` is the largest batch that meets the head's deadline, `want` the batch we would like, `smaller` the
     most efficient one within `room`, and `keeps_up` whether batches of `room` carry the offered rate.
@@ -222,7 +222,7 @@ class PromisePolicy:
         self.shares.refresh(core, now)
 
     def place(self, job: Job, sequence: int) -> tuple[int, str]:
-        """The job's lane, after giving it its place in that lane's order."""
+        """Returns the job's lane, after giving it its place in that lane's order."""
         arrived, deadline = job.arrived, job.deadline
         slo = job.promise or self.settings.slo
         if deadline > arrived + slo:

@@ -278,7 +278,7 @@ def steady_batch(curve: BatchCurve, rate: float, instances: int = 1) -> tuple[fl
 
 
 def expected_p99(curve: BatchCurve, rate: float, instances: int = 1) -> float:
-    """Seconds; good to a few percent up to ρ = 0.7, then on the safe side."""
+    """Returns seconds; good to a few percent up to ρ = 0.7, then on the safe side."""
     fixed, per_image = curve.fit()
     load = rate / instances * per_image
     images, seconds = steady_batch(curve, rate, instances)

@@ -86,7 +86,7 @@ class FairBacklog:
         return True
 
     def is_to_blame(self, lane: FrontLane, now: float) -> bool:
-        """Whether the front end was behind just now, and this lane asks for more than its share."""
+        """Returns whether the front end was behind just now, and this lane asks for more than its share."""
         return now < self._until and self.shares.asks_too_much(lane, self._share, now)
 
     def _judge(self, model: int, slo: float, waited: float, now: float) -> None:
@@ -163,7 +163,8 @@ class FrontLane:
 
 
 class FrontShares:
-    """The front end's work by lane. Names cost no memory: beyond `max_lanes` they share one lane."""
+    """Represents the front end's work by lane. Names cost no memory: beyond `max_lanes` they share one
+    lane."""
 
     def __init__(self, constants: Constants = CONSTANTS) -> None:
         self._constants = constants
@@ -192,7 +193,8 @@ class FrontShares:
         return found
 
     def asks_too_much(self, lane: FrontLane, share: float, now: float) -> bool:
-        """Whether a lane is above its fair part, if so much of what the front end did lately is divided.
+        """Returns whether a lane is above its fair part, if so much of what the front end did lately is
+        divided.
 
         Fair is max-min: nobody gives anything up as long as somebody else asks for more.
         """
@@ -280,7 +282,7 @@ class Pacer(Generic[T]):
         return len(self._lines)
 
     def is_free(self, key: LaneKey, now: float) -> bool:
-        """Whether this lane's work can be done at once."""
+        """Returns whether this lane's work can be done at once."""
         line = self._lines.get(key)
         if line is not None and (line.held or line.bucket.left(now) <= 0.0):
             return False

@@ -201,7 +201,7 @@ class GivenUp(NamedTuple):
 
 
 def planned(outside: float, budget: float, constants: Constants = CONSTANTS) -> float:
-    """How much of its budget a request's plan leaves to what is outside."""
+    """Returns how much of its budget a request's plan leaves to what is outside."""
     most = constants.most_outside * budget
     if outside > most:
         outside = most

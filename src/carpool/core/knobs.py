@@ -23,7 +23,8 @@ _BEHIND_ALL = 1e15  # added to the rank of a delayed job: after every request th
 
 @dataclass(slots=True)
 class _Aside:
-    """A batch set aside. A `sealed` one takes nobody else; `other_shape` says that a shape closed it."""
+    """Represents a batch set aside. A `sealed` one takes nobody else; `other_shape` says that a shape closed
+    it."""
 
     jobs: list[Job] = field(default_factory=list)
     images: int = 0

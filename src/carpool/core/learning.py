@@ -133,7 +133,8 @@ class Handover:
         self.seconds += c.handover_weight * (min(seconds, most) - self.seconds)
 
     def is_news(self, lone: float, now: float) -> bool:
-        """Whether it should be counted anew, where a batch of one takes so long as it is counted now."""
+        """Returns whether it should be counted anew, where a batch of one takes so long as it is counted
+        now."""
         c = self._constants
         is_near = abs(self.seconds - self.counted) <= c.handover_far * lone
         if is_near or now - self._looked_at < c.handover_look_s:
@@ -256,7 +257,7 @@ class Drift:
         return self.told
 
     def is_due(self, now: float) -> bool:
-        """Whether enough was run since the last look at the curve."""
+        """Returns whether enough was run since the last look at the curve."""
         if self._early:
             return True
         c = self._constants

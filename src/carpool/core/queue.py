@@ -124,7 +124,7 @@ class Lane:
             self.part = job.weight  # until all lanes are looked at
 
     def earliest(self) -> tuple[Job, Line]:
-        """The most urgent ready job, and the line of its shape. The lane must have one."""
+        """Returns the most urgent ready job, and the line of its shape. The lane must have one."""
         first: tuple[Job, Line] | None = None
         for shape in list(self.lines):
             line = self.lines[shape]

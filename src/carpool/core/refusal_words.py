@@ -83,7 +83,7 @@ def dropped(model: str, gone: GivenUp, now: float, retry_after: float) -> Carpoo
 
 
 def refused(model: str, job: Job, refusal: Refusal, *, knobs: bool) -> CarpoolError:
-    """A rejection at the gate."""
+    """Returns a rejection at the gate."""
     reason = refusal.reason
     if reason is Reason.TOO_LARGE:
         why = f"{model} takes at most {refusal.most} images in a request, not {job.images}"

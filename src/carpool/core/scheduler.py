@@ -48,7 +48,8 @@ _MOST_ROOM = 64  # requests: whoever has room for more need not count them
 
 
 class Scheduler(SchedulerState):
-    """One model's scheduler. A job is offered, made ready, dispatched in a batch, and finished with it."""
+    """Represents one model's scheduler. A job is offered, made ready, dispatched in a batch, and finished
+    with it."""
 
     def __init__(
         self,

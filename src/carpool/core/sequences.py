@@ -57,8 +57,8 @@ class Why(enum.Enum):
 
 
 class SequenceStep:
-    """One request of a sequence; its job's `payload`. Where it runs is said when it is passed on, and stays:
-    the thread that runs it reads that, whatever becomes of its sequence meanwhile."""
+    """Represents one request of a sequence; its job's `payload`. Where it runs is said when it is passed on,
+    and stays: the thread that runs it reads that, whatever becomes of its sequence meanwhile."""
 
     __slots__ = (
         *("closes", "end", "instance", "job", "name", "number", "sequence", "size", "slot", "start", "waits"),
@@ -467,8 +467,8 @@ class Sequences:
             self._look_at(sequence)
 
     def _takes_one(self, taker: SequenceShare) -> bool:
-        """Whether a client that has more gives up a place at once. If each of its sequences has a request
-        with the scheduler, that comes first."""
+        """Returns whether a client that has more gives up a place at once. If each of its sequences has a
+        request with the scheduler, that comes first."""
         giver = None if self._leaving or len(self._shares) == 1 else who_yields(self._shares.values(), taker)
         if giver is None:
             return False
@@ -576,19 +576,19 @@ class Sequences:
 
 
 def _is_first(number: int, sequence: LiveSequence) -> bool:
-    """Whether this request is still what the sequence waits to start with."""
+    """Returns whether this request is still what the sequence waits to start with."""
     return sequence.instance < 0 and bool(sequence.waiting) and sequence.waiting[0].number == number
 
 
 def _has_first(backlog: list[tuple[int, LiveSequence]]) -> bool:
-    """Whether a sequence waits there: those that do not any more are taken away first."""
+    """Returns whether a sequence waits there: those that do not any more are taken away first."""
     while backlog and not _is_first(*backlog[0]):
         heappop(backlog)
     return bool(backlog)
 
 
 def _is_used_up(used: int, bound: int, share: SequenceShare | None, own: int) -> bool:
-    """Whether no more may wait. `own` is what its client has of what is used: at most so much that something
-    is left for the next client, where clients are told apart."""
+    """Returns whether no more may wait. `own` is what its client has of what is used: at most so much that
+    something is left for the next client, where clients are told apart."""
     known = share is not None and share.name != ""
     return used >= bound or (known and own >= OF_THE_REST * (bound - used))

@@ -48,8 +48,8 @@ def water_level(demands: Sequence[float], supply: float, weights: Sequence[float
 
 
 def divide_weights(lanes: Sequence[Lane]) -> list[float]:
-    """Each lane's part. The sources that one key's holder names share its weight: nobody has more of the
-    device by making up names."""
+    """Returns each lane's part. The sources that one key's holder names share its weight: nobody has more of
+    the device by making up names."""
     lanes_of = Counter(lane.holder for lane in lanes)
     for lane in lanes:
         lane.part = lane.weight / lanes_of[lane.holder] if lane.holder else 1.0
@@ -195,12 +195,12 @@ class Entrance:
         return self._taken.at(now)
 
     def has_company(self, now: float) -> bool:
-        """Whether other models are asked, too. One that is only loaded does not wait for anybody."""
+        """Returns whether other models are asked, too. One that is only loaded does not wait for anybody."""
         return any(one is not self and one.asked(now) > _LEAST for one in self._intake.entrances)
 
     def is_too_much(self, now: float) -> bool:
-        """Whether it is above its fair part, if a little less than what was taken lately is divided. Fair is
-        max-min, so somebody always is; who is alone asks for all that is asked."""
+        """Returns whether it is above its fair part, if a little less than what was taken lately is divided.
+        Fair is max-min, so somebody always is; who is alone asks for all that is asked."""
         known = list(self._intake.entrances)
         if len(known) == 1:
             return True

@@ -83,7 +83,7 @@ class SpareTurn(BatchTurn):
         return waited
 
     def told(self) -> Sequence[Job]:
-        """Who was skipped since the last time."""
+        """Returns who was skipped since the last time."""
         gone, self._gone = self._gone, []
         return gone
 

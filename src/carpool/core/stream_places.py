@@ -55,7 +55,7 @@ class StreamPlaces:
         return share is not None and job in share.held
 
     def older_frame(self, job: Job) -> Job | None:
-        """What waits of the same live source."""
+        """Returns what waits of the same live source."""
         held = self.everybody_held() if job.latest else []
         return next((one for one in held if one.latest and one.source == job.source), None)
 

@@ -39,7 +39,8 @@ from carpool.core.text_job import (
 
 
 class TextScheduler:
-    """One model's scheduler. A job is offered, encoded, stepped until it ends, and then its slot is free."""
+    """Represents one model's scheduler. A job is offered, encoded, stepped until it ends, and then its slot
+    is free."""
 
     def __init__(
         self, encoder: BatchCurve, step: BatchCurve, settings: TextPromise, constants: Constants = CONSTANTS
@@ -221,8 +222,8 @@ class TextScheduler:
         return decision
 
     def refuses(self, job: TextJob, now: float) -> Refusal | None:
-        """What the gate says. Its slot comes when enough have left for a whole batch: one that would make it
-        only in a smaller batch would slow down all others. That is the second question."""
+        """Returns what the gate says. Its slot comes when enough have left for a whole batch: one that would
+        make it only in a smaller batch would slow down all others. That is the second question."""
         if self.waiting >= self.settings.max_queue:
             return Refusal(Reason.QUEUE_FULL, waiting=self.waiting, most=self.settings.max_queue)
         if job.first_due == INFINITY:  # nothing was promised
@@ -278,7 +279,7 @@ class TextScheduler:
         return self.slots[decoder * self.each : (decoder + 1) * self.each]
 
     def _room(self, decoder: int) -> int:
-        """How many of its slots each token's promise allows."""
+        """Returns how many of its slots each token's promise allows."""
         cautious, curve = self.step.speeds[decoder].cautious, self.step.curve
         for_speed, for_curve, room = self._rooms[decoder]
         if for_speed != cautious or for_curve is not curve:
@@ -357,8 +358,8 @@ class TextScheduler:
         return any(job is not None and job.tokens for job in self.slots)
 
     def _batch(self, now: float) -> int:
-        """The batch to wait for. While slots stand empty for it, steps carry less; encoded alone, each costs
-        more. The smallest that keeps up with what is asked, or else the one that carries most."""
+        """Returns the batch to wait for. While slots stand empty for it, steps carry less; encoded alone,
+        each costs more. The smallest that keeps up with what is asked, or else the one that carries most."""
         slots = self.most_slots()
         plan = (slots, self._encoders, self.encoder.curve, self.step.curve, self.lengths.lasts)
         if plan != self._planned:

@@ -32,7 +32,7 @@ crop = {{ rectify = true, height = 48, widths = [160, 320, 480, 640, 960] }}
 
 
 def ocr_page() -> Path:
-    """A page of text to read."""
+    """Returns a page of text to read."""
     return ocr_models() / "ocr" / "page.jpg"
 
 

@@ -116,7 +116,7 @@ class Deployment:
 
     @property
     def starts(self) -> int:
-        """How often a pod that starts is asked before it counts as stuck."""
+        """Returns how often a pod that starts is asked before it counts as stuck."""
         return max(30, ceil(_STARTS * self.cold_start_s / _PROBE_S))
 
     @property

@@ -106,7 +106,7 @@ class MeasureCounts:
         return found
 
     def fell(self, reference: MeasureCounts, measure: str) -> bool:
-        """Whether it is lower than in the reference."""
+        """Returns whether it is lower than in the reference."""
         now, before = self.measures.get(measure), reference.measures.get(measure)
         return isinstance(now, Histogram) and isinstance(before, Histogram) and now.middle < before.middle
 

@@ -20,7 +20,7 @@ _HOUR = 3600.0
 
 
 class SampledAnswer(NamedTuple):
-    """One picture and its answer."""
+    """Represents one picture and its answer."""
 
     source: str
     values: Values

@@ -1,4 +1,5 @@
-"""What one picture and its answer measure. Made in a front end's idle threads, told to the engine as JSON."""
+"""This module has what one picture and its answer measure. Made in a front end's idle threads, told to the
+engine as JSON."""
 
 from __future__ import annotations
 
@@ -129,8 +130,8 @@ def _axes(dimensions: int) -> Array:
 
 
 def _coarse(width: int, height: int) -> int:
-    """How many times smaller a file is decoded that no model needs here. `TooLarge` for one that would keep a
-    thread from others for long."""
+    """Returns how many times smaller a file is decoded that no model needs here. `TooLarge` for one that
+    would keep a thread from others for long."""
     if width * height > _MOST_PIXELS:
         raise TooLarge(f"{width}×{height} pixels are too many to decode for a measurement")
     for factor in (8, 4, 2):

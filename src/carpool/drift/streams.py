@@ -94,7 +94,7 @@ def read_stream(document: Mapping[str, Any]) -> DriftStream:
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:
-    """The cause first."""
+    """Returns the cause first."""
     return tuple(sorted(names, key=_ORDER.__getitem__))
 
 

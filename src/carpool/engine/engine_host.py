@@ -245,7 +245,7 @@ class EngineHost(Publisher):
 
 
 def _sampling(settings: DriftSettings | None) -> dict[str, Any] | None:
-    """What front ends need to know of drift."""
+    """Returns what front ends need to know of drift."""
     if settings is None:
         return None
     doubtful = settings.uncertain

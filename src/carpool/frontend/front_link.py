@@ -227,7 +227,7 @@ class FrontLink:
     # Towards the engine.
 
     def infer(self, ask: Ask, hears: Hears) -> RemoteCall:
-        """As `Door.infer`."""
+        """Does the same as `Door.infer`."""
         entry, head, slot, tail, _, _, _, _, _, spare, booked, _, _, _ = ask
         door = self._door
         call = RemoteCall(ask, _Background(door, entry.key, hears) if spare else hears)
@@ -509,8 +509,8 @@ class FrontLink:
 
 
 def expiry(entry: ModelEntry, arrived: float, deadline: float) -> float:
-    """When the front end answers by itself. The engine is the one to say that a deadline passed, and an
-    answer that comes a little late is worth more than none: this is for an engine or a batch that hangs.
+    """Returns when the front end answers by itself. The engine is the one to say that a deadline passed, and
+    an answer that comes a little late is worth more than none: this is for an engine or a batch that hangs.
     Many answers to one request may take as long as they do."""
     own, slo = deadline + _DEADLINE_GRACE_S, entry.slo
     return own if slo is None or entry.decoupled else min(own, arrived + slo + max(slo, _PROMISE_GRACE_S))

@@ -40,7 +40,8 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """One batch size. `spread`: how far the middle half of the runs lies apart; `sure`: ± of `ms`; shares."""
+    """Represents one batch size. `spread`: how far the middle half of the runs lies apart; `sure`: ± of `ms`;
+    shares."""
 
     batch: int
     ms: float

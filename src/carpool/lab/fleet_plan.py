@@ -299,13 +299,13 @@ def plan(question: FleetQuestion, tell: Tell = lambda _: None) -> FleetPlan:
 
 
 def suffices(question: FleetQuestion, replicas: int) -> bool:
-    """Whether so many would keep the promise, in calm and in surges."""
+    """Returns whether so many would keep the promise, in calm and in surges."""
     return all(check.holds(question.slo) for check in _check(question, replicas))
 
 
 def _scenario(q: FleetQuestion, replicas: int, busiest: float | None = None) -> Scenario:
-    """A group of the fleet with its part of the traffic, long enough to count. `busiest` is the rate at which
-    decoding and protocol take most from the batches."""
+    """Returns a group of the fleet with its part of the traffic, long enough to count. `busiest` is the rate
+    at which decoding and protocol take most from the batches."""
     group = min(replicas, max(1, _GROUP // q.machine.instances))
     rate = max(q.rate * group / replicas, _SLOWEST)
     promise = Promise(q.slo, max_batch(q.curve, q.slo))

@@ -15,8 +15,8 @@ _SURE = 1e-4  # of the capacity: bisected no further
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One replica's part of a machine. `decode` and `protocol` are seconds of one core for each image, and
-    `instances` so many run side by side, whose batch times are those while all of them are busy.
+    """Represents one replica's part of a machine. `decode` and `protocol` are seconds of one core for each
+    image, and `instances` so many run side by side, whose batch times are those while all of them are busy.
 
     Decoding, front ends and engine are many short pieces of work, to which an operating system gives a core
     before it gives it back to the threads of a model. So they are served, and batches take longer: a model on

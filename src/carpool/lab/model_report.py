@@ -75,7 +75,7 @@ def read_before(config: ModelConfig) -> str:
 
 
 def how_it_sees(source: ModelSource) -> VisionSettings | None:
-    """How a model answers pictures; None: it takes tensors. It is opened and tried once."""
+    """Returns how a model answers pictures; None: it takes tensors. It is opened and tried once."""
     return look_at(source)[1].vision
 
 

@@ -55,7 +55,7 @@ def with_preset_text(before: str, preset: str, config: ModelConfig) -> tuple[str
 
 
 def refers_to_labels(text: str) -> bool:
-    """Whether settings name the file that is written beside them."""
+    """Returns whether settings name the file that is written beside them."""
     return bool(tomllib.loads(text).get("labels") == LABELS)
 
 

@@ -100,7 +100,7 @@ def checked(sender: Sender) -> Sender:
 
 
 def read_budget(field: bytes | None) -> float:
-    """Seconds from the request's head to the client's deadline."""
+    """Returns seconds from the request's head to the client's deadline."""
     if field is None:
         return INFINITY
     budget = float(field) / 1e3 if _MILLISECONDS.fullmatch(field) else 0.0
@@ -128,7 +128,7 @@ def read_latest(field: bytes | None) -> bool:
 
 
 def read_attempt(field: bytes | str | None) -> bool:
-    """Whether a balancer says that it has asked another server before. What is no number says no."""
+    """Returns whether a balancer says that it has asked another server before. What is no number says no."""
     return field is not None and field.isdigit() and int(field[:9]) > 1
 
 
@@ -296,7 +296,7 @@ class PipelineBooking(Protocol):
 
 
 class Call(Protocol):
-    """One inference under way."""
+    """Represents one inference under way."""
 
     def ready(self, slot: Slot) -> None:
         """The tensors of a call that was made before them are in this slot, which is the call's from here on:

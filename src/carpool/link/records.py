@@ -286,7 +286,7 @@ _NOBODY = Source("")
 
 
 class SaidSources:
-    """The front end's end. `send` takes records for the engine."""
+    """Represents the front end's end. `send` takes records for the engine."""
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send

@@ -1,4 +1,4 @@
-"""The way of one answer into its slot."""
+"""This module has the way of one answer into its slot."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def create_memory(name: str, size: int) -> int:
 
 
 def map_memory(fd: int) -> mmap.mmap:
-    """The whole file. It stays mapped until nothing refers to the map or to an array over it."""
+    """Returns the whole file. It stays mapped until nothing refers to the map or to an array over it."""
     return mmap.mmap(fd, os.fstat(fd).st_size)
 
 

@@ -126,7 +126,7 @@ class OpenRegion:
 
 
 class RegionRead(NamedTuple):
-    """One tensor in a client's memory."""
+    """Represents one tensor in a client's memory."""
 
     region: OpenRegion
     offset: int

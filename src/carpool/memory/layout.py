@@ -95,7 +95,7 @@ def list_places(places: Sequence[TensorPlace]) -> bytes:
 
 
 def read_places(payload: bytes | memoryview) -> list[TensorPlace]:
-    """What `list_places` wrote."""
+    """Returns what `list_places` wrote."""
     return [
         TensorPlace(name, DATATYPES[datatype], tuple(shape), offset, size)
         for name, datatype, shape, offset, size in orjson.loads(payload)

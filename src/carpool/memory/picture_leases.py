@@ -52,7 +52,7 @@ def new_token() -> int:
 
 
 def cuts_bytes(crops: int) -> int:
-    """How long a request for so many is: never as long as one for a file."""
+    """Returns how long a request for so many is: never as long as one for a file."""
     return _CUTS_AT + crops * _box.size
 
 
@@ -67,7 +67,7 @@ def _lease_at(end: int) -> int:
 
 
 class Lease:
-    """The front end's side, of a file in a slot."""
+    """Represents the front end's side, of a file in a slot."""
 
     def __init__(self, view: memoryview) -> None:
         """Begins it. ValueError where it does not fit behind the file."""
@@ -94,7 +94,7 @@ class Lease:
 
 
 class LeaseSeen:
-    """The runner's side."""
+    """Represents the runner's side."""
 
     __slots__ = ("_at", "_memory", "token")
 

@@ -244,7 +244,7 @@ class Table:
         )
 
     def block(self, index: int) -> Block:
-        """The block to write to. Its gauges are cleared: the process that set them is gone.
+        """Returns the block to write to. Its gauges are cleared: the process that set them is gone.
 
         The supervisor takes the block of a dead process for this effect alone.
         """

@@ -31,7 +31,7 @@ class Gpus:
         self._energy: dict[str, float] = {}
 
     def read(self) -> list[tuple[str, GpuReading]]:
-        """Each with its UUID."""
+        """Returns each with its UUID."""
         if self._handles is None:
             self._handles = self._open() if self._driver.exists() else []
         return [(uuid, self._read(uuid, handle)) for uuid, handle in self._handles]

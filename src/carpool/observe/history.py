@@ -137,7 +137,8 @@ class HistoryKeeper:
 
 
 def _difference(before: Cells | None, after: Cells) -> Document:
-    """What happened between the two; nothing for a model at rest. Without the first, since it was loaded."""
+    """Returns what happened between the two; nothing for a model at rest. Without the first, since it was
+    loaded."""
     before = [0.0] * len(after) if before is None else before
     point: Document = {}
     for name, histogram in _HISTOGRAMS.items():

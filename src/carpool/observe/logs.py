@@ -340,7 +340,7 @@ class Repeats:
         return min(held) + INTERVAL_S if held else None
 
     def shows(self, record: logging.LogRecord, kind: LineKind, now: float) -> bool:
-        """Whether to write it; if not, it is counted. To be asked after `due`."""
+        """Returns whether to write it; if not, it is counted. To be asked after `due`."""
         window = self._windows.get(kind.kind)
         if window is None:
             if len(self._windows) >= _MOST_KINDS:

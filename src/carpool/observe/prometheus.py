@@ -90,7 +90,7 @@ class Scope(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class MetricFamily:
-    """One metric. `values` maps the labels beyond those of the scope, as text, to the number."""
+    """Represents one metric. `values` maps the labels beyond those of the scope, as text, to the number."""
 
     name: str
     kind: str

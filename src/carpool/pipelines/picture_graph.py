@@ -114,7 +114,7 @@ class PictureGraph:
         return min(_USUAL_FAN_OUT, self.steps[after].keep.most)
 
     def optional(self, number: int) -> bool:
-        """Whether the request is answered without this step when there is no time for it."""
+        """Returns whether the request is answered without this step when there is no time for it."""
         return self.steps[number].escalate is not None and self.settings.under_load != REFUSE
 
     def reader(self, tasks: Sequence[str | None]) -> str | None:
@@ -203,8 +203,8 @@ class PictureGraph:
     def answer(
         self, items: Mapping[int, Sequence[Item]], answers: Mapping[int, Sequence[Document]]
     ) -> Document:
-        """All of it in one document. Steps that gave no answers are left out. Of a cascade it is the big
-        model's answer, if that gave one."""
+        """Returns all of it in one document. Steps that gave no answers are left out. Of a cascade it is the
+        big model's answer, if that gave one."""
         for number, step in enumerate(self.steps):
             if step.escalate is not None:
                 return answers[number][0] if answers.get(number) else answers[self.base][0]

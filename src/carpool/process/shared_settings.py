@@ -26,7 +26,7 @@ _FORMATS = ("default", "ISO8601")
 
 
 def log_settings(level: str) -> dict[str, Any]:
-    """What the server starts with."""
+    """Returns what the server starts with."""
     rank = _LEVELS.index(level)
     return {
         "log_file": "",

@@ -115,7 +115,7 @@ def _models(key: str, value: Any) -> tuple[str, ...]:
 
 
 def _replicas(key: str, value: Any) -> tuple[int, int]:
-    """3, (2, 8), [2, 8], "2,8"."""
+    """Returns 3, (2, 8), [2, 8], "2,8"."""
     parts = value.split(",") if isinstance(value, str) else value
     parts = list(parts) if isinstance(parts, Sequence) else [parts]
     try:

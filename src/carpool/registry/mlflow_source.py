@@ -1,4 +1,4 @@
-"""MLflow's registry over its REST interface, with the standard library alone.
+"""This module has MLflow's registry over its REST interface, with the standard library alone.
 
 Three calls resolve an alias: which version, where its files are, which they are; then one for each file. What
 comes over the network is hostile until checked: names, sizes, kinds and amounts.

@@ -48,7 +48,7 @@ class PinnedFile:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One version, exactly. `digest` differs when anything about it does, wherever it lies."""
+    """Represents one version, exactly. `digest` differs when anything about it does, wherever it lies."""
 
     version: int
     digest: str

@@ -90,7 +90,7 @@ class VersionStore:
                     listed.unlink()
 
     def _is_whole(self, listed: Path) -> bool:
-        """Whether a version can be assembled from contents that are here."""
+        """Returns whether a version can be assembled from contents that are here."""
         try:
             return all(self._content(digest).is_file() for _, digest in json.loads(listed.read_bytes()))
         except (ValueError, TypeError):

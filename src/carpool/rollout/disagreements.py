@@ -55,7 +55,7 @@ class Disagreements:
         return number
 
     def worst(self, after: int = 0, limit: int = 50) -> list[dict[str, Any]]:
-        """Those above a number, the worst first."""
+        """Returns those above a number, the worst first."""
         found = [line for line in self._lines if line["number"] > after]
         return sorted(found, key=lambda line: -line["how_much"])[:limit]
 

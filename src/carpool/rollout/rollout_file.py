@@ -48,7 +48,7 @@ NOT_SHARED = Mark()
 
 @dataclass(slots=True)
 class Record:
-    """One model's rollout, the last one or the one under way."""
+    """Represents one model's rollout, the last one or the one under way."""
 
     model: str
     plan: RolloutSettings

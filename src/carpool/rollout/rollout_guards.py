@@ -73,7 +73,7 @@ class Counts:
             self.stable = Side()
 
     def plus(self, other: Counts) -> Counts:
-        """Both together, as a new one."""
+        """Returns both together, as a new one."""
         total = read_counts(self.as_document())
         total.stable.add(asdict(other.stable))
         total.candidate.add(asdict(other.candidate))

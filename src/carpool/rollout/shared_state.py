@@ -72,8 +72,8 @@ class SharedRollout:
         return replace(self, rollout=rollout, parts={**self.parts, replica: part})
 
     def went(self, after: Rollout, live: Collection[str], *, forget: bool = False) -> SharedRollout:
-        """The next state. Sides count anew in another stage; with `forget`, somebody has looked at what was
-        broken."""
+        """Returns the next state. Sides count anew in another stage; with `forget`, somebody has looked at
+        what was broken."""
         before = self.counted()
         if forget:
             before.forget()
@@ -176,7 +176,7 @@ def _bytes(part: Part) -> bytes:
 
 
 def from_bytes(data: bytes) -> SharedRollout:
-    """What `as_bytes` wrote; anything else raises `ValueError`."""
+    """Returns what `as_bytes` wrote; anything else raises `ValueError`."""
     try:
         if len(data) > _MOST_BYTES:
             raise ValueError("it is too large")

@@ -109,7 +109,8 @@ def _trace_line(line: str, where: str) -> tuple[Arrival, str]:
 
 
 class Traffic:
-    """A kind of traffic. `even`: the mean rate says it all, so that its fluid bound is a fair yardstick."""
+    """Represents a kind of traffic. `even`: the mean rate says it all, so that its fluid bound is a fair
+    yardstick."""
 
     name = ""
     even = False

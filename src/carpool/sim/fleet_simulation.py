@@ -34,8 +34,8 @@ def most_at_once(there: int) -> int:
 
 
 class Replica(Simulation):
-    """One server. A request that comes from elsewhere begins a new promise here; its client has waited since
-    it first came."""
+    """Represents one server. A request that comes from elsewhere begins a new promise here; its client has
+    waited since it first came."""
 
     def __init__(self, one: Scenario, number: int, slower: float, seed: int, began: float) -> None:
         device = one.device(one.curve)
@@ -67,7 +67,7 @@ class Replica(Simulation):
         self._look_again = self._advance(now, self._look_again)
 
     def offer(self, ride: Ride, now: float) -> Reason | None:
-        """Why it was refused at the gate."""
+        """Returns why it was refused at the gate."""
         self.reach(now)
         self.got += 1
         refusal = self.scheduler.offer(self._job(ride, now), now)
@@ -75,7 +75,7 @@ class Replica(Simulation):
         return None if refusal is None else refusal.reason
 
     def die(self, now: float) -> list[Ride]:
-        """Who was inside."""
+        """Returns who was inside."""
         self.reach(now)
         running = [job.payload for _, batch in self._running for job in batch.jobs]
         waiting = [job.payload for job in self.scheduler.lanes.everybody()]

@@ -186,7 +186,8 @@ def _window(run: Run, slo: float, warm_up: float | None = None) -> tuple[float, 
 
 
 def _staleness(run: Run, begin: float, end: float) -> float:
-    """How old the newest answer of a source is on average: what somebody who watches its picture sees."""
+    """Returns how old the newest answer of a source is on average: what somebody who watches its picture
+    sees."""
     answers: dict[str, list[tuple[float, float]]] = {}
     for ride in run.rides:
         if ride.arrival.source:

@@ -145,7 +145,7 @@ class VideoReader:
                 return
 
     def _play_once(self, latest: LatestFrame, played: float) -> float:
-        """How long it was."""
+        """Returns how long it was."""
         due, seconds = 0.0, 0.0
         any_seen = False
         with self._opened() as (container, stream):

@@ -296,8 +296,8 @@ class _LiveCamera:
         self._settle()
 
     async def _send(self, frame: Frame) -> str:
-        """What became of it. Counted exactly once. What is raised ends everything, and the frame has been
-        counted before."""
+        """Returns what became of it. Counted exactly once. What is raised ends everything, and the frame has
+        been counted before."""
         counts, wish = self._counts, self._watching.wish
         try:
             assert frame.image is not None

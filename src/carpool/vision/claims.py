@@ -290,7 +290,7 @@ def _timm(config: Mapping[str, Any]) -> Claims:
 
 
 def _reader(entries: Mapping[str, str], meta: Mapping[str, Any]) -> Claims:
-    """A line for each character, or a list of them in a file beside it."""
+    """Returns a line for each character, or a list of them in a file beside it."""
     listed = entries["character"].split("\n") if "character" in entries else meta["charset"]
     if listed and listed[-1] == "":  # the last line ends, too
         listed = listed[:-1]

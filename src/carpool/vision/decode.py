@@ -145,7 +145,7 @@ def _rgb(image: Image.Image, head: PictureHead) -> Array:
 
 
 def _strip_as_rgb(image: Image.Image, head: PictureHead) -> Array:
-    """The same as uint8 [h, w, 3]; or [h, w, 1], of a grey one."""
+    """Returns the same as uint8 [h, w, 3]; or [h, w, 1], of a grey one."""
     if image.mode in _ALPHA or "transparency" in image.info:
         return _on_white(np.asarray(image if image.mode == "RGBA" else image.convert("RGBA")))
     if image.mode.startswith("I;16") or (image.mode == "I" and head.bits == 16):

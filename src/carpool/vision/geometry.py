@@ -82,7 +82,8 @@ class PicturePlacement:
     """The rectangle's edges to a fraction of a pixel, left, top, right and bottom, for Pillow's kernels."""
 
     def kernel(self, asked: str) -> str:
-        """How pixels are mixed: `auto` and `area` depend on how much smaller or larger they become."""
+        """Returns how pixels are mixed: `auto` and `area` depend on how much smaller or larger they
+        become."""
         if asked not in ("auto", "area"):
             return asked
         shrinks = (self.width / self.into_width, self.height / self.into_height)

@@ -49,7 +49,7 @@ def from_run_lengths(counts: Sequence[int], height: int, width: int) -> Array:
 
 
 def png(mask: Array) -> bytes:
-    """An 8-bit greyscale PNG: 255 inside, 0 outside."""
+    """Returns an 8-bit greyscale PNG: 255 inside, 0 outside."""
     done, data = cv2.imencode(".png", np.where(mask, np.uint8(255), np.uint8(0)), _RUNS + _UNFILTERED)
     if not done:
         raise InvalidInput("this mask cannot be written as a PNG", field="format")
@@ -57,7 +57,7 @@ def png(mask: Array) -> bytes:
 
 
 def png_text(mask: Array) -> str:
-    """The PNG as base64, for JSON."""
+    """Returns the PNG as base64, for JSON."""
     return base64.b64encode(png(mask)).decode("ascii")
 
 

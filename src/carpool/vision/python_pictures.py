@@ -70,7 +70,7 @@ class Answer(dict[str, Any]):
 
     @property
     def model(self) -> str:
-        """Which one answered."""
+        """Returns which one answered."""
         return str(self.get("model", ""))
 
     @property
@@ -163,7 +163,7 @@ class Masks(Detections):
         return found
 
     def mask(self, number: int) -> Array:
-        """One of them, [height, width]."""
+        """Returns one of them, [height, width]."""
         thing = self.things[number]
         if "rle" in thing:
             from carpool.vision.mask_regions import from_run_lengths
@@ -180,7 +180,7 @@ class Masks(Detections):
 class Embedding(Answer):
     @property
     def vector(self) -> Array:
-        """The picture as a vector."""
+        """Returns the picture as a vector."""
         return np.array(self["embedding"], np.float32)
 
 

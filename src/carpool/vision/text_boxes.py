@@ -29,8 +29,8 @@ class Quads(NamedTuple):
 
 
 def find_quads(maps: Array, table: TextRegionsSettings, most: int) -> Quads:
-    """The best first. `maps` is [height, width] for format db; for lines it is [3, height, width], and
-    distances are in pixels of the map."""
+    """Returns the best first. `maps` is [height, width] for format db; for lines it is [3, height, width],
+    and distances are in pixels of the map."""
     if maps.shape[-1] * maps.shape[-2] > MOST_PIXELS:
         raise ModelError(f"a map of {list(maps.shape)} has more than the {MOST_PIXELS} pixels allowed")
     likely = np.nan_to_num(maps if maps.ndim == 2 else maps[0], nan=0.0, posinf=1.0, neginf=0.0)
@@ -120,7 +120,7 @@ _END = 0.15  # of a line's height: so much shorter than the line is its middle, 
 
 
 def _edges(x: Array, edges: tuple[Array, Array], width: int) -> tuple[float, tuple[float, float]]:
-    """One slope for both, and where they lie in the middle of the line."""
+    """Returns one slope for both, and where they lie in the middle of the line."""
     centred = x - x.mean()
     spread = float((centred**2).sum())
     tall = float((edges[1] - edges[0]).mean())

@@ -54,7 +54,7 @@ def _beside(one: Box, other: Box) -> bool:
 
 
 def _split(spans: Sequence[tuple[float, float, int]], gap: float) -> list[list[int]]:
-    """Where nothing lies for longer than `gap`."""
+    """Returns where nothing lies for longer than `gap`."""
     parts: list[list[int]] = []
     end = float("-inf")
     for low, high, number in sorted(spans):

@@ -43,7 +43,7 @@ class Transform:
         return (self._placed.get((width, height)) or self._place(width, height))[0].grid
 
     def geometry(self, width: int, height: int) -> Geometry:
-        """Where such a picture lies in the input."""
+        """Returns where such a picture lies in the input."""
         return self._place(width, height)[1]
 
     def _place(self, width: int, height: int) -> tuple[PicturePlacement, Geometry, int]:

@@ -94,7 +94,8 @@ def _encode_listed(
 
 
 def is_all_binary(response: InferResponse, outputs: Sequence[RequestedOutput], binary_output: bool) -> bool:
-    """Whether the outputs are all that there is, and wanted as they are, as most clients want them."""
+    """Returns whether the outputs are all that there is, and wanted as they are, as most clients want
+    them."""
     if response.id or response.parameters:
         return False
     if not outputs:
@@ -405,7 +406,7 @@ def _flatten(values: list[Any], shape: tuple[int, ...], field: str) -> list[Any]
 
 
 def _levels(values: list[Any], field: str) -> int:
-    """How deep the first element lies."""
+    """Returns how deep the first element lies."""
     levels = 0
     first: Any = values
     while type(first) is list:

@@ -61,7 +61,7 @@ class ReplyReader:
         self.keep = False
 
     def _read_head(self) -> bool:
-        """Whether it is complete; then it is known where the body will end."""
+        """Returns whether it is complete; then it is known where the body will end."""
         while True:
             head, end, rest = self._buffer.partition(b"\r\n\r\n")
             if len(head) > _MOST_HEAD:
@@ -125,7 +125,8 @@ class ReplyReader:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _read_size(self) -> bool:
-        """The line before the next chunk, behind the end of the one before; after the last one, the rest."""
+        """Returns the line before the next chunk, behind the end of the one before; after the last one, the
+        rest."""
         start = 2 if self._behind else 0
         if start and not b"\r\n".startswith(self._buffer[:2]):
             raise NotHttp("a chunk is longer than it says")
@@ -194,11 +195,11 @@ class ReplyBody:
 
     @property
     def keep(self) -> bool:
-        """Whether the connection can carry another request: known at the end."""
+        """Returns whether the connection can carry another request: known at the end."""
         return self._reader.keep
 
     async def next(self) -> bytes:
-        """What came next; nothing at the end."""
+        """Returns what came next; nothing at the end."""
         while not self._part and not self._reader.over:
             self._part = await _feed(self._stream, self._reader)
         part, self._part = self._part, b""

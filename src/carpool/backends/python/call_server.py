@@ -51,7 +51,7 @@ _ERRORS: Mapping[int, type[CarpoolError]] = {
 
 
 def error_of(code: int, message: str) -> CarpoolError:
-    """What a client is told of a TritonError."""
+    """Returns what a client is told of a TritonError."""
     return _ERRORS.get(code, ModelError)(message)
 
 

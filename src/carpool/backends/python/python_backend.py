@@ -99,7 +99,7 @@ class PythonBackend:
         return WorkerProcess(placement.threads)
 
     def _settings(self, config: ModelConfig, version: ModelVersion, placement: Placement) -> dict[str, Any]:
-        """What `setup` gets."""
+        """Returns what `setup` gets."""
         self._outputs = [tensor.name for tensor in config.outputs]
         return {
             "name": config.name,

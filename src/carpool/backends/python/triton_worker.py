@@ -55,7 +55,7 @@ class TritonModel:
             initialize(dict(settings["arguments"]))
 
     def run(self, requests: Sequence[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
-        """One answer to each request."""
+        """Returns one answer to each request."""
         answered = self.execute(requests)
         if answered is None:
             answered = [None] * len(requests)

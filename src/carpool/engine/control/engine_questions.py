@@ -74,7 +74,8 @@ class MemoryRegistry:
         return {}
 
     async def unregister(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """One region, or all of them without a name. One that is not there is no error, as in Triton."""
+        """Returns one region, or all of them without a name. One that is not there is no error, as in
+        Triton."""
         name = str(arguments.get("name", ""))
         gone = [known for known in self._regions if name in ("", known)]
         numbers = [self._regions.pop(known).number for known in gone]

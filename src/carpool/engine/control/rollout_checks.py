@@ -69,8 +69,8 @@ def swapped_in(
     versions: Collection[int],
     sent_back: Collection[int],
 ) -> bool:
-    """Whether the newest of these serves as if there had been no rollout: the last one was asked for by hand
-    and is over, the settings ask for none, and nobody has sent back what came since."""
+    """Returns whether the newest of these serves as if there had been no rollout: the last one was asked for
+    by hand and is over, the settings ask for none, and nobody has sent back what came since."""
     newest = max(versions, default=0)
     known = rollout.over and newest > int(rollout.candidate) and newest not in sent_back
     return known and by_hand and config.rollout is None

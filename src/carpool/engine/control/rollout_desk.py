@@ -277,7 +277,7 @@ class RolloutDesk:
         waiting.append((self.rollouts.disk.submit(write), len(picture)))
 
     async def _disagreements(self, arguments: Mapping[str, Any]) -> Any:
-        """The list, or with a number one picture in base64."""
+        """Returns the list, or with a number one picture in base64."""
         watched = self.rollouts.find(str(arguments["model"]))
         loop, disk = asyncio.get_running_loop(), self.rollouts.disk
         ring = None if watched is None else await loop.run_in_executor(disk, self._ring, watched)

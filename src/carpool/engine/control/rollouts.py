@@ -115,7 +115,7 @@ class Rollouts(LoadListener):
         )
 
     def known(self, name: str, home: Path) -> WatchedRollout | None:
-        """Its rollout, the last or the one under way; from the file the first time."""
+        """Returns its rollout, the last or the one under way; from the file the first time."""
         if name not in self._models:
             self._models[name] = None
             file = None if self._folder is None else file_for(self._folder, name, home)
@@ -521,7 +521,7 @@ class Rollouts(LoadListener):
             write_row(row, record.rollout, record.plan, watched.guards)
 
     def find(self, name: str) -> WatchedRollout | None:
-        """The last rollout of a model, or the one under way."""
+        """Returns the last rollout of a model, or the one under way."""
         watched = self._models.get(name)
         return watched if watched is not None and watched.record.begun else None
 

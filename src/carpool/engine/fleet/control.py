@@ -393,7 +393,7 @@ class ModelControl:
         progress: Progress,
         checks: Checks,
     ) -> list[Served]:
-        """All of them, or none and the reason."""
+        """Returns all of them, or none and the reason."""
         new: list[Served] = []
         at_fault: list[int] = []
         config = found.source.config

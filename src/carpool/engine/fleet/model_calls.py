@@ -76,7 +76,7 @@ class ModelCalls:
         return InstanceCalls(self, served, index)
 
     def all_wait(self, caller: InstanceCalls) -> bool:
-        """Whether what this one waits for can never come.
+        """Returns whether what this one waits for can never come.
 
         Takes everybody who calls for stuck, and then, until nothing changes, lets go of those whose every
         call runs on an instance that is not, or waits for a model that has such an instance.
@@ -215,7 +215,7 @@ class InstanceCalls:
 
 
 def _is_held(work: Work, target: Served, stuck: set[InstanceCalls]) -> bool:
-    """Whether this call runs on an instance that is stuck, or waits while all of them are.
+    """Returns whether this call runs on an instance that is stuck, or waits while all of them are.
 
     One without a batch is not, whatever threads of its model may be waiting for. A call of an ensemble is
     held where one of its steps is that is under way.

@@ -416,7 +416,7 @@ def outputs(text: str, finish: str) -> dict[str, Array]:
 
 
 def read_limit(details: bytes, most: int) -> int:
-    """How many tokens a request asks for at most: the model's own limit holds as well."""
+    """Returns how many tokens a request asks for at most: the model's own limit holds as well."""
     if not details:
         return most
     asked = orjson.loads(details).get("parameters", {}).get(MAX_TOKENS, most)

@@ -42,7 +42,7 @@ Tell = Callable[[Sequence[Event]], None]
 
 
 class _TextAnswer:
-    """One answer under way."""
+    """Represents one answer under way."""
 
     __slots__ = ("begun", "decoder", "encoded", "number", "picture", "rows")
 
@@ -333,8 +333,8 @@ class TextLoop:
                 self._scheduler.took(encoded, beyond, now)
 
     def _text(self, job: TextJob, token: int, decoder: Decoder, done: bool) -> str:
-        """What it adds to the answer. A character may come in several tokens: what is not whole yet is held
-        back."""
+        """Returns what it adds to the answer. A character may come in several tokens: what is not whole yet
+        is held back."""
         rider: _TextAnswer = job.payload
         if token not in self._texts:
             piece = b"" if token == decoder.end else decoder.piece(token)

@@ -72,7 +72,7 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
 
     @property
     def _own(self) -> SequenceRoute | StreamRoute | None:
-        """Where requests wait before they come to the driver."""
+        """Returns where requests wait before they come to the driver."""
         return self._sequences or self._streams
 
     def route(self) -> Route:

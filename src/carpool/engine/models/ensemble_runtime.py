@@ -37,7 +37,7 @@ class Models(Protocol):
     memory: StepMemory | None
 
     def step_row(self, name: str, version: str, step: str) -> Row:
-        """Where a step of a pipeline is counted."""
+        """Returns where a step of a pipeline is counted."""
 
     def find(self, name: str, version: int = -1) -> tuple[int, Served, Route] | None: ...
 

@@ -71,7 +71,7 @@ class Runtime:
         return True
 
     def route(self) -> Route:
-        """How requests are answered."""
+        """Returns how requests are answered."""
         raise NotImplementedError
 
     def spare_route(self) -> Spare:

@@ -94,7 +94,7 @@ class Served:
 
     @property
     def able(self) -> bool:
-        """Whether it could run a request now."""
+        """Returns whether it could run a request now."""
         return not self.runtime.why_not
 
     @property

@@ -127,7 +127,8 @@ class EnsembleRoute(SteppedRoute):
 
 
 class EnsembleRun:
-    """One request. `tensors` has what is known by now: None is a tensor that will never be there."""
+    """Represents one request. `tensors` has what is known by now: None is a tensor that will never be
+    there."""
 
     __slots__ = (
         *("_ending", "_needed", "_route", "_timings", "_under_way", "_waiting", "_whole"),

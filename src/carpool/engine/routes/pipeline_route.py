@@ -75,7 +75,7 @@ class PipelineRoute(SteppedRoute):
 
 
 class OpenBooking:
-    """One request. `left` has, by step, the images that its step has still to answer."""
+    """Represents one request. `left` has, by step, the images that its step has still to answer."""
 
     __slots__ = (
         *("_booking", "arrived", "binding", "deadline", "left", "live", "route"),

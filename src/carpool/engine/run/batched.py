@@ -32,7 +32,7 @@ _MEASURE_S = 2.0
 
 
 class Pending(Generic[Result]):
-    """An answer on its way: `await` it in asyncio, or call `result()` in a thread."""
+    """Represents an answer on its way: `await` it in asyncio, or call `result()` in a thread."""
 
     def __init__(self, future: Future[Result]) -> None:
         self._future = future

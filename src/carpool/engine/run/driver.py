@@ -360,8 +360,8 @@ class Driver:
     def _finish(
         self, batch: Batch, now: float, result: BatchResult | None = None, executor: Executes | None = None
     ) -> tuple[bool, Sequence[Job]]:
-        """Whether answers wait for their turn, and whose turn it is now. Without a scheduler that can say so
-        nobody waits for it. An executor that has died of it is replaced."""
+        """Returns whether answers wait for their turn, and whose turn it is now. Without a scheduler that can
+        say so nobody waits for it. An executor that has died of it is replaced."""
         seconds = result.seconds if result is not None and result.clean else None
         in_order = self.scheduler.policy.preserve_ordering and not isinstance(batch.turn, SpareTurn)
         try:
@@ -465,7 +465,7 @@ class Driver:
 
     @property
     def riders(self) -> int:
-        """How many wait."""
+        """Returns how many wait."""
         return self.scheduler.lanes.requests
 
     def close(self) -> list[Executes]:

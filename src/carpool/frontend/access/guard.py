@@ -164,7 +164,7 @@ class Guard:
 
     @property
     def looks_at_fields(self) -> bool:
-        """Whether what a call says beside its message decides whether it may pass."""
+        """Returns whether what a call says beside its message decides whether it may pass."""
         return self.has_keys or bool(self._restricted)
 
     @property

@@ -84,7 +84,8 @@ class CachingDoor:
 
 
 class Lookup:
-    """One request, from the look to its answer. Implements `Call` for who asks and `Hears` for what runs."""
+    """Represents one request, from the look to its answer. Implements `Call` for who asks and `Hears` for
+    what runs."""
 
     __slots__ = (
         *("_ask", "_asker", "_began", "_bytes", "_caches", "_computing", "_content", "_door", "_fast"),

@@ -153,7 +153,7 @@ class ModelCache:
         return made
 
     def is_audited(self, source: SourceAnswers | None, now: float) -> bool:
-        """Whether the turn of this hit has come. Without a source, it is the same request again."""
+        """Returns whether the turn of this hit has come. Without a source, it is the same request again."""
         if source is None:
             return random() < self.settings.audit * _EXACT_PART
         return is_audited(source, self.settings, now)
@@ -184,7 +184,7 @@ class ModelCache:
 
     @property
     def holds_back(self) -> bool:
-        """Whether the gate's no waits until the request was looked up."""
+        """Returns whether the gate's no waits until the request was looked up."""
         return self._hits * _WORTH_READING >= max(1, self._looks)
 
 
@@ -319,7 +319,7 @@ class Caches:
         return known and self._models.get(entry.key) is model
 
     def is_shared(self, model: ModelCache) -> bool:
-        """Whether other servers can be asked now."""
+        """Returns whether other servers can be asked now."""
         return self.shared is not None and self.shared.up and model.entry.name in self.marks
 
     @property

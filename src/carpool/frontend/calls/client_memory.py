@@ -135,7 +135,7 @@ class ClientMemory:
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """One input, from its region to a slot."""
+    """Represents one input, from its region to a slot."""
 
     owner: str
     place: SharedMemory

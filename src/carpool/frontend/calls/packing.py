@@ -62,14 +62,14 @@ Charge = Callable[[bytes | bytearray, float], None]
 
 
 def is_in_place(head: RequestHead) -> bool:
-    """Whether the tensors can stay where they are, after a look at them that does not take long."""
+    """Returns whether the tensors can stay where they are, after a look at them that does not take long."""
     if any(tensor.data is not None or tensor.shared_memory is not None for tensor in head.inputs):
         return False
     return sum(math.prod(tensor.shape) for tensor in head.inputs if tensor.datatype is _BYTES) <= _FEW_STRINGS
 
 
 def takes_long(size: int, header_length: int | None, signature: Signature) -> bool:
-    """Whether a body is better not read in the loop."""
+    """Returns whether a body is better not read in the loop."""
     if size <= AT_ONCE:
         return False
     json = header_length is None or header_length > AT_ONCE

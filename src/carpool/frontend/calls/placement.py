@@ -99,7 +99,7 @@ class RequestPlacement:
         raise NotImplementedError
 
     def _current(self) -> tuple[ModelEntry, Row]:
-        """What serves it now."""
+        """Returns what serves it now."""
         raise NotImplementedError
 
     @property

@@ -82,7 +82,7 @@ class Split:
         return named[:_LONGEST_KEY] if named else b"\0%r" % at
 
     def spares(self, entry: ModelEntry) -> bool:
-        """Whether what this version refuses or fails is run on stable instead."""
+        """Returns whether what this version refuses or fails is run on stable instead."""
         return entry is self.candidate and self.route.fallback
 
     def other(self, entry: ModelEntry) -> ModelEntry:

@@ -73,7 +73,7 @@ class Shares:
         return self._of.get(name, 0)
 
     def free(self, name: str) -> int:
-        """How much more it may take."""
+        """Returns how much more it may take."""
         return self._times * (self.most - self.total) - self._of.get(name, 0)
 
     def take(self, name: str, amount: int) -> bool:
@@ -486,7 +486,7 @@ class FairQueue(Generic[T]):
             heapify(line.heap)
 
     def __iter__(self) -> Iterator[T]:
-        """All that wait, by urgency."""
+        """Returns all that wait, by urgency."""
         entries = sorted(
             (entry[:2], index, client)
             for client, line in self._lines.items()

@@ -350,7 +350,7 @@ class GrpcCall(ClientCall):
 
 
 class UnaryInfer:
-    """One call of ModelInfer. It begins when its head is here, before its message."""
+    """Represents one call of ModelInfer. It begins when its head is here, before its message."""
 
     __slots__ = ("_call", "_rpc", "_service", "_slot", "_task", "_who")
 

@@ -113,7 +113,7 @@ def end_of_preface(data: bytes | bytearray, end: int) -> int:
 
 
 def head_block(flags: int, stream: int, payload: memoryview) -> bytes:
-    """The header block of HEADERS, without padding and priority."""
+    """Returns the header block of HEADERS, without padding and priority."""
     start, end = 0, len(payload)
     if flags & PADDED:
         if not end or payload[0] >= end:

@@ -67,7 +67,7 @@ class Outgoing:
 
     @property
     def unsent(self) -> int:
-        """Bytes that wait for the socket. Those that wait for a window are their calls'."""
+        """Returns bytes that wait for the socket. Those that wait for a window are their calls'."""
         return self._transport.get_write_buffer_size() + self._bytes
 
     def mistake(self, credit: int) -> None:

@@ -249,7 +249,7 @@ def _inputs(request: Any, raw: Sequence[Buffer]) -> tuple[list[TensorHead], list
 
 
 def _in_region(head: TensorHead, elements: int, tensor: Any, model: str) -> bool:
-    """Whether its data is in shared memory, and if so where."""
+    """Returns whether its data is in shared memory, and if so where."""
     owner = f"input {shorten(head.name)}"
     parameters = _parameters(tensor, f"{owner}.parameters")
     if "shared_memory_region" not in parameters:
@@ -389,7 +389,7 @@ def encode_outputs(listed: Sequence[tuple[bytes, Buffer]]) -> bytes:
 
 
 def text_parameter(name: str, value: str) -> bytes:
-    """One more parameter of an answer."""
+    """Returns one more parameter of an answer."""
     message = _ModelInferResponse()
     message.parameters[name].string_param = value
     return bytes(message.SerializeToString())

@@ -133,7 +133,7 @@ class CallHead:
         return [value for name, value in self.metadata if name == "traceparent"]
 
     def with_parent(self, parent: str) -> CallHead:
-        """The same head with another `traceparent`."""
+        """Returns the same head with another `traceparent`."""
         head = CallHead([], self.size)
         for name in _OF_A_HEAD:
             setattr(head, name, getattr(self, name))
@@ -250,7 +250,7 @@ class HeadReader:
 
 
 def trailers(status: Status, details: str, metadata: Metadata = ()) -> bytes:
-    """The last block of a call."""
+    """Returns the last block of a call."""
     if status is Status.OK and not details and not metadata:
         return FINE
     out = [FINE if status is Status.OK else field(b"grpc-status", b"%d" % status)]

@@ -50,8 +50,8 @@ class BorrowedSocket:
 
 
 def has_hung_up(descriptor: int) -> bool:
-    """Whether the other side sends no more: seen also where what it sent before is not read, and so the loop
-    does not hear of it."""
+    """Returns whether the other side sends no more: seen also where what it sent before is not read, and so
+    the loop does not hear of it."""
     poll = select.poll()
     poll.register(descriptor, _HUNG_UP)
     return bool(poll.poll(0))

@@ -31,7 +31,7 @@ def as_event(data: bytes) -> bytes:
 
 
 class EventStream:
-    """The answer to one exchange. Of the loop's thread."""
+    """Represents the answer to one exchange. Of the loop's thread."""
 
     __slots__ = ("_chunked", "_exchange")
 
@@ -76,10 +76,10 @@ class Writer(Protocol):
 
     @property
     def streams(self) -> bool:
-        """Whether pieces are sent as they come; else `whole` is the answer."""
+        """Returns whether pieces are sent as they come; else `whole` is the answer."""
 
     def head(self) -> Sequence[bytes]:
-        """What comes before the first piece."""
+        """Returns what comes before the first piece."""
 
     def piece(self, text: str, number: int) -> Sequence[bytes]: ...
 

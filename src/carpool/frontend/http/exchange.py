@@ -72,7 +72,7 @@ def bad_request(message: str) -> Fault:
 
 
 def render_head(status: int, fields: bytes, length: int, date: bytes) -> bytes:
-    """The head of one answer, up to and with the empty line."""
+    """Returns the head of one answer, up to and with the empty line."""
     line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status
     if status == HTTPStatus.NO_CONTENT:
         return b"%b%b%b\r\n" % (line, fields, date)
@@ -214,7 +214,7 @@ class Before:
 
 
 class Exchange:
-    """One request and its one answer.
+    """Represents one request and its one answer.
 
     `on_disconnect` is called at most once, when no answer is wanted any more: the client left, or its body
     was cut off, too slow or broken, and the server has dealt with it. Setting it also decides what the end of
@@ -385,7 +385,7 @@ def rendered(error: CarpoolError, gate_status: int = 429) -> tuple[int, bytes, b
 
 
 def choose_encoding(accepted: bytes | None) -> bytes | None:
-    """The best answer to an Accept-Encoding field: gzip, deflate, or None for the plain body."""
+    """Returns the best answer to an Accept-Encoding field: gzip, deflate, or None for the plain body."""
     if not accepted:
         return None
     quality: dict[bytes, float] = {}

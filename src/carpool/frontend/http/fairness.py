@@ -180,7 +180,7 @@ class Fairness:
         self._backlog.shares.done.add(seconds / _REQUEST_S, now)
 
     def _can_wait(self, exchange: Exchange) -> bool:
-        """Whether its body can be read past meanwhile, and its connection go on afterwards.
+        """Returns whether its body can be read past meanwhile, and its connection go on afterwards.
 
         Connections that are new may be one for each request: held, they would soon be all that there can be.
         """

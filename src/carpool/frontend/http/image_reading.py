@@ -186,7 +186,7 @@ def read_layout(content_type: bytes | None) -> BodyLayout:
 
 
 def read_pictures(body: bytes | bytearray, layout: BodyLayout) -> Sent:
-    """Those in a form or in JSON. Long bodies take their time: safe in any thread."""
+    """Returns those in a form or in JSON. Long bodies take their time: safe in any thread."""
     return _from_form(body, layout.boundary) if layout.kind == "form" else _from_json(body)
 
 

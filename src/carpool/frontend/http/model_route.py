@@ -196,7 +196,7 @@ class ModelRoute(Generic[Target]):
         raise NotImplementedError
 
     def _advised(self, exchange: Exchange, target: Target) -> CarpoolError | None:
-        """What the engine would say to it now."""
+        """Returns what the engine would say to it now."""
         raise NotImplementedError
 
     def _plan(self, exchange: Exchange, target: Target) -> BodyPlan:

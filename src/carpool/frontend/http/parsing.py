@@ -37,7 +37,7 @@ _LONGEST_HEAD = 2048
 
 
 class HttpHead:
-    """One request's head. Byte-identical requests of a connection share one: don't change it.
+    """Represents one request's head. Byte-identical requests of a connection share one: don't change it.
 
     `start` is what the app worked out from a head: it begins the requests that have it. Requests whose heads
     differ only in the length of their bodies or in `traceparent` share it. `who` holds the key that came with
@@ -236,8 +236,8 @@ def _expects_continue(headers: dict[bytes, bytes], minor: int) -> bool:
 
 
 def _split_target(method: str, target: bytes, headers: dict[bytes, bytes]) -> tuple[str, str]:
-    """Path and query. The name of the server in a whole URL takes the place of the Host field (RFC 9112,
-    3.2.2): that is what is compared with the names that are allowed."""
+    """Returns path and query. The name of the server in a whole URL takes the place of the Host field (RFC
+    9112, 3.2.2): that is what is compared with the names that are allowed."""
     if target == b"*" and method == "OPTIONS":
         return "*", ""
     match = _TARGET.fullmatch(target)

@@ -53,7 +53,7 @@ class PictureAddress(NamedTuple):
 
 
 def is_public(address: str) -> bool:
-    """Whether everybody may reach it. IPv6 that leads on to an IPv4 address is not believed."""
+    """Returns whether everybody may reach it. IPv6 that leads on to an IPv4 address is not believed."""
     found = ip_address(address)
     if isinstance(found, IPv6Address):
         return found in _GLOBAL_IPV6 and not any(found in network for network in _SPECIAL_IPV6)

@@ -560,7 +560,7 @@ class Connection:
     # ── after an answer, or instead of one ──
 
     def _worth_skipping(self, head: HttpHead) -> bool:
-        """Whether the connection outlives an answer that comes before the end of the body."""
+        """Returns whether the connection outlives an answer that comes before the end of the body."""
         if head.expects_continue and not self._intake.started:
             return False  # some clients send the body now and others don't: no telling what comes next
         left = 0 if head.content_length is None else head.content_length - self._intake.received

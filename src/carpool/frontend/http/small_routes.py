@@ -301,7 +301,7 @@ def _answer_page(service: HttpService, exchange: Exchange, page: bytes) -> None:
 
 
 def _wants_openmetrics(accepted: bytes) -> bool:
-    """Whether a scraper would rather have that than the plain text, which everybody takes."""
+    """Returns whether a scraper would rather have that than the plain text, which everybody takes."""
     weights = {b"application/openmetrics-text": 0.0, b"text/plain": 0.0}
     for part in accepted.lower().split(b","):
         name = part.partition(b";")[0].strip()

@@ -91,7 +91,7 @@ def _nothing() -> None:
 
 
 class EventWords:
-    """An event for each piece, and one for the whole answer."""
+    """Represents an event for each piece, and one for the whole answer."""
 
     streams = True
 

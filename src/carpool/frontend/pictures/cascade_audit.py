@@ -47,7 +47,7 @@ def _took(step: StepState) -> Timing | None:
 
 
 class CascadeAudit(Recomputation[bool]):
-    """One answer. The picture is kept until a thread has made the big model's input of it."""
+    """Represents one answer. The picture is kept until a thread has made the big model's input of it."""
 
     def __init__(
         self, cascade: Cascade, big: StepModel, service: PictureService, kept: Document, options: Options

@@ -91,8 +91,9 @@ class StepModel:
 
 
 def _on_device(steps: Sequence[StepModel]) -> bool:
-    """Whether all of them are asked by models that run beside each other and decode themselves: the picture
-    can stay there. What is made upright is cut here, and so is what a cascade's audit looks at again."""
+    """Returns whether all of them are asked by models that run beside each other and decode themselves: the
+    picture can stay there. What is made upright is cut here, and so is what a cascade's audit looks at
+    again."""
     return all(
         at.model.encoded and at.entry.hosted and not at.step.crop.rectify and at.step.escalate is None
         for at in steps
@@ -100,7 +101,7 @@ def _on_device(steps: Sequence[StepModel]) -> bool:
 
 
 def _serving(step: PipelineStep, catalog: Catalog) -> ModelEntry | None:
-    """Who runs a step now."""
+    """Returns who runs a step now."""
     if step.version == -1:
         return catalog.newest.get(step.model)
     return catalog.entries.get((step.model, str(step.version)))
@@ -165,7 +166,7 @@ class PipelineModel(PictureModel):
         options: RequestOptions = DEFAULT_OPTIONS,
         shape: tuple[int, ...] = (),
     ) -> RequestHead:
-        """What goes through the door for the first step."""
+        """Returns what goes through the door for the first step."""
         return self.first.head_of(batch, self.first.outputs, options, shape)
 
     def file_head_of(

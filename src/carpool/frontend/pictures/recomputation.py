@@ -51,8 +51,8 @@ def in_threads(threads: Executor) -> Aside:
 
 
 class Recomputation(OneAnswer, Generic[T]):
-    """One answer. It ends with `_compared` or with `_skipped`. Used in the loop's thread, but for `_compare`,
-    whose result `_compared` gets."""
+    """Represents one answer. It ends with `_compared` or with `_skipped`. Used in the loop's thread, but for
+    `_compare`, whose result `_compared` gets."""
 
     def __init__(self, service: PictureService, entry: ModelEntry, aside: Aside) -> None:
         """`entry` is the version that computes it, `aside` does the comparing."""

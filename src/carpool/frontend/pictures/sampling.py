@@ -87,7 +87,7 @@ class Sampler:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def follow(self, catalog: Catalog) -> bool:
-        """Whether there is anything to do."""
+        """Returns whether there is anything to do."""
         entries = [entry for entry in catalog.entries.values() if entry.drift is not None]
         known, self._models = self._models, {}
         for entry in entries:

@@ -78,8 +78,8 @@ def weight_of_size(size: int) -> float:
 
 
 def weight_of(data: Buffer, head: PictureHead | None) -> float:
-    """How much work there is to decode a picture with this head. Without one it will not be decoded: raises
-    `InvalidInput` that says why."""
+    """Returns how much work there is to decode a picture with this head. Without one it will not be decoded:
+    raises `InvalidInput` that says why."""
     if head is None:
         if len(data) > _LONG:
             sniff(data)
@@ -144,7 +144,7 @@ class PictureModel(PicturePlan):
         return (mine.image, mine.input, mine.encoded) == (its.image, its.input, its.encoded)
 
     def document(self, outputs: Sequence[Tensor], number: int, geometry: Geometry, options: Options) -> bytes:
-        """The answer to one picture of a batch."""
+        """Returns the answer to one picture of a batch."""
         answer, entry = self.answers.answer(self.of_one(outputs, number), geometry, options), self.entry
         return orjson.dumps({"model": entry.name, "version": entry.version, **self.assumed, **answer})
 
@@ -157,8 +157,8 @@ class PictureModel(PicturePlan):
 
 
 class SentPictures(Content):
-    """The content of a request. `asked` is what the client says, `head` what goes through the door for it,
-    with `size` bytes.
+    """Represents the content of a request. `asked` is what the client says, `head` what goes through the door
+    for it, with `size` bytes.
 
     `prepare` and `compose` are called in threads, one after the other; the rest in the loop's.
     """
@@ -200,7 +200,7 @@ class SentPictures(Content):
 
     @property
     def geometry(self) -> Geometry:
-        """How the first lies in the model's input."""
+        """Returns how the first lies in the model's input."""
         return self._geometries[0]
 
     @property
@@ -498,7 +498,8 @@ def _text(value: object) -> str:
 
 
 def from_base64(text: str, where: str) -> bytes:
-    """A picture as text, with or without the head of a data: URL. `where` names the field in the error."""
+    """Returns a picture as text, with or without the head of a data: URL. `where` names the field in the
+    error."""
     if text[:5].lower() == "data:":
         head, comma, text = text.partition(",")
         if not comma or not head.lower().endswith(";base64"):

@@ -108,7 +108,8 @@ class Workers:
         then_s: float = 0.0,
         client: str = "",
     ) -> Refused | None:
-        """Whether there is no sense in beginning one more now, which takes `then_s` after it is decoded."""
+        """Returns whether there is no sense in beginning one more now, which takes `then_s` after it is
+        decoded."""
         waiting = self.waiting
         if not waiting:
             return None

@@ -62,7 +62,7 @@ def fault_of(error: CarpoolError) -> str:
 
 
 class Comparison(Recomputation[Found]):
-    """One request. What is compared is let go of as soon as it was."""
+    """Represents one request. What is compared is let go of as soon as it was."""
 
     def __init__(
         self, mirror: Mirror, split: Split, entry: ModelEntry, source: str, pictures: SentPictures | None

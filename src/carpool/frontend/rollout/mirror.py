@@ -62,7 +62,7 @@ class Mirror:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def wants(self, split: Split, entry: ModelEntry, source: str, now: float) -> bool:
-        """Whether the other version is to answer it, too."""
+        """Returns whether the other version is to answer it, too."""
         route = split.route
         if entry is split.stable:
             return route.mirrored > 0.0 and self._random.random() < route.mirrored
@@ -153,7 +153,7 @@ class Mirror:
         return room
 
     def _counts(self, model: str, source: str, small: Array | None, now: float) -> bool:
-        """Whether it is a new trial: frames of one still camera are not."""
+        """Returns whether it is a new trial: frames of one still camera are not."""
         if not source:
             return True
         last = self._seen.pop((model, source), None)

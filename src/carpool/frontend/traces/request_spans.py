@@ -209,7 +209,7 @@ class _Batch(NamedTuple):
 
 
 class _Writing:
-    """One message."""
+    """Represents one message."""
 
     def __init__(self, spans: Any, trace: Any, server: bytes) -> None:
         self._spans = spans
@@ -330,8 +330,8 @@ class _Writing:
 
 
 def _failure(error: CarpoolError) -> str:
-    """What a span's status says. Refusals are among it: who looks for lost requests looks there. Mistakes of
-    clients are not, as the conventions for servers have it."""
+    """Returns what a span's status says. Refusals are among it: who looks for lost requests looks there.
+    Mistakes of clients are not, as the conventions for servers have it."""
     if not isinstance(error, _FAILURES) and type(error) is not CarpoolError:
         return ""
     return f"{error.reason}: {error.message[:_LONGEST_TEXT]}".encode(errors="replace").decode()

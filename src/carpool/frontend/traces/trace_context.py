@@ -69,7 +69,7 @@ class Parent(NamedTuple):
 
 
 def read_parent(field: bytes | None) -> Parent | None:
-    """The caller's span. Later versions may say more behind a dash."""
+    """Returns the caller's span. Later versions may say more behind a dash."""
     found = None if field is None else _PARENT.fullmatch(field)
     if found is None or (found[1] == b"00" and found[5] is not None):
         return None

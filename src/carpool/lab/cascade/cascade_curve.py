@@ -45,7 +45,7 @@ def _quantile(share: float, a: float, b: float) -> float:
 
 
 def beta_below(x: float, a: float, b: float) -> float:
-    """How much of a beta distribution lies below: the regularised incomplete beta function."""
+    """Returns how much of a beta distribution lies below: the regularised incomplete beta function."""
     if x <= 0.0 or x >= 1.0:
         return float(x >= 1.0)
     if x > (a + 1) / (a + b + 2):  # where the fraction converges

@@ -99,9 +99,9 @@ def _curve(sample: Sequence[Sampled], by: str) -> Curve:
 
 
 def _chosen(curve: Curve, loss: float, *, sure: bool) -> Point:
-    """What keeps most within the loss. Where that is everything, the big model is not the better one, and may
-    still know what the cheap one does not: then what keeps most and is as good as the best threshold, if that
-    is surely better than the cheap model alone."""
+    """Returns what keeps most within the loss. Where that is everything, the big model is not the better one,
+    and may still know what the cheap one does not: then what keeps most and is as good as the best threshold,
+    if that is surely better than the cheap model alone."""
 
     def within(point: Point) -> bool:
         return (point.loss_at_most if sure and point.kept else point.loss) <= loss + 1e-12

@@ -25,7 +25,7 @@ _CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class VersionScore:
-    """One version. The field names are keys of `--json`."""
+    """Represents one version. The field names are keys of `--json`."""
 
     model: str
     version: str

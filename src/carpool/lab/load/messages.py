@@ -275,14 +275,14 @@ def picture_messages(
 
 
 def chat_body(model: str, picture: bytes, content_type: str, *, stream: bool) -> tuple[bytes, str]:
-    """The picture in a request of OpenAI's chat."""
+    """Returns the picture in a request of OpenAI's chat."""
     url = f"data:{content_type};base64,{b64encode(picture).decode()}"
     message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
     return orjson.dumps({"model": model, "messages": [message], "stream": stream}), "application/json"
 
 
 def generate_body(picture: bytes) -> tuple[bytes, str]:
-    """The picture in a request of Triton's generate extension."""
+    """Returns the picture in a request of Triton's generate extension."""
     return orjson.dumps({"image": b64encode(picture).decode()}), "application/json"
 
 

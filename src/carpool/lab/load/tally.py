@@ -62,7 +62,7 @@ def failed(reason: str) -> Answer:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One request on its way. Times are seconds from the start of the run."""
+    """Represents one request on its way. Times are seconds from the start of the run."""
 
     number: int
     intended: float
@@ -82,7 +82,7 @@ Clock = Callable[[], float]
 
 
 class Target(Protocol):
-    """A client of one server. To be used on one event loop."""
+    """Represents a client of one server. To be used on one event loop."""
 
     name: str  # for people: the address and what is asked there
 
@@ -251,7 +251,7 @@ class Tally(_Counts):
         self.start_lag.add(ticket.started - ticket.intended)
 
     def end(self, ticket: Ticket, now: float, answer: Answer, slo: float | None) -> bool:
-        """Whether it was answered in time."""
+        """Returns whether it was answered in time."""
         if ticket.sent is not None:
             self.sent += 1
             self.send_lag.add(ticket.sent - ticket.intended)
@@ -323,7 +323,7 @@ class Ledger:
         self._waiting.append(ticket)
 
     def end(self, ticket: Ticket, now: float, answer: Answer) -> bool:
-        """Whether this was its end: what comes after a timeout is of no interest any more."""
+        """Returns whether this was its end: what comes after a timeout is of no interest any more."""
         if ticket.done:
             return False
         ticket.done = True
@@ -350,7 +350,7 @@ class Ledger:
         return found
 
     def cut(self) -> Slice:
-        """What happened since the last cut."""
+        """Returns what happened since the last cut."""
         done, self._slice = self._slice, Slice()
         return done
 

@@ -76,7 +76,7 @@ def check_place(place: Path) -> None:
 
 
 def make_variant(source: ModelSource, place: Path, setting: Setting, under: Path) -> Path:
-    """The folder to serve: `under`/…/NAME. Nothing of the model itself is touched or copied."""
+    """Returns the folder to serve: `under`/…/NAME. Nothing of the model itself is touched or copied."""
     home = place if place.is_dir() else place.parent
     folder = under / source.config.name
     folder.mkdir(parents=True)
@@ -200,7 +200,7 @@ class OwnServer:
 
 
 def last_words(log: str) -> str:
-    """The last error in it, or else its last line."""
+    """Returns the last error in it, or else its last line."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [found[1] or found[2] for line in lines if (found := _ERROR.search(line))]
     return (errors or lines or ["it said nothing"])[-1][:500]
@@ -382,7 +382,7 @@ def _points(order: SweepOrder, basis: SweepBasis) -> list[Point]:
 
 
 def _left(order: SweepOrder, basis: SweepBasis, journal: Journal) -> list[Point]:
-    """What is not measured yet."""
+    """Returns what is not measured yet."""
     done = {run.key for run in journal.runs}
     return [point for point in _points(order, basis) if point.key not in done]
 

@@ -136,7 +136,7 @@ def _apart(values: Sequence[float]) -> float:
 
 
 def sentences(rows: Sequence[PointRow], settings: Sequence[str], slo_ms: float) -> list[str]:
-    """The best point of each setting, and what became of it at the highest rate."""
+    """Returns the best point of each setting, and what became of it at the highest rate."""
     found = []
     for name in settings:
         own = [row for row in rows if row.setting == name]

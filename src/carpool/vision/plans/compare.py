@@ -307,8 +307,8 @@ def _looked_closer(near: Array, alike: Closeness) -> Array:
 def _partners(
     one: _Things, other: _Things, close: Array, least: float, limits: CompareSettings
 ) -> Difference:
-    """Whether everything that is sure has a partner so close, in both. If each side can be given partners by
-    itself, both can be at once (Mendelsohn and Dulmage), so each is looked at by itself."""
+    """Returns whether everything that is sure has a partner so close, in both. If each side can be given
+    partners by itself, both can be at once (Mendelsohn and Dulmage), so each is looked at by itself."""
     close = np.where(close >= max(least, 1e-9), close, 0.0)
     mine, theirs = (np.flatnonzero(things.scores >= limits.score).tolist() for things in (one, other))
     partner, back = matched(close[mine]), matched(close.T[theirs])

@@ -84,5 +84,5 @@ class PicturePlan:
         options: Options = DEFAULT,
         format: str = "jpeg",  # noqa: A002
     ) -> bytes:
-        """The picture's file with the answer drawn in, in one of draw.FORMATS."""
+        """Returns the picture's file with the answer drawn in, in one of draw.FORMATS."""
         return draw.encode(self.answers.draw(decode(data).pixels, outputs, geometry, options), format)

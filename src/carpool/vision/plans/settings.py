@@ -190,7 +190,7 @@ def _judge(model: LoadedModel, image: ImageSettings, seen: ModelFacts, declared:
 
 
 def _answered(config: ModelConfig, task: str) -> bool:
-    """Whether the task's table says anything that a reading left open."""
+    """Returns whether the task's table says anything that a reading left open."""
     table = getattr(config, task, None)
     return table is not None and any(
         getattr(table, name, None) is not None
