@@ -48,7 +48,7 @@ def test_text_gives_the_numbers_and_the_reasons() -> None:
     assert "max batch 32" in text
     assert "max delay 0 ms" in text
     assert "cost per 1,000 images 0.00278" in text
-    assert "the promise holds with 1 gone" in text
+    assert "the SLO holds with 1 failed" in text
 
 
 def test_no_plan_is_an_answer_with_exit_code_1() -> None:

@@ -45,7 +45,7 @@ def test_status_says_in_sentences_what_is_waited_for(tmp_path: Path) -> None:
         )
         refused = rollout("promote", "m", *url)
         assert refused.exit_code == 1
-        assert "it can start or abort" in refused.stderr
+        assert "possible actions: start or abort" in refused.stderr
 
 
 def test_start_with_a_plan(tmp_path: Path) -> None:

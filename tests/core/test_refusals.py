@@ -41,7 +41,7 @@ AT_ARRIVAL = {
         "m rejected the request: it has 3 images, 7 images are queued, and the queue holds at most 8. "
         "Retry after 250 ms."
     ),
-    Reason.TOO_LARGE: "m takes no request of 3 images: at most 8 at once",
+    Reason.TOO_LARGE: "m takes at most 8 images in a request, not 3",
     Reason.REPLACED: "m: a newer frame of source 'gate' took this one's place",
     Reason.RESTARTING: "m is down and is being restarted",
 }

@@ -223,7 +223,7 @@ def test_a_model_may_call_itself_where_an_instance_is_left(tmp_path: Path) -> No
         answers = [one["y"].tolist() for one in found if isinstance(one, dict)]
         assert answers
         assert all(answer == [[100, 100]] for answer in answers)
-        assert all("waits for calls" in str(one) for one in found if isinstance(one, Exception))
+        assert all("waits for its own calls" in str(one) for one in found if isinstance(one, Exception))
 
     run(story())
 

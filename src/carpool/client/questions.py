@@ -78,7 +78,7 @@ class Server:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def lost(self, why: object) -> Unreachable:
-        return Unreachable(f"{self.url}: {why}; is the server running there?")
+        return Unreachable(f"{self.url}: {why}; is the server running?")
 
     def too_slow(self, seconds: float) -> Unreachable:
         return Unreachable(f"{self.url}: no response within {seconds:g} s", reason="timeout")

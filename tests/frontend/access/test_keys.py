@@ -34,8 +34,8 @@ def test_a_key_tells_who_it_is_and_what_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "no key in it"),
-        ("# nobody\n\n", "no key in it"),
+        ("", "it has no key"),
+        ("# nobody\n\n", "it has no key"),
         ("alice\n", "line 1: must be"),
         ("alice SECRET12\nalice SECRET34\n", "the name alice is given twice"),
         ("alice SECRET12\nbob SECRET12\n", "alice and bob have the same key"),

@@ -110,7 +110,7 @@ def test_what_comes_out_is_counted_while_it_is_there() -> None:
 
 def test_what_is_too_much_for_all_bodies_is_refused() -> None:
     inflater = BodyInflater(b"gzip", gzip.compress(bytes(1 << 21)), 1 << 22, payer(1 << 20))
-    with pytest.raises(Fault, match="too many bodies"):
+    with pytest.raises(Fault, match="too many concurrent bodies"):
         finish(inflater)
 
 

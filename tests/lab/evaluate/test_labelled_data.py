@@ -79,7 +79,7 @@ def test_what_is_wrong_with_coco_is_named(
 
 def test_other_files_are_refused(tmp_path: Path, pictures: Path) -> None:
     for name, content, said in (
-        ("broken.json", "{", "is no JSON"),
+        ("broken.json", "{", "is not JSON"),
         ("list.json", "[]", "must hold an object"),
         ("labels.txt", "", "must be a .json or .csv file"),
         ("bare.csv", "picture,class\n", "no column 'file'"),
