@@ -36,7 +36,9 @@ def test_500_a_second_at_50_ms_are_two_replicas() -> None:
     found = wanted()
     assert (found.least, found.most) == (2, 4)
     said = " ".join(found.why())
-    assert said.startswith("500/s at 50 ms: one replica answers 840/s within the SLO, so 1 replica is enough at 75 %")
+    assert said.startswith(
+        "500/s at 50 ms: one replica answers 840/s within the SLO, so 1 replica is enough at 75 %"
+    )
 
 
 @given(

@@ -120,7 +120,11 @@ def test_what_cannot_be_done_is_named(more: dict[str, Any], field: str) -> None:
         ([{"role": None, "content": "x"}], "messages[0].role", "must be"),
         ([{"role": ["user"], "content": "x"}], "messages[0].role", "must be"),
         (["hello"], "messages[0]", "must be an object"),
-        ([user({"type": "input_audio", "input_audio": {}})], "messages[0].content[0].type", "audio is not supported"),
+        (
+            [user({"type": "input_audio", "input_audio": {}})],
+            "messages[0].content[0].type",
+            "audio is not supported",
+        ),
         ([user({"type": "video_url"})], "messages[0].content[0].type", "video_url"),
         ([user({"text": "x"})], "messages[0].content[0].type", "with a type"),
         ([user("hello")], "messages[0].content[0].type", "with a type"),
