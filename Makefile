@@ -10,7 +10,7 @@ CORES  := $(shell nproc 2>/dev/null || echo 2)
 JOBS   ?= $(shell expr $(CORES) + 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test browser redis check sizes format bench conformance mlflow fleet s3 ray engines wheel compiled site tutorials release docs proto clean
+.PHONY: help setup serve test browser redis check sizes format bench gpu conformance mlflow fleet s3 ray engines wheel compiled site tutorials release docs proto clean
 
 help: ## show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -76,6 +76,15 @@ format: setup ## rewrite the code in the project's format
 
 bench: setup ## the quick form of every benchmark
 	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script --quick || exit 1; done
+
+# Everything that needs a CUDA device, within ten minutes: the tests that are skipped without one, and the benchmark.
+GPU_PYTHON ?= $(BIN)/python
+GPU_OUT ?= build/gpu
+gpu: ## the tests that need a CUDA device, and benchmarks/gpu.py (GPU_PYTHON=python3: with what that has installed)
+	[ $(GPU_PYTHON) != $(BIN)/python ] || $(MAKE) setup
+	$(GPU_PYTHON) -m pytest -q -m gpu $$(grep -rl 'mark\.gpu' tests)
+	$(GPU_PYTHON) benchmarks/gpu.py --out $(GPU_OUT) --networks resnet50,vit_b_16 --seconds 2 --buckets 1,32,64,128 \
+	  --clients 512 --sections jpeg,tensor,light,promise,onnx,isolation,pipeline
 
 conformance: setup ## Triton's own clients, perf_analyzer and the long tests (ARGS=--help)
 	@PYTHONPATH=tests $(BIN)/python -m conformance.run $(ARGS)

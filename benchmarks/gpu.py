@@ -2,10 +2,11 @@
 
 Needs a CUDA device, torch and torchvision; nothing is fetched. For ResNet-50 and then ViT-B/16 in fp16 with
 random weights: Carpool over HTTP with 640×480 JPEGs, with uint8 tensors, and with tensors in shared memory,
-light load, a promise of 50 ms at 0.9 of capacity and beyond it, one of them flooded beside the other, a
-detector before it that finds four things in each picture (against one process without a network, and against
-a client that asks both models itself), what one process does without a network (decode, resize, model, top-5,
-on two or three streams), what a team writes with FastAPI, and a time line of the device. What matters most
+light load, starts from nothing and from artifacts, a promise of 50 ms at 0.9 of capacity and beyond it, one
+of them flooded beside the other, a detector before it that finds four things in each picture (against one
+process without a network, and against a client that asks both models itself), what one process does without a
+network (decode, resize, model, top-5, on two or three streams), ONNX files as PyTorch networks against
+onnxruntime on the CPU, what a team writes with FastAPI, and a time line of the device. What matters most
 comes first, and everything is written at once: a run may be cut off.
 
     python benchmarks/gpu.py --out /tmp/gpu            # everything: under ten minutes
@@ -38,12 +39,16 @@ from chip.isolation import flooded
 from chip.repository import write_model, write_photos
 from chip.serving import Load, Running, drive, row
 from chip.showing import shown
+from chip.starting import Starting
 from chip.street_bench import Street
 from load.program import run_program
 
-SERVED = ("jpeg", "tensor", "shared", "light")
-SECTIONS = (*SERVED, "promise", "isolation", "pipeline", "ceiling", "fastapi", "timeline")
+INPUTS = ("jpeg", "tensor", "shared")
+SERVED = (*INPUTS, "light")
+SECTIONS = (*SERVED, "start", "promise", "onnx", "isolation", "pipeline", "ceiling", "fastapi", "timeline")
 BUCKETS = [1, 8, 32, 64, 96, 128]
+FIRST = ("serve", "start", "promise", "onnx", "isolation", "pipeline", "ceiling", "fastapi")
+CLOSE = 0.02  # of an output's largest value: fp16 against onnxruntime on the CPU
 FEW_BUCKETS = [1, 32, 64]  # for all networks but the first: preparing each takes its time
 SHARED_PROCESSES = 6  # that generate load where they have no cores of their own
 OTHERS = 3  # of the server's cores that are not for its front ends
@@ -186,14 +191,16 @@ class Bench:
             if "light" in sections:
                 self.attempt("light", partial(self.light, server))
 
-    def promise(self) -> None:
-        """50 ms, at 0.9 of what is answered within them, and as far beyond it as the generator goes."""
+    def promise(self, sections: Collection[str]) -> None:
+        """50 ms, at 0.9 of what is answered within them, and as far beyond it as the generator goes; only of
+        the inputs that are asked for, where any is."""
         log = self.given.out / f"promise-{self.network}.log"
         with serving.carpool(
             self.repository, log, self.cores, frontends=self.given.frontends, slo_ms=50
         ) as server:
             for what, aim in self.aims(server.url).items():
-                self.attempt(f"promise {what}", partial(self.promise_of, server, what, aim))
+                if what in sections or not {*sections} & {*INPUTS}:
+                    self.attempt(f"promise {what}", partial(self.promise_of, server, what, aim))
 
     def promise_of(self, server: Running, what: str, aim: Aim) -> None:
         """What is answered in time of so much: capacity is the best that a closed loop gets within 50 ms."""
@@ -210,6 +217,10 @@ class Bench:
             entry = row(f"promise {what} x{factor:g}", load, *drive(server, load))
             entry["goodput_of_capacity"] = round(entry["goodput_rps"] / capacity, 3)
             self.add(entry)
+
+    def start(self) -> None:
+        """First answers, full speed and what is answered meanwhile: cold, with artifacts, after kill -9."""
+        Starting(self, tuple(self.given.networks.split(",")[:2]), FEW_BUCKETS).run()
 
     def isolation(self) -> None:
         """Both networks in one server, promised 50 ms each: one is flooded, the other asked for little."""
@@ -258,6 +269,24 @@ class Bench:
         that asks both models itself, in turns."""
         Street(self).run()
 
+    def onnx(self) -> None:
+        """Exports of zoo.py as PyTorch networks: their answers against onnxruntime's on the CPU, and how fast
+        ResNet-50 is against the network that it was made of."""
+        listed = json.loads(self._module(["chip.onnx_files", "--device", self.given.device]).splitlines()[-1])
+        compared, rates = listed["compared"], listed["rates"]
+        print(
+            f"  {listed['right']} of {len(compared)} exports answer as onnxruntime does on the CPU, in fp16"
+        )
+        for one in compared:
+            if one["error"] is None or one["error"] > CLOSE:
+                told = f"error {one['error']}, the network itself {one['own']} {one['why']}"
+                print(f"    {one['export']} ({one['axes']}): {told}")
+        share = rates["onnx"] / rates["native"]
+        print(
+            f"  ResNet-50 as ONNX: {rates['onnx']:,} of {rates['native']:,} images/s, {share:.3f}", flush=True
+        )
+        self.keep("onnx", listed)
+
     def fastapi(self) -> None:
         """The same pictures through an asyncio batcher, with one worker and with several."""
         for workers in self.given.workers:
@@ -279,7 +308,7 @@ def in_order(networks: Sequence[str], wanted: set[str]) -> list[tuple[str, str]]
     """Networks and what is done for them, most important first, since the last may be cut off. "serve" is for
     all sections that share a server."""
     first, *others = networks
-    steps = [(first, what) for what in ("serve", "promise", "isolation", "pipeline", "ceiling", "fastapi")]
+    steps = [(first, what) for what in FIRST]
     steps += [(network, what) for network in others for what in ("serve", "ceiling")]
     steps += [(first, "timeline")]
     steps += [(network, "promise") for network in others]
@@ -413,7 +442,9 @@ def main() -> None:
             bench = benches[network]
             steps: dict[str, Callable[[], None]] = {
                 "serve": partial(bench.serve, given.sections.split(",")),
-                "promise": bench.promise,
+                "start": bench.start,
+                "promise": partial(bench.promise, given.sections.split(",")),
+                "onnx": bench.onnx,
                 "isolation": bench.isolation,
                 "pipeline": bench.pipeline,
                 "ceiling": bench.ceiling,

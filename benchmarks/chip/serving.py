@@ -39,6 +39,7 @@ class Running:
     log: Path
     ready_after_s: float
     cores: Cores
+    began: float = 0.0
 
 
 @contextlib.contextmanager
@@ -58,7 +59,7 @@ def running(
     try:
         url = f"http://127.0.0.1:{port}"
         _wait(process, f"{url}/v2/health/ready", log)
-        yield Running(process.pid, url, log, round(time.monotonic() - began, 1), cores)
+        yield Running(process.pid, url, log, round(time.monotonic() - began, 1), cores, began)
     finally:
         process.terminate()
         try:
@@ -71,15 +72,25 @@ def running(
 
 @contextlib.contextmanager
 def carpool(
-    repository: Path, log: Path, cores: Cores, *, frontends: int, slo_ms: float | None = None
+    repository: Path,
+    log: Path,
+    cores: Cores,
+    *,
+    frontends: int,
+    slo_ms: float | None = None,
+    environment: Mapping[str, str] | None = None,
+    compiled: bool = True,
 ) -> Iterator[Running]:
-    port = free_port()
+    """`compiled`: it is waited for until all that is compiled behind its traffic is."""
+    port, metrics = free_port(), free_port()
     command = [sys.executable, "-P", "-c", _SERVE, "serve", str(repository), "--http-port", str(port)]
-    command += ["--grpc-port", "0", "--grpc-frontends", "0", "--metrics-port", str(free_port())]
+    command += ["--grpc-port", "0", "--grpc-frontends", "0", "--metrics-port", str(metrics)]
     command += ["--frontends", str(frontends), "--allow-client-shm", "--log-format", "json"]
     if slo_ms is not None:
         command += ["--slo-ms", f"{slo_ms:g}"]
-    with running(command, port, log, cores) as server:
+    with running(command, port, log, cores, environment) as server:
+        if compiled:
+            _wait_compiled(f"http://127.0.0.1:{metrics}/metrics")
         yield server
 
 
@@ -98,6 +109,17 @@ def fastapi(network: str, log: Path, cores: Cores, *, workers: int, max_batch: i
     }
     with running(command, port, log, cores, environment) as server:
         yield server
+
+
+def _wait_compiled(url: str) -> None:
+    end = time.monotonic() + READY_S
+    while time.monotonic() < end:
+        with urllib.request.urlopen(url, timeout=5.0) as answer:
+            lines = answer.read().decode().splitlines()
+        told = [line for line in lines if line.startswith("carpool_batch_sizes{") and 'state="plain"' in line]
+        if all(float(line.rpartition(" ")[2]) == 0 for line in told):
+            return
+        time.sleep(0.2)
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:

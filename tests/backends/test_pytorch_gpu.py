@@ -19,7 +19,7 @@ from carpool.backends.torch.torch_backend import TorchBackend
 from carpool.backends.torch.torch_device import Captured, CudaDevice
 from carpool.errors import ModelError
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 HALF = 'precision = "fp16"\n'
 WORKSPACES = 256 << 20  # what libraries keep for the next model

@@ -22,6 +22,7 @@ from carpool.config.repository import find_models  # noqa: E402
 from carpool.demo import text_model  # noqa: E402
 from carpool.engine.generation.text_loading import TextLoading  # noqa: E402
 
+pytestmark = pytest.mark.gpu
 SLOTS, STEPS = 8, 20
 
 

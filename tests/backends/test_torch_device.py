@@ -36,7 +36,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             self.record, self.synchronize = say("record"), say("synchronize")
 
     class Stream:
-        def __init__(self, place: object) -> None:
+        def __init__(self, place: object, priority: int = 0) -> None:
             self.wait_event = say("stream waits")
 
     for name, value in {

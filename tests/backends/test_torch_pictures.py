@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -23,7 +23,18 @@ TOLERANCE = 1  # of 255: the two ways round to neighbours
 CPU = torch.device("cpu")
 SIZES = ((64, 48), (13, 50), (20, 24), (7, 5), (101, 33), (1, 9), (200, 150))  # width, height
 INPUT = (24, 20)
-on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+_GPU_MARKS = (
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+)
+
+
+def on_a_gpu(test: Callable[..., None]) -> Callable[..., None]:
+    for mark in _GPU_MARKS:
+        test = mark(test)
+    return test
+
+
 random = np.random.default_rng(3)
 
 
@@ -96,7 +107,7 @@ def test_mixed_sizes_become_what_the_cpu_makes_of_them(
 
 # ---- parts of pictures that are on the device -------------------------------------------------------------
 
-EVERYWHERE = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_a_gpu)])
+EVERYWHERE = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=_GPU_MARKS)])
 
 
 def parts() -> list[tuple[int, int, int, int, int]]:

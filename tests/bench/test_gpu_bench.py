@@ -30,7 +30,9 @@ def test_what_matters_most_comes_first() -> None:
     everything = set(gpu.SECTIONS)
     assert gpu.in_order(["resnet50", "vit_b_16"], everything) == [
         ("resnet50", "serve"),
+        ("resnet50", "start"),
         ("resnet50", "promise"),
+        ("resnet50", "onnx"),
         ("resnet50", "isolation"),
         ("resnet50", "pipeline"),
         ("resnet50", "ceiling"),

@@ -66,6 +66,12 @@ def test_mistakes_name_the_key(line: str, match: str) -> None:
         read(f"[pytorch]\n{line}\n")
 
 
+def test_onnx_files_that_run_on_pytorch_have_its_table() -> None:
+    config = read('backend = "onnx_torch"\n[pytorch]\nprecision = "fp16"\ncompile = true\n')
+    assert config.backend == "onnx_torch"
+    assert (config.pytorch.precision, config.pytorch.compile) == ("fp16", "default")
+
+
 def test_another_backend_contradicts_the_table() -> None:
     with pytest.raises(ConfigError, match=r'\[pytorch\] and backend = "onnxruntime" contradict'):
         read('backend = "onnxruntime"\n[pytorch]\n')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -57,7 +58,9 @@ class Gpu:
     rates: Sequence[float]
     room: int = 9
     opened: list[Instance] = field(default_factory=list)
-    time: float = 0.0
+    clock: Clock = field(default_factory=lambda: Clock())
+    smallest: int = 99  # batch that was run
+    pauses: list[float] = field(default_factory=list)
 
     def open_one(self, index: int) -> Instance:
         if len(self.opened) >= self.room:
@@ -72,7 +75,13 @@ class Gpu:
         return [instance for instance in self.opened if instance.alive]
 
     def measuring(self, opened: Sequence[Instance], effort: Effort) -> Measuring:
-        return Measuring(opened[:1], SIGNATURE, effort, now=lambda: self.time)  # the clock is one for all
+        return Measuring(opened, SIGNATURE, effort, now=lambda: self.clock.time, sleep=self.pauses.append)
+
+
+class Clock(threading.local):
+    """Each thread has a time of its own, which only what it runs moves on."""
+
+    time = 0.0
 
 
 class Instance:
@@ -84,7 +93,8 @@ class Instance:
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
         instances = len(self._gpu.alive)
-        self._gpu.time += len(inputs["x"]) * instances / self._gpu.rates[instances - 1]
+        self._gpu.smallest = min(self._gpu.smallest, len(inputs["x"]))
+        self._gpu.clock.time += len(inputs["x"]) * instances / self._gpu.rates[instances - 1]
         return {}
 
     def abort(self) -> None: ...
@@ -103,6 +113,39 @@ def test_another_instance_must_bring_a_tenth_more(rates: Sequence[float], best: 
     assert chosen.layout.instances == best
     assert list(chosen.backends) == gpu.alive == gpu.opened[:best]
     assert "images/s with 1, " in chosen.reason
+
+
+def test_instances_do_not_run_in_step_when_their_rate_is_measured() -> None:
+    """One waits in its second batch until the other has ended three: in step neither would go on."""
+    gpu = Gpu((100, 200))
+    ahead = threading.Event()
+
+    class Slow(Instance):
+        runs = 0
+
+        def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
+            self.runs += 1
+            if self.runs == 2:
+                assert ahead.wait(30)
+            return super().run(inputs, wanted)
+
+    class Fast(Slow):
+        def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
+            self.runs += 1
+            if self.runs == 4:
+                ahead.set()
+            return Instance.run(self, inputs, wanted)
+
+    gpu.opened = [Slow(gpu), Fast(gpu)]
+    assert gpu.measuring(gpu.opened, Effort()).rate(4) == pytest.approx(200)
+    assert set(gpu.pauses) == {4 * 20e-6}  # as service makes them: an instance waits for its next batch
+
+
+def test_batches_are_halved_until_they_fit_into_half_of_the_promise() -> None:
+    gpu = Gpu((100, 104))  # 8 images take 80 ms
+    chosen = choose_on_gpus(config(), [0], 0.1, gpu.open_one, gpu.measuring)
+    assert chosen.layout.instances == 1
+    assert gpu.smallest == 2  # of two instances, 8 take 154 ms and 2 take 38
 
 
 def test_memory_may_say_that_one_is_enough() -> None:

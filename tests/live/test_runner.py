@@ -89,12 +89,12 @@ def write_model(folder: Path, go: Path, *, timeout_ms: int = 120_000, delay_ms: 
 
 
 def runner_pids(server: Live) -> list[int]:
-    """Those that serve; one more may stand by."""
+    """Those that serve; the zygote, from which they are forked, has no part in that."""
     return [pid for pid in every_runner(server) if has_slots(pid)]
 
 
-def standby_pids(server: Live) -> list[int]:
-    return [pid for pid in every_runner(server) if not has_slots(pid)]
+def zygote_pids(server: Live) -> list[int]:
+    return [pid for pid in every_runner(server) if "zygote" in command(pid) and not has_slots(pid)]
 
 
 def every_runner(server: Live) -> list[int]:
@@ -105,6 +105,10 @@ def every_runner(server: Live) -> list[int]:
 def whole_of(server: Live, pid: int) -> list[str]:
     """The models that this runner has prepared in full behind instances that were opened in a hurry."""
     return [event["model"] for event in server.events("instance-whole") if event["pid"] == pid]
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def has_slots(pid: int) -> bool:
@@ -203,17 +207,20 @@ def test_what_breaks_the_process_is_mended(server: Live, mood: int, said: str) -
 
 
 @pytest.mark.conformance
-def test_one_that_stands_by_takes_over_and_another_one_stands_by(server: Live) -> None:
-    until(lambda: len(standby_pids(server)) == 1, "one stands by", 3 * PATIENCE_S)
-    (standby,), (runner,) = standby_pids(server), runner_pids(server)
-    until(lambda: "libtorch" in Path(f"/proc/{standby}/maps").read_text(), "it has imported torch")
+def test_a_runner_is_forked_from_the_zygote_and_outlives_it(server: Live) -> None:
+    until(lambda: len(zygote_pids(server)) == 1, "there is a zygote", 3 * PATIENCE_S)
+    (zygote,), (runner,) = zygote_pids(server), runner_pids(server)
+    assert "libtorch" in Path(f"/proc/{zygote}/maps").read_text()
     os.kill(runner, signal.SIGKILL)
     until_answered(server, "calm")
     until_answered(server)
-    assert runner_pids(server) == [standby]
-    until(lambda: len(standby_pids(server)) == 1, "another one stands by", 3 * PATIENCE_S)
-    os.kill(standby_pids(server)[0], signal.SIGKILL)  # it was needed by nobody
-    until(lambda: len(whole_of(server, standby)) == 2, "both models are whole again")
+    (forked,) = runner_pids(server)
+    assert "zygote" in command(forked), "it is a fork"
+    assert parent_of(forked) == server.engine_pid, "and the engine's child"
+    os.kill(zygote, signal.SIGKILL)
+    until(lambda: not is_alive(zygote), "it is gone")
+    until(lambda: len(set(zygote_pids(server)) - {zygote}) == 1, "there is another", 3 * PATIENCE_S)
+    assert runner_pids(server) == [forked], "nobody who serves needed it"
     assert outputs_of(ask(server, "calm", 1, 2))["y"] == [2, 4]
 
 

@@ -36,11 +36,12 @@ class Behaving:
 
     signature = ModelSignature()
     device = ""
+    loaded_gb = 0.0  # that all which were loaded pretend to have taken
 
     def __init__(self, value: str) -> None:
         self.value = value
         self.alive = True
-        self.memory = bytearray(b"x" * (8 << 20)) if value == "large" else b""
+        Behaving.loaded_gb += 2.0 if value == "large" else 0.0
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
         x = inputs["x"]

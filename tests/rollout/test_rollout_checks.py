@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,6 +39,25 @@ def served(
     return SimpleNamespace(
         signature=Signature("m", (spec,), outputs, max_batch), vision=vision, labels={"y": labels}
     )
+
+
+def test_memory_is_that_of_a_process_and_of_those_below_it() -> None:
+    """In a process of its own, that nothing else gives memory back to the system in."""
+    script = (
+        "import subprocess, sys\n"
+        "from carpool.engine.control.rollout_checks import resident_gb\n"
+        "before = resident_gb()\n"
+        "mine = bytearray(b'x' * (64 << 20))\n"
+        "between = resident_gb()\n"
+        "below = 'held = bytearray(b\"x\" * (64 << 20)); print(1, flush=True); input()'\n"
+        "pipes = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE}\n"
+        "with subprocess.Popen([sys.executable, '-c', below], **pipes) as child:\n"
+        "    child.stdout.readline()\n"
+        "    print(between - before, resident_gb() - between)\n"
+        "    child.communicate(b'\\n')\n"
+    )
+    told = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    assert all(0.06 < taken < 0.2 for taken in map(float, told.split())), told
 
 
 def test_a_twin_has_no_differences() -> None:

@@ -216,6 +216,9 @@ def test_whole_numbers_are_rounded_and_stop_at_their_ends() -> None:
         (ImageSettings(), "FP16", 1.0),
         (ImageSettings(mean=(5.0,)), "FP32", 250.0),
         (ImageSettings(std=(5.0,)), "FP32", 51.0),
+        (ImageSettings(mean=(0.5,), std=(0.5,)), "FP32", 1.0),
+        (ImageSettings(mean=(1.0,)), "UINT8", 254),
+        (ImageSettings(mean=(0.5,), std=(0.5,), scale=1.0), "FP32", 509.0),
         (ImageSettings(scale=1.0), "FP32", 255.0),
     ],
 )

@@ -229,6 +229,26 @@ class OnDevice(Protocol):
         """What was found and chosen when it was loaded, a sentence each."""
 
 
+@dataclass(frozen=True, slots=True)
+class CompiledSize:
+    """What became of compiling one batch size: the seconds of its device that a batch took before and takes
+    now, or why it runs as it did. Without times it was compiled already."""
+
+    size: int
+    before: float = 0.0
+    after: float = 0.0
+    why_not: str = ""
+
+
+@runtime_checkable
+class Compiles(Protocol):
+    """A backend that can be compiled while it serves."""
+
+    def compile(self, size: int) -> CompiledSize:
+        """In a thread of its own, beside `run`; batches of this size are faster when it returns, or run as
+        they did."""
+
+
 @runtime_checkable
 class BreaksProcess(Protocol):
     """A backend whose runtime can fail so that no instance in this process works any more."""

@@ -46,6 +46,7 @@ _VERBS = {  # each in a file of its own, which is read when somebody asks for it
     "demo": "Demo",
     "load": "Load",
     "profile": "ProfileVerb",
+    "compile": "CompileVerb",
     "sweep": "Sweep",
     "simulate": "Simulate",
     "plan": "PlanVerb",

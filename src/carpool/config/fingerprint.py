@@ -27,6 +27,9 @@ Stamps = tuple[Stamp, ...]
 PROVISIONAL = "carpool_provisional"
 """The parameter that says what disturbed the machine while a model was measured."""
 
+COMPILED = ".compiled"
+"""What a compiler made of a model may lie beside it: that changes nothing of the model."""
+
 CHANGES_NO_ANSWER = (
     *("path", "versions", "mode", "policy", "slo_may_grow", "instances", "execution_timeout", "max_open"),
     *("response_cache", "cache", "device_weight", "ttft", "per_token", "drift", "registry", "rollout"),
@@ -64,7 +67,8 @@ def take_fingerprint(place: Path) -> Fingerprint:
 
 def beside(file: Path) -> Stamps:
     """A file and its neighbours: all that a model which is opened by this file can be made of."""
-    return _stamps(file.parent, (path for path in _listed(file.parent) if path.is_file()))
+    others = (path for path in _listed(file.parent) if path.suffix != COMPILED)
+    return _stamps(file.parent, (path for path in others if path.is_file()))
 
 
 def content_digest(file: Path) -> str:
@@ -117,7 +121,8 @@ def _shared(folder: Path) -> Iterator[Path]:
 
 
 def _named_like(file: Path) -> list[Path]:
-    return [path for path in _listed(file.parent) if path.name.startswith(file.stem) and path.is_file()]
+    named = (path for path in _listed(file.parent) if path.name.startswith(file.stem))
+    return [path for path in named if path.suffix != COMPILED and path.is_file()]
 
 
 def _stamps(home: Path, paths: Iterable[Path]) -> Stamps:
@@ -139,6 +144,8 @@ def _files(folder: Path, depth: int = 0, leave_out: Collection[Path] = ()) -> It
         raise ConfigError(f"{folder}: more than {_MAX_DEPTH} folders deep, too deep for a model")
     for path in _listed(folder):
         if path in leave_out or path.name.startswith(".") or path.name == "__pycache__":
+            continue
+        if path.suffix == COMPILED:
             continue
         if path.is_dir():
             yield from _files(path, depth + 1)

@@ -316,11 +316,16 @@ class PytorchSettings:
     device: str = _key("auto", pattern=_DEVICE, form=_DEVICE_FORM)
     precision: str = _key("fp32", "fp32", "tf32", "fp16", "bf16")
     channels_last: bool | None = None  # None: on a GPU in half precision
-    compile: str = "off"  # or "default", "max-autotune"
+    compile: str = "off"  # or "default", "max-autotune": while it serves; "before-ready": when it is loaded
     graphs: bool | None = None  # None: on a GPU
     buckets: tuple[int, ...] = ()  # the batch sizes that really run; none: powers of two where any are needed
     module: str | None = None  # file.py:function that builds the network which the weights are for
     weights: str | None = None  # file in the version's folder
+
+    @property
+    def compiles_behind(self) -> bool:
+        """It is to be compiled while it serves."""
+        return self.compile in ("default", "max-autotune")
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,12 +182,13 @@ def _check_registry(top: TomlTable, registry: RegistrySettings) -> None:
 def _backend(top: TomlTable) -> str | None:
     """As it is named, or as the table of one tells: [fake] and [pytorch] say things that no other runs."""
     backend = top.text("backend", kinds())
-    for name in (kind.name for kind in kinds().values() if kind.table and top.has(kind.name)):
-        if backend not in (None, name):
+    for kind in (kind for kind in kinds().values() if kind.table and top.has(kind.name)):
+        if backend is None:
+            backend = kind.name
+        elif kinds()[backend].home != kind.home:  # those with the same home take the same settings
             raise ConfigError(
-                f'{top.file}: [{name}] and backend = "{backend}" contradict each other; remove one'
+                f'{top.file}: [{kind.name}] and backend = "{backend}" contradict each other; remove one'
             )
-        backend = name
     return backend
 
 
@@ -498,7 +499,7 @@ def _keypoints(table: TomlTable, key: str, said: Said) -> tuple[int, ...] | None
 
 def _compile(table: TomlTable, key: str, _: Said) -> str:
     if isinstance(table.data.get(key), str):
-        return table.text(key, ("default", "max-autotune")) or "off"
+        return table.text(key, ("default", "max-autotune", "before-ready")) or "off"
     return "default" if table.flag(key) else "off"
 
 

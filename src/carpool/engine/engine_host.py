@@ -167,14 +167,15 @@ class EngineHost(Publisher):
             listener(self._catalog)
 
     def _entry(self, key: int, served: Served) -> ModelEntry:
-        """The one there is, unless its settings changed, or of an ensemble whose answers are kept, a step:
-        what front ends learnt hangs on these objects."""
+        """The one there is, unless its settings or what is said of it changed, or a step of an ensemble whose
+        answers are kept: what front ends learnt hangs on these objects."""
         config = served.config
         document = config_document(config)
         caching = config.caching
         digest = "" if caching is None else served.answers_digest()
         known = self._entries.get(key)
-        if known is not None and known.config == document and known.digest == digest:
+        same = known is not None and (known.config, known.digest) == (document, digest)
+        if known is not None and same and tuple(known.choices) == tuple(served.choices):
             return known
         return ModelEntry(
             key=key,

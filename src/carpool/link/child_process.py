@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import orjson
 
@@ -170,11 +170,27 @@ def live_as_child(
     os._exit(code)  # neither a thread that is stuck in a model nor a link that is open may keep us
 
 
+class ProcessHandle(Protocol):
+    """As much of a process as its parent uses."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None:
+        """None until it was waited for."""
+
+    def kill(self) -> None: ...
+
+    def wait(self) -> int: ...
+
+
 _LAST_READS = 64  # of what a process wrote before it ended: more than a pipe holds
 
 
 class Child:
-    """A fresh interpreter: never a fork, since models and their libraries keep threads and devices.
+    """A fresh interpreter, or a fork of one that has no threads and no device (`forked_child.py`): models and
+    their libraries keep both.
 
     It gets a session of its own, so that a Ctrl-C in the terminal reaches the supervisor only. Its standard
     output is the log, for its logger (`keep_stream`); its standard error is a pipe that is read here.
@@ -194,7 +210,7 @@ class Child:
             raise
         try:
             with theirs:
-                self._process = subprocess.Popen(
+                self._process: ProcessHandle = subprocess.Popen(
                     [sys.executable, "-P", "-m", module, *arguments, str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     stdout=stream(),
@@ -210,21 +226,44 @@ class Child:
         finally:
             os.close(writing)
         try:
-            self._pidfd = os.pidfd_open(self._process.pid)
+            pidfd = os.pidfd_open(self._process.pid)
         except BaseException:  # no descriptor is left: it must not live on unwatched
             ours.close()
             os.close(self._written)
             self._process.kill()
             self._process.wait()
             raise
+        self._listen(ours, called or arguments[0])
+        self.begin(pidfd)
+
+    @classmethod
+    def around(cls, process: ProcessHandle, ours: socket.socket, written: int, called: str) -> Child:
+        """A process that somebody else starts: `begin` says when."""
+        child = cls.__new__(cls)
+        child._process, child._written = process, written
+        child._listen(ours, called)
+        return child
+
+    def _listen(self, ours: socket.socket, called: str) -> None:
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
-        self._loop.add_reader(self._pidfd, self._ended.set)
-        self._output = ProcessOutput(process=called or arguments[0], child=self.pid)
+        self._pidfd = -1
+        self._called = called
+        self._output = ProcessOutput(process=called, child=self._process.pid)
         os.set_blocking(self._written, False)
         self._loop.add_reader(self._written, self._read_output)
         self._started = time.monotonic()
         self.control = Control(ours)
+
+    def begin(self, pidfd: int) -> None:
+        """It has begun, and this descriptor tells its end; -1: it never will."""
+        self._pidfd = pidfd
+        if pidfd < 0:
+            self._ended.set()
+            self.control.close()
+        else:
+            self._loop.add_reader(pidfd, self._ended.set)
+            self._output = ProcessOutput(process=self._called, child=self.pid)
 
     @property
     def pid(self) -> int:
@@ -246,8 +285,9 @@ class Child:
         self._close()
 
     def _close(self) -> None:
-        self._loop.remove_reader(self._pidfd)
-        os.close(self._pidfd)
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
         self.control.close()
         self._close_output()
 

@@ -456,7 +456,8 @@ def read_catalog(number: int, payload: bytes, known: Mapping[int, ModelEntry]) -
     entries = {}
     for listed in document.pop("known"):
         kept = known.get(listed["key"])
-        unchanged = kept is not None and (kept.config, kept.digest) == (listed["config"], listed["digest"])
+        said = (listed["config"], listed["digest"], listed["choices"])
+        unchanged = kept is not None and (kept.config, kept.digest, list(kept.choices)) == said
         entries[listed["key"]] = kept if kept is not None and unchanged else _read_entry(listed)
     served = [entries[key] for key in document["entries"]]
     document |= {

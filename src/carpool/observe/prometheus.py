@@ -152,6 +152,7 @@ carpool_speed_ratio                      gauge     model  cell:SPEED_RATIO      
 carpool_run_memory_bytes                 gauge     model  cell:RUN_MEMORY       Memory of batches besides the weights while all instances run, as measured at loading; 0 if the runtime does not report it.
 carpool_slo_seconds                      gauge     model  cell:SLO_SECONDS      The SLO of the model; 0 for a model without one.
 carpool_out_of_memory_total              counter   model  cell:OUT_OF_MEMORY    Batches that did not fit into the memory of their device and were split.
+carpool_batch_sizes                      gauge     model  state:COMPILED_SIZES  Batch sizes of a model that is compiled while it serves: compiled, or still plain.
 carpool_shed_total                       counter   model  reason:SHED           Requests that the scheduler chose not to run, by reason.
 nv_cache_num_hits_per_model              counter   model  hits:CACHE_RESULTS    Requests answered from the cache, of every kind.
 nv_cache_num_misses_per_model            counter   model  misses:CACHE_RESULTS  Requests that were looked up in the cache and had to be computed.

@@ -372,6 +372,12 @@ class RunnerInstance(EngineSocket):
         if unused is not None:
             unused.close()
 
+    @property
+    def newest(self) -> Backend:
+        """What it runs its next batch with."""
+        with self._swapping:
+            return self._next_backend or self._backend
+
     def _take_next_backend(self) -> None:
         """In the instance's own thread, between two batches: nothing is in use."""
         with self._swapping:

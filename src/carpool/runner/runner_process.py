@@ -1,12 +1,13 @@
-"""The runner: `python -m carpool.runner.runner_process WHEN [MODULE …] CONTROL_FD`, started by the engine.
+"""The runner: a fork of the zygote, or `python -m carpool.runner.runner_process [MODULE …] CONTROL_FD`.
 
 It is told everything over its control socket, loads in threads of its own, and lives no longer than the
-engine.
+engine. `… runner_process zygote CONTROL_FD` is the zygote: see `zygote.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import importlib
 import logging
 import os
@@ -16,20 +17,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar, cast
 from weakref import WeakSet, WeakValueDictionary
 
-from carpool.backends.backend import Backend, SharesDevice
+from carpool.backends.backend import Backend, CompiledSize, Compiles, SharesDevice
 from carpool.backends.stepper import TextInstance
 from carpool.backends.torch.device_sharing import limit_device_memory, room_for_pictures
 from carpool.engine.generation.text_loading import TextLoading
 from carpool.engine.loading.hosted_model import (
-    ASIDE,
+    COMPILER,
+    RUNNER,
+    ZYGOTE,
+    CompiledInstances,
     LoadOrder,
     OpenedAs,
     Opening,
@@ -48,9 +52,11 @@ from carpool.memory.arena import take_memory
 from carpool.memory.pulse import Beats, Pulses
 from carpool.observe.logs import configure, logger
 from carpool.process.shared_settings import apply_log_settings
+from carpool.runner import compiler_process
 from carpool.runner.picture_slots import PictureSlots
 from carpool.runner.runner_instance import Arenas, RunnerInstance
 from carpool.runner.runner_text import RunnerText
+from carpool.runner.zygote import live_as_zygote
 from carpool.vision.plans.settings import write as write_vision
 
 _log = logger("runner")
@@ -58,6 +64,12 @@ _QUIET_S = 0.5  # without anybody who waits for an instance
 _FIRST_PAUSE_S, _TRIES = 1.0, 4
 _NICER = 10
 _PICTURES_S = 1.0
+_COMPILING_SWITCH_S = 1e-5
+"""How long the thread that compiles keeps the interpreter while batches want it: it is all Python, for
+seconds, and each batch asks for the interpreter a dozen times."""
+_PAUSE, _LONGEST_PAUSE_S = 2.0, 0.05
+"""Times what an import took: the compiler's own modules take seconds, and batches run in between."""
+_PR_SET_TIMERSLACK, _TIMER_SLACK_NS = 29, 1000
 
 
 class _Job(NamedTuple):
@@ -77,6 +89,7 @@ class Later:
         self._last: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._opening = 0
+        self._busy = False
         self._thread: threading.Thread | None = None
 
     @contextmanager
@@ -112,10 +125,19 @@ class Later:
                 if not self._is_free():
                     continue
                 job = (self._soon or self._last).popleft()
+                self._busy = True
             _prepare(job)
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
 
     def _is_free(self) -> bool:
         return bool(self._soon or self._last) and not self._opening
+
+    def until_quiet(self) -> None:
+        """Until no instance is being opened, nor made nearly as fast as it can be."""
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._opening or self._soon or self._busy))
 
 
 def _prepare(job: _Job) -> None:
@@ -168,12 +190,16 @@ class RunnerProcess:
             WeakSet()
         )  # their first instances are opened in a hurry
         self._later = Later()
+        self._timing = threading.Lock()  # models load side by side, and are measured one by one
+        self._compiling = threading.Lock()
         self._words: dict[str, Callable[[Message], None]] = {
             "arena": lambda message: self._arenas.add(message.body["number"], take_memory(message.files[0])),
             "forget": lambda message: self._arenas.forget(message.body["number"]),
             "logging": lambda message: apply_log_settings(message.body["settings"]),
             "prepare": lambda message: self._work(message, LoadOrder, self._prepare),
             "open": lambda message: self._work(message, Opening, self._open),
+            "compile": lambda message: self._work(message, Opening, self._compile, opens=False),
+            "keep": lambda message: self._work(message, Opening, self._keep_profile, opens=False),
             "serve": self._serve,
             "drop": self._drop,
             "abort": self._abort,
@@ -191,17 +217,18 @@ class RunnerProcess:
 
     # ---- loading, in threads ----------------------------------------------------------------------------
 
-    def _work(self, message: Message, kind: type[T], what: Work[T]) -> None:
-        thread = threading.Thread(target=self._answer, args=(message, kind, what), name="loader", daemon=True)
-        thread.start()
+    def _work(self, message: Message, kind: type[T], what: Work[T], *, opens: bool = True) -> None:
+        """`opens`: somebody waits for an instance, and what only makes others faster waits for that."""
+        arguments = (message, kind, what, opens)
+        threading.Thread(target=self._answer, args=arguments, name="loader", daemon=True).start()
 
-    def _answer(self, message: Message, kind: type[T], what: Work[T]) -> None:
+    def _answer(self, message: Message, kind: type[T], what: Work[T], opens: bool) -> None:
         ask = message.body["ask"]
 
         def tell(step: str) -> None:
             self._loop.call_soon_threadsafe(partial(self._control.send, "step", ask=ask, step=step))
 
-        with self._later.held():
+        with self._later.held() if opens else nullcontext():
             try:
                 word, document = "answer", what(message.body, from_file(kind, message.files[0]), tell)
             except CarpoolError as error:
@@ -217,17 +244,31 @@ class RunnerProcess:
 
     def _prepare(self, fields: dict[str, Any], asked: LoadOrder, tell: ReportStep) -> Prepared:
         loading = self._new_loading(asked)
-        ready = loading.prepare(tell)
+        told: list[str] = []
+
+        def step(words: str) -> None:
+            if not told:  # its code is imported by now: the next runner can begin with that
+                self._loop.call_soon_threadsafe(self._tell_packages)
+            told.append(words)
+            tell(words)
+
+        ready = loading.prepare(step)
         self._loadings[fields["loading"]] = loading
         backends = ready.backends
         ready = replace(ready, backends=())
         kept = [self._keep(backend, ready, loading) for backend in backends]
-        return Prepared(ready, loading.threads, kept, imported_packages())
+        artifacts = loading.compiled if isinstance(loading, Loading) else None
+        sizes = [] if artifacts is None else list(artifacts.sizes)
+        key = loading.kept_as if isinstance(loading, Loading) else ""
+        return Prepared(ready, loading.threads, kept, imported_packages(), sizes, key)
+
+    def _tell_packages(self) -> None:
+        self._control.send("packages", names=imported_packages())
 
     def _new_loading(self, asked: LoadOrder) -> Loading | TextLoading:
         if asked.config.generate is not None:
             return TextLoading(asked.config, asked.version)
-        return Loading(asked.config, asked.version, self._profiles)
+        return Loading(asked.config, asked.version, self._profiles, turn=self._timing, behind=True)
 
     def _open(self, fields: dict[str, Any], opening: Opening, tell: ReportStep) -> OpenedAs:
         config, ready = opening.asked.config, opening.ready
@@ -245,10 +286,35 @@ class RunnerProcess:
         kept = self._keep(backend, ready, loading)
         if hurry:
             use = partial(self._swap, kept.number)
-            if kept.device and ready.config.pytorch.compile != "off":
+            if loading.behind or (kept.device and ready.config.pytorch.compile != "off"):
                 self._later.add(config.name, partial(loading.backend, *place, plain=True), use, whole=False)
-            self._later.add(config.name, partial(loading.backend, *place), use)
+            if not loading.behind:  # else the engine asks for it, size by size
+                self._later.add(config.name, partial(loading.backend, *place), use)
         return kept
+
+    def _compile(self, fields: dict[str, Any], _opening: Opening, _tell: ReportStep) -> CompiledInstances:
+        """One batch size of every instance that serves, beside its batches."""
+        loading = self._loadings.get(fields["loading"])
+        if not isinstance(loading, Loading):
+            raise ModelError("it is not loaded here", reason="model-died")
+        with self._compiling:
+            self._later.until_quiet()
+            with imports_in_pieces():
+                return CompiledInstances(self._compile_all(loading, fields["size"]))
+
+    def _compile_all(self, loading: Loading, size: int) -> list[CompiledSize]:
+        loading.bring_artifacts()
+        found: list[CompiledSize] = []
+        for instance, opened in list(self._serving.values()):
+            backend = instance.newest if isinstance(instance, RunnerInstance) else None
+            if opened.loading is loading and isinstance(backend, Compiles):
+                found.append(backend.compile(size))
+        return found
+
+    def _keep_profile(self, fields: dict[str, Any], opening: Opening, _tell: ReportStep) -> None:
+        loading = self._loadings.get(fields["loading"])
+        if isinstance(loading, Loading):
+            loading.keep(opening.ready.profile)
 
     def _swap(self, number: int, backend: Backend) -> None:
         """The instance has by now what makes it fast; in vain for one that has left."""
@@ -308,6 +374,32 @@ class RunnerProcess:
         self._loop.call_soon_threadsafe(partial(self._control.send, "settled", instance=number))
 
 
+class _Pauses:
+    """Finds no module: before each that this thread imports, it sleeps for longer than the last one took."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._last = time.monotonic()
+
+    def find_spec(self, _name: str, _path: object = None, _target: object = None) -> None:
+        if threading.get_ident() == self._thread:
+            time.sleep(min(_LONGEST_PAUSE_S, _PAUSE * (time.monotonic() - self._last)))
+            self._last = time.monotonic()
+
+
+@contextmanager
+def imports_in_pieces() -> Iterator[None]:
+    """What this thread does inside leaves the interpreter to others as often as it can."""
+    switched, pauses = sys.getswitchinterval(), _Pauses()
+    sys.setswitchinterval(_COMPILING_SWITCH_S)
+    sys.meta_path.insert(0, pauses)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(pauses)
+        sys.setswitchinterval(switched)
+
+
 def _failure(error: CarpoolError) -> RunnerFailure:
     status, payload = write_failure(error)
     return RunnerFailure(status, payload.decode())
@@ -353,10 +445,9 @@ def _import_all(names: Sequence[str], nicer: int) -> None:
             importlib.import_module(name)
 
 
-async def _live(when: str, names: Sequence[str], control: Control, stream: int) -> int:
-    # Before anybody says what for: one that stands by has this behind it when it is needed. What is made at
-    # import stays for ever.
-    import_all(("torch", *names), aside=when == ASIDE)
+async def _live(names: Sequence[str], control: Control, stream: int) -> int:
+    # A fork of the zygote has this behind it. What is made at import stays for ever.
+    import_all(("torch", *names), aside=False)
     spare_the_collector()
     first = await control.receive()
     if first is None:
@@ -370,6 +461,21 @@ async def _live(when: str, names: Sequence[str], control: Control, stream: int) 
     return 0
 
 
-if __name__ == "__main__":
+def live_as_runner(fd: int, names: Sequence[str] = ()) -> NoReturn:
     switch_often()
-    live_as_child("runner", int(sys.argv[-1]), partial(_live, sys.argv[1], sys.argv[2:-1]))
+    os.environ.setdefault("TORCH_WARM_POOL", "0")  # others compile, and this one takes it from their cache
+    # Threads that want the interpreter wait with a timer, which is late by 50 µs unless the kernel is told.
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_TIMERSLACK, _TIMER_SLACK_NS)
+    live_as_child("runner", fd, partial(_live, names))
+
+
+def live_as_compiler(fd: int) -> NoReturn:
+    live_as_child("compiler", fd, compiler_process.live)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == ZYGOTE:
+        live_as_zygote(int(sys.argv[-1]), import_all, {RUNNER: live_as_runner, COMPILER: live_as_compiler})
+    if sys.argv[1] == COMPILER:
+        live_as_compiler(int(sys.argv[-1]))
+    live_as_runner(int(sys.argv[-1]), sys.argv[2:-1])

@@ -244,11 +244,13 @@ def lookup_tables(settings: ImageSettings, form: InputForm, datatype: Datatype, 
 
 
 def scale_of(settings: ImageSettings, datatype: Datatype) -> float:
-    """Floats run from 0 to 1 where the settings say nothing about values at all, and bytes stay bytes."""
+    """Bytes stay bytes. Floats run from 0 to 1, unless a mean or a deviation is above 1: such numbers belong
+    to pixels from 0 to 255, and smaller ones to pixels from 0 to 1, as torchvision, timm and others have
+    them."""
     if settings.scale is not None:
         return settings.scale
-    untold = set(settings.mean) == {0.0} and set(settings.std) == {1.0}
-    return 1 / 255 if untold and datatype in _FLOATS else 1.0
+    of_fractions = max(map(abs, settings.mean)) <= 1.0 and max(settings.std) <= 1.0
+    return 1 / 255 if of_fractions and datatype in _FLOATS else 1.0
 
 
 def _cast(values: Array, datatype: Datatype) -> Array:

@@ -113,20 +113,30 @@ class Wire:
 
     def answer(self, stream: int) -> Said:
         """Of one call; frames of others are read past."""
-        fields: dict[str, str] = {}
-        received = b""
+        return self.answers(stream)[stream]
+
+    def answers(self, *streams: int) -> dict[int, Said]:
+        """Of several calls, in whatever order they end; frames of others are read past."""
+        said: dict[int, Said] = {}
+        fields: dict[int, dict[str, str]] = {stream: {} for stream in streams}
+        received = dict.fromkeys(streams, b"")
         for found in self.frames():
-            if found.stream != stream:
+            stream = found.stream
+            if stream not in fields or stream in said:
                 assert found.kind != h2.GOAWAY, found.payload
                 continue
             if found.kind == h2.RST_STREAM:
-                return Said(fields, received, Code(int.from_bytes(found.payload, "big")))
-            if found.kind == h2.HEADERS:
-                fields |= {str(name): str(value) for name, value in self._decoder.decode(found.payload)}
+                reset = Code(int.from_bytes(found.payload, "big"))
+                said[stream] = Said(fields[stream], received[stream], reset)
+            elif found.kind == h2.HEADERS:
+                listed = self._decoder.decode(found.payload)
+                fields[stream] |= {str(name): str(value) for name, value in listed}
             elif found.kind == h2.DATA:
-                received += found.payload
-            if found.flags & h2.END_STREAM:
-                return Said(fields, received)
+                received[stream] += found.payload
+            if found.flags & h2.END_STREAM and stream not in said:
+                said[stream] = Said(fields[stream], received[stream])
+            if len(said) == len(fields):
+                return said
         raise AssertionError("the connection ended before")
 
     def is_alive(self) -> bool:

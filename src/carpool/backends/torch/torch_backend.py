@@ -17,7 +17,14 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from carpool.backends.backend import FillPictures, Placement, Seen, aborted, check_wanted
+from carpool.backends.backend import (
+    CompiledSize,
+    FillPictures,
+    Placement,
+    Seen,
+    aborted,
+    check_wanted,
+)
 from carpool.backends.torch.device_sharing import in_words, ledger_of
 from carpool.backends.torch.torch_device import CudaDevice, Device, as_tensor, is_out_of_memory, lies_well
 from carpool.backends.torch.torch_files import in_one_line
@@ -64,6 +71,7 @@ class TorchBackend:
         failure: Exception | None = None
         try:
             with nullcontext() if self._ledger is None else self._ledger.loading:
+                device.look_for_kernels(not placement.plain)
                 self._programs = programs = Programs(config, file, device, self._ledger, placement)
                 if placement.fill is not None and not programs.varying:
                     self._fill = placement.fill(device.place)
@@ -96,6 +104,21 @@ class TorchBackend:
     @property
     def notes(self) -> Sequence[str]:
         return () if self._programs is None else (self._programs.said(),)
+
+    def compile(self, size: int) -> CompiledSize:
+        programs, ledger = self._programs, self._ledger
+        if programs is None or self._aborted:
+            return CompiledSize(size, why_not="the instance has ended")
+        try:
+            found = programs.compile(size, ledger)
+        except Exception as error:  # kernels and networks may raise anything
+            self._device.release()
+            if "CUDA error" in str(error):
+                self.broken = self._aborted = True
+            return CompiledSize(size, why_not=in_one_line(error))
+        if ledger is not None and self._programs is not None:
+            ledger.hold(self, self._model, programs.bytes)
+        return found
 
     # ---- batches ----------------------------------------------------------------------------------------
 

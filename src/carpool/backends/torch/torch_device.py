@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -175,6 +176,22 @@ class Device:
         """Held while a batch runs, so that nobody captures beside it."""
         return self._turn
 
+    def look_for_kernels(self, look: bool) -> None:
+        """Whether libraries try several kernels for each new shape, which takes seconds for a network. What
+        is compiled behind its traffic does without."""
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """What this thread does inside runs beside the instance's batches, and after them if it can."""
+        self.enter()
+        yield
+
+    def seconds(self, program: Program) -> float:
+        """What one replay takes of the device."""
+        began = time.perf_counter()
+        program.replay()
+        return time.perf_counter() - began
+
     def allocated(self) -> int:
         """Bytes of the device that this process holds."""
         return 0
@@ -204,9 +221,9 @@ class CudaDevice(Device):
         self.name = f"cuda:{index}"
         self.place = torch.device("cuda", index)
         torch.cuda.init()  # type: ignore[no-untyped-call]
-        torch.backends.cudnn.benchmark = True  # shapes never change, so looking for the best kernel pays
         with torch.cuda.device(self.place):
-            self._stream = torch.cuda.Stream(self.place)  # type: ignore[no-untyped-call]
+            # Before what runs in streams without a priority, as compiling behind the traffic does.
+            self._stream = torch.cuda.Stream(self.place, priority=-1)  # type: ignore[no-untyped-call]
             self._done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             self._done_soon = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -268,6 +285,25 @@ class CudaDevice(Device):
         done = self._done_soon if images is not None and images <= _SPINS_FOR else self._done
         done.record(self._stream)
         done.synchronize()
+
+    def look_for_kernels(self, look: bool) -> None:
+        torch.backends.cudnn.benchmark = look  # shapes never change, so that it pays where nobody waits
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        self.enter()
+        stream = torch.cuda.Stream(self.place)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            yield
+            stream.synchronize()
+
+    def seconds(self, program: Program) -> float:
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        began.record(self._stream)
+        program.replay()
+        ended.record(self._stream)
+        ended.synchronize()
+        return float(began.elapsed_time(ended)) / 1e3
 
     def marker(self) -> Marker:
         with torch.cuda.device(self.place):

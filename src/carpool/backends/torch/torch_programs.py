@@ -10,6 +10,7 @@ import weakref
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -17,7 +18,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from carpool.backends.backend import Placement
+from carpool.backends.backend import CompiledSize, Placement
 from carpool.backends.torch.device_sharing import MemoryLedger, in_words
 from carpool.backends.torch.torch_device import (
     PRECISIONS,
@@ -140,6 +141,12 @@ def _give_back(free: list[torch.Tensor], memory: torch.Tensor) -> None:
 
 _log = logging.getLogger(__name__)
 _COMPILE_S = 300.0  # for all batch sizes of a model: those that are not done by then run as they are
+_TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 2e-2, "bf16": 5e-2}
+"""How far compiled answers may be from plain ones, as the norm of the difference over the norm."""
+_OTHERS_DIFFER = 0.01  # of the elements of an output that are no fractions
+_WARM_UPS = 2  # of what ran once when it was compared
+_TIMED = 5  # replays of each program, in turn
+_PAUSE = 4.0  # times what a replay took: so long requests have the device to themselves before the next
 
 _shared: WeakValueDictionary[tuple[object, ...], Network] = WeakValueDictionary()
 _sharing = threading.Lock()
@@ -170,18 +177,26 @@ class Network:
         self._names = [tensor.name for tensor in config.outputs]
         half = config.pytorch.precision not in ("fp32", "tf32")
         self._tf32 = None if half or device.place.type != "cuda" else config.pytorch.precision == "tf32"
-        self._compiled = _compile(config, self.pipeline, module)
-        self._sizes: set[int] = set()  # those that were compiled, or are not to be
-        self._end = 0.0
+        self._make: Callable[[], Callable[..., Any]] | None = _compiler(config, self.pipeline, module)
+        self._compiled: Callable[..., Any] | None = None
+        self._fails = "TorchScript cannot be compiled"
+        self._sizes: dict[int, str] = {}  # those that were compiled, and why they are not used, if so
+        self._compiling = threading.Lock()
+        self._tolerance = _TOLERANCE[config.pytorch.precision]
+        self._bits = {tensor.name for tensor in config.outputs if tensor.datatype == "BF16"}
 
     @property
     def is_compiled(self) -> bool:
-        return self._compiled is not None and bool(self._sizes)
+        return "" in self._sizes.values()
 
-    def runs(self, rows: Sequence[torch.Tensor], size: int, *, plain: bool = False) -> Run:
-        """The whole way from these rows to the outputs, for a program to repeat; `plain`: not compiled."""
-        compiled = self._compiled if size in self._sizes and not plain else None
-        call: Callable[..., Any] = self.pipeline if compiled is None else compiled
+    @property
+    def compiles(self) -> bool:
+        return self._make is not None
+
+    def runs(self, rows: Sequence[torch.Tensor], *, compiled: bool) -> Run:
+        """The whole way from these rows to the outputs, for a program to repeat."""
+        call: Callable[..., Any] | None = self._compiled if compiled else self.pipeline
+        assert call is not None
 
         def run() -> dict[str, torch.Tensor]:
             if self._tf32 is not None:  # switches of the whole process: each model sets its own
@@ -192,24 +207,56 @@ class Network:
 
         return run
 
-    def compile_for(self, rows: Sequence[torch.Tensor], size: int, tell: Tell) -> None:
-        """If it is to be, and there is time; what cannot be compiled runs as it is."""
-        if self._compiled is None or size in self._sizes:
-            return
-        self._end = self._end or time.monotonic() + _COMPILE_S
-        if time.monotonic() > self._end:
-            _log.warning("%s: batches of %d are not compiled: it takes too long", self.model, size)
-            return
-        self.runs(rows, size)()  # as it is: what fails here is the network's fault, not the compiler's
-        tell(f"compiling for batches of {size}")
-        self._sizes.add(size)
+    def compile_for(self, rows: Sequence[torch.Tensor], size: int) -> str:
+        """Compile batches of this size once, whichever instance asks. Returns why they are not to be used,
+        or nothing: a network that cannot be compiled, or answers otherwise then, runs as it is."""
+        with self._compiling:
+            if self._make is None:
+                return self._fails
+            if size not in self._sizes:
+                plain = self.runs(rows, compiled=False)()  # what fails here is not the compiler's fault
+                self._sizes[size] = why = self._compile(plain, rows)
+                if why:
+                    which = "" if self._fails else f" in batches of {size}"
+                    _log.warning("%s: runs without torch.compile%s: %s", self.model, which, why)
+            return self._sizes[size]
+
+    def _compile(self, plain: Mapping[str, torch.Tensor], rows: Sequence[torch.Tensor]) -> str:
+        assert self._make is not None
         try:
-            self.runs(rows, size)()
+            if self._compiled is None:
+                self._compiled = self._make()
+            return self._difference(plain, self.runs(rows, compiled=True)())
         except Exception as error:  # compilers fail in many ways
             if is_out_of_memory(error):
                 raise
-            _log.warning("%s: runs without torch.compile: %s", self.model, in_one_line(error))
-            self._compiled = None
+            self._make, self._fails = None, in_one_line(error)
+            return self._fails
+
+    def _difference(self, plain: Mapping[str, torch.Tensor], compiled: Mapping[str, torch.Tensor]) -> str:
+        """What is wrong with compiled answers, or nothing."""
+        for name, before in plain.items():
+            after = compiled[name]
+            if before.shape != after.shape or before.dtype != after.dtype:
+                return f'its output "{name}" has another form when compiled'
+            if name in self._bits:
+                before, after = before.view(torch.bfloat16), after.view(torch.bfloat16)
+            if not before.is_floating_point():
+                differ = float((before != after).float().mean()) if before.numel() else 0.0
+                if differ > _OTHERS_DIFFER:
+                    return f'{differ:.1%} of its output "{name}" differ when compiled'
+                continue
+            finite = torch.isfinite(before)
+            if not torch.equal(finite, torch.isfinite(after)):
+                return f'its output "{name}" has infinities or NaN elsewhere when compiled'
+            before, after = before[finite].double(), after[finite].double()
+            size, off = float(before.norm()), float((before - after).norm())
+            if off > self._tolerance * max(size, 1e-12):
+                return (
+                    f'its output "{name}" is off by {off / max(size, 1e-12):.2g} of its size when compiled, '
+                    f"and {self._tolerance:g} are allowed"
+                )
+        return ""
 
 
 def network_for(config: ModelConfig, file: Path, device: Device, ledger: MemoryLedger | None) -> Network:
@@ -241,18 +288,26 @@ def network_for(config: ModelConfig, file: Path, device: Device, ledger: MemoryL
     return network
 
 
-def _compile(
+def _compiler(
     config: ModelConfig, pipeline: AdaptedNetwork, module: torch.nn.Module
-) -> Callable[..., Any] | None:
-    if config.pytorch.compile == "off":
+) -> Callable[[], Callable[..., Any]] | None:
+    """What makes the compiled network, when it is wanted: importing the compiler alone takes seconds."""
+    mode = config.pytorch.compile
+    if mode == "off":
         return None
     if isinstance(module, torch.jit.ScriptModule):
         _log.warning("%s: runs without torch.compile: TorchScript cannot be compiled", config.name)
         return None
-    # Compiled anew for each batch size, when it first comes; CUDA graphs are ours, not the compiler's.
-    torch._dynamo.config.cache_size_limit = max(128, torch._dynamo.config.cache_size_limit)
-    mode = config.pytorch.compile
-    return torch.compile(pipeline, dynamic=False, mode=None if mode == "default" else f"{mode}-no-cudagraphs")
+
+    def make() -> Callable[..., Any]:
+        import torch._dynamo
+
+        # Compiled anew for each batch size, when it first comes; CUDA graphs are ours, not the compiler's.
+        torch._dynamo.config.cache_size_limit = max(128, torch._dynamo.config.cache_size_limit)
+        chosen = "max-autotune-no-cudagraphs" if mode == "max-autotune" else None
+        return torch.compile(pipeline, dynamic=False, mode=chosen)
+
+    return make
 
 
 # ---- a program for each batch size
@@ -271,9 +326,12 @@ class Programs:
         placement: Placement,
     ) -> None:
         """In a `hurry` nothing is compiled, warmed or captured: sizes run as they come, as plain calls. Those
-        that are only `plain` are warmed and captured."""
+        that are only `plain` are warmed and captured, and may be compiled later, while they serve."""
         self._hurried = placement.hurry
         self._plain = placement.plain or placement.hurry
+        self._fast: set[int] = set()  # sizes whose programs are compiled
+        self._seconds: dict[int, float] = {}  # what programs take of the device, where it was looked at
+        self._instead: dict[int, int] = {}  # larger sizes that are compiled and take less
         self._config = config
         self._finish = finish = placement.finish
         self._device = device
@@ -314,18 +372,26 @@ class Programs:
     def _warm(self, ledger: MemoryLedger | None, buffers: int, tell: Tell) -> None:
         """Small batches first: what they take tells whether the next larger one would fit."""
         seen: list[tuple[int, int]] = []
+        end = time.monotonic() + _COMPILE_S
         for size in self.sizes or (1,):
             if ledger is not None:
                 needed = _expected(seen, size)
                 ledger.check(self._config.name, needed, f"with batches of {size} it would take about")
             rows = self.inputs.rows(size)
-            if not self._plain:
-                self._network.compile_for(rows, size, tell)
+            if not self._plain and self._network.compiles:
+                if time.monotonic() > end:
+                    _log.warning(
+                        "%s: batches of %d are not compiled: it takes too long", self._config.name, size
+                    )
+                else:
+                    tell(f"compiling for batches of {size}")
+                    if not self._network.compile_for(rows, size):
+                        self._fast.add(size)
             self.footprint[size] = buffers + self._device.warm(self._runs(rows, size))
             seen.append((size, self.footprint[size]))
 
     def _runs(self, rows: Sequence[torch.Tensor], size: int) -> Run:
-        run, finish = self._network.runs(rows, size, plain=self._plain), self._finish
+        run, finish = self._network.runs(rows, compiled=size in self._fast), self._finish
         return run if finish is None else lambda: finish(run())
 
     def _program(self, size: int) -> Program:
@@ -357,6 +423,70 @@ class Programs:
         more = f"{in_words(self.bytes)} more" if self.bytes > 0 else "an unknown amount more"
         return f"{how}; weights {weights}, each instance {more} (by batch {sizes})."
 
+    # ---- compiling while it serves ----------------------------------------------------------------------
+
+    def compile(self, size: int, ledger: MemoryLedger | None) -> CompiledSize:
+        """In a thread of its own, beside batches: compile, compare, capture, time, adopt. The size is run as
+        it was until the last step, and for good if any step fails. One that was loaded in a hurry, and is not
+        to serve, is only compiled."""
+        if size in self._fast:
+            return CompiledSize(size)
+        device, network = self._device, self._network
+        with device.beside():
+            rows = [_noise(row) for row in self.inputs.rows(size)]
+            why = network.compile_for(rows, size)
+            if not why and not self._hurried:
+                run = network.runs(rows, compiled=True)
+                for _ in range(_WARM_UPS):
+                    run()
+        device.release()
+        if why or self._hurried:
+            return CompiledSize(size, why_not=why)
+        before = self._ready.get(size) or self._program(size)
+        held = device.allocated()
+        with nullcontext() if ledger is None else ledger.loading:
+            self._fast.add(size)
+            try:
+                after = self._program(size)
+            except BaseException:
+                self._fast.discard(size)
+                raise
+        found = CompiledSize(size, self._timed(before), self._timed(after))
+        if found.after > found.before:
+            self._fast.discard(size)
+            times = f"{found.after * 1e3:.3g} ms compiled, and {found.before * 1e3:.3g} ms as it is"
+            return CompiledSize(size, why_not=f"it is not faster: {times}")
+        self._seconds[size] = found.after
+        for other in self.sizes:
+            if other not in self._seconds and other < size and other in self._ready:
+                self._seconds[other] = self._timed(self._ready[other])
+        with device.turn():
+            self._ready[size] = after
+            self._instead = self._cheaper()
+        self.bytes += max(0, device.allocated() - held)
+        return found
+
+    def _timed(self, program: Program) -> float:
+        """Seconds that it takes of the device, the shortest of a few; requests run in between."""
+        shortest = math.inf
+        for _ in range(_TIMED):
+            with self._device.turn():
+                self._device.enter()
+                seconds = self._device.seconds(program)
+            shortest = min(shortest, seconds)
+            time.sleep(_PAUSE * seconds)
+        return shortest
+
+    def _cheaper(self) -> dict[int, int]:
+        """For sizes that are not compiled yet: the compiled one that takes the least, if less."""
+        found = {}
+        for size, seconds in self._seconds.items():
+            larger = [other for other in self._fast if other > size]
+            best = min(larger, key=self._seconds.__getitem__, default=size)
+            if size not in self._fast and self._seconds[best] < seconds:
+                found[size] = best
+        return found
+
     # ---- running ----------------------------------------------------------------------------------------
 
     def padded(self, count: int) -> int:
@@ -367,7 +497,8 @@ class Programs:
         if place == len(self.sizes):
             model, most = self._config.name, self.sizes[-1]
             raise ModelError(f"{model}: batches end at {most} images, and this one has {count}")
-        return self.sizes[place]
+        size = self.sizes[place]
+        return self._instead.get(size, size)
 
     def smaller(self, count: int) -> int:
         """What to try where the batch for so many images did not fit: half, or the next bucket; 0: none."""
@@ -387,6 +518,15 @@ class Programs:
                 self._ready[size] = program
         self._device.launch(program, size)
         return program.outputs, size
+
+
+def _noise(row: torch.Tensor) -> torch.Tensor:
+    """An input to compare by. Whole numbers may be places in a table: only those of pictures can be any."""
+    if row.is_floating_point():
+        return torch.rand_like(row)
+    if row.dtype is torch.uint8:
+        return torch.randint(0, 256, row.shape, dtype=row.dtype, device=row.device)
+    return torch.zeros_like(row)
 
 
 def _expected(seen: Sequence[tuple[int, int]], size: int) -> int:

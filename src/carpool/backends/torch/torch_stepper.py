@@ -198,6 +198,7 @@ def load(config: ModelConfig, file: Path, placement: Placement, part: ModelPart)
     if gpu is None and config.pytorch.device.startswith("cuda"):
         gpu = int(config.pytorch.device.partition(":")[2] or 0)
     device = Device(placement.threads) if gpu is None else CudaDevice(gpu)
+    device.look_for_kernels(True)
     slots = told.slots or (_SLOTS if device.bounded else _SLOTS_ON_CPU)
     precision = PRECISIONS[config.pytorch.precision]
     return TorchStepper(read_network(config, file), slots, device, config.name, precision, part)

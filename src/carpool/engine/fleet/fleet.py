@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.engine.loading.candidate import Upload
 from carpool.engine.models.batch_runtime import BatchRuntime
+from carpool.engine.models.compile_behind import CompileBehind, compiles_behind
 from carpool.engine.models.ensemble_runtime import EnsembleRuntime
 from carpool.engine.models.pipeline_runtime import PipelineRuntime
 from carpool.engine.models.runtime import Callers, EngineParts, Gate, Runtime
@@ -82,7 +83,7 @@ class Fleet:
         self._keys = 0
         self.newest: dict[str, int] = {}  # by name: the key for requests that name no version
         self._retiring: set[asyncio.Task[None]] = set()
-        self._looks: dict[Served, asyncio.Task[None]] = {}  # at those that were measured on a busy machine
+        self._looks: dict[Served, asyncio.Task[None]] = {}  # what is measured or compiled while they serve
 
     def build(
         self, config: ModelConfig, version: ModelVersion, identity: object, upload: Upload | None
@@ -137,13 +138,16 @@ class Fleet:
             served.offer(self._publisher.gate(self._keys))
             self.offered[self._keys] = served
             self.routes[self._keys] = served.runtime.route()
-            if isinstance(served.runtime, BatchRuntime) and wants_second_look(served):
-                self._look_again(served, served.runtime)
+            runtime = served.runtime
+            if isinstance(runtime, BatchRuntime) and compiles_behind(served):
+                self._work_behind(served, CompileBehind(runtime).run())
+            elif isinstance(runtime, BatchRuntime) and wants_second_look(served):
+                self._work_behind(served, SecondLook(runtime).run())
         self._rebind()
         self.publish()
 
-    def _look_again(self, served: Served, runtime: BatchRuntime) -> None:
-        task = asyncio.get_running_loop().create_task(SecondLook(runtime).run())
+    def _work_behind(self, served: Served, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._looks[served] = task
         task.add_done_callback(lambda _: self._looks.pop(served, None))
 

@@ -8,15 +8,17 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
+from carpool.backends.backend import CompiledSize
 from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.engine.loading.loading import Ready, ReportStep
+from carpool.engine.profile.model_profile import Profile
 from carpool.engine.run.batch import BatchResult, Outcome, Work
 from carpool.errors import ModelError, Unsupported
 from carpool.link import records
@@ -27,7 +29,7 @@ from carpool.observe.logs import logger
 from carpool.types import Timing
 
 if TYPE_CHECKING:
-    from carpool.engine.loading.runner_client import Runner
+    from carpool.engine.loading.runner_client import Compiler, Runner
     from carpool.engine.run.driver import Driver
 
 
@@ -35,8 +37,8 @@ _MOST = 256
 _DEEP = ("torch._dynamo", "torch._inductor.compile_fx", "torch.export", "triton")
 """Beyond the packages themselves: what torch imports when something is compiled, which takes seconds."""
 
-ASIDE, AT_ONCE = "aside", "at-once"
-"""When a runner imports: while others work, or as soon as it can, since it is waited for."""
+ZYGOTE, RUNNER, COMPILER = "zygote", "runner", "compiler"
+"""The processes of that module: what the others are forked from, what serves, what compiles for it."""
 
 
 def imported_packages() -> list[str]:
@@ -97,6 +99,23 @@ class Prepared:
     threads: int | None
     opened: list[OpenedAs]
     packages: list[str]  # that were imported
+    artifact_sizes: list[int] = field(default_factory=list)  # batch sizes that were compiled before
+    profile_key: str = ""  # JSON; empty: its profile is not kept
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledInstances:
+    """What became of one batch size, for each instance that serves."""
+
+    instances: list[CompiledSize]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedArtifacts:
+    """What a compiler process leaves for other processes; no path: nothing."""
+
+    path: str
+    key: str  # JSON, of what it was compiled from
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +217,8 @@ class HostedLoading:
         self._number = number
         self._asked = LoadOrder(config, version)
         self._found: tuple[Ready, int | None] | None = None  # and the threads of an instance
+        self.artifact_sizes: list[int] = []
+        self.profile_key = ""
 
     def check(self) -> None:
         """Its file is read where it runs: the process for that takes seconds to start."""
@@ -209,15 +230,37 @@ class HostedLoading:
         found = self._runner.wait_for("prepare", Prepared, self._asked, tell, loading=self._number)
         self._runner.stand_by_with(found.packages)
         self._found = found.ready, found.threads
+        self.artifact_sizes, self.profile_key = found.artifact_sizes, found.profile_key
         return replace(found.ready, backends=[self._instance(which) for which in found.opened])
 
     def backend(self, index: int, count: int) -> HostedInstance:
         """A runner that was started anew learns first what the last one had found out."""
-        assert self._found is not None
-        document = Opening(self._asked, *self._found)
         number = self._number
-        which = self._runner.wait_for("open", OpenedAs, document, loading=number, index=index, count=count)
+        which = self._runner.wait_for(
+            "open", OpenedAs, self.opening, loading=number, index=index, count=count
+        )
         return self._instance(which)
+
+    @property
+    def opening(self) -> Opening:
+        assert self._found is not None
+        return Opening(self._asked, *self._found)
+
+    def compile(self, size: int) -> CompiledInstances:
+        """One batch size of the instances that serve; it lies in the compiler's cache, or takes long."""
+        return self._runner.wait_for(
+            "compile", CompiledInstances, self.opening, loading=self._number, size=size
+        )
+
+    def keep(self, profile: Profile) -> None:
+        """For the next start, and for instances that replace others."""
+        assert self._found is not None
+        ready, threads = self._found
+        self._found = replace(ready, profile=profile), threads
+        self._runner.wait_for("keep", type(None), self.opening, loading=self._number)
+
+    def compiler(self) -> Compiler:
+        return self._runner.compiler(self.opening)
 
     def _instance(self, which: OpenedAs) -> HostedInstance:
         return HostedInstance(self._runner, self._asked.config.name, which.number, which.device)

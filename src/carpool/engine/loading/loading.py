@@ -22,6 +22,12 @@ from carpool.core.numerals import numeral
 from carpool.core.objectives import Promise
 from carpool.engine.loading.device_pictures import SAMPLE_TOLD, divided, filling, sample_picture, with_boxes
 from carpool.engine.loading.trial import Examined, examine, trial_shape, try_out
+from carpool.engine.profile.compiled_file import (
+    CompiledFile,
+    compiled_key,
+    find_compiled,
+    load_artifacts,
+)
 from carpool.engine.profile.contention import contention
 from carpool.engine.profile.hardware import CpuWatch
 from carpool.engine.profile.instance_layout import (
@@ -34,9 +40,11 @@ from carpool.engine.profile.instance_layout import (
     closed_if_it_fails,
     instance_count,
     places,
+    usual_on_gpus,
 )
 from carpool.engine.profile.measuring import (
     FOR_DEVICES,
+    FOR_FIRST_ANSWERS,
     FOR_SERVING,
     Effort,
     Measured,
@@ -50,6 +58,7 @@ from carpool.engine.profile.model_profile import (
     best_piece,
     choices,
     keepable,
+    key_text,
     profile_key,
 )
 from carpool.engine.profile.run_memory import (
@@ -150,10 +159,13 @@ class Loading:
         turn: AbstractContextManager[object] | None = None,
         caller: Callable[[int], AsksModels] | None = None,
         watch: Callable[[], Watches] = CpuWatch,
+        *,
+        behind: bool = False,
     ) -> None:
         """With a `signature`, the settings have nothing left open. `turn` is held while times are taken:
         models load side by side, and are measured one by one. `caller` makes the way to other models of the
-        instance with this number; `watch` sees what others take of the cores meanwhile."""
+        instance with this number; `watch` sees what others take of the cores meanwhile. `behind`: whoever
+        loads it also compiles it while it serves, if its settings say so."""
         self._config = config
         self._signature = signature or Signature(config.name, (), ())
         self._version = version
@@ -164,6 +176,8 @@ class Loading:
         self._settled = False
         self._caller = caller
         self._watch = watch
+        self._may_compile_behind = behind
+        self.compiled: CompiledFile | None = None  # what an earlier compilation left
         self._kept_as: Key | None = None
         self.threads: int | None = None  # of each instance, once that was found out
         self._labels: Mapping[str, Sequence[str]] = {}
@@ -185,6 +199,10 @@ class Loading:
             return self._ready(*self._fake(tell))
         key = self._kept_as = self._key()
         kept = None if key is None or self._profiles is None else self._profiles.read(key)
+        if self._config.pytorch.compile != "off":
+            self.compiled = self._find_compiled()
+            if kept is None and self.compiled is not None:
+                kept = self.compiled.profile
         found = None if kept is None else self._reuse(kept, tell)
         if found is None:
             found = self._measure(tell, None if kept is None else kept.layout)
@@ -196,6 +214,32 @@ class Loading:
         """For the next start."""
         if self._kept_as is not None and self._profiles is not None and profile.points:
             self._profiles.write(self._kept_as, profile)
+
+    @property
+    def kept_as(self) -> str:
+        """The key of its profile; empty: it is not kept."""
+        return "" if self._kept_as is None else key_text(self._kept_as)
+
+    def _find_compiled(self) -> CompiledFile | None:
+        try:
+            key = compiled_key(self._config, self._version)
+        except (OSError, CarpoolError):
+            return None
+        cache_dir = None if self._profiles is None else self._profiles.cache_dir
+        if key is None:
+            return None
+        found = find_compiled(self._config, self._version, key, self._kept_as, cache_dir)
+        if found is not None:
+            log.info("compiled-found", model=self._config.name, file=str(found.path))
+            if not self.behind:
+                load_artifacts(found.parts)
+        return found
+
+    def bring_artifacts(self) -> None:
+        """Before anything is compiled here: what was compiled elsewhere."""
+        if self.compiled is not None and self.compiled.parts:
+            load_artifacts(self.compiled.parts)
+            self.compiled = replace(self.compiled, parts=())
 
     def resume(self, config: ModelConfig, threads: int | None) -> None:
         """Be ready for more instances of what was prepared in another process, which is gone."""
@@ -230,6 +274,11 @@ class Loading:
         policy = self._config.policy
         return policy.slo if isinstance(policy, Promise) else inf
 
+    @property
+    def behind(self) -> bool:
+        """Its instances are loaded as plain ones, and are compiled while they serve."""
+        return self._may_compile_behind and self._config.pytorch.compiles_behind
+
     # ---- instances --------------------------------------------------------------------------------------
 
     def backend(
@@ -246,6 +295,7 @@ class Loading:
         gpu = self._gpus[index % len(self._gpus)] if self._gpus else None
         fill = filling(self._config, self._vision)
         calls = None if self._caller is None else self._caller(index)
+        plain = plain or self.behind
         placement = Placement(index, threads, gpu, fill, self._finish, tell, hurry, plain, calls)
         return backends.load(self._config, self._version, placement)
 
@@ -279,6 +329,8 @@ class Loading:
             tell(f"loading instance {index + 1}")
             return self.backend(index, 1, tell)
 
+        if self.behind and not any(group.given for group in self._config.instances):
+            return usual_on_gpus(self._gpus, open_one)
         return choose_on_gpus(self._config, self._gpus, self._slo, open_one, self._measuring)
 
     def _fake(self, tell: ReportStep) -> Opened:
@@ -381,7 +433,10 @@ class Loading:
             return RunMemory(measuring, batch_bytes(self._measuring(opened), images))
 
     def _look(self, opened: Sequence[Backend], tell: ReportStep, *, warm: bool) -> Measured:
-        measuring = self._measuring(opened, FOR_DEVICES if self._gpus else FOR_SERVING, warm=warm)
+        effort = FOR_FIRST_ANSWERS if self.behind else FOR_DEVICES if self._gpus else FOR_SERVING
+        measuring = self._measuring(opened, effort, warm=warm)
+        if self.behind:
+            measuring.once(1)  # what is made for the first picture only is not worth measuring
         wanted = self._config.pytorch.buckets or sizes(self._largest)
         with self._turn:
             return measuring.points(wanted, self._slo, lambda size: tell(f"measuring batches of {size}"))

@@ -1,4 +1,7 @@
-"""The runner as the engine keeps it: started for the first model that needs it, and again when it dies."""
+"""The runner as the engine keeps it: started for the first model that needs it, and again when it dies.
+
+It is forked from a zygote that has imported torch and what models need, and so are the processes that compile
+for it: a runner that replaces another one is there at once."""
 
 from __future__ import annotations
 
@@ -14,13 +17,16 @@ from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.config.server import ServerSettings
-from carpool.config.usable_cores import WAITING
+from carpool.config.usable_cores import WAITING, usable_cores
 from carpool.engine.loading.hosted_model import (
-    ASIDE,
-    AT_ONCE,
+    COMPILER,
+    RUNNER,
+    CompiledInstances,
     HostedInstance,
     HostedLoading,
+    Opening,
     RunnerFailure,
+    SavedArtifacts,
     Settles,
     cache_folders,
     imported_names,
@@ -28,6 +34,7 @@ from carpool.engine.loading.hosted_model import (
 from carpool.engine.loading.loading import ReportStep
 from carpool.errors import ModelError, Unavailable
 from carpool.link.child_process import Child, Message, Watchdog
+from carpool.link.forked_child import Zygote
 from carpool.link.link_failures import read_failure
 from carpool.link.typed_json import as_file, from_file
 from carpool.memory.arena import create_memory, map_memory
@@ -39,7 +46,8 @@ _log = logger("runner")
 _MODULE = "carpool.runner.runner_process"
 _NUMBERS = 1_000_000  # instances in the life of one process: a number never means one of another life
 _END_S = 5.0
-_STANDBY_S = 5.0  # after the last model was loaded
+_ZYGOTES = 8  # that may end before we do without: whatever ends them ends the next one, too
+_MOST_COMPILERS, _CORES_EACH = 3, 3
 # A GPU takes commands from eight queues by default. Streams that share one wait for each other, although
 # nothing makes them: the many short steps of decoding JPEGs waited behind whole batches of the model.
 DEVICE_QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
@@ -64,9 +72,11 @@ class Runner:
         self._loop = asyncio.get_running_loop()
         self._child: Child | None = None
         self._watches: set[asyncio.Task[None]] = set()
-        self._standby: Child | None = None  # has imported what models need, and does nothing yet
+        self._zygote: Zygote | None = None
+        self._zygotes = 0
         self._packages: Sequence[str] = ()
-        self._planned: asyncio.TimerHandle | None = None
+        self._brings = True  # the zygote imports what models do; not any more if that spoiled one
+        self._compilers = asyncio.Semaphore(max(1, min(_MOST_COMPILERS, usable_cores() // _CORES_EACH)))
         self._lives = 0
         self._closed = False
         self._arenas: dict[int, int] = {}  # files, for a runner that is started later
@@ -89,6 +99,7 @@ class Runner:
         """None for a model that runs in the engine's own process."""
         if kind_of(config.backend).process != "runner":
             return None
+        self._keep_zygote()
         return HostedLoading(self, next(self._loadings), config, version)
 
     # ---- what the link says -----------------------------------------------------------------------------
@@ -149,46 +160,59 @@ class Runner:
             self._say(word, [file], ask=number, **fields)
         return await answer  # also when it died: whoever watches it says so
 
+    # ---- the zygote, and what is forked from it ---------------------------------------------------------
+
     def stand_by_with(self, packages: object) -> None:
         """From a loader's thread: what the runner has imported, for the next one to have at hand."""
-        self._loop.call_soon_threadsafe(self._plan_standby, imported_names(packages))
+        self._loop.call_soon_threadsafe(self._bring, imported_names(packages))
 
-    def _plan_standby(self, packages: Sequence[str]) -> None:
+    def _bring(self, packages: Sequence[str]) -> None:
+        if not self._brings:
+            return
+        news = sorted({*packages} - {*self._packages})
         self._packages = sorted({*self._packages, *packages})
-        self._stand_by_later()
+        if news and self._zygote is not None:
+            self._zygote.bring(news)
 
-    def _stand_by_later(self) -> None:
-        """When nothing is loaded: what it imports must not slow that down."""
-        if self._planned is not None:
-            self._planned.cancel()
-        self._planned = self._loop.call_later(_STANDBY_S, self._stand_by)
-
-    def _stand_by(self) -> None:
-        self._planned = None
-        if self._closed or self._standby is not None:
+    def _keep_zygote(self) -> None:
+        if self._zygote is not None or self._closed or self._zygotes >= _ZYGOTES:
             return
-        if self._asks or self._child is None:
-            self._stand_by_later()
-            return
+        self._zygotes += 1
         try:
-            self._standby = self._new_child(ASIDE)
+            self._zygote = zygote = Zygote(_MODULE, self._environment(), self._stands_by, self._zygote_gone)
         except OSError as error:
-            _log.warning("no-standby", error=str(error))
-        else:
-            _log.info("runner-stands-by", pid=self._standby.pid)
+            _log.warning("no-zygote", error=str(error))
+            return
+        if self._packages:
+            zygote.bring(self._packages)
 
-    def _new_child(self, when: str) -> Child:
-        environment = {**WAITING, **DEVICE_QUEUES, **cache_folders(self._settings.cache_dir)}
-        child = Child(_MODULE, when, *self._packages, called="runner", environment=environment)
+    def _stands_by(self) -> None:
+        if self._zygote is not None:
+            _log.info("runner-stands-by", pid=self._zygote.pid)
+
+    def _zygote_gone(self) -> None:
+        """One that packages made useless is followed by one without them."""
+        gone, self._zygote = self._zygote, None
+        if gone is not None and gone.spoiled:
+            self._brings, self._packages = False, ()
+        self._keep_zygote()
+
+    def _environment(self) -> dict[str, str]:
+        return {**WAITING, **DEVICE_QUEUES, **cache_folders(self._settings.cache_dir)}
+
+    def _new_child(self, kind: str) -> Child:
+        if self._zygote is not None and self._zygote.usable:
+            return self._zygote.fork(kind, kind)
+        return Child(_MODULE, kind, called=kind, environment=self._environment())
+
+    def compiler(self, opening: Opening) -> Compiler:
+        return Compiler(self, opening)
+
+    def _start(self) -> None:
+        self._child = child = self._new_child(RUNNER)
         task = self._loop.create_task(self._watch(child))
         self._watches.add(task)
         task.add_done_callback(self._watches.discard)
-        return child
-
-    def _start(self) -> None:
-        """The one that stands by, or a fresh one."""
-        child, self._standby = self._standby or self._new_child(AT_ONCE), None
-        self._child = child
         self._lives += 1
         if self._lives > 1:
             self._restarted()
@@ -198,25 +222,27 @@ class Runner:
         self._guard = Watchdog(child, watch, settings.watchdog_s, _log, "runner")
         if self._beats is None:
             self._beats = Beats(self._look)
-        self._say(
-            "start",
-            [self._pulse_file],
-            log_format=settings.log_format,
-            log_level=settings.log_level,
-            cache_dir=None if settings.cache_dir is None else str(settings.cache_dir),
-            shared_profiles=settings.shared_profiles,
-            secret=settings.cache_secret,
-            device_memory_gb=settings.device_memory_gb,
-            max_answer_bytes=self.max_answer_bytes,
-            first=self._lives * _NUMBERS,
-        )
+        said = {
+            "max_answer_bytes": self.max_answer_bytes,
+            "first": self._lives * _NUMBERS,
+            "shared_profiles": settings.shared_profiles,
+            "secret": settings.cache_secret,
+        }
+        self._say("start", [self._pulse_file], **self._said_first(), **said)
         for arena, file in self._arenas.items():
             self._say("arena", [file], number=arena)
         if self._logging:
             self._say("logging", settings=dict(self._logging))
-        if self._packages:
-            self._stand_by_later()
-        _log.info("runner-started", pid=child.pid)
+        _log.info("runner-started")
+
+    def _said_first(self) -> dict[str, object]:
+        settings = self._settings
+        return {
+            "log_format": settings.log_format,
+            "log_level": settings.log_level,
+            "cache_dir": None if settings.cache_dir is None else str(settings.cache_dir),
+            "device_memory_gb": settings.device_memory_gb,
+        }
 
     def _look(self) -> None:
         if self._guard is not None:
@@ -230,9 +256,6 @@ class Runner:
 
     async def _watch(self, child: Child) -> None:
         code = await child.watch(self._hear)
-        if child is self._standby:
-            self._standby = None
-            return
         self._child = None
         self._guard = None
         self._set_stalled(False)
@@ -257,6 +280,8 @@ class Runner:
             ask = self._asks.get(body["ask"])
             if ask is not None:
                 ask[1](body["step"])
+        elif message.word == "packages":
+            self._bring(imported_names(body["names"]))
         elif message.word == "settled":
             instance = self._serving.get(body["instance"])
             if instance is not None:
@@ -300,10 +325,10 @@ class Runner:
         self._closed = True
         if self._beats is not None:
             self._beats.stop()
-        if self._planned is not None:
-            self._planned.cancel()
-        if self._standby is not None:
-            self._standby.kill()  # it holds nothing
+        if self._zygote is not None:
+            self._zygote.close()
+            self._watches.add(self._zygote.task)
+            self._zygote.task.add_done_callback(self._watches.discard)
         if self._child is not None:
             self._child.control.close()
         if self._watches:
@@ -322,3 +347,65 @@ class Runner:
         """Nothing where there is no process; what is waited for then ends with it."""
         if self._child is not None and not self._child.control.send(word, files or [], **fields):
             self._child.kill()  # it is gone, or has not listened for as long as it takes to fill a socket
+
+
+class Compiler:
+    """A process that compiles one model, for as long as it is entered. Only few are there at once."""
+
+    def __init__(self, runner: Runner, opening: Opening) -> None:
+        self._runner = runner
+        self._opening = opening
+        self._questions = count(1)
+        self._answer: asyncio.Future[int] | None = None
+
+    async def __aenter__(self) -> Compiler:
+        await self._runner._compilers.acquire()
+        try:
+            self._child = self._runner._new_child(COMPILER)
+        except BaseException:
+            self._runner._compilers.release()
+            raise
+        self._child.control.send("start", (), **self._runner._said_first())
+        self._watch = asyncio.get_running_loop().create_task(self._watched())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._child.kill()  # it holds nothing
+        self._runner._compilers.release()
+        await self._watch
+
+    async def compile(self, size: int) -> CompiledInstances:
+        return await self._ask(CompiledInstances, "compile", size=size)
+
+    async def save(self) -> SavedArtifacts:
+        return await self._ask(SavedArtifacts, "save")
+
+    async def _ask(self, kind: type[T], word: str, **fields: int) -> T:
+        """Raises ModelError, also for one that died: whoever asks does without."""
+        if self._watch.done():
+            raise ModelError("the process that compiles has died", reason="model-died")
+        self._answer = asyncio.get_running_loop().create_future()
+        with as_file(self._opening) as file:
+            self._child.control.send(word, [file], ask=next(self._questions), **fields)
+        try:
+            return from_file(kind, await self._answer)
+        except ValueError as error:
+            raise ModelError(f"the process that compiles said what cannot be: {error}") from None
+
+    async def _watched(self) -> None:
+        code = await self._child.watch(self._hear)
+        if self._answer is not None and not self._answer.done():
+            why = f"the process that compiles has died ({code})"
+            self._answer.set_exception(ModelError(why, reason="model-died"))
+
+    def _hear(self, message: Message) -> None:
+        answer = self._answer
+        if not message.files:
+            return
+        if answer is None or answer.done():
+            os.close(message.files[0])
+        elif message.word == "answer":
+            answer.set_result(message.files[0])
+        else:
+            failure = from_file(RunnerFailure, message.files[0])
+            answer.set_exception(read_failure(failure.status, failure.text.encode()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -65,6 +66,7 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         self._skipped = 0  # of its spare work, as counted
         self._gate: Gate | None = None
         self._refusing = False  # the gate's last advice
+        self._images: Counter[int] = Counter()  # by the number of them in a batch
 
     @property
     def idle(self) -> bool:
@@ -220,12 +222,22 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
             factor = batch.belief.drift.news(now)
             if factor is not None:
                 self._warn_of_drift(round(factor, 3), batch.jobs[0].shape)
+        self._images[batch.images] += batch.images
         good = [outcome.timing.queue for outcome in result.outcomes if outcome.error is None]
         if good:
             timing = result.timing
             counters.ran(batch.images, good, timing.input, timing.infer, timing.output)
             if result.clean:
                 counters.recent.add(batch.images, result.seconds, now)
+
+    def images_by_size(self, sizes: Sequence[int]) -> dict[int, int]:
+        """Images that ran, by the size of these that their batches were padded to."""
+        found = dict.fromkeys(sizes, 0)
+        for images, count in self._images.items():
+            size = min((size for size in sizes if size >= images), default=None)
+            if size is not None:
+                found[size] += count
+        return found
 
     def _warn_of_drift(self, factor: float, shape: Hashable) -> None:
         which = {} if shape is None else {"shape": str(shape)}  # where requests may differ

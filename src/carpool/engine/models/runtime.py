@@ -149,6 +149,7 @@ class InstancesRuntime(Runtime, Generic[DriverT]):
         self._patient = False  # requests may wait a while for an instance that is being replaced
         self._closed = False
         self._replacing: set[asyncio.Task[None]] = set()
+        self.replaced = asyncio.Event()  # an instance was, since somebody looked
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{served.name}-loader")
 
     @property
@@ -265,6 +266,7 @@ class InstancesRuntime(Runtime, Generic[DriverT]):
                 continue
             if kind_of(served.config.backend).process == "worker":
                 served.counters.server_row.add(columns.RESTARTS["worker"])
+            self.replaced.set()
             log.info("instance-replaced", model=served.name, version=served.version, instance=number)
             return
 

@@ -18,7 +18,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from math import inf, isinf
+from math import inf
 from threading import Event, Thread
 from time import monotonic
 
@@ -335,8 +335,9 @@ def _try(trial: _Trial, slo: float, trying: Trying, *, once: bool) -> None:
 log = logger("engine")
 
 _MOST_STREAMS = 6  # instances on one GPU that are tried
+_USUAL_STREAMS = 2
 _WORTH_ANOTHER = 1.1  # times the rate without it: each takes memory, and makes single images slower
-_GPU_TRIAL = Effort(seconds=0.1, warm_up=0.3, total=1.0)
+_GPU_TRIAL = Effort(seconds=0.3, warm_up=0.1)
 
 OpenOne = Callable[[int], Backend]
 
@@ -422,16 +423,34 @@ def choose_on_gpus(
     return Chosen(Layout(len(opened), 1), f"{against}{ended}", opened)
 
 
+def usual_on_gpus(gpus: Sequence[int], open_one: OpenOne) -> Chosen:
+    """Two on every GPU, untried: the first answers matter more, and what carries more may change when it is
+    compiled. One, where there is no room for a second."""
+    opened: list[Backend] = []
+    why = "two streams on each GPU overlap copies with computing; others are tried where nothing is compiled"
+    with closed_if_it_fails(opened):
+        for number in range(_USUAL_STREAMS * len(gpus)):
+            try:
+                opened.append(open_one(number))
+            except ModelError as error:
+                if number < len(gpus):
+                    raise
+                why = f"no more, since {error.message}"
+                close_all(opened[len(gpus) :])
+                del opened[len(gpus) :]
+                break
+    return Chosen(Layout(len(opened), 1), why, opened)
+
+
 def _capacity(measuring: Measuring, instances: int, slo: float, largest: int) -> float:
-    """Images per second that all of them can promise together, or do at all."""
-    points = {1: measuring.point(1).seconds}
+    """Images per second that all of them can promise together, or do at all: with the largest batch that
+    takes no more than half of the promise while all of them run."""
     size = largest
-    while size > 1 and (points.setdefault(size, measuring.point(size).seconds)) > slo / 2:
-        del points[size]
+    while True:
+        rate = measuring.rate(size)
+        if size == 1 or instances * size / rate <= slo / 2:
+            return rate
         size //= 2
-    curve = BatchCurve.measured(sorted(points.items()), largest)
-    promised = 0.0 if isinf(slo) else slo_capacity(curve, slo)
-    return instances * (promised or curve.throughput(size))
 
 
 @dataclass(slots=True)

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from math import inf, sqrt
 from statistics import fmean
-from time import monotonic
+from time import monotonic, sleep
 from typing import Protocol, cast
 
 import numpy as np
@@ -31,6 +32,8 @@ _LOOKS, _LOOK_S = 2, 1.0
 _COLD = 1.4  # a first run takes up to so many times as long as the next
 _LONG_S = 0.5
 _SEEN_ANYWAY = 8  # images
+_BETWEEN_S = 20e-6  # for each image of a batch, until the instance has the next: what the engine's loop takes
+_FEWEST_ENDS = 3  # of batches that tell a rate
 _NO_GAIN = 0.95  # of the best rate: larger batches that do worse, twice in a row, are not looked at
 
 
@@ -67,6 +70,10 @@ FOR_SERVING = Effort(seconds=0.06, warm_up=0.15, total=0.6)
 """Somebody waits for it to be over, and what it leaves out is learned in service."""
 FOR_DEVICES = Effort(total=10.0)
 """Every size that was prepared: beside seconds of compiling for each, and one is not like the next."""
+
+
+FOR_FIRST_ANSWERS = Effort(seconds=0.04, warm_up=0.1, total=2.0)
+"""A device whose network is compiled while it serves: each size is timed again then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +127,7 @@ class Measuring:
     _: KW_ONLY
     now: Callable[[], float] = monotonic
     synchronise: Callable[[], None] = lambda: None
+    sleep: Callable[[float], None] = sleep
     picture: Array | None = None  # a file: the backends get so many of it instead of tensors
     warm: bool = False  # they have run single images just now
     watch: Callable[[], Watches] = NotWatched
@@ -172,6 +180,17 @@ class Measuring:
         with self._threads() as threads:
             times, count = self._times(images, threads), len(self.backends)
         return min(fmean(times[at : at + count]) for at in range(0, len(times), count))
+
+    def rate(self, images: int) -> float:
+        """Images per second of all instances together, each of which begins its next batch when it has ended
+        one, and when a pause is over like the one that service makes there. Instances that begin in step, as
+        in the other measurements, all copy and decode at the same time and then all compute: what they can do
+        beside each other is not seen."""
+        with self._threads() as threads:
+            runs = self._runs(images, threads)
+            runs.once()  # what only a first batch needs
+            pause = partial(self.sleep, _BETWEEN_S * images)
+            return runs.rate(self._effort.warm_up, self._effort.seconds, pause)
 
     def once(self, images: int) -> float:
         """Seconds of one run, the first there is perhaps: what it needs only once is counted too."""
@@ -276,6 +295,23 @@ class _Runs:
         if self._threads is None:
             return [self._run(*self._batches[0])]
         return list(self._threads.map(lambda pair: self._run(*pair), self._batches))
+
+    def rate(self, warm_up: float, seconds: float, pause: Callable[[], None]) -> float:
+        """See `Measuring.rate`. Batches that end within the first `warm_up` seconds do not count."""
+
+        def repeat(pair: tuple[Backend, dict[str, Array]]) -> float:
+            began = ended = self._now()
+            ends: list[float] = []
+            while len(ends) < _FEWEST_ENDS or ended < began + warm_up + seconds:
+                pause()
+                self._run(*pair)
+                ended = self._now()
+                if ended >= began + warm_up:
+                    ends.append(ended)
+            return self._images * (len(ends) - 1) / max(ends[-1] - ends[0], 1e-9)
+
+        each = map if self._threads is None else self._threads.map
+        return sum(each(repeat, self._batches))
 
     def _run(self, backend: Backend, batch: dict[str, Array]) -> float:
         start = self._now()

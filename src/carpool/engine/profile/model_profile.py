@@ -104,6 +104,7 @@ class Profile:
     reused: str = ""  # what the check of an older profile found
     memory: RunMemory = field(default_factory=RunMemory)
     elsewhere: bool = False  # another replica measured it, and a second look can follow in service
+    compiled: tuple[Point, ...] = ()  # of sizes that were compiled while it served; the others are plain
 
     @property
     def points(self) -> tuple[Point, ...]:
@@ -118,10 +119,16 @@ class Profile:
 def read_profile(document: object) -> Profile:
     """What `as_json` made of one. Raises ValueError, KeyError or TypeError for what cannot be right."""
     profile: Profile = from_json(Profile, document)
-    counts = [profile.layout.instances, profile.layout.threads, *(point.size for point in profile.points)]
+    counts = [
+        profile.layout.instances,
+        profile.layout.threads,
+        *(p.size for p in profile.points + profile.compiled),
+    ]
     if not all(1 <= count <= _MOST_COUNT for count in counts):
         raise ValueError("a count that cannot be")
     BatchCurve.measured([(point.size, point.seconds) for point in profile.points])
+    if profile.compiled:
+        BatchCurve.measured([(point.size, point.seconds) for point in profile.compiled])
     return profile
 
 
@@ -248,6 +255,11 @@ def profile_key(config: ModelConfig, version: ModelVersion, machine: Hardware | 
     }
 
 
+def key_text(key: Key | None) -> str:
+    """The same for the same key."""
+    return json.dumps(key, sort_keys=True)
+
+
 def _pytorch(config: ModelConfig, file: Path) -> dict[str, Any] | None:
     """Its settings as they were settled, the code of its network, and the devices by name."""
     if not kind_of(config.backend).values_on_device:
@@ -279,6 +291,7 @@ class ProfileStore:
         self, cache_dir: Path | None, shared: SharedFiles | None = None, *, looks_again: bool = False
     ) -> None:
         """`looks_again`: models are measured a second time in service, where a profile is in doubt."""
+        self.cache_dir = cache_dir
         own = None if cache_dir is None else ProfileFolder(cache_dir / "profiles")
         self._places: list[SharedFiles] = [place for place in (own, shared) if place is not None]
         self._shared = shared if looks_again else None
@@ -331,4 +344,4 @@ class ProfileStore:
 
 def _file_name(key: Key) -> str:
     """By all that the profile depends on, the hardware too: replicas on other machines find others."""
-    return f"{sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:40]}{SUFFIX}"
+    return f"{sha256(key_text(key).encode()).hexdigest()[:40]}{SUFFIX}"

@@ -15,6 +15,7 @@ import types
 import zlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -478,11 +479,22 @@ def begin_now(work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
         waits_for = work.send(None)
     except StopIteration:
         return None
-    return asyncio.get_running_loop().create_task(_go_on(work, waits_for))
+    left = [(work, waits_for)]  # until the task has it: one cancelled before its first step never runs
+    task = asyncio.get_running_loop().create_task(_go_on(left))
+    task.add_done_callback(partial(_forget, left))
+    return task
 
 
-async def _go_on(work: Coroutine[Any, Any, None], waits_for: Any) -> None:
-    await _rest(work, waits_for)
+def _forget(left: list[tuple[Coroutine[Any, Any, None], Any]], _task: asyncio.Task[None]) -> None:
+    """What nobody goes on with ends here, and so does what it waits for."""
+    for work, waits_for in left:
+        if waits_for is not None:
+            waits_for.cancel()
+        work.close()
+
+
+async def _go_on(left: list[tuple[Coroutine[Any, Any, None], Any]]) -> None:
+    await _rest(*left.pop())
 
 
 @types.coroutine

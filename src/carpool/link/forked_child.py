@@ -1,0 +1,148 @@
+"""Processes that are forked from one that has imported what they need: the zygote, as its parent sees it.
+
+Importing torch takes seconds, and is done once: whoever needs a process with it asks the zygote, which does
+nothing else and has touched no device. What is forked is handed over to us: it is our child, whatever becomes
+of the zygote."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+
+from carpool.link.child_process import Child, Message, control_pair
+from carpool.observe.logs import logger, stream
+
+_PR_SET_CHILD_SUBREAPER = 36
+_log = logger("runner")
+
+
+def _take_orphans(yes: bool) -> None:
+    """Processes whose parent has ended become ours: so a zygote hands over what it forks."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(yes))
+
+
+class _Born:
+    """A process whose number is told later; what `Child` needs of one."""
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.returncode: int | None = None
+        self._pidfd = -1
+        self._doomed = False
+        self.given_up: Callable[[], None] = lambda: None  # it was killed before it was born
+
+    def born(self, pid: int) -> int:
+        """Returns a descriptor for its end; -1: nobody wants it any more. Raises OSError where there is no
+        such process."""
+        self._pidfd = os.pidfd_open(pid)
+        self.pid = pid
+        if self._doomed:
+            self.kill()
+            self._reap()
+            return -1
+        return os.dup(self._pidfd)
+
+    def kill(self) -> None:
+        if self._pidfd < 0:
+            self._doomed = True
+            self.given_up()
+        elif self.returncode is None:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def wait(self) -> int:
+        if self.returncode is None:
+            self.returncode = self._reap()
+        return self.returncode
+
+    def _reap(self) -> int:
+        if self._pidfd < 0:
+            return -signal.SIGKILL  # it was never born
+        try:
+            ended = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
+        except ChildProcessError:  # it was not handed over, and its parent knows more
+            ended = None
+        os.close(self._pidfd)
+        if ended is None:
+            return -signal.SIGKILL
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
+class Zygote:
+    """`gone` is called once, when it has ended or cannot be used any more."""
+
+    def __init__(
+        self, module: str, environment: Mapping[str, str], ready: Callable[[], None], gone: Callable[[], None]
+    ) -> None:
+        self._child = Child(module, "zygote", called="zygote", environment=environment)
+        self._ready, self._gone = ready, gone
+        self._forks: dict[int, Callable[[int], None]] = {}
+        self._number = 0
+        self.usable = True
+        self.spoiled = False  # what it imported has touched a device
+        self.task = asyncio.get_running_loop().create_task(self._watch())
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def bring(self, names: Sequence[str]) -> None:
+        """Import these as well, for whatever is forked later."""
+        self._child.control.send("import", names=list(names))
+
+    def fork(self, kind: str, called: str) -> Child:
+        """A process of this kind, soon. It ends at once where the zygote does before."""
+        ours, theirs = control_pair()
+        written, writing = os.pipe()
+        born = _Born()
+        child = Child.around(born, ours, written, called)
+        born.given_up = lambda: child.begin(-1)
+        self._number += 1
+        self._forks[self._number] = lambda pid: self._hand_over(child, born, pid)
+        _take_orphans(True)
+        with theirs:
+            files = [theirs.fileno(), writing, stream()]
+            sent = self._child.control.send("fork", files, number=self._number, kind=kind, parent=os.getpid())
+        os.close(writing)
+        if not sent:
+            self._born(self._number, 0)
+        return child
+
+    def _hand_over(self, child: Child, born: _Born, pid: int) -> None:
+        try:
+            pidfd = born.born(pid) if pid else -1
+        except OSError:
+            pidfd = -1
+        child.begin(pidfd)
+
+    def _born(self, number: int, pid: int) -> None:
+        told = self._forks.pop(number, None)
+        if not self._forks:
+            _take_orphans(False)
+        if told is not None:
+            told(pid)
+
+    async def _watch(self) -> None:
+        code = await self._child.watch(self._hear)
+        self.usable = False
+        for number in list(self._forks):
+            self._born(number, 0)
+        _log.debug("zygote-ended", code=code)
+        self._gone()
+
+    def _hear(self, message: Message) -> None:
+        body = message.body
+        if message.word == "born":
+            self._born(int(body["number"]), int(body["pid"]))
+        elif message.word == "imported":
+            self._ready()
+        elif message.word == "spoiled":
+            self.spoiled = True
+            _log.warning("zygote-spoiled", why=str(body.get("why", "")))
+            self.close()
+
+    def close(self) -> None:
+        self.usable = False
+        self._child.kill()  # it holds nothing
