@@ -53,6 +53,7 @@ AVOIDED_IN_MESSAGES = {
 
 ALLOWED_IN_MESSAGES = {
     "config/table.py": 1,  # a list of keys
+    "lab/fleet_plan.py": 1,  # a value in --json
     "observe/prometheus.py": 2,  # names of columns
 }
 """Files below src/carpool, and how many of their messages may have avoided words."""

@@ -342,7 +342,7 @@ def test_a_request_that_the_model_forgets_is_ended(loaded: Loaded) -> None:
     values, (error,) = run(forgetful, rows(1))
     assert values == [[1]]
     assert isinstance(error, ModelError)
-    assert "let go" in error.message
+    assert "dropped a request" in error.message
     (error,) = run(loaded(triton("pass")), rows(1))[1]
     assert "no response sender" in error.message
     (error,) = run(loaded(triton("return [answer(1)]")), rows(1))[1]

@@ -136,7 +136,7 @@ def test_models_and_live_numbers(console: Watched) -> None:
     expect(page.locator("#cache")).to_contain_text("nothing was asked yet")
     page.get_by_role("link", name="cannot-finish").click()
     expect(page).to_have_title("Why requests are rejected · Carpool")
-    expect(page.locator("section:target")).to_contain_text("429. After what runs and waits")
+    expect(page.locator("section:target")).to_contain_text("429. After the running batch and the queue")
 
 
 def test_the_batch_curve_the_promise_and_where_the_model_works(console: Watched) -> None:

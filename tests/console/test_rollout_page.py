@@ -142,7 +142,7 @@ def test_it_asks_for_the_admins_key(console: Watched, rolling: Acted) -> None:
     page = console.page
     rolling.refusal = 401, "this takes an admin key"
     page.get_by_role("button", name="Promote").click()
-    expect(page.locator(".sure")).to_contain_text("Promote asks no guard")
+    expect(page.locator(".sure")).to_contain_text("Promote ignores the guards")
     page.get_by_role("button", name="Yes, promote").click()
     expect(page.locator(".sure .said")).to_have_text("this takes an admin key")
     expect(page.get_by_label("This takes an admin key")).to_be_focused()

@@ -140,7 +140,7 @@ def test_an_input_of_any_size_needs_one() -> None:
     assert found is None
     assert "takes images of any size: set size in [image] of model.toml, or give --size" in ask
     with pytest.raises(
-        ConfigError, match=r"takes images of any size; give the one to use as size in \[image\]"
+        ConfigError, match=r"takes images of any size; set size in \[image\]"
     ):
         describe(config('task = "classify"'), shapes)
     assert describe(config("[image]\nsize = 224"), shapes)[0] is not None

@@ -219,7 +219,7 @@ def _surge(q: FleetQuestion, needed: int, surges: Sequence[Check]) -> str:
 
 
 def _delay(plan: FleetPlan, steady: Check) -> str:
-    delayed = next(check for check in plan.checks if check.what.startswith("fixed"))
+    delayed = next(check for check in plan.checks if check.what.startswith("knobs"))
     change = (
         f"p50 {_n(steady.p50_ms)} → {_n(delayed.p50_ms)} ms, p99 {_n(steady.p99_ms)} → "
         f"{_n(delayed.p99_ms)} ms, {_share(steady)} → {_share(delayed)} within the SLO"
@@ -442,7 +442,7 @@ def _with_delay(q: FleetQuestion, replicas: int, steady: Check) -> tuple[Check, 
     for share in (20, 10):
         delay = q.slo / share
         out = measure(replace(scenario, settings=Knobs(max_batch(q.curve, q.slo), max_delay=delay)))
-        what = f"fixed, {delay * 1e3:g} ms delay"
+        what = f"knobs, {delay * 1e3:g} ms delay"
         tried.append(Check(what, replicas, q.rate, out.attainment, out.p50_ms, out.p99_ms))
     best = min(tried, key=lambda check: check.p99_ms)
     more_in_time = best.attainment > steady.attainment + 0.002

@@ -169,7 +169,7 @@ def test_so_many_compressed_bodies_wait_and_no_more() -> None:
     with serving(max_inflating=0) as server, server.connect() as client:
         refused = client.post("/echo", gzip.compress(bytes(1 << 20)), GZIP)
         assert refused.status == 503
-        assert b"too many compressed bodies" in refused.body
+        assert b"too many concurrent compressed bodies" in refused.body
         assert client.post("/echo", gzip.compress(b"short"), GZIP).body == b"short"
 
 

@@ -77,10 +77,10 @@ def test_the_prediction_is_the_simulators() -> None:
     settings = [Setting(PROMISE, 500.0), Setting(KNOBS, None, 0.0, 16)]
     found = predict(settings, [10.0, 200.0], BELIEF, 500.0, seconds=8.0)
     at = {(point.setting, point.rate): point for point in found}
-    assert at["SLO 500 ms", 10.0].attainment == pytest.approx(1, abs=0.01)
-    assert at["SLO 500 ms", 200.0].goodput_rps > 50
-    assert at["fixed 0 ms, batch 16", 200.0].goodput_rps < 20, "everybody is late"
-    rates = [point.rate for point in found if point.setting == "SLO 500 ms"]
+    assert at["promise 500 ms", 10.0].attainment == pytest.approx(1, abs=0.01)
+    assert at["promise 500 ms", 200.0].goodput_rps > 50
+    assert at["knobs 0 ms, batch 16", 200.0].goodput_rps < 20, "everybody is late"
+    rates = [point.rate for point in found if point.setting == "promise 500 ms"]
     assert rates == sorted(set(rates))
     assert len(rates) >= 9
 

@@ -7,21 +7,21 @@ from hypothesis import strategies as st
 
 from carpool.lab.sweep.sweep_runs import Point, points, settings_of
 
-NAMES = ["SLO 50 ms", "fixed 0 ms", "fixed 5 ms"]
+NAMES = ["promise 50 ms", "knobs 0 ms", "knobs 5 ms"]
 RATES: list[tuple[float, float | None]] = [(10.0, 0.1), (20.0, 0.2), (30.0, None), (40.0, 0.4)]
 
 
 def test_every_delay_meets_every_largest_batch() -> None:
     both = settings_of("both", 50, (0, 5), (8, 32))
     assert [setting.name for setting in both] == [
-        "SLO 50 ms",
-        "fixed 0 ms, batch 8",
-        "fixed 0 ms, batch 32",
-        "fixed 5 ms, batch 8",
-        "fixed 5 ms, batch 32",
+        "promise 50 ms",
+        "knobs 0 ms, batch 8",
+        "knobs 0 ms, batch 32",
+        "knobs 5 ms, batch 8",
+        "knobs 5 ms, batch 32",
     ]
     assert settings_of("promise", 50, (0, 5), ()) == both[:1]
-    assert [setting.name for setting in settings_of("knobs", 50, (0, 5), ())] == ["fixed 0 ms", "fixed 5 ms"]
+    assert [setting.name for setting in settings_of("knobs", 50, (0, 5), ())] == ["knobs 0 ms", "knobs 5 ms"]
 
 
 @given(st.integers(1, 4), st.integers(0, 1000))

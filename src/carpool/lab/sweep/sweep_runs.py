@@ -38,10 +38,10 @@ class Setting:
     def name(self) -> str:
         """For people, and different for any two settings of a sweep."""
         if self.kind == PROMISE:
-            return f"SLO {self.slo_ms:g} ms"
+            return f"promise {self.slo_ms:g} ms"
         if self.kind == KNOBS:
             batch = "" if self.max_batch is None else f", batch {self.max_batch}"
-            return f"fixed {self.max_delay_ms:g} ms{batch}"
+            return f"knobs {self.max_delay_ms:g} ms{batch}"
         return self.kind
 
 

@@ -1,0 +1,176 @@
+"""Finds docstrings whose first sentence is a fragment: one whose main clause has no finite verb.
+
+"Return the batch." and "Returns the batch." are whole, and so is "A request that waits is dropped.". "The
+batch that runs." is a fragment. There is no dictionary: a word counts as a verb if it is listed here, or if
+it stands where only a verb can stand. In doubt a sentence counts as whole.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+_AUXILIARIES = set(
+    "is are was were has have had does do did can could may might must will would shall should cannot isn't "
+    "aren't wasn't weren't hasn't haven't doesn't don't didn't can't couldn't won't wouldn't mustn't "
+    "came went took gave began knew saw stood fell grew became said got ran".split()
+)
+
+_VERBS = set(  # forms of the third person that are never nouns
+    "accepts acknowledges adds admits allows appears applies arrives assigns awaits becomes begins believes "
+    "belongs blocks brings builds buys carries chooses clears closes collects comes compares compiles "
+    "completes computes concerns connects consists constructs contains contradicts converts cares covers "
+    "creates cuts decides declares decodes decompresses defines depends describes detects dies differs "
+    "disturbs divides does draws drives drops embeds empties encodes ensures enters exists exits expects "
+    "explains fails falls fares feeds fetches fills finds finishes fits follows forgets frees gathers gets "
+    "gives goes grows happens has hears helps hides holds identifies implements includes infers insists "
+    "installs joins judges keeps kills knows lacks lasts leads learns leaves lends lets lies listens lives "
+    "loses lowers makes matters means meets merges moves multiplies needs occupies offers opens outlives "
+    "overwrites owns parses passes pays picks plays prepares prevents prints puts raises reaches reads "
+    "recalls receives recognises refers refuses rejects releases remembers removes renews repeats replaces "
+    "represents resembles reserves resolves rests restores returns rides says seems sees selects sends shines "
+    "shrinks sits sleeps sorts speaks spends spins splits stays takes talks tells tests tidies touches "
+    "translates travels tries trusts understands undoes unloads uses varies wants warns waits weighs wonders "
+    "wraps writes yields simulates measures averages estimates predicts plans serialises validates verifies "
+    "warms registers schedules searches starts stops schedules rewrites rounds scales shuts asks serves "
+    "looks turns happens marks stands works".split()
+)
+
+_ALSO_NOUNS = set(
+    "answers batches calls captures changes charges checks claims colours controls copies costs counts delays "
+    "demands documents ends feeds figures flags forks forms gates guards groups hits hosts labels limits "
+    "links lists loads locks logs maps matches names notes orders plots points polls pools posts promises "
+    "quotes records replies reports requests responds resizes restarts results rolls routes runs samples scans "
+    "scores sets shares shows signals signs sizes slices spares spans spreads stacks stalls states steps "
+    "stores streams sums switches tags times totals traces tracks values watches wishes".split()
+)
+
+_PLURALS = set(  # forms of the plural that are never nouns
+    "become begin belong bring come consist contain depend differ exist expect follow get give go happen hold "
+    "keep know lack let lie make mean need receive remain seem send share stay take tell wait want".split()
+)
+
+_BASES = {
+    form
+    for verb in _VERBS | _ALSO_NOUNS
+    for form in (
+        verb[:-1],
+        *([verb[:-2]] if verb.endswith(("es",)) else []),
+        *([verb[:-3] + "y"] if verb.endswith("ies") else []),
+    )
+} | {"be", "have", "do", "go"}
+
+_DETERMINERS = set(
+    "a an the it them its their his what which whether how where when every each no all any both this that "
+    "these those one two some many nothing something only so as to until at once if none us you more".split()
+)
+_SUBJECTS = set("it he she this nothing everything something everyone anything none each neither".split())
+_PLURAL_SUBJECTS = set("they we you i all both these those others".split())
+_RELATIVES = set("that which who whom whose where when while what how whether if because unless why".split())
+
+
+class Docstring(NamedTuple):
+    file: Path
+    name: str
+    line: int
+    first: str
+
+
+def first_sentence(text: str) -> str:
+    paragraph = " ".join(re.split(r"\n\s*\n", text.strip())[0].split())
+    return re.split(r"(?<=[.!?])\s+(?=[A-Z`(\"'0-9])", paragraph)[0]
+
+
+def docstrings(file: Path) -> Iterator[Docstring]:
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text and text.strip():
+                name, line = getattr(node, "name", file.stem), getattr(node, "lineno", 1)
+                yield Docstring(file, name, line, first_sentence(text))
+
+
+def _is_finite(words: list[str], at: int) -> bool:
+    word, before = words[at], words[at - 1] if at else ""
+    after = words[at + 1] if at + 1 < len(words) else ""
+    if word in _AUXILIARIES or word in _VERBS:
+        return before not in ("to", "the", "a", "of")
+    if before in _SUBJECTS | {"that", "which", "who", "what"} and word in _ALSO_NOUNS:
+        return True
+    if word in _ALSO_NOUNS:
+        return after in _DETERMINERS and before not in (*_DETERMINERS, "of", "with", "and", "or", "by", "for")
+    if before in _PLURAL_SUBJECTS | _RELATIVES | {"it"} and word in _BASES | _PLURALS:
+        return True
+    if word in _PLURALS:
+        return before.endswith("s") and before not in ("as", "its", "is")
+    return word.endswith("ed") and before in (_SUBJECTS | _PLURAL_SUBJECTS | {"who", "which"})
+
+
+def _opens_with_a_verb(words: list[str]) -> bool:
+    """Tells an order or a report from a noun of the same form: "Answers of a model" has no verb."""
+    first, second = words[0], words[1] if len(words) > 1 else ""
+    if first in _VERBS:
+        return True
+    return first in _ALSO_NOUNS | _BASES and second not in (
+        "of",
+        "that",
+        "which",
+        "from",
+        "for",
+        "are",
+        "is",
+        "in",
+    )
+
+
+def is_fragment(sentence: str) -> bool:
+    clauses = re.split(r"[:;–—]\s|[()]", re.sub(r"`[^`]*`", "code", sentence))
+    return not any(_has_main_verb(clause) for clause in clauses)
+
+
+def _has_main_verb(clause: str) -> bool:
+    words = re.findall(r"[a-z0-9'_]+|,", clause.lower())
+    plain = [word for word in words if word != ","]
+    if not plain:
+        return False
+    if _opens_with_a_verb(plain):
+        return True
+    owed, joined, taken = 0, False, False  # verbs that belong to clauses which are part of another
+    for at, word in enumerate(words):
+        before = words[at - 1] if at else ""
+        if word in _RELATIVES:
+            owed, taken = owed + 1, False
+        elif (
+            word in ("it", "they", "he", "we", "you", "one") and before and before not in (",", "and", "but")
+        ):
+            owed, taken = (owed, taken) if before in _RELATIVES else (owed + 1, False)
+        elif word in ("and", "or", "but", "nor"):
+            joined = taken
+        elif _is_finite(words, at):
+            if owed:
+                owed, taken, joined = owed - 1, True, False
+            elif joined:
+                joined = False
+            else:
+                return True
+    return False
+
+
+def fragments(folder: Path) -> tuple[int, list[Docstring]]:
+    """Returns how many docstrings the Python files of a folder have, and which are fragments."""
+    found = [
+        one for file in sorted(folder.rglob("*.py")) if "proto" not in file.parts for one in docstrings(file)
+    ]
+    return len(found), [one for one in found if is_fragment(one.first)]
+
+
+if __name__ == "__main__":
+    for folder in map(Path, sys.argv[1:]):
+        every, broken = fragments(folder)
+        for one in broken:
+            sys.stdout.write(f"{one.file}:{one.line} {one.name}: {one.first}\n")
+        sys.stdout.write(f"{folder}: {len(broken)} of {every}\n")
