@@ -121,6 +121,8 @@ def test_counts_add_up_and_prove_a_step_together(tmp_path: Path, place: Path) ->
             assert (shared["reached"], len(shared["replicas"])) == (True, 2)
             said = list(sentences(lives[0].status()))
             assert "2 replicas share it; 2 have loaded the candidate." in said
+            assert any(line.startswith("errors: ") for line in said)
+            assert not [line for line in said if ": off." in line], "guards that are switched off"
 
     run(story())
 

@@ -139,9 +139,7 @@ def test_an_input_of_any_size_needs_one() -> None:
     found, _, ask, _ = describe(config(), shapes)
     assert found is None
     assert "takes images of any size: set size in [image] of model.toml, or give --size" in ask
-    with pytest.raises(
-        ConfigError, match=r"takes images of any size; set size in \[image\]"
-    ):
+    with pytest.raises(ConfigError, match=r"takes images of any size; set size in \[image\]"):
         describe(config('task = "classify"'), shapes)
     assert describe(config("[image]\nsize = 224"), shapes)[0] is not None
 

@@ -101,7 +101,7 @@ def _steps(text: str) -> list[float]:
 
 
 def sentences(found: dict[str, Any]) -> Iterator[str]:
-    """How it stands, for a person."""
+    """Yields sentences that say how the rollout stands, without the guards that are switched off."""
     name, state = found["model"], found["state"]
     if state == "none":
         yield f"{name}: nothing is being rolled out; version {found['stable']} answers."
@@ -112,7 +112,7 @@ def sentences(found: dict[str, Any]) -> Iterator[str]:
         yield _sentence(found["trouble"] or f"version {stable} answers everything")
         return
     yield f"Version {stable} is stable, version {candidate} the candidate{_answers(found['share'])}."
-    for guard in found["guards"].values():
+    for guard in (guard for guard in found["guards"].values() if guard["verdict"] != "off"):
         yield f"{guard['name']}: {guard['verdict']}. {guard['sentence']}"
     counts = found["counts"]
     skipped = ", ".join(f"{count:,} {why}" for why, count in sorted(counts["skipped"].items()))
