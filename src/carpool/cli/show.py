@@ -22,7 +22,7 @@ def percent(share: float) -> str:
 
 
 def console() -> Console:
-    """Returns a console as wide as the terminal. In a pipe or a file no line is wrapped, unless COLUMNS is set."""
+    """Returns a console as wide as the terminal, or one that wraps nothing in a pipe without COLUMNS."""
     from rich.console import Console
 
     wraps = sys.stdout.isatty() or "COLUMNS" in os.environ
