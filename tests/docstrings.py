@@ -20,43 +20,46 @@ def _words(text: str) -> frozenset[str]:
 
 
 _AUXILIARIES = _words(
-    "is are was were has have had does do did can could may might must will would shall should cannot isn't "
-    "aren't wasn't weren't hasn't haven't doesn't don't didn't can't couldn't won't wouldn't mustn't "
-    "came went took gave began knew saw stood fell grew became said got ran"
+    "is are was were has have had does do did can could may might must will would shall should cannot "
+    "isn't aren't wasn't weren't hasn't haven't doesn't don't didn't can't couldn't won't wouldn't "
+    "mustn't came went took gave began knew saw stood fell grew became said got ran"
 )
 
 _VERBS = _words(  # forms of the third person that are never nouns
-    "accepts acknowledges adds admits allows appears applies arrives assigns awaits becomes begins believes "
-    "belongs blocks brings builds buys carries chooses clears closes collects comes compares compiles "
-    "completes computes concerns connects consists constructs contains contradicts converts cares covers "
-    "creates cuts decides declares decodes decompresses defines depends describes detects dies differs "
-    "disturbs divides does draws drives drops embeds empties encodes ensures enters exists exits expects "
-    "explains fails falls fares feeds fetches fills finds finishes fits follows forgets frees gathers gets "
-    "gives goes grows happens has hears helps hides holds identifies implements includes infers insists "
-    "installs joins judges keeps kills knows lacks lasts leads learns leaves lends lets lies listens lives "
-    "loses lowers makes matters means meets merges moves multiplies needs occupies offers opens outlives "
-    "overwrites owns parses passes pays picks plays prepares prevents prints puts raises reaches reads "
-    "recalls receives recognises refers refuses rejects releases remembers removes renews repeats replaces "
-    "represents resembles reserves resolves rests restores returns rides says seems sees selects sends "
-    "shines shrinks sits sleeps sorts speaks spends spins splits stays takes talks tells tests tidies touches "
-    "translates travels tries trusts understands undoes unloads uses varies wants warns waits weighs wonders "
-    "wraps writes yields simulates measures averages estimates predicts plans serialises validates verifies "
-    "warms registers schedules searches starts stops schedules rewrites rounds scales shuts asks serves "
-    "looks turns happens marks stands works"
+    "accepts acknowledges adds admits allows appears applies arrives assigns awaits becomes begins "
+    "believes belongs blocks brings builds buys carries chooses clears closes collects comes compares "
+    "compiles completes computes concerns connects consists constructs contains contradicts converts "
+    "cares covers creates cuts decides declares decodes decompresses defines depends describes detects "
+    "dies differs disturbs divides does draws drives drops embeds empties encodes ensures enters exists "
+    "exits expects explains fails falls fares feeds fetches fills finds finishes fits follows forgets "
+    "frees gathers gets gives goes grows happens has hears helps hides holds identifies implements "
+    "includes infers insists installs joins judges keeps kills knows lacks lasts leads learns leaves "
+    "lends lets lies listens lives loses lowers makes matters means meets merges moves multiplies needs "
+    "occupies offers opens outlives overwrites ranks owns parses passes pays picks plays prepares "
+    "prevents prints puts raises reaches reads recalls receives recognises refers refuses rejects "
+    "releases remembers removes renews repeats replaces represents resembles reserves resolves rests "
+    "restores returns rides says seems sees selects sends shines shrinks sits sleeps sorts speaks "
+    "spends spins splits stays takes talks tells tests tidies touches translates travels tries trusts "
+    "understands undoes unloads uses varies wants warns waits weighs wonders wraps writes yields "
+    "simulates measures averages estimates predicts plans serialises validates verifies warms registers "
+    "schedules searches starts stops schedules rewrites rounds scales shuts asks serves looks turns "
+    "happens marks stands works"
 )
 
 _ALSO_NOUNS = _words(
     "answers batches calls captures changes charges checks claims colours controls copies costs counts "
-    "delays demands documents ends feeds figures flags forks forms gates guards groups hits hosts labels limits "
-    "links lists loads locks logs maps matches names notes orders plots points polls pools posts promises "
-    "quotes records replies reports requests responds resizes restarts results rolls routes runs samples "
-    "scans scores sets shares shows signals signs sizes slices spares spans spreads stacks stalls states steps "
-    "stores streams sums switches tags times totals traces tracks values watches wishes"
+    "delays demands documents ends feeds figures flags forks forms gates guards groups hits hosts "
+    "labels limits links lists loads locks logs maps matches names notes orders plots points polls "
+    "pools posts promises quotes records replies reports requests responds resizes restarts results "
+    "rolls routes runs samples scans scores sets shares shows signals signs sizes slices spares spans "
+    "spreads stacks stalls states steps stores streams sums switches tags times totals traces tracks "
+    "values watches wishes"
 )
 
 _PLURALS = _words(  # forms of the plural that are never nouns
-    "become begin belong bring come consist contain depend differ exist expect follow get give go happen "
-    "hold keep know lack let lie make mean need receive remain seem send share stay take tell wait want"
+    "become begin belong bring come consist contain depend differ exist expect follow get give go "
+    "happen hold keep know lack let lie make mean need receive remain seem send share stay take tell "
+    "wait want"
 )
 
 _BASES = {
@@ -70,8 +73,9 @@ _BASES = {
 } | {"be", "have", "do", "go"}
 
 _DETERMINERS = _words(
-    "a an the it them its their his what which whether how where when every each no all any both this that "
-    "these those one two some many nothing something only so as to until at once if none us you more"
+    "a an the it them its their his what which whether how where when every each no all any both this "
+    "that these those one two some many nothing something only so as to until at once if none us you "
+    "more"
 )
 _SUBJECTS = _words("it he she this nothing everything something everyone anything none each neither")
 _PLURAL_SUBJECTS = _words("they we you i all both these those others")

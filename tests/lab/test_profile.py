@@ -47,7 +47,7 @@ def test_the_curve_its_line_and_what_promises_allow(tmp_path: Path, timed: Timed
     assert (found.line_from, found.line_until, found.knee) == (1, 8, 8)
     assert found.curve == "1:5,2:6,4:8,8:12"
     assert [(budget.batch, budget.largest) for budget in found.budgets] == [(0, 4), (0, 6), (5, 8), (8, 8)]
-    assert "promise 11 ms" in found.budgets[0].why
+    assert "SLO of 11 ms" in found.budgets[0].why
     assert "2 × 9 ms" in found.budgets[2].why
     assert "t(B) = 4 ms + B × 1 ms, and every point within 0% of it." in found.notes
     assert any(note.startswith("Batches of 8 carry 3.33 ×") for note in found.notes)
@@ -93,7 +93,7 @@ def points(spread: float = 0.01) -> list[Point]:
 def test_it_says_when_the_machine_is_too_noisy_to_tell() -> None:
     quiet, first = points(), points()[0]
     assert lab.doubts(quiet, first, 0.0) == []
-    assert "50% apart" in lab.doubts(points(0.5), first, 0.0)[0]
+    assert "is 50%" in lab.doubts(points(0.5), first, 0.0)[0]
     assert "20% of the processor" in lab.doubts(quiet, first, 0.2)[0]
     slower = Point(1, 0.009, 0.0, 10)
     assert "took 5 ms at first, 9 ms at the end" in lab.doubts(quiet, slower, 0.0)[0]

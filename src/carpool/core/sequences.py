@@ -1,4 +1,4 @@
-"""The law of sequences: which request of which sequence may run, and where.
+"""Implements the law of sequences: which request of which sequence may run, and where.
 
 A sequence is a row of requests with one id, from one that starts it to one that ends it. It has a place, a
 slot of one instance, for as long as it lives, since that is where its state is; who finds none waits in the
@@ -79,7 +79,7 @@ class SequenceStep:
 
 
 class SequenceShare(PlaceShare):
-    """What one client has: `places` without those that it is about to leave."""
+    """Counts what one client has: `places` without those that it is about to leave."""
 
     __slots__ = ("backlog", "sequences", "size", "waiting")
 
@@ -92,7 +92,8 @@ class SequenceShare(PlaceShare):
 
 
 class LiveSequence:
-    """Requests of one id. Without a place (`instance` is -1) the first that waits is one that starts."""
+    """Holds the requests of one id. Without a place (`instance` is -1) the first that waits is one that
+    starts."""
 
     __slots__ = (
         *("id", "instance", "is_leaving", "is_next", "is_watched", "key", "open", "passed", "quiet_since"),
@@ -134,7 +135,8 @@ class Turn:
 
 
 class Bounds(NamedTuple):
-    """Of what waits. Seconds are those that a sequence waits for a place, if its client does not say less."""
+    """Limits what waits. Seconds are those that a sequence waits for a place, if its client does not say
+    less."""
 
     requests: int
     sequences: int
@@ -143,7 +145,7 @@ class Bounds(NamedTuple):
 
 
 class Sequences:
-    """Those of one model, whose instances have so many places each."""
+    """Holds the sequences of one model, whose instances have so many places each."""
 
     def __init__(
         self,
@@ -177,11 +179,11 @@ class Sequences:
 
     @property
     def backlog(self) -> int:
-        """Sequences without a place."""
+        """Returns the number of sequences without a place."""
         return len(self._known) - self.live
 
     def why_ended(self, name: SequenceId, holder: str = "") -> Why | None:
-        """Of one that ended early, not too long ago."""
+        """Returns why a sequence ended early, if that was not too long ago."""
         return self._ended.get((holder, name))
 
     # ---- what happened ------------------------------------------------------------------------------
@@ -364,7 +366,7 @@ class Sequences:
     # ---- what to do ---------------------------------------------------------------------------------
 
     def turn(self, now: float) -> Turn:
-        """What follows from all that happened, and from the time."""
+        """Returns what follows from all that happened, and from the time."""
         deadlines, quiet = self._deadlines, self._quiet
         while deadlines and (deadlines[0][0] <= now or not deadlines[0][2].waits):
             self._has_waited(heappop(deadlines)[2], now)
@@ -426,7 +428,7 @@ class Sequences:
         self._leave_out(step, why)
 
     def _seat(self, sequence: LiveSequence) -> None:
-        """Where most places are free, of which there is one."""
+        """Gives a sequence a place where most places are free, of which there is one."""
         at = 0
         if len(self._free) > 1:
             at = max(range(len(self._free)), key=lambda i: len(self._free[i] or ()))
@@ -454,7 +456,7 @@ class Sequences:
             self._expect(first.job.arrived + self._bounds.seconds, first)
 
     def _give_places(self) -> None:
-        """To the client that has least for its weight; of equal ones, to who came first."""
+        """Gives places to the client that has least for its weight; of equal ones, to who came first."""
         while True:
             shares = [share for share in self._shares.values() if _has_first(share.backlog)]
             if not shares:
@@ -536,7 +538,7 @@ class Sequences:
             self._watch(sequence)
 
     def _drop_until_start(self, sequence: LiveSequence, at: int, why: Why) -> None:
-        """From here on, up to one that starts the sequence anew."""
+        """Drops the waiting requests from here on, up to one that starts the sequence anew."""
         waiting = sequence.waiting
         while at < len(waiting) and not waiting[at].start:
             self._drop(waiting[at], why)
