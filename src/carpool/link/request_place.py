@@ -24,7 +24,7 @@ _NOTHING: Mapping[str, Array] = {}
 
 
 class RequestPlace:
-    """Where one request lies, and the way of its outputs to where its front end reads them.
+    """Describes where one request lies, and the way of its outputs to where its front end reads them.
 
     An instance in this process calls it, in the model's thread; nothing that is wrong with an output leaves
     it as an exception, since the others of the batch have no part in it: `error` then holds what the client

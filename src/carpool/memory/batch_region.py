@@ -68,7 +68,7 @@ class BatchRegion:
         }
 
     def close(self) -> None:
-        """Arrays from `read` keep the memory until they are gone themselves."""
+        """Closes the region, while arrays from `read` keep the memory until they are gone themselves."""
         self._map = None
         if self.fd >= 0:
             os.close(self.fd)

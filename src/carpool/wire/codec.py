@@ -21,7 +21,7 @@ _NO_LABELS: Mapping[str, Sequence[str]] = {}
 
 
 class Placed(NamedTuple):
-    """An output that was written to a client's memory: what the answer says of it."""
+    """Describes an output that was written to a client's memory: what the answer says of it."""
 
     datatype: Datatype
     shape: tuple[int, ...]
@@ -29,7 +29,7 @@ class Placed(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """A body in pieces to be written one after the other."""
+    """Holds a body in pieces to be written one after the other."""
 
     buffers: list[Buffer]
     size: int
@@ -65,7 +65,7 @@ def _encode_listed(
     batched: bool,
     placed: Mapping[str, Placed],
 ) -> Encoded:
-    """Each output in the form that was asked for."""
+    """Encodes each output in the form that was asked for."""
     listed: list[dict[str, Any]] = []
     tail: list[Buffer] = []
     if not outputs:
@@ -140,7 +140,7 @@ def _binary_head(model: str, version: str, *tensors: tuple[str, Datatype, tuple[
 
 
 def with_id(body: bytes, header_length: int | None, request_id: str) -> Encoded:
-    """An answer without an id, as `encode_response` wrote it, for the request that has this one."""
+    """Returns an answer without an id, as `encode_response` wrote it, for the request that has this one."""
     if not request_id:
         return Encoded([body], len(body), header_length)
     field = b'{"id":%b,' % orjson.dumps(request_id)
@@ -422,7 +422,7 @@ def _levels(values: list[Any], field: str) -> int:
 
 
 def to_binary(tensor: Tensor) -> Buffer:
-    """The tensor's bytes; a view where the array already is one block."""
+    """Returns the tensor's bytes; a view where the array already is one block."""
     if tensor.datatype is Datatype.BYTES:
         pieces: list[bytes] = []
         for element in tensor.data.ravel().tolist():

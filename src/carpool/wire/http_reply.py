@@ -1,4 +1,4 @@
-"""What an HTTP server replies, read within bounds, for those who ask other servers. `ReplyReader` is given
+"""Reads what an HTTP server replies, within bounds, for those who ask other servers. `ReplyReader` is given
 the bytes as they come and knows no socket; `read_reply` and `begin_reply` read from a stream with it."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ReplyReader:
         self._behind = False  # behind the data of a chunk
 
     def feed(self, data: bytes) -> bytes:
-        """The part of the body that came with this."""
+        """Returns the part of the body that came with this."""
         self._buffer = self._buffer + data if self._buffer else data
         if not self.status and not self._read_head():
             return b""
@@ -149,7 +149,7 @@ class ReplyReader:
 
 
 def _fields_of(head: bytes) -> tuple[int, int, dict[str, str]]:
-    """The status, the minor version and the fields."""
+    """Returns the status, the minor version and the fields."""
     first, *lines = head.decode("latin-1").split("\r\n")
     found = _STATUS.fullmatch(first)
     if found is None or len(lines) > _MOST_FIELDS:
@@ -170,7 +170,7 @@ def _fields_of(head: bytes) -> tuple[int, int, dict[str, str]]:
 
 
 class ByteReader(Protocol):
-    """The part of `asyncio.StreamReader` that is used."""
+    """Defines the part of `asyncio.StreamReader` that is used."""
 
     async def read(self, n: int, /) -> bytes:
         """What comes next, up to this; nothing is the end."""
@@ -184,7 +184,7 @@ class Reply(NamedTuple):
 
 
 class ReplyBody:
-    """A reply whose body is read as it comes."""
+    """Represents a reply whose body is read as it comes."""
 
     def __init__(self, stream: ByteReader, reader: ReplyReader, part: bytes) -> None:
         self.status = reader.status
@@ -213,7 +213,8 @@ class ReplyBody:
 
 
 async def begin_reply(stream: ByteReader, most_bytes: int) -> ReplyBody:
-    """The head of a reply whose body is still to come. How long it may take is for the caller to bound."""
+    """Reads the head of a reply whose body is still to come. How long it may take is for the caller to
+    bound."""
     reader = ReplyReader(most_bytes)
     part = b""
     while not reader.status:
