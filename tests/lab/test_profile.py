@@ -50,7 +50,7 @@ def test_the_curve_its_line_and_what_promises_allow(tmp_path: Path, timed: Timed
     assert "SLO of 11 ms" in found.budgets[0].why
     assert "2 × 9 ms" in found.budgets[2].why
     assert "t(B) = 4 ms + B × 1 ms, and every point within 0% of it." in found.notes
-    assert any(note.startswith("Batches of 8 carry 3.33 ×") for note in found.notes)
+    assert any(note.startswith("Batches of 8 process 3.33 ×") for note in found.notes)
     assert timed.closed
     assert "measuring batches of 4" in told
 

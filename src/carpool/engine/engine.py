@@ -100,7 +100,7 @@ class Engine:
 
     @property
     def served(self) -> Mapping[int, Served]:
-        """What is offered now, by the number that `submit` takes."""
+        """Returns what is offered now, by the number that `submit` takes."""
         return self.fleet.offered
 
     async def start(
@@ -207,11 +207,11 @@ class Engine:
                 served.runtime.look_at_instances()
 
     def index(self) -> list[IndexEntry]:
-        """Every model that was found, and how each of its versions is."""
+        """Returns every model that was found, and how each of its versions is."""
         return self.control.index()
 
     def find(self, name: str, version: str = "") -> Served:
-        """The version that serves this request; without one, the newest that is ready."""
+        """Returns the version that serves this request; without one, the newest that is ready."""
         return self._choose(name, version)[1]
 
     def _choose(self, name: str, version: str) -> tuple[int, Served, Route]:
@@ -391,15 +391,15 @@ class Engine:
         self.fleet.routes.get(key, NO_ROUTE).submit(works)
 
     def submit_own(self, key: int, work: Work) -> None:
-        """For a request that was prepared here. A model in another process gets its tensors in memory that
-        both map."""
+        """Submits a request that was prepared here. A model in another process gets its tensors in memory
+        that both map."""
         memory = self.fleet.memory
         if memory is not None and self.served[key].hosted:
             memory.place(key, work)
         self.submit(key, [work])
 
     def submit_spare(self, key: int, work: Work) -> None:
-        """The same for work that nobody waits for."""
+        """Does the same for work that nobody waits for."""
         try:
             self.fleet.spare_route(key).submit([work])
         except CarpoolError as error:

@@ -28,7 +28,8 @@ _LONGEST_SOURCE = 80
 
 
 def senders(models: Iterable[Served], now: float) -> list[dict[str, Any]]:
-    """Who asks most of the models just now, by images per second: sources, and the keys they came with."""
+    """Returns who asks most of the models just now, by images per second: sources, and the keys they came
+    with."""
     lanes = [
         (lane.rate.at(now), served.name, lane)
         for served in models
@@ -50,7 +51,7 @@ def senders(models: Iterable[Served], now: float) -> list[dict[str, Any]]:
 
 
 class _Gauge:
-    """Of one model version."""
+    """Holds the gauges of one model version."""
 
     def __init__(self, shown: float, now: float) -> None:
         self.counted = 0  # of what its scheduler counted, on its row

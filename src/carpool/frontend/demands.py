@@ -28,7 +28,8 @@ class NotLoaded(Unavailable):
 
 
 class Demands:
-    """One per front end, used in its loop's thread only. The engine is asked once for all who wait."""
+    """Asks the engine to load models for one front end, in its loop's thread only. The engine is asked once
+    for all who wait."""
 
     def __init__(self, door: Door) -> None:
         self._door = door

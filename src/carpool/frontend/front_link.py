@@ -168,7 +168,7 @@ class RemoteBooking:
         self.begun = False
 
     def part(self, link: FrontLink, step: int) -> bytes:
-        """What goes before a step's request, on the link that has the rest of it."""
+        """Returns what goes before a step's request, on the link that has the rest of it."""
         if link is not self._link:
             raise Unavailable(_LOST, reason="engine-restarted")
         self.begun = True
@@ -449,7 +449,7 @@ class FrontLink:
         call.finish(answer)
 
     def _part(self, fields: Fields, payload: bytes) -> None:
-        """One answer of several. One that was on its way when its call was given up is dropped."""
+        """Takes one answer of several. One that was on its way when its call was given up is dropped."""
         number, finish, last, sent = fields[2], fields[4], fields[5], fields[10]
         call = self._calls.get(number)
         if call is None or not call.in_parts:
@@ -536,7 +536,7 @@ def _settle(future: asyncio.Future[Any], status: int, payload: bytes) -> None:
 
 
 def _inline(call: RemoteCall, payload: bytes) -> Sequence[Tensor]:
-    """Outputs in a record: the length of their list, the list, their bytes."""
+    """Reads outputs in a record: the length of their list, the list, their bytes."""
     length = 4 + int.from_bytes(payload[:4], "little")
     return _bound(call, read_places(payload[4:length]), memoryview(payload)[length:])
 
@@ -552,7 +552,7 @@ def _head(place: TensorPlace) -> TensorHead:
 
 
 def _details(head: RequestHead) -> bytes:
-    """For a model that is told them; nothing where there is nothing to tell."""
+    """Returns the details for a model that is told them; nothing where there is nothing to tell."""
     options = write_options(head.options)
     if not (head.id or options):
         return b""

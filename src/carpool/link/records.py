@@ -119,12 +119,12 @@ class ProtocolError(Exception):
 
 
 def to_engine(kind: int, number: int, payload: bytes = b"") -> bytes:
-    """Packs any record but SUBMIT, which is packed where it is made."""
+    """Makes any record but SUBMIT, which is packed where it is made."""
     return TO_ENGINE.pack(kind, len(payload), number, *_NO_FIELDS) + payload
 
 
 def to_frontend(kind: int, number: int, status: int, payload: bytes = b"") -> bytes:
-    """Packs any record but a DONE that says when."""
+    """Makes any record but a DONE that says when."""
     return TO_FRONTEND.pack(kind, len(payload), number, status, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0) + payload
 
 

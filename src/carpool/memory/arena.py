@@ -1,5 +1,5 @@
-"""Provides shared memory for bodies and answers: one memory file for each process that owns some, handed out
-in slots.
+"""Implements shared memory for bodies and answers: one memory file for each process that owns some, handed
+out in slots.
 
 Its owner, a front end or the engine, allocates and releases, in one thread; other processes only map the same
 file and are told offsets. They may write what they were given to write until they have said that they are
@@ -116,7 +116,7 @@ class ArenaSlot:
 
 
 class Arena:
-    """Hands out slots over a mapped memory file. For one thread."""
+    """Divides a mapped memory file into slots. For one thread."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self.memory = memory

@@ -1,5 +1,5 @@
-"""Handles the files behind clients' shared memory: opened with care, read and written without ever being
-mapped.
+"""Opens the files behind clients' shared memory with care, and reads and writes them without ever mapping
+them.
 
 A client can shrink its memory whenever it likes, and a process that touches a map beyond the end of its file
 is killed for it. `pread` and `pwrite` only come back short. For 150 KB they take 4 µs more than a map. And

@@ -41,7 +41,8 @@ def own_bytes(status: Path = Path("/proc/self/status")) -> int:
 
 
 class SpareMemory:
-    """Runs in the loop's thread. Gives back in another, at most once a second: it takes some milliseconds."""
+    """Belongs to the loop's thread. Gives back in another, at most once a second: it takes some
+    milliseconds."""
 
     def __init__(self, threads: Executor, *, decodes: bool = False) -> None:
         """Prepares for threads that, with `decodes`, use what they free again and again: pictures, while they

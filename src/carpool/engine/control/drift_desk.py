@@ -42,7 +42,7 @@ _log = logger("drift")
 
 @dataclass(frozen=True, slots=True)
 class WatchedVersion:
-    """A version that is served, as far as it matters here."""
+    """Describes a version that is served, as far as it matters here."""
 
     name: str
     version: str
@@ -187,7 +187,7 @@ def _watched(served: Served) -> WatchedVersion | None:
 
 
 class DriftBooks:
-    """What is known of each model, and its files. Used in one thread."""
+    """Holds what is known of each model, and its files. Used in one thread."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder

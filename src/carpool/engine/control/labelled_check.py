@@ -128,7 +128,7 @@ def _run(command: list[str], environment: dict[str, str], wanted: Callable[[], b
 
 
 def read_evaluation(said: bytes, complained: bytes) -> Labelled:
-    """Of what `carpool evaluate --against --json` printed."""
+    """Reads what `carpool evaluate --against --json` printed."""
     try:
         found: Any = json.loads(said)
         gap, unanswered = found["gap"], len(found["failed"])

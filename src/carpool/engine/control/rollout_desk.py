@@ -1,4 +1,5 @@
-"""What front ends tell and ask about rollouts: what they saw, how one stands, what to do, complaints."""
+"""Answers what front ends tell and ask about rollouts: what they saw, how one stands, what to do,
+complaints."""
 
 from __future__ import annotations
 
@@ -135,7 +136,7 @@ class RolloutDesk:
         self.rollouts.bring(name)
 
     def _plan(self, known: RolloutSettings | None, given: object) -> tuple[RolloutSettings, bool]:
-        """What the request says over what the model's settings say."""
+        """Returns what the request says over what the model's settings say."""
         if given is None or given == {}:
             return known or RolloutSettings(), known is None
         if not isinstance(given, dict):
@@ -190,7 +191,7 @@ class RolloutDesk:
         }
 
     def _not_loaded(self, name: str) -> str:
-        """Why nobody answers for this model, if nobody does."""
+        """Returns why nobody answers for this model, if nobody does."""
         model = self._engine.control.known(name)
         if model is None or model.serving:
             return ""
@@ -200,7 +201,8 @@ class RolloutDesk:
     # ---- what front ends saw ----------------------------------------------------------------------------
 
     async def _seen(self, arguments: Mapping[str, Any]) -> None:
-        """In bulk: counts of both sides, comparisons, what was skipped, ids, pictures that differ."""
+        """Takes reports in bulk: counts of both sides, comparisons, what was skipped, ids, pictures that
+        differ."""
         for seen in arguments["seen"]:
             watched = self.rollouts.find(str(seen["model"]))
             if watched is None:
@@ -305,7 +307,7 @@ class RolloutDesk:
             self._answered.popitem(last=False)
 
     async def _feedback(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Which version answered, and whether it counts."""
+        """Returns which version answered, and whether it counts."""
         name, identity, verdict = (arguments[key] for key in ("model", "id", "verdict"))
         watched = self.rollouts.find(name)
         if watched is None or watched.record.rollout.over:
@@ -330,7 +332,8 @@ class RolloutDesk:
         return {"counted": True, "version": version}
 
     def _version_of(self, name: str, identity: str) -> str:
-        """Of an id that a client chose, which was remembered; or of one that came with an answer."""
+        """Returns the version of an id that a client chose, which was remembered; or of one that came with an
+        answer."""
         found = self._answered.get((name, identity))
         if found is not None:
             return found[0]
@@ -344,7 +347,7 @@ def _side(watched: WatchedRollout, version: str) -> Any:
 
 
 def checked_version(text: object) -> str:
-    """Of a request."""
+    """Returns the version that a request names, checked."""
     if type(text) is int and 0 < text < 10**18:
         return str(text)
     if not isinstance(text, str) or not text.isascii() or not text.isdigit() or not 0 < len(text) <= 18:

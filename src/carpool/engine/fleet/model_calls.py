@@ -65,14 +65,14 @@ class AskedEngine(Protocol):
 
 
 class ModelCalls:
-    """All calls that are open. Everything but `caller` happens on the loop's thread."""
+    """Holds all calls that are open. Everything but `caller` happens on the loop's thread."""
 
     def __init__(self, engine: AskedEngine) -> None:
         self.engine = engine
         self.busy: set[InstanceCalls] = set()  # those with open calls
 
     def caller(self, served: Served, index: int) -> InstanceCalls:
-        """From a thread that loads the instance of this number."""
+        """Returns the calls of the instance of this number, from the thread that loads it."""
         return InstanceCalls(self, served, index)
 
     def all_wait(self, caller: InstanceCalls) -> bool:
@@ -90,7 +90,7 @@ class ModelCalls:
 
 
 class InstanceCalls:
-    """The calls of one instance: `AsksModels` for its backend."""
+    """Holds the calls of one instance: `AsksModels` for its backend."""
 
     def __init__(self, calls: ModelCalls, served: Served, index: int) -> None:
         self._calls = calls
@@ -203,7 +203,7 @@ class InstanceCalls:
         return min(self._deadline(), now + timeout if timeout > 0 else INFINITY)
 
     def _deadline(self) -> float:
-        """The latest of the batch that it runs, which may be a trial that nobody sent."""
+        """Returns the latest of the batch that it runs, which may be a trial that nobody sent."""
         return max((job.deadline for job in self.served.runtime.riding(self.index)), default=INFINITY)
 
     def _leave(self) -> None:

@@ -41,7 +41,7 @@ _GB = 1e9
 
 @dataclass(slots=True)
 class Known:
-    """Of one model, loaded or not."""
+    """Describes what is known of one model, loaded or not."""
 
     files: int = 0  # bytes: it takes no less
     bytes: int = 0  # as it was measured last, or else the size of its files
@@ -81,7 +81,8 @@ class OnDemand:
         self.tasks: dict[str, str] = {}  # by model: what its settings say it is for, or nothing
 
     def expect(self, names: Collection[str], sources: Mapping[str, ModelSource]) -> None:
-        """The models that there are. Not all have settings that can be read: loading those will tell."""
+        """Notes the models that there are. Not all have settings that can be read: loading those will
+        tell."""
         for name in names:
             source = sources.get(name)
             self.tasks[name] = "" if source is None else source.config.task or ""
@@ -128,7 +129,7 @@ class OnDemand:
                     await self._load(other, self._known[other])
 
     def _in_order(self, name: str, found: list[str]) -> list[str]:
-        """With the models that it asks, and those that they ask, before it."""
+        """Returns the model with the models that it asks, and those that they ask, before it."""
         if name not in found:
             found.append(name)
             for other in self._known[name].asks:
@@ -161,7 +162,7 @@ class OnDemand:
             """It takes more than was thought."""
 
     def _running(self, name: str) -> int:
-        """Bytes that it takes while it runs, and gave back when it was loaded."""
+        """Returns bytes that it takes while it runs, and gave back when it was loaded."""
         profiles = [served.profile for served in self._fleet.offered.values() if served.name == name]
         return sum(profile.memory.service for profile in profiles if profile is not None)
 
@@ -193,7 +194,7 @@ class OnDemand:
         return sum(self._known[name].bytes for name in names if name in self._known)
 
     async def _free_one(self, *, on_device: bool = False, for_one: str = "") -> bool:
-        """The one that was asked least lately; False where none may go now.
+        """Unloads the one that was asked least lately; False where none may go now.
 
         For one that was just loaded, and takes more than its files said, it need not have stayed: what that
         one takes is known from then on, so that this happens once.
@@ -265,7 +266,8 @@ def _file_bytes(source: ModelSource) -> int:
 
 
 def held_memory() -> int:
-    """Bytes that this process and all that it started hold for themselves: no files, no shared memory."""
+    """Returns bytes that this process and all that it started hold for themselves: no files, no shared
+    memory."""
     return sum(map(_anonymous_bytes, _family(os.getpid())))
 
 
@@ -289,7 +291,7 @@ def _anonymous_bytes(pid: int) -> int:
 
 
 def free_memory() -> int:
-    """Bytes that could be taken now: of the machine, and of the container's limit if there is one."""
+    """Returns bytes that could be taken now: of the machine, and of the container's limit if there is one."""
     try:
         free = _kilobytes(Path("/proc/meminfo").read_text(), "MemAvailable:")
     except OSError:

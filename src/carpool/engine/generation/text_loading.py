@@ -1,4 +1,5 @@
-"""From the files of a model that writes to instances that are warm and measured: e(B) and s(n) apart."""
+"""Leads from the files of a model that writes to instances that are warm and measured: e(B) and s(n)
+apart."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ _LONG_S = 0.1  # one run that takes longer is enough: what it leaves out is lear
 
 
 class TextLoading:
-    """As `Loading`, for a model that writes. Not for the loop."""
+    """Does the same as `Loading`, for a model that writes. Not for the loop."""
 
     def __init__(self, config: ModelConfig, version: ModelVersion) -> None:
         self.config = config
@@ -138,7 +139,7 @@ class TextLoading:
         return Ready(config, signature, curve, opened, {}, self._vision, profile, 1, said, steps)
 
     def measured(self, instance: TextInstance, tell: ReportStep) -> tuple[Measured, Measured]:
-        """Its encoder, and its steps."""
+        """Measures its encoder, and its steps."""
         encoder, decoder = instance.encoders[0], instance.decoders[0]
         if self.config.fake is not None:
             curves = [
@@ -166,7 +167,7 @@ class TextLoading:
 
 
 def measure(run: Callable[[], object], size: int, now: Callable[[], float] = monotonic) -> Point:
-    """The median of some runs, after one that nobody counts."""
+    """Returns the median of some runs, after one that nobody counts."""
     run()
     times: list[float] = []
     began = now()
@@ -185,7 +186,7 @@ def _most_encoded(instance: TextInstance) -> int:
 
 
 def pools_of(config: ModelConfig) -> tuple[EncoderSettings, PoolSettings]:
-    """Of encoders and of decoders."""
+    """Returns the settings of encoders and of decoders."""
     return config.encoder or EncoderSettings(), config.decoder or PoolSettings()
 
 

@@ -1,4 +1,4 @@
-"""What answers in batches: the instances of a version, their scheduler, and the route to them."""
+"""Implements what answers in batches: the instances of a version, their scheduler, and the route to them."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         return [Executor(backend, signature, max(1, signature.max_batch), self._piece, report, self._brief)]
 
     def _seated(self, number: int) -> Sequence[Instance]:
-        """What the scheduler takes for instances, and are the seats of this one."""
+        """Returns what the scheduler takes for instances, and are the seats of this one."""
         return list(self.driver.scheduler.instances)[number * self.seats :][: self.seats]
 
     def riding(self, number: int) -> Sequence[Job]:
@@ -231,7 +231,7 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
                 counters.recent.add(batch.images, result.seconds, now)
 
     def images_by_size(self, sizes: Sequence[int]) -> dict[int, int]:
-        """Images that ran, by the size of these that their batches were padded to."""
+        """Returns images that ran, by the size of these that their batches were padded to."""
         found = dict.fromkeys(sizes, 0)
         for images, count in self._images.items():
             size = min((size for size in sizes if size >= images), default=None)

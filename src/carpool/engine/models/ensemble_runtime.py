@@ -1,4 +1,4 @@
-"""What runs an ensemble: no instances and no queue, but the models that are its steps."""
+"""Runs an ensemble: no instances and no queue, but the models that are its steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Stepped: TypeAlias = EnsembleRoute | PipelineRoute
 
 
 class Models(Protocol):
-    """All that is served, by name and version (-1: the newest): the key, the model and its route."""
+    """Finds all that is served, by name and version (-1: the newest): the key, the model and its route."""
 
     memory: StepMemory | None
 
@@ -94,12 +94,13 @@ class EnsembleRuntime(Runtime):
         )
 
     def _bound(self, binding: Binding, /) -> Iterable[str]:
-        """What is known with its models, in words."""
+        """Returns what is known with its models, in words."""
         self.served.labels = self._labels_of(binding)
         return _words(self.steps, binding, self.served.slo)
 
     def _bind(self) -> Binding:
-        """The models of its steps as they are now. Raises what is missing, or does not fit any more."""
+        """Returns the models of its steps as they are now. Raises what is missing, or does not fit any
+        more."""
         found = [self._found(number, step) for number, step in enumerate(self.steps)]
         check_models(self.served.config, [served.signature for _, served, _ in found])
         steps: list[BoundStep] = []
@@ -172,7 +173,7 @@ class EnsembleRuntime(Runtime):
         return found
 
     def _labels_of(self, binding: Binding) -> Mapping[str, Sequence[str]]:
-        """Of an output, those of the model that writes it."""
+        """Returns the labels of an output: those of the model that writes it."""
         written: dict[str, tuple[ServedStep, str]] = {
             tensor: (bound.served, name) for bound in binding.steps for name, tensor in bound.step.outputs
         }
@@ -193,7 +194,7 @@ class EnsembleRuntime(Runtime):
         )
 
     def _current(self) -> Binding | None:
-        """None before it was loaded. Raises what is missing."""
+        """Returns the binding, or None before it was loaded. Raises what is missing."""
         return None if self._stepped is None else self._stepped.binding
 
     @property

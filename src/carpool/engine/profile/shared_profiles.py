@@ -1,5 +1,5 @@
-"""Where replicas share what was measured, so that a fleet measures a model once: a folder on a volume that
-all of them see, a Redis server, or an address like s3://bucket/profiles.
+"""Finds where replicas share what was measured, so that a fleet measures a model once: a folder on a volume
+that all of them see, a Redis server, or an address like s3://bucket/profiles.
 
 Files are small, and are read and written whole, by name. A place that does not answer within a few seconds
 is not waited for: whoever reads nothing measures.
@@ -36,7 +36,7 @@ class SharedFiles(Protocol):
 
 
 def shared_files(setting: str, secret: str) -> SharedFiles:
-    """Of the setting `shared_profiles`, which was checked."""
+    """Returns the files of the setting `shared_profiles`, which was checked."""
     if setting.startswith(_FILE):
         return PatientFiles(ProfileFolder(Path(setting.removeprefix(_FILE)) / "profiles"))
     if setting.startswith(("redis", "unix")):
@@ -111,7 +111,7 @@ class ProfileFolder:
 
 
 class ProfileBucket:
-    """Over fsspec, with the keys that each store's own tools would find."""
+    """Stores files over fsspec, with the keys that each store's own tools would find."""
 
     def __init__(self, address: str) -> None:
         from carpool.config.remote_address import shown_address

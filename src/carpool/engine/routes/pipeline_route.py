@@ -1,4 +1,4 @@
-"""The route of a pipeline over pictures: the engine's part of requests that front ends carry.
+"""Implements the route of a pipeline over pictures: the engine's part of requests that front ends carry.
 
 A front end says of each request which booking and which step it belongs to (`STEP`), and between the steps
 where the booked request is (`BOOKING`). A booking begins with its first step, if the gate lets all of it in.
@@ -53,7 +53,7 @@ class PipelineRoute(SteppedRoute):
         *,
         slo: float = INFINITY,
     ) -> None:
-        """`rows` count what becomes of each step."""
+        """Makes a route whose `rows` count what becomes of each step."""
         super().__init__(name, bind, answered, slo=slo)
         self.graph = graph
         self.place = {number: place for place, number in enumerate(graph.order)}
@@ -229,7 +229,7 @@ def _failed(pipeline: str, bug: Exception) -> CarpoolError:
 
 
 class LinkBookings:
-    """Those of one front end."""
+    """Holds the bookings of one front end."""
 
     def __init__(self, pipeline: Callable[[int], PipelineRoute | None], most: int) -> None:
         self._pipeline = pipeline

@@ -141,7 +141,7 @@ class SequenceRoute:
         return None
 
     def _refusal(self, why: Why, holder: str, name: SequenceId, now: float) -> CarpoolError:
-        """In Triton's words where it has any: clients look for them."""
+        """Returns the error in Triton's words where it has any: clients look for them."""
         if why in _TOO_MUCH:
             about = _TOO_MUCH[why].format(model=self._model, places=self._places, law=self.law)
             full = Unavailable(f"Exceeds maximum queue size{about}", reason="queue-full")

@@ -80,7 +80,7 @@ def batched(
 
 
 class _Function:
-    """The user's function as a backend: lists in and out, carried as arrays of objects."""
+    """Wraps the user's function as a backend: lists in and out, carried as arrays of objects."""
 
     alive = True
 
@@ -102,7 +102,7 @@ class _Function:
         """A function in this process cannot be stopped."""
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Has nothing to free."""
 
 
 def as_objects(items: Sequence[Any]) -> Array:
@@ -113,7 +113,7 @@ def as_objects(items: Sequence[Any]) -> Array:
 
 
 class _Gatherer:
-    """One scheduler for one function, on a loop in a thread of its own, made at the first call."""
+    """Holds one scheduler for one function, on a loop in a thread of its own, made at the first call."""
 
     def __init__(
         self, function: Callable[[list[Any]], Sequence[Any]], policy: Promise | Knobs, curve: str | None

@@ -104,7 +104,7 @@ class Driver:
         self.plan_turn()
 
     def submit(self, works: Sequence[Work]) -> None:
-        """What came at once: the same moment counts for all of them."""
+        """Submits what came at once: the same moment counts for all of them."""
         closed = self._closed or self._down
         if closed is not None:
             for work in works:
@@ -324,7 +324,7 @@ class Driver:
     # ---- who is told ------------------------------------------------------------------------------------
 
     def _tell(self, work: Work, outcome: Outcome) -> None:
-        """The one answer of an accepted work. Never raises: others wait behind it."""
+        """Gives the one answer of an accepted work. Never raises: others wait behind it."""
         if work in self._open:
             self._open.discard(work)
             try:
@@ -333,7 +333,7 @@ class Driver:
                 log.exception("answer-failed", model=self._model)
 
     def _turn_away(self, work: Work, error: CarpoolError) -> None:
-        """The one answer of a work that was not accepted."""
+        """Gives the one answer of a work that was not accepted."""
         try:
             work.done(work, Outcome(error=error))
         except Exception:
@@ -342,7 +342,7 @@ class Driver:
     # ---- a batch ends -----------------------------------------------------------------------------------
 
     def report(self, executor: Executes, result: BatchResult) -> None:
-        """From an executor's thread."""
+        """Reports a result from an executor's thread."""
         self._loop.call_soon_threadsafe(self.ended, executor, result)
 
     def ended(self, executor: Executes, result: BatchResult) -> None:
@@ -488,7 +488,7 @@ class Driver:
 
 
 def _works(jobs: Sequence[Job]) -> Sequence[Work]:
-    """All that is ever offered to a driver's scheduler."""
+    """Returns all that is ever offered to a driver's scheduler."""
     return cast(Sequence[Work], jobs)
 
 

@@ -1,4 +1,4 @@
-"""All that stands between the network and a front end, built from the settings and kept up to date.
+"""Builds all that stands between the network and a front end from the settings, and keeps it up to date.
 
 A certificate is tried in a handshake with itself before anybody meets it, so that one that is half written,
 expired or mismatched never replaces one that works.
@@ -36,7 +36,7 @@ _EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Pair:
-    """PEM, as it was read at one moment. `client_ca` signs whoever may connect; empty: anybody may."""
+    """Holds PEM, as it was read at one moment. `client_ca` signs whoever may connect; empty: anybody may."""
 
     cert: bytes
     key: bytes
@@ -44,7 +44,7 @@ class Pair:
 
 
 class Tls:
-    """What new connections are met with."""
+    """Holds what new connections are met with."""
 
     def __init__(
         self, cert_file: str, key_file: str, client_ca_file: str = "", protocol: str = "http/1.1"
@@ -96,7 +96,8 @@ def _in_words(files: str) -> Iterator[None]:
 
 
 def _use(context: ssl.SSLContext, pair: Pair) -> None:
-    """For the handshakes from now on. The bytes were tried before: what is in the files may be newer."""
+    """Uses this pair for the handshakes from now on. The bytes were tried before: what is in the files may be
+    newer."""
     with _file_of(pair.cert) as cert, _file_of(pair.key) as key:
         context.load_cert_chain(cert, key, password=_no_password)
     if pair.client_ca:
@@ -181,7 +182,7 @@ def _stamp(file: str) -> tuple[int, ...]:
 
 
 class Access:
-    """One per front end. `tls` is None where connections are not encrypted."""
+    """Guards one front end. `tls` is None where connections are not encrypted."""
 
     def __init__(self, settings: ServerSettings, *, loopback: bool, over_grpc: bool = False) -> None:
         """Raises `ConfigError` for files that will not do."""

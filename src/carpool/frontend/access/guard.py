@@ -78,7 +78,8 @@ def read_restrictions(given: Sequence[str], option: str, prefix: str = "") -> Re
 
 
 class Names:
-    """By which a server may be called. `loopback`: it listens on this machine's own addresses only."""
+    """Holds the names by which a server may be called. `loopback`: it listens on this machine's own addresses
+    only."""
 
     def __init__(self, *, loopback: bool = False, allowed: Collection[str] = ()) -> None:
         self._loopback = loopback
@@ -137,7 +138,7 @@ def _plain(name: str) -> str:
 
 
 class Guard:
-    """One per front end, used in its loop's thread only.
+    """Guards one front end, and is used in its loop's thread only.
 
     `generation` changes with the keys: what was decided under another one has to be decided again.
     """
@@ -175,7 +176,7 @@ class Guard:
 
     @property
     def asks_for_keys(self) -> bool:
-        """For inference."""
+        """Returns whether keys are needed for inference."""
         return bool(self._files[0])
 
     def reload(self) -> None:
@@ -284,7 +285,8 @@ def check_model(who: Principal | None, model: str, *, whole_server: bool = False
 
 
 def presented(authorization: bytes | None, api_key: bytes | None) -> bytes | None:
-    """The key in one of the two fields. Another scheme is not ours: a proxy in front may have its own."""
+    """Returns the key in one of the two fields. Another scheme is not ours: a proxy in front may have its
+    own."""
     if authorization is not None and authorization[: len(_BEARER)].lower() == _BEARER:
         return authorization[len(_BEARER) :].strip(b" ")
     return api_key

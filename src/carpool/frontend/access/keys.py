@@ -1,4 +1,4 @@
-"""Key files: who holds a key, and what for.
+"""Reads key files: who holds a key, and what for.
 
 One key a line, `name key [priority=N] [models=a,b*] [weight=W]`; lines that start with # are remarks. No part
 of a key is ever in an error or in the log: lines are named by number.
@@ -45,18 +45,18 @@ class Principal:
 
 
 def told(who: Principal | None) -> dict[str, object]:
-    """For the engine, with what somebody asks of it."""
+    """Returns who asks, for the engine, with what somebody asks of it."""
     return {} if who is None else {"by": who.name, "admin": who.admin}
 
 
 def digest_of(key: bytes) -> bytes:
-    """Keyed with what nobody outside this process knows: how long it takes to compare two of them, or to look
-    one up, says nothing about the keys."""
+    """Returns a digest keyed with what nobody outside this process knows: how long it takes to compare two of
+    them, or to look one up, says nothing about the keys."""
     return hashlib.blake2b(key, key=_pepper, digest_size=32).digest()
 
 
 class Keys:
-    """The keys of both files, as they were read together."""
+    """Holds the keys of both files, as they were read together."""
 
     def __init__(self, principals: Iterable[Principal] = ()) -> None:
         self._by_digest = {principal.digest: principal for principal in principals}

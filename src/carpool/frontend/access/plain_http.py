@@ -1,4 +1,4 @@
-"""An answer for clients that send plain HTTP to a port that speaks TLS, where the connection would be closed
+"""Answers clients that send plain HTTP to a port that speaks TLS, where the connection would be closed
 without a word."""
 
 from __future__ import annotations

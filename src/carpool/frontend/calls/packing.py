@@ -86,7 +86,7 @@ def check(head: RequestHead, tail: Buffer, model: str) -> None:
 def prepare(
     body: bytes | bytearray, header_length: int | None, signature: Signature
 ) -> tuple[RequestHead, list[Buffer]]:
-    """A whole body as a head and the bytes of its tensors, all of them binary. Safe in any thread.
+    """Returns a whole body as a head and the bytes of its tensors, all of them binary. Safe in any thread.
 
     Inputs in a client's memory stay there, and in the head.
     """
@@ -132,7 +132,7 @@ class LongJson:
     def prepare(
         self, body: bytes | bytearray, header_length: int | None, signature: Signature
     ) -> tuple[RequestHead, Sequence[Buffer]]:
-        """As the function of this name, for what is long."""
+        """Does the same as the function of this name, for what is long."""
         if (len(body) if header_length is None else header_length) <= LONG:
             return prepare(body, header_length, signature)
         return self.read(_packed, body, header_length, signature)
@@ -140,8 +140,8 @@ class LongJson:
     def read(
         self, read: Callable[..., Found], body: bytes | bytearray, *more: object, at_most: int = LONG
     ) -> Found:
-        """`read` of a body and what else it needs, here if the body is no longer than that. It is a function
-        of a module, so that the other process finds it, too."""
+        """Applies `read` to a body and what else it needs, here if the body is no longer than that. It is a
+        function of a module, so that the other process finds it, too."""
         if len(body) <= at_most:
             return read(body, *more)
         with self._lock:

@@ -42,7 +42,8 @@ _OURS, _ALIVE = b"carpool1", b"carpool2"
 
 
 class H2Connection:
-    """The hot path: `get_buffer`, `buffer_updated`, `_parse`, `_head_complete` and `send_whole`."""
+    """Implements a connection, whose hot path is `get_buffer`, `buffer_updated`, `_parse`, `_head_complete`
+    and `send_whole`."""
 
     __slots__ = (
         *("_ahead", "_ahead_since", "_block", "_block_ends", "_block_number", "_credit", "_cuts"),
@@ -161,7 +162,7 @@ class H2Connection:
 
     @property
     def taken(self) -> int:
-        """Of what waits for its socket, which is more only when that has room again."""
+        """Returns a number made of what waits for its socket, which is more only when that has room again."""
         return -self.outgoing.unsent
 
     @property
@@ -217,7 +218,7 @@ class H2Connection:
             self.outgoing.send(h2.frame(h2.PING, 0, 0, _ALIVE))
 
     def _check_calls(self, now: float) -> None:
-        """Messages that come too slowly."""
+        """Ends messages that come too slowly."""
         limits = self._shared.limits
         if now - self._mark_at <= limits.body_timeout_s:
             return
@@ -345,7 +346,8 @@ class H2Connection:
         return position, False
 
     def _turn_left(self) -> float:
-        """Seconds for which it may be read in this turn of the loop: all connections of a client together."""
+        """Returns seconds for which it may be read in this turn of the loop: all connections of a client
+        together."""
         stake, shared = self.stake, self._shared
         account = None if stake is None else stake.account
         if account is None or len(shared.accounts) < 2:
@@ -360,7 +362,7 @@ class H2Connection:
             self.stake.account.turn_left -= seconds
 
     def _check_frame(self, kind: int, length: int) -> None:
-        """Whether it can come now, before it is waited for."""
+        """Checks whether a frame can come now, before it is waited for."""
         if length > LARGEST_FRAME:
             raise Breach(Code.FRAME_SIZE_ERROR, "a frame is too long")
         if not self._settled and kind != h2.SETTINGS:
@@ -412,7 +414,7 @@ class H2Connection:
         rpc.received += count
 
     def _used(self, length: int) -> None:
-        """So much of the connection's window."""
+        """Uses so much of the connection's window."""
         self._window -= length
         self._owed += length
         if self._window < 0:
@@ -667,7 +669,7 @@ class H2Connection:
         self._gone(rpc)
 
     def _over_early(self, number: int, ended: bool) -> None:
-        """A client that is not done saying something need not go on."""
+        """Ends a call early: a client that is not done saying something need not go on."""
         if not ended:
             self.outgoing.send(h2.reset(number, Code.NO_ERROR))
         self._remember(number, ended)

@@ -299,7 +299,8 @@ class Stream:
         self._close()
 
     def _close(self) -> None:
-        """Once. What is still under way is left in a later turn: one of those calls may be answering."""
+        """Closes the stream, once. What is still under way is left in a later turn: one of those calls may be
+        answering."""
         if self.over:
             return
         self.over = self._closing = True

@@ -25,7 +25,7 @@ class BorrowedSocket:
         return cast(int, self._transport.get_extra_info("socket").fileno())
 
     def get(self) -> socket.socket:
-        """Made once: that is a system call."""
+        """Returns the socket, which is made once: that is a system call."""
         if self.socket is None:
             self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=self.descriptor())
         return self.socket

@@ -95,7 +95,7 @@ def _read_limit(document: Mapping[str, Any]) -> int:
 
 
 def _read_messages(messages: object) -> tuple[bytes, str]:
-    """The one picture, and all that is said."""
+    """Returns the one picture, and all that is said."""
     if not isinstance(messages, list) or not 1 <= len(messages) <= _MOST_MESSAGES:
         raise _wrong("messages", f"messages must be a list of 1 to {_MOST_MESSAGES} messages")
     url, at, said = "", "", []
@@ -147,7 +147,7 @@ def _parts(content: object, where: str) -> Sequence[tuple[str, object]]:
 
 
 def _read_part(part: object, where: str) -> tuple[str, str]:
-    """Its text, or the address of its picture."""
+    """Returns its text, or the address of its picture."""
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or not isinstance(kind, str):
         raise _wrong(f"{where}.type", f"{where} must be an object with a type: text or image_url")
@@ -242,7 +242,7 @@ _HARMLESS: Mapping[str, tuple[Allowed, str]] = {
 
 
 class Head(NamedTuple):
-    """What the answer and every piece of it repeat."""
+    """Holds what the answer and every piece of it repeat."""
 
     id: str
     created: int  # seconds since 1970
@@ -265,7 +265,8 @@ def text_chunk(head: Head, text: str, *, include_usage: bool) -> bytes:
 
 
 def last_chunks(head: Head, finish: str, tokens: int, *, include_usage: bool) -> list[bytes]:
-    """Why it ended, how much it was where that is wanted, and the word that nothing follows."""
+    """Returns the chunks that say why it ended, how much it was where that is wanted, and that nothing
+    follows."""
     end = [_chunk(head, {}, finish, include_usage)]
     if include_usage:
         end.append(orjson.dumps(_headed(head, _CHUNK, [], usage=_usage(tokens))))

@@ -1,5 +1,6 @@
-"""OpenAI's routes, for clients that were written for them: `/v1/chat/completions` with one picture, and
-`/v1/models`. The picture goes the way of all pictures, through the same gates; the words are OpenAI's."""
+"""Implements OpenAI's routes, for clients that were written for them: `/v1/chat/completions` with one
+picture, and `/v1/models`. The picture goes the way of all pictures, through the same gates; the words are
+OpenAI's."""
 
 from __future__ import annotations
 
@@ -146,7 +147,7 @@ def one_model(service: HttpService, exchange: Exchange, variables: Variables) ->
 
 
 def _names(service: HttpService, exchange: Exchange) -> list[str]:
-    """Of those that the key is for."""
+    """Returns the names of those that the key is for."""
     who, catalog = exchange.who, service.door.catalog
     found = [entry.name for entry in in_order(catalog) if task_of(entry) in TEXT_TASKS]
     found += [name for name, task in catalog.on_demand.items() if task in TEXT_TASKS and name not in found]

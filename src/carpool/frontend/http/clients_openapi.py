@@ -45,7 +45,7 @@ _ERROR: Document = {
 
 
 def chat_paths(models: Sequence[str]) -> Document:
-    """Of a server whose models for text these are."""
+    """Describes the routes of a server whose models for text these are."""
     named: Document = {"type": "string", **({"enum": list(models)} if models else {})}
     who = {"x-carpool-models": list(models)}
     one = _get("one_model", "One of the models that write text from images")
@@ -61,7 +61,7 @@ def in_path(schema: Document, name: str = "model", description: str = "The model
 
 
 def generate_paths(models: Sequence[str], refusals: Document) -> Document:
-    """Triton's extension, which asks any model. `refusals` are the answers that are errors."""
+    """Describes Triton's extension, which asks any model. `refusals` are the answers that are errors."""
     named: Document = {"type": "string", **({"enum": list(models)} if models else {})}
     version = in_path({"type": "string"}, "version", "Its version.")
     paths: Document = {}

@@ -1,4 +1,4 @@
-"""What a request with pictures asks for: its fields, its query, and the pictures in its body.
+"""Reads what a request with pictures asks for: its fields, its query, and the pictures in its body.
 
 Pure functions. A body is one picture as it is, a form with files, or base64 in JSON.
 """
@@ -80,7 +80,8 @@ class ImageHead(NamedTuple):
 
 
 def read_image_head(head: HttpHead, version: str = "") -> ImageHead:
-    """With the version that the path names, if any. Raises `InvalidInput` that names the field at fault."""
+    """Reads the head with the version that the path names, if any. Raises `InvalidInput` that names the field
+    at fault."""
     who = head.who
     asked = _read(head.query, tuple(map(head.headers.get, _FIELDS)), bool(head.content_length), who is None)
     if version and asked.version:
@@ -134,7 +135,7 @@ def read_query(query: str) -> dict[str, str]:
 
 
 def wants_events(field: bytes) -> bool:
-    """Rather than a document."""
+    """Returns whether events are wanted rather than a document."""
     best = {b"events": 0.0, b"documents": 0.0}
     for entry in field.lower().split(b","):
         kind, *parameters = (part.strip(b" \t") for part in entry.split(b";"))
@@ -151,7 +152,7 @@ def _flag(text: str) -> bool:
 
 
 def read_accept(field: bytes) -> tuple[str, bool]:
-    """The format of a drawn answer, and whether one is preferred to JSON."""
+    """Returns the format of a drawn answer, and whether one is preferred to JSON."""
     best, form, document = 0.0, "jpeg", 0.0
     for entry in field.lower().split(b","):
         kind, *parameters = (part.strip(b" \t") for part in entry.split(b";"))
@@ -254,7 +255,7 @@ class FormPart(NamedTuple):
 
 
 def read_boundary(content_type: bytes) -> bytes:
-    """The boundary that a multipart/form-data field gives."""
+    """Returns the boundary that a multipart/form-data field gives."""
     text = content_type.decode("latin-1")
     parameters = _parameters(text[len("multipart/form-data") :], "the Content-Type field")
     boundary = parameters.get("boundary", "")
@@ -296,7 +297,7 @@ def _after_opening(body: bytes | bytearray, boundary: bytes) -> int:
 
 
 def _after_boundary(body: bytes | bytearray, position: int) -> tuple[int, bool]:
-    """Where the next part begins, or that there is none."""
+    """Returns where the next part begins, or that there is none."""
     if body.startswith(b"--", position):
         if bytes(body[position + 2 : position + 6]).strip(b" \t\r\n"):
             raise _broken("something follows the last boundary")
@@ -309,7 +310,7 @@ def _after_boundary(body: bytes | bytearray, position: int) -> tuple[int, bool]:
 
 
 def _read_head(head: bytes) -> tuple[str, str | None]:
-    """The name of a field and of its file, from lines that each end with CR LF."""
+    """Returns the name of a field and of its file, from lines that each end with CR LF."""
     found: tuple[str, str | None] | None = None
     for line in head.split(b"\r\n")[:-1]:
         key, colon, value = line.decode("utf-8", "replace").partition(":")

@@ -1,4 +1,5 @@
-"""The routes for pictures and text as an OpenAPI 3.1 document, made from what the code reads and answers."""
+"""Describes the routes for pictures and text as an OpenAPI 3.1 document, made from what the code reads and
+answers."""
 
 from __future__ import annotations
 
@@ -91,7 +92,7 @@ def _warning(catalog: Catalog) -> str:
 
 
 def _history() -> Document:
-    """What happened lately, by the second."""
+    """Describes what happened lately, by the second."""
     whole = {"type": "integer", "minimum": 0}
     point = {
         "type": "object",
@@ -139,13 +140,13 @@ def _history() -> Document:
 
 
 def _explain(piped: bool) -> list[Document]:
-    """What every pipeline takes besides the options of its task."""
+    """Describes what every pipeline takes besides the options of its task."""
     what = f"{EXPLAIN_OPTION.description} For pipelines; other models reject it."
     return [_parameter(EXPLAIN, what, dict(EXPLAIN_OPTION.schema))] if piped else []
 
 
 def _stream(task: str) -> list[Document]:
-    """Of what can come in pieces."""
+    """Describes the parameter of what can come in pieces."""
     what = "1, as `Accept: text/event-stream`: text as the model writes it, in server-sent events."
     return [_parameter("stream", what, {"type": "string", "enum": ["0", "1"]})] if task in TEXT_TASKS else []
 
@@ -182,7 +183,7 @@ def _predict(models: Sequence[str], *, piped: bool) -> Document:
 
 
 def _torchserve_paths(models: Sequence[str], *, piped: bool) -> Document:
-    """As `predict`, in other words: both methods, and the version in the path."""
+    """Describes the same as `predict`, in other words: both methods, and the version in the path."""
     asked = _predict(models, piped=piped)
     asked |= {
         "summary": "Call one model as TorchServe's clients do",

@@ -1,4 +1,4 @@
-"""Pictures that a client names by their address, fetched from hosts that the operator allows and no others.
+"""Fetches pictures that a client names by their address, from hosts that the operator allows and no others.
 
 A server that fetches what it is told to would reach what its clients cannot: other machines behind the same
 firewall, a cloud's metadata, itself. So every address that a name leads to must be public, the connection
@@ -61,7 +61,7 @@ def is_public(address: str) -> bool:
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """All addresses of a name."""
+    """Returns all addresses of a name."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 

@@ -57,7 +57,8 @@ _MOST_PIECES = 512  # the kernel takes 1024 per call
 
 
 class Connection:
-    """The hot path: `get_buffer` and `buffer_updated` for bodies, `_take_head`, `_begin` and `answer`.
+    """Implements a connection, whose hot path is `get_buffer` and `buffer_updated` for bodies, `_take_head`,
+    `_begin` and `answer`.
 
     Bytes to send may belong to a slot: they are out or copied when a send returns.
     """
@@ -350,7 +351,8 @@ class Connection:
             self._transport.pause_reading()
 
     def _has_room(self) -> bool:
-        """For more of what is not used yet. A head is read to its end, which has a limit of its own."""
+        """Returns whether there is room for more of what is not used yet. A head is read to its end, which
+        has a limit of its own."""
         head_goes_on = self._partial and not self._stalled
         return head_goes_on or len(self._ahead) < self._shared.limits.read_ahead_bytes
 
@@ -554,7 +556,7 @@ class Connection:
         self._next_request()
 
     def make_room(self) -> bool:
-        """For an app that has no memory for this body."""
+        """Makes room for an app that has no memory for this body."""
         return self._shared.cut_off_slowest(self)
 
     # ── after an answer, or instead of one ──
@@ -580,13 +582,14 @@ class Connection:
             self._continue()
 
     def _reject(self, fault: Fault) -> None:
-        """Answer in the app's place."""
+        """Writes an answer in the app's place."""
         self._abandon()
         self._shared.answered_here[fault.reason] += 1
         self.answer(fault.status, fault.fields(), fault.body())
 
     def _fail(self, fault: Fault) -> None:
-        """Answer in the app's place and end the connection: what follows on it could be anything."""
+        """Writes an answer in the app's place and ends the connection: what follows on it could be
+        anything."""
         self._keep = False
         self._reject(fault)
 

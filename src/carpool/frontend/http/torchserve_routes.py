@@ -1,4 +1,5 @@
-"""TorchServe's inference routes, for clients that were written for it: `/ping` and `/predictions/{model}`.
+"""Implements TorchServe's inference routes, for clients that were written for it: `/ping` and
+`/predictions/{model}`.
 
 A picture goes the way of all pictures; its answer is told as TorchServe's own handlers did: a classifier's as
 `{label: probability}`, a detector's as a list of `{label: box, "score": …}`. Other tasks answer as elsewhere.

@@ -41,7 +41,7 @@ def count(
 
 
 def _took(step: StepState) -> Timing | None:
-    """The time of a step that answered something."""
+    """Returns the time of a step that answered something."""
     given = step.requests[0].answer if step.requests and step.answers else None
     return None if given is None else given.timing
 

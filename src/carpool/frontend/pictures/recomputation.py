@@ -1,4 +1,4 @@
-"""An answer that was sent, computed once more and compared: for the audits of caches and cascades, and for
+"""Computes an answer that was sent once more, and compares it: for the audits of caches and cascades, and for
 rollouts, where another version computes it.
 
 No client waits for that. Pictures are prepared in threads that have nothing else to do, the model runs them

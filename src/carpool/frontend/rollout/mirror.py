@@ -1,5 +1,5 @@
-"""What a front end sees of a rollout, which goes to the engine in bulk: how the two versions answer, and how
-their answers to the same requests compare."""
+"""Collects what a front end sees of a rollout, which goes to the engine in bulk: how the two versions answer,
+and how their answers to the same requests compare."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _MOST_IDS = 4096  # in one report
 
 
 class LastComparison(NamedTuple):
-    """The last comparison of a source that counted."""
+    """Describes the last comparison of a source that counted."""
 
     at: float
     picture: Array | None  # small and grey
 
 
 class Mirror:
-    """One per front end, used in its loop's thread only."""
+    """Collects for one front end, in its loop's thread only."""
 
     def __init__(
         self, door: Door, pictures: PictureService, threads: Executor, row: Callable[[ModelEntry], Row]
@@ -218,5 +218,5 @@ def _kept(source: str, difference: Difference, answers: Any, picture: bytes) -> 
 
 
 def _is_still(one: Array | None, other: Array | None) -> bool:
-    """Two small pictures show the same scene."""
+    """Returns whether two small pictures show the same scene."""
     return one is not None and other is not None and block_change(one, other) <= _STILL
