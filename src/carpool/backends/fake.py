@@ -186,7 +186,7 @@ class FakeStepper:
         return np.full(_LONGEST, ord("1"), np.uint8)
 
     def _queued(self, seconds: float) -> float:
-        """When something is done that begins behind everything before it."""
+        """Returns when something is done that begins behind everything before it."""
         self._busy = max(time.monotonic(), self._busy) + seconds
         return self._busy
 

@@ -1,4 +1,4 @@
-"""ONNX files on onnxruntime.
+"""Runs ONNX files on onnxruntime.
 
 Instances that run on one CPU thread each share one session: its weights are in memory once, every run keeps
 to the thread that calls it, and a replaced instance is back at once. An abort takes effect between two
@@ -88,7 +88,7 @@ def load(config: ModelConfig, version: ModelVersion, placement: Placement) -> Ba
 
 
 def read_signature(config: ModelConfig, version: ModelVersion) -> ModelSignature:
-    """Opened without optimising, which is where most of the time of loading goes."""
+    """Reads a file that is opened without optimising, which is where most of the time of loading goes."""
     runtime = _runtime(config)
     options = _options(runtime, threads=1)
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -271,7 +271,7 @@ def devices(config: ModelConfig) -> tuple[int, ...]:
 
 @cache
 def _say_what_is_missing(model: str) -> None:
-    """Once for a model, however often it is loaded."""
+    """Warns once for a model, however often it is loaded."""
     _log.warning(
         "%s: runs on the CPU. There is a GPU, but this onnxruntime is the package without CUDA. Uninstall "
         "onnxruntime and install onnxruntime-gpu; or pip install 'carpool[onnx-torch]' and set backend = "
@@ -290,8 +290,8 @@ def _say_ignored(model: str, provider: str) -> None:
 
 
 def _providers(runtime: Any, config: ModelConfig, gpu: int | None, threads: int) -> list[Any]:
-    """The providers of the settings, else what is there for the device: CUDA for an instance on a GPU, else
-    OpenVINO. Behind TensorRT comes CUDA for what it cannot run, and the CPU is always the last.
+    """Returns the providers of the settings, else what is there for the device: CUDA for an instance on a
+    GPU, else OpenVINO. Behind TensorRT comes CUDA for what it cannot run, and the CPU is always the last.
 
     TensorRT is for those who ask, where there is CUDA: it builds its programs anew, for minutes."""
     available = runtime.get_available_providers()
@@ -350,7 +350,7 @@ def _tensor(model: str, kind: str, node: Any, *, optional: bool = False) -> Tens
 
 
 def _cause(error: Exception) -> str:
-    """The runtime's message as one line, without its error codes and its own source files."""
+    """Returns the runtime's message as one line, without its error codes and its own source files."""
     text = _CODE.sub("", str(error))
     text = text.rpartition("Status Message: ")[2]
     for _ in range(2):  # a failed load has both prefixes

@@ -1,5 +1,5 @@
-"""Models whose requests belong together in sequences: what the server gives them beside what clients send,
-and what it keeps for them from one request of a sequence to the next."""
+"""Runs models whose requests belong together in sequences: what the server gives them beside what clients
+send, and what it keeps for them from one request of a sequence to the next."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ _ALONE: SequenceRow = _Alone()
 
 
 def sequenced(backend: Backend, config: ModelConfig, settings: SequenceSettings) -> Backend:
-    """The same instance for requests of sequences: row by row only where the model sees requests, or where
-    states of different shapes do not stack."""
+    """Returns the same instance for requests of sequences: row by row only where the model sees requests, or
+    where states of different shapes do not stack."""
     if isinstance(backend, AnswersEach) or any(-1 in state.dims for state in settings.states):
         return Sequenced(backend, config, settings)
     return SequencedRows(backend, config, settings)
 
 
 class _SequencedInstance(Around):
-    """One instance, told of each request which slot its sequence has. A batch that fails is not tried again
-    in halves: the model may have changed what it keeps."""
+    """Represents one instance, told of each request which slot its sequence has. A batch that fails is not
+    tried again in halves: the model may have changed what it keeps."""
 
     def __init__(self, backend: Backend, config: ModelConfig, settings: SequenceSettings) -> None:
         super().__init__(backend)
@@ -66,7 +66,7 @@ class _SequencedInstance(Around):
         self.device: str = getattr(backend, "device", "")  # that it shares with other models
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
-        """As if each row were a sequence of one request."""
+        """Runs a batch as if each row were a sequence of one request."""
         count = len(next(iter(inputs.values()))) if self._batched and inputs else 1
         given = {
             **inputs,
@@ -85,7 +85,7 @@ class _SequencedInstance(Around):
         return {name: np.stack([state[name] for state in states]) for name in self._initial}
 
     def _check_state(self, state: StateTensor, array: Array | None) -> Array:
-        """Of one row, or of several."""
+        """Checks a state of one row, or of several."""
         if array is None or array.dtype != DATATYPES[state.datatype].dtype or not len(array):
             raise ModelError(f'{self._model} did not return the state "{state.output}" as it is declared')
         shape = array.shape[1:] if self._batched else array.shape
@@ -173,7 +173,8 @@ class SequencedRows(_SequencedInstance):
 
 
 class Sequenced(_SequencedInstance):
-    """For models that see requests, and for states whose shape may differ from one sequence to the next."""
+    """Implements sequences for models that see requests, and for states whose shape may differ from one
+    sequence to the next."""
 
     def __init__(self, backend: Backend, config: ModelConfig, settings: SequenceSettings) -> None:
         super().__init__(backend, config, settings)
@@ -239,7 +240,7 @@ class Sequenced(_SequencedInstance):
         rows: Sequence[SequenceRow],
         details: Sequence[bytes],
     ) -> list[Answered]:
-        """For a model that sees requests: each with its own controls and states."""
+        """Runs requests for a model that sees requests: each with its own controls and states."""
         given: list[Request] = []
         for (inputs, wanted), row in zip(requests, rows, strict=True):
             own = self._said([row]) | self._stacked([self._state(row)])
@@ -256,13 +257,14 @@ class Sequenced(_SequencedInstance):
     # ---- states ---------------------------------------------------------------------------------------
 
     def _state(self, row: SequenceRow) -> Mapping[str, Array]:
-        """By input. What a slot kept of another sequence ends here."""
+        """Returns the state by input. What a slot kept of another sequence ends here."""
         if row.start or row.slot not in self._states:
             self._states[row.slot] = self._initial
         return self._states[row.slot]
 
     def _keep(self, row: SequenceRow, outputs: Mapping[str, Array], wanted: Sequence[str]) -> Answered:
-        """The outputs for the client. The state is the next one's, if all of it is as it should be."""
+        """Returns the outputs for the client. The state is the next one's, if all of it is as it should
+        be."""
         kept: dict[str, Array] = {}
         try:
             for state in self._settings.states:

@@ -63,7 +63,7 @@ Wanted = TypeVar("Wanted", bound=Answer)
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where a server is, and how the two know each other."""
+    """Describes where a server is, and how the two know each other."""
 
     url: str
     host: str
@@ -74,7 +74,7 @@ class Server:
 
     @property
     def where(self) -> str:
-        """For the Host field."""
+        """Returns the value for the Host field."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def lost(self, why: object) -> Unreachable:
@@ -116,7 +116,7 @@ def find_server(
 
 @dataclass(frozen=True, slots=True)
 class Question(Generic[Value]):
-    """One request, and how its reply is read."""
+    """Describes one request, and how its reply is read."""
 
     path: str
     body: bytes | bytearray | memoryview
@@ -146,7 +146,8 @@ class Patience:
 
 
 def error_of(status: int, fields: Mapping[str, str], body: bytes) -> CarpoolError:
-    """With the server's own sentence and reason, and when to come back, where it says that."""
+    """Returns the error with the server's own sentence and reason, and when to come back, where it says
+    that."""
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -177,7 +178,7 @@ def error_of(status: int, fields: Mapping[str, str], body: bytes) -> CarpoolErro
 
 
 class Asked(NamedTuple):
-    """Of a picture, besides the picture."""
+    """Describes what is asked of a picture, besides the picture."""
 
     task: str = ""  # without, what the model does
     model: str = ""
@@ -200,7 +201,7 @@ def ask_picture(
 
 
 def ask_events(picture: Picture, asked: Asked, options: Mapping[str, object]) -> Question[Reply]:
-    """For an answer that comes in pieces."""
+    """Asks for an answer that comes in pieces."""
     return _picture(picture, asked, options, "text/event-stream", lambda reply: reply)
 
 
@@ -258,7 +259,7 @@ def read_document(reply: Reply) -> dict[str, Any]:
 
 
 def ask_first_model() -> Question[str]:
-    """Which model answers pictures when none is named: the first that was configured."""
+    """Asks which model answers pictures when none is named: the first that was configured."""
 
     def read(reply: Reply) -> str:
         models = read_document(reply).get("x-carpool-models")

@@ -1,5 +1,5 @@
-"""Pictures that servers kept, because an answer was doubtful, two versions disagreed or somebody complained,
-as one data set with the answers to begin with. Of those that look alike there is one."""
+"""Exports pictures that servers kept, because an answer was doubtful, two versions disagreed or somebody
+complained, as one data set with the answers to begin with. Of those that look alike there is one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _KeptPicture:
 
     @property
     def rank(self) -> tuple[int, float]:
-        """Of two that look alike, who says more: a complaint, then a disagreement, then a doubt."""
+        """Returns, of two that look alike, who says more: a complaint, then a disagreement, then a doubt."""
         when = self.line.get("time")
         doubtful = "candidate" not in self.line
         first = 0 if "verdict" in self.line else 1 + doubtful
@@ -80,7 +80,7 @@ def _kept(folder: Path) -> Iterator[_KeptPicture]:
 
 
 def answer_of(line: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The answer to begin with: where two versions disagree, that of the one which served."""
+    """Returns the answer to begin with: where two versions disagree, that of the one which served."""
     for name in ("answer", "stable", "candidate"):
         found = line.get(name)
         if isinstance(found, dict):

@@ -1,4 +1,5 @@
-"""What is measured of a picture and its answer, in which bins; and how much of each was seen in a time."""
+"""Defines what is measured of a picture and its answer, in which bins; and counts how much of each was seen
+in a time."""
 
 from __future__ import annotations
 
@@ -136,7 +137,7 @@ def read_counts(document: Mapping[str, Any]) -> MeasureCounts:
 
 
 def answer_values(answer: Mapping[str, Any]) -> dict[str, Value]:
-    """Of the JSON of an image route, whatever its task."""
+    """Returns the values of the JSON of an image route, whatever its task."""
     image = answer.get("image") or {}
     area = float(image.get("width") or 0) * float(image.get("height") or 0)
     objects = answer.get("detections", answer.get("masks"))
@@ -171,7 +172,7 @@ _BEST = 5
 
 
 def _entropy(classes: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
-    """Of the best classes and all the others as one, from 0 to 1."""
+    """Returns the entropy of the best classes and all the others as one, from 0 to 1."""
     scores = [score for score in numbers_of(classes[:_BEST]) if score > 0.0]
     rest = 1.0 - math.fsum(scores)
     if not scores or rest < -0.01:

@@ -73,7 +73,8 @@ def measure(sampled: Sampled, document: bytes) -> PictureMeasures:
 
 
 def picture_values(decoded: Decoded, size: int) -> tuple[dict[str, Value], str, bool]:
-    """Of its pixels: what is measured, a digest by which they are known again, and whether all is black.
+    """Returns, of its pixels, what is measured, a digest by which they are known again, and whether all is
+    black.
 
     Means are taken of a few pixels of each block: all of them would take ten times as long.
     """
@@ -103,7 +104,7 @@ def picture_values(decoded: Decoded, size: int) -> tuple[dict[str, Value], str, 
 
 
 def _sharpness(pixels: Array) -> float:
-    """How much neighbouring pixels differ, of what the centre of the picture varies at all."""
+    """Returns how much neighbouring pixels differ, of what the centre of the picture varies at all."""
     height, width = pixels.shape[:2]
     top, left = max(0, (height - _CENTRE) // 2), max(0, (width - _CENTRE) // 2)
     green = cv2.extractChannel(pixels[top : top + _CENTRE, left : left + _CENTRE], 1)
@@ -114,7 +115,7 @@ def _sharpness(pixels: Array) -> float:
 
 
 def directions(embedding: Array) -> dict[str, Value]:
-    """Its length along directions that are the same everywhere; about from -4 to 4."""
+    """Returns its length along directions that are the same everywhere; about from -4 to 4."""
     length = float(np.linalg.norm(embedding))
     if embedding.ndim != 1 or not math.isfinite(length) or length == 0.0:
         return {}

@@ -39,7 +39,7 @@ class MinuteRates:
 
 
 class Carrier(NamedTuple):
-    """One version: how fast it is, how many of it there are, and what it promises."""
+    """Describes one version: how fast it is, how many of it there are, and what it promises."""
 
     version: str
     curve: BatchCurve
@@ -88,7 +88,7 @@ def _capacity(one: Carrier, promise: Promise) -> float:
 
 
 def _lost(one: Carrier, promise: Promise, rate: float) -> float:
-    """The share of such traffic that would not be answered in time."""
+    """Returns the share of such traffic that would not be answered in time."""
     from carpool.sim.simulation import Scenario, measure  # most servers never check a candidate
 
     seconds = max(4.0 * promise.slo, min(_SECONDS, _REQUESTS / rate))

@@ -1,4 +1,4 @@
-"""Pictures that two versions answered differently: a bounded ring in a folder that somebody named.
+"""Keeps pictures that two versions answered differently: a bounded ring in a folder that somebody named.
 
 `index.jsonl` has a line for each, with both answers; beside it the pictures as they came. A file is complete
 or absent. The oldest go first, by number and by bytes.
@@ -25,7 +25,7 @@ _MARKS = (
 
 
 class Disagreements:
-    """For one thread at a time."""
+    """Keeps pictures for one thread at a time."""
 
     def __init__(self, keep: KeepSettings, model: str) -> None:
         self.folder = Path(keep.folder).expanduser() / model

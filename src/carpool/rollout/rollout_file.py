@@ -1,4 +1,5 @@
-"""What is kept of a rollout, so that it goes on where it stood after the end of its server, however sudden.
+"""Keeps what is known of a rollout, so that it goes on where it stood after the end of its server, however
+sudden.
 
 One JSON file for each model. It is written under another name, forced to the disk and then renamed: a reader
 finds the old one or the new one, whole. Times in it are seconds that were spent, never a clock's.
@@ -76,7 +77,7 @@ class Record:
 
     @property
     def judged_in(self) -> State:
-        """The state that its guards speak of: the one it is in, or was in before its end."""
+        """Returns the state that its guards speak of: the one it is in, or was in before its end."""
         if not self.rollout.over:
             return self.rollout.stage[0]
         states = (State(line["to"]) for line in reversed(self.history))
@@ -122,7 +123,7 @@ def file_for(folder: Path, model: str, home: Path) -> Path:
 
 
 def as_json(record: Record, now: float) -> bytes:
-    """In the loop's thread, since it reads what that changes."""
+    """Writes the record in the loop's thread, since it reads what that changes."""
     return orjson.dumps(
         {
             "format": FORMAT,
@@ -144,7 +145,7 @@ def as_json(record: Record, now: float) -> bytes:
 
 
 def rollout_document(rollout: Rollout) -> dict[str, Any]:
-    """Of one whose clock stands: what `read_rollout` reads."""
+    """Returns the document of one whose clock stands: what `read_rollout` reads."""
     return {
         "state": str(rollout.state),
         "step": rollout.step,

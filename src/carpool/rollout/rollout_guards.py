@@ -1,4 +1,4 @@
-"""What has to be proven of a candidate before it goes on, and what sends it back.
+"""Decides what has to be proven of a candidate before it goes on, and what sends it back.
 
 Every guard is an interval that may be looked at after every request (`core.evidence`): broken when its lower
 end is over the limit, proven when its upper end is under it, and else it waits. What is not proven is not
@@ -39,7 +39,7 @@ _WHY_SKIPPED = {
 
 @dataclass(slots=True)
 class Side:
-    """What happened to one version's answers in one state."""
+    """Counts what happened to one version's answers in one state."""
 
     answers: int = 0
     errors: int = 0
@@ -84,7 +84,7 @@ class Counts:
         return total
 
     def forget(self) -> None:
-        """Somebody looked at it and let it go on."""
+        """Forgets the counts, since somebody looked at it and let it go on."""
         self.stable, self.candidate, self.compared_here = Side(), Side(), 0
         self.compared = self.differ = 0
 
@@ -134,14 +134,14 @@ def look(plan: RolloutSettings, state: State, counts: Counts) -> list[GuardResul
 
 
 def _confidence(plan: RolloutSettings) -> float:
-    """Of each guard, so that all of them together have the one that is asked for."""
+    """Returns the confidence of each guard, so that all of them together have the one that is asked for."""
     used = [name for name in GUARDS if getattr(plan.guards, name) is not None]
     return 1.0 - (1.0 - plan.guards.confidence) / max(1, len(used))
 
 
 def comparisons_needed(plan: RolloutSettings, state: State, counts: Counts) -> list[str]:
-    """For somebody who wonders what it waits for: how many more, and what became of the others. Takes a few
-    milliseconds."""
+    """Returns, for somebody who wonders what it waits for, how many more, and what became of the others.
+    Takes a few milliseconds."""
     if state not in (State.SHADOW, State.CANARY):
         return []
     said, limit = [], plan.guards.disagreement

@@ -1,1 +1,1 @@
-"""From bytes to a model's input, and from its outputs to answers in the picture's own pixels."""
+"""Leads from bytes to a model's input, and from its outputs to answers in the picture's own pixels."""

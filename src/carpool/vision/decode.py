@@ -1,4 +1,4 @@
-"""Bytes of a picture → upright RGB pixels, or an error: never half a picture."""
+"""Decodes the bytes of a picture to upright RGB pixels, or raises an error: never half a picture."""
 
 from __future__ import annotations
 
@@ -130,8 +130,9 @@ def _through_pillow(data: Buffer, head: PictureHead) -> Array:
 
 
 def _rgb(image: Image.Image, head: PictureHead) -> Array:
-    """Strip by strip. A large picture of four bytes a pixel, as Pillow keeps colours, is moved together where
-    it lies: each strip ends before the next begins. A copy of fifty million pixels would be 150 MB more."""
+    """Converts a picture strip by strip. A large picture of four bytes a pixel, as Pillow keeps colours, is
+    moved together where it lies: each strip ends before the next begins. A copy of fifty million pixels would
+    be 150 MB more."""
     width, height = image.size
     rows = max(1, _STRIP // width)
     memory = None if rows >= height else _memory_of(image)
@@ -165,7 +166,8 @@ def _on_white(rgba: Array) -> Array:
 
 
 class _ArrowArray(ctypes.Structure):
-    """Of Arrow's C data interface, by which Pillow tells where the pixels of a picture are."""
+    """Describes an array of Arrow's C data interface, by which Pillow tells where the pixels of a picture
+    are."""
 
 
 _ArrowArray._fields_ = [
@@ -177,8 +179,8 @@ _ArrowArray._fields_ = [
 
 
 def _memory_of(image: Image.Image) -> Array | None:
-    """Pillow's own, flat and to be written to, of a picture with four bytes a pixel in one piece. It stays as
-    long as the array does. None of any other."""
+    """Returns Pillow's own memory, flat and to be written to, of a picture with four bytes a pixel in one
+    piece. It stays as long as the array does. None of any other."""
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     try:

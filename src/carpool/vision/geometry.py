@@ -1,4 +1,4 @@
-"""How a picture was laid into the model's input, and the way back to its own pixels."""
+"""Describes how a picture was laid into the model's input, and the way back to its own pixels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Geometry:
     top: float = 0.0
 
     def to_picture(self, boxes: Array) -> Array:
-        """Boxes [n, 4] as x1, y1, x2, y2 in input pixels → in the picture's pixels, cut at its edges."""
+        """Maps boxes [n, 4] as x1, y1, x2, y2 in input pixels to the picture's pixels, cut at its edges."""
         offset = np.array([self.left, self.top] * 2, np.float32)
         scale = np.array([self.scale_x, self.scale_y] * 2, np.float32)
         limits = np.array([self.width, self.height] * 2, np.float32)
@@ -37,7 +37,7 @@ class Geometry:
         return moved
 
     def points_to_picture(self, points: Array) -> Array:
-        """[…, 2] as x, y in input pixels → in the picture's pixels, also beyond its edges."""
+        """Maps […, 2] as x, y in input pixels to the picture's pixels, also beyond its edges."""
         moved: Array = (points - np.array([self.left, self.top], np.float32)) / np.array(
             [self.scale_x, self.scale_y], np.float32
         )
@@ -45,7 +45,8 @@ class Geometry:
 
     @property
     def area(self) -> tuple[float, float, float, float]:
-        """Where the whole picture lies in the input: x1, y1, x2, y2, beyond its edges where cropped."""
+        """Returns where the whole picture lies in the input: x1, y1, x2, y2, beyond its edges where
+        cropped."""
         right = self.left + self.width * self.scale_x
         bottom = self.top + self.height * self.scale_y
         return self.left, self.top, right, bottom
@@ -117,7 +118,7 @@ def place(width: int, height: int, size: tuple[int, int], settings: ImageSetting
 
 
 def _crop(width: int, height: int, size: tuple[int, int], settings: ImageSettings) -> PicturePlacement:
-    """The middle of the picture in the input's proportions, in whole pixels (of the grid)."""
+    """Returns the middle of the picture in the input's proportions, in whole pixels (of the grid)."""
     rows, columns = size
     scale = max(columns / width, rows / height) / settings.crop
     part = (min(columns / scale, width), min(rows / scale, height))
@@ -150,7 +151,7 @@ def _middle(side: int, part: float) -> tuple[int, int]:
 
 
 def _side(length: float, most: int) -> int:
-    """To the nearest pixel, at least one: the thinnest picture still shows."""
+    """Rounds to the nearest pixel, at least one: the thinnest picture still shows."""
     return min(max(int(length + 0.5), 1), most)
 
 
@@ -232,7 +233,8 @@ _NOT_NUMBERS = (Datatype.BOOL, Datatype.BYTES)
 
 
 def lookup_tables(settings: ImageSettings, form: InputForm, datatype: Datatype, where: str) -> list[Array]:
-    """[1, 256] for each plane of a planar input; [1, 256, channels] where the channels lie side by side."""
+    """Returns [1, 256] for each plane of a planar input; [1, 256, channels] where the channels lie side by
+    side."""
     if datatype in _NOT_NUMBERS:
         raise ConfigError(f"{where}: the image's input is {datatype.value}, and pixels are numbers")
     values = np.arange(256, dtype=np.float64)[:, None] * scale_of(settings, datatype)
@@ -254,7 +256,7 @@ def scale_of(settings: ImageSettings, datatype: Datatype) -> float:
 
 
 def _cast(values: Array, datatype: Datatype) -> Array:
-    """To the nearest value that the datatype has; whole numbers stop at its ends."""
+    """Rounds to the nearest value that the datatype has; whole numbers stop at its ends."""
     if datatype is Datatype.BF16:
         bits = values.astype(np.float32).view(np.uint32)
         return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)

@@ -1,4 +1,5 @@
-"""The heads of vision models, by what they answer: one rule per family, each giving the readings that fit.
+"""Recognises the heads of vision models by what they answer: one rule per family, each giving the readings
+that fit.
 
 The formats are facts about exports of Ultralytics, YOLOv5 and its kin, transformers, torchvision, TensorFlow.
 """
@@ -49,7 +50,7 @@ def readings(facts: Facts) -> Iterator[Reading]:
 
 
 def _between(values: Array | None, low: float, high: float) -> bool:
-    """All of them, of which there are some."""
+    """Returns whether all of them, of which there are some, lie between both."""
     if values is None or not values.size:
         return False
     return bool((values >= low - _NEAR).all() and (values <= high + _NEAR).all())
@@ -64,7 +65,7 @@ def _sum_to_one(values: Array | None, axis: int) -> bool:
 
 
 def _largest(values: Array | None) -> float:
-    """Magnitude; 0 of nothing."""
+    """Returns the largest magnitude; 0 of nothing."""
     return 0.0 if values is None else float(np.abs(values).max(initial=0.0))
 
 
@@ -133,7 +134,7 @@ def _of_anchors(facts: Facts, table: OutputFact, form: str) -> Iterator[Reading]
 
 
 def _prototypes(facts: Facts) -> OutputFact | None:
-    """Maps of a quarter of the picture beside a table."""
+    """Returns maps of a quarter of the picture beside a table."""
     quarter = (facts.height // 4, facts.width // 4)
     found = [one for one in facts.floats(3) if one.shape[1:] == quarter]
     return found[0] if len(found) == 1 else None
@@ -150,7 +151,8 @@ def _with_angles(facts: Facts, table: OutputFact, classes: int, rest: Array | No
 def _with_keypoints(
     facts: Facts, table: OutputFact, form: str, left: int, rest: Array | None
 ) -> Iterator[Reading]:
-    """By their claimed number, else of one class: coordinates in pixels, the rest fractions."""
+    """Yields readings by their claimed number, else of one class: coordinates in pixels, the rest
+    fractions."""
     claimed = facts.claims.keypoints
     for count, each in [claimed] if claimed else [((left - 1) // each, each) for each in (3, 2)]:
         classes = left - count * each
@@ -165,7 +167,8 @@ def _with_keypoints(
 
 
 def _like_points(points: Array) -> bool:
-    """[keypoints, 2 or 3, anchors]: every coordinate somewhere beyond a fraction, what stands third never."""
+    """Checks [keypoints, 2 or 3, anchors]: every coordinate is somewhere beyond a fraction, what stands third
+    never."""
     beyond = np.abs(points[:, :2]).max(axis=2, initial=0.0) > _BEYOND
     return bool(beyond.all()) and (points.shape[1] == 2 or _fractions(points[:, 2]))
 
@@ -209,7 +212,7 @@ def _of_rows(facts: Facts, table: OutputFact, claimed: bool) -> Iterator[Reading
 
 
 def _like_rows(rows: Array | None) -> bool:
-    """A fraction, then a whole number; also where there is not a row."""
+    """Checks for a fraction, then a whole number; also where there is not a row."""
     if rows is None:
         return False
     whole = bool((rows[:, 5] == np.rint(rows[:, 5])).all() and (rows[:, 5] >= 0).all())
@@ -220,7 +223,7 @@ def _like_rows(rows: Array | None) -> bool:
 
 
 def _pairs(facts: Facts) -> Iterator[Reading]:
-    """[n, 4] and [n, classes]; of two alike, the one called …box… holds the boxes."""
+    """Reads [n, 4] and [n, classes]; of two alike, the one called …box… holds the boxes."""
     tables = sorted(facts.floats(2), key=lambda one: not one.called("box"))
     for boxes in tables:
         for scores in tables:
@@ -238,7 +241,7 @@ def _pairs(facts: Facts) -> Iterator[Reading]:
 
 
 def _queries(facts: Facts, boxes: OutputFact, scores: OutputFact, logits: bool) -> Reading:
-    """DETR and its kin: logits, and centres with sizes from 0 to 1."""
+    """Reads DETR and its kin: logits, and centres with sizes from 0 to 1."""
     columns, named = scores.shape[1], len(facts.labels)
     activation = facts.claims.activation
     if activation is None and (columns == _SOFTMAX_DETR or (named and columns == named + 1)):
@@ -273,7 +276,7 @@ def _boxes_and_scores(boxes: OutputFact, scores: OutputFact) -> Reading:
 
 
 def _labelled(facts: Facts) -> Iterator[Reading]:
-    """torchvision's and TensorFlow's detectors: boxes, and for each a label and a score."""
+    """Reads torchvision's and TensorFlow's detectors: boxes, and for each a label and a score."""
     boxes = _one(facts, 2, "box")
     scores, labels = _one(facts, 1, "score"), _one(facts, 1, "label", "class")
     if boxes is None or scores is None or labels is None or boxes.shape[1] != 4:
@@ -298,7 +301,7 @@ def _one(facts: Facts, rank: int, *words: str) -> OutputFact | None:
 
 
 def _rtdetr(facts: Facts) -> Iterator[Reading]:
-    """Ultralytics' RT-DETR: a table of centres and sizes from 0 to 1, and scores."""
+    """Reads Ultralytics' RT-DETR: a table of centres and sizes from 0 to 1, and scores."""
     for table in facts.floats(2):
         rows, columns = table.shape
         if rows > _MOST_ROWS or not 4 < columns <= _MOST_FIELDS or _anchors(facts, table):
@@ -315,7 +318,8 @@ def _rtdetr(facts: Facts) -> Iterator[Reading]:
 
 
 def _maps(facts: Facts) -> Iterator[Reading]:
-    """Several of one shape are the same at several depths, or a helper's: the first counts."""
+    """Reads maps, of which several of one shape are the same at several depths, or a helper's: the first
+    counts."""
     maps = [one for one in facts.floats(3, 2) if facts.insist or _is_map(facts, one)]
     others = [one for one in facts.outputs if len(one.shape) > 1 and one not in maps]
     if not maps or (not facts.insist and (others or len({one.shape for one in maps}) > 1)):
@@ -367,7 +371,8 @@ def _text_maps(facts: Facts) -> Iterator[Reading]:
 
 
 def _characters(facts: Facts) -> Iterator[Reading]:
-    """Steps from left to right, and a value for each character and the blank, perhaps also for the space."""
+    """Reads steps from left to right, and a value for each character and the blank, perhaps also for the
+    space."""
     known = len(facts.labels)
     if not known and not facts.insist:
         return
@@ -382,7 +387,7 @@ def _characters(facts: Facts) -> Iterator[Reading]:
 
 
 def _written(facts: Facts) -> Iterator[Reading]:
-    """Text that the model writes itself: about what, only its settings can say."""
+    """Reads text that the model writes itself: about what, only its settings can say."""
     found = {one.spec.name: one for one in facts.outputs if one.spec.datatype is Datatype.BYTES}
     if WRITTEN in found:
         specs = tuple(found[name].spec for name in (WRITTEN, WRITTEN_END) if name in found)
@@ -392,7 +397,7 @@ def _written(facts: Facts) -> Iterator[Reading]:
 
 
 def _is_map(facts: Facts, one: OutputFact) -> bool:
-    """In the picture's proportions, and not much smaller."""
+    """Returns whether it is in the picture's proportions, and not much smaller."""
     if DYNAMIC in (facts.height, facts.width):
         return False
     height, width = one.shape[-2:] if facts.planar or len(one.shape) == 2 else one.shape[:2]

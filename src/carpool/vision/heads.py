@@ -1,4 +1,4 @@
-"""Which format a picture is in and how large it is, told from its first bytes before any memory is taken.
+"""Reads which format a picture is in and how large it is from its first bytes, before any memory is taken.
 
 Each reader walks a bounded number of steps and takes no memory to speak of.
 
@@ -81,7 +81,8 @@ _EXIF = b"Exif\0\0"
 
 
 def exif_orientation(block: memoryview) -> int:
-    """1 to 8 from an EXIF block, with or without its `Exif` prefix; 1 where it is absent or broken."""
+    """Returns 1 to 8 from an EXIF block, with or without its `Exif` prefix; 1 where it is absent or
+    broken."""
     if bytes(block[: len(_EXIF)]) == _EXIF:
         block = block[len(_EXIF) :]
     try:
@@ -106,7 +107,8 @@ _PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
 
 @dataclass(frozen=True, slots=True)
 class PictureHead:
-    """What the head of a picture says. Width and height are as stored; `orientation` is EXIF's, 1 to 8."""
+    """Describes what the head of a picture says. Width and height are as stored; `orientation` is EXIF's, 1
+    to 8."""
 
     format: str
     width: int
@@ -132,7 +134,8 @@ def jpeg(data: memoryview) -> PictureHead:
 
 
 def jpeg_frame(data: memoryview) -> tuple[PictureHead, int]:
-    """Without its scans, which only a look at the whole file tells; and the marker of its frame."""
+    """Reads a head without its scans, which only a look at the whole file tells; and the marker of its
+    frame."""
     orientation, at = UPRIGHT, 2
     for _ in range(_MAX_SEGMENTS):
         lead, marker = struct.unpack_from(">BB", data, at)
@@ -241,7 +244,7 @@ def tiff(data: memoryview) -> PictureHead:
 
 
 def gif(data: memoryview) -> PictureHead:
-    """The size of the canvas; a first frame that reaches beyond it is refused when it is decoded."""
+    """Returns the size of the canvas; a first frame that reaches beyond it is refused when it is decoded."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
     steps = 0
@@ -269,7 +272,7 @@ FIELD = "image"
 
 @dataclass(frozen=True, slots=True)
 class PictureLimits:
-    """What a picture may cost. Pixels and sides are of the picture before any reduction."""
+    """Limits what a picture may cost. Pixels and sides are of the picture before any reduction."""
 
     bytes: int = 64 << 20
     pixels: int = 50_000_000
@@ -306,7 +309,8 @@ _FOREIGN = (  # where, what, and the name of a format that is known and not read
 
 
 def read_head(data: Buffer, limits: PictureLimits = DEFAULT_LIMITS) -> PictureHead:
-    """Format, size and orientation of a picture within the limits; InvalidInput or TooLarge otherwise."""
+    """Returns format, size and orientation of a picture within the limits; InvalidInput or TooLarge
+    otherwise."""
     view = memoryview(data).cast("B")
     if len(view) > limits.bytes:
         raise _too_large(f"has {len(view)} bytes, more than the {limits.bytes} allowed")

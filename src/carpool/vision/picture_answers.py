@@ -1,4 +1,4 @@
-"""What the tasks answer: the exact JSON, field by field, and its schema for the OpenAPI document."""
+"""Defines what the tasks answer: the exact JSON, field by field, and its schema for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Who(TypedDict):
 
 
 class Answer(TypedDict):
-    """What every task's answer has."""
+    """Defines what every task's answer has."""
 
     image: Annotated[Size, "the image, after its orientation was applied"]
 
@@ -167,7 +167,7 @@ _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
 def schema_of(form: Any) -> dict[str, Any]:
-    """JSON schema of a TypedDict, or of what stands in one."""
+    """Returns the JSON schema of a TypedDict, or of what stands in one."""
     origin = get_origin(form)
     if origin is NotRequired:
         return schema_of(get_args(form)[0])
@@ -214,7 +214,8 @@ DEFAULT = Options()
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One of them: how its text is read, what OpenAPI says of it, and in words. `read` gets name and text."""
+    """Describes one of them: how its text is read, what OpenAPI says of it, and in words. `read` gets name
+    and text."""
 
     read: Callable[[str, str], object]
     schema: Mapping[str, Any]

@@ -66,7 +66,8 @@ def _read(path: Path) -> bytes:
 
 
 class Answer(dict[str, Any]):
-    """What an image route answers, as it stands in the JSON; what is in it as arrays, in its properties."""
+    """Holds what an image route answers, as it stands in the JSON; what is in it as arrays, in its
+    properties."""
 
     @property
     def model(self) -> str:
@@ -79,12 +80,12 @@ class Answer(dict[str, Any]):
 
     @property
     def assumed(self) -> list[str]:
-        """Settings of [image] that nothing says: where there are any, set the model's preset."""
+        """Returns the settings of [image] that nothing says: where there are any, set the model's preset."""
         return list(self.get("assumed", ()))
 
     @property
     def width(self) -> int:
-        """Of the upright picture."""
+        """Returns the width of the upright picture."""
         return int(self["image"]["width"])
 
     @property
@@ -93,13 +94,13 @@ class Answer(dict[str, Any]):
 
 
 class Found(Answer):
-    """An answer that is a list, the best first: classes, boxes or masks."""
+    """Holds an answer that is a list, the best first: classes, boxes or masks."""
 
     key = ""
 
     @property
     def things(self) -> list[dict[str, Any]]:
-        """As they stand in the JSON."""
+        """Returns the things as they stand in the JSON."""
         listed: list[dict[str, Any]] = self[self.key]
         return listed
 
@@ -109,12 +110,12 @@ class Found(Answer):
 
     @property
     def scores(self) -> Array:
-        """[n] from 0 to 1."""
+        """Returns scores [n] from 0 to 1."""
         return np.array([thing["score"] for thing in self.things], np.float32)
 
     @property
     def class_ids(self) -> Array:
-        """[n], the place of each in the model's output."""
+        """Returns [n], the place of each in the model's output."""
         return np.array([thing["class_id"] for thing in self.things], np.int64)
 
 
@@ -127,14 +128,15 @@ class Detections(Found):
 
     @property
     def boxes(self) -> Array:
-        """[n, 4]: x1, y1, x2, y2 in pixels of the picture."""
+        """Returns [n, 4]: x1, y1, x2, y2 in pixels of the picture."""
         return np.array([thing["box"] for thing in self.things], np.float32).reshape(-1, 4)
 
 
 class Poses(Detections):
     @property
     def keypoints(self) -> Array:
-        """[n, points, 2 or 3]: x and y in pixels of the picture, and how sure each is, where that is told."""
+        """Returns [n, points, 2 or 3]: x and y in pixels of the picture, and how sure each is, where that is
+        told."""
         listed = [thing["keypoints"] for thing in self.things]
         return np.array(listed, np.float32) if listed else np.zeros((0, 0, 2), np.float32)
 
@@ -142,12 +144,13 @@ class Poses(Detections):
 class RotatedBoxes(Detections):
     @property
     def corners(self) -> Array:
-        """[n, 4, 2]: of the turned boxes, x and y in pixels of the picture; `boxes` lie around them."""
+        """Returns [n, 4, 2]: of the turned boxes, x and y in pixels of the picture; `boxes` lie around
+        them."""
         return np.array([thing["corners"] for thing in self.things], np.float32).reshape(-1, 4, 2)
 
     @property
     def angles(self) -> Array:
-        """[n], in radians, of the side along the width."""
+        """Returns angles [n], in radians, of the side along the width."""
         return np.array([thing["angle"] for thing in self.things], np.float32)
 
 
@@ -156,7 +159,7 @@ class Masks(Detections):
 
     @property
     def masks(self) -> Array:
-        """[n, height, width], true inside."""
+        """Returns [n, height, width], true inside."""
         found = np.zeros((len(self.things), self.height, self.width), np.bool_)
         for number in range(len(found)):
             found[number] = self.mask(number)
@@ -185,11 +188,11 @@ class Embedding(Answer):
 
 
 class Reading(Answer):
-    """What a page or a line says."""
+    """Holds what a page or a line says."""
 
     @property
     def text(self) -> str:
-        """All of it: rows in the order of reading, one below the other."""
+        """Returns all of it: rows in the order of reading, one below the other."""
         return str(self["text"])
 
     @property
@@ -205,29 +208,30 @@ class Reading(Answer):
 
     @property
     def texts(self) -> list[str]:
-        """Of each line."""
+        """Returns the text of each line."""
         return [line["text"] for line in self.lines]
 
     @property
     def scores(self) -> Array:
-        """[n]: the mean probability of a line's characters, from 0 to 1."""
+        """Returns [n]: the mean probability of a line's characters, from 0 to 1."""
         return np.array([line["score"] for line in self.lines], np.float32)
 
     @property
     def polygons(self) -> Array:
-        """[n, 4, 2]: corners of each line, x and y in pixels of the picture, from where reading begins."""
+        """Returns [n, 4, 2]: corners of each line, x and y in pixels of the picture, from where reading
+        begins."""
         return np.array([line["polygon"] for line in self.lines], np.float32).reshape(-1, 4, 2)
 
     @property
     def boxes(self) -> Array:
-        """[n, 4]: x1, y1, x2, y2 around each line, in pixels of the picture."""
+        """Returns [n, 4]: x1, y1, x2, y2 around each line, in pixels of the picture."""
         return np.array([line["box"] for line in self.lines], np.float32).reshape(-1, 4)
 
 
 class Outputs(Answer):
     @property
     def arrays(self) -> dict[str, Array]:
-        """Every output of the model by its name; nan where a number was not finite."""
+        """Returns every output of the model by its name; nan where a number was not finite."""
         return {one["name"]: _array(one) for one in self["outputs"]}
 
 
@@ -252,8 +256,8 @@ _PARTS: dict[str, type[Detections]] = {"keypoints": Poses, "corners": RotatedBox
 
 
 def typed(document: dict[str, Any], wanted: type[Answer] = Answer) -> Answer:
-    """By what is in it; where nothing was found, as it was `wanted`. An answer of a task from another package
-    stays a plain one."""
+    """Returns an answer by what is in it; where nothing was found, as it was `wanted`. An answer of a task
+    from another package stays a plain one."""
     kind = next((kind for key, kind in _KINDS.items() if key in document), Answer)
     if kind is Detections:
         things = document["detections"]

@@ -44,7 +44,7 @@ def find_quads(maps: Array, table: TextRegionsSettings, most: int) -> Quads:
 
 
 class _Regions:
-    """Connected pixels above the threshold: the largest of them, within the budget."""
+    """Holds connected pixels above the threshold: the largest of them, within the budget."""
 
     def __init__(self, likely: Array, table: TextRegionsSettings, most: int) -> None:
         self._likely, self._table = likely, table
@@ -58,14 +58,16 @@ class _Regions:
         self._chosen: list[int] = chosen[within].tolist()
 
     def _part(self, number: int) -> tuple[int, int, Array, Array]:
-        """The box around one: left, top, which of its pixels belong to it, and how likely they are."""
+        """Returns the box around one: left, top, which of its pixels belong to it, and how likely they
+        are."""
         left, top, width, height = self._stats[number, : cv2.CC_STAT_AREA].tolist()
         rows, columns = slice(top, top + height), slice(left, left + width)
         return left, top, self._labels[rows, columns] == number, self._likely[rows, columns]
 
     def rectangles(self) -> list[tuple[Array, float]]:
-        """The smallest around each region, grown by what training took away. To grow a rectangle by the same
-        on all sides, with round corners, and to take the smallest rectangle again only moves its sides."""
+        """Returns the smallest rectangle around each region, grown by what training took away. To grow a
+        rectangle by the same on all sides, with round corners, and to take the smallest rectangle again only
+        moves its sides."""
         found = []
         for number in self._chosen:
             left, top, own, likely = self._part(number)

@@ -1,5 +1,6 @@
-"""Runtimes that run in processes of their own, because they cannot be stopped, keep the interpreter to
-themselves or take the whole process with them when they fail. The processes are those of Python models.
+"""Implements runtimes that run in processes of their own, because they cannot be stopped, keep the
+interpreter to themselves or take the whole process with them when they fail. The processes are those of
+Python models.
 
 Each file here has a class Model for such a process: `setup(settings)` loads, `tensors` then holds the inputs
 and the outputs, each as (name, datatype, whole shape), and `predict` runs a batch. Law of this folder: a

@@ -1,4 +1,4 @@
-"""TensorFlow Lite files on LiteRT."""
+"""Runs TensorFlow Lite files on LiteRT."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class Model:
         )
 
     def _named(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """By the names of the file's signature where it has one: those of tensors say less."""
+        """Returns the tensors by the names of the file's signature where it has one: those of tensors say
+        less."""
         signatures = self._interpreter.get_signature_list()
         try:
             if signatures:

@@ -1,4 +1,4 @@
-"""TensorFlow's SavedModels, by the functions that they sign."""
+"""Runs TensorFlow's SavedModels, by the functions that they sign."""
 
 from __future__ import annotations
 

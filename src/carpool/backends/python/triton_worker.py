@@ -1,5 +1,5 @@
-"""The process of a model that was written for Triton's Python backend: like python_worker.py, with a list of
-requests for every batch, an answer to each of them, and a way to ask other models of the server."""
+"""Runs the process of a model that was written for Triton's Python backend: like python_worker.py, with a
+list of requests for every batch, an answer to each of them, and a way to ask other models of the server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LOOK_S = 0.02  # between two looks at who has come, while no answer is sent
 
 
 class TritonModel:
-    """The user's class, and `execute` of it from tensors to tensors."""
+    """Wraps the user's class, and `execute` of it from tensors to tensors."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         kind = _class_of(settings)
@@ -95,8 +95,8 @@ _FLAGS = {
 
 
 def _said(details: bytes) -> dict[str, Any]:
-    """What a request says of itself, under the names of Triton's arguments. What Carpool itself understands
-    is no parameter of the model's."""
+    """Returns what a request says of itself, under the names of Triton's arguments. What Carpool itself
+    understands is no parameter of the model's."""
     if not details:
         return {}
     document = json.loads(details)
@@ -112,7 +112,7 @@ def _said(details: bytes) -> dict[str, Any]:
 
 
 def _response(request: pb_utils.InferenceRequest, returned: object) -> pb_utils.InferenceResponse:
-    """What was returned for a request, or else is sent for it."""
+    """Returns what was returned for a request, or else is sent for it."""
     if returned is None and request.sender is not None:
         returned = request.sender.answer.result()
     if not isinstance(returned, pb_utils.InferenceResponse):
@@ -197,7 +197,8 @@ class OpenRequest:
 
 
 class OpenRequests:
-    """Of one instance, until none is left. The way to the server is for who has the lock.
+    """Holds the open requests of one instance, until none is left. The way to the server is for who has the
+    lock.
 
     A sender may be collected while its own thread is on that way: what ends by that is only noted, and told
     by whoever comes by next; at the latest by the thread that waits here.
@@ -342,7 +343,7 @@ class ServerCalls:
 
 
 def _details(request: pb_utils.InferenceRequest) -> dict[str, Any]:
-    """As clients say it of theirs; empty for one that says nothing."""
+    """Returns what a request says of itself, as clients say it of theirs; empty for one that says nothing."""
     parameters = json.loads(request.parameters())
     if request.correlation_id():
         parameters["sequence_id"] = request.correlation_id()

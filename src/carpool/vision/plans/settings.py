@@ -1,4 +1,5 @@
-"""How one model answers pictures: settled once when it is loaded, then sent to every front end as JSON."""
+"""Decides how one model answers pictures: settled once when it is loaded, then sent to every front end as
+JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ __all__ = ["VisionSettings", "describe", "read", "write"]
 
 
 def write(settings: VisionSettings) -> dict[str, Any]:
-    """As JSON."""
+    """Returns the settings as JSON."""
     written = asdict(settings)
     for spec in (written["input"], *written["outputs"]):
         spec["datatype"] = spec["datatype"].value
@@ -36,7 +37,7 @@ def write(settings: VisionSettings) -> dict[str, Any]:
 
 
 def read(document: Mapping[str, Any]) -> VisionSettings:
-    """What `write` wrote, through JSON."""
+    """Reads what `write` wrote, through JSON."""
     kind, table = tasks.kinds()[document["task"]], document["table"]
     made = {
         "task": kind.name,
@@ -60,8 +61,8 @@ def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Described(NamedTuple):
-    """How a model answers pictures; None where it does not, and then `ask` says what to set, if that could
-    help. `evidence` is what was found, in words."""
+    """Describes how a model answers pictures; None where it does not, and then `ask` says what to set, if
+    that could help. `evidence` is what was found, in words."""
 
     vision: VisionSettings | None
     evidence: list[str]
@@ -70,7 +71,7 @@ class Described(NamedTuple):
 
 
 class ModelFacts(NamedTuple):
-    """What is known of a model beside its settings and its signature."""
+    """Describes what is known of a model beside its settings and its signature."""
 
     claims: Claims = NO_CLAIMS
     samples: Mapping[str, Array] = MappingProxyType({})  # what a dry run answered, by output, for one picture

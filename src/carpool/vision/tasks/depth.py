@@ -1,4 +1,4 @@
-"""One map of distances → a picture of them in the size of the one that was sent."""
+"""Makes a picture of one map of distances, in the size of the one that was sent."""
 
 from __future__ import annotations
 

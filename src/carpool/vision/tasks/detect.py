@@ -1,4 +1,5 @@
-"""Raw detector outputs → boxes in the picture's pixels: threshold first, then suppress, then map back."""
+"""Turns raw detector outputs into boxes in the picture's pixels: threshold first, then suppress, then map
+back."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The tasks that answer numbers: raw, every output as nested lists, for models whose meaning only the client
-knows; and embed, one output as a vector, by default of length 1."""
+"""Implements the tasks that answer numbers: raw, every output as nested lists, for models whose meaning only
+the client knows; and embed, one output as a vector, by default of length 1."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Embed(VisionTask):
 
     @classmethod
     def settle(cls, model: LoadedModel) -> tuple[EmbedSettings, tuple[TensorSpec, ...]]:
-        """Whatever it has, made flat."""
+        """Takes whatever it has, made flat."""
         chosen = next((spec for spec in model.outputs if spec.datatype in FLOATS), None)
         if chosen is None:
             raise model.cannot(cls.name, "an output of floats")

@@ -1,4 +1,4 @@
-"""A row of character values, from left to right over a picture of one line → its text (CTC)."""
+"""Reads the text of a row of character values, from left to right over a picture of one line (CTC)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Read(VisionTask):
         return draw.text(pixels, [line], (geometry.width, geometry.height))
 
     def _read(self, outputs: Mapping[str, Array]) -> tuple[str, float]:
-        """Of each step the likeliest; of equal ones in a row the first; without the blank."""
+        """Takes of each step the likeliest; of equal ones in a row the first; without the blank."""
         values = read_floats(outputs, self._output)
         if values.ndim != 2 or values.shape[1] != len(self._characters) or values.size > MOST_VALUES:
             raise ModelError(

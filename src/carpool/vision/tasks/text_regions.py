@@ -1,4 +1,4 @@
-"""Maps of where there is text → a quadrilateral around each piece of it."""
+"""Turns maps of where there is text into a quadrilateral around each piece of it."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class FindText(VisionTask):
         return [TextRegion(polygon=polygon, box=box, score=score) for polygon, box, score in listed]
 
     def _maps(self, outputs: Mapping[str, Array]) -> Array:
-        """[height, width], or [3, height, width] in the format of lines."""
+        """Returns [height, width], or [3, height, width] in the format of lines."""
         maps = read_floats(outputs, self._output)
         if self._table.format == "lines":
             fits = maps.ndim == 3 and maps.shape[0] == 3

@@ -1,4 +1,5 @@
-"""Text that a model writes itself, piece by piece, about a picture: a caption, or what a line says."""
+"""Passes on text that a model writes itself, piece by piece, about a picture: a caption, or what a line
+says."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def written(outputs: Mapping[str, Array]) -> tuple[str, str]:
 
 
 def written_as(text: str, finish: str) -> dict[str, Array]:
-    """The same as outputs, of a text that is complete."""
+    """Returns the same as outputs, of a text that is complete."""
     said = {WRITTEN: text, WRITTEN_END: finish}
     return {name: np.array([value.encode()], object) for name, value in said.items()}
 
