@@ -1,4 +1,4 @@
-"""`pipeline.toml` → settings, or an error that names the file, the line and the nearest key.
+"""Reads `pipeline.toml`, or raises an error that names the file, the line and the nearest key.
 
 The file is a user's: how many steps there are, how many crops a picture becomes and how large it is kept are
 all bounded here, before anything is loaded for it.
@@ -104,7 +104,7 @@ class _Lines:
                 self._found.setdefault((table, key[1]), number)
 
     def at(self, path: str, key: str) -> int:
-        """That of the key, or of the table that it should be in."""
+        """Returns the line of the key, or of the table that it should be in."""
         owner, _, inner = path.rpartition(".")
         places = ((path, key), (owner, inner), (path, ""), (owner, ""))
         return next((self._found[place] for place in places if place in self._found), 1)
@@ -112,7 +112,7 @@ class _Lines:
 
 @dataclass(frozen=True, slots=True)
 class _LinedTable(TomlTable):
-    """A table whose messages say the line."""
+    """Represents a table whose messages say the line."""
 
     lines: _Lines
 
@@ -138,7 +138,7 @@ def _part(file: str, path: str, section: str, data: object, lines: _Lines) -> _L
 
 
 def read_pipeline(path: Path, name: str) -> ModelConfig:
-    """The settings of the pipeline in this file, which has its folder's name."""
+    """Returns the settings of the pipeline in this file, which has its folder's name."""
     return pipeline_config(rules.read_settings(path), path, name)
 
 
@@ -312,8 +312,8 @@ def _check_order(tables: list[_LinedTable], steps: tuple[PipelineStep, ...]) -> 
 
 
 def _answer(table: _LinedTable, steps: tuple[PipelineStep, ...], big: PipelineStep | None) -> tuple[str, ...]:
-    """A step that sees the whole picture; the first of them, if nobody says. Of a cascade, the big model's
-    answer if there is one, and else the cheap one's."""
+    """Returns a step that sees the whole picture; the first of them, if nobody says. Of a cascade, the big
+    model's answer if there is one, and else the cheap one's."""
     whole = [step.name for step in steps if step.each is None]
     text = table.text("from")
     if big is not None and big.escalate is not None:
@@ -351,7 +351,7 @@ def _check_attached(table: _LinedTable, steps: tuple[PipelineStep, ...], answer:
 
 
 def pipeline_document(settings: PipelineSettings) -> dict[str, Any]:
-    """For clients that read a model's settings."""
+    """Returns the settings for clients that read a model's settings."""
     return {
         "step": [
             {

@@ -13,8 +13,9 @@ _FIXED = {_EIGHT: 8, _FOUR: 4}
 
 
 def walk(data: BinaryIO, size: int) -> Iterator[tuple[int, int]]:
-    """The number of each field and its length, of a message of so many bytes. `data` stands at its value, of
-    which the caller may read as much as it likes. Numbers are left out. ValueError: this is no message."""
+    """Yields the number of each field and its length, of a message of so many bytes. `data` stands at its
+    value, of which the caller may read as much as it likes. Numbers are left out. ValueError: this is no
+    message."""
     end = data.tell() + size
     for _ in range(_MOST_FIELDS):
         if data.tell() >= end:
@@ -33,7 +34,8 @@ def walk(data: BinaryIO, size: int) -> Iterator[tuple[int, int]]:
 
 
 def fields_in(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The number and the bytes of each field of a small message; those of a varint as they stand there."""
+    """Yields the number and the bytes of each field of a small message; those of a varint as they stand
+    there."""
     view = io.BytesIO(data)
     while view.tell() < len(data):
         number, kind = divmod(read_varint(view), 8)

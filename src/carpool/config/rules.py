@@ -1,4 +1,4 @@
-"""The rules that hold for every source of settings: what Triton and model.toml must both obey."""
+"""Checks the rules that hold for every source of settings: what Triton and model.toml must both obey."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def read_settings(path: Path) -> str:
 
 
 def shown(word: str) -> str:
-    """A user's word in quotes, cut to a length that fits a message."""
+    """Returns a user's word in quotes, cut to a length that fits a message."""
     return f'"{word[:_SHOWN]}…"' if len(word) > _SHOWN else f'"{word}"'
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:
-    """The end of an error about an unknown word: the valid one it resembles, or all of them."""
+    """Returns the end of an error about an unknown word: the valid one it resembles, or all of them."""
     choices = sorted(valid)
     close = resembling(word, choices, 0.5)
     return f'did you mean "{close}"?' if close else "valid here: " + ", ".join(choices)
@@ -131,7 +131,8 @@ def check_tensor(tensor: TensorConfig, where: str, max_batch: int | None) -> Ten
 
 
 def _elements(dims: Sequence[int]) -> list[int]:
-    """Elements between the varying dimensions, so that 2,4,-1,6 equals 8,-1,3,2 and nothing else."""
+    """Returns the elements between the varying dimensions, so that 2,4,-1,6 equals 8,-1,3,2 and nothing
+    else."""
     counts = [1]
     for dim in dims:
         if dim == DYNAMIC:
@@ -171,7 +172,8 @@ def check_knobs(knobs: Knobs, where: str) -> Knobs:
 
 
 def check_decoupled(config: ModelConfig) -> ModelConfig:
-    """What only holds where a request has exactly one answer does not go with it."""
+    """Checks a decoupled model: what only holds where a request has exactly one answer does not go with
+    it."""
     if not config.decoupled:
         return config
     promises = isinstance(config.policy, Promise)

@@ -1,4 +1,4 @@
-"""The server's own settings, from the command line, the environment and the defaults, in this order."""
+"""Reads the server's own settings from the command line, the environment and the defaults, in this order."""
 
 from __future__ import annotations
 
@@ -318,7 +318,7 @@ class ServerSettings:
                 yield name, f"{name} is no regular expression: {error}"
 
     def _mistakes(self) -> Iterator[tuple[str, str]]:
-        """What does not go together: the field, and what is wrong with it."""
+        """Yields what does not go together: the field, and what is wrong with it."""
         yield from self._mistakes_of_models()
         if not self.host:
             yield "host", "host must not be empty"
@@ -405,7 +405,7 @@ class ServerSettings:
 
     @property
     def metrics(self) -> Mapping[str, bool]:
-        """Which of the metrics that can be switched are on the page."""
+        """Returns which of the metrics that can be switched are on the page."""
         return metrics_switches(self.metrics_config)
 
     @property
@@ -425,7 +425,8 @@ _SHORTEST_SECRET = 16
 
 
 def metrics_switches(given: Collection[str]) -> dict[str, bool]:
-    """Triton's `--metrics-config` settings, each `key=true` or `key=false`, and the defaults of the rest."""
+    """Reads Triton's `--metrics-config` settings, each `key=true` or `key=false`, and the defaults of the
+    rest."""
     switches = dict(_METRICS)
     for setting in given:
         key, _, value = setting.partition("=")
@@ -450,13 +451,13 @@ def variables() -> dict[str, str]:
 
 
 def usual_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
-    """Where what can be made again is kept, unless somebody says otherwise."""
+    """Returns where what can be made again is kept, unless somebody says otherwise."""
     environ = os.environ if environ is None else environ
     return Path(environ.get("CARPOOL_CACHE_DIR") or _home(environ, "XDG_CACHE_HOME", ".cache"))
 
 
 def usual_state_dir(environ: Mapping[str, str] | None = None) -> Path:
-    """Where what must survive a restart is kept, unless somebody says otherwise."""
+    """Returns where what must survive a restart is kept, unless somebody says otherwise."""
     environ = os.environ if environ is None else environ
     return Path(environ.get("CARPOOL_STATE_DIR") or _home(environ, "XDG_STATE_HOME", ".local/state"))
 
@@ -469,7 +470,7 @@ def _home(environ: Mapping[str, str], variable: str, folder: str) -> Path:
 def server_settings(
     given: Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None
 ) -> tuple[ServerSettings, list[str]]:
-    """The settings and the warnings. `given` comes from the command line: None in it means not given.
+    """Returns the settings and the warnings. `given` comes from the command line: None in it means not given.
 
     This file reads the environment, and `otel_settings.py` what a standard has put there: nobody else does.
     """

@@ -1,4 +1,4 @@
-"""model.toml → ModelConfig. Every key is known, typed and in range, or the error names it."""
+"""Reads model.toml. Every key is known, typed and in range, or the error names it."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def _checked_generation(top: TomlTable, config: ModelConfig) -> ModelConfig:
 
 
 def _beside_pools(top: TomlTable, config: ModelConfig) -> dict[str, str]:
-    """The keys that do not go with pools of encoders and decoders, and what stands in their place."""
+    """Returns the keys that do not go with pools of encoders and decoders, and what stands in their place."""
     if config.encoder is not None and config.encoder.own_process:
         raise top.error("encoder.own_process", "was removed: encoders are threads beside the decoders")
     return {"instances": "[encoder] and [decoder], which have their own"} if config.apart else {}
@@ -180,7 +180,8 @@ def _check_registry(top: TomlTable, registry: RegistrySettings) -> None:
 
 
 def _backend(top: TomlTable) -> str | None:
-    """As it is named, or as the table of one tells: [fake] and [pytorch] say things that no other runs."""
+    """Returns the backend as it is named, or as the table of one tells: [fake] and [pytorch] say things that
+    no other runs."""
     backend = top.text("backend", kinds())
     for kind in (kind for kind in kinds().values() if kind.table and top.has(kind.name)):
         if backend is None:
@@ -202,7 +203,7 @@ def _weight(top: TomlTable) -> float:
 
 
 def _sizes(table: TomlTable, key: str) -> tuple[int, ...]:
-    """Of batches."""
+    """Returns sizes of batches."""
     return tuple(sorted(set(table.integers(key, 1, rules.MAX_BATCH) or ())))
 
 

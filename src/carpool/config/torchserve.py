@@ -46,7 +46,7 @@ _HANDLERS = {"image_classifier": "classify", "object_detector": "detect", "image
 
 
 def unpacked(archive: Path) -> Path:
-    """The folder of the model in this archive, named like the model. Raises what is wrong with it."""
+    """Returns the folder of the model in this archive, named like the model. Raises what is wrong with it."""
     try:
         seen = archive.stat()
         stamp = f"{archive.resolve()}\0{seen.st_size}\0{seen.st_mtime_ns}\0{seen.st_ino}"
@@ -177,7 +177,8 @@ def _write_settings(archive: Path, folder: Path, version: Path, model: Mapping[s
 
 
 def _write_labels(folder: Path, version: Path) -> str:
-    """index_to_name.json: {"0": ["n01440764", "tench"]} or {"0": "tench"}, one a line in their order."""
+    """Reads index_to_name.json: {"0": ["n01440764", "tench"]} or {"0": "tench"}, one a line in their
+    order."""
     file = version / _INDEX
     if not file.is_file() or file.stat().st_size > _MOST_JSON:
         return ""
@@ -195,7 +196,7 @@ def _write_labels(folder: Path, version: Path) -> str:
 
 
 def _network(archive: Path, version: Path, code: str) -> str:
-    """The one class of the file that TorchServe would make a network of, told without running it."""
+    """Returns the one class of the file that TorchServe would make a network of, told without running it."""
     file = version / code
     if "/" in code or not file.is_file():
         raise ConfigError(f"{archive}: the file {rules.shown(code)} of its manifest is not in it")

@@ -1,4 +1,4 @@
-"""Triton's `ensemble_scheduling`: the steps of an ensemble, and what is wrong with them by themselves.
+"""Reads Triton's `ensemble_scheduling`: the steps of an ensemble, and what is wrong with them by themselves.
 
 What can be wrong beside the models that they name is for whoever loads those (pipelines/ensemble_graph.py).
 """
@@ -32,7 +32,7 @@ _AT = "ensemble_scheduling"
 
 
 def read_ensemble(source: TextSource) -> EnsembleSettings | None:
-    """None for any other model. Every mistake names the field, and where it stands."""
+    """Returns None for any other model. Every mistake names the field, and where it stands."""
     message = source.message
     if not message.HasField(_AT) and message.platform != ENSEMBLE:
         return None
@@ -75,7 +75,8 @@ def _check_declared(source: TextSource) -> None:
 
 
 def read_promise(source: TextSource) -> Promise | None:
-    """That of the whole, as `parameters { key: "slo_ms" value { string_value: "100" } }` gives it."""
+    """Returns the promise of the whole, as `parameters { key: "slo_ms" value { string_value: "100" } }` gives
+    it."""
     text = source.message.parameters[SLO].string_value.strip() if SLO in source.message.parameters else ""
     if not text:
         return None
@@ -184,7 +185,7 @@ def step_at(config: ModelConfig, number: int) -> str:
 
 
 def circle(name: str, steps_of: Mapping[str, Sequence[str]]) -> ConfigError | None:
-    """What is wrong with an ensemble that needs itself, by way of the others that are known."""
+    """Returns what is wrong with an ensemble that needs itself, by way of the others that are known."""
     chain: list[str] = [name]
     seen: set[str] = set()
 

@@ -30,7 +30,7 @@ _VALUES = {"int32_false_true": "INT32", "fp32_false_true": "FP32", "bool_false_t
 
 
 def read_sequences(source: TextSource) -> SequenceSettings | None:
-    """None for a model without. Every mistake names the field, and where it stands."""
+    """Returns None for a model without. Every mistake names the field, and where it stands."""
     message = source.message
     if not message.HasField(_AT):
         return None

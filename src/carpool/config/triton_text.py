@@ -1,4 +1,5 @@
-"""Triton's ModelConfig from config.pbtxt or from JSON: the message, and where each of its fields stands.
+"""Reads Triton's ModelConfig from config.pbtxt or from JSON: the message, and where each of its fields
+stands.
 
 protobuf reads both. What it says badly or not at all is said here: unknown names with the nearest valid one,
 fields given twice, and which field a value was for.
@@ -60,7 +61,8 @@ class TextSource:
         return ConfigError(f"{self.where(path)}: {message}")
 
     def given(self, into: Collection[str]) -> Iterator[tuple[str, str]]:
-        """The fields that are set, those of the messages `into` too: each without numbers, and with them.
+        """Yields the fields that are set, those of the messages `into` too: each without numbers, and with
+        them.
 
         What is switched off, as in `decoupled: false`, is as good as absent.
         """
@@ -166,7 +168,7 @@ class _Fields:
         return ConfigError(f"{self._place(offset)}: {message}")
 
     def translated(self, error: text_format.ParseError) -> ConfigError:
-        """With the name of the field that the value is for, and what it takes."""
+        """Returns the error with the name of the field that the value is for, and what it takes."""
         line, column = error.GetLine() or 1, error.GetColumn() or 1
         lines = self._text.split("\n")
         said = _PLACED.sub("", str(error), count=1)

@@ -94,7 +94,8 @@ class ProfileReport:
 
 @dataclass(frozen=True, slots=True)
 class ProfileQuestion:
-    """`sizes` none: powers of two up to the model's largest. Times in seconds."""
+    """Describes what to measure; with `sizes` none: powers of two up to the model's largest. Times in
+    seconds."""
 
     path: Path
     name: str | None = None

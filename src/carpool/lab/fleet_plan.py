@@ -1,4 +1,4 @@
-"""How many replicas for this traffic and that promise? Closed forms guess; the simulator decides."""
+"""Plans how many replicas this traffic and that promise need. Closed forms guess; the simulator decides."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class FleetQuestion:
 
     @property
     def capacity(self) -> float:
-        """Images per second that one replica can promise."""
+        """Returns the images per second that one replica can promise."""
         if self.steps:
             return capacity(self.steps, self.slo, self.machine.instances, shared=self.shared)
         return self.machine.capacity(self.curve, self.slo)
@@ -58,7 +58,7 @@ class FleetQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One simulated run of a plan."""
+    """Describes one simulated run of a plan."""
 
     what: str
     replicas: int
@@ -95,7 +95,7 @@ class FleetPlan:
 
 
 def reasons(q: FleetQuestion, plan: FleetPlan, needed: int, *, group: int, p99: float) -> Iterator[str]:
-    """Why this many replicas, this batch and no delay."""
+    """Yields why this many replicas, this batch and no delay."""
     steady, surges = (
         [check for check in plan.checks if check.what == what and check.replicas <= needed]
         for what in ("steady", "surge")
@@ -153,7 +153,7 @@ def _capacity(q: FleetQuestion, plan: FleetPlan) -> str:
 
 
 def cannot(q: FleetQuestion, checks: Sequence[Check], longer: float | None) -> Iterator[str]:
-    """Why no number of replicas is enough, and what would be."""
+    """Yields why no number of replicas is enough, and what would be."""
     alone = (alone_through(q.steps) if q.steps else q.curve.times[1]) * 1e3
     slo = q.slo * 1e3
     if not checks:
@@ -273,7 +273,8 @@ Tell = Callable[[str], None]
 
 
 def plan(question: FleetQuestion, tell: Tell = lambda _: None) -> FleetPlan:
-    """The smallest fleet that keeps the promise in calm and in surges, with the spares asked for on top."""
+    """Returns the smallest fleet that keeps the promise in calm and in surges, with the spares asked for on
+    top."""
     q = question
     most = q.capacity
     if not most:
@@ -335,12 +336,13 @@ def _long_enough(rate: float) -> float:
 
 
 def max_batch(curve: BatchCurve, slo: float) -> int:
-    """The largest batch that can be of any use: one that ends within the promise if it starts at once."""
+    """Returns the largest batch that can be of any use: one that ends within the promise if it starts at
+    once."""
     return curve.efficient[curve.fits(slo)]
 
 
 def _check(q: FleetQuestion, replicas: int) -> Iterator[Check]:
-    """The steady state first: if that fails, nobody need ask about surges."""
+    """Checks the steady state first: if that fails, nobody need ask about surges."""
     if q.machine.stretch(q.rate / replicas) == inf:  # nothing is left for batches
         yield Check("steady", replicas, q.rate, 0.0, 0.0, 0.0)
         return
@@ -398,8 +400,8 @@ def _describe(q: FleetQuestion, needed: int, checks: list[Check], tell: Tell) ->
 
 
 def _apart(q: FleetQuestion, needed: int) -> Check:
-    """The same as servers with a queue each. Of a pipeline one of them at random is simulated; else a cell of
-    as many as are simulated one by one, behind a balancer."""
+    """Checks the same as servers with a queue each. Of a pipeline one of them at random is simulated; else a
+    cell of as many as are simulated one by one, behind a balancer."""
     if q.steps:
         rate = q.peak / needed
         alone = replace(_scenario(q, needed, q.peak), instances=q.machine.instances, rate=rate)
@@ -436,7 +438,7 @@ def _with_scaling(q: FleetQuestion, plan: FleetPlan) -> FleetPlan:
 
 
 def _with_delay(q: FleetQuestion, replicas: int, steady: Check) -> tuple[Check, bool]:
-    """The best of two small delays with fixed knobs, and whether it beats not waiting."""
+    """Returns the best of two small delays with fixed knobs, and whether it beats not waiting."""
     scenario = _scenario(q, replicas)
     tried = []
     for share in (20, 10):

@@ -1,5 +1,5 @@
-"""What a server would find on this machine: packages, engines, devices, limits, folders and ports, and what
-is wrong with them. Nothing is changed, and what may crash when it is imported is imported elsewhere."""
+"""Finds what a server would find on this machine: packages, engines, devices, limits, folders and ports, and
+what is wrong with them. Nothing is changed, and what may crash when it is imported is imported elsewhere."""
 
 from __future__ import annotations
 

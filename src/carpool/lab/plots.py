@@ -1,4 +1,5 @@
-"""Pictures of what the simulator found. Matplotlib is optional: it is imported when something is drawn."""
+"""Draws pictures of what the simulator found. Matplotlib is optional: it is imported when something is
+drawn."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _BESIDE: Any = {"textcoords": "offset points", "color": INK, "fontsize": 9}
 
 @contextmanager
 def figure(path: Path, columns: int = 1, width: float = 8.0, height: float = 4.2) -> Iterator[list[Axes]]:
-    """Axes side by side, written to `path` at the end."""
+    """Yields axes side by side, written to `path` at the end."""
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
@@ -41,19 +42,19 @@ def figure(path: Path, columns: int = 1, width: float = 8.0, height: float = 4.2
 
 
 def beside_level(axes: Axes, text: str, y: float, *, left: bool = False) -> None:
-    """Words over a horizontal line, at one of its ends."""
+    """Writes words over a horizontal line, at one of its ends."""
     x, offset, side = (0.0, 4, "left") if left else (1.0, -2, "right")
     axes.annotate(text, (x, y), xycoords=("axes fraction", "data"), xytext=(offset, 4), ha=side, **_BESIDE)
 
 
 def beside_capacity(axes: Axes, text: str, x: float) -> None:
-    """Words along a vertical line, from its foot."""
+    """Writes words along a vertical line, from its foot."""
     where: Any = {"xycoords": ("data", "axes fraction"), "xytext": (-5, 0), "ha": "right", "rotation": 90}
     axes.annotate(text, (x, 0.03), **where, **_BESIDE)
 
 
 def operating_curve(path: Path, sweeps: Mapping[str, Sweep], *, slo_ms: float, title: str) -> None:
-    """Goodput and latency over load, side by side."""
+    """Draws goodput and latency over load, side by side."""
     with figure(path, columns=2, width=11.0) as (left, right):
         goodput(left, sweeps)
         latency(right, sweeps, slo_ms)
@@ -118,7 +119,7 @@ def cascade_curve(
 
 
 def _chosen_batch(axes: Axes, budgets: Sequence[Budget]) -> None:
-    """One mark for all promises that allow the same."""
+    """Draws one mark for all promises that allow the same."""
     place = (budgets[0].batch, budgets[0].images_per_s)
     axes.plot(*place, marker="D", markersize=8, color=COLOURS["knobs"])
     words = f"{', '.join(f'{budget.slo_ms:g}' for budget in budgets)} ms: batches of {budgets[0].batch}"
@@ -126,7 +127,7 @@ def _chosen_batch(axes: Axes, budgets: Sequence[Budget]) -> None:
 
 
 def goodput(axes: Axes, sweeps: Mapping[str, Sweep]) -> None:
-    """Images answered in time per second, under the fluid bound."""
+    """Draws images answered in time per second, under the fluid bound."""
     reference = next(iter(sweeps.values()))
     loads = [load for load, _ in reference]
     bound = [outcome.fluid_bound_rps for _, outcome in reference]
@@ -140,7 +141,7 @@ def goodput(axes: Axes, sweeps: Mapping[str, Sweep]) -> None:
 
 
 def latency(axes: Axes, sweeps: Mapping[str, Sweep], slo_ms: float) -> None:
-    """The p99 of answers (of one contender alone also p50 and p95), and the promise.
+    """Draws the p99 of answers (of one contender alone also p50 and p95), and the promise.
 
     Whoever leaves the picture has answered everybody late.
     """

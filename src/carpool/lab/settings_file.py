@@ -1,4 +1,5 @@
-"""The model.toml that says what was found of a model: a new one, or one that stands there and lacks it.
+"""Writes the model.toml that says what was found of a model: a new one, or one that stands there and lacks
+it.
 
 What stands there is kept as it is, with its comments: only keys that it does not have are added.
 """
@@ -42,7 +43,7 @@ def settings_text(config: ModelConfig, said: Described, before: str = "") -> str
 
 
 def with_preset_text(before: str, preset: str, config: ModelConfig) -> tuple[str, list[str]]:
-    """The same settings with this preset, and which keys of [image] it replaces."""
+    """Returns the same settings with this preset, and which keys of [image] it replaces."""
     document = _parsed(before, config)
     document["preset"] = preset
     if _needs_file(config):
@@ -80,7 +81,7 @@ def _needs_file(config: ModelConfig) -> bool:
 
 
 def _found(config: ModelConfig, said: Described) -> tuple[Keys, dict[str, Keys]]:
-    """The keys at the top, and those of each table."""
+    """Returns the keys at the top, and those of each table."""
     vision = said.vision
     top: Keys = {"file": config.file} if _needs_file(config) else {}
     if vision is None:

@@ -212,7 +212,7 @@ def _of_rows(facts: Facts, table: OutputFact, claimed: bool) -> Iterator[Reading
 
 
 def _like_rows(rows: Array | None) -> bool:
-    """Checks for a fraction, then a whole number; also where there is not a row."""
+    """Looks for a fraction, then a whole number; also where there is not a row."""
     if rows is None:
         return False
     whole = bool((rows[:, 5] == np.rint(rows[:, 5])).all() and (rows[:, 5] >= 0).all())

@@ -33,7 +33,7 @@ Answer = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TwoModels:
-    """Of a cascade: their names, and where the repository is that has them."""
+    """Describes the models of a cascade: their names, and where the repository is that has them."""
 
     repository: Path
     cheap: str
@@ -149,7 +149,7 @@ def sampled(
     at_once: int,
     step: Callable[[], None] = lambda: None,
 ) -> Sample:
-    """Every picture to both. Those that either does not answer do not count."""
+    """Shows every picture to both. Those that either does not answer do not count."""
     with _both(models, cache_dir) as (engine, loop):
         tasks = [_task(engine, name) for name in (models.cheap, models.big)]
         if tasks[0] != tasks[1]:
@@ -193,14 +193,14 @@ def _task(engine: Engine, name: str) -> str:
 
 
 def _options(task: str) -> dict[str, Any]:
-    """All that certainty is told from."""
+    """Returns all that certainty is told from."""
     if task == "classify":
         return {"top_k": _ALL}
     return {"score": LOWEST_SCORE} if task == "detect" else {}
 
 
 def _seconds(engine: Engine, name: str, slo: float) -> float:
-    """Of the machine, for one picture, in the batches that the promise allows."""
+    """Returns the seconds of the machine, for one picture, in the batches that the promise allows."""
     scheduler = engine.find(name).scheduler
     assert scheduler is not None  # it is loaded, and answers in batches
     return batch_cost(scheduler.curve, slo) / len(scheduler.instances)

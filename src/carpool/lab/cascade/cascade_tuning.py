@@ -1,4 +1,5 @@
-"""Which threshold for a cascade, by which measure of certainty, and whether it is worth having at all."""
+"""Chooses which threshold for a cascade, by which measure of certainty, and whether it is worth having at
+all."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _FINEST = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One picture, answered by both models. `certainty` is the cheap model's, by measure."""
+    """Describes one picture, answered by both models. `certainty` is the cheap model's, by measure."""
 
     certainty: Mapping[str, float]
     cheap: bool  # it was right; without labels: it says what the big one says
@@ -25,7 +26,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds of device for one picture, in the batches in use."""
+    """Holds the seconds of device for one picture, in the batches in use."""
 
     cheap: float
     big: float
@@ -36,7 +37,7 @@ class Costs:
 
     @property
     def break_even(self) -> float:
-        """The share that has to be kept: below it the cascade costs more than the big model alone."""
+        """Returns the share that has to be kept: below it the cascade costs more than the big model alone."""
         return min(1.0, 1.0 / self.ratio)
 
     def of(self, kept: float) -> float:
@@ -44,7 +45,7 @@ class Costs:
         return self.cheap + (1.0 - kept) * self.big
 
     def saving(self, kept: float) -> float:
-        """So many times less than the big model alone."""
+        """Returns how many times less it costs than the big model alone."""
         return self.big / self.of(kept)
 
 
@@ -165,5 +166,5 @@ def _percent(share: float) -> str:
 
 
 def rounded_down(threshold: float) -> float:
-    """For a settings file: so that what was kept in the sample is kept."""
+    """Rounds for a settings file: so that what was kept in the sample is kept."""
     return floor(threshold * _FINEST) / _FINEST

@@ -1,4 +1,5 @@
-"""Labelled pictures on disk: COCO's JSON, a folder for each class, a CSV file, or masks as PNG files."""
+"""Reads labelled pictures on disk: COCO's JSON, a folder for each class, a CSV file, or masks as PNG
+files."""
 
 from __future__ import annotations
 
@@ -122,7 +123,7 @@ def _read_folders(data: Path) -> NamedPictures:
 
 
 def _read_csv(data: Path, pictures: Path) -> NamedPictures:
-    """With a line of titles: `file` and `label` among them."""
+    """Reads a file with a line of titles: `file` and `label` among them."""
     try:
         lines = csv.DictReader(io.StringIO(_bytes(data, _MOST_CSV).decode("utf-8-sig"), newline=""))
         titles = lines.fieldnames or ()
@@ -145,7 +146,7 @@ def _read_csv(data: Path, pictures: Path) -> NamedPictures:
 
 
 def read_names(path: Path) -> dict[str, str]:
-    """What the data calls a class, and what the model calls it: `n01440764,tench` a line."""
+    """Returns what the data calls a class, and what the model calls it: `n01440764,tench` a line."""
     try:
         rows = list(csv.reader(io.StringIO(_bytes(path, _MOST_CSV).decode("utf-8-sig"), newline="")))
     except (UnicodeDecodeError, csv.Error) as error:

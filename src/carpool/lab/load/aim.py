@@ -43,7 +43,7 @@ _KINDS = 8192
 
 
 class ClientRegion:
-    """One region with all different sets of tensors behind each other, until it is closed."""
+    """Holds one region with all different sets of tensors behind each other, until it is closed."""
 
     def __init__(self, facts: HttpFacts, sets: Sequence[list[Tensor]]) -> None:
         self._facts = facts
@@ -118,7 +118,8 @@ _CONNECTIONS = 256
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """Whom to ask, and what. `pictures` are uploaded as they are; without them, tensors are sent."""
+    """Describes whom to ask, and what. `pictures` are uploaded as they are; without them, tensors are
+    sent."""
 
     url: str
     model: str = ""
@@ -201,7 +202,7 @@ def take_aim(aim: Aim) -> Target:
 
 
 class _Made(NamedTuple):
-    """What a target sends, how it is called, and what ends it."""
+    """Holds what a target sends, how it is called, and what ends it."""
 
     message: Callable[[Ticket], Message]
     name: str
@@ -280,7 +281,7 @@ def _grpc(aim: Aim, address: Address) -> Target:
 
 
 def _bodies(facts: HttpFacts | GrpcFacts, model: str, aim: Aim) -> Bodies:
-    """Tensors for requests of any number of images, by what the server said of the model once."""
+    """Returns tensors for requests of any number of images, by what the server said of the model once."""
     specs = facts.inputs(model, aim.version)
     if not specs:
         raise Unreachable(f"the server says that model {model!r} has no inputs")

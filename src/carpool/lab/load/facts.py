@@ -1,4 +1,4 @@
-"""What a server says about itself before it is loaded, and how the two know each other."""
+"""Reads what a server says about itself before it is loaded, and how the two know each other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Trust:
     key: str = field(default="", repr=False)
 
     def context(self) -> ssl.SSLContext:
-        """For an https:// address."""
+        """Returns the context for an https:// address."""
         try:
             context = ssl.create_default_context(cafile=self.ca or None)
         except (OSError, ValueError):  # no such file, or no certificate in it
@@ -39,7 +39,7 @@ class Trust:
         return context
 
     def credentials(self) -> Any:
-        """For a grpcs:// address."""
+        """Returns the credentials for a grpcs:// address."""
         import grpc
 
         if self.insecure:
@@ -65,7 +65,7 @@ _SERVICE = "/inference.GRPCInferenceService/"
 
 
 def only_model(facts: HttpFacts | GrpcFacts) -> str:
-    """The one to ask when none was named."""
+    """Returns the one to ask when none was named."""
     names = sorted(set(facts.models()))
     if len(names) == 1:
         return names[0]
@@ -86,7 +86,7 @@ def input_spec(name: Any, datatype: Any, shape: Any) -> TensorSpec:
 
 
 class HttpFacts:
-    """Asked over short connections of their own."""
+    """Asks over short connections of their own."""
 
     def __init__(
         self, host: str, port: int | None, tls: ssl.SSLContext | None = None, headers: Sequence[Header] = ()
@@ -122,7 +122,7 @@ class HttpFacts:
         return _document(status, body, f"the profile of {model!r}") if status == 200 else None
 
     def try_one(self, message: tuple[bytes, bytes]) -> tuple[int, bytes, str | None]:
-        """One request as it will be sent: status, body, and the length of its head."""
+        """Sends one request as it will be sent: status, body, and the length of its head."""
         with self._response(b"".join(message), "POST", _ANSWER_S) as response:
             length = response.getheader("Inference-Header-Content-Length")
             return response.status, response.read(_MOST_BYTES), length
@@ -142,7 +142,7 @@ class HttpFacts:
         seconds: float = _ANSWER_S,
         headers: Sequence[Header] = (),
     ) -> tuple[int, bytes]:
-        """Status and body."""
+        """Returns status and body."""
         lines = [f"{method} {self._prefix}{path} HTTP/1.1", f"Host: {self._where}", "Connection: close"]
         lines += [f"{name}: {value}" for name, value in (*self._headers, *headers)]
         lines += [f"Content-Length: {len(body)}", "", ""]
@@ -193,7 +193,7 @@ class Failed(CarpoolError):
 
 
 class RunningServer(HttpFacts):
-    """By its URL, for the verbs that ask a few questions of a person."""
+    """Represents a server by its URL, for the verbs that ask a few questions of a person."""
 
     def __init__(self, url: str, trust: Trust) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -236,7 +236,7 @@ class RunningServer(HttpFacts):
 
 
 class GrpcFacts:
-    """Asked over a channel that blocks."""
+    """Asks over a channel that blocks."""
 
     def __init__(self, address: str, credentials: Any = None, headers: Sequence[Header] = ()) -> None:
         self._where = address
@@ -255,7 +255,7 @@ class GrpcFacts:
         return [input_spec(entry.name, entry.datatype, tuple(entry.shape)) for entry in described.inputs]
 
     def _read(self, method: str, **fields: object) -> Any:
-        """The response to a request with these fields."""
+        """Returns the response to a request with these fields."""
         from google.protobuf.message import DecodeError
 
         from carpool.wire.proto import message_class

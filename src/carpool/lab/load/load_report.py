@@ -1,4 +1,5 @@
-"""What a run found, in numbers with names (the keys of --json), and whether they are the server's at all."""
+"""Reports what a run found, in numbers with names (the keys of --json), and whether they are the server's at
+all."""
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ def judge(generator: Generator, plan: Plan) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Of a phase, or of all that count. Rates are per second of the phase."""
+    """Counts a phase, or all that count. Rates are per second of the phase."""
 
     name: str
     seconds: float
@@ -125,7 +126,7 @@ class LoadReport:
     late_because: tuple[str, ...]
 
     def as_json(self) -> dict[str, object]:
-        """One flat object for the whole run, with the phases below it."""
+        """Returns one flat object for the whole run, with the phases below it."""
         found = asdict(self)
         total = found.pop("total")
         total.pop("name")
@@ -133,7 +134,7 @@ class LoadReport:
 
 
 def report(plan: Plan, parts: Sequence[Part], target: str) -> LoadReport:
-    """Of one process or of several that shared a plan."""
+    """Reports on one process or on several that shared a plan."""
     phases = plan.load.phases
     tallies = [Tally() for _ in phases]
     for part in parts:
@@ -165,7 +166,7 @@ def report(plan: Plan, parts: Sequence[Part], target: str) -> LoadReport:
 
 
 def _seconds(plan: Plan, parts: Sequence[Part], stopped_early: bool) -> list[float]:
-    """How long each phase was: as planned, unless the run ended before or had no planned end."""
+    """Returns how long each phase was: as planned, unless the run ended before or had no planned end."""
     phases = plan.load.phases
     ran = max(part.seconds for part in parts)
     if isinstance(plan.load, Closed):

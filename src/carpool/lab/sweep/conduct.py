@@ -1,4 +1,4 @@
-"""A sweep from beginning to end: servers up, the curve known, one run after the other, servers down.
+"""Leads a sweep from beginning to end: servers up, the curve known, one run after the other, servers down.
 
 A server of our own has the model with other knobs, on free loopback ports. It is linked, not copied.
 """
@@ -96,7 +96,7 @@ def make_variant(source: ModelSource, place: Path, setting: Setting, under: Path
 
 
 def toml_with_knobs(settings: dict[str, Any], setting: Setting) -> str:
-    """Without the model's own promise and batching."""
+    """Returns the settings without the model's own promise and batching."""
     own = ("slo_ms", "slo_may_grow", "batching", "name")
     kept = {key: value for key, value in settings.items() if key not in own}
     kept["batching"] = {"max_delay_ms": setting.max_delay_ms}
@@ -143,7 +143,7 @@ class NoServer(CarpoolError):
 
 
 class OwnServer:
-    """One process with its children, and its log beside the results."""
+    """Represents one process with its children, and its log beside the results."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class OwnServer:
             )
 
     async def address(self) -> str:
-        """Where it serves, once it does."""
+        """Returns where it serves, once it does."""
         give_up = time.monotonic() + _STARTING_S
         while time.monotonic() < give_up:
             found = _ADDRESS.search(self._said())
@@ -213,7 +213,7 @@ _OVERHEAD_S = 0.5  # between two runs, until it is known better
 
 @dataclass
 class SweepProgress:
-    """A line for every finished run, with the time that is left."""
+    """Prints a line for every finished run, with the time that is left."""
 
     write: Callable[[str], None]
     bar: Callable[[int, int, str], None] = lambda _done, _total, _text: None
@@ -250,7 +250,8 @@ def lasting(seconds: float) -> str:
 async def conduct(
     order: SweepOrder, folder: Path, progress: SweepProgress, stop: asyncio.Event
 ) -> Results | None:
-    """Everything that was found, also by an earlier sweep in this folder; None if that is nothing at all."""
+    """Returns everything that was found, also by an earlier sweep in this folder; None if that is nothing at
+    all."""
     identity = order.identity()
     journal = Journal.open(folder, identity)
     basis = None if journal.basis is None else read_basis(journal.basis)
@@ -274,7 +275,7 @@ async def conduct(
 
 
 async def _or_stop(work: Coroutine[None, None, T], stop: asyncio.Event) -> T | None:
-    """Its result; None if it was stopped before."""
+    """Returns its result; None if it was stopped before."""
     task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -287,7 +288,7 @@ async def _or_stop(work: Coroutine[None, None, T], stop: asyncio.Event) -> T | N
 
 @dataclass
 class _Stage:
-    """The servers that are asked, by the name of their setting."""
+    """Holds the servers that are asked, by the name of their setting."""
 
     order: SweepOrder
     folder: Path
@@ -352,7 +353,7 @@ class _Stage:
 
 
 def _aim(order: SweepOrder, url: str) -> Aim:
-    """Pictures where the model takes them, tensors else. Sends one request, to see."""
+    """Aims with pictures where the model takes them, tensors else. Sends one request, to see."""
     address = read_url(url)
     tensors = Aim(url, order.model, filling=Filling(shapes=order.shapes, seed=order.seed), trust=order.trust)
     if address.over_grpc:

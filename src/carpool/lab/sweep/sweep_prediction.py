@@ -30,7 +30,8 @@ _ENOUGH = 3  # answers in batches of a size
 
 @dataclass(frozen=True, slots=True)
 class CurveEstimate:
-    """What the prediction rests on. `slo_ms` and `max_delay_ms` are the server's own, where it tells."""
+    """Holds what the prediction rests on. `slo_ms` and `max_delay_ms` are the server's own, where it
+    tells."""
 
     curve: BatchCurve
     instances: int
@@ -55,7 +56,7 @@ class CurveEstimate:
 
 @dataclass(frozen=True, slots=True)
 class SweepBasis:
-    """`rates` in requests per second, each with its load."""
+    """Holds `rates` in requests per second, each with its load."""
 
     model: str
     slo_ms: float
@@ -77,7 +78,8 @@ def read_basis(document: Any) -> SweepBasis:
 def rates_of(
     rates: Sequence[float], loads: Sequence[float], belief: CurveEstimate, slo_ms: float
 ) -> list[tuple[float, float | None]]:
-    """What to offer, in requests per second, each with its load; `loads` count where there are no `rates`."""
+    """Returns what to offer, in requests per second, each with its load; `loads` count where there are no
+    `rates`."""
     most = belief.capacity(slo_ms)
     if rates:
         return [(rate, float(f"{rate / most:.3g}") if most else None) for rate in rates]
@@ -91,7 +93,7 @@ def rates_of(
 
 
 def ask_server(aim: Aim) -> CurveEstimate | None:
-    """From the server's profile of the model; None if it has none to tell."""
+    """Reads the server's profile of the model; None if it has none to tell."""
     address = read_url(aim.url)
     if address.over_grpc or not aim.model:
         return None
@@ -102,7 +104,7 @@ def ask_server(aim: Aim) -> CurveEstimate | None:
 
 
 def read_profile(document: Any) -> CurveEstimate | None:
-    """What another server answers there may be anything."""
+    """Reads a profile; what another server answers there may be anything."""
     try:
         points = [(int(size), float(ms) / 1e3) for size, ms in document["curve"]]
         instances = int(document["instances"])

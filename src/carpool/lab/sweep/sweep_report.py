@@ -1,4 +1,4 @@
-"""What a sweep leaves behind: charts as PNG and SVG, and one HTML page without script or network."""
+"""Writes what a sweep leaves behind: charts as PNG and SVG, and one HTML page without script or network."""
 
 from __future__ import annotations
 
@@ -142,7 +142,8 @@ def colour(results: Results, setting: str) -> str:
 
 
 def shown_rates(results: Results) -> list[float]:
-    """For charts with room for a few: the lowest rate, the one nearest to 0.9 of capacity, the highest."""
+    """Returns, for charts with room for a few, the lowest rate, the one nearest to 0.9 of capacity, the
+    highest."""
     rates = sorted({row.rate for row in results.rows})
     if len(rates) <= _LOADS_SHOWN:
         return rates
@@ -156,7 +157,7 @@ def _plain(text: str) -> str:
 
 
 def _operating_curve(axes: list[Axes], results: Results) -> None:
-    """Goodput against p99."""
+    """Draws goodput against p99."""
     (ax,) = axes
     answered = [row for row in results.rows if row.answered]
     _measured(ax, results, answered, lambda row: (row.goodput_rps, row.p99_ms))
@@ -176,7 +177,8 @@ def _operating_curve(axes: list[Axes], results: Results) -> None:
 
 
 def _measured(ax: Axes, results: Results, rows: Sequence[PointRow], point: Place) -> None:
-    """Each setting's points: a line through those that count, hollow ones where the generator was late."""
+    """Draws each setting's points: a line through those that count, hollow ones where the generator was
+    late."""
     for name in results.names:
         shade = colour(results, name)
         valid = [point(row) for row in rows if row.setting == name and not row.void]
@@ -223,7 +225,7 @@ def _ring_best(ax: Axes, results: Results) -> None:
 
 
 def _plain_numbers(ax: Axes) -> None:
-    """Milliseconds as people write them, also between the powers of ten."""
+    """Writes milliseconds as people write them, also between the powers of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = ax.get_ylim()
@@ -234,13 +236,13 @@ def _plain_numbers(ax: Axes) -> None:
 
 
 def _legend(ax: Axes, entries: int) -> None:
-    """Below the picture, where it hides nothing."""
+    """Draws a legend below the picture, where it hides nothing."""
     columns = 3 if entries > 4 else max(1, entries)
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=columns, fontsize=9)
 
 
 def _goodput(axes: list[Axes], results: Results) -> None:
-    """Against the offered rate, with the prediction."""
+    """Draws goodput against the offered rate, with the prediction."""
     (ax,) = axes
     top = max([row.offered_rps for row in results.rows] + [one.offered_rps for one in results.prediction])
     ax.plot([0, top], [0, top], color=FAINT, linestyle=":", linewidth=1.4, label="all requests offered")
@@ -264,7 +266,7 @@ def _goodput(axes: list[Axes], results: Results) -> None:
 
 
 def _latency(axes: list[Axes], results: Results) -> None:
-    """At a few rates: answered within so many ms, as a share of what was offered."""
+    """Draws, at a few rates, what was answered within so many ms, as a share of what was offered."""
     top = 2.5 * results.slo_ms
     shares = [share / 200 for share in range(1, 201)]
     for ax, rate in zip(axes, shown_rates(results), strict=True):
@@ -282,7 +284,7 @@ def _latency(axes: list[Axes], results: Results) -> None:
 
 
 def _batches(axes: list[Axes], results: Results) -> None:
-    """At a few rates: how many answers rode in batches of which size."""
+    """Draws, at a few rates, how many answers rode in batches of which size."""
     rows = results.rows
     sizes = sorted({size for row in rows for size in row.batches})
     place = {size: number for number, size in enumerate(sizes)}
@@ -302,7 +304,7 @@ def _batches(axes: list[Axes], results: Results) -> None:
 
 
 def _name_panels(axes: list[Axes], results: Results, below: str, beside: str) -> None:
-    """Each by its rate, with one legend for all of them."""
+    """Names each by its rate, with one legend for all of them."""
     loads = {row.rate: row.load for row in results.rows}
     for ax, rate in zip(axes, shown_rates(results), strict=True):
         load = loads[rate]

@@ -62,7 +62,7 @@ class Noise:
 
 
 def rows_of(runs: Iterable[MeasuredRun], settings: Sequence[str]) -> list[PointRow]:
-    """In the order of the settings, and of rising rates."""
+    """Returns rows in the order of the settings, and of rising rates."""
     known = [run for run in runs if run.setting in settings]
     ordered = sorted(known, key=lambda run: (settings.index(run.setting), run.rate, run.repeat))
     grouped = groupby(ordered, key=lambda run: (run.setting, run.rate))
@@ -105,7 +105,8 @@ def _row(runs: list[MeasuredRun]) -> PointRow:
 
 
 def best_of(rows: Iterable[PointRow], slo_ms: float) -> PointRow | None:
-    """The most answered in time among the points that keep the promise; None if none does."""
+    """Returns the row with the most answered in time among the points that keep the promise; None if none
+    does."""
     kept = [row for row in rows if row.keeps(slo_ms)]
     return max(kept, key=lambda row: row.goodput_rps, default=None)
 
@@ -234,11 +235,11 @@ class Results:
         return best_of((row for row in self.rows if row.setting == setting), self.slo_ms)
 
     def is_best(self, row: PointRow) -> bool:
-        """Of its setting."""
+        """Returns whether it is the best of its setting."""
         return self.best(row.setting) is row
 
     def words(self) -> list[str]:
-        """The findings, the best setting first."""
+        """Returns the findings, the best setting first."""
         rows = self.rows
         best = best_of(rows, self.slo_ms)
         order = sorted(self.names, key=lambda name: best is None or name != best.setting)
@@ -255,7 +256,7 @@ class Results:
         return next((p for p in self.prediction if p.setting == setting and p.rate == rate), None)
 
     def cells(self, row: PointRow) -> dict[str, str]:
-        """A row of a table, by the titles of its columns."""
+        """Returns a row of a table, by the titles of its columns."""
         predicted = self.predicted(row.setting, row.rate)
         return {
             "setting": row.setting,

@@ -27,7 +27,8 @@ PROMISE, KNOBS, AS_IS = "promise", "knobs", "as it is"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a server batches. One that runs already is taken as it is, and then the rest may be unknown."""
+    """Describes how a server batches. One that runs already is taken as it is, and then the rest may be
+    unknown."""
 
     kind: str
     slo_ms: float | None = None
@@ -36,7 +37,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """For people, and different for any two settings of a sweep."""
+        """Returns a name for people and files, which is different for any two settings of a sweep."""
         if self.kind == PROMISE:
             return f"promise {self.slo_ms:g} ms"
         if self.kind == KNOBS:
@@ -47,7 +48,8 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One run: a setting at a rate, in requests per second. `load` is the rate over the planned capacity."""
+    """Describes one run: a setting at a rate, in requests per second. `load` is the rate over the planned
+    capacity."""
 
     setting: str
     rate: float
@@ -60,14 +62,15 @@ class Point:
 
     @property
     def seed(self) -> int:
-        """The same arrivals for every setting, so that only the setting differs; others in every repeat."""
+        """Returns the same arrivals for every setting, so that only the setting differs; others in every
+        repeat."""
         return self.repeat + 1
 
 
 def settings_of(
     mode: str, slo_ms: float, delays_ms: Sequence[float], max_batches: Sequence[int]
 ) -> list[Setting]:
-    """The promise, the knobs (every delay with every largest batch), or both."""
+    """Returns the promise, the knobs (every delay with every largest batch), or both."""
     found = [Setting(PROMISE, slo_ms=slo_ms)] if mode in (PROMISE, "both") else []
     if mode in (KNOBS, "both"):
         batches: Sequence[int | None] = max_batches or (None,)
@@ -197,7 +200,7 @@ def measured(point: Point, at: str, report: LoadReport, seen: Watcher, steal: fl
 
 
 def read_run(document: Mapping[str, Any]) -> MeasuredRun:
-    """From a line of JSON; ValueError, KeyError or TypeError if it is none of ours."""
+    """Reads a line of JSON; ValueError, KeyError or TypeError if it is none of ours."""
     values = {name.name: document[name.name] for name in fields(MeasuredRun)}
     values["batches"] = {int(size): int(count) for size, count in document["batches"].items()}
     values["void"] = tuple(str(reason) for reason in document["void"])
@@ -264,7 +267,7 @@ class Journal:
         return cls(folder, own, before.get("found"), runs)
 
     def begin(self, identity: Mapping[str, Any], basis: dict[str, Any]) -> None:
-        """Written once, whole or not at all."""
+        """Begins a journal, which is written once, whole or not at all."""
         self.basis = basis
         text = json.dumps({"asked": identity, "found": basis}, indent=2, ensure_ascii=False)
         part = self.folder / (_IDENTITY + ".part")
