@@ -27,35 +27,34 @@ _AUXILIARIES = _words(
 
 _VERBS = _words(  # forms of the third person that are never nouns
     "aborts accepts acknowledges acts adds admits aims allows appears applies arrives asks assigns "
-    "attaches audits averages awaits becomes begins believes belongs binds blocks bounds brings builds "
-    "buys cancels captures cares carries chooses clears closes collects comes compares compiles completes "
-    "computes concerns connects consists constructs contains contradicts converts counts covers creates "
-    "cuts decides declares decodes decompresses defines depends describes detects dies differs disturbs "
-    "divides does draws drives drops embeds empties enables encodes ensures enters estimates evaluates "
-    "exists exits expects explains exports fails falls fares feeds fetches fills finds finishes fits "
-    "follows forgets frees gathers gets gives goes grows guards handles happens has hears helps hides "
-    "holds identifies implements imports includes infers inflates insists installs interpolates joins "
-    "judges keeps kills knows lacks lasts launches leads learns leaves lends lets lies listens lists "
-    "lives looks loses lowers makes maps marks matters means measures meets merges moves multiplies names "
-    "needs occupies offers opens outlives overwrites owns packs parses passes pays picks places plans "
-    "plays predicts prepares prevents prints proposes provides puts raises ranks reaches reads recalls "
-    "receives recognises records refers refuses registers rejects releases remembers removes renews "
-    "repeats replaces replays reports represents resembles reserves resizes resolves restores rests "
-    "returns rewrites rides rounds routes runs says scales schedules searches seems sees selects sends "
-    "serialises serves settles shines shrinks shuts simulates sits sleeps sorts speaks spends spins "
-    "splits stands starts stays stops submits takes talks tells tests tidies touches transforms "
-    "translates travels tries trusts turns understands undoes unloads uses validates varies verifies "
-    "waits wants warms warns watches weighs widens wonders works wraps writes yields"
+    "attaches averages awaits becomes begins believes belongs binds brings builds buys cancels carries "
+    "catches chooses clears closes collects comes compares compiles completes computes concerns connects "
+    "consists constructs contains contradicts converts covers creates decides declares decodes "
+    "decompresses defines depends describes detects dies differs disturbs divides does embeds empties "
+    "enables encodes ensures enters evaluates exists exits expects explains fails fares fetches fills "
+    "finds finishes follows forgets frees gathers generates gets gives goes grows handles happens has "
+    "hears hides holds identifies implements includes infers inflates insists installs interpolates joins "
+    "judges keeps kills knows lacks lasts launches learns leaves lends lets lies listens looks loses "
+    "lowers makes matters means meets merges moves multiplies observes occupies opens outlives overwrites "
+    "owns packs parses passes pays predicts prepares prevents proposes provides puts raises ranks reaches "
+    "reads recalls receives recognises refers refreshes refuses registers rejects releases remembers "
+    "removes renews replaces replays represents resembles reserves resolves restores returns rewrites "
+    "says seems sees selects sends serialises serves settles shines shrinks shuts simulates sits sleeps "
+    "speaks spends spins stays submits takes tells tidies transforms translates trusts understands undoes "
+    "unloads uses validates varies verifies waits wants warms warns widens wonders wraps writes yields"
 )
 
 _ALSO_NOUNS = _words(
-    "answers batches calls captures changes charges checks claims colours controls copies costs counts "
-    "delays demands documents ends feeds figures flags forks forms gates guards groups hits hosts "
-    "labels limits links lists loads locks logs maps matches names notes orders plots points polls "
-    "pools posts promises quotes records replies reports requests responds resizes restarts results "
-    "rolls routes runs samples scans scores sets shares shows signals signs sizes slices spares spans "
-    "spreads stacks stalls states steps stores streams sums switches tags times totals traces tracks "
-    "values watches wishes"
+    "answers audits backs batches blocks bounds calls captures cares changes charges checks claims "
+    "colours controls copies costs counts cuts delays demands documents draws drives drops ends estimates "
+    "exports falls feeds figures fits flags forks forms gates groups guards helps hits hosts imports "
+    "labels leads limits links lists lives loads locks logs maps marks matches measures moves names needs "
+    "notes offers orders picks places plans plays plots points polls pools posts prints promises quotes "
+    "records repeats replies reports requests resizes responds restarts rests results rides rolls rounds "
+    "routes runs samples saves scales scans schedules scores searches sets shares shows signals signs "
+    "sizes slices sorts spans spares splits spreads stacks stalls stands starts states steps stops stores "
+    "streams sums switches tags talks tests times totals touches traces tracks travels tries turns values "
+    "watches weighs wishes works"
 )
 
 _PLURALS = _words(  # forms of the plural that are never nouns
@@ -85,7 +84,6 @@ _RELATIVES = _words("that which who whom whose where when while what how whether
 
 
 class Docstring(NamedTuple):
-    file: Path
     name: str
     line: int
     first: str
@@ -102,7 +100,7 @@ def docstrings(file: Path) -> Iterator[Docstring]:
             text = ast.get_docstring(node)
             if text and text.strip():
                 name, line = getattr(node, "name", file.stem), getattr(node, "lineno", 1)
-                yield Docstring(file, name, line, first_sentence(text))
+                yield Docstring(name, line, first_sentence(text))
 
 
 def _is_finite(words: list[str], at: int) -> bool:
@@ -171,17 +169,8 @@ def _has_main_verb(clause: str) -> bool:
     return False
 
 
-def fragments(folder: Path) -> tuple[int, list[Docstring]]:
-    """Returns how many docstrings the Python files of a folder have, and which are fragments."""
-    found = [
-        one for file in sorted(folder.rglob("*.py")) if "proto" not in file.parts for one in docstrings(file)
-    ]
-    return len(found), [one for one in found if is_fragment(one.first)]
-
-
 if __name__ == "__main__":
-    for folder in map(Path, sys.argv[1:]):
-        every, broken = fragments(folder)
-        for one in broken:
-            sys.stdout.write(f"{one.file}:{one.line} {one.name}: {one.first}\n")
-        sys.stdout.write(f"{folder}: {len(broken)} of {every}\n")
+    for file in (file for folder in sys.argv[1:] for file in sorted(Path(folder).rglob("*.py"))):
+        for one in docstrings(file):
+            if is_fragment(one.first):
+                sys.stdout.write(f"{file}:{one.line} {one.name}: {one.first}\n")

@@ -1,4 +1,4 @@
-"""The protocol every runtime stands behind, and what the runtimes' own files share."""
+"""Defines the protocol every runtime stands behind, and what the runtimes' own files share."""
 
 from __future__ import annotations
 

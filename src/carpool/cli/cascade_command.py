@@ -1,4 +1,5 @@
-"""`carpool cascade`: from which certainty on the cheap model of a cascade answers, and whether it pays."""
+"""Implements `carpool cascade`: from which certainty on the cheap model of a cascade answers, and whether it
+pays."""
 
 from __future__ import annotations
 
@@ -161,7 +162,7 @@ def _costs(text: str | None) -> Costs | None:
 
 
 def enough(pictures: int) -> None:
-    """Before the work, not after it."""
+    """Checks the number of pictures before the work, not after it."""
     from carpool.lab.cascade.cascade_tuning import LEAST_SAMPLES
 
     if pictures < LEAST_SAMPLES:
@@ -264,7 +265,7 @@ def _figures(point: Point, costs: Costs) -> dict[str, float]:
 
 
 def _tenths(found: Tuned) -> list[Point]:
-    """About a tenth apart, with the chosen one."""
+    """Returns points about a tenth apart, with the chosen one."""
     points = found.curve.points
     chosen = {id(found.point): found.point}
     for number in range(_ROWS + 1):

@@ -1,4 +1,4 @@
-"""`carpool demo`: something to look at, on this machine alone."""
+"""Implements `carpool demo`: something to look at, on this machine alone."""
 
 from __future__ import annotations
 

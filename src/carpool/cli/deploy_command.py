@@ -1,4 +1,4 @@
-"""`carpool deploy`: configurations for a fleet, from a model's profile and plan."""
+"""Implements `carpool deploy`: configurations for a fleet, from a model's profile and plan."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ class DeployVerb:
         return replace(wanted, planned=answer.replicas)
 
     def _curve(self, slo_ms: float) -> tuple[str, int]:
-        """Of one instance, and how many there are: as it was given, or measured here."""
+        """Returns the curve of one instance, and how many there are: as it was given, or measured here."""
         from carpool.lab.batch_profile import ProfileQuestion, profile
 
         if self.curve:

@@ -1,4 +1,4 @@
-"""`carpool doctor`: what is installed here, and what is wrong with it."""
+"""Implements `carpool doctor`: what is installed here, and what is wrong with it."""
 
 from __future__ import annotations
 

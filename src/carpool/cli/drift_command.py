@@ -1,4 +1,4 @@
-"""`carpool drift`: whether a model's traffic is still what it was, and what to compare it with."""
+"""Implements `carpool drift`: whether a model's traffic is still what it was, and what to compare it with."""
 
 from __future__ import annotations
 

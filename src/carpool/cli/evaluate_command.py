@@ -1,4 +1,5 @@
-"""`carpool evaluate`: how good is a model on labelled pictures, and is this version worse than that one?"""
+"""Implements `carpool evaluate`: how good a model is on labelled pictures, and whether this version is worse
+than that one."""
 
 from __future__ import annotations
 
@@ -130,7 +131,7 @@ def _print(found: Evaluation) -> None:
 
 
 def _class_rows(both: list[VersionScore]) -> list[tuple[str, ...]]:
-    """All of them, or those that are worst: with two versions, those that lose the most."""
+    """Returns all of them, or those that are worst: with two versions, those that lose the most."""
     first, last = both[0].per_class, both[-1].per_class
 
     def worst(name: str) -> float:

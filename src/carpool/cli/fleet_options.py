@@ -26,7 +26,7 @@ Kind = StrEnum("Kind", ["rr", "least", "p2c", "weighted"])
 
 @dataclass(frozen=True, kw_only=True)
 class HasFleet:
-    """A verb that may be about several servers."""
+    """Defines a verb that may be about several servers."""
 
     replicas: int | None = o.option(
         None, "Number of servers behind a balancer, each with its own queue and --instances.", _FLEET
@@ -85,7 +85,8 @@ class HasFleet:
         return Autoscale(found[1], float(found[2]), least, most, period)
 
     def check_fleet(self, **others: object) -> None:
-        """Options that are only about several replicas, and `others` that are only about one server."""
+        """Checks options that are only about several replicas, and `others` that are only about one
+        server."""
         if self.replicas is None:
             for one in fields(HasFleet):
                 if getattr(self, one.name) != one.default:

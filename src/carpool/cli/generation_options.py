@@ -1,4 +1,4 @@
-"""What `simulate` asks about a model that writes its answer token by token, and what it shows of it."""
+"""Reads what `simulate` asks about a model that writes its answer token by token, and shows what it found."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _MOST_IN_ALL = 50_000_000  # tokens in one run: some minutes
 
 @dataclass(frozen=True, kw_only=True)
 class HasGeneration:
-    """A verb that may be about a model that writes text: an encoder, and a decoder that is stepped."""
+    """Defines a verb that may be about a model that writes text: an encoder, and a decoder that is
+    stepped."""
 
     encoder: str = o.option("", "Times to encode a batch of images: 0.6+0.05, as --curve.", _WRITES)
     step_curve: str = o.option(
@@ -72,7 +73,7 @@ class HasGeneration:
                 )
 
     def text_scenario(self, slo_ms: float, traffic: Traffic, **run: float) -> TextScenario:
-        """At a rate of 1; in seconds."""
+        """Returns the scenario at a rate of 1; in seconds."""
         from carpool.core.text_job import TextPromise
         from carpool.sim.generation_simulation import TextScenario, TokenLengths
 
@@ -150,7 +151,8 @@ _ROWS: tuple[tuple[str, Callable[[TextReport], str]], ...] = (
 def simulate_generation(
     options: HasGeneration, scenario: TextScenario, rate: float | None, load: float | None, *, as_json: bool
 ) -> None:
-    """Slots beside static batches of as many, both at this rate, or at this load of what slots can carry."""
+    """Compares slots with static batches of as many, both at this rate, or at this load of what slots can
+    carry."""
     from carpool.sim.generation_simulation import measure_text, saturated
 
     with show.steps("simulating", 4) as step:

@@ -1,4 +1,4 @@
-"""`carpool init`: a model.toml to begin with."""
+"""Implements `carpool init`: a model.toml to begin with."""
 
 from __future__ import annotations
 

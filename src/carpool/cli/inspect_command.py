@@ -1,4 +1,5 @@
-"""`carpool inspect`: what a model file is recognised as, and why; and what each preset answers to a photo."""
+"""Implements `carpool inspect`: what a model file is recognised as, and why; and what each preset answers to
+a photo."""
 
 from __future__ import annotations
 
@@ -118,7 +119,7 @@ class Inspect:
 
 
 def _lines(one: PresetAnswer) -> list[str]:
-    """The best things of an answer, a line each."""
+    """Returns the best things of an answer, a line each."""
     if one.trouble:
         return [one.trouble]
     for key in ("classes", "detections", "masks", "regions"):
@@ -132,7 +133,7 @@ def _lines(one: PresetAnswer) -> list[str]:
 
 
 def _asked(answers: Sequence[PresetAnswer], *, asking: bool) -> str:
-    """Which one is right, where somebody sits there to say so."""
+    """Asks which one is right, where somebody sits there to say so."""
     if not asking or not sys.stdin.isatty():
         return ""
     chosen = str(
@@ -166,7 +167,7 @@ def choice_of(task: str, labels: str, size: str, preset: str) -> PictureChoice:
 
 
 def named_labels(labels: str) -> str:
-    """A file, or the one of a well-known list of classes."""
+    """Returns a file, or the one of a well-known list of classes."""
     if labels not in _LABELS or Path(labels).exists():
         return labels
     from carpool.demo import bundled_models

@@ -1,4 +1,4 @@
-"""`carpool label`: pictures that were kept for labelling become a data set."""
+"""Implements `carpool label`: pictures that were kept for labelling become a data set."""
 
 from __future__ import annotations
 

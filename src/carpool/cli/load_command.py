@@ -1,4 +1,4 @@
-"""`carpool load`: traffic for a running server, and what it made of it."""
+"""Implements `carpool load`: traffic for a running server, and what it made of it."""
 
 from __future__ import annotations
 
@@ -323,7 +323,7 @@ def _traffic(options: Load) -> Traffic:
         raise InvalidInput("--arrivals cameras takes no --rate: it is --cameras times --fps")
 
     def read(file: Path) -> Recording:
-        """Of the model that is asked, if the trace tells models apart; else all of it."""
+        """Reads the trace of the model that is asked, if the trace tells models apart; else all of it."""
         try:
             return Recording.read(file, per_source=True)
         except InvalidInput:
@@ -352,7 +352,7 @@ def _weighted(option: str, texts: list[str] | None) -> Iterator[tuple[str, float
 
 
 class Window:
-    """The last seconds of a run, put together from what its processes tell. Told the time."""
+    """Holds the last seconds of a run, put together from what its processes tell. Told the time."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, Slice]] = deque()
@@ -480,7 +480,7 @@ def _rows(columns: list[Counts], slo_ms: float | None) -> Iterator[tuple[str, li
 
 
 def _token_rows(columns: list[Counts]) -> Iterator[tuple[str, list[str]]]:
-    """Of streamed answers; nothing where there are none."""
+    """Yields rows of streamed answers; nothing where there are none."""
     if columns:
         yield "tokens", [f"{c.tokens:,}  ({c.tokens_per_second:,.1f}/s)" for c in columns]
         yield "first token p50 / p99", [_pair(c.first_token_ms, "p50", "p99") for c in columns]

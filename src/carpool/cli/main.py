@@ -1,4 +1,4 @@
-"""`carpool`: the verbs, and errors that fit on one line."""
+"""Implements `carpool`: the verbs, and errors that fit on one line."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Verbs(TyperGroup):
 
 
 def _one_line(error: Exception) -> str | None:
-    """What to tell the user; nothing for an error that is ours, which must not be hidden."""
+    """Returns what to tell the user; nothing for an error that is ours, which must not be hidden."""
     if isinstance(error, CarpoolError):
         return error.message
     if isinstance(error, typer.Abort):
@@ -111,8 +111,8 @@ def _one_line(error: Exception) -> str | None:
 
 
 def _as_command(verb: type[Any]) -> Callable[..., None]:
-    """The function that typer expects. A verb is a frozen dataclass: its fields are the options, and `run`
-    does the work and may return an exit code."""
+    """Returns the function that typer expects. A verb is a frozen dataclass: its fields are the options, and
+    `run` does the work and may return an exit code."""
 
     def command(**given: Any) -> None:
         code = verb(**given).run()

@@ -1,4 +1,4 @@
-"""`carpool models`: what a running server has, and to load and unload."""
+"""Implements `carpool models`: what a running server has, and to load and unload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`carpool plan`: how many replicas, and why."""
+"""Implements `carpool plan`: how many replicas, and why."""
 
 from __future__ import annotations
 

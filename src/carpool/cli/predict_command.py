@@ -1,4 +1,4 @@
-"""`carpool predict`: pictures to a running server, answers in a table."""
+"""Implements `carpool predict`: pictures to a running server, answers in a table."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Predict(o.AsksServer):
         return bad
 
     def _answers(self, client: Client, files: Sequence[Path], done: Collection[str]) -> Iterator[Prediction]:
-        """In order, of those that are not done."""
+        """Yields answers in order, of those that are not done."""
         from carpool.client.client import in_order
 
         named = zip(files, _names_to_save(self, files), strict=True)
@@ -190,7 +190,7 @@ class Predict(o.AsksServer):
 
 
 class Stopped(CarpoolError):
-    """By Ctrl-C, with something done already."""
+    """Means that Ctrl-C stopped it, with something done already."""
 
     exit_code = 130
 
@@ -201,7 +201,7 @@ class CannotSave(CarpoolError):
 
 @dataclass(slots=True)
 class Prediction:
-    """One picture and what came of it."""
+    """Describes one picture and what came of it."""
 
     file: Path
     answer: dict[str, Any]  # the error, where there is one
@@ -215,7 +215,7 @@ class Prediction:
 
 
 def pictures(words: Sequence[str]) -> list[Path]:
-    """The files that are meant, each once, in the order given."""
+    """Returns the files that are meant, each once, in the order given."""
     files: dict[Path, None] = {}
     for word in words:
         path = Path(word)

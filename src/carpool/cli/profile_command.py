@@ -1,4 +1,5 @@
-"""`carpool profile`: how long batches take here, and which a promise allows; or what a server measured."""
+"""Implements `carpool profile`: how long batches take here, and which a promise allows; or what a server
+measured."""
 
 from __future__ import annotations
 
@@ -105,7 +106,7 @@ class ProfileVerb(o.AsksServer):
         self._show(report, _print)
 
     def _measure_text(self, source: ModelSource, repeats: int) -> None:
-        """Its encoder and its steps, apart."""
+        """Measures its encoder and its steps, apart."""
         from carpool.lab.text_profile import profile_text
 
         name = source.config.name

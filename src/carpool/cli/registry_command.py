@@ -1,4 +1,4 @@
-"""`carpool registry`: what an address of a registry means, and its files."""
+"""Implements `carpool registry`: what an address of a registry means, and its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`carpool rollout`: how a new version takes over, and to say what becomes of it."""
+"""Implements `carpool rollout`: how a new version takes over, and to say what becomes of it."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class _Serve:
 
 
 def _option(setting: Field[Any], kind: Any) -> tuple[str, Any, Any]:
-    """A setting as a field of the verb: None where it is not given."""
+    """Returns a setting as a field of the verb: None where it is not given."""
     default = "" if setting.default is MISSING else setting.default
     told = f"{default:g}" if isinstance(default, int | float) and kind is not bool else default
     more = {"show_default": told if isinstance(told, str) and told else False, **setting.metadata["option"]}
@@ -159,8 +159,8 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
 
 
 def _brought(paths: Sequence[Path], settings: ServerSettings) -> Sequence[Path]:
-    """The paths, with a folder for each repository that lies elsewhere. One that cannot be read is a warning
-    where something of it was fetched before."""
+    """Returns the paths, with a folder for each repository that lies elsewhere. One that cannot be read is a
+    warning where something of it was fetched before."""
     from carpool.config.remote_address import remote_address
 
     if not any(map(remote_address, paths)):
@@ -287,7 +287,7 @@ def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> 
 
 
 class _Screen:
-    """What is served, where, under which promise, and a line to try it with: shown once, when it is true."""
+    """Shows what is served, where, under which promise, and a line to try it with: once, when it is true."""
 
     def __init__(self, sources: Sequence[ModelSource], settings: ServerSettings) -> None:
         self._sources = sources
@@ -303,7 +303,7 @@ class _Screen:
         failed: Mapping[str, str],
         assumed: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """By model: the tasks of those that take pictures, the milliseconds of those that promise, why
+        """Shows, by model, the tasks of those that take pictures, the milliseconds of those that promise, why
         others are not served, and what nothing says about their pixels."""
         from carpool.frontend.access.access import is_loopback
 

@@ -65,7 +65,7 @@ def paragraph(text: str, bullet: str = "") -> None:
 
 
 class _Lines:
-    """Progress in a log or a pipe: a line now and then, and none for what is soon over."""
+    """Shows progress in a log or a pipe: a line now and then, and none for what is soon over."""
 
     def __init__(self) -> None:
         self._next = time.monotonic() + _SOON_S

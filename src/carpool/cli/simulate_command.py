@@ -1,4 +1,4 @@
-"""`carpool simulate`: the real scheduler in virtual time."""
+"""Implements `carpool simulate`: the real scheduler in virtual time."""
 
 from __future__ import annotations
 
@@ -311,7 +311,7 @@ def _traffic(options: Simulate) -> Traffic:
 
 
 def _settings(options: Simulate, scenario: Scenario) -> dict[str, object]:
-    """Everything that the numbers depend on, with the defaults filled in."""
+    """Returns everything that the numbers depend on, with the defaults filled in."""
     used: dict[str, object] = {
         "curve": options.curve,
         "slo_ms": options.slo_ms,
@@ -379,7 +379,7 @@ _CASCADE_ROWS = (
 
 
 def _print(options: Simulate, scenario: Scenario, columns: Mapping[str, Outcome]) -> None:
-    """One column for each contender."""
+    """Prints one column for each contender."""
     result = columns[options.mode.value]
     devices = "1 instance" if scenario.instances == 1 else f"{scenario.instances} instances"
     load = f" ({scenario.rate / scenario.capacity:.3g}×)" if scenario.capacity else ""

@@ -1,4 +1,4 @@
-"""`carpool sweep`: rates × settings, and a report with the operating curve."""
+"""Implements `carpool sweep`: rates × settings, and a report with the operating curve."""
 
 from __future__ import annotations
 
@@ -243,14 +243,14 @@ def _settings(options: Sweep, source: ModelSource | None) -> tuple[float | None,
 def _rising(
     option: str, text: str, *, above: float | None = None, most: float, example: str
 ) -> tuple[float, ...]:
-    """And different."""
+    """Returns numbers that rise and differ."""
     like = f"numbers like {example}"
     found = o.numbers(option, text, example=like, at_most=_MOST_RATES, above=above, most=most)
     return tuple(sorted({*found}))
 
 
 def _model(options: Sweep) -> tuple[Path, ModelSource]:
-    """Where it lies, and what its settings say."""
+    """Returns where it lies, and what its settings say."""
     from carpool.config.repository import find_models
     from carpool.demo import bundled_models, demo_models
     from carpool.lab.sweep.conduct import check_place
@@ -278,7 +278,7 @@ def _model(options: Sweep) -> tuple[Path, ModelSource]:
 
 @contextmanager
 def _progress() -> Iterator[SweepProgress]:
-    """With a bar in a terminal, lines alone elsewhere."""
+    """Yields progress with a bar in a terminal, lines alone elsewhere."""
     from carpool.lab.sweep.conduct import SweepProgress
 
     if not sys.stderr.isatty():

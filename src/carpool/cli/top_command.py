@@ -1,4 +1,4 @@
-"""`carpool top`: what a running server does, in the terminal."""
+"""Implements `carpool top`: what a running server does, in the terminal."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ class TopVerb(o.AsksServer):
 
 
 def summary(history: Document, seconds: int) -> Document:
-    """What the last so many seconds of a history were like. Each model with traffic in the points that came
-    is there, also one that has been silent since."""
+    """Returns what the last so many seconds of a history were like. Each model with traffic in the points
+    that came is there, also one that has been silent since."""
     points: list[Document] = history["points"]
     newest = points[-1]["time"] if points else 0.0
     recent = [point for point in points if point["time"] > newest - seconds]
@@ -137,7 +137,7 @@ def _added(histograms: Iterable[Document], size: int) -> list[float]:
 
 
 def bars(values: Sequence[float]) -> str:
-    """A line of small columns, one a value, the highest as high as the line."""
+    """Returns a line of small columns, one a value, the highest as high as the line."""
     most = max(values, default=0) or 1
     return "".join(_BARS[round(value / most * (len(_BARS) - 1))] for value in values[-_BAR_POINTS:])
 

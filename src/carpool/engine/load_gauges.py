@@ -1,4 +1,5 @@
-"""What each model is asked for and could answer, on its row of the counters: for whoever scales or balances.
+"""Writes what each model is asked for and could answer to its row of the counters: for whoever scales or
+balances.
 
 Nothing is done for single requests: the schedulers count, and a timer looks.
 """

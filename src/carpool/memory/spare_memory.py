@@ -17,7 +17,8 @@ _KEPT = 8 << 20
 
 
 def large_blocks_apart() -> None:
-    """Large blocks in pages of their own, given back when they are freed: for a process that has few."""
+    """Puts large blocks into pages of their own, given back when they are freed: for a process that has
+    few."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # of the GNU C library
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _OWN_PAGES)

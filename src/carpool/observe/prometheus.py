@@ -1,4 +1,4 @@
-"""The metrics page: Prometheus' text format 0.0.4, or OpenMetrics with exemplars, written by hand.
+"""Writes the metrics page: Prometheus' text format 0.0.4, or OpenMetrics with exemplars, by hand.
 
 prometheus-client shares numbers between processes through files of its own; ours already lie in one table,
 and only the text is missing.
@@ -34,7 +34,7 @@ class HostReading(NamedTuple):
 
 
 class Host:
-    """The machine's processors and memory, read from /proc at the scrape.
+    """Reads the machine's processors and memory from /proc at the scrape.
 
     Utilization is a mean since the reading before, so one object belongs to one scraper.
     """
@@ -76,7 +76,7 @@ Value: TypeAlias = Callable[[Cells], float]
 
 
 class Scope(enum.Enum):
-    """Whose cells a family is read from, which also says what labels it has."""
+    """Names whose cells a family is read from, which also says what labels it has."""
 
     MODEL = "model"  # model, version
     STEP = "step"  # pipeline, version, step
@@ -256,7 +256,7 @@ def _cell(column: int) -> Value:
 
 
 def _one_less(column: int) -> Value:
-    """Of cells where 0 is for what is not known."""
+    """Reads cells where 0 is for what is not known."""
     return lambda cells: cells[column] - 1.0 if cells[column] else nan
 
 
@@ -286,7 +286,7 @@ _NONE: _Examples = {}
 
 
 class Exposition:
-    """What a scrape answers. One per process that can be scraped."""
+    """Writes what a scrape answers. One per process that can be scraped."""
 
     def __init__(
         self,
@@ -342,7 +342,7 @@ class Exposition:
             yield b"# EOF\n"
 
     def _examples(self, models: Sequence[ModelCells]) -> Mapping[str, _Examples]:
-        """By the labels of their rows."""
+        """Returns examples by the labels of their rows."""
         known = {row.slot: _labels(model=row.model, version=row.version) for row in models}
         found: dict[str, dict[int, Exemplar]] = {}
         for (row, generation, column), exemplar in self._table.exemplars().items():
@@ -368,7 +368,7 @@ def _open_head(family: MetricFamily) -> list[str]:
 def _family(
     family: MetricFamily, rows: Sequence[_Labelled], head: list[str], examples: Mapping[str, _Examples]
 ) -> Iterator[list[str]]:
-    """Nothing, not even its name, where none of the rows has a number."""
+    """Yields nothing, not even its name, where none of the rows has a number."""
     histogram = next(iter(family.histograms.values()), family.histogram)
     ends: list[tuple[str, int]] = []
     if histogram is not None:

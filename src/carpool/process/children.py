@@ -59,7 +59,7 @@ class Frontend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FrontendParts:
-    """What a front end is built from. `sockets` listen already, by the name of their port."""
+    """Holds what a front end is built from. `sockets` listen already, by the name of their port."""
 
     door: RemoteDoor
     gates: GateTable

@@ -1,4 +1,4 @@
-"""Settings that the protocol can change and that all front ends share: of the log, and of traces."""
+"""Shares settings that the protocol can change between all front ends: of the log, and of traces."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def log_settings(level: str) -> dict[str, Any]:
 
 
 def apply_log_settings(settings: Settings) -> None:
-    """In this process, from now on; an engine that says nothing of them changes nothing."""
+    """Applies them in this process, from now on; an engine that says nothing of them changes nothing."""
     if settings:
         logs.switch(
             verbose=settings["log_verbose_level"] > 0,
@@ -156,7 +156,7 @@ class TraceSettings:
         return self._in_force(model)
 
     async def grant(self, arguments: Mapping[str, Any]) -> int:
-        """How many of the traces that a front end has may be written."""
+        """Returns how many of the traces that a front end has may be written."""
         model, wanted = str(arguments["model"]), int(arguments["wanted"])
         scope = model if self._own.get(model) else _GLOBAL
         left = self._left.get(scope)

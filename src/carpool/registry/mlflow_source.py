@@ -54,7 +54,7 @@ _VARIABLES = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACK
 
 @dataclass(frozen=True, slots=True)
 class MlflowServer:
-    """Where it is, and who asks. Secrets are in no representation and no message."""
+    """Describes where it is, and who asks. Secrets are in no representation and no message."""
 
     url: str  # without a user's name and password
     host: str
@@ -65,7 +65,8 @@ class MlflowServer:
 
     @classmethod
     def at(cls, url: str, environ: Mapping[str, str]) -> MlflowServer:
-        """By --registry, or MLFLOW_TRACKING_URI; MLflow's other variables as its own clients read them."""
+        """Finds the server by --registry, or MLFLOW_TRACKING_URI; MLflow's other variables as its own clients
+        read them."""
         given = url or environ.get("MLFLOW_TRACKING_URI", "")
         parts = urlsplit(given)
         try:
@@ -115,14 +116,15 @@ class MlflowServer:
         return document
 
     def blocks(self, path: str) -> Iterator[bytes]:
-        """A file, as it comes."""
+        """Yields a file, as it comes."""
         with _Reply(self, "GET", path, None, _SILENT_S) as reply:
             while block := reply.read(_BLOCK):
                 yield block
 
 
 class _Reply:
-    """One request on a connection of its own, and every way in which it can fail as one of our errors.
+    """Represents one request on a connection of its own, and every way in which it can fail as one of our
+    errors.
 
     Redirects are not followed: they would carry the key elsewhere.
     """
@@ -190,7 +192,7 @@ class _Reply:
 
 
 class MlflowSource:
-    """One address in one registry."""
+    """Represents one address in one registry."""
 
     def __init__(self, server: MlflowServer, address: str, *, allow_pickle: bool = False) -> None:
         self._server = server
@@ -235,7 +237,7 @@ class MlflowSource:
         return Pin(version, digest, files, self._address, root, str(found.get("run_id") or ""), stamp)
 
     def _root(self, version: int) -> str:
-        """The folder of its files below the server's own artifacts."""
+        """Returns the folder of its files below the server's own artifacts."""
         query = {"name": self._asked.name, "version": str(version)}
         uri = str(self._server.ask(f"{_API}model-versions/get-download-uri", query).get("artifact_uri", ""))
         parts = urlsplit(uri)
@@ -350,7 +352,7 @@ def _version(found: Mapping[str, Any], address: str) -> int:
 
 
 def _size(entry: Mapping[str, Any], what: str) -> int:
-    """A number, or one in text, as the protocol's JSON has large ones."""
+    """Returns a number, or one in text, as the protocol's JSON has large ones."""
     text = str(entry.get("file_size", ""))
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
         raise BadArtifacts(f"{what}: the listing has no size")
@@ -366,7 +368,7 @@ _READABLE = "onnx, and with allow_pickle = true pytorch"
 
 
 def flavours(text: str) -> dict[str, dict[str, str]]:
-    """The part `flavors` of an MLmodel file: by flavour, its plain values.
+    """Returns the part `flavors` of an MLmodel file: by flavour, its plain values.
 
     MLflow writes this file in the same few forms of YAML each time: keys, two spaces of depth, plain or
     quoted values. Everything else is passed over, so that nothing it could hold is ever obeyed.
@@ -387,7 +389,7 @@ def flavours(text: str) -> dict[str, dict[str, str]]:
 
 
 def _lines(text: str) -> Iterator[tuple[int, str, str]]:
-    """Of the block that begins with `flavors:`, and the first one after it."""
+    """Yields the lines of the block that begins with `flavors:`, and the first one after it."""
     inside = False
     for line in text.splitlines():
         depth = len(line) - len(line.lstrip(" "))
@@ -401,7 +403,8 @@ def _lines(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def model_file(text: str, listed: Collection[str], address: str, *, allow_pickle: bool) -> tuple[str, str]:
-    """The file that holds the model, and the name under which it is served from a version's folder."""
+    """Returns the file that holds the model, and the name under which it is served from a version's
+    folder."""
     if not text:
         if _ONNX in listed:
             return _ONNX, _ONNX

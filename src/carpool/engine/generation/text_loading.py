@@ -1,5 +1,4 @@
-"""Leads from the files of a model that writes to instances that are warm and measured: e(B) and s(n)
-apart."""
+"""Makes instances that are warm and measured, e(B) and s(n) apart, from the files of a model that writes."""
 
 from __future__ import annotations
 

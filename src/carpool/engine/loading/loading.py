@@ -1,4 +1,4 @@
-"""Leads from a version's file to instances that are warm and measured. All of it runs off the loop."""
+"""Makes instances that are warm and measured from a version's file. All of it runs off the loop."""
 
 from __future__ import annotations
 

@@ -131,8 +131,8 @@ class LinkParts:
 
 
 class PartWay:
-    """Leads from the thread of one instance to the loop. The thread waits when it is too far ahead, so that a
-    model which answers without end fills no memory.
+    """Brings answers from the thread of one instance to the loop. The thread waits when it is too far ahead,
+    so that a model which answers without end fills no memory.
 
     Answers keep their order, and the end comes after them: all of it goes through the loop's one queue.
     """

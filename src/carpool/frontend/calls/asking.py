@@ -79,7 +79,7 @@ class Asker(Protocol):
         """Returns the head with the request's own id, where the head is one that many share."""
 
     def answer_takes_long(self) -> None:
-        """A thread works on the answer."""
+        """Notes that a thread works on the answer."""
 
     def encode(self, made: Made) -> Kept:
         """Returns the outputs as they are sent, without what belongs to this request alone. Also when its

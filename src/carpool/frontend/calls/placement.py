@@ -115,7 +115,7 @@ class RequestPlacement:
         return {"model": self.entry.name}
 
     def answer_takes_long(self) -> None:
-        """A thread works on the answer."""
+        """Notes that a thread works on the answer."""
 
     # ── into the engine ──
 

@@ -118,8 +118,8 @@ class GrpcService(FrontService):
         self._spare_memory.freed(self.accounts.freed())
 
     async def inflate(self, rpc: Rpc, inflater: Inflater) -> None:
-        """In threads, in turns, unless it is short: one message of a client at a time, and the oldest first.
-        So many may wait; what is more is refused before any of it is looked at."""
+        """Inflates a message in threads, in turns, unless it is short: one message of a client at a time, and
+        the oldest first. So many may wait; what is more is refused before any of it is looked at."""
         stake, since = rpc.stake, monotonic()
         account = None if stake is None else stake.account
         if account is None:

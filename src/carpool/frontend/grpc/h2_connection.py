@@ -229,8 +229,8 @@ class H2Connection:
         self._mark, self._mark_at = self._data_bytes, now
 
     def retire(self) -> None:
-        """The server stops. First the client is told to bring no more calls; those that are on their way
-        still count, until it has answered."""
+        """Ends the connection in order, since the server stops. First the client is told to bring no more
+        calls; those that are on their way still count, until it has answered."""
         if self._phase == OPEN:
             self._phase = LEAVING
             self.outgoing.send(h2.goaway(h2.LARGEST_WINDOW, Code.NO_ERROR) + h2.frame(h2.PING, 0, 0, _OURS))

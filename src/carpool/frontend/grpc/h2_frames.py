@@ -184,7 +184,7 @@ Fields = list[tuple[bytes, bytes]]
 
 
 class BlockReader:
-    """One per connection, for its header blocks in their order. A `Breach` leaves it unusable."""
+    """Reads the header blocks of one connection in their order. A `Breach` leaves it unusable."""
 
     __slots__ = ("_limit", "_table", "changes")
 

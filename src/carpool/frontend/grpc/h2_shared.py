@@ -1,4 +1,4 @@
-"""What the connections of one gRPC server share: its handlers and its limits, buffers and turns."""
+"""Holds what the connections of one gRPC server share: its handlers and its limits, buffers and turns."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ class PipelineRun:
         return at.head(state.items[request.items[0]].width, len(request.items))
 
     def _cut(self, at: StepModel, state: StepState) -> None:
-        """Cuts, in a thread, every crop straight into the slot of its request."""
+        """Writes, in a thread, every crop straight into the slot of its request."""
         started = monotonic()
         picture = self._picture
         if picture is None:

@@ -166,5 +166,5 @@ def _percent(share: float) -> str:
 
 
 def rounded_down(threshold: float) -> float:
-    """Rounds for a settings file: so that what was kept in the sample is kept."""
+    """Returns a threshold for a settings file, so that what was kept in the sample is kept."""
     return floor(threshold * _FINEST) / _FINEST

@@ -325,7 +325,7 @@ def spare_the_collector() -> None:
 
 
 def _generate(pipe: Connection, plan: Plan, aim: Aim, part: int, of: int) -> None:
-    """Runs in one of the processes. Ctrl-C is the parent's to hear."""
+    """Does the work of one of the processes. Ctrl-C is the parent's to hear."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         found = uvloop.run(_generate_part(pipe, plan, aim, part, of))

@@ -18,7 +18,7 @@ BUSY = 0.9  # of a core: a loop that is so busy answers itself late
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """What the generating side did and cost. Lags are from the intended time."""
+    """Describes what the generating side did and cost. Lags are from the intended time."""
 
     processes: int
     processor_seconds: float
@@ -35,7 +35,7 @@ class Generator:
 
 @dataclass
 class Part:
-    """What one generating process found."""
+    """Holds what one generating process found."""
 
     tallies: list[Tally]
     seconds: float  # from the start until nothing more was due
@@ -52,7 +52,7 @@ def bound_ms(slo: float | None) -> float:
 
 
 def judge(generator: Generator, plan: Plan) -> list[str]:
-    """Sentences, each a reason to doubt the numbers; none if there is none."""
+    """Returns sentences, each a reason to doubt the numbers; none if there is none."""
     found = []
     bound = bound_ms(plan.slo)
     g = generator

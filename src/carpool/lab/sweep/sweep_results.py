@@ -19,7 +19,8 @@ from carpool.lab.sweep.sweep_runs import MeasuredRun, Setting, unpack
 
 @dataclass(frozen=True, slots=True)
 class PointRow:
-    """A setting at a rate over its repeats; void if none of them counts. Keys of `points` in results.json."""
+    """Describes a setting at a rate over its repeats; void if none of them counts. Keys of `points` in
+    results.json."""
 
     setting: str
     rate: float
@@ -51,7 +52,7 @@ class PointRow:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How far repeats of the same point lie apart, as shares; None without repeats."""
+    """Describes how far repeats of the same point lie apart, as shares; None without repeats."""
 
     goodput: float | None
     goodput_worst: float | None
@@ -70,7 +71,7 @@ def rows_of(runs: Iterable[MeasuredRun], settings: Sequence[str]) -> list[PointR
 
 
 def _row(runs: list[MeasuredRun]) -> PointRow:
-    """Requests of all repeats together, so that the p99 rests on as many as there are."""
+    """Takes the requests of all repeats together, so that the p99 rests on as many as there are."""
     counted = [run for run in runs if not run.void] or runs
     response, batches, refused = Histogram(), Counter[int](), Counter[str]()
     for run in counted:

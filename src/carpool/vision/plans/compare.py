@@ -34,8 +34,8 @@ _MOST_NAMED = 3  # things in a sentence
 
 
 def compare_answers(task: str, a: Answer, b: Answer, limits: CompareSettings) -> Difference:
-    """The typed JSON answers of the image routes, of a task by its name. `a` is what `b` is held against in
-    words only: what differs does so both ways."""
+    """Compares the typed JSON answers of the image routes, of a task by its name. `a` is what `b` is held
+    against in words only: what differs does so both ways."""
     rule = _RULES.get(task)
     if rule is None:
         kind = kinds().get(task)

@@ -27,8 +27,8 @@ _FEW_NUMBERS = 2048  # of all outputs: to answer with so many takes less time th
 
 
 class PicturePlan:
-    """Plans for one model, called `name` in errors. Holds nothing of any request: one object serves every
-    thread."""
+    """Holds what is done with the pictures of one model, called `name` in errors. Holds nothing of any
+    request: one object serves every thread."""
 
     def __init__(self, settings: VisionSettings, name: str) -> None:
         self.settings = settings
