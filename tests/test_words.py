@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from docstrings import docstrings, is_fragment
 
 ROOT = Path(__file__).parents[1]
