@@ -13,6 +13,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
 from carpool.core.curve import BatchCurve, promised_batch, slo_capacity
 from carpool.core.objectives import Knobs, Promise
 from carpool.core.scaling import ScalingRule
@@ -64,6 +67,18 @@ def over_load() -> None:
     with plots.figure(IMAGES / "latency-over-load.png") as (axes,):
         plots.latency(axes, sweeps, 50.0)
         axes.set_title("p99 of what was answered, t(B) = 4 + 1·B ms")
+    write_dark(IMAGES / "goodput-over-load.png")
+
+
+def write_dark(drawn: Path) -> None:
+    """Write the same picture for dark pages beside it: light and dark change places, hues stay."""
+    with Image.open(drawn) as picture:
+        pixels = np.asarray(picture.convert("RGB"), np.float32) / 255.0
+    most, least = pixels.max(-1, keepdims=True), pixels.min(-1, keepdims=True)
+    turned = pixels + (1.0 - most - least)  # the lightness turned over moves all channels alike
+    paper = np.array([30, 33, 41], np.float32) / 255.0
+    written = paper + turned * (1.0 - paper)
+    Image.fromarray((255.0 * written).round().astype(np.uint8)).save(drawn.with_stem(f"{drawn.stem}-dark"))
 
 
 def surge() -> None:

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 Sweep = Sequence[tuple[float, Outcome]]
 
 COLOURS = {"promise": "#0b7a75", "knobs": "#d1603d", "eager": "#e0a526", "batch-1": "#8d8d99"}
+LABELS = {
+    "promise": "Carpool, SLO",
+    "knobs": "fixed batch size and delay",
+    "eager": "no delay",
+    "batch-1": "one at a time",
+}
 INK, FAINT = "#22303c", "#93a1ad"
 _STYLE = Path(__file__).parent / "plots.mplstyle"  # with the same colours
 _BESIDE: Any = {"textcoords": "offset points", "color": INK, "fontsize": 9}
@@ -166,7 +172,8 @@ def _lines(axes: Axes, sweeps: Mapping[str, Sweep], value: Callable[[Outcome], f
     """The promise is drawn last, so that it lies on top."""
     for name, sweep in reversed(list(sweeps.items())):
         loads = [load for load, _ in sweep]
-        axes.plot(loads, [value(outcome) for _, outcome in sweep], color=COLOURS.get(name, INK), label=name)
+        values = [value(outcome) for _, outcome in sweep]
+        axes.plot(loads, values, color=COLOURS.get(name, INK), label=LABELS.get(name, name))
 
 
 def _over_load(axes: Axes) -> None:
