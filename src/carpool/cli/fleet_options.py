@@ -33,14 +33,12 @@ class HasFleet:
     )
     balancer: Kind = o.option(
         Kind.rr,
-        "The balancer's choice: the next replica, the one with the fewest open requests, the better of "
-        "two, or by the capacity that each reported (ORCA).",
+        "The balancer's choice: the next replica, the one with fewest requests, the better of two, or by "
+        "reported capacity (ORCA).",
         _FLEET,
     )
     retries: int = o.option(0, "Number of retries of a rejection at other replicas.", _FLEET)
-    slow: str = o.option(
-        "", "Replicas that are slower than their profile: 1:2.0 makes the first take twice as long.", _FLEET
-    )
+    slow: str = o.option("", "Slower replicas: with 1:2.0 the first takes twice as long.", _FLEET)
     lose: float | None = o.option(
         None, "Second at which a replica fails. It is replaced after a cold start.", _FLEET
     )

@@ -77,8 +77,8 @@ class Simulate(o.HasCurve, o.HasTraffic, HasFleet, HasGeneration):
     instances: int = o.option(1, "Number of devices that share one queue.", o.MODEL)
     under_load: Overload | None = o.option(
         None,
-        "Make the two steps a cascade, where the second gets a share of the requests. If there is no time "
-        "for the second: `quick` answers with the first step, `refuse` rejects.",
+        "Make the two steps a cascade: the second gets a share of the requests. If it has no time, `quick` "
+        "answers with the first, `refuse` rejects.",
         o.MODEL,
     )
     load: float | None = o.option(

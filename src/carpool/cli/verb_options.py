@@ -235,9 +235,8 @@ class HasCurve:
     )
     step: list[str] | None = option(
         None,
-        "A step of a pipeline, in place of --curve; repeat it for each step. 3+0.22@4.2 gets 4.2 images of "
-        "each request on average. '2+0.5 after 1' follows step 1; by default a step follows the one before "
-        "it.",
+        "A step of a pipeline, in place of --curve; repeatable. 3+0.22@4.2 gets 4.2 images per request on "
+        "average. '2+0.5 after 1' follows step 1; by default, the previous one.",
         MODEL,
         metavar="CURVE[@IMAGES][ after N,…]",
     )
@@ -310,9 +309,7 @@ class AsksServer:
         _SERVER,
         metavar="FILE",
     )
-    ca: Path | None = option(
-        None, "CA certificate that signed the server's certificate, for https://.", _SERVER, metavar="FILE"
-    )
+    ca: Path | None = option(None, "CA certificate of the server, for https://.", _SERVER, metavar="FILE")
     insecure: bool = option(False, "Accept any certificate (for tests only).", _SERVER)
 
     def trust(self) -> Trust:

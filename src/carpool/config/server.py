@@ -118,8 +118,7 @@ class ServerSettings:
     )
     lame_duck_s: float = _setting(
         0.0,
-        "Time before that in which the server is not ready but still answers, in seconds, so that a "
-        "balancer notices.",
+        "Time before that in which the server answers but is not ready, in seconds, for balancers.",
         within=(0.0, _DAY),
     )
     gate_status: str = _setting(
@@ -162,13 +161,12 @@ class ServerSettings:
     )
     strict_readiness: str = _setting(
         "true",
-        "When the server is ready. true: every model is warm or has failed; false: the first is warm; all: "
-        "none has failed.",
+        "Ready when (true) every model is warm or has failed, (false) the first is warm, (all) all are warm.",
         choices=("true", "false", "all"),
     )
     allow_rollouts: bool = _setting(
         False,
-        "Accept requests that start a rollout in any mode, from clients that may control models.",
+        "Let clients that may control models start rollouts in any mode.",
         name="--allow-rollouts",
     )
     rollout_state: str = _setting(
@@ -205,8 +203,7 @@ class ServerSettings:
     )
     picture_hosts: tuple[str, ...] = _setting(
         (),
-        "Host from which the server may fetch images by URL, with a port other than the default one. "
-        "Repeatable.",
+        "Host, with its port if unusual, from which images may be fetched by URL. Repeatable.",
         name="--allow-picture-host",
         metavar="NAME",
     )
@@ -219,8 +216,7 @@ class ServerSettings:
     )
     http_restricted_api: tuple[str, ...] = _setting(
         (),
-        "As in Triton: these APIs require this header. Other users can read the command line: prefer key "
-        "files.",
+        "As in Triton: these APIs require this header. It is visible to other users: prefer key files.",
         secret=True,
         metavar="APIS:HEADER=VALUE",
     )
