@@ -300,8 +300,8 @@ def test_a_sender_answers_once_and_later(tritons: Callable[..., Backend]) -> Non
 @pytest.mark.parametrize(
     ("body", "cause"),
     [
-        ("return []", r"must answer a list of 1 responses, not 0"),
-        ("return 5", r"must answer a list of 1 responses, not a int"),
+        ("return []", r"must return a list of 1 responses, not 0"),
+        ("return 5", r"must return a list of 1 responses, not a int"),
         ("return None", r"returned a NoneType in place of an InferenceResponse"),
         ("return ['text']", r"returned a str in place of an InferenceResponse"),
         (

@@ -219,7 +219,7 @@ def test_only_batches_within_the_promise_are_measured(shop: Workshop) -> None:
 
 def test_a_promise_that_cannot_be_kept(shop: Workshop) -> None:
     shop.takes = lambda images, _threads: 0.030 * images
-    with pytest.raises(ConfigError, match="promise at least 66 ms"):
+    with pytest.raises(ConfigError, match="use at least 66 ms"):
         shop.prepare(slo_ms=20.0)
     assert all(backend.closed for backend in shop.loads)
 

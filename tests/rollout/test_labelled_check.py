@@ -81,7 +81,7 @@ GAP = {"figure": "mAP", "difference": -0.1, "low": -0.2, "high": 0.0, "tolerate"
             json.dumps({"pictures": 9, "gap": GAP, "failed": {"a": "b"}}),
             "",
             None,
-            "1 of its pictures were not",
+            "1 of its images were not",
         ),
         (json.dumps({"pictures": 9, "gap": None, "failed": {}}), "a\nb", None, "b"),
         (
