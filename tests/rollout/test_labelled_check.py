@@ -54,7 +54,7 @@ def test_versions_that_are_no_files_wait_for_a_hand(tmp_path: Path) -> None:
         one.until("checked")
         while "is being evaluated" in (found := one.status())["why"]:
             pass
-        assert (found["state"], "no files" in found["why"]) == ("checked", True)
+        assert (found["state"], "not files" in found["why"]) == ("checked", True)
         assert one.act("promote")[1]["state"] == "canary"
 
 

@@ -60,5 +60,5 @@ def test_there_is_a_limit() -> None:
 
 def test_it_cannot_be_drawn() -> None:
     made = task({"y": (2,)}, "[embed]")
-    with pytest.raises(InvalidInput, match="answers of embed cannot be drawn"):
+    with pytest.raises(InvalidInput, match="responses of embed cannot be drawn"):
         made.draw(np.zeros((9, 9, 3), np.uint8), {}, GEOMETRY, Options())

@@ -61,5 +61,5 @@ def test_there_is_a_limit() -> None:
 
 
 def test_it_cannot_be_drawn() -> None:
-    with pytest.raises(InvalidInput, match="answers of raw cannot be drawn"):
+    with pytest.raises(InvalidInput, match="responses of raw cannot be drawn"):
         task({"y": (2,)}, 'task = "raw"').draw(np.zeros((9, 9, 3), np.uint8), {}, GEOMETRY, Options())
