@@ -56,7 +56,6 @@ def options(verb: str) -> Iterator[str]:
 def common_options(_: str) -> Iterator[str]:
     """Those that several verbs have, with the verbs."""
     yield from ("| option | default | meaning | verbs |", "|---|---|---|---|")
-    before = ""
     for option in COMMON:
         having = {
             verb: param
@@ -66,9 +65,7 @@ def common_options(_: str) -> Iterator[str]:
         }
         [meaning] = {_cell(param.help or "") for param in having.values()}
         [default] = {_shown(param.default) for param in having.values()}
-        verbs = ", ".join(f"`{verb}`" for verb in having)
-        yield f"| `{option}` | {default} | {meaning} | {'the same' if verbs == before else verbs} |"
-        before = verbs
+        yield f"| `{option}` | {default} | {meaning} | {', '.join(f'`{verb}`' for verb in having)} |"
 
 
 def _options(verb: str) -> list[Any]:

@@ -21,7 +21,7 @@ def invoke(*args: str) -> Result:
 def test_without_a_model_it_is_the_demo_detector_under_its_own_promise() -> None:
     order = order_of(Sweep())
     assert (order.model, order.slo_ms, order.url) == ("nanodet", 500.0, "")
-    assert [setting.name for setting in order.settings] == ["SLO 500 ms", "fixed 0 ms", "fixed 10 ms"]
+    assert [setting.name for setting in order.settings] == ["promise 500 ms", "knobs 0 ms", "knobs 10 ms"]
     assert order.loads == (0.3, 0.6, 0.9, 1.1, 1.5)
     assert order_of(Sweep(target="nanodet")).identity() == order.identity()
 
@@ -33,7 +33,7 @@ def test_a_path_with_its_own_settings(tmp_path: Path) -> None:
         Sweep(target=str(tmp_path), name="a", mode=SweepMode.knobs, max_batch="4,8", rates="20,10,10")
     )
     assert (order.model, order.place, order.slo_ms) == ("a", tmp_path / "a", 100.0)
-    assert [setting.name for setting in order.settings][:2] == ["fixed 0 ms, batch 4", "fixed 0 ms, batch 8"]
+    assert [setting.name for setting in order.settings][:2] == ["knobs 0 ms, batch 4", "knobs 0 ms, batch 8"]
     assert (order.rates, order.loads) == ((10.0, 20.0), ())
     before = order.identity()
     (tmp_path / "a" / "model.toml").write_text((tmp_path / "a" / "model.toml").read_text() + "\n")

@@ -63,7 +63,7 @@ class PlanVerb(o.HasCurve, o.HasTraffic):
     cores: float | None = o.option(None, "Cores of each replica, for everything. Default: enough.", _CORES)
     infer_cores: float = o.option(
         0.0,
-        "Cores that batches of a CPU model keep busy, with all instances running, as printed by profile.",
+        "Cores that batches of a CPU model keep busy, as printed by profile.",
         _CORES,
     )
     decode_ms: float = o.option(0.0, "Time of one core to decode an image, in ms.", _CORES)

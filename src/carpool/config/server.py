@@ -197,7 +197,7 @@ class ServerSettings:
     )
     allowed_hosts: tuple[str, ...] = _setting(
         (),
-        "Host name, besides localhost, by which a proxy on this machine calls the server. Repeatable.",
+        "Host name besides localhost by which a local proxy calls the server. Repeatable.",
         name="--allowed-host",
         metavar="NAME",
     )
@@ -228,7 +228,7 @@ class ServerSettings:
     )
     http_header_forward_pattern: str = _setting(
         "",
-        "As in Triton: pattern of HTTP headers that are passed to the model as parameters.",
+        "As in Triton: pattern of HTTP headers passed to the model as parameters.",
         metavar="REGEX",
     )
     grpc_header_forward_pattern: str = _setting(
@@ -259,7 +259,7 @@ class ServerSettings:
     )
     trace_sample: float | None = _setting(
         None,
-        "Share of requests with spans, if the caller has not decided. Default: 0.01, or as OTEL_* set it.",
+        "Share of requests with spans. Default: the caller's choice, OTEL_* or 0.01.",
         within=(0.0, 1.0),
     )
     record: str = _setting(
