@@ -1,4 +1,4 @@
-"""Carpool on a Ray cluster.
+"""This module has Carpool on a Ray cluster.
 
     import carpool.ray
     url = carpool.ray.deploy("models/", slo_ms=50, replicas=(2, 8))
@@ -54,7 +54,7 @@ def deploy_settings(settings: FleetSettings) -> str:
 
 
 def app(args: Mapping[str, Any]) -> Any:
-    """An application builder of Ray Serve. The application's name is Serve's to give."""
+    """Returns an application builder of Ray Serve. The application's name is Serve's to give."""
     if "name" in args:
         raise ConfigError("name: give it to Serve, not as an argument", field="name")
     return ray_fleet.application(FleetSettings.read(args))

@@ -38,7 +38,9 @@ def test_500_a_second_at_50_ms_are_two_replicas() -> None:
     found = wanted()
     assert (found.least, found.most) == (2, 4)
     said = " ".join(found.why())
-    assert said.startswith("500/s at 50 ms: one replica answers 840/s in time, so 1 carry it at 75 %")
+    assert said.startswith(
+        "500/s at 50 ms: one replica answers 840/s within the SLO, so 1 replica is enough at 75 %"
+    )
 
 
 def test_the_start_time_is_the_measured_one_and_said_to_be(

@@ -74,7 +74,7 @@ def test_a_wrong_number_of_results_is_an_error() -> None:
     def loses(items: list[int]) -> list[int]:
         return []
 
-    with pytest.raises(ModelError, match="got 1 items and answered 0"):
+    with pytest.raises(ModelError, match="got 1 items and returned 0"):
         loses(1).result(30)
 
 

@@ -97,7 +97,7 @@ def test_decoupled_models_are_refused_before_any_ensemble_could_join_them(tmp_pa
 
 KINDS = {
     "sequences": ("sums", "sums takes sequences"),
-    "decoupled": ("counts", "counts is decoupled, and a step needs exactly one answer"),
+    "decoupled": ("counts", "counts is decoupled, and a step needs exactly one response"),
     "generate": ("writer", "writer writes token by token"),
 }
 

@@ -146,13 +146,13 @@ REFUSED: dict[tuple[str, str], tuple[Callable[[Path], None], str]] = {
     ("pipeline", "sequence"): (both(tracker, pipeline(model="tracker")), "tracker takes sequences"),
     ("pipeline", "decoupled"): (
         both(counter, pipeline(model="count")),
-        "count is decoupled, and a step needs exactly one answer",
+        "count is decoupled, and a step needs exactly one response",
     ),
     ("pipeline", "text"): (both(writer, pipeline(model="writer")), "writer writes token by token"),
     ("ensemble", "sequence"): (both(tracker, ensemble("tracker")), "tracker takes sequences"),
     ("ensemble", "decoupled"): (
         both(counter, ensemble("count")),
-        "count is decoupled, and a step needs exactly one answer",
+        "count is decoupled, and a step needs exactly one response",
     ),
     ("ensemble", "text"): (both(writer, ensemble("writer")), "writer writes token by token"),
     ("sequence", "decoupled"): (

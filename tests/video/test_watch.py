@@ -172,7 +172,7 @@ def test_a_server_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         done = watch(f"http://127.0.0.1:{taken.getsockname()[1]}", video(tmp_path / "a.mp4", 2))
     assert done.exit_code == 1
-    assert "is the server running there?" in done.stderr
+    assert "is the server running?" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 

@@ -150,8 +150,8 @@ def _envoy(text: str, replicas: Sequence[Address], _listen: Address, extras: Bal
 def _nginx(text: str, _replicas: Sequence[Address], listen: Address, extras: BalancerExtras) -> str:
     if extras.grpc is not None:
         raise InvalidInput(
-            "--grpc-listen: nginx hands a call on as it comes, and cannot send it again when a replica dies: "
-            "use --kind haproxy or envoy",
+            "--grpc-listen: nginx streams a call to one replica and cannot retry it when that replica "
+            "dies: use --kind haproxy or envoy",
             field="grpc_listen",
         )
     if extras.tls_cert:

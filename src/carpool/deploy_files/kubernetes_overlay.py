@@ -78,8 +78,8 @@ class Deployment:
             raise _wrong("shared", "a claim's name, or redis://HOST:6379 without a password", self.shared)
         if self.shares_redis and not self.secret:
             raise InvalidInput(
-                "--shared redis://… needs --secret, the name of a Secret with CARPOOL_CACHE_SECRET: who can "
-                "write to that server could else speak in a replica's place",
+                "--shared redis://… needs --secret, the name of a Secret with CARPOOL_CACHE_SECRET. "
+                "Otherwise any client that can write to that server could impersonate a replica",
                 field="secret",
             )
 
@@ -117,7 +117,7 @@ class Deployment:
 
     @property
     def starts(self) -> int:
-        """How often a pod that starts is asked before it counts as stuck."""
+        """Returns how often a pod that starts is asked before it counts as stuck."""
         return max(30, ceil(_STARTS * self.cold_start_s / _PROBE_S))
 
     @property
@@ -139,21 +139,23 @@ class Deployment:
         return max(self.least, replicas_for(self.surge * self.rate, self.capacity, spare=self.spare))
 
     def why(self) -> Iterator[str]:
-        carry = replicas_for(self.rate, self.capacity)
+        enough = replicas_for(self.rate, self.capacity)
+        needed = "replica is" if enough == 1 else "replicas are"
         yield (
             f"{numeral(self.rate)}/s at {self.slo_ms:g} ms: one replica answers {numeral(self.capacity)}/s "
-            f"in time, so {carry} carry it at {100 * TARGET_LOAD:.0f} % of that; with {self.spare} to spare: "
-            f"{self.least} replicas."
+            f"within the SLO, so {enough} {needed} enough at {100 * TARGET_LOAD:.0f} % load; with "
+            f"{self.spare} redundant: {self.least} replicas."
         )
         if self.autoscaler != "none":
             yield (
-                f"Up to {self.most} by {self.autoscaler.upper()}, for {self.surge:g} times the rate: as many "
-                f"as carpool:replicas_wanted says, doubled every 15 s at most, fewer after 5 minutes."
+                f"Up to {self.most} by {self.autoscaler.upper()}, for {self.surge:g} times the rate, as "
+                "many as carpool:replicas_wanted; at most doubled every 15 s, and reduced after 5 minutes."
             )
             room = self.least * self.capacity
             yield (
-                f"A step up to {numeral(room)}/s is answered in time at once; beyond that, refusals until "
-                f"new replicas are there ({self.cold_start_s:g} s, {self.cold_start_known})."
+                f"A step up to {numeral(room)}/s is answered within the SLO at once; beyond that, requests "
+                f"are rejected until new replicas are ready ({self.cold_start_s:g} s, "
+                f"{self.cold_start_known})."
             )
 
 

@@ -26,7 +26,7 @@ _OURS = {
         ("tls_cert", "tls_key", "tls_client_ca"), "not spoken between a balancer and its replicas"
     ),
     **dict.fromkeys(("models", "slo_ms", "drain_s", "lame_duck_s", "grpc_port"), "an argument of its own"),
-    "gate_status": "503, so that a refusal is asked of another replica",
+    "gate_status": "503, so that a rejection is retried at another replica",
 }
 
 
@@ -133,7 +133,7 @@ def _models(key: str, value: Any) -> tuple[str, ...]:
 
 
 def _replicas(key: str, value: Any) -> tuple[int, int]:
-    """3, (2, 8), [2, 8], "2,8"."""
+    """Returns 3, (2, 8), [2, 8], "2,8"."""
     parts = value.split(",") if isinstance(value, str) else value
     parts = list(parts) if isinstance(parts, Sequence) else [parts]
     try:

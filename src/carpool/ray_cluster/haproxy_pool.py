@@ -118,7 +118,7 @@ class ServerPool:
 
 
 class HaproxyProcess:
-    """One HAProxy with a folder of its own. It ends with the process that started it."""
+    """Represents one HAProxy with a folder of its own. It ends with the process that started it."""
 
     def __init__(self, program: str, host: str, port: int, grpc_port: int | None = None) -> None:
         """Port 0 takes a free one."""
@@ -188,7 +188,7 @@ class HaproxyProcess:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def serves(self) -> bool:
-        """Whether a request finds a replica."""
+        """Returns whether a request finds a replica."""
         host = "127.0.0.1" if self.address.host in ("0.0.0.0", "::") else self.address.host
         connection = http.client.HTTPConnection(host, self.address.port, timeout=_PATIENCE_S)
         with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
