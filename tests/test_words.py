@@ -56,7 +56,7 @@ AVOIDED_IN_MESSAGES = {
 ALLOWED_IN_MESSAGES = {
     "config/table.py": 1,  # a list of keys
     "lab/fleet_plan.py": 1,  # a value in --json
-    "lab/sweep/sweep_runs.py": 1,  # a name in files
+    "lab/sweep/sweep_runs.py": 2,  # names in files
     "observe/prometheus.py": 2,  # names of columns
 }
 """Files below src/carpool, and how many of their messages may have avoided words."""

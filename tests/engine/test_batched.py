@@ -102,7 +102,7 @@ async def _wait(pending: object) -> object:
 
 
 def test_mistakes_are_told_at_decoration() -> None:
-    with pytest.raises(ValueError, match="choose"):
+    with pytest.raises(ValueError, match="give one of them"):
         carpool.batched(slo_ms=50, max_delay_ms=5)
     with pytest.raises(TypeError, match="async"):
 

@@ -74,7 +74,7 @@ def test_what_means_nothing_is_refused(tmp_path: Path) -> None:
     folder = model(tmp_path / "m")
     with pytest.raises(InvalidInput, match="iou"):
         predict(folder, picture(), iou=0.5)
-    with pytest.raises(InvalidInput, match="no image of a known format"):
+    with pytest.raises(InvalidInput, match="not an image of a known format"):
         predict(folder, b"no picture")
     with pytest.raises(InvalidInput, match="takes tensors, not images"):
         predict(model(tmp_path / "t", 4, "", "[5]"), picture())
@@ -104,7 +104,7 @@ def test_a_model_need_not_be_named(tmp_path: Path) -> None:
 def test_where_no_model_takes_pictures(tmp_path: Path) -> None:
     async def story() -> None:
         async with carpool.Engine(model(tmp_path / "a", 4, "", "[5]")) as engine:
-            with pytest.raises(NotFound, match="takes pictures"):
+            with pytest.raises(NotFound, match="takes images"):
                 await engine.predict(picture())
 
     asyncio.run(asyncio.wait_for(story(), 60))

@@ -220,7 +220,7 @@ def test_no_place_in_time_is_said_with_when_to_come_back(tmp_path: Path) -> None
         waits = asyncio.ensure_future(ask(engine, 2, 1, "s"))
         follows = asyncio.ensure_future(ask(engine, 2, 1, "e"))
         await asyncio.sleep(0)
-        with pytest.raises(Unavailable, match="1 sequences wait already for one of sums's 1 places") as full:
+        with pytest.raises(Unavailable, match="1 sequences wait already for one of sums's 1 slots") as full:
             await ask(engine, 3, 1, "s")
         assert full.value.reason == "queue-full"
         assert full.value.retry_after_s is not None
@@ -473,7 +473,7 @@ def test_nothing_is_left_of_a_sequence_whose_client_went(tmp_path: Path) -> None
         (STATE % TEN.replace("dims: 2", "dims: 3"), "and its initial state"),
         (STATE % "" + READY_INPUT.replace("[0, 1]", "[0]"), "needs the two values"),
         (STATE % "" + READY_INPUT.replace("[0, 1]", "[1, 1]"), "the same value for no and for yes"),
-        (STATE % "" + READY_INPUT + READY_INPUT, "more than one control input says ready"),
+        (STATE % "" + READY_INPUT + READY_INPUT, "more than one control input is of kind ready"),
         (STATE % "" + READY_INPUT.replace('"ready"', '"x"'), "clients do not send"),
         (STATE % "" + 'control_input { name: "ready" }', "needs a name and a control"),
         (STATE % "" + "direct { minimum_slot_utilization: 2 }", "must be 0 to 1"),
