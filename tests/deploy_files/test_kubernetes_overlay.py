@@ -57,7 +57,7 @@ def test_the_start_time_is_the_measured_one_and_said_to_be(
         more = ["--cold-start", "30"] if number == 2 else []
         asked = CliRunner().invoke(app, [*ASKED, str(model), "--output", str(out), *more])
         assert asked.exit_code == 0, asked.output
-        assert f"new replicas are there ({said}" in (out / "kustomization.yaml").read_text()
+        assert f"new replicas are ready ({said}" in (out / "kustomization.yaml").read_text()
 
 
 @given(
@@ -202,7 +202,7 @@ def test_replicas_are_sized_as_the_plan_sizes_them(monkeypatch: pytest.MonkeyPat
     assert done.exit_code == 0, done.output
     planned, deployed = questions
     assert (planned.machine, planned.capacity) == (deployed.machine, deployed.capacity)
-    assert f"one replica answers {planned.capacity:.3g}/s in time" in done.stdout
+    assert f"one replica answers {planned.capacity:.3g}/s within the SLO" in done.stdout
     alone = CliRunner().invoke(app, ["deploy", "kubernetes", *asked[:6], "--dry-run"]).stdout
     assert least_replicas(done.stdout) > least_replicas(alone)
 

@@ -302,7 +302,7 @@ class HasTraffic:
 
 @dataclass(frozen=True, kw_only=True)
 class SharesCores:
-    """A verb that plans replicas whose batches share their cores with decoding and the protocol."""
+    """This is for verbs that plan replicas whose batches share cores with decoding and the protocol."""
 
     infer_cores: float = option(
         0.0,

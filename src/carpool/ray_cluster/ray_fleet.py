@@ -269,7 +269,7 @@ class Replica:
     async def __call__(self, request: Any = None) -> Response:
         """For requests that come through Serve's own proxy: the server's answer, when all of it is there."""
         if not isinstance(request, Request):
-            raise InvalidInput("call predict(picture) or infer(model, inputs) of this handle")
+            raise InvalidInput("call predict(image) or infer(model, inputs) of this handle")
         path = quote(request.scope["path"].removeprefix(request.scope.get("root_path", "")))
         path += f"?{request.url.query}" if request.url.query else ""
         fields = {name: value for name, value in request.headers.items() if name not in _OF_A_CONNECTION}
