@@ -211,7 +211,7 @@ def test_errors_say_why(served: FrontEnd, ask: Ask) -> None:
     with pytest.raises(NotFound) as absent:
         ask(served.url, "detect", picture(RED), model="nobody")
     assert "nobody" in absent.value.message
-    with pytest.raises(InvalidInput, match="no image of a known format"):
+    with pytest.raises(InvalidInput, match="not an image of a known format"):
         ask(served.url, "detect", b"no picture")
     with pytest.raises(InvalidInput) as wrong:
         ask(served.url, "classify", picture(RED), iou=0.5)

@@ -294,7 +294,7 @@ def test_a_terminal_sees_a_table_and_a_pipe_sees_lines(monkeypatch: pytest.Monke
     total = CameraReport("all", "", "", "", counts, 4.9, 41.2, 97.0, 3)
     for stream, words in (
         (Terminal(), ("camera", "gate", "4.9", "41", "97", "lost: Connection refused", "all")),
-        (io.StringIO(), ("1 of 2 cameras", "4.9 answers/s", "cached 3", "replaced 2", "dropped 2")),
+        (io.StringIO(), ("1 of 2 cameras", "4.9 responses/s", "cached 3", "replaced 2", "dropped 2")),
     ):
         monkeypatch.setattr(sys, "stderr", stream)
         monkeypatch.setattr(watch_command, "_LINE_EVERY_S", 0.0)
