@@ -49,7 +49,7 @@ def deploy(
 
 
 def deploy_settings(settings: FleetSettings) -> str:
-    """The same, for arguments that were read already."""
+    """Does the same for arguments that were read already."""
     return ray_fleet.run(settings.from_here())
 
 
@@ -61,12 +61,12 @@ def app(args: Mapping[str, Any]) -> Any:
 
 
 def addresses(name: str = "carpool", *, grpc: bool = False) -> list[str]:
-    """The URLs of its balancers, one for every node that has a replica, and where it was deployed from; those
-    for gRPC on request, where the fleet has a `grpc_port`."""
+    """Returns the URLs of its balancers, one for every node that has a replica, and where it was deployed
+    from; those for gRPC on request, where the fleet has a `grpc_port`."""
     states = ray_fleet.balancers(name)
     return sorted(filter(None, (state["grpc" if grpc else "url"] for state in states)))
 
 
 def delete(name: str = "carpool") -> None:
-    """Its replicas finish what they have accepted; then its balancers end."""
+    """Ends a fleet: its replicas finish what they have accepted; then its balancers end."""
     ray_fleet.remove(name)

@@ -1,4 +1,4 @@
-"""This defines the options of `carpool simulate` about a whole day of a fleet, in rates instead of requests."""
+"""This defines the options of `carpool simulate` about a day of a fleet, in rates instead of requests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class HasDay(HasFleet):
     )
 
     def simulate_day(self, one: Scenario, *, as_json: bool) -> None:
-        """Each trouble alone, and all of them at once."""
+        """Simulates each trouble alone, and all of them at once."""
         from carpool.lab.fleet_day import camera_day, fluid_day
 
         troubles = [_trouble(text) for text in self.day or ()]

@@ -1,6 +1,5 @@
-"""A Kustomize overlay from a model's profile and the traffic that it is to carry: how many replicas, how far
-they may grow, and what each is given.
-"""
+"""This writes a Kustomize overlay from a model's profile and the traffic that it is to carry: how many
+replicas, how far they may grow, and what each is given."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ _STARTS = 5  # times as long as it should take: then it is stuck
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What is to run. `capacity` is of one replica, images per second within the promise."""
+    """This says what is to run. `capacity` is of one replica, images per second within the promise."""
 
     rate: float
     slo_ms: float
@@ -96,7 +95,7 @@ class Deployment:
 
     @property
     def nodes(self) -> tuple[str, str] | None:
-        """The label that its nodes have."""
+        """Returns the label that its nodes have."""
         key, found, value = (self.node_selector or (_GPU_NODES if self.gpus else "")).partition("=")
         return (key, value) if found else None
 
@@ -106,7 +105,8 @@ class Deployment:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What replicas learn once for all: what was measured of a model, and how a rollout stands."""
+        """Returns what replicas learn once for all: what was measured of a model, and how a rollout
+        stands."""
         where = self.shared if self.shares_redis else f"file:{SHARED}"
         return {"CARPOOL_SHARED_PROFILES": where, "CARPOOL_ROLLOUT_STATE": where}
 
@@ -126,7 +126,7 @@ class Deployment:
 
     @property
     def scrapers(self) -> str:
-        """The namespace of Prometheus, by its address."""
+        """Returns the namespace of Prometheus, by its address."""
         labels = (urlsplit(self.prometheus).hostname or "").split(".")
         return labels[1] if len(labels) > 1 and _NAME.fullmatch(labels[1]) else self.namespace
 
@@ -164,7 +164,7 @@ def _wrong(field: str, must: str, given: str) -> InvalidInput:
 
 
 def overlay(wanted: Deployment) -> dict[str, str]:
-    """The files that are made for this, by name."""
+    """Returns the files that are made for this, by name."""
     files = {"kustomization.yaml": _kustomization(wanted), "deployment.yaml": _deployment(wanted)}
     if not wanted.shares_redis:
         chosen = f"  storageClassName: {wanted.storage_class}\n" if wanted.storage_class else ""
@@ -239,7 +239,7 @@ def _kustomization(wanted: Deployment) -> str:
 
 
 def _network(wanted: Deployment) -> str:
-    """Who scrapes, and the Redis server that replicas share, where there is one."""
+    """Returns rules for who scrapes, and for the Redis server that replicas share, where there is one."""
     text = (deploy_folder() / "kubernetes" / NETWORK).read_text("utf-8")
     port = wanted.redis_port
     redis = "" if port is None else f"    - ports:\n        - {{port: {port}, protocol: TCP}}\n"
@@ -297,13 +297,13 @@ def _volumes(wanted: Deployment) -> tuple[list[str], list[str]]:
 def write_overlay(
     files: Mapping[str, str], folder: Path, components: tuple[str, ...], *, base: bool = True
 ) -> None:
-    """With the base and the components that it is made of, so that the folder stands by itself."""
+    """Writes it with the base and the components that it is made of, so that the folder stands by itself."""
     parts = (*(["base"] if base else []), *(f"components/{name}" for name in components))
     write_files(files, folder, parts)
 
 
 def write_files(files: Mapping[str, str], folder: Path, copied: Sequence[str] = ()) -> None:
-    """Those that are made, over those that are copied from deploy/kubernetes."""
+    """Returns those that are made, over those that are copied from deploy/kubernetes."""
     if folder.exists() and any(folder.iterdir()):
         raise InvalidInput(f"--output: {folder} is not empty", field="output")
     try:
