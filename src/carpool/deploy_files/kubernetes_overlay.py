@@ -303,7 +303,7 @@ def write_overlay(
 
 
 def write_files(files: Mapping[str, str], folder: Path, copied: Sequence[str] = ()) -> None:
-    """Returns those that are made, over those that are copied from deploy/kubernetes."""
+    """Writes those that are made, over those that are copied from deploy/kubernetes."""
     if folder.exists() and any(folder.iterdir()):
         raise InvalidInput(f"--output: {folder} is not empty", field="output")
     try:

@@ -60,7 +60,7 @@ _MORE_TIME_S = 60.0  # for Ray to begin with a replica, after what a replica may
 
 
 class Book:
-    """This actor runs everything in one loop."""
+    """Everything in it is run by one loop of its actor."""
 
     def __init__(self) -> None:
         self._book = AddressBook(time.monotonic())
