@@ -20,7 +20,7 @@ async def main() -> None:
     async with carpool.Engine(MODELS, slo_ms=500) as engine:
         pictures = [np.full((32, 32, 3), shade, np.uint8) for shade in range(0, 250, 25)]
 
-        # One picture, without a batch dimension: the answer has none either.
+        # One picture, without a batch dimension: the response has none either.
         answer = await engine.infer("colours", pictures[4])
         print("colour of one:", answer["colour"].tolist())
 

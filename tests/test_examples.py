@@ -49,7 +49,7 @@ AT_ONCE = ("python.md",)  # `make conformance` runs the other pages, too
 SECONDS = 180  # for anything to end that should take a few, on cores that other tests keep busy
 
 SERVERS_OWN = ("carpool serve", "make serve")
-REFUSED = re.compile(r"cannot-finish|overload|given-up|errors\.(Refused|DeadlineExceeded)|cannot be kept")
+REFUSED = re.compile(r"cannot-finish|overload|given-up|errors\.(Refused|DeadlineExceeded)|cannot be met")
 COMPLAINT = re.compile(r"^.*(?:error|traceback).*$", re.IGNORECASE | re.MULTILINE)
 NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 TRIES = 10
@@ -139,7 +139,7 @@ class Server:
     def wait_ready(self) -> None:
         deadline = time.monotonic() + SECONDS
         while not self._is_ready():
-            if self._process.poll() is not None and "cannot be kept" in self._said():
+            if self._process.poll() is not None and "cannot be met" in self._said():
                 self._promise_more_time()
                 deadline = time.monotonic() + 2 * SECONDS  # more can be promised, so more is measured
             assert self._process.poll() is None, self._said()
@@ -318,7 +318,7 @@ def test_the_tutorial_shows_what_the_simulator_says(tmp_path: Path) -> None:
     page = (DOCS / "tutorials" / "first-slo.md").read_text("utf-8")
     said = json.loads(run("carpool simulate --curve 4+1 --slo-ms 50 --load 3 --json", tmp_path))
     promise = {line[:26].strip(): line[26:].split()[0] for line in page.splitlines() if line[26:].strip()}
-    assert promise["answered in time (goodput)"] == f"{said['goodput_rps']:,.1f}"
+    assert promise["within the SLO (goodput)"] == f"{said['goodput_rps']:,.1f}"
     assert promise["… of offered (attainment)"] == f"{said['attainment']:.1%}".rstrip("%")
     assert promise["p99 of answered"] == f"{said['p99_ms']:.1f}"
     assert promise["mean batch"] == f"{said['mean_batch']:.1f}"

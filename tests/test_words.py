@@ -1,13 +1,20 @@
-"""README and docs use the field's words, in sentences that are read once, and stay as short as they are."""
+"""README, docs and what the program says use the field's words, in sentences that are read once.
+
+Run as a program it lists what it finds; docstrings.py lists the docstrings that are fragments.
+"""
 
 from __future__ import annotations
 
+import ast
+import html
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from docstrings import docstrings, is_fragment
 
 ROOT = Path(__file__).parents[1]
 OF_ROOT = ("README", "ARCHITECTURE", "CONTRIBUTING", "DECISIONS", "SECURITY")
@@ -36,6 +43,23 @@ AVOIDED = {
 
 ALLOWED: dict[str, int] = {}
 """Pages, and how many avoided words each may have: quotations of what the program prints."""
+
+AVOIDED_IN_MESSAGES = {
+    r"promis(?:e|es|ed|ing)": "SLO",
+    r"refus(?:e|es|ed|al|als|ing)": "reject",
+    r"pictures?": "image",
+    r"who asks?|who sends?|who is asking": "client",
+    r"believes?": "accept, estimate",
+}
+"""Also not said by the program: the README may use these to explain."""
+
+ALLOWED_IN_MESSAGES = {
+    "config/table.py": 1,  # a list of keys
+    "lab/fleet_plan.py": 1,  # a value in --json
+    "lab/sweep/sweep_runs.py": 2,  # names in files
+    "observe/prometheus.py": 2,  # names of columns
+}
+"""Files below src/carpool, and how many of their messages may have avoided words."""
 
 LONGEST = 35  # words of a sentence
 MOST_LONG = 0.01  # the share of sentences that may be longer
@@ -110,7 +134,133 @@ def test_the_book_stays_short() -> None:
     assert words_of(ROOT / "README.md") <= MOST_WORDS["README.md"]
 
 
+SRC = ROOT / "src" / "carpool"
+CODE = [file for file in sorted(SRC.rglob("*.py")) if "proto" not in file.parts]
+CONSOLE = sorted(file for file in (SRC / "console" / "page").iterdir() if file.suffix in (".js", ".html"))
+_IN_MESSAGES = re.compile(
+    "|".join(rf"(?<![-\w./`])(?:{pattern})(?![-\w/=`(])" for pattern in (*AVOIDED, *AVOIDED_IN_MESSAGES)),
+    re.IGNORECASE,
+)
+_JS_STRING = re.compile(
+    r"//[^\n]*|/\*.*?\*/|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'|`(?:[^`\\]|\\.)*`", re.DOTALL
+)
+
+
+def _is_prose(text: str) -> bool:
+    return " " in text.strip() and len(re.findall(r"[A-Za-z]{2,}", text)) >= 3
+
+
+def _literal(node: ast.AST) -> str | None:
+    """The text of a string; whatever an f-string computes is one word of it."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(one.value if isinstance(one, ast.Constant) else "Code" for one in node.values)
+    return None
+
+
+def strings(node: ast.AST) -> Iterator[str]:
+    """The strings of code line by line, without docstrings."""
+    yield from (_literal(node) or "").splitlines()
+    for child in ast.iter_child_nodes(node):
+        if isinstance(node, ast.JoinedStr) and isinstance(child, ast.Constant):
+            continue
+        if not (isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)):
+            yield from strings(child)
+
+
+def _helps(tree: ast.Module) -> Iterator[str]:
+    """The docstrings that are shown by --help: those of a verb's class, and of the program."""
+    for node in tree.body:
+        is_verb = isinstance(node, ast.ClassDef) and any(
+            getattr(one, "name", "") == "run" for one in node.body
+        )
+        if is_verb or (isinstance(node, ast.FunctionDef) and node.name == "carpool"):
+            yield ast.get_docstring(node) or ""
+
+
+def messages(file: Path) -> list[str]:
+    """What a file of the program can say to its users: help, errors, log lines, labels, text of a page."""
+    text = file.read_text("utf-8")
+    if file.suffix == ".py":
+        tree = ast.parse(text)
+        found: Iterator[str] = iter([*strings(tree), *(_helps(tree) if file.parent.name == "cli" else ())])
+    elif file.suffix == ".js":
+        quoted = (one for one in _JS_STRING.findall(text) if one[0] in "\"'`")
+        found = (re.sub(r"\$\{[^{}]*\}", "Code", one[1:-1]) for one in quoted)
+    else:
+        plain = re.sub(r"<(script|style|code)\b.*?</\1>", "Code", text, flags=re.DOTALL)
+        titles = re.findall(r'(?:title|placeholder|content|aria-label)="([^"]*)"', plain)
+        blocks = re.split(r"</?(?:p|li|h\d|td|th|div|section|button|label|dt|dd|title|option)\b[^>]*>", plain)
+        found = (html.unescape(re.sub(r"<[^>]*>", " ", one)) for one in (*titles, *blocks))
+    return [one for one in found if _is_prose(one)]
+
+
+def avoided_in_messages(file: Path) -> list[str]:
+    return [text for text in messages(file) if _IN_MESSAGES.search(re.sub(r"`[^`\n]+`", "Code", text))]
+
+
+@pytest.mark.parametrize("file", [*CODE, *CONSOLE], ids=lambda file: file.relative_to(SRC).as_posix())
+def test_messages_use_the_fields_words(file: Path) -> None:
+    found = avoided_in_messages(file)
+    assert len(found) <= ALLOWED_IN_MESSAGES.get(file.relative_to(SRC).as_posix(), 0), found
+
+
+def long_messages(file: Path) -> list[str]:
+    return [
+        said for text in messages(file) for said in sentences(text.strip()) if len(said.split()) > LONGEST
+    ]
+
+
+def test_messages_are_short() -> None:
+    every = sum(1 for file in CODE for text in messages(file) for _ in sentences(text))
+    long = [said for file in (*CODE, *CONSOLE) for said in long_messages(file)]
+    assert len(long) <= MOST_LONG * every, long
+
+
+MOST_FRAGMENTS = 0.02  # of docstrings, see docstrings.py
+
+
+def test_docstrings_begin_with_whole_sentences() -> None:
+    found: dict[str, list[str]] = {}
+    count: dict[str, int] = {}
+    for file in CODE:
+        folder = file.relative_to(SRC).parts[0]
+        for one in docstrings(file):
+            count[folder] = count.get(folder, 0) + 1
+            if is_fragment(one.first):
+                found.setdefault(folder, []).append(f"{file.relative_to(SRC)}:{one.line}: {one.first}")
+    assert sum(map(len, found.values())) <= MOST_FRAGMENTS * sum(count.values()), found
+    for folder, fragments in found.items():
+        assert len(fragments) <= max(1, MOST_FRAGMENTS * count[folder]), fragments
+
+
+@pytest.mark.parametrize(
+    ("text", "fragment"),
+    [
+        ("Return the batch.", False),
+        ("Returns the batch that runs.", False),
+        ("A request that waits is dropped.", False),
+        ("It is over.", False),
+        ("False where nobody asks: the client has gone.", False),
+        ("The batch that runs.", True),
+        ("Of one line.", True),
+        ("Whether it is lower than in the reference.", True),
+        ("What a model promises.", True),
+        ("Names of those that are wanted.", True),
+        ("The engine's end, which believes nothing and says so.", True),
+    ],
+)
+def test_fragments_are_told_from_sentences(text: str, fragment: bool) -> None:
+    assert is_fragment(text) is fragment
+
+
 if __name__ == "__main__":
     for page in PAGES:
         lines = [f"{named(page)}: {avoided(page)}", *(f"  long: {said}" for said in long_sentences(page))]
         sys.stdout.write("\n".join(lines) + "\n")
+    for file in (*CODE, *CONSOLE):
+        for said in avoided_in_messages(file):
+            sys.stdout.write(f"{file.relative_to(SRC)}: {said!r}\n")
+        for said in long_messages(file):
+            sys.stdout.write(f"{file.relative_to(SRC)}: long: {said!r}\n")

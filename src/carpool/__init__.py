@@ -1,4 +1,4 @@
-"""Carpool: a vision-model server that keeps the latency you promise."""
+"""Carpool is a vision-model server that keeps the latency you promise."""
 
 from __future__ import annotations
 

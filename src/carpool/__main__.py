@@ -1,4 +1,4 @@
-"""`python -m carpool`: the command, with the interpreter that is named."""
+"""Runs the command, as `python -m carpool`, with the interpreter that is named."""
 
 from carpool.cli.main import main
 

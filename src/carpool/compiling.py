@@ -1,4 +1,5 @@
-"""What the compiled form of the hot modules needs to be told (`make wheel`), and whether this is it."""
+"""Defines what the compiled form of the hot modules needs to be told (`make wheel`), and whether this is
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The error tree. Every error a user can cause carries one sentence and a stable reason word."""
+"""This module has the error tree. Every error a user can cause carries one sentence and a stable reason
+word."""
 
 from __future__ import annotations
 
@@ -133,7 +134,8 @@ class ModelError(CarpoolError):  # the model raised, died, or answered with the 
 
 
 def retry_after(error: CarpoolError) -> int | None:
-    """When a client that was refused may come back, in whole seconds; None where that would not help."""
+    """Returns when a client that was refused may come back, in whole seconds; None where that would not
+    help."""
     if isinstance(error, Refused | Unavailable) and error.retry_after_s is not None:
         seconds = error.retry_after_s
         return min(max(1, math.ceil(seconds)), _LONGEST_WAIT_S) if math.isfinite(seconds) else 1
@@ -141,8 +143,8 @@ def retry_after(error: CarpoolError) -> int | None:
 
 
 def prefixed(error: CarpoolError, words: str, kind: type[CarpoolError] | None = None) -> CarpoolError:
-    """The same error with these words before its own, of another kind if that is given. It is another object:
-    several requests may have been answered with this one."""
+    """Returns the same error with these words before its own, of another kind if that is given. It is another
+    object: several requests may have been answered with this one."""
     said = words + error.message
     if isinstance(error, Refused):
         return Refused(

@@ -1,4 +1,4 @@
-"""Carpool on a Ray cluster.
+"""This module has Carpool on a Ray cluster.
 
     import carpool.ray
     url = carpool.ray.deploy("models/", slo_ms=50, replicas=(2, 8))
@@ -49,24 +49,24 @@ def deploy(
 
 
 def deploy_settings(settings: FleetSettings) -> str:
-    """The same, for arguments that were read already."""
+    """Does the same for arguments that were read already."""
     return ray_fleet.run(settings.from_here())
 
 
 def app(args: Mapping[str, Any]) -> Any:
-    """An application builder of Ray Serve. The application's name is Serve's to give."""
+    """Returns an application builder of Ray Serve. The application's name is Serve's to give."""
     if "name" in args:
         raise ConfigError("name: give it to Serve, not as an argument", field="name")
     return ray_fleet.application(FleetSettings.read(args))
 
 
 def addresses(name: str = "carpool", *, grpc: bool = False) -> list[str]:
-    """The URLs of its balancers, one for every node that has a replica, and where it was deployed from; those
-    for gRPC on request, where the fleet has a `grpc_port`."""
+    """Returns the URLs of its balancers, one for every node that has a replica, and where it was deployed
+    from; those for gRPC on request, where the fleet has a `grpc_port`."""
     states = ray_fleet.balancers(name)
     return sorted(filter(None, (state["grpc" if grpc else "url"] for state in states)))
 
 
 def delete(name: str = "carpool") -> None:
-    """Its replicas finish what they have accepted; then its balancers end."""
+    """Ends a fleet: its replicas finish what they have accepted; then its balancers end."""
     ray_fleet.remove(name)

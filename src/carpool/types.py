@@ -72,7 +72,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Signature:
-    """What a model takes and gives. `max_batch` 0 means that it has no batch dimension."""
+    """Describes what a model takes and gives. `max_batch` 0 means that it has no batch dimension."""
 
     model: str
     inputs: tuple[TensorSpec, ...]
@@ -102,7 +102,7 @@ class Signature:
         )
 
     def is_like(self, other: Signature) -> bool:
-        """Whether a request that was checked against one fits the other as well."""
+        """Returns whether a request that was checked against one fits the other as well."""
         mine = (self.inputs, self.outputs, self.max_batch)
         return mine == (other.inputs, other.outputs, other.max_batch)
 
@@ -119,7 +119,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
-    """Where a tensor lies in a region the client registered."""
+    """Describes where a tensor lies in a region the client registered."""
 
     region: str
     byte_size: int
@@ -128,7 +128,7 @@ class SharedMemory:
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
-    """One output the client asked for, and in which form."""
+    """Describes one output the client asked for, and in which form."""
 
     name: str
     binary: bool = False
@@ -138,7 +138,8 @@ class RequestedOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """A request's parameters. `timeout` is in seconds; `custom` holds what Carpool has no meaning for."""
+    """Holds a request's parameters. `timeout` is in seconds; `custom` holds what Carpool has no meaning
+    for."""
 
     priority: int = 0  # 0 is the model's default, 1 the highest
     timeout: float | None = None
@@ -166,7 +167,7 @@ class InferRequest:
 
 @dataclass(slots=True)
 class InferResponse:
-    """The answer to one inference."""
+    """Represents the answer to one inference."""
 
     model: str
     outputs: list[Tensor]
@@ -177,7 +178,7 @@ class InferResponse:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Timing:
-    """Where the time went, in seconds. `batch` is the number of images it rode with."""
+    """Records where the time went, in seconds. `batch` is the number of images it rode with."""
 
     queue: float = 0.0
     input: float = 0.0
@@ -189,7 +190,8 @@ class Timing:
 
 @dataclass(slots=True, unsafe_hash=True)
 class PartTiming(Timing):
-    """Of a step that was asked about so many parts of a picture, and how long it took to cut them out."""
+    """Records the time of a step that was asked about so many parts of a picture, and how long it took to cut
+    them out."""
 
     images: int = 0
     cut: float = 0.0
@@ -197,7 +199,8 @@ class PartTiming(Timing):
 
 @dataclass(slots=True, unsafe_hash=True)
 class StepTiming(Timing):
-    """Of a request that went through several models: the sums, and each model's own by its name."""
+    """Records the times of a request that went through several models: the sums, and each model's own by its
+    name."""
 
     steps: tuple[tuple[str, Timing], ...] = ()
 

@@ -108,7 +108,7 @@ def test_every_datatype_passes_through(
     case: Case, opened: Opened, passed: dict[str, np.ndarray], tmp_path: Path, name: str
 ) -> None:
     if name in case.refuses:
-        with pytest.raises((Unsupported, ModelError), match="does not carry"):
+        with pytest.raises((Unsupported, ModelError), match="does not support"):
             case.identity(tmp_path, name)
         return
     datatype = DATATYPES[name]

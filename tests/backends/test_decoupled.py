@@ -207,7 +207,7 @@ def test_a_model_that_gives_no_answer_for_too_long_is_ended(loaded: Loaded) -> N
         "import time\ndef predict(x):\n    yield x\n    time.sleep(600)\n    yield x", timeout=3.0
     )
     heard = Heard()
-    with pytest.raises(DeadlineExceeded, match="no answer within 3000 ms"):
+    with pytest.raises(DeadlineExceeded, match="no response within 3000 ms"):
         run(backend, rows(1), heard=[heard])
     assert len(heard.values) == 1
     assert not backend.alive
@@ -342,7 +342,7 @@ def test_a_request_that_the_model_forgets_is_ended(loaded: Loaded) -> None:
     values, (error,) = run(forgetful, rows(1))
     assert values == [[1]]
     assert isinstance(error, ModelError)
-    assert "let go" in error.message
+    assert "dropped a request" in error.message
     (error,) = run(loaded(triton("pass")), rows(1))[1]
     assert "no response sender" in error.message
     (error,) = run(loaded(triton("return [answer(1)]")), rows(1))[1]
@@ -405,7 +405,7 @@ def test_a_model_that_only_asks_hears_that_its_client_has_gone(loaded: Loaded) -
 
 
 def test_to_ask_is_no_answer(loaded: Loaded) -> None:
-    with pytest.raises(DeadlineExceeded, match="no answer within 500 ms"):
+    with pytest.raises(DeadlineExceeded, match="no response within 500 ms"):
         run(loaded(triton(POLLS), timeout=0.5), rows(1))
 
 

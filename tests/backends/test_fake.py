@@ -91,7 +91,7 @@ def test_without_a_batch_dimension_shapes_are_whole(wait: Wait) -> None:
 
 def test_a_batch_beyond_the_curve_is_an_error() -> None:
     backend = load_fake(X, (("y", "FP32", (1,)),))
-    with pytest.raises(ModelError, match="ends at batches of 32, this one has 33"):
+    with pytest.raises(ModelError, match="ends at batches of 32, but this batch has 33"):
         backend.run({"x": np.zeros((33, 3), np.float32)}, ["y"])
 
 

@@ -155,7 +155,7 @@ def test_answers_that_are_no_tensors_are_named(model: Load, value: str, cause: s
 
 def test_one_array_needs_one_output(model: Load) -> None:
     head = 'INPUTS = {"x": ("FP32", [3])}\nOUTPUTS = {"a": ("FP32", [3]), "b": ("FP32", [3])}\n'
-    with pytest.raises(ModelError, match=r"answered a ndarray; answer a dict .*a, b"):
+    with pytest.raises(ModelError, match=r"returned a ndarray; return a dict .*a, b"):
         model("def predict(x): return x", head).run({"x": X}, ["a"])
 
 
@@ -176,7 +176,7 @@ def test_a_file_that_is_not_python_is_named_with_its_line(tmp_path: Path) -> Non
 
 
 def test_tensors_must_be_declared_somewhere(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="does not say its inputs; declare them"):
+    with pytest.raises(ConfigError, match="does not declare its inputs; declare them"):
         load_python(tmp_path, "def predict(x): return x")
 
 

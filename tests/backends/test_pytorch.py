@@ -162,7 +162,7 @@ def test_with_a_size_of_pictures_nothing_need_be_declared(tmp_path: Path, script
 
 
 def test_without_anything_the_tensors_must_be_declared(tmp_path: Path, scripted: Path) -> None:
-    with pytest.raises(ConfigError, match=r"does not say its inputs; .*declare them"):
+    with pytest.raises(ConfigError, match=r"does not declare its inputs; .*declare them"):
         tm.described(place(tmp_path, scripted, ""))
 
 
@@ -360,7 +360,7 @@ def test_encoded_pictures_are_filled_in_and_bad_ones_named(tmp_path: Path, scrip
 
 
 def test_without_a_filler_pictures_are_refused(bucketed: TorchBackend) -> None:
-    with pytest.raises(ModelError, match="takes no encoded pictures on cpu"):
+    with pytest.raises(ModelError, match="takes no encoded images on cpu"):
         bucketed.run_encoded([np.zeros(4, np.uint8)], ())
 
 

@@ -300,10 +300,10 @@ def test_a_sender_answers_once_and_later(tritons: Callable[..., Backend]) -> Non
 @pytest.mark.parametrize(
     ("body", "cause"),
     [
-        ("return []", r"must answer a list of 1 responses, not 0"),
-        ("return 5", r"must answer a list of 1 responses, not a int"),
-        ("return None", r"answered a NoneType where an InferenceResponse belongs"),
-        ("return ['text']", r"answered a str where an InferenceResponse belongs"),
+        ("return []", r"must return a list of 1 responses, not 0"),
+        ("return 5", r"must return a list of 1 responses, not a int"),
+        ("return None", r"returned a NoneType in place of an InferenceResponse"),
+        ("return ['text']", r"returned a str in place of an InferenceResponse"),
         (
             "raise pb_utils.TritonModelException('tired')",
             r"TritonModelException: tired \(model\.py:\d+, in exec",
@@ -317,15 +317,15 @@ def test_a_sender_answers_once_and_later(tritons: Callable[..., Backend]) -> Non
             "pb_utils.MetricFamily",
             r"no MetricFamily in the triton_python_backend_utils of Carpool: docs/coming",
         ),
-        ("requests[0].get_response_sender().send(flags=1); return", r"ended without an answer"),
+        ("requests[0].get_response_sender().send(flags=1); return", r"ended without a response"),
         ("requests[0].set_release_flags(2)", r"cannot be put back into the queue"),
         (
             "pb_utils.InferenceRequest(model_name='other').exec()",
-            r"nobody is here to ask other models",
+            r"other models cannot be called",
         ),
         (
             "pb_utils.InferenceRequest(model_name='other').exec(decoupled=True)",
-            r"other models are asked for exactly one answer here",
+            r"other models can only be called for exactly one response here",
         ),
     ],
 )

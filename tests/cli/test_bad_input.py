@@ -41,7 +41,7 @@ def refused(line: str) -> str:
         ("--curve 0+0 --slo-ms 50", "--curve"),
         ("--curve 1:-3 --slo-ms 50", "above 0"),
         ("--curve 0:3 --slo-ms 50", "start at 1"),
-        ("--curve 1:2,99999999999:5 --slo-ms 50", "up to 4096"),
+        ("--curve 1:2,99999999999:5 --slo-ms 50", "at most 4096"),
         ("--curve 4+1 --slo-ms 3", "--slo-ms 3 is below the 5 ms that one image takes: give at least 10"),
         ("--curve 4+1 --slo-ms nan", "--slo-ms must be above 0"),
         ("--curve 4+1 --slo-ms -1", "--slo-ms must be above 0"),

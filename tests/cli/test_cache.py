@@ -51,12 +51,12 @@ def test_what_the_audit_found(front: FrontEnd) -> None:
     row.add(CACHE_AUDITS["differs"], 1)
     row.add(CACHE_SOURCES_OFF, 2)
     told = cache(front, "status", "image").stdout
-    assert "of 100 similar hits that were computed all the same 1 differed" in told
+    assert "of 100 similar hits that were also computed 1 differed" in told
     assert "2 sources differed too often" in told
 
 
 def test_a_model_without_one_and_one_that_is_not_there(front: FrontEnd) -> None:
-    assert "answers are not kept" in cache(front, "status", "plain").stdout
+    assert "responses are not cached" in cache(front, "status", "plain").stdout
     missing = cache(front, "status", "nobody")
     assert missing.exit_code == 1
     assert "nobody" in missing.output

@@ -75,7 +75,7 @@ def test_what_does_not_pay_is_said_to_be_not_worth_it(tmp_path: Path) -> None:
     done = tune("--recorded", sample_file(tmp_path), "--costs", "1,1.2")
     assert done.exit_code == 1
     assert "Not worth it" in done.stdout
-    assert "big model alone" in " ".join(done.stdout.split())
+    assert "large model alone" in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_what_cannot_be_used_is_named(
 def test_too_few_are_refused(tmp_path: Path) -> None:
     done = tune("--recorded", sample_file(tmp_path, 299), "--costs", "1,9")
     assert done.exit_code == 2
-    assert "299 pictures are too few" in done.stderr
+    assert "299 images are too few" in done.stderr
 
 
 def test_costs_of_the_sample_are_used_and_the_curve_is_drawn(tmp_path: Path) -> None:

@@ -115,14 +115,14 @@ def test_masks_of_a_server(served: FrontEnd, tmp_path: Path) -> None:
     Image.fromarray(truth[:8]).save(masks / "1.png")
     odd = evaluate(url, "--data", masks, "--pictures", pictures)
     assert odd.exit_code == 2
-    assert "1.png has 16×8 pixels, its picture 16×16" in odd.stderr
+    assert "1.png has 16×8 pixels, its image 16×16" in odd.stderr
 
 
 def test_pictures_that_fail_do_not_count_and_are_told(served: FrontEnd, folders: Path) -> None:
     (folders / "red" / "odd.png").write_bytes(b"no picture")
     done = evaluate(f"http://{served.url}", "--data", folders)
     assert done.exit_code == 1
-    assert "9 pictures" in done.stdout
+    assert "9 images" in done.stdout
     assert "odd.png" in done.stderr
 
 

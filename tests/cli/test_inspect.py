@@ -74,7 +74,7 @@ def test_init_writes_what_the_model_is_then_served_with(tmp_path: Path) -> None:
     assert (tmp_path / "labels.txt").read_text() == "nut\nbolt\n"
     again = call("init", file)
     assert again.exit_code == 2
-    assert "is there already: --force adds what it lacks" in again.stderr
+    assert "exists already: --force adds what it lacks" in again.stderr
     assert call("init", file, "--force").exit_code == 0
     assert json.loads(call("inspect", file, "--json").stdout)["task"] == "detect"
 

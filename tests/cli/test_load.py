@@ -49,7 +49,7 @@ def refused(options: str, code: int = 2) -> str:
         ("--concurrency 5 --requests 0", "--requests must be a whole number from 1"),
         ("--rate 5 --connections 0", "--connections must be a whole number from 1"),
         ("--rate 5 --processes 0", "--processes must be a whole number from 1 to 64"),
-        ("--concurrency 1 --processes 2", "--processes 2 are more than the clients"),
+        ("--concurrency 1 --processes 2", "--processes 2 are more than the --concurrency"),
         ("--rate 5 --processes 2 --save a.csv", "--save needs --processes 1"),
         ("--rate 5 --timeout 0", "--timeout must be above 0"),
         ("--rate 5 --drain -1", "--drain must be from 0"),
@@ -78,7 +78,7 @@ def test_addresses_that_are_none(url: str) -> None:
 @pytest.mark.parametrize("processes", [1, 2])
 def test_nobody_there(processes: int) -> None:
     said = refused(f"{URL} --rate 5 --processes {processes}", code=1)
-    assert "nobody answers at 127.0.0.1:1" in said
+    assert "there is no server at 127.0.0.1:1" in said
     assert "Nothing was sent" in said
 
 

@@ -80,7 +80,7 @@ def test_a_server_that_is_not_there() -> None:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
         result = models("list", "--url", url)
     assert result.exit_code == 1
-    assert f"{url}: no answer: Connection refused; is the server running there?" in result.stderr
+    assert f"{url}: no response: Connection refused; is the server running?" in result.stderr
 
 
 def test_something_else_that_is_there() -> None:

@@ -30,13 +30,13 @@ def test_the_steps_are_drawn(tmp_path: Path) -> None:
     done = check(promising(tmp_path, "60000"))  # which a slow machine keeps, too
     assert done.exit_code == 0, done.stderr
     for words in (
-        "street: one promise of 60000 ms for all of it",
+        "street: one SLO of 60000 ms for all steps",
         "└─ find: nanodet, detect, sees 416 × 416, 80 labels",
         "keeps at most 8 things with a score of 0.4 or more",
         "└─ for each of find.boxes: cut out, 10% more on every side, at least 16 pixels",
         "└─ kind: efficientnet_lite0, classify, sees 224 × 224, 1000 labels",
         "detections[…].kind",
-        "a picture with a few crops takes about ",
+        "an image with a few crops takes about ",
     ):
         assert words in done.stdout
 
@@ -44,7 +44,7 @@ def test_the_steps_are_drawn(tmp_path: Path) -> None:
 def test_a_promise_that_cannot_be_kept_is_reported(tmp_path: Path) -> None:
     done = check(promising(tmp_path, "0.01"))
     assert done.exit_code == 0, done.stderr
-    assert "so slo_ms = 0.01 cannot be kept; promise at least " in done.stdout
+    assert "so slo_ms = 0.01 cannot be met; use at least " in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,8 @@ def test_a_cascade_is_drawn(tmp_path: Path) -> None:
         "└─ quick: efficientnet_lite0, classify",
         "└─ where its margin is below 0.62:",
         "└─ sure: efficientnet_lite0, classify",
-        "answer: what sure says if it is asked, else quick",
-        "no time for sure: what quick says, marked as degraded",
+        "answer: that of sure if it runs, else of quick",
+        "no time for sure: the response of quick, marked as degraded",
     ):
         assert words in done.stdout
     assert "keeps" not in done.stdout

@@ -44,11 +44,11 @@ def test_text_gives_the_numbers_and_the_reasons() -> None:
     result = CliRunner().invoke(app, [*BASE, *options], catch_exceptions=False)
     assert result.exit_code == 0
     text = " ".join(result.stdout.split())
-    assert "replicas 2, 1 of them to spare" in text
+    assert "replicas 2, 1 of them redundant" in text
     assert "max batch 32" in text
     assert "max delay 0 ms" in text
     assert "cost per 1,000 images 0.00278" in text
-    assert "the promise holds with 1 gone" in text
+    assert "the SLO holds with 1 failed" in text
 
 
 def test_no_plan_is_an_answer_with_exit_code_1() -> None:

@@ -110,7 +110,7 @@ def test_a_server_that_is_not_there_is_said_in_one_line(folder: Path) -> None:
         undecided = predict(None, folder / "a.jpg", url=url)
     for failed in (done, undecided):
         assert failed.exit_code == 1
-        assert "is the server running there?" in failed.stderr
+        assert "is the server running?" in failed.stderr
         assert len(failed.stderr.strip().splitlines()) == 1
 
 

@@ -52,7 +52,7 @@ def test_doubts_are_a_warning_and_no_failure(model: str, monkeypatch: pytest.Mon
     result = invoke(model, "--sizes", "1", "--repeats", "2", "--json")
     assert result.exit_code == 0
     assert json.loads(result.stdout)["noisy"] is True
-    assert "doubtful" in result.stderr
+    assert "unreliable" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -110,15 +110,15 @@ def test_of_a_model_that_writes_encoder_and_step_are_measured_apart(tmp_path: Pa
     assert "--encoder 1:1.5,4:3 --step-curve 1:0.5,4:0.8" in said
     refused = invoke(model, "--slo-ms", "30")
     assert refused.exit_code != 0
-    assert "--slo-ms is for models that answer at once" in " ".join(refused.output.split())
+    assert "--slo-ms is for models that answer with one response" in " ".join(refused.output.split())
 
 
 @pytest.mark.parametrize(
     ("promise", "said"),
     [
-        ("ttft_ms = 100\nper_token_ms = 50", "can be kept with up to 4 answers at once"),
-        ("per_token_ms = 3.1", "per_token_ms = 3.1 can be kept with up to 2 answers at once"),
-        ("ttft_ms = 3", "cannot be kept here: even one answer alone needs ttft_ms = 4.4"),
+        ("ttft_ms = 100\nper_token_ms = 50", "can be met with up to 4 concurrent responses"),
+        ("per_token_ms = 3.1", "per_token_ms = 3.1 can be met with up to 2 concurrent responses"),
+        ("ttft_ms = 3", "cannot be met here: even a single response needs ttft_ms = 4.4"),
     ],
 )
 def test_what_a_model_that_writes_can_promise(tmp_path: Path, promise: str, said: str) -> None:

@@ -34,14 +34,14 @@ def two_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeServer
 def test_what_a_running_server_believes(server: WholeServer) -> None:
     result = profile(f"http://{server.url}", "--name", "a")
     assert result.exit_code == 0
-    assert "a version 1: promises 200 ms" in result.stdout
+    assert "a version 1: SLO 200 ms" in result.stdout
     assert "t(B) = 1 ms + B × 0.5 ms" in result.stdout
     curve = re.search(r"--curve (\S+)", result.stdout)
     assert curve is not None
     assert BatchCurve.parse(curve[1]).max_batch == 8
     found = json.loads(profile(f"http://{server.url}/", "--name", "b", "--json").stdout)
     assert (found["name"], found["promise"]) == ("b", None)
-    assert "no promise (eager)" in profile(f"http://{server.url}", "--name", "b").stdout
+    assert "no SLO (eager)" in profile(f"http://{server.url}", "--name", "b").stdout
 
 
 def test_what_it_believes_of_a_model_that_writes(server: WholeServer) -> None:
@@ -70,4 +70,4 @@ def test_what_is_wrong(server: WholeServer, arguments: tuple[str, ...], code: in
 def test_nobody_there() -> None:
     result = profile("http://127.0.0.1:9", "--name", "a")
     assert result.exit_code == 1
-    assert "is the server running there?" in result.stderr
+    assert "is the server running?" in result.stderr

@@ -74,7 +74,7 @@ def test_what_goes_wrong_is_one_line(mlflow: StandIn) -> None:
         (("resolve", CHAMPION), 2, "--registry (or MLFLOW_TRACKING_URI)"),
         (("resolve", "models:/detector", "--registry", mlflow.url), 2, "models:/detector@champion"),
         (("resolve", "models:/absent@x", "--registry", mlflow.url), 1, "absent"),
-        (("pull", CHAMPION, "--registry", "http://127.0.0.1:1"), 1, "no answer"),
+        (("pull", CHAMPION, "--registry", "http://127.0.0.1:1"), 1, "no response"),
     ):
         done = registry(*arguments)
         assert done.exit_code == code, done.output

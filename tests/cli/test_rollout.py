@@ -32,7 +32,7 @@ def test_status_says_in_sentences_what_is_waited_for(tmp_path: Path) -> None:
         assert re.search(r"m: canary, step 1 of 2; \d+ s of 48 h; 0 of 500 answers", shown)
         assert "Version 1 is stable, version 2 the candidate, which answers 10 % of the requests" in shown
         assert "disagreement: waits. nothing was compared yet" in shown
-        assert "It can promote or pause or abort." in shown
+        assert "Possible actions: promote or pause or abort." in shown
         assert "canary, step 2 of 2" in words(rollout("promote", "m", *url))
         assert "paused in canary; by hand: lunch" in words(rollout("pause", "m", "--reason", "lunch", *url))
         assert json.loads(rollout("resume", "m", "--json", *url).stdout)["state"] == "canary"
@@ -45,7 +45,7 @@ def test_status_says_in_sentences_what_is_waited_for(tmp_path: Path) -> None:
         )
         refused = rollout("promote", "m", *url)
         assert refused.exit_code == 1
-        assert "it can start or abort" in refused.stderr
+        assert "possible actions: start or abort" in refused.stderr
 
 
 def test_start_with_a_plan(tmp_path: Path) -> None:
@@ -78,4 +78,4 @@ def test_mistakes_on_the_command_line(arguments: tuple[str, ...], said: str) -> 
 def test_no_server() -> None:
     result = rollout("status", "m", "--url", "http://127.0.0.1:9")
     assert result.exit_code == 1
-    assert "is the server running there?" in result.stderr
+    assert "is the server running?" in result.stderr

@@ -47,7 +47,7 @@ def test_flags_may_have_values_as_in_triton(given: list[str], plain: list[str]) 
 
 
 def test_a_flag_is_true_or_false() -> None:
-    with pytest.raises(ConfigError, match="--exit-on-error is true or false, not 'maybe'"):
+    with pytest.raises(ConfigError, match="--exit-on-error must be true or false, not 'maybe'"):
         plain_flags(["--exit-on-error=maybe"])
 
 

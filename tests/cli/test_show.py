@@ -24,3 +24,18 @@ def test_a_line_now_and_then_once_it_takes_long(
         clock[0] += 3.0
         tell("batches of 4")
     assert capsys.readouterr().err == "carpool: batches of 4\n"
+
+
+def test_lines_are_not_wrapped_without_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    long = " ".join(["word"] * 60)
+    show.table(["name", "why"], [["a", long], ["b", long]], left=["name", "why"])
+    show.paragraph(long)
+    show.paragraph(long, "· ")
+    found = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert found[1:] == [f"a     {long}", f"b     {long}", long, f"· {long}"]
+    monkeypatch.setenv("COLUMNS", "80")
+    show.paragraph(long)
+    assert all(len(line) <= 80 for line in capsys.readouterr().out.splitlines())

@@ -178,7 +178,7 @@ def test_plot_writes_a_picture(tmp_path: Path) -> None:
     picture = tmp_path / "load.png"
     text = run("simulate", "--curve", "20+5", "--slo-ms", "200", "--seconds", "3", "--plot", str(picture))
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "drawn in" in text.replace("\n", " ")
+    assert "plotted in" in text.replace("\n", " ")
 
 
 def test_version_and_help() -> None:
@@ -199,7 +199,7 @@ def test_a_cascade_answers_with_its_cheap_model_under_load() -> None:
     assert 0.0 < found["cascade"]["degraded_fraction"] < 0.35
     assert found["cascade"]["hard_by_big_fraction"] < 0.5
     assert found["settings"]["under_load"] == "quick"
-    assert "answered by the cheap model for want of time" in run(*CASCADE, *given)
+    assert "answered by the cheap model for lack of time" in run(*CASCADE, *given)
 
 
 @pytest.mark.parametrize("steps", [("2+0.3",), ("2+0.3", "6+2@1.5"), ("2+0.3", "6+2@0.3", "1+1")])
@@ -299,8 +299,8 @@ def test_text_that_is_written_token_by_token() -> None:
     [
         ("--encoder 1+1", "Missing option '--step-curve'"),
         ("--slots 4 --curve 4+1 --slo-ms 50", "--slots is for models that write text"),
-        (" ".join(TEXT[1:]) + " --curve 4+1", "--curve is for models that answer at once"),
-        (" ".join(TEXT[1:]) + " --mode knobs", "--mode is for models that answer at once"),
+        (" ".join(TEXT[1:]) + " --curve 4+1", "--curve is for models with one response"),
+        (" ".join(TEXT[1:]) + " --mode knobs", "--mode is for models with one response"),
         (" ".join(TEXT[1:]) + " --ttft-ms 0.5", "--ttft-ms 0.5 is below the 0.9515 ms"),
         (" ".join(TEXT[1:]) + " --per-token-ms 0.1", "--per-token-ms 0.1 is below the 0.3015 ms"),
         (" ".join(TEXT[1:]) + " --slots 0", "--slots must be a whole number from 1"),

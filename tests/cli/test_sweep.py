@@ -57,12 +57,12 @@ def test_a_server_is_taken_as_it_is() -> None:
         (("--rates", ",".join(map(str, range(1, 100)))), "--rates: 64 at most"),
         (("--loads", "1,-1"), "--loads must be above 0"),
         (("--max-delay-ms", "-1"), "--max-delay-ms must be from 0"),
-        (("--max-delay-ms", ",".join(map(str, range(17)))), "16 are the most"),
+        (("--max-delay-ms", ",".join(map(str, range(17)))), "the limit of 16"),
         (("--max-batch", "8,4"), "--max-batch must be rising"),
         (("--seconds", "0"), "--seconds must be above 0"),
         (("--warmup", "-1"), "--warmup must be from 0"),
         (("--repeats", "0"), "--repeats must be"),
-        (("--repeats", "100", "--max-delay-ms", "0,1,2,3,4"), "2,000 are the most"),
+        (("--repeats", "100", "--max-delay-ms", "0,1,2,3,4"), "2,000 are the limit"),
         (("--slo-ms", "0"), "--slo-ms must be above 0"),
         (("--curve", "x"), "--curve"),
         (("--instances", "0"), "--instances must be"),
@@ -81,7 +81,7 @@ def test_bad_options_are_one_line(args: tuple[str, ...], said: str) -> None:
 def test_several_models_need_a_name(tmp_path: Path) -> None:
     for name in ("a", "b"):
         repositories.fake(tmp_path, name=name)
-    assert "say which with --name: a, b" in invoke(str(tmp_path)).stderr
+    assert "choose one with --name: a, b" in invoke(str(tmp_path)).stderr
 
 
 def test_without_matplotlib_it_says_so_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_progress_tells_what_is_done_and_how_long_it_takes() -> None:
     lines.ended(run("a", 10.0))
     lines.ended(run("a", 20.0, void=("late",)))
     assert said[0] == "2 runs (1 are done already), about 2 min"
-    assert said[1].startswith("[2/3] a at 10/s: 10/s in time, p99 20 ms; ")
+    assert said[1].startswith("[2/3] a at 10/s: 10/s within the SLO, p99 20 ms; ")
     assert said[2].endswith(", void; 0 s left")
     assert bars[0] == (1, 3, "a at 10/s")
     assert (lasting(12), lasting(600)) == ("12 s", "10 min")

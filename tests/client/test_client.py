@@ -211,7 +211,7 @@ def test_errors_say_why(served: FrontEnd, ask: Ask) -> None:
     with pytest.raises(NotFound) as absent:
         ask(served.url, "detect", picture(RED), model="nobody")
     assert "nobody" in absent.value.message
-    with pytest.raises(InvalidInput, match="no picture of a known format"):
+    with pytest.raises(InvalidInput, match="not an image of a known format"):
         ask(served.url, "detect", b"no picture")
     with pytest.raises(InvalidInput) as wrong:
         ask(served.url, "classify", picture(RED), iou=0.5)
@@ -264,7 +264,7 @@ def test_a_proxy_says_it_in_its_own_way(script: Scripted, ask: Ask) -> None:
 
 
 def test_nobody_there(ask: Ask) -> None:
-    with pytest.raises(Unreachable, match="is the server running there"):
+    with pytest.raises(Unreachable, match="is the server running"):
         ask("http://127.0.0.1:9", "classify", b"x")
     for wrong in ("ftp://a", "http://", "http://a:b"):
         with pytest.raises(InvalidInput, match="url must be"):
@@ -436,7 +436,7 @@ def test_a_stream_goes_on_after_a_refusal_and_ends_with_an_error(script: Scripte
 
 
 def _slowly(script: Scripted) -> Iterator[bytes]:
-    """The next frame comes when the one before was answered."""
+    """The next frame comes when the previous one was answered."""
     for number in range(3):
         until(lambda: len(script.replies) <= 3 - number)  # noqa: B023
         yield b"%d" % number

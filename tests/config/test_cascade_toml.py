@@ -71,7 +71,7 @@ THIRD = '\n[[step]]\nname = "more"\nmodel = "m"\n[answer]'
         ('from = "quick"', 'from = "quik"', 'there is no other step "quik"; did you mean'),
         ('from = "quick"', 'from = "sure"', 'there is no other step "sure"'),
         ("below = 0.62", "under = 0.62", "8: step[1].escalate.under is unknown"),
-        ("[answer]", THIRD, "8: step[1].escalate is for two steps"),
+        ("[answer]", THIRD, "8: step[1].escalate needs two steps"),
         ('"sure or quick"', '"quick or sure"', '10: answer.from must be "sure or quick" in a cascade'),
         ('"sure or quick"', '"quick"', '10: answer.from must be "sure or quick" in a cascade'),
         ('under_load = "quick"', 'under_load = "sure"', "11: answer.under_load needs to be refuse or quick"),

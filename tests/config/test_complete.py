@@ -113,7 +113,7 @@ def test_every_input_needs_a_declaration_but_not_every_output() -> None:
 
 
 def test_a_file_that_says_nothing_needs_declarations() -> None:
-    with pytest.raises(ConfigError, match="does not say its inputs; declare them"):
+    with pytest.raises(ConfigError, match="does not declare its inputs; declare them"):
         complete(config(), ModelSignature())
     text = '[[input]]\nname="i"\ndatatype="FP32"\nshape=[2]\n[[output]]\nname="o"\ndatatype="FP32"\nshape=[2]'
     done = complete(config(text), ModelSignature())
@@ -124,15 +124,18 @@ def test_a_file_that_says_nothing_needs_declarations() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("response_cache = true", "a cache keeps the one answer"),
-        ("[cache]\nttl_s = 5", "a cache keeps the one answer"),
-        ("[rollout]\ncanary = [0.1]", "a rollout compares the one answer"),
+        ("response_cache = true", "a cache stores the one response"),
+        ("[cache]\nttl_s = 5", "a cache stores the one response"),
+        ("[rollout]\ncanary = [0.1]", "a rollout compares the one response"),
         (
             "[registry]\nstable = 'models:/m@a'\ncandidate = 'models:/m@b'",
-            "a rollout compares the one answer",
+            "a rollout compares the one response",
         ),
-        ("slo_ms = 50", "slo_ms promises when the one answer is there"),
-        ("[batching]\npreserve_ordering = true", "preserve_ordering needs requests with exactly one answer"),
+        ("slo_ms = 50", "slo_ms is the latency of a single response"),
+        (
+            "[batching]\npreserve_ordering = true",
+            "preserve_ordering needs requests with exactly one response",
+        ),
         ("[sequences]\nstrategy = 'oldest'", "the next request of a sequence waits"),
         ("backend = 'onnxruntime'", "it is for Python models"),
     ],

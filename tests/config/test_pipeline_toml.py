@@ -103,7 +103,7 @@ def changed(old: str, new: str) -> str:
     ("text", "words"),
     [
         (changed("least", "leest"), '14: step[1].crop.leest is unknown; did you mean "least"?'),
-        (changed("slo_ms = 120", "slo_may_grow = true"), "1: slo_may_grow needs slo_ms: without a promise"),
+        (changed("slo_ms = 120", "slo_may_grow = true"), "1: slo_may_grow needs slo_ms: without an SLO"),
         (changed("slo_ms", "slo"), '1: slo is unknown; did you mean "slo_ms"?'),
         (changed("each =", "eech ="), '13: step[1].eech is unknown; did you mean "each"?'),
         (changed('"find.boxes"\ncrop', '"fnd.boxes"\ncrop'), '13: step[1].each there is no step "fnd"'),
@@ -112,8 +112,11 @@ def changed(old: str, new: str) -> str:
         (changed("most = 8", "most = 101"), "7: step[0].keep.most must be 1 to 100, not 101"),
         (changed("keep_px = 800", "keep_px = 9999"), "2: keep_px must be 64 to 4096"),
         (changed('"nanodet"', '"street"'), '6: step[0].model "street" is the pipeline itself'),
-        (changed('name = "kind"', 'name = "find"'), '"find" is there twice'),
-        (changed('name = "kind"', 'name = "score"'), '10: step[1].name "score" stands in answers already'),
+        (changed('name = "kind"', 'name = "find"'), '"find" is given twice'),
+        (
+            changed('name = "kind"', 'name = "score"'),
+            '10: step[1].name "score" is already a field of responses',
+        ),
         (changed('model = "lite0"\n', ""), "step[1].model is missing"),
         (changed('{ kind = "find.boxes" }', '{ kind = "find" }'), "17: answer.attach kind belongs to"),
         (changed("{ kind =", "{ kid ="), 'cannot be attached; did you mean "kind"?'),

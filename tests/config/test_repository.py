@@ -68,7 +68,7 @@ def test_folders_without_a_model_are_named_once(tmp_path: Path) -> None:
     touch(tmp_path, "a/model.onnx", "notes/x.txt", "old/y.txt")
     models, warnings = find_models([tmp_path])
     assert len(models) == 1
-    assert warnings == [f"{tmp_path}: ignored, since no model is in them: notes, old"]
+    assert warnings == [f"{tmp_path}: these folders have no model and are ignored: notes, old"]
 
 
 def test_nothing_to_serve(tmp_path: Path) -> None:
@@ -110,7 +110,8 @@ def test_odd_version_folders_share_one_warning(tmp_path: Path) -> None:
     )
     source, warnings = one(tmp_path)
     assert [v.number for v in source.versions] == [1]
-    assert warnings == [f"{tmp_path}: ignored, since a version is a number without leading zeros: -4, 02, v3"]
+    why = "because a version is a number without leading zeros"
+    assert warnings == [f"{tmp_path}: these folders are ignored, {why}: -4, 02, v3"]
 
 
 def test_missing_versions(tmp_path: Path) -> None:
@@ -281,9 +282,9 @@ def model(text: str) -> ModelConfig:
 def test_a_promise_from_the_command_line() -> None:
     config, warnings = with_promise(model("max_batch = 8\n[batching]\nmax_delay_ms = 5"), 40)
     assert (config.mode, config.policy) == (Mode.PROMISE, Promise(slo=0.04, max_batch=8))
-    assert warnings == ["m: a promise of 40 ms replaces the knobs of its settings"]
+    assert warnings == ["m: an SLO of 40 ms replaces its fixed batching settings"]
     assert with_promise(model("slo_ms = 50"), 40)[1] == [
-        "m: a promise of 40 ms replaces the 50 ms of its settings"
+        "m: an SLO of 40 ms replaces the 50 ms of its settings"
     ]
     assert with_promise(model("slo_ms = 40"), 40)[1] == []
     assert with_promise(model(""), 40)[1] == []

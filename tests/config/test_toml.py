@@ -215,7 +215,7 @@ def test_batching() -> None:
 
 
 def test_promise_and_knobs_must_be_chosen() -> None:
-    assert "slo_ms and [batching] are two ways" in refused("slo_ms = 50\n[batching]")
+    assert "slo_ms and [batching] exclude each other" in refused("slo_ms = 50\n[batching]")
 
 
 @pytest.mark.parametrize(

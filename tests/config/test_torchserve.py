@@ -75,10 +75,10 @@ def test_code_of_a_network_is_read_and_not_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "model", "said"),
     [
-        ({"../out.pt": b""}, {}, "no file within its folder"),
-        ({"/out.pt": b""}, {}, "no file within its folder"),
-        ({"a/../../out.pt": b""}, {}, "no file within its folder"),
-        ({"a\\out.pt": b""}, {}, "no file within its folder"),
+        ({"../out.pt": b""}, {}, "not a file within its folder"),
+        ({"/out.pt": b""}, {}, "not a file within its folder"),
+        ({"a/../../out.pt": b""}, {}, "not a file within its folder"),
+        ({"a\\out.pt": b""}, {}, "not a file within its folder"),
         ({"net.pt": b""}, {"modelName": "../net"}, "cannot be a model's name"),
         ({"net.pt": b""}, {}, "names no serializedFile"),
         ({"net.pt": b""}, {"serializedFile": "other.pt"}, "is not in it"),
@@ -89,7 +89,7 @@ def test_code_of_a_network_is_read_and_not_run(tmp_path: Path) -> None:
             {"serializedFile": "n.pth", "modelFile": "n.py"},
             "not a Python file",
         ),
-        ({"net.pt": b"\0" * (24 << 20)}, {"serializedFile": "net.pt"}, "far more room"),
+        ({"net.pt": b"\0" * (24 << 20)}, {"serializedFile": "net.pt"}, "unpacked size is too large"),
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_is_left(
@@ -117,7 +117,7 @@ def test_links_and_names_twice_are_refused(tmp_path: Path) -> None:
         with zipfile.ZipFile(path, "w") as made, warnings.catch_warnings(action="ignore"):
             made.writestr("MAR-INF/MANIFEST.json", '{"model": {"serializedFile": "net.pt"}}')
             made.writestr(entry, "/etc/passwd")
-        with pytest.raises(ConfigError, match=r"no file within|is there twice"):
+        with pytest.raises(ConfigError, match=r"not a file within|is given twice"):
             torchserve.unpacked(path)
 
 
@@ -125,7 +125,7 @@ def test_links_and_names_twice_are_refused(tmp_path: Path) -> None:
 def test_what_is_no_archive_is_told(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "net.mar"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match="no archive that can be read"):
+    with pytest.raises(ConfigError, match="the archive cannot be read"):
         torchserve.unpacked(path)
 
 

@@ -93,10 +93,10 @@ WRONG = {  # by the name that Triton's tests have for it: the settings, and what
         text(FIRST, step("ten", [("x", "mid"), ("z", "nowhere")], [("y", "out")])),
         r"step\[1\].input_map: the tensor \"nowhere\" is no input",
     ),
-    "redundant_tensor_as_output": (text(SPLIT), r"step\[0\].output_map: nobody reads the tensor \"spare\""),
+    "redundant_tensor_as_output": (text(SPLIT), r"step\[0\].output_map: no step reads the tensor \"spare\""),
     "tensor_to_input_overmapped": (
         text(FIRST, step("two", [("x", "in")], [("y", "lost")]), LAST),
-        r"step\[1\].output_map: nobody reads the tensor \"lost\"",
+        r"step\[1\].output_map: no step reads the tensor \"lost\"",
     ),
     "unreachable_input": (text(FIRST, LAST, inputs=("in", "more")), 'input "more": no step reads it'),
     "unreachable_output": (text(FIRST, LAST, outputs=("out", "more")), 'output "more": no step writes it'),

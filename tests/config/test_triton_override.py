@@ -148,7 +148,7 @@ def test_null_leaves_a_field_out_and_the_name_is_the_models() -> None:
         ({"default_model_filename": "../secret"}, "must be a file inside"),
         ({"version_policy": {"all": {}, "latest": {"num_versions": 1}}}, 'multiple "policy_choice"'),
         ({"instance_group": [{"gpus": [0] * 100_001}]}, "more than 100000 values"),
-        ('{"a": "' + "x" * (1 << 20) + '"}', "too long"),
+        ('{"a": "' + "x" * (1 << 20) + '"}', "larger than"),
         ('{"a":' * 2000 + "1" + "}" * 2000, "not valid JSON"),
     ],
 )

@@ -57,7 +57,7 @@ def test_names_are_never_markup(console: Watched) -> None:
     page.route("**/openapi.json", describe)
     page.goto(f"{console.stage.url}/docs")
     expect(page.get_by_text(EVIL)).to_be_visible()
-    assert page.title() == "Carpool: pictures"
+    assert page.title() == "Carpool: images"
 
 
 def test_a_picture_can_be_sent(console: Watched) -> None:

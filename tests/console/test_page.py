@@ -113,7 +113,7 @@ def test_models_and_live_numbers(console: Watched) -> None:
     console.choose("detector")
     page.get_by_role("radio", name="60 s").check(force=True)  # long enough to read all that is below
     expect(page.locator("h1")).to_contain_text("detector")
-    expect(page.locator("#model-facts")).to_contain_text("promises 50 ms")
+    expect(page.locator("#model-facts")).to_contain_text("SLO 50 ms")
     tiles = page.locator("#tiles li")
     expect(tiles.filter(has_text="Answered").locator("strong")).to_have_text("0 /s")
     console.stage.gauge("detector", 7, 0.4)
@@ -121,7 +121,7 @@ def test_models_and_live_numbers(console: Watched) -> None:
         console.stage.count("detector", 400, 0.02, cannot_finish=40)
         with contextlib.suppress(AssertionError):
             expect(tiles.filter(has_text="Answered").locator("strong")).not_to_have_text("0 /s", timeout=6000)
-            expect(rows.filter(has_text="detector")).to_contain_text("refusing", timeout=6000)
+            expect(rows.filter(has_text="detector")).to_contain_text("rejecting", timeout=6000)
             break
     else:
         pytest.fail("answers were counted and never shown")
@@ -135,8 +135,8 @@ def test_models_and_live_numbers(console: Watched) -> None:
     expect(page.get_by_role("img", name="Latency: p50")).to_be_visible()
     expect(page.locator("#cache")).to_contain_text("nothing was asked yet")
     page.get_by_role("link", name="cannot-finish").click()
-    expect(page).to_have_title("Why requests are refused · Carpool")
-    expect(page.locator("section:target")).to_contain_text("429. After what runs and waits")
+    expect(page).to_have_title("Why requests are rejected · Carpool")
+    expect(page.locator("section:target")).to_contain_text("429. After the running batch and the queue")
 
 
 def test_the_batch_curve_the_promise_and_where_the_model_works(console: Watched) -> None:
@@ -147,12 +147,12 @@ def test_the_batch_curve_the_promise_and_where_the_model_works(console: Watched)
     expect(panel.locator("circle.measured")).to_have_count(5)
     expect(panel.locator("path.believed")).to_have_count(1)
     expect(panel.locator("path.fit")).to_have_count(1)
-    expect(panel.get_by_text("promise 50 ms")).to_be_visible()
+    expect(panel.get_by_text("SLO 50 ms")).to_be_visible()
     expect(panel.get_by_text("half of it, 25 ms")).to_be_visible()
     expect(panel.locator("rect.recent")).to_have_count(1)
     expect(panel.get_by_text("batches of 2 take 10 ms")).to_be_visible()
     expect(page.get_by_role("img", name="Time of a batch by its size. Measured 1: 8 ms")).to_be_visible()
-    expect(panel.locator(".settings")).to_contain_text("Carries375 images/s")
+    expect(panel.locator(".settings")).to_contain_text("Capacity375 images/s")
     # All at once: the panel is drawn anew with every look at the server.
     read = "(panel) => ['slo', 'half'].map(name => panel.querySelector(`path.limit.${name}`).getBBox().y)"
     promise, half = panel.evaluate(read)
@@ -193,10 +193,10 @@ def test_a_model_without_a_promise_a_curve_or_batches(console: Watched) -> None:
     page = console.open()
     console.choose("tensors")
     panel = page.locator(".curve")
-    expect(panel.locator(".settings")).to_contain_text("none: what waits goes at once")
+    expect(panel.locator(".settings")).to_contain_text("none: waiting requests run at once")
     expect(panel.locator("path.believed")).to_have_count(1)
     assert panel.locator("circle.measured, path.limit").count() == 0
-    expect(panel.locator(".why")).to_contain_text("No promise and no knobs")
+    expect(panel.locator(".why")).to_contain_text("No SLO and no fixed settings")
     one = {"believed": [[1, 9.0]], "points": [], "max_batch": 1}
     console.stage.profiles["tensors"] |= one
     expect(page.get_by_role("img", name="Line: 6.00 + 2.00 ms × images. Nothing ran")).to_be_visible()
@@ -229,7 +229,7 @@ def test_the_address_names_the_model_that_is_looked_at(console: Watched) -> None
 def test_a_real_request_moves_the_numbers(console: Watched) -> None:
     page = console.open()
     console.choose("tensors")
-    expect(page.locator("#model-facts")).to_contain_text("no promise")
+    expect(page.locator("#model-facts")).to_contain_text("no SLO")
     with console.stage.front.connect() as client:
         for _ in range(12):
             assert infer(client, "tensors", infer_body([TENSOR])).status == 200
@@ -384,13 +384,13 @@ def test_a_pasted_and_a_dropped_picture(answering: Watched) -> None:
         (
             429,
             {"error": "no room", "reason": "cannot-finish", "predicted_ms": 93.5, "retry_after_s": 0.125},
-            "Refused, to keep the promise",
+            "Rejected, to meet the SLO",
             "about 94 ms",
         ),
         (
             400,
             {"error": f"{EVIL} is no picture", "reason": "invalid-input"},
-            "This picture cannot be used",
+            "This image cannot be used",
             EVIL,
         ),
         (503, {"error": "loading", "reason": "model-not-ready"}, "Not now", "still loading"),
@@ -417,7 +417,7 @@ def test_what_is_no_picture_is_not_sent(console: Watched, tmp_path: Path) -> Non
     file = tmp_path / "notes.txt"
     file.write_text("hello")
     page.set_input_files("#file", file)
-    expect(page.locator("#answer-status")).to_have_text("That is not a picture")
+    expect(page.locator("#answer-status")).to_have_text("That is not an image")
 
 
 # ---- for everybody
@@ -426,7 +426,7 @@ def test_what_is_no_picture_is_not_sent(console: Watched, tmp_path: Path) -> Non
 def test_it_works_with_the_keyboard_alone(answering: Watched, picture: Path) -> None:
     page = answering.open()
     page.keyboard.press("Tab")
-    expect(page.get_by_role("link", name="Skip to the picture")).to_be_focused()
+    expect(page.get_by_role("link", name="Skip to the image")).to_be_focused()
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="API")).to_be_focused()
@@ -537,7 +537,7 @@ def test_a_phone_scrolls_only_downwards_and_nothing_jumps(
     page.set_input_files("#file", picture)
     expect(page.locator("#overlay .box")).to_have_count(2)
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 360
-    for name in ("Choose a picture", "Send again"):
+    for name in ("Choose an image", "Send again"):
         box = page.get_by_text(name, exact=True).bounding_box()
         assert box is not None
         assert box["x"] >= 0
@@ -546,7 +546,7 @@ def test_a_phone_scrolls_only_downwards_and_nothing_jumps(
     before = page.evaluate("() => globalThis.shift")
     console.stage.count("detector", 4000, 0.2, overload=40)
     expect(page.locator(".reasons").first).to_contain_text("overload")
-    expect(page.locator("#model-trouble")).to_contain_text("It refuses")
+    expect(page.locator("#model-trouble")).to_contain_text("It rejects")
     page.evaluate(SETTLED)
     assert page.evaluate("() => globalThis.shift") - before < 0.02
     console.close()

@@ -383,9 +383,9 @@ def test_settings_have_as_many_rows_before_they_are_known(page: Page) -> None:
             call(page, "curve_words.settings", model, None),
         )
         assert [name for name, _ in known] == [name for name, _ in unknown]
-    assert ["Carries", "375 images/s"] in call(page, "curve_words.settings", promising, profile())
+    assert ["Capacity", "375 images/s"] in call(page, "curve_words.settings", promising, profile())
     unsure = profile(promise={"largest_batch": 1, "promised_batch": 0, "capacity_rps": 0})
-    assert ["Batch under load", "nothing is sure"] in call(page, "curve_words.settings", promising, unsure)
+    assert ["Batch under load", "not known"] in call(page, "curve_words.settings", promising, unsure)
 
 
 def test_a_line_is_broken_where_there_was_no_answer(page: Page) -> None:
@@ -404,7 +404,7 @@ def test_a_line_is_broken_where_there_was_no_answer(page: Page) -> None:
         (counts(), "idle"),
         (counts(ok=10), "on time"),
         (counts(ok=10, failures={"BACKEND": 1}), "failing"),
-        (counts(ok=10, sheds={"overload": 3}), "refusing"),
+        (counts(ok=10, sheds={"overload": 3}), "rejecting"),
         (counts(ok=10, request={"buckets": [0] * 17 + [10], "sum": 1}), "late"),
     ],
 )

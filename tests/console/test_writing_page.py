@@ -57,11 +57,11 @@ def test_slots_tokens_and_the_first_token(console: Watched) -> None:
     expect(panel).to_be_visible()
     expect(curve).to_be_hidden()  # there are no batches
     expect(panel).to_contain_text("3 of 8 in use")
-    expect(panel).to_contain_text("promise 60 ms")
+    expect(panel).to_contain_text("SLO 60 ms")
     expect(panel).to_contain_text("First token, p99–")
     write(stage, "embedder", 8, tokens=40)
     expect(panel).to_contain_text("8 of 8 in use")
-    expect(panel).to_contain_text(re.compile(r"First token, p99[0-9.]+ ms in 10 s, promise 60 ms"))
+    expect(panel).to_contain_text(re.compile(r"First token, p99[0-9.]+ ms in 10 s, SLO 60 ms"))
     expect(panel).to_contain_text(re.compile(r"Tokens[1-9][0-9.]* /s"))
     strip = panel.locator("svg.strip")
     expect(strip).to_have_attribute(

@@ -1,4 +1,4 @@
-"""Latest frame wins: of each live source one frame waits, the newest, in the place of the one before."""
+"""Latest frame wins: of each live source one frame waits, the newest, in the place of the previous one."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from carpool.errors import DeadlineExceeded, InvalidInput, Refused, Replaced, Un
 LATE = Terms(0.050, waited=0.002, queue=0.030, running=0.008, batch=0.009, outside=0.001, spread=0.004)
 AT_ARRIVAL = {
     Reason.CANNOT_FINISH: (
-        "m rejected the request: the answer would be ready in 50 ms (2 ms since it arrived + 30 ms queued "
+        "m rejected the request: the response would be ready in 50 ms (2 ms since it arrived + 30 ms queued "
         "batches + 8 ms running batch + 9 ms its own batch + 1 ms reading and sending), plus a safety margin "
         "of 4 ms that covers how much batch times vary here; that is later than the deadline of 50 ms. "
         "7 images are queued. Retry after 250 ms, or raise the deadline (slo_ms, or the request's own)."
@@ -41,7 +41,7 @@ AT_ARRIVAL = {
         "m rejected the request: it has 3 images, 7 images are queued, and the queue holds at most 8. "
         "Retry after 250 ms."
     ),
-    Reason.TOO_LARGE: "m takes no request of 3 images: at most 8 at once",
+    Reason.TOO_LARGE: "m takes at most 8 images in a request, not 3",
     Reason.REPLACED: "m: a newer frame of source 'gate' took this one's place",
     Reason.RESTARTING: "m is down and is being restarted",
 }
@@ -53,8 +53,8 @@ LATER = {
     ),
     Reason.DEADLINE: (
         DeadlineExceeded,
-        "m: after 20 ms in the queue the answer could be ready in 55 ms (20 ms since it arrived + 35 ms its "
-        "own batch); that is later than the deadline of 50 ms",
+        "m: after 20 ms in the queue the response could be ready in 55 ms (20 ms since it arrived + 35 ms "
+        "its own batch); that is later than the deadline of 50 ms",
     ),
     Reason.TIMEOUT: (Unavailable, "Request timeout expired"),
     Reason.REPLACED: (Replaced, "m: a newer frame of source 'gate' took this one's place after 20 ms"),
@@ -127,7 +127,7 @@ def test_a_deadline_that_has_not_passed_is_not_said_to_have() -> None:
     error = given_up("m", GivenUp(waiting, Reason.DEADLINE), 10.041, 0.0)
     assert isinstance(error, DeadlineExceeded)
     assert error.message == (
-        "m: after 41 ms in the queue the answer could be ready in 51 ms (41 ms since it arrived + 10 ms "
+        "m: after 41 ms in the queue the response could be ready in 51 ms (41 ms since it arrived + 10 ms "
         "reading and sending); that is later than the deadline of 50 ms"
     )
     assert error.numbers == {"waited_ms": 41.0, "deadline_ms": 50.0}
@@ -140,7 +140,7 @@ def test_the_sentence_counts_what_the_client_sees() -> None:
     assert refusal is not None
     message = refused("m", asked, refusal, knobs=False).message
     assert message == (
-        "m rejected the request: the answer would be ready in 6.6 ms (5 ms its own batch + 1.6 ms reading "
+        "m rejected the request: the response would be ready in 6.6 ms (5 ms its own batch + 1.6 ms reading "
         "and sending), plus a safety margin of 0.5 ms that covers how much batch times vary here; that is "
         "later than the deadline of 7 ms. 0 images are queued. Retry after 1.6 ms, or raise the deadline "
         "(slo_ms, or the request's own)."

@@ -56,7 +56,7 @@ class Player:
 
     def __init__(self, policy: Promise | Knobs, instances: int, slower: float) -> None:
         self.core = Scheduler(BatchCurve.parse("4+1", MAX_BATCH), policy, instances)
-        self.slower = slower  # each instance than the one before it, by this factor
+        self.slower = slower  # each instance than the previous one it, by this factor
         self.policy = policy
         self.now = 0.0
         self.jobs: list[Job] = []

@@ -38,7 +38,9 @@ def test_500_a_second_at_50_ms_are_two_replicas() -> None:
     found = wanted()
     assert (found.least, found.most) == (2, 4)
     said = " ".join(found.why())
-    assert said.startswith("500/s at 50 ms: one replica answers 840/s in time, so 1 carry it at 75 %")
+    assert said.startswith(
+        "500/s at 50 ms: one replica answers 840/s within the SLO, so 1 replica is enough at 75 %"
+    )
 
 
 def test_the_start_time_is_the_measured_one_and_said_to_be(
@@ -55,7 +57,7 @@ def test_the_start_time_is_the_measured_one_and_said_to_be(
         more = ["--cold-start", "30"] if number == 2 else []
         asked = CliRunner().invoke(app, [*ASKED, str(model), "--output", str(out), *more])
         assert asked.exit_code == 0, asked.output
-        assert f"new replicas are there ({said}" in (out / "kustomization.yaml").read_text()
+        assert f"new replicas are ready ({said}" in (out / "kustomization.yaml").read_text()
 
 
 @given(
@@ -200,7 +202,7 @@ def test_replicas_are_sized_as_the_plan_sizes_them(monkeypatch: pytest.MonkeyPat
     assert done.exit_code == 0, done.output
     planned, deployed = questions
     assert (planned.machine, planned.capacity) == (deployed.machine, deployed.capacity)
-    assert f"one replica answers {planned.capacity:.3g}/s in time" in done.stdout
+    assert f"one replica answers {planned.capacity:.3g}/s within the SLO" in done.stdout
     alone = CliRunner().invoke(app, ["deploy", "kubernetes", *asked[:6], "--dry-run"]).stdout
     assert least_replicas(done.stdout) > least_replicas(alone)
 

@@ -118,7 +118,7 @@ def test_a_data_set_with_the_answers_to_begin_with(tmp_path: Path) -> None:
     assert boxes == [[1, 2, 10, 20]] * 2
     rows = list(csv.reader((tmp_path / "set" / "labels.csv").read_text().splitlines()))
     assert rows == [["picture", "label"], [lines[0]["picture"], "c0"]]
-    with pytest.raises(InvalidInput, match="there already"):
+    with pytest.raises(InvalidInput, match="exists already"):
         export([doubtful], tmp_path / "set")
     with pytest.raises(InvalidInput, match="has no index"):
         export([tmp_path / "none"], tmp_path / "other")

@@ -61,7 +61,7 @@ def test_fewer_than_300_pictures_are_said_and_not_judged() -> None:
     drifting = Drifting()
     for _ in range(5):
         assert drifting.hour(0.5, pictures=50) == []
-    assert "250 pictures of at least 300" in drifting.says()
+    assert "250 images of at least 300" in drifting.says()
     drifting = Drifting()
     drifting.learn()
     drifting.hour(0.5)
@@ -74,7 +74,7 @@ def test_fewer_than_300_pictures_are_said_and_not_judged() -> None:
     drifting.model.reference = read_reference(reference, fixed=True)
     for _ in range(4):
         assert drifting.hour(0.9) in ([], ["drift-over"])
-    assert "20 pictures, fewer than 300" in drifting.says()
+    assert "20 images, fewer than 300" in drifting.says()
 
 
 def test_a_reference_of_other_labels() -> None:
@@ -88,7 +88,7 @@ def test_a_reference_of_other_labels() -> None:
     assert drifting.hour(0.9, labels="b", version="2") == ["drift-reference-learned"]
     assert drifting.hour(0.9, labels="b", version="2") == []
     assert drifting.hour(0.9, labels="b", version="2") == []
-    assert drifting.says("2") in ("as in the reference", "first window: 0 pictures of at least 300")
+    assert drifting.says("2") in ("as in the reference", "first window: 0 images of at least 300")
 
 
 def test_what_is_not_a_number() -> None:

@@ -74,7 +74,7 @@ def test_a_wrong_number_of_results_is_an_error() -> None:
     def loses(items: list[int]) -> list[int]:
         return []
 
-    with pytest.raises(ModelError, match="got 1 items and answered 0"):
+    with pytest.raises(ModelError, match="got 1 items and returned 0"):
         loses(1).result(30)
 
 
@@ -102,7 +102,7 @@ async def _wait(pending: object) -> object:
 
 
 def test_mistakes_are_told_at_decoration() -> None:
-    with pytest.raises(ValueError, match="choose"):
+    with pytest.raises(ValueError, match="give one of them"):
         carpool.batched(slo_ms=50, max_delay_ms=5)
     with pytest.raises(TypeError, match="async"):
 

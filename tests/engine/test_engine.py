@@ -286,7 +286,7 @@ def test_a_promise_refuses_what_cannot_finish(tmp_path: Path) -> None:
 
 def test_a_promise_that_the_device_cannot_keep_is_refused_at_load(tmp_path: Path) -> None:
     repositories.fake(tmp_path, curve="20+1", head="slo_ms = 15")
-    with pytest.raises(ConfigError, match=r"promise at least 46\.2 ms"):
+    with pytest.raises(ConfigError, match=r"use at least 46\.2 ms"):
         run(Engine(tmp_path).start())
 
 

@@ -97,7 +97,7 @@ def test_decoupled_models_are_refused_before_any_ensemble_could_join_them(tmp_pa
 
 KINDS = {
     "sequences": ("sums", "sums takes sequences"),
-    "decoupled": ("counts", "counts is decoupled, and a step needs exactly one answer"),
+    "decoupled": ("counts", "counts is decoupled, and a step needs exactly one response"),
     "generate": ("writer", "writer writes token by token"),
 }
 
@@ -274,7 +274,7 @@ def test_no_promise_grows_that_somebody_counts_on(tmp_path: Path) -> None:
         engine = Engine(tmp_path)
         failed = await engine.start(patient=True)
         assert failed.keys() == {"namer", "street", "strict"}
-        assert "one image takes 90 ms here, so slo_ms = 60 cannot be kept" in reason(engine, "namer")
+        assert "one image takes 90 ms here, so slo_ms = 60 cannot be met" in reason(engine, "namer")
         await engine.stop(1.0)
 
     run(story())

@@ -30,7 +30,7 @@ def test_a_required_one_may_not() -> None:
 
 
 def test_a_batch_needs_one_input_to_say_how_large_it_is() -> None:
-    with pytest.raises(InvalidInput, match="needs one of its inputs at least"):
+    with pytest.raises(InvalidInput, match="needs at least one of its inputs"):
         check_inputs(signature(B), {})
     assert check_inputs(signature(B, max_batch=0), {}) == ({}, False)
 

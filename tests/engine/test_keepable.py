@@ -41,7 +41,7 @@ def test_one_that_cannot_be_kept_is_refused_with_what_could_be() -> None:
 def test_one_that_may_grow_grows_and_says_so() -> None:
     config, said = keepable(promised(2.5, grows=True), curve_of(4.68))
     assert config.policy.slo == pytest.approx(11.0)  # type: ignore[union-attr]
-    assert said == "Promised: 11,000 ms instead of 2,500, since one image takes 4,680 ms here."
+    assert said == "SLO: 11,000 ms instead of 2,500, since one image takes 4,680 ms here."
 
 
 @given(st.floats(1e-4, 100), st.floats(1e-4, 100))

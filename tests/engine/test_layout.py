@@ -89,7 +89,7 @@ def test_two_instances_where_threads_hardly_help() -> None:
         lambda layout, images: images * (0.009 if layout.threads == 2 else 0.010), slo=0.06
     )
     assert layout == Layout(2, 1)
-    assert "within the promise beside other work, against 111 images/s with 1 instance × 2 threads" in reason
+    assert "within the SLO beside other work, against 111 images/s with 1 instance × 2 threads" in reason
 
 
 def test_two_threads_where_they_halve_the_time() -> None:
@@ -101,7 +101,7 @@ def test_two_threads_where_they_halve_the_time() -> None:
 def test_one_thread_each_where_a_single_image_is_quick_either_way() -> None:
     machine, layout, reason = capacity(lambda layout, images: images * 0.020 / layout.threads, slo=0.25)
     assert layout == Layout(2, 1)
-    assert reason.startswith("one image takes 20 ms with one thread, little of the promise")
+    assert reason.startswith("one image takes 20 ms with one thread, a small part of the SLO")
     assert [layout for layout, _ in machine.opened] == [Layout(1, 1), Layout(2, 1)], "nothing else was tried"
 
 
@@ -146,7 +146,7 @@ def test_one_thread_for_what_is_over_at_once() -> None:
 
 
 def test_a_promise_that_only_two_threads_can_keep_decides() -> None:
-    """One image takes 60 ms on one thread: nothing can be promised within 100 ms."""
+    """One image takes 60 ms on one thread: no batch meets an SLO of 100 ms."""
     _, layout, reason = capacity(lambda layout, images: 0.06 * images / layout.threads**0.5)
     assert layout == Layout(1, 2)
     assert "against one image in 60 ms with 2 instances × 1 thread" in reason
@@ -207,7 +207,7 @@ def test_a_quick_model_is_quick_beside_others_too() -> None:
     machine = Machine(lambda layout, images: 2 * images * 0.012 / layout.threads**0.9)
     chosen = choose_by_capacity(2, 0.1, replace(machine.trying, watch=HalfTaken))
     assert chosen.layout == Layout(2, 1)
-    assert chosen.reason.startswith("one image takes 12 ms with one thread, little of the promise")
+    assert chosen.reason.startswith("one image takes 12 ms with one thread, a small part of the SLO")
 
 
 class BusyMachine(Machine):

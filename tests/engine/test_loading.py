@@ -219,7 +219,7 @@ def test_only_batches_within_the_promise_are_measured(shop: Workshop) -> None:
 
 def test_a_promise_that_cannot_be_kept(shop: Workshop) -> None:
     shop.takes = lambda images, _threads: 0.030 * images
-    with pytest.raises(ConfigError, match="promise at least 66 ms"):
+    with pytest.raises(ConfigError, match="use at least 66 ms"):
         shop.prepare(slo_ms=20.0)
     assert all(backend.closed for backend in shop.loads)
 
@@ -233,7 +233,7 @@ def test_a_machine_that_was_only_busy_for_a_moment_is_looked_at_again(shop: Work
 
 def test_a_model_that_does_not_take_zeros(shop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
     shop.fails = True
-    with pytest.raises(ModelError, match="a promise needs a measured model"):
+    with pytest.raises(ModelError, match="an SLO needs a measured model"):
         shop.prepare()
     assert all(backend.closed for backend in shop.loads)
     assert shop.prepare(slo_ms=None).choices == ()

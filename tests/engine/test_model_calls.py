@@ -201,7 +201,7 @@ def test_two_models_that_wait_for_each_other_are_told(tmp_path: Path) -> None:
             found = await asyncio.gather(
                 *(engine.infer(name, row(1, 2)) for name in ("left", "right") * 4), return_exceptions=True
             )
-            assert all("waits for calls of its own" in str(error) for error in found)
+            assert all("waits for its own" in str(error) for error in found)
             assert (await engine.infer("left", row(99, 2)))["y"].tolist() == [[99, 2]]
 
     run(story())
@@ -223,7 +223,7 @@ def test_a_model_may_call_itself_where_an_instance_is_left(tmp_path: Path) -> No
         answers = [one["y"].tolist() for one in found if isinstance(one, dict)]
         assert answers
         assert all(answer == [[100, 100]] for answer in answers)
-        assert all("waits for calls" in str(one) for one in found if isinstance(one, Exception))
+        assert all("waits for its own calls" in str(one) for one in found if isinstance(one, Exception))
 
     run(story())
 

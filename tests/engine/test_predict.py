@@ -74,9 +74,9 @@ def test_what_means_nothing_is_refused(tmp_path: Path) -> None:
     folder = model(tmp_path / "m")
     with pytest.raises(InvalidInput, match="iou"):
         predict(folder, picture(), iou=0.5)
-    with pytest.raises(InvalidInput, match="no picture of a known format"):
+    with pytest.raises(InvalidInput, match="not an image of a known format"):
         predict(folder, b"no picture")
-    with pytest.raises(InvalidInput, match="takes tensors, not pictures"):
+    with pytest.raises(InvalidInput, match="takes tensors, not images"):
         predict(model(tmp_path / "t", 4, "", "[5]"), picture())
 
 
@@ -93,7 +93,7 @@ def test_a_model_need_not_be_named(tmp_path: Path) -> None:
             pixels = np.asarray(Image.open(io.BytesIO(picture())))
             assert await engine.predict(pixels, model="b", top_k=1) == first
             assert await engine.predict("b", Image.fromarray(pixels), top_k=1) == first
-            with pytest.raises(InvalidInput, match="a picture, or a model's name and a picture"):
+            with pytest.raises(InvalidInput, match="an image, or a model's name and an image"):
                 await engine.predict("b", picture(), model="b")
             with pytest.raises(InvalidInput, match="cannot be read"):
                 await engine.predict(tmp_path / "absent.jpg")
@@ -104,7 +104,7 @@ def test_a_model_need_not_be_named(tmp_path: Path) -> None:
 def test_where_no_model_takes_pictures(tmp_path: Path) -> None:
     async def story() -> None:
         async with carpool.Engine(model(tmp_path / "a", 4, "", "[5]")) as engine:
-            with pytest.raises(NotFound, match="takes pictures"):
+            with pytest.raises(NotFound, match="takes images"):
                 await engine.predict(picture())
 
     asyncio.run(asyncio.wait_for(story(), 60))

@@ -224,7 +224,7 @@ def test_a_model_of_which_nothing_had_come_is_loaded_when_the_registry_is_back(
 ) -> None:
     (tmp_path / "models" / "other" / "1").mkdir(parents=True)
     arithmetic(tmp_path / "models" / "other" / "1" / "model.onnx")
-    with pytest.raises(ConfigError, match="nothing of models:/detector@champion was fetched"):
+    with pytest.raises(ConfigError, match="models:/detector@champion was not fetched"):
         find_models([folder])
 
     async def whole() -> None:

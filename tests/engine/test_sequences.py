@@ -220,13 +220,13 @@ def test_no_place_in_time_is_said_with_when_to_come_back(tmp_path: Path) -> None
         waits = asyncio.ensure_future(ask(engine, 2, 1, "s"))
         follows = asyncio.ensure_future(ask(engine, 2, 1, "e"))
         await asyncio.sleep(0)
-        with pytest.raises(Unavailable, match="1 sequences wait already for one of sums's 1 places") as full:
+        with pytest.raises(Unavailable, match="1 sequences wait already for one of sums's 1 slots") as full:
             await ask(engine, 3, 1, "s")
         assert full.value.reason == "queue-full"
         assert full.value.retry_after_s is not None
         assert 0 < full.value.retry_after_s <= 60
         for late in (waits, follows):
-            with pytest.raises(Unavailable, match=r"none of sums's 1 places was free within 0\.2 s") as told:
+            with pytest.raises(Unavailable, match=r"none of sums's 1 slots was free within 0\.2 s") as told:
                 await late
             assert told.value.reason == "timeout"
         assert told.value.retry_after_s is not None
@@ -278,7 +278,7 @@ def test_a_promise_holds_for_each_request(tmp_path: Path) -> None:
         assert await ask(engine, 7, 1, "s") == 1
         assert await ask(engine, 7, 1) == 2
         with pytest.raises(CarpoolError):
-            await ask(engine, 8, 1, "s")  # no place within the promise
+            await ask(engine, 8, 1, "s")  # no place within the SLO
         assert await ask(engine, 7, 1, "e") == 3
 
     run(sums(tmp_path, head="slo_ms = 2000", more="max_candidates = 1\nidle_ms = 60000"), story)
@@ -472,8 +472,8 @@ def test_nothing_is_left_of_a_sequence_whose_client_went(tmp_path: Path) -> None
         (STATE.replace("FP32", "FP64") % "", "should be FP64 .* and is FP32"),
         (STATE % TEN.replace("dims: 2", "dims: 3"), "and its initial state"),
         (STATE % "" + READY_INPUT.replace("[0, 1]", "[0]"), "needs the two values"),
-        (STATE % "" + READY_INPUT.replace("[0, 1]", "[1, 1]"), "the same for no and for yes"),
-        (STATE % "" + READY_INPUT + READY_INPUT, "more than one control input says ready"),
+        (STATE % "" + READY_INPUT.replace("[0, 1]", "[1, 1]"), "the same value for no and for yes"),
+        (STATE % "" + READY_INPUT + READY_INPUT, "more than one control input is of kind ready"),
         (STATE % "" + READY_INPUT.replace('"ready"', '"x"'), "clients do not send"),
         (STATE % "" + 'control_input { name: "ready" }', "needs a name and a control"),
         (STATE % "" + "direct { minimum_slot_utilization: 2 }", "must be 0 to 1"),
@@ -493,7 +493,7 @@ def test_what_is_wrong_with_settings_is_said(tmp_path: Path, sequences: str, wor
     [
         ("response_cache = true", "a cache"),
         ("[rollout]\ncanary = 0.1", "a rollout"),
-        ('task = "detect"', "a task for pictures"),
+        ('task = "detect"', "a task for images"),
     ],
 )
 def test_what_does_not_go_with_sequences_is_said(tmp_path: Path, head: str, words: str) -> None:

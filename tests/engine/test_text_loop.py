@@ -257,7 +257,7 @@ def test_the_gate_says_no_at_arrival_and_why() -> None:
     for error in refused:
         assert isinstance(error, Refused)
         assert "later than the deadline of 20 ms. 4 images are queued." in str(error)
-        assert str(error).startswith("m rejected the request: the answer would be ready in ")
+        assert str(error).startswith("m rejected the request: the response would be ready in ")
         assert error.predicted_ms is not None
         assert error.predicted_ms > 20
     stage.play()

@@ -70,7 +70,7 @@ def test_a_fixed_batch_is_named_and_profile_gives_that_reason(tmp_path: Path) ->
     assert any(FIXED in line for line in inspect_model(file).evidence)
     notes = profile(ProfileQuestion(file, repeats=2, instances=1, threads=1)).notes
     assert any(FIXED in note for note in notes)
-    assert not any("Its time is in the images" in note for note in notes)
+    assert not any("The time is spent per image" in note for note in notes)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def metric(client: Client, name: str) -> float | None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeServer]:
-    """210 ms for one image; 8 in 280 ms, twice that within the promise: 28.6/s."""
+    """210 ms for one image; 8 in 280 ms, twice that within the SLO: 28.6/s."""
     model = repositories.fake(tmp_path_factory.mktemp("models"), curve="200+10", head="slo_ms = 30000")
     with whole_server(model, gate_status="503", load_report="asked") as running:
         yield running

@@ -99,19 +99,19 @@ def ensemble_of_a_pipeline(models: Path) -> None:
 DEVICE = '[image]\ndecode = "device"\n'
 PIXELS = TENSORS.replace('"FP32"\nshape = [2]', '"UINT8"\nshape = [3, 16, 16]', 1)
 REFUSED: dict[tuple[str, str], tuple[Callable[[Path], None], str]] = {
-    ("exact", "pipeline"): (pipeline(CACHE), "cache does not go with a pipeline: its answers are not kept"),
+    ("exact", "pipeline"): (pipeline(CACHE), "cache does not go with a pipeline: neither its responses"),
     ("exact", "sequence"): (
         settings('backend = "python"', SEQUENCES, CACHE, TENSORS),
         "sequences do not go with a cache",
     ),
     ("exact", "decoupled"): (
         settings('decoupled = true\nbackend = "python"', CACHE, TENSORS),
-        "decoupled: a cache keeps the one answer",
+        "decoupled: a cache stores the one response",
     ),
     ("exact", "text"): (settings(WRITES, CACHE), r"cache does not go with \[generate\]"),
     ("similar", "pipeline"): (
         pipeline(SIMILAR),
-        "cache does not go with a pipeline: its answers are not kept",
+        "cache does not go with a pipeline: neither its responses",
     ),
     ("similar", "ensemble"): (
         ensemble(
@@ -125,7 +125,7 @@ REFUSED: dict[tuple[str, str], tuple[Callable[[Path], None], str]] = {
     ),
     ("similar", "decoupled"): (
         settings('decoupled = true\nbackend = "python"', SIMILAR, TENSORS),
-        "decoupled: a cache keeps the one answer",
+        "decoupled: a cache stores the one response",
     ),
     ("similar", "text"): (settings(WRITES, SIMILAR), r"cache does not go with \[generate\]"),
     ("rollout", "pipeline"): (pipeline(ROLLOUT), "rollout does not go with a pipeline: roll out the models"),
@@ -139,20 +139,20 @@ REFUSED: dict[tuple[str, str], tuple[Callable[[Path], None], str]] = {
     ),
     ("rollout", "decoupled"): (
         settings('decoupled = true\nbackend = "python"', ROLLOUT, TENSORS),
-        "decoupled: a rollout compares the one answer",
+        "decoupled: a rollout compares the one response",
     ),
     ("rollout", "text"): (settings(WRITES, ROLLOUT), r"rollout does not go with \[generate\]"),
     ("pipeline", "ensemble"): (ensemble_of_a_pipeline, "street is a pipeline, which only front ends run"),
     ("pipeline", "sequence"): (both(tracker, pipeline(model="tracker")), "tracker takes sequences"),
     ("pipeline", "decoupled"): (
         both(counter, pipeline(model="count")),
-        "count is decoupled, and a step needs exactly one answer",
+        "count is decoupled, and a step needs exactly one response",
     ),
     ("pipeline", "text"): (both(writer, pipeline(model="writer")), "writer writes token by token"),
     ("ensemble", "sequence"): (both(tracker, ensemble("tracker")), "tracker takes sequences"),
     ("ensemble", "decoupled"): (
         both(counter, ensemble("count")),
-        "count is decoupled, and a step needs exactly one answer",
+        "count is decoupled, and a step needs exactly one response",
     ),
     ("ensemble", "text"): (both(writer, ensemble("writer")), "writer writes token by token"),
     ("sequence", "decoupled"): (
@@ -162,7 +162,7 @@ REFUSED: dict[tuple[str, str], tuple[Callable[[Path], None], str]] = {
     ("sequence", "text"): (settings(WRITES, SEQUENCES), r"sequences does not go with \[generate\]"),
     ("sequence", "device"): (
         settings('backend = "python"', SEQUENCES, DEVICE, PIXELS),
-        r"sequences do not go with a task for pictures, or \[image\]",
+        r"sequences do not go with a task for images, or \[image\]",
     ),
     ("decoupled", "text"): (settings("decoupled = true", WRITES), r"decoupled does not go with \[generate\]"),
     ("decoupled", "device"): (

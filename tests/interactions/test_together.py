@@ -45,7 +45,7 @@ PLAIN = Shown(
     lambda client, extra: infer(client, "one", tensor("x", X, (1, 3)), extra=extra),
     lambda answer: values_of(answer) == [2.0, 3.0, 4.0],
 )
-NOT_IN_MEMORY = 501, "pictures come with the request, not in shared memory"
+NOT_IN_MEMORY = 501, "images come with the request, not in shared memory"
 REFUSED_BY_REQUEST = {
     ("sequence", "live"): (400, "a frame of a sequence is not replaced by a newer one"),
     ("similar", "memory"): NOT_IN_MEMORY,

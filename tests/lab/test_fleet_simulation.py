@@ -28,7 +28,7 @@ QUICK = BatchCurve.parse("4+1")
 
 
 def attainment_between(run: FleetRun, slo: float, start: float, end: float) -> float:
-    """Of what came in this time: answered within the promise."""
+    """Of what came in this time: answered within the SLO."""
     rides = [ride for ride in run.run.rides if start <= ride.arrival.at < end]
     return sum(1 for ride in rides if ride.latency is not None and ride.latency <= slo) / max(1, len(rides))
 

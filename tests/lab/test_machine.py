@@ -75,7 +75,7 @@ def test_the_plan_counts_the_cores() -> None:
 def test_without_cores_only_the_wait_is_known() -> None:
     found = plan(FleetQuestion(CURVE, 0.25, 40.0, noise=0.0, machine=Machine(decode=0.02)))
     assert found.replicas == 1
-    assert "With --cores it would be known" in " ".join(found.why)
+    assert "Give --cores to check" in " ".join(found.why)
     alone = plan(FleetQuestion(CURVE, 0.25, 40.0, noise=0.0))
     assert found.p50_ms is not None
     assert alone.p50_ms is not None

@@ -58,10 +58,10 @@ def test_a_package_that_does_not_import(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("endpoint", "missing", "state", "says"),
     [
-        ("", False, State.FINE, "no collector is named"),
+        ("", False, State.FINE, "no collector is set"),
         ("", True, State.ABSENT, "is not installed"),
         ("http://c:4318", False, State.FINE, "0.01 of the requests go to http://c:4318/v1/traces"),
-        ("http://c:4318", True, State.NOTE, "is not installed, and a collector is named"),
+        ("http://c:4318", True, State.NOTE, "is not installed, but a collector is set"),
         ("c:4318", False, State.WRONG, "must be like http://localhost:4318"),
     ],
 )

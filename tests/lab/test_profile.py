@@ -47,10 +47,10 @@ def test_the_curve_its_line_and_what_promises_allow(tmp_path: Path, timed: Timed
     assert (found.line_from, found.line_until, found.knee) == (1, 8, 8)
     assert found.curve == "1:5,2:6,4:8,8:12"
     assert [(budget.batch, budget.largest) for budget in found.budgets] == [(0, 4), (0, 6), (5, 8), (8, 8)]
-    assert "promise 11 ms" in found.budgets[0].why
+    assert "SLO of 11 ms" in found.budgets[0].why
     assert "2 × 9 ms" in found.budgets[2].why
     assert "t(B) = 4 ms + B × 1 ms, and every point within 0% of it." in found.notes
-    assert any(note.startswith("Batches of 8 carry 3.33 ×") for note in found.notes)
+    assert any(note.startswith("Batches of 8 process 3.33 ×") for note in found.notes)
     assert timed.closed
     assert "measuring batches of 4" in told
 
@@ -71,7 +71,7 @@ def test_sizes_instances_and_threads_as_asked(tmp_path: Path, timed: Timed) -> N
 def test_where_batching_brings_little(tmp_path: Path, timed: Timed) -> None:
     timed.takes = lambda images, _: 0.010 * images
     found = profile(question(tmp_path))
-    assert any("Batching brings little here: 100 images/s one by one" in note for note in found.notes)
+    assert any("Batching gains little here: 100 images/s one by one" in note for note in found.notes)
     assert found.knee == 1
 
 
@@ -93,7 +93,7 @@ def points(spread: float = 0.01) -> list[Point]:
 def test_it_says_when_the_machine_is_too_noisy_to_tell() -> None:
     quiet, first = points(), points()[0]
     assert lab.doubts(quiet, first, 0.0) == []
-    assert "50% apart" in lab.doubts(points(0.5), first, 0.0)[0]
+    assert "is 50%" in lab.doubts(points(0.5), first, 0.0)[0]
     assert "20% of the processor" in lab.doubts(quiet, first, 0.2)[0]
     slower = Point(1, 0.009, 0.0, 10)
     assert "took 5 ms at first, 9 ms at the end" in lab.doubts(quiet, slower, 0.0)[0]

@@ -1,7 +1,7 @@
 """Batching over HTTP equals Triton's: stories recorded from a real tritonserver, played on a live server.
 
 The model writes down who shared each execution and holds it until the story lets it end, so no outcome hangs
-on a clock: requests are sent one after the other, each once the server is known to have the one before. The
+on a clock: requests are sent one after the other, each once the server is known to have the previous one. The
 stories here are without delays and timeouts; `core/test_triton_stories.py` plays them all in virtual time.
 """
 

@@ -266,8 +266,8 @@ def test_tensors_through_generate(server: Live) -> None:
     ("sent", "said"),
     [
         ({"image": "not so!"}, "base64"),
-        ({"image": ""}, "no picture"),
-        ({"image": base64.b64encode(b"no picture").decode()}, "picture"),
+        ({"image": ""}, "no image"),
+        ({"image": base64.b64encode(b"no picture").decode()}, "not an image"),
         ({"image": base64.b64encode(png(1)).decode(), "max_tokens": 0}, "max_tokens"),
         ({"image": base64.b64encode(png(1)).decode(), "max_tokens": 1.5}, "max_tokens"),
         ({"image": base64.b64encode(png(1)).decode(), "max_tokens": 1e308}, "max_tokens"),

@@ -58,7 +58,7 @@ VALUES: list[Any] = [
 
 
 def changed(document: Any, chance: Random) -> Any:
-    """One value somewhere in it is another, is gone, or is there twice."""
+    """One value somewhere in it is another, is gone, or is given twice."""
     places = list(places_of(document))
     if not places or chance.random() < 0.03:
         return copy.deepcopy(chance.choice(VALUES))

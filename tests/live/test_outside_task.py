@@ -28,7 +28,7 @@ class Brightness(Answer):
 class TASK(VisionTask):
     name = "brightness"
     route, summary = "/brightness", "Say how bright a picture is"
-    form, title = Brightness, "How bright the picture is"
+    form, title = Brightness, "How bright the image is"
     example = {"brightness": 0.5, "is_dark": True}
     options = {"limit": Option(fraction, {"type": "number"}, "Darker is dark.")}
     quick = True
@@ -61,7 +61,7 @@ def test_a_picture_is_asked_about(tmp_path: Path) -> None:
         }
         wrong = client.post("/brightness?score=1", photo)
         assert wrong.status == 400
-        assert b'\\"score\\" means nothing to brightness' in wrong.body
+        assert b'\\"score\\" is not an option of brightness' in wrong.body
         drawn = client.post("/models/bright/predict", photo, b"Accept: image/png\r\n")
         assert b"cannot be drawn" in drawn.body
         document = orjson.loads(client.get("/openapi.json").body)

@@ -49,7 +49,7 @@ def test_an_alias_moves_and_the_registry_goes_while_it_serves(tmp_path: Path) ->
     with serving(folder, folder=tmp_path, environment=environment) as server:  # nobody answers there now
         assert served_version(server) == ["2"]
         check_answer(server)
-        assert "no answer" in server.log()
+        assert "no response" in server.log()
 
 
 @pytest.mark.conformance

@@ -153,7 +153,7 @@ def test_equal_kinds_share_requests() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({2: StepFacts(None)}, "12: step find.model: detector takes tensors, not pictures"),
+        ({2: StepFacts(None)}, "12: step find.model: detector takes tensors, not images"),
         ({1: StepFacts("pose", runs_nothing=True)}, "plates has steps itself"),
         ({2: StepFacts("classify")}, 'each = "find.boxes" needs a step whose task is detect or pose or obb'),
         ({2: StepFacts("detect", labels=("cat", "care"))}, 'has no label "car"; did you mean "care"?'),

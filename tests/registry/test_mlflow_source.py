@@ -200,7 +200,7 @@ def test_a_server_that_is_gone_is_down(tmp_path: Path) -> None:
         mlflow.aliases["champion"] = 7
         asking = source(mlflow)
         pin = asking.resolve()
-    with pytest.raises(RegistryDown, match="no answer"):
+    with pytest.raises(RegistryDown, match="no response"):
         asking.resolve()
     with pytest.raises(RegistryDown):
         VersionStore(tmp_path / "store").bring(asking, pin, tmp_path / "detector")

@@ -184,7 +184,7 @@ def test_a_file_that_comes_short_is_no_model(bucket: Any, tmp_path: Path, monkey
     monkeypatch.setattr(RemoteFiles, "blocks", lambda self, file, start, length: iter([b"x"]))
     found = repository(tmp_path)
     complaints = found.refresh()
-    assert "came with" in complaints[0]
+    assert "was received with" in complaints[0]
     assert list(found.folder.iterdir()) == []
 
 

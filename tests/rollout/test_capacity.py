@@ -14,15 +14,15 @@ def test_a_candidate_as_fast_carries_it() -> None:
     found = carries(FAST, FAST._replace(version="2"), [100.0, 300.0])
     assert found["enough"]
     assert found["peak_rps"] == 300.0
-    assert "which it would carry as well" in found["sentence"]
+    assert "which it would sustain too" in found["sentence"]
 
 
 def test_one_that_is_half_as_fast_does_not() -> None:
     found = carries(FAST, SLOW, [10.0, 600.0, 20.0])
     assert not found["enough"]
     assert found["lost"] > 0.1
-    assert "version 2 carries" in found["sentence"]
-    assert "in full it would refuse" in found["sentence"]
+    assert "version 2 sustains" in found["sentence"]
+    assert "at 100 % it would reject" in found["sentence"]
 
 
 def test_a_load_that_breaks_both_is_not_the_candidate_s_fault() -> None:

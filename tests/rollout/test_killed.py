@@ -112,7 +112,7 @@ def test_a_file_that_was_cut_off_or_changed_is_understood_or_moved_aside(data: s
         path = Path(folder) / "m.json"
         path.write_bytes(damaged)
         back, trouble = read_record(path)
-        assert (back is None) == ("cannot be understood" in trouble) != path.exists()
+        assert (back is None) == ("cannot be parsed" in trouble) != path.exists()
         if back is not None:
             rollout = back.rollout
             assert rollout.serving in rollout.wanted

@@ -41,10 +41,10 @@ def test_without_an_answer_it_waits_for_a_hand(tmp_path: Path) -> None:
     models = repository(tmp_path, PLAN, (8, 1.0), (8, 1.0))
     with whole_server(models, state_dir=tmp_path / "state", cache_dir=tmp_path / "cache") as server:
         until_state(server, "checked")
-        while "is being asked" in (found := status(server))["why"]:
+        while "is being evaluated" in (found := status(server))["why"]:
             pass
         assert found["state"] == "checked"
-        assert "says nothing" in found["why"]
+        assert "gave no result" in found["why"]
         assert str(tmp_path) not in found["why"]
 
 
@@ -52,9 +52,9 @@ def test_versions_that_are_no_files_wait_for_a_hand(tmp_path: Path) -> None:
     """Loaded by their folder, both would be the newest."""
     with staged(tmp_path, PLAN) as one:
         one.until("checked")
-        while "is being asked" in (found := one.status())["why"]:
+        while "is being evaluated" in (found := one.status())["why"]:
             pass
-        assert (found["state"], "no files" in found["why"]) == ("checked", True)
+        assert (found["state"], "not files" in found["why"]) == ("checked", True)
         assert one.act("promote")[1]["state"] == "canary"
 
 
@@ -62,7 +62,7 @@ def test_one_that_is_under_way_ends_with_its_server(tmp_path: Path) -> None:
     models = repository(tmp_path, PLAN, (8, 1.0), (8, 1.0))
     labelled(models)
     with whole_server(models, state_dir=tmp_path / "state", cache_dir=tmp_path / "cache") as server:
-        assert "is being asked" in until_state(server, "checked")["why"]
+        assert "is being evaluated" in until_state(server, "checked")["why"]
 
 
 GAP = {"figure": "mAP", "difference": -0.1, "low": -0.2, "high": 0.0, "tolerate": 0.01, "worse": True}
@@ -75,13 +75,13 @@ GAP = {"figure": "mAP", "difference": -0.1, "low": -0.2, "high": 0.0, "tolerate"
             json.dumps({"pictures": 9, "gap": GAP, "failed": {}}),
             "",
             True,
-            "mAP on 9 labelled pictures: -0.1000 (-0.2000 to +0.0000), worse than the 0.01 that are",
+            "mAP on 9 labelled images: -0.1000 (-0.2000 to +0.0000), worse than the 0.01 that are",
         ),
         (
             json.dumps({"pictures": 9, "gap": GAP, "failed": {"a": "b"}}),
             "",
             None,
-            "1 of its pictures were not",
+            "1 of its images were not",
         ),
         (json.dumps({"pictures": 9, "gap": None, "failed": {}}), "a\nb", None, "b"),
         (

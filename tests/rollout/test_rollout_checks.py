@@ -176,7 +176,7 @@ def test_none_that_was_ever_sent_back_stands_in_for_stable(tmp_path: Path) -> No
     over = Rollout("1", "4", State.FAILED)
     assert chosen(home, over, sent_back=(3, 4)) == (2,)
     assert chosen(home, Rollout("5", "5", State.DONE), sent_back=(4,)) == (3,)
-    with pytest.raises(ConfigError, match="put it back"):
+    with pytest.raises(ConfigError, match="restore it"):
         chosen(home, over, sent_back=(2, 3, 4))
 
 
@@ -188,7 +188,7 @@ def test_a_candidate_that_did_not_take_over_never_stands_in_for_stable(tmp_path:
         chosen(home, rollout)
     (home / "3").mkdir()
     assert chosen(home, rollout) == (3,)  # nobody has judged it
-    with pytest.raises(ConfigError, match="put it back"):
+    with pytest.raises(ConfigError, match="restore it"):
         chosen(home, rollout, (1, 2))  # stable is in memory, and goes on there
     named = replace(CONFIG, rollout=None, versions=SpecificVersions((2,)))
     assert pinned(named, home, rollout) is named

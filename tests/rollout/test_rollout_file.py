@@ -1,4 +1,4 @@
-"""What is kept: whole or the one before, and nothing that is read is believed."""
+"""What is kept: whole or the previous one, and nothing that is read is believed."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_what_cannot_be_understood_is_moved_aside_and_told(tmp_path: Path, conte
     path.write_bytes(content)
     back, trouble = read_record(path)
     assert back is None
-    assert "cannot be understood" in trouble
+    assert "cannot be parsed" in trouble
     assert not path.exists()
     (aside,) = tmp_path.iterdir()
     assert aside.name.startswith("r.json.unreadable-")

@@ -83,7 +83,7 @@ def test_what_is_waited_for_where_nothing_happens() -> None:
     assert (found.verdict, found.high) == ("waits", inf)
     assert found.rare is not None
     assert RARE < found.rare < 0.1
-    assert found.sentence.endswith("% of them, 2 % would do")
+    assert found.sentence.endswith("% of them, 2 % is enough")
 
 
 def test_the_queue_of_a_shadow_is_not_judged() -> None:
@@ -109,14 +109,14 @@ def test_a_candidate_that_carries_too_little_is_not_proven() -> None:
 def test_it_says_how_many_more_are_needed_and_why_none_came() -> None:
     assert comparisons_needed(PLAN, State.SHADOW, Counts()) == [
         "500 more comparisons are needed, if none of them differs",
-        "no request has come that could be compared",
+        "no request was received that could be compared",
     ]
     busy = Counts(compared=3, seen=4, skipped={"busy": 900, "thinned": 20, "unheard-of": 5000})
     more, lost = comparisons_needed(PLAN, State.CANARY, busy)
     count = int(more.split()[0])
     assert guard("disagreement", Counts(compared=3 + count)).verdict == "proven"
     assert guard("disagreement", Counts(compared=2 + count)).verdict == "waits"
-    assert lost == "920 requests were not compared, 900 of them because the device had nothing to spare"
+    assert lost == "920 requests were not compared, 900 of them because the device had no free time"
     assert comparisons_needed(PLAN, State.CANARY, Counts(compared=5000)) == []
     assert comparisons_needed(PLAN, State.STANDBY, busy) == []
 
@@ -186,4 +186,4 @@ def test_slower_is_off_and_asks_for_the_middle_of_the_times() -> None:
 def test_without_comparisons_it_says_why() -> None:
     assert guard("disagreement", Counts()).sentence == "nothing was compared yet"
     busy = guard("disagreement", Counts(skipped={"busy": 900, "late": 20}))
-    assert busy.sentence == "nothing was compared yet, mostly because the device had nothing to spare"
+    assert busy.sentence == "nothing was compared yet, mostly because the device had no free time"

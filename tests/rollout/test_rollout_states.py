@@ -170,7 +170,7 @@ def test_a_pause_by_hand_keeps_the_share_and_stops_the_clock() -> None:
 
 
 def test_an_action_that_does_not_fit_names_those_that_do() -> None:
-    with pytest.raises(WrongState, match="it can pause or abort"):
+    with pytest.raises(WrongState, match="possible actions: pause or abort"):
         act(BEGUN, PLAN, "promote", 0.0)
     with pytest.raises(WrongState, match="cannot be promoted"):
         act(act(BEGUN, PLAN, "pause", 0.0), PLAN, "promote", 0.0)

@@ -402,7 +402,7 @@ def test_a_state_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         end = one.status()
         while not end["trouble"]:
             end = one.status()
-        assert "cannot be kept" in end["trouble"]
+        assert "cannot be stored" in end["trouble"]
 
 
 def test_disagreements_are_not_kept_without_a_folder(held: Staged) -> None:

@@ -120,7 +120,9 @@ def test_counts_add_up_and_prove_a_step_together(tmp_path: Path, place: Path) ->
             shared = lives[0].status()["shared"]
             assert (shared["reached"], len(shared["replicas"])) == (True, 2)
             said = list(sentences(lives[0].status()))
-            assert "2 replicas share it, of which 2 have loaded the candidate." in said
+            assert "2 replicas share it; 2 have loaded the candidate." in said
+            assert any(line.startswith("errors: ") for line in said)
+            assert not [line for line in said if ": off." in line], "guards that are switched off"
 
     run(story())
 
@@ -307,7 +309,7 @@ def test_one_without_the_files_serves_stable_and_the_others_wait(tmp_path: Path,
         async with life(tmp_path, "b", where, "late") as late, life(tmp_path, "a", where) as early:
             await until(lambda: late.status()["state"] == early.status()["state"] == "loading")
             await until(lambda: "has not loaded it yet" in early.status()["why"])
-            await until(lambda: late.status().get("trouble") == "version 2 is not here yet")
+            await until(lambda: late.status().get("trouble") == "version 2 is not on this replica yet")
             assert (late.serves, early.serves) == ("1", "1")
             shutil.move(tmp_path / "2", tmp_path / "late" / "m" / "2")
             await all_in([late, early], "canary", 1)
@@ -423,7 +425,7 @@ def test_who_never_gets_through_says_so(tmp_path: Path, place: Path, monkeypatch
                 return False
 
             monkeypatch.setattr(FolderPlace, "swap", never)
-            with pytest.raises(Unavailable, match="others change it"):
+            with pytest.raises(Unavailable, match="other replicas keep changing it"):
                 await one.act("promote")
             assert one.status()["step"] == 1
             assert issubclass(OutOfReach, Exception)

@@ -172,7 +172,7 @@ def test_a_server_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         done = watch(f"http://127.0.0.1:{taken.getsockname()[1]}", video(tmp_path / "a.mp4", 2))
     assert done.exit_code == 1
-    assert "is the server running there?" in done.stderr
+    assert "is the server running?" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 
@@ -294,7 +294,7 @@ def test_a_terminal_sees_a_table_and_a_pipe_sees_lines(monkeypatch: pytest.Monke
     total = CameraReport("all", "", "", "", counts, 4.9, 41.2, 97.0, 3)
     for stream, words in (
         (Terminal(), ("camera", "gate", "4.9", "41", "97", "lost: Connection refused", "all")),
-        (io.StringIO(), ("1 of 2 cameras", "4.9 answers/s", "cached 3", "replaced 2", "dropped 2")),
+        (io.StringIO(), ("1 of 2 cameras", "4.9 responses/s", "cached 3", "replaced 2", "dropped 2")),
     ):
         monkeypatch.setattr(sys, "stderr", stream)
         monkeypatch.setattr(watch_command, "_LINE_EVERY_S", 0.0)

@@ -129,10 +129,10 @@ def test_no_picture_has_no_pixels(name: str) -> None:
         (b"%PDF-1.7", "PDF"),
         (b"\0\0\0\x1cftypavif", "AVIF"),
         (b"\0\0\0\x18ftypheic", "HEIC"),
-        (b"hello", "no picture of a known format"),
-        (b"\0" * 1000, "no picture of a known format"),
-        (b"RIFF\0\0\0\0WAVE", "no picture of a known format"),
-        (b"\xff\xd8", "no picture of a known format"),
+        (b"hello", "not an image of a known format"),
+        (b"\0" * 1000, "not an image of a known format"),
+        (b"RIFF\0\0\0\0WAVE", "not an image of a known format"),
+        (b"\xff\xd8", "not an image of a known format"),
     ],
 )
 def test_what_is_no_picture_is_named(data: bytes, words: str) -> None:

@@ -63,7 +63,7 @@ def test_mistakes_name_the_option(name: str, text: str, words: str) -> None:
 def test_what_means_nothing_to_a_task_is_a_mistake() -> None:
     assert read_options({"top_k": "2"}, Task.CLASSIFY).top_k == 2
     with pytest.raises(
-        InvalidInput, match='"iou" means nothing to classify; valid here: overlay, score, top_k'
+        InvalidInput, match='"iou" is not an option of classify; valid here: overlay, score, top_k'
     ):
         read_options({"iou": "0.5"}, Task.CLASSIFY)
     with pytest.raises(InvalidInput, match="embed takes no options"):

@@ -137,7 +137,7 @@ def test_values_tell_scores_from_logits() -> None:
 def test_a_claim_that_the_outputs_do_not_fit_is_not_believed() -> None:
     verdict = judge({"y": (1000,)}, 0, Claims("Ultralytics", "pose"))
     assert verdict.reading is None
-    assert "its metadata says pose, and its outputs" in verdict.ask
+    assert "its metadata says pose, but its outputs" in verdict.ask
     verdict = judge({"y": (24, ANCHORS)}, 15, Claims("Ultralytics", "obb"))
     assert verdict.reading is None  # 19 classes, and 15 names
 

@@ -82,7 +82,7 @@ def test_what_the_settings_say_stays_and_the_rest_is_told() -> None:
 
 def test_labels_that_are_too_few_are_noted() -> None:
     _, notes = told({"y": (84, 8400)}, ["one"], toml='[detect]\nformat = "yolov8"')
-    assert "1 labels for 80 classes: the rest go by number" in notes
+    assert "1 labels for 80 classes: the others are named by number" in notes
 
 
 def test_a_model_without_batches_may_carry_a_leading_one() -> None:
@@ -107,7 +107,7 @@ def test_the_layout_is_told_or_declared() -> None:
 @pytest.mark.parametrize("shape", [(5, 64, 64), (64, 64), (1000,), (3, 3, 64, 64), (-1, 64, 64)])
 def test_models_that_take_no_picture_have_no_settings(shape: tuple[int, ...]) -> None:
     assert describe(config(), signature({"y": (1000,)}, shape)) == NOTHING
-    with pytest.raises(ConfigError, match='m: task = "classify" needs one input that can hold a picture'):
+    with pytest.raises(ConfigError, match='m: task = "classify" needs one input that can hold an image'):
         describe(config('task = "classify"'), signature({"y": (1000,)}, shape))
     with pytest.raises(ConfigError, match=r"m: \[image\] needs one input"):
         describe(config("[image]"), signature({"y": (1000,)}, shape))
@@ -138,10 +138,8 @@ def test_an_input_of_any_size_needs_one() -> None:
     shapes = signature({"y": (1000,)}, (3, -1, -1))
     found, _, ask, _ = describe(config(), shapes)
     assert found is None
-    assert "takes pictures of any size: set size in [image] of model.toml, or give --size" in ask
-    with pytest.raises(
-        ConfigError, match=r"takes pictures of any size; give the one to use as size in \[image\]"
-    ):
+    assert "takes images of any size: set size in [image] of model.toml, or give --size" in ask
+    with pytest.raises(ConfigError, match=r"takes images of any size; set size in \[image\]"):
         describe(config('task = "classify"'), shapes)
     assert describe(config("[image]\nsize = 224"), shapes)[0] is not None
 
@@ -172,7 +170,7 @@ def test_an_input_of_any_size_needs_one() -> None:
         (
             'task = "detect"\n[segment]',
             {"y": (84, 8400)},
-            "[segment] is for models of that task, and this one is for detect",
+            "[segment] is for models of that task, but this model is for detect",
         ),
         ("[classify]\n[embed]", {"y": (1000,)}, "remove one"),
     ],

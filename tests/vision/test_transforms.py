@@ -271,7 +271,7 @@ def test_the_wrong_memory_is_refused() -> None:
         (ImageSettings(size=(10, 20)), (3, 20, 10), "image.size [10, 20] (height, width) does not fit"),
         (ImageSettings(), (3, -1, 10), "image.size is needed"),
         (ImageSettings(), (5, 20, 10), "image.layout is needed"),
-        (ImageSettings(layout="nchw"), (20, 10, 3), "image.layout: a picture has 1 or 3 channels"),
+        (ImageSettings(layout="nchw"), (20, 10, 3), "image.layout: an image has 1 or 3 channels"),
         (ImageSettings(), (20, 10), "three dimensions besides the batch"),
         (ImageSettings(), (4, 3, 20, 10), "three dimensions besides the batch"),
         (ImageSettings(mean=(1.0, 2.0, 3.0)), (1, 20, 10), "image.mean has 3 numbers"),

@@ -73,7 +73,7 @@ def test_json_never_turns_a_number_into_null(value: float) -> None:
 @pytest.mark.parametrize("datatype", [Datatype.FP16, Datatype.BF16])
 def test_half_precision_is_binary_only(datatype: Datatype) -> None:
     answer = InferResponse("net", [tensor_of("half", datatype, [1, 2])])
-    with pytest.raises(InvalidInput, match=r"output 'half' is .*which JSON cannot carry"):
+    with pytest.raises(InvalidInput, match=r"output 'half' is .*which JSON cannot represent"):
         v2.encode_response(answer)
 
 

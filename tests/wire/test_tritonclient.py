@@ -76,7 +76,7 @@ def test_sequences_are_refused() -> None:
     body, header_length = InferenceServerClient.generate_request_body(
         [wire_input(Datatype.UINT8, binary=True)], sequence_id=9, sequence_start=True
     )
-    with pytest.raises(Unsupported, match="sequences are not offered") as refused:
+    with pytest.raises(Unsupported, match="sequences are not supported here") as refused:
         decode_request(body, header_length, model_of(Datatype.UINT8))
     assert refused.value.field == "parameters.sequence_id"
 

@@ -1,5 +1,5 @@
-"""Runtimes, one file or folder each, behind one protocol. config/backend_kinds.py says which there are; each
-third-party runtime is imported when a model needs it.
+"""This module has runtimes, one file or folder each, behind one protocol. config/backend_kinds.py says which
+there are; each third-party runtime is imported when a model needs it.
 
 Law of this folder: a backend knows its runtime and nothing of queues, requests or time limits.
 """
@@ -50,7 +50,7 @@ def load(config: ModelConfig, version: ModelVersion, placement: Placement | None
 
 
 def read_signature(config: ModelConfig, version: ModelVersion) -> ModelSignature:
-    """What the model file says about its tensors, without making an instance."""
+    """Returns what the model file says about its tensors, without making an instance."""
     return _home(config, version).read_signature(config, version)
 
 
@@ -65,12 +65,13 @@ def describe(config: ModelConfig, version: ModelVersion) -> ModelConfig:
 
 
 def default_threads(instances: int, cores: int) -> int:
-    """Threads for each instance, so that all of them together have one per core."""
+    """Returns threads for each instance, so that all of them together have one per core."""
     return max(1, cores // max(1, instances))
 
 
 def devices(config: ModelConfig) -> tuple[int, ...]:
-    """The GPUs that this model runs on, with instances on each; none: the CPU, or the runtime's choice."""
+    """Returns the GPUs that this model runs on, with instances on each; none: the CPU, or the runtime's
+    choice."""
     home = _home_of(config)
     return home.devices(config) if hasattr(home, "devices") else ()
 

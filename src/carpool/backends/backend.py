@@ -1,4 +1,4 @@
-"""The protocol every runtime stands behind, and what the runtimes' own files share."""
+"""Defines the protocol every runtime stands behind, and what the runtimes' own files share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from carpool.types import Array
 
 
 class Backend(Protocol):
-    """One instance of one model version.
+    """Represents one instance of one model version.
 
     `run`, `close` and the rest are called from one thread at a time; only `abort` and `alive` may be used
     beside them. A backend checks neither shapes nor datatypes of what the model answers: it passes on what it
@@ -29,7 +29,7 @@ class Backend(Protocol):
         """False once this instance can answer no more (aborted, closed, or its process died): replace it."""
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
-        """A whole batch in, a whole batch out, with the GIL released while the model works.
+        """Runs a whole batch, with the GIL released while the model works.
 
         None `wanted` are all of the outputs. The arrays that come back belong to the caller. Raises
         ModelError with the cause in one sentence, or InvalidInput where a value could never be given to
@@ -37,7 +37,8 @@ class Backend(Protocol):
         """
 
     def abort(self) -> None:
-        """From another thread: the batch that runs ends soon, with a ModelError, and no other will start."""
+        """Aborts from another thread: the batch that runs ends soon, with a ModelError, and no other will
+        start."""
 
     def close(self) -> None:
         """Give back memory, threads and processes; more than once does no harm."""
@@ -45,14 +46,14 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileToKeep:
-    """A picture's file whose pixels, uint8 [3, h, w] on the device, are wanted for later."""
+    """Describes a picture's file whose pixels, uint8 [3, h, w] on the device, are wanted for later."""
 
     file: Array
     keep: Callable[[Any], None]
 
 
 class Cut(NamedTuple):
-    """A part of a picture that is on a device already."""
+    """Describes a part of a picture that is on a device already."""
 
     pixels: Any
     left: int
@@ -62,7 +63,7 @@ class Cut(NamedTuple):
 
     @property
     def part(self) -> Any:
-        """A view of its pixels."""
+        """Returns a view of its pixels."""
         return self.pixels[:, self.top : self.top + self.height, self.left : self.left + self.width]
 
 
@@ -74,8 +75,8 @@ class FillPictures(Protocol):
     """Decodes pictures into rows of a model's uint8 input, on its device."""
 
     def fill(self, pictures: Sequence[Seen], into: Any) -> Mapping[int, CarpoolError]:
-        """One row of `into` for each picture: 1-D uint8 arrays of file bytes, which may be shared memory, or
-        parts of pictures.
+        """Fills one row of `into` for each picture: 1-D uint8 arrays of file bytes, which may be shared
+        memory, or parts of pictures.
 
         `into` is a uint8 tensor on the device; the work goes to its current stream, and the caller waits for
         that stream before the next `fill`. Returns by index what is wrong with those that cannot be read,
@@ -89,16 +90,18 @@ Filling = Callable[[Any], FillPictures | None]
 
 @runtime_checkable
 class Gathers(Protocol):
-    """A backend that makes one batch of several requests itself, where its device can best read it."""
+    """Defines a backend that makes one batch of several requests itself, where its device can best read
+    it."""
 
     def view(self, inputs: Mapping[str, Array]) -> Mapping[str, Any] | None:
-        """What `run_parts` takes as well, and faster, for requests that lie in the same memory again and
-        again; None where that would be a copy."""
+        """Returns what `run_parts` takes as well, and faster, for requests that lie in the same memory again
+        and again; None where that would be a copy."""
 
     def run_parts(
         self, parts: Sequence[Mapping[str, Any]], images: Sequence[int], wanted: Sequence[str]
     ) -> Mapping[str, Array]:
-        """As `run`, for the inputs of requests that stand one behind the other, with their images each."""
+        """Does the same as `run`, for the inputs of requests that stand one behind the other, with their
+        images each."""
 
 
 @runtime_checkable
@@ -118,18 +121,19 @@ class RunsSingly(Protocol):
 
 @runtime_checkable
 class AnswersEach(Protocol):
-    """A backend that sees requests, not rows: what is wrong with one of a batch is not the others' affair."""
+    """Defines a backend that sees requests, not rows: what is wrong with one of a batch is not the others'
+    affair."""
 
     def run_each(
         self, requests: Sequence[tuple[Mapping[str, Array], Sequence[str]]], details: Sequence[bytes] = ()
     ) -> list[Mapping[str, Array] | CarpoolError]:
-        """For the inputs and the wanted outputs of each request, its outputs, or why there are none.
+        """Returns, for the inputs and the wanted outputs of each request, its outputs, or why there are none.
         `details` are what each says of itself, its id and parameters, as JSON or nothing."""
 
 
 class SequenceRow(Protocol):
-    """What a request of a sequence says of itself, and which slot its sequence has in this instance. Nothing
-    of it changes while it runs."""
+    """Describes what a request of a sequence says of itself, and which slot its sequence has in this
+    instance. Nothing of it changes while it runs."""
 
     slot: int
     name: int | str
@@ -139,17 +143,18 @@ class SequenceRow(Protocol):
 
 @runtime_checkable
 class RunsRows(Protocol):
-    """A backend that is told which sequence each row of a batch belongs to."""
+    """Defines a backend that is told which sequence each row of a batch belongs to."""
 
     def run_rows(
         self, inputs: Mapping[str, Array], rows: Sequence[SequenceRow], wanted: Sequence[str]
     ) -> Mapping[str, Array]:
-        """As `run`, for one row of each."""
+        """Does the same as `run`, for one row of each."""
 
 
 @runtime_checkable
 class AnswersRows(Protocol):
-    """The same where requests are seen: what is wrong with one of a batch is not the others' affair."""
+    """Defines the same where requests are seen: what is wrong with one of a batch is not the others'
+    affair."""
 
     def run_row_each(
         self,
@@ -157,18 +162,19 @@ class AnswersRows(Protocol):
         rows: Sequence[SequenceRow],
         details: Sequence[bytes],
     ) -> list[Mapping[str, Array] | CarpoolError]:
-        """As `AnswersEach.run_each`."""
+        """Does the same as `AnswersEach.run_each`."""
 
 
 class Rider(Protocol):
-    """One request for a decoupled model, and who waits for its answers. Of the thread of the instance."""
+    """Defines one request for a decoupled model, and who waits for its answers. Of the thread of the
+    instance."""
 
     @property
     def inputs(self) -> Mapping[str, Array]: ...
 
     @property
     def outputs(self) -> Sequence[str]:
-        """Names of those that are wanted."""
+        """Returns the names of those that are wanted."""
 
     @property
     def details(self) -> bytes: ...
@@ -197,7 +203,7 @@ class AnswersMany(Protocol):
 
 
 class AsksModels(Protocol):
-    """The way of one instance to the other models of its server. For every thread."""
+    """Defines the way of one instance to the other models of its server. For every thread."""
 
     def ask(
         self,
@@ -218,21 +224,21 @@ class AsksModels(Protocol):
 
 @runtime_checkable
 class OnDevice(Protocol):
-    """A backend with memory of its own that can run short."""
+    """Defines a backend with memory of its own that can run short."""
 
     @property
     def out_of_memory(self) -> int:
-        """How many batches did not fit, and were run in smaller ones or failed."""
+        """Returns how many batches did not fit, and were run in smaller ones or failed."""
 
     @property
     def notes(self) -> Sequence[str]:
-        """What was found and chosen when it was loaded, a sentence each."""
+        """Returns what was found and chosen when it was loaded, a sentence each."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledSize:
-    """What became of compiling one batch size: the seconds of its device that a batch took before and takes
-    now, or why it runs as it did. Without times it was compiled already."""
+    """Describes what became of compiling one batch size: the seconds of its device that a batch took before
+    and takes now, or why it runs as it did. Without times it was compiled already."""
 
     size: int
     before: float = 0.0
@@ -244,7 +250,7 @@ class CompiledSize:
 
 @runtime_checkable
 class Compiles(Protocol):
-    """A backend that can be compiled while it serves."""
+    """Defines a backend that can be compiled while it serves."""
 
     def compile(self, size: int) -> CompiledSize:
         """In a thread of its own, beside `run`; batches of this size are faster when it returns, or run as
@@ -253,14 +259,14 @@ class Compiles(Protocol):
 
 @runtime_checkable
 class BreaksProcess(Protocol):
-    """A backend whose runtime can fail so that no instance in this process works any more."""
+    """Defines a backend whose runtime can fail so that no instance in this process works any more."""
 
     broken: bool
 
 
 @runtime_checkable
 class KeepsMemory(Protocol):
-    """A backend that keeps the memory of its largest batch, so that the next one finds it."""
+    """Defines a backend that keeps the memory of its largest batch, so that the next one finds it."""
 
     def give_back(self) -> None:
         """Frees what no run uses now. Any thread may call it, also while batches run."""
@@ -270,8 +276,8 @@ class RunsEncoded(Protocol):
     def run_encoded(
         self, pictures: Sequence[Seen], wanted: Sequence[str]
     ) -> tuple[Mapping[str, Array], Mapping[int, CarpoolError]]:
-        """As `run`, for a batch of pictures' files or of parts; and by index what is wrong with those that
-        cannot be read, whose rows of the outputs then hold anything."""
+        """Does the same as `run`, for a batch of pictures' files or of parts; and returns by index what is
+        wrong with those that cannot be read, whose rows of the outputs then hold anything."""
 
 
 class Finish(Protocol):
@@ -281,12 +287,13 @@ class Finish(Protocol):
     def adds(self) -> Sequence[str]: ...
 
     def __call__(self, outputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """All of the outputs, by name, on the device."""
+        """Returns all of the outputs, by name, on the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one instance goes: its number within the version, its GPU if any, and its share of the cores.
+    """Describes where one instance goes: its number within the version, its GPU if any, and its share of the
+    cores.
 
     With `fill`, an instance on a device that it suits also takes encoded pictures; `finish` is run after the
     model, and what it adds is declared among the model's outputs. `tell` hears in words what a long load is
@@ -307,7 +314,7 @@ class Placement:
 
 @runtime_checkable
 class RunsAnywhere(Protocol):
-    """A backend that computes, and waits for nothing else, in whichever thread calls `run`."""
+    """Defines a backend that computes, and waits for nothing else, in whichever thread calls `run`."""
 
     in_any_thread: bool  # False: not this instance
 
@@ -318,8 +325,8 @@ class SharesDevice(Protocol):
 
 
 class Loader(Protocol):
-    """The two functions that each runtime's file offers. One that fills in the settings itself also has
-    `describe(config, version)`, and one that chooses among GPUs `devices` and `device_names(config)`."""
+    """Defines the two functions that each runtime's file offers. One that fills in the settings itself also
+    has `describe(config, version)`, and one that chooses among GPUs `devices` and `device_names(config)`."""
 
     def load(self, config: ModelConfig, version: ModelVersion, placement: Placement) -> Backend: ...
 
@@ -335,7 +342,8 @@ def check_wanted(model: str, wanted: Sequence[str], known: Collection[str]) -> S
 
 
 def listed_gpus(config: ModelConfig) -> tuple[int, ...]:
-    """Those that the settings name, else the first: for runtimes that cannot tell how many there are."""
+    """Returns those that the settings name, else the first: for runtimes that cannot tell how many there
+    are."""
     return tuple(sorted({gpu for group in config.instances for gpu in group.gpus})) or (0,)
 
 
@@ -349,7 +357,8 @@ Shape = tuple[int, ...]
 
 
 def reshaped(backend: Backend, config: ModelConfig) -> Backend:
-    """The same instance for those who speak in `dims`; the very one where no tensor has another shape."""
+    """Returns the same instance for those who speak in `dims`; the very one where no tensor has another
+    shape."""
     tensors = (*config.inputs, *config.outputs)
     if all(t.reshape is None for t in tensors):
         return backend
@@ -357,7 +366,7 @@ def reshaped(backend: Backend, config: ModelConfig) -> Backend:
 
 
 class Around:
-    """A backend that hands all but the running to another one."""
+    """Wraps a backend, and hands all but the running to it."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -451,7 +460,7 @@ Decode: TypeAlias = Callable[[Array], Array]
 
 @dataclass(frozen=True, slots=True)
 class PictureForm:
-    """The input as a picture of three channels."""
+    """Describes the input as a picture of three channels."""
 
     height: int
     width: int

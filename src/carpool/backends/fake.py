@@ -94,7 +94,8 @@ class FakeBackend:
             self._wanted = wanted
         if rows > self._curve.max_batch:
             raise ModelError(
-                f"{self._model}: its curve ends at batches of {self._curve.max_batch}, this one has {rows}"
+                f"{self._model}: its curve ends at batches of {self._curve.max_batch}, but this batch has "
+                f"{rows}"
             )
         outputs: dict[str, Array] = {}
         for name in self._names:
@@ -185,7 +186,7 @@ class FakeStepper:
         return np.full(_LONGEST, ord("1"), np.uint8)
 
     def _queued(self, seconds: float) -> float:
-        """When something is done that begins behind everything before it."""
+        """Returns when something is done that begins behind everything before it."""
         self._busy = max(time.monotonic(), self._busy) + seconds
         return self._busy
 
@@ -200,6 +201,6 @@ class FakeStepper:
 
 
 def fake_text(picture: Array) -> bytes:
-    """What `FakeStepper` reads there."""
+    """Returns what `FakeStepper` reads there."""
     seen = zlib.crc32(picture.tobytes())
     return (f"{seen:010d}" * 4)[: _SHORTEST + seen % (_LONGEST - _SHORTEST + 1)].encode()

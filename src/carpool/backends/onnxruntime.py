@@ -1,4 +1,4 @@
-"""ONNX files on onnxruntime.
+"""Runs ONNX files on onnxruntime.
 
 Instances that run on one CPU thread each share one session: its weights are in memory once, every run keeps
 to the thread that calls it, and a replaced instance is back at once. An abort takes effect between two
@@ -88,7 +88,7 @@ def load(config: ModelConfig, version: ModelVersion, placement: Placement) -> Ba
 
 
 def read_signature(config: ModelConfig, version: ModelVersion) -> ModelSignature:
-    """Opened without optimising, which is where most of the time of loading goes."""
+    """Reads a file that is opened without optimising, which is where most of the time of loading goes."""
     runtime = _runtime(config)
     options = _options(runtime, threads=1)
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -257,7 +257,8 @@ def _options(runtime: Any, threads: int, inter_op_threads: int = 1) -> onnxrunti
 
 
 def devices(config: ModelConfig) -> tuple[int, ...]:
-    """The GPUs to run on; none: the CPU. A machine without any has put every instance on the CPU before."""
+    """Returns the GPUs to run on; none: the CPU. A machine without any has put every instance on the CPU
+    before."""
     asked = config.onnxruntime.providers
     placed = any(group.kind in (InstanceKind.AUTO, InstanceKind.GPU) for group in config.instances)
     if not placed or (asked and not {*asked} & {*ON_GPUS}):
@@ -270,11 +271,11 @@ def devices(config: ModelConfig) -> tuple[int, ...]:
 
 @cache
 def _say_what_is_missing(model: str) -> None:
-    """Once for a model, however often it is loaded."""
+    """Warns once for a model, however often it is loaded."""
     _log.warning(
-        "%s: runs on the CPU: there is a GPU, but this onnxruntime is the package without CUDA: "
-        "pip uninstall onnxruntime, then pip install onnxruntime-gpu; "
-        "or pip install 'carpool[onnx-torch]' and set backend = \"onnx_torch\" to run it on PyTorch",
+        "%s: runs on the CPU. There is a GPU, but this onnxruntime is the package without CUDA. Uninstall "
+        "onnxruntime and install onnxruntime-gpu; or pip install 'carpool[onnx-torch]' and set backend = "
+        '"onnx_torch" to run it on PyTorch',
         model,
     )
 
@@ -289,8 +290,8 @@ def _say_ignored(model: str, provider: str) -> None:
 
 
 def _providers(runtime: Any, config: ModelConfig, gpu: int | None, threads: int) -> list[Any]:
-    """The providers of the settings, else what is there for the device: CUDA for an instance on a GPU, else
-    OpenVINO. Behind TensorRT comes CUDA for what it cannot run, and the CPU is always the last.
+    """Returns the providers of the settings, else what is there for the device: CUDA for an instance on a
+    GPU, else OpenVINO. Behind TensorRT comes CUDA for what it cannot run, and the CPU is always the last.
 
     TensorRT is for those who ask, where there is CUDA: it builds its programs anew, for minutes."""
     available = runtime.get_available_providers()
@@ -341,7 +342,7 @@ def _tensor(model: str, kind: str, node: Any, *, optional: bool = False) -> Tens
     if node.type not in ONNX_TYPES:
         hint = ': export it with options={"zipmap": False} (skl2onnx)' if "map(" in node.type else ""
         raise Unsupported(
-            f'{model}: {kind} "{node.name}" is a {node.type}, which the v2 protocol cannot carry{hint}'
+            f'{model}: {kind} "{node.name}" is a {node.type}, which the v2 protocol does not have{hint}'
         )
     # A length that varies has a name or nothing in place of a number.
     shape = tuple(dim if isinstance(dim, int) and dim >= 0 else DYNAMIC for dim in node.shape)
@@ -349,7 +350,7 @@ def _tensor(model: str, kind: str, node: Any, *, optional: bool = False) -> Tens
 
 
 def _cause(error: Exception) -> str:
-    """The runtime's message as one line, without its error codes and its own source files."""
+    """Returns the runtime's message as one line, without its error codes and its own source files."""
     text = _CODE.sub("", str(error))
     text = text.rpartition("Status Message: ")[2]
     for _ in range(2):  # a failed load has both prefixes

@@ -1,4 +1,4 @@
-"""OpenVINO's own files (.xml beside .bin), ONNX and TensorFlow Lite files on OpenVINO.
+"""Runs OpenVINO's own files (.xml beside .bin), ONNX and TensorFlow Lite files on OpenVINO.
 
 Each instance has a compiled model of its own with one stream, so that instances and threads mean the same as
 for every other backend. An abort takes effect between two operators; a loop in the graph is one of them.
@@ -123,7 +123,7 @@ class OpenvinoBackend:
 
 
 def _options(config: ModelConfig, placement: Placement) -> tuple[str, dict[str, Any]]:
-    """The device and how it is used, checked; Triton's names for what can be chosen."""
+    """Returns the device and how it is used, checked; Triton's names for what can be chosen."""
     said = config.parameters
     device = said.get("TARGET_DEVICE", "CPU")
     there = _core().available_devices
@@ -175,7 +175,7 @@ def _tensor(model: str, kind: str, port: Any) -> TensorSignature:
     name = names[0] if names else port.get_node().get_friendly_name()
     element = port.get_element_type().get_type_name()
     if element not in _TYPES:
-        raise Unsupported(f'{model}: {kind} "{name}" is {element}, which this backend does not carry')
+        raise Unsupported(f'{model}: {kind} "{name}" is {element}, which this backend does not support')
     shape = port.get_partial_shape()
     if shape.rank.is_dynamic:
         raise Unsupported(f'{model}: {kind} "{name}" has no fixed number of dimensions')
@@ -185,5 +185,5 @@ def _tensor(model: str, kind: str, port: Any) -> TensorSignature:
 
 
 def _cause(error: Exception) -> str:
-    """The runtime's message as one line, without its own source files."""
+    """Returns the runtime's message as one line, without its own source files."""
     return " ".join(_NOISE.sub("", str(error)).split()).rstrip(".") or type(error).__name__

@@ -1,5 +1,5 @@
-"""Models whose requests belong together in sequences: what the server gives them beside what clients send,
-and what it keeps for them from one request of a sequence to the next."""
+"""Runs models whose requests belong together in sequences: what the server gives them beside what clients
+send, and what it keeps for them from one request of a sequence to the next."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ _ALONE: SequenceRow = _Alone()
 
 
 def sequenced(backend: Backend, config: ModelConfig, settings: SequenceSettings) -> Backend:
-    """The same instance for requests of sequences: row by row only where the model sees requests, or where
-    states of different shapes do not stack."""
+    """Returns the same instance for requests of sequences: row by row only where the model sees requests, or
+    where states of different shapes do not stack."""
     if isinstance(backend, AnswersEach) or any(-1 in state.dims for state in settings.states):
         return Sequenced(backend, config, settings)
     return SequencedRows(backend, config, settings)
 
 
 class _SequencedInstance(Around):
-    """One instance, told of each request which slot its sequence has. A batch that fails is not tried again
-    in halves: the model may have changed what it keeps."""
+    """Represents one instance, told of each request which slot its sequence has. A batch that fails is not
+    tried again in halves: the model may have changed what it keeps."""
 
     def __init__(self, backend: Backend, config: ModelConfig, settings: SequenceSettings) -> None:
         super().__init__(backend)
@@ -66,7 +66,7 @@ class _SequencedInstance(Around):
         self.device: str = getattr(backend, "device", "")  # that it shares with other models
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
-        """As if each row were a sequence of one request."""
+        """Runs a batch as if each row were a sequence of one request."""
         count = len(next(iter(inputs.values()))) if self._batched and inputs else 1
         given = {
             **inputs,
@@ -85,16 +85,16 @@ class _SequencedInstance(Around):
         return {name: np.stack([state[name] for state in states]) for name in self._initial}
 
     def _check_state(self, state: StateTensor, array: Array | None) -> Array:
-        """Of one row, or of several."""
+        """Checks a state of one row, or of several."""
         if array is None or array.dtype != DATATYPES[state.datatype].dtype or not len(array):
-            raise ModelError(f'{self._model} did not answer the state "{state.output}" as it is declared')
+            raise ModelError(f'{self._model} did not return the state "{state.output}" as it is declared')
         shape = array.shape[1:] if self._batched else array.shape
         if len(shape) != len(state.dims) or any(
             want not in (-1, got) for want, got in zip(state.dims, shape, strict=True)
         ):
             raise ModelError(
-                f'{self._model} answered the state "{state.output}" with shape {list(shape)}, '
-                f"declared is {list(state.dims)}"
+                f'{self._model} returned the state "{state.output}" with shape {list(shape)}, but '
+                f"{list(state.dims)} is declared"
             )
         return array
 
@@ -123,7 +123,7 @@ class SequencedRows(_SequencedInstance):
             most = max(slots)
             for name, array in outputs.items():
                 if len(array) <= most:
-                    raise ModelError(f'{self._model} answered {len(array)} rows of "{name}" for {most + 1}')
+                    raise ModelError(f'{self._model} returned {len(array)} rows of "{name}" for {most + 1}')
             outputs = {name: array[slots] for name, array in outputs.items()}
         if not self._kept:
             return outputs
@@ -167,13 +167,14 @@ class SequencedRows(_SequencedInstance):
         for state, array in zip(self._settings.states, found, strict=True):
             if self._batched and len(array) != len(slots):
                 raise ModelError(
-                    f'{self._model} answered {len(array)} rows of "{state.output}" for {len(slots)}'
+                    f'{self._model} returned {len(array)} rows of "{state.output}" for {len(slots)}'
                 )
             self._states[state.input][slots] = array
 
 
 class Sequenced(_SequencedInstance):
-    """For models that see requests, and for states whose shape may differ from one sequence to the next."""
+    """Implements sequences for models that see requests, and for states whose shape may differ from one
+    sequence to the next."""
 
     def __init__(self, backend: Backend, config: ModelConfig, settings: SequenceSettings) -> None:
         super().__init__(backend, config, settings)
@@ -202,8 +203,8 @@ class Sequenced(_SequencedInstance):
         return [answers[number] for number in range(len(rows))]
 
     def _run_rows(self, requests: Sequence[Request], rows: Sequence[SequenceRow]) -> list[Answered]:
-        """All in one batch. With the direct strategy each has the row of its slot, and the rows between them
-        are not ready."""
+        """Returns all in one batch. With the direct strategy each has the row of its slot, and the rows
+        between them are not ready."""
         places = [row.slot for row in rows] if self._direct else list(range(len(rows)))
         count = max(places) + 1
         states = [self._state(row) for row in rows]
@@ -239,7 +240,7 @@ class Sequenced(_SequencedInstance):
         rows: Sequence[SequenceRow],
         details: Sequence[bytes],
     ) -> list[Answered]:
-        """For a model that sees requests: each with its own controls and states."""
+        """Runs requests for a model that sees requests: each with its own controls and states."""
         given: list[Request] = []
         for (inputs, wanted), row in zip(requests, rows, strict=True):
             own = self._said([row]) | self._stacked([self._state(row)])
@@ -256,13 +257,14 @@ class Sequenced(_SequencedInstance):
     # ---- states ---------------------------------------------------------------------------------------
 
     def _state(self, row: SequenceRow) -> Mapping[str, Array]:
-        """By input. What a slot kept of another sequence ends here."""
+        """Returns the state by input. What a slot kept of another sequence ends here."""
         if row.start or row.slot not in self._states:
             self._states[row.slot] = self._initial
         return self._states[row.slot]
 
     def _keep(self, row: SequenceRow, outputs: Mapping[str, Array], wanted: Sequence[str]) -> Answered:
-        """The outputs for the client. The state is the next one's, if all of it is as it should be."""
+        """Returns the outputs for the client. The state is the next one's, if all of it is as it should
+        be."""
         kept: dict[str, Array] = {}
         try:
             for state in self._settings.states:

@@ -1,4 +1,4 @@
-"""The protocol of models that write their answers token by token, in slots.
+"""Defines the protocol of models that write their answers token by token, in slots.
 
 core/text_scheduler.py decides when."""
 
@@ -22,7 +22,7 @@ AHEAD = 2
 
 
 class ModelPart(enum.Enum):
-    """How much of a model is loaded."""
+    """Names how much of a model is loaded."""
 
     WHOLE = "whole"
     ENCODER = "encoder"
@@ -38,7 +38,7 @@ class _OnDevice(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """What was found and chosen when it was loaded, a sentence each."""
+        """Returns what was found and chosen when it was loaded, a sentence each."""
 
     def abort(self) -> None:
         """From another thread: what runs may end with an error."""
@@ -49,11 +49,11 @@ class _OnDevice(Protocol):
 
 class Encoder(_OnDevice, Protocol):
     def read(self, inputs: Mapping[str, Array]) -> Array:
-        """A copy of one request's picture, checked: InvalidInput for what can never be read."""
+        """Returns a copy of one request's picture, checked: InvalidInput for what can never be read."""
 
     def encode(self, pictures: Sequence[Array]) -> Sequence[Any]:
-        """Each of what `read` returned, as something that stays where it is until `admit`. Takes e(B). One
-        that is apart from its decoder returns when the device is done."""
+        """Encodes each of what `read` returned, as something that stays where it is until `admit`. Takes
+        e(B). One that is apart from its decoder returns when the device is done."""
 
     def sample(self) -> Array:
         """As `read` returns it, of the largest picture: for measuring."""
@@ -74,7 +74,7 @@ class Decoder(_OnDevice, Protocol):
         encoded on another device is copied here. It may still be on its way."""
 
     def launch(self, width: int) -> None:
-        """A step of slots 0 to `width` - 1, behind everything that was asked before."""
+        """Launches a step of slots 0 to `width` - 1, behind everything that was asked before."""
 
     def tokens(self) -> Array:
         """What the first step says that was launched and not asked for: one token for each of its slots,
@@ -85,22 +85,22 @@ class Decoder(_OnDevice, Protocol):
         were launched."""
 
     def step(self, width: int) -> Array:
-        """Both. Takes s(width)."""
+        """Does both. Takes s(width)."""
 
     def piece(self, token: int) -> bytes:
-        """What it adds to the text, in UTF-8: perhaps a part of a character."""
+        """Returns what it adds to the text, in UTF-8: perhaps a part of a character."""
 
 
 class Stepper(Encoder, Decoder, Protocol):
-    """Both, on one device."""
+    """Defines both, on one device."""
 
 
 class TextInstance:
-    """One instance of a model that writes: a stepper, or a pool of encoders and one of decoders, each of them
-    with a thread of its own."""
+    """Represents one instance of a model that writes: a stepper, or a pool of encoders and one of decoders,
+    each of them with a thread of its own."""
 
     def __init__(self, encoders: Sequence[Encoder], decoders: Sequence[Decoder], *, apart: bool) -> None:
-        """Where they are not `apart`, encoder and decoder are the same."""
+        """Takes the parts; where they are not `apart`, encoder and decoder are the same."""
         self.encoders, self.decoders, self.apart = encoders, decoders, apart
         self.read, self.sample = encoders[0].read, encoders[0].sample
         self.slots, self.end = decoders[0].slots, decoders[0].end
@@ -129,19 +129,19 @@ class TextInstance:
 
 
 class TextHome(Protocol):
-    """What the module of a backend with such models offers beside `load` and `read_signature`."""
+    """Defines what the module of a backend with such models offers beside `load` and `read_signature`."""
 
     def describe_text(self, config: ModelConfig, version: ModelVersion) -> ModelConfig:
-        """With nothing left open. Raises what is wrong with settings and files."""
+        """Returns the settings with nothing left open. Raises what is wrong with settings and files."""
 
     def load_text(
         self, config: ModelConfig, version: ModelVersion, placement: Placement, part: ModelPart
     ) -> Stepper:
-        """A part of it is asked only for what is its own, and any for `read` and `sample`."""
+        """Loads a part of it, which is asked only for what is its own, and any for `read` and `sample`."""
 
 
 def with_tensors(config: ModelConfig, dims: tuple[int, ...], image: ImageSettings) -> ModelConfig:
-    """The settings of a model that takes such pictures."""
+    """Returns the settings of a model that takes such pictures."""
     outputs = tuple(TensorConfig(name, "BYTES", (1,)) for name in (TEXT, FINISH))
     return replace(
         config,

@@ -25,14 +25,14 @@ _OVERHEAD = 512  # bytes of an entry besides its answer: what Python takes for i
 
 
 class Kept(NamedTuple):
-    """An answer without what belongs to one request alone: its id and its times."""
+    """Holds an answer without what belongs to one request alone: its id and its times."""
 
     body: bytes
     header_length: int | None = None  # of a v2 answer with binary tensors: how much of it is JSON
 
 
 class Owner(Protocol):
-    """Whose entry it is: told when it comes and goes."""
+    """Defines whose entry it is: told when it comes and goes."""
 
     def entered(self, size: int) -> None: ...
     def left(self, size: int, why: str) -> None: ...
@@ -52,13 +52,13 @@ class Entry:
         return len(self.kept.body) + _OVERHEAD
 
     def is_same(self, said: bytes, pieces: Sequence[Buffer]) -> bool:
-        """While what was asked is kept."""
+        """Returns whether it is the same, while what was asked is kept."""
         mine = self.asked
         return mine is not None and said == mine[0] and same_bytes(mine[1:], pieces)
 
 
 def same_bytes(some: Sequence[Buffer], others: Sequence[Buffer]) -> bool:
-    """Piece by piece."""
+    """Compares both piece by piece."""
     if len(some) != len(others):
         return False
     for one, other in zip(some, others, strict=True):
@@ -77,7 +77,7 @@ class Doorkeeper:
         self._places = array("I", bytes(4 * PLACES))
 
     def seen_before(self, digest: int) -> bool:
-        """Of 64 bits; and note it."""
+        """Returns whether a digest of 64 bits was seen before, and notes it."""
         places, place, mark = self._places, digest % PLACES, digest >> 32
         if places[place] == mark:
             return True
@@ -86,7 +86,8 @@ class Doorkeeper:
 
 
 class Room:
-    """Bytes that a front end may keep, for all of its models. `make` frees some when they are too many."""
+    """Counts bytes that a front end may keep, for all of its models. `make` frees some when they are too
+    many."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -94,7 +95,7 @@ class Room:
 
 
 class AnswerStore:
-    """Of one front end, by fast digest."""
+    """Stores the answers of one front end, by fast digest."""
 
     def __init__(self, room: Room) -> None:
         self._room = room

@@ -1,4 +1,4 @@
-"""What makes two requests the same one, and how quickly and how surely that is told.
+"""Defines what makes two requests the same one, and how quickly and how surely that is told.
 
 A fast digest looks, a keyed one confirms: only what is known already pays for the second, and nobody who does
 not know the key can make two requests whose answers are taken for each other. What a request says is in the
@@ -51,7 +51,7 @@ CACHE_CONTROL = "Cache-Control"
 
 
 class Wish(NamedTuple):
-    """What a request says about caches."""
+    """Describes what a request says about caches."""
 
     look: bool = True
     keep: bool = True
@@ -147,14 +147,15 @@ def fastest_keyed() -> Keyed:
 
 
 class Said(NamedTuple):
-    """All but the bytes of what is asked for. Made once for requests that say the same."""
+    """Describes all but the bytes of what is asked for. Made once for requests that say the same."""
 
     text: bytes
     seed: int  # of the fast digest of the bytes
 
 
 class Digests:
-    """Of one front end. With a `secret`, all that have the same one make the same keyed digests."""
+    """Makes the digests of one front end. With a `secret`, all that have the same one make the same keyed
+    digests."""
 
     def __init__(self, secret: str = "") -> None:
         self._seed = secrets.randbits(64)

@@ -1,4 +1,4 @@
-"""What an answer says about the cache."""
+"""Writes what an answer says about the cache."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class CacheStatus:
-    """In our own words, and in those of RFC 9211; and the header fields of both."""
+    """Names the status in our own words, and in those of RFC 9211; and the header fields of both."""
 
     __slots__ = ("fields", "found", "kind", "status", "words")
 

@@ -1,4 +1,5 @@
-"""When to leave a server alone that does not answer, and when to look at it again. It is told the time."""
+"""Decides when to leave a server alone that does not answer, and when to look at it again. It is told the
+time."""
 
 from __future__ import annotations
 
@@ -26,12 +27,12 @@ class CircuitBreaker:
         return self.open_until is not None
 
     def answered(self) -> None:
-        """In time."""
+        """Notes an answer in time."""
         self.in_a_row = 0
         self._pause = FIRST_PAUSE_S
 
     def timed_out(self, now: float) -> bool:
-        """Whether that opens it."""
+        """Returns whether that opens it."""
         self.in_a_row += 1
         if self.is_open or self.in_a_row < TIMEOUTS:
             return False
@@ -39,7 +40,7 @@ class CircuitBreaker:
         return True
 
     def failed(self, now: float) -> None:
-        """The connection, or a probe."""
+        """Notes that the connection, or a probe, failed."""
         if self.is_open and not self._probing:
             return
         self.open_until = now + self._pause

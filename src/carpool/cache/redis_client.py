@@ -69,7 +69,7 @@ def shared_store(
 
 
 class SharedStore:
-    """`get` and `put` of one loop. `up`: the server is there, and knows us."""
+    """Offers `get` and `put` of one loop. `up`: the server is there, and knows us."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class SharedStore:
 
     @property
     def said(self) -> str:
-        """Why it is down, if it is."""
+        """Returns why it is down, if it is."""
         return "" if self.up else self._said
 
     def get(self, key: bytes, then: Then) -> None:
@@ -117,7 +117,8 @@ class SharedStore:
         self._ask(then, partial(self._open, key), b"GET", self._name(key))
 
     def lasts(self, key: bytes, then: Then) -> None:
-        """How many seconds it still lives there, by the server's clock, so that others' need not agree."""
+        """Asks how many seconds it still lives there, by the server's clock, so that others' need not
+        agree."""
         self._ask(then, _seconds, b"PTTL", self._name(key))
 
     def mark(self, name: str, then: Then) -> None:
@@ -140,7 +141,7 @@ class SharedStore:
         self._ask(then, opened, b"GET", self._document_name(name))
 
     def swap_document(self, name: str, old: bytes | None, value: bytes, then: Then) -> None:
-        """Only if `old`, as it lay there, still does. `then` gets whether it did."""
+        """Writes only if `old`, as it lay there, still does. `then` gets whether it did."""
         sealed = self._seal(name.encode(), value, _NEVER)
         words = (b"EVAL", _SWAP, b"1", self._document_name(name), old or b"", sealed)
         self._ask(then, lambda reply: bool(reply) if isinstance(reply, int) else None, *words)
@@ -232,8 +233,8 @@ class SharedStore:
         self._breaker.answered()
 
     def timed_out(self, asked: PendingCommand) -> bool:
-        """Whether it is enough. Those who were under way while another one was given up met the same silence,
-        and count once: a hiccup in which a hundred wait is one hiccup."""
+        """Returns whether it is enough. Those who were under way while another one was given up met the same
+        silence, and count once: a hiccup in which a hundred wait is one hiccup."""
         self.timeouts += 1
         if asked.due - self._wait_s < self._given_up:
             return False
@@ -289,7 +290,9 @@ class PendingCommand:
             try:
                 then(value)
             except Exception as error:  # whoever asked next still has to be told
-                loop.call_exception_handler({"message": "a shared answer was not taken", "exception": error})
+                loop.call_exception_handler(
+                    {"message": "a shared response was not accepted", "exception": error}
+                )
 
 
 class Unwelcome(Exception):
@@ -297,7 +300,7 @@ class Unwelcome(Exception):
 
 
 class _Link(asyncio.Protocol):
-    """One connection, from its first byte to its last."""
+    """Represents one connection, from its first byte to its last."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, store: SharedStore) -> None:
         self._loop = loop
@@ -353,7 +356,7 @@ class _Link(asyncio.Protocol):
     # ---- waits that are over
 
     def _look(self) -> None:
-        """After the oldest that still waits."""
+        """Looks after the oldest that still waits."""
         self._timer = None
         while self._due and self._due[0].then is None:
             self._due.popleft()
@@ -434,7 +437,7 @@ class _Link(asyncio.Protocol):
 
 
 def _read_reply(data: bytearray) -> tuple[Any, int] | None:
-    """The first one and where it ends; None if it is not all here. ValueError for what is none.
+    """Returns the first reply and where it ends; None if it is not all here. ValueError for what is none.
 
     No command of ours is answered with a list, and a list is not read: a few bytes can announce one of four
     hundred million places, which a reader for all of Redis would make, and free for seconds in the loop.
@@ -462,7 +465,7 @@ def _read_reply(data: bytearray) -> tuple[Any, int] | None:
 
 
 def _seconds(reply: Any) -> float | None:
-    """Of PTTL: what is not there, or never ends, is less than nothing."""
+    """Returns the seconds of PTTL: what is not there, or never ends, is less than nothing."""
     return reply / 1e3 if isinstance(reply, int) and reply > 0 else None
 
 
@@ -483,10 +486,11 @@ def _welcome(address: RedisUrl) -> list[tuple[bytes, ...]]:
 
 
 def _reason(error: Exception) -> str:
-    """For the log. Of what the server says, the first word: some repeat what they were sent, secrets too."""
+    """Returns the reason for the log. Of what the server says, the first word: some repeat what they were
+    sent, secrets too."""
     if isinstance(error, Unwelcome):
         code = _CODE.match(str(error))
-        return f"the server refuses us: {code[0] if code else 'error'}"
+        return f"the server rejected the connection: {code[0] if code else 'error'}"
     if isinstance(error, TimeoutError):
         return "no answer"
     if isinstance(error, ssl.SSLError):

@@ -1,4 +1,4 @@
-"""Pictures of one source that show the same scene as one that was computed a moment ago.
+"""Finds pictures of one source that show the same scene as one that was computed a moment ago.
 
 A picture is compared with those that were computed, never with one that was answered from here: a scene that
 changes slowly cannot creep away from its answer. What is looked at is a small grey picture, and where that
@@ -36,7 +36,7 @@ _HASHED, _LOW = 32, 8  # sides: of the picture that is transformed, and of what 
 
 
 def perceptual_hash(picture: Array) -> int:
-    """64 bits: which of the lowest frequencies are stronger than the median of them."""
+    """Returns 64 bits: which of the lowest frequencies are stronger than the median of them."""
     small = cv2.resize(picture, (_HASHED, _HASHED), interpolation=cv2.INTER_AREA)
     low = cv2.dct(small.astype(np.float32))[:_LOW, :_LOW]
     bits = np.packbits(low > np.median(low))
@@ -44,7 +44,7 @@ def perceptual_hash(picture: Array) -> int:
 
 
 class PictureLook(NamedTuple):
-    """What is looked at of a picture."""
+    """Describes what is looked at of a picture."""
 
     thumbnail: Array
     hash: int = 0
@@ -52,7 +52,7 @@ class PictureLook(NamedTuple):
 
 @dataclass(slots=True)
 class Frame:
-    """One that was computed."""
+    """Describes a frame that was computed."""
 
     seen: PictureLook
     kept: Kept
@@ -70,7 +70,8 @@ class Likeness(NamedTuple):
 
 @dataclass(slots=True)
 class SourceAnswers:
-    """What was computed for one source lately, for one way of asking; and what is, by whose work it is."""
+    """Holds what was computed for one source lately, for one way of asking; and what is, by whose work it
+    is."""
 
     frames: deque[Frame] = field(default_factory=deque)
     computing: dict[Any, PictureLook] = field(default_factory=dict)
@@ -110,7 +111,7 @@ class SourceAnswers:
 
 
 class SimilarFrames:
-    """Of one front end: sources by what identifies them, the longest silent first."""
+    """Holds the frames of one front end: sources by what identifies them, the longest silent first."""
 
     def __init__(self, room: Room) -> None:
         self._room = room
@@ -133,7 +134,7 @@ class SimilarFrames:
     def look(
         self, source: SourceAnswers, seen: PictureLook, settings: CacheSettings, now: float, max_age: float
     ) -> Likeness | None:
-        """The newest frame that shows the same."""
+        """Returns the newest frame that shows the same."""
         self._expire(source, now - settings.similar_ttl_s)
         oldest = now - max_age
         best: Likeness | None = None
@@ -153,14 +154,14 @@ class SimilarFrames:
     def look_at_computing(
         self, source: SourceAnswers, seen: PictureLook, settings: CacheSettings
     ) -> Any | None:
-        """What shows the same and will be there soon: to compute it twice would be for nothing."""
+        """Returns what shows the same and will be there soon: to compute it twice would be for nothing."""
         for work, other in reversed(source.computing.items()):
             if _change(other, seen, settings) <= _allowed(settings):
                 return work
         return None
 
     def keep(self, source: SourceAnswers, frame: Frame) -> None:
-        """A picture of it was computed."""
+        """Keeps a frame, of which a picture was computed."""
         if frame.size > self._most or source.gone:
             return
         while len(source.frames) >= MOST_FRAMES:
@@ -202,7 +203,7 @@ def seen_of(small: Array, settings: CacheSettings) -> PictureLook:
 
 
 def see(picture: Buffer, settings: CacheSettings) -> PictureLook | None:
-    """In a thread, if it takes long."""
+    """Looks at a picture, in a thread if it takes long."""
     small = thumbnail(picture if isinstance(picture, bytes) else memoryview(picture))
     return None if small is None else seen_of(small, settings)
 
@@ -221,7 +222,7 @@ def _allowed(settings: CacheSettings) -> float:
 
 
 def is_audited(source: SourceAnswers, settings: CacheSettings, now: float) -> bool:
-    """Whether this hit is computed too, where the device has time for it."""
+    """Returns whether this hit is computed too, where the device has time for it."""
     if not settings.audit or now - source.audited_at < AUDIT_EVERY_S or random() >= settings.audit:
         return False
     source.audited_at = now

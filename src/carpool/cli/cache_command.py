@@ -1,4 +1,4 @@
-"""`carpool cache`: what a running server keeps of a model's answers, and to drop it."""
+"""Implements `carpool cache`: what a running server keeps of a model's answers, and to drop it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _KINDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class CacheVerb(o.AsksServer):
-    """Look at the answers that a running server keeps, or drop them.
+    """Show a model's response cache in a running server, or clear it.
 
-    How many requests were answered without the model, and how often that would have been wrong:
+    Hit rates, and how often a hit for a similar image was wrong:
 
         carpool cache status detector
 
-    Forget all of them, in every front end, and in those of all servers that share answers:
+    Clear it in every front end, and in all servers that share it:
 
         carpool cache clear detector
     """
 
-    action: Action = o.argument("What to do.", metavar="status|clear")
+    action: Action = o.argument("The action.", metavar="status|clear")
     name: str = o.argument("The model.")
     url: o.ServerUrl = o.DEFAULT_URL
 
@@ -51,17 +51,17 @@ class CacheVerb(o.AsksServer):
         else:
             _print(document)
         if reached is False:
-            raise Failed("what servers share is not cleared: Redis does not answer now")
+            raise Failed("the shared cache is not cleared: Redis does not answer")
 
 
 def _print(document: dict[str, Any]) -> None:
     who = f"{document['name']} version {document['version']}"
     settings = document["settings"]
     if settings is None:
-        print(f"{who}: answers are not kept; [cache] in its model.toml has them kept")
+        print(f"{who}: responses are not cached; [cache] in its model.toml turns it on")
         return
     kinds = [kind for kind in ("exact", "similar") if settings[kind]]
-    kept = f"{document['entries']} answers, {document['bytes'] / 1e6:.1f} MB"
+    kept = f"{document['entries']} responses, {document['bytes'] / 1e6:.1f} MB"
     print(f"{who}: {' and '.join(kinds)}; {kept} kept")
     requests = document["requests"]
     all_of_them = sum(requests.values()) or 1
@@ -77,12 +77,12 @@ def _print(document: dict[str, Any]) -> None:
     if document["wrong"] is not None:
         low, high = document["wrong"]
         print(
-            f"of {trials} similar hits that were computed all the same {audits.get('differs', 0)} differed: "
+            f"of {trials} similar hits that were also computed {audits.get('differs', 0)} differed: "
             f"{low:.1%} to {high:.1%} of all would (99 % sure)"
         )
     shared = document["shared"]
     if shared is not None:
         up, timeouts = shared["front_ends_up"], shared["timeouts"]
-        print(f"shared with other servers: {up} front ends reach Redis, which was too slow {timeouts} times")
+        print(f"shared with other servers: {up} front ends reach Redis, which timed out {timeouts} times")
     if document["sources_off"]:
-        print(f"{document['sources_off']} sources differed too often: theirs are computed for now")
+        print(f"{document['sources_off']} sources differed too often: their requests are computed for now")

@@ -1,4 +1,5 @@
-"""`carpool cascade`: from which certainty on the cheap model of a cascade answers, and whether it pays."""
+"""Implements `carpool cascade`: from which certainty on the cheap model of a cascade answers, and whether it
+pays."""
 
 from __future__ import annotations
 
@@ -30,44 +31,48 @@ _ESCALATE = re.compile(r"^(\s*escalate\s*=\s*\{)([^}\n]*)(\}.*)$", re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True)
 class CascadeVerb:
-    """Find the threshold of a cascade, from pictures that both of its models are shown.
+    """Find the threshold of a cascade, by running both of its models on images.
 
-    Labelled pictures, of which at most one in two hundred may be lost by it; the threshold is written into
-    models/animals/pipeline.toml:
+    From labelled images, with a loss of accuracy of at most 0.5 percentage points. The threshold is written
+    into models/animals/pipeline.toml:
 
         carpool cascade tune models/animals --pictures val/ --labels val.csv --loss 0.5%
 
-    Without labels the big model counts as right:
+    Without labels, the large model counts as right:
 
         carpool cascade tune models/animals --pictures val/
 
-    From a sample that was kept with --record, or made by another program:
+    From a sample that was saved with --record, or made by another program:
 
         carpool cascade tune --recorded sample.jsonl --costs 5.7,86.7 --loss 0%
     """
 
-    action: Action = o.argument("What to do.", metavar="tune")
+    action: Action = o.argument("The action.", metavar="tune")
     pipeline: Path | None = o.argument(
-        "The folder with the cascade's pipeline.toml, beside those of its models.",
+        "Folder of the cascade's pipeline.toml, beside those of its models.",
         default=None,
         metavar="PIPELINE",
     )
-    pictures: Path | None = o.option(None, "Pictures to show to both models: 300 at least.", metavar="DIR")
+    pictures: Path | None = o.option(None, "Folder of images for both models, at least 300.", metavar="DIR")
     labels: Path | None = o.option(
-        None, "A .csv with file and label: the class of each picture, or its text.", metavar="FILE"
+        None, "A .csv with file and label: each image's class, or its text.", metavar="FILE"
     )
-    recorded: Path | None = o.option(None, "A sample, instead of pictures.", metavar="FILE")
-    record: Path | None = o.option(None, "Keep the sample here.", metavar="FILE")
+    recorded: Path | None = o.option(None, "File with a sample, in place of images.", metavar="FILE")
+    record: Path | None = o.option(None, "Save the sample to this file.", metavar="FILE")
     costs: str | None = o.option(
         None,
-        "Milliseconds of the cheap and of the big model for a picture, instead of measuring them.",
+        "Time per image of the cheap and of the large model, in ms. Default: measure them.",
     )
-    loss: str = o.option("0.5%", "How much accuracy the big model alone may have more.")
-    sure: bool = o.option(False, "So that other pictures of the kind lose no more, with 95 %.")
-    by: By | None = o.option(None, "How certainty is told. Default: the simplest that keeps as much.")
+    loss: str = o.option(
+        "0.5%", "Largest accepted loss of accuracy against the large model alone, in percent."
+    )
+    sure: bool = o.option(False, "Apply the limit to other images of this kind, with a confidence of 95 %.")
+    by: By | None = o.option(None, "Measure of certainty. Default: the simplest that keeps as many.")
     dry_run: bool = o.option(False, "Do not write the threshold into pipeline.toml.")
-    plot: Path | None = o.option(None, "Draw accuracy and cost over what is kept.", metavar="FILE.png")
-    at_once: int = o.option(4, "How many pictures to have under way.", min=1, max=64)
+    plot: Path | None = o.option(
+        None, "Plot accuracy and cost over the share that the cheap model answers.", metavar="FILE.png"
+    )
+    at_once: int = o.option(4, "Number of concurrent requests.", min=1, max=64)
     as_json: o.Json = False
 
     def run(self) -> int:
@@ -79,7 +84,7 @@ class CascadeVerb:
         sample = self._sample()
         costs = _costs(self.costs) or sample.costs
         if costs is None:
-            raise InvalidInput("--costs is needed: the sample does not say what a picture costs")
+            raise InvalidInput("--costs is needed: the sample does not say what an image costs")
         by = "" if self.by is None else self.by.value
         found = tune(sample.pictures, costs, labelled=sample.labelled, loss=loss, sure=self.sure, by=by)
         if self.record is not None:
@@ -107,7 +112,7 @@ class CascadeVerb:
 
         if self.recorded is not None:
             if self.pictures is not None or self.labels is not None:
-                raise InvalidInput("--recorded is a sample already: give no --pictures and --labels")
+                raise InvalidInput("--recorded is a sample: leave out --pictures and --labels")
             with o.blamed_on("--recorded"):
                 return read_sample(self.recorded)
         if self.pipeline is None or self.pictures is None:
@@ -152,16 +157,16 @@ def _costs(text: str | None) -> Costs | None:
         return None
     found = o.numbers("--costs", text, example="like 5.7,86.7", at_most="2", above=0, most=1e7)
     if len(found) != 2:
-        raise InvalidInput("--costs must be two: the cheap model's and the big one's, like 5.7,86.7")
+        raise InvalidInput("--costs must be two: the cheap model's and the large one's, like 5.7,86.7")
     return Costs(found[0] / 1e3, found[1] / 1e3)
 
 
 def enough(pictures: int) -> None:
-    """Before the work, not after it."""
+    """Checks the number of pictures before the work, not after it."""
     from carpool.lab.cascade.cascade_tuning import LEAST_SAMPLES
 
     if pictures < LEAST_SAMPLES:
-        raise InvalidInput(f"--pictures: {pictures} are too few to tell: {LEAST_SAMPLES} are needed at least")
+        raise InvalidInput(f"--pictures: {pictures} are too few: at least {LEAST_SAMPLES} are needed")
 
 
 def _cascade_settings(folder: Path) -> tuple[PipelineSettings, float]:
@@ -260,7 +265,7 @@ def _figures(point: Point, costs: Costs) -> dict[str, float]:
 
 
 def _tenths(found: Tuned) -> list[Point]:
-    """About a tenth apart, with the chosen one."""
+    """Returns points about a tenth apart, with the chosen one."""
     points = found.curve.points
     chosen = {id(found.point): found.point}
     for number in range(_ROWS + 1):
@@ -280,9 +285,9 @@ def _print(found: Tuned, written: Path | None) -> None:
     point, costs, curve = found.point, found.costs, found.curve
     right = "accuracy" if found.labelled else "agreement"
     show.paragraph(
-        f"{point.pictures:,} pictures{'' if found.labelled else ', without labels'}. Alone, the cheap model "
-        f"is right in {show.percent(curve.cheap)} at {costs.cheap * 1e3:.3g} ms a picture, the big one in "
-        f"{show.percent(curve.big)} at {costs.big * 1e3:.3g} ms: {costs.ratio:.1f} times as dear."
+        f"{point.pictures:,} images{'' if found.labelled else ', without labels'}. Alone, the cheap model "
+        f"is right in {show.percent(curve.cheap)} at {costs.cheap * 1e3:.3g} ms per image, the large one "
+        f"in {show.percent(curve.big)} at {costs.big * 1e3:.3g} ms: {costs.ratio:.1f} times the cost."
     )
     low = min(one.accuracy for one in curve.points)
     high = max(one.accuracy for one in curve.points)
@@ -314,8 +319,10 @@ def _print(found: Tuned, written: Path | None) -> None:
         return
     show.paragraph(
         f"By {found.by}, below {point.below:.4f}: {show.percent(point.share)} are kept, {right} "
-        f"{point.accuracy:.4f}, {found.saving:.1f} times less than the big model alone; it has to keep "
-        f"{show.percent(costs.break_even)} to pay at all."
+        f"{point.accuracy:.4f}, {found.saving:.1f} times cheaper than the large model alone; it must keep "
+        f"at least {show.percent(costs.break_even)} to save anything."
     )
     if written is not None:
-        show.paragraph(f"Written into {written / 'pipeline.toml'}, for the next time that it is loaded.")
+        show.paragraph(
+            f"Written into {written / 'pipeline.toml'}; it takes effect when the pipeline is loaded again."
+        )

@@ -1,4 +1,4 @@
-"""`carpool compile`: torch.compile ahead of the first start, into a file that servers find."""
+"""Implements `carpool compile`: torch.compile ahead of the first start, into a file that servers find."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of `carpool simulate` about a whole day of a fleet, in rates instead of requests."""
+"""This defines the options of `carpool simulate` about a day of a fleet, in rates instead of requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CALM = "a day without"
 
 @dataclass(frozen=True, kw_only=True)
 class HasDay(HasFleet):
-    """A verb that may be about a day of cameras."""
+    """This adds the options about a day of cameras to a verb."""
 
     day: list[str] | None = o.option(
         None,
@@ -36,14 +36,14 @@ class HasDay(HasFleet):
     )
 
     def simulate_day(self, one: Scenario, *, as_json: bool) -> None:
-        """Each trouble alone, and all of them at once."""
+        """Simulates each trouble alone, and all of them at once."""
         from carpool.lab.fleet_day import camera_day, fluid_day
 
         troubles = [_trouble(text) for text in self.day or ()]
         if len(troubles) > _MOST_TROUBLES:
             raise InvalidInput(f"--day: {_MOST_TROUBLES} at most, not {len(troubles)}")
         if not one.capacity:
-            raise InvalidInput("--day needs a capacity: nothing can be promised within --slo-ms")
+            raise InvalidInput("--day needs a capacity: no batch ends within --slo-ms")
         rule, rates = self._rule(), camera_day(one.rate)
         cases: dict[str, list[Trouble]] = {_CALM: []}
         cases |= {text: [trouble] for text, trouble in zip(self.day or (), troubles, strict=True)}

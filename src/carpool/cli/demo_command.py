@@ -1,4 +1,4 @@
-"""`carpool demo`: something to look at, on this machine alone."""
+"""Implements `carpool demo`: something to look at, on this machine alone."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ least = 50
 guards = {{ disagreement = false, confidence = 0.8 }}
 """
 _WHY = (
-    "Both versions are right about most pictures, but not in the same words: one says tabby where the other "
-    "says Egyptian cat. Comparing their first classes would send a good version back, so "
-    "disagreement = false, and they are judged by labels: it is known what the pictures show, and each "
-    "answer gets feedback, right if a fitting class is among its first five. The guards errors, late and "
-    "feedback decide, with a confidence of 0.8: in minutes there are few answers."
+    "Both versions are right about most images, but not in the same words: one says tabby where the other "
+    "says Egyptian cat. Comparing their first classes would roll a good version back, so disagreement = "
+    "false. The labels judge them instead: each response gets feedback, right if a fitting class is among "
+    "its first five. The guards errors, late and feedback decide, with a confidence of 0.8, because "
+    "minutes bring few responses."
 )
 _PICTURES = 64
 _LOAD, _LEAST_RATE, _MOST_RATE = 0.3, 3.0, 40.0  # of what stable carries; requests a second
@@ -56,35 +56,35 @@ def _write_reader(folder: Path) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """Roll a new version out, in minutes instead of days, and watch it; or read a page of text.
+    """Show a rollout in minutes instead of days, or read a page of text.
 
-    A server of its own on this machine rolls EfficientNet-Lite0 over to Lite1 while cameras ask it about the
-    demo's photos; its console shows it:
+    A new server replaces EfficientNet-Lite0 by Lite1 while simulated cameras send photos. Its console shows
+    the rollout:
 
         carpool demo rollout
 
-    Then a version that is wrong, which goes back by itself within seconds:
+    Then a wrong version, which is rolled back within seconds:
 
         carpool demo rollout --broken
 
-    A page is read, line by line, by a pipeline of two models:
+    A pipeline of two models reads a page, line by line:
 
         carpool demo ocr
 
-    A reader that writes lines character by character, with PyTorch; what each sees is answered in slots:
+    A PyTorch model writes lines character by character, with continuous batching:
 
         carpool demo reader
     """
 
-    what: What = o.argument("What to show.", metavar="|".join(What))
-    port: int = o.option(0, "Of the server and its console; 0 takes any that is free.")
-    seconds: float = o.option(20.0, "That each step lasts at least.")
-    broken: bool = o.option(False, "At the end, roll out a version that is wrong.")
+    what: What = o.argument("The demo.", metavar="|".join(What))
+    port: int = o.option(0, "Port of the server and its console; 0 takes a free one.")
+    seconds: float = o.option(20.0, "Shortest length of a step, in seconds.")
+    broken: bool = o.option(False, "At the end, also roll out a wrong version.")
     wheels: list[Path] | None = o.option(
-        None, "ocr: a wheel of rapidocr-onnxruntime or rapidocr, whose models read it as well.", name="--with"
+        None, "ocr: a wheel of rapidocr-onnxruntime or rapidocr, whose models are used.", name="--with"
     )
-    into: Path | None = o.option(None, "ocr: write the models and pipelines into this new folder, and end.")
-    stay: bool = o.option(False, "At the end, leave the server running until Ctrl-C.")
+    into: Path | None = o.option(None, "ocr: write the models and pipelines into this new folder, and exit.")
+    stay: bool = o.option(False, "Keep the server running at the end, until Ctrl-C.")
 
     def run(self) -> int:
         import asyncio
@@ -99,7 +99,7 @@ class Demo:
         needed = {What.rollout: candidate_file(), What.reader: text_model()}.get(self.what)
         if needed is not None and not needed.exists():
             raise CarpoolError(
-                "its models are not here: pip install 'carpool[demos]' (from a clone: ./tools/demos)"
+                "its models are not installed: pip install 'carpool[demos]' (from a clone: ./tools/demos)"
             )
         if self.what != What.rollout:
             return self._read_page()
@@ -156,7 +156,7 @@ class Demo:
                         show.paragraph(f"{name}:")
                         print(answer["text"], flush=True)
                 if self.stay:
-                    show.paragraph(f"{url} goes on. Ctrl-C ends it.")
+                    show.paragraph(f"{url} keeps running. Ctrl-C stops it.")
                     Event().wait()
                 return 0
             except KeyboardInterrupt:
@@ -176,7 +176,7 @@ class Demo:
         show.paragraph(_WHY)
         carried = server.get(f"/v2/models/{_MODEL}/profile")["promise"]["capacity_rps"]
         traffic = Traffic(url, _MODEL, labelled_pictures(_PICTURES), min(_MOST_RATE, _LOAD * carried))
-        show.paragraph(f"{SOURCES} cameras ask for {traffic.rate:.0f} answers a second.")
+        show.paragraph(f"{SOURCES} cameras send {traffic.rate:.0f} requests a second.")
         with traffic.sending():
             found = follow(server, 0, traffic)
             _tell_end(found, traffic)
@@ -193,7 +193,7 @@ class Demo:
                 if found["state"] != "rolled-back":
                     return 1
             if self.stay:
-                show.paragraph(f"{url} goes on. Ctrl-C ends it.")
+                show.paragraph(f"{url} keeps running. Ctrl-C stops it.")
                 Event().wait()
         return 0
 
@@ -249,7 +249,7 @@ def _tell_end(found: dict[str, Any], traffic: Traffic) -> None:
     if found["state"] == "standby":
         show.paragraph(
             f"Version {found['candidate']} answers everything; version {found['stable']} stays loaded for "
-            f"{found['plan']['standby_h']:g} h, and carpool rollout abort would go back to it at once."
+            f"{found['plan']['standby_h']:g} h, and carpool rollout abort would roll back to it at once."
         )
     elif found["state"] == "rolled-back":
         show.paragraph(f"Version {found['stable']} answers everything again.")

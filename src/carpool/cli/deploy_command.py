@@ -1,4 +1,4 @@
-"""`carpool deploy`: configurations for a fleet, from a model's profile and plan."""
+"""Implements `carpool deploy`: configurations for a fleet, from a model's profile and plan."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ _HTTP, _LISTEN, _LISTEN_GRPC, _STATS = 8000, 8080, 8081, 8404
 
 @dataclass(frozen=True, kw_only=True)
 class DeployVerb(o.SharesCores):
-    """Write what a fleet needs: a balancer's configuration, or manifests for Kubernetes; or serve on Ray.
+    """Write a balancer's configuration or Kubernetes manifests, or serve on Ray.
 
-    HAProxy in front of two replicas, which run with --gate-status 503:
+    HAProxy for two replicas, which run with --gate-status 503:
 
         carpool deploy balancer http://10.0.0.1:8000 http://10.0.0.2:8000 --kind haproxy --output /etc/haproxy
 
-    How many replicas for 500 images a second within 50 ms, and their manifests? The model is measured here:
+    Replicas for 500 images/s within 50 ms, and their manifests. The model is measured here:
 
         carpool deploy kubernetes resnet50.onnx --rate 500 --slo-ms 50 --dry-run
 
-    The same without measuring, for a curve that is known:
+    The same with a known curve, without measuring:
 
         carpool deploy kubernetes --curve 4+1 --rate 500 --slo-ms 50 --output overlay
         kubectl apply -k overlay
 
-    Two to eight replicas on the Ray cluster that this machine belongs to; or the files for it:
+    Two to eight replicas on this machine's Ray cluster, or the files for it:
 
         carpool deploy ray /models --slo-ms 50 --replicas 2,8
         carpool deploy ray /models --slo-ms 50 --replicas 2,8 --output overlay
@@ -52,68 +52,80 @@ class DeployVerb(o.SharesCores):
 
     target: Target = o.argument("For whom.", metavar="kubernetes|balancer|ray")
     places: list[str] | None = o.argument(
-        "The replicas; or the model, a file or a folder, as on the machines that will serve it.",
+        "Addresses of the replicas; or the model's file or folder, as on the machines that serve it.",
         default=None,
         metavar="URL…|MODEL",
     )
-    output: Path | None = o.option(None, "The folder to write to. Default: print.", metavar="DIR")
+    output: Path | None = o.option(None, "Folder for the files. Default: print them.", metavar="DIR")
     replicas: str = o.option(
-        "", "A number, or the least and the most: 2,8. Default: as --rate takes, or 1.", _RAY
+        "",
+        "Number of replicas, or the least and the most: 2,8. Default: as many as --rate needs, or 1.",
+        _RAY,
     )
-    port: int = o.option(8000, "Where HAProxy listens on every node; 0 takes a free one.", _RAY)
+    port: int = o.option(8000, "Port of HAProxy on every node; 0 takes a free one.", _RAY)
     fleet: str = o.option("carpool", "The application's name.", _RAY)
-    dry_run: bool = o.option(False, "Print, and write nothing.")
+    dry_run: bool = o.option(False, "Print the files without writing them.")
     kind: Kind = o.option(Kind.haproxy, "Which balancer: haproxy, envoy or nginx.", _BALANCER)
-    listen: str = o.option("0.0.0.0:8080", "Where it listens.", _BALANCER, metavar="HOST:PORT")
-    grpc_listen: str = o.option("", "Where it listens for gRPC; not nginx.", _BALANCER, metavar="HOST:PORT")
-    grpc_port: int = o.option(8001, "With --grpc-listen: the replicas' gRPC port.", _BALANCER)
-    tls_cert: str = o.option("", "TLS: the certificate's file on the balancer's machine.", _BALANCER)
-    tls_key: str = o.option("", "TLS: its key, where that is another file; not haproxy.", _BALANCER)
-    stats: str = o.option("", "Where its own state can be seen.", _BALANCER, metavar="HOST:PORT")
-    access_log: bool = o.option(False, "A line for every request, on its output.", _BALANCER)
-    weighted: bool = o.option(False, "Envoy: weigh replicas by their own load reports.", _BALANCER)
-    rate: float | None = o.option(None, "Images per second to carry, on average.", _FLEET)
-    slo_ms: float | None = o.option(None, "The promise: every answer within so many ms.", _FLEET)
-    curve: str = o.option("", "The model's batch times, as profile prints them. Default: measure it.", _FLEET)
-    instances: int = o.option(1, "With --curve: instances of a replica, side by side.", _FLEET)
+    listen: str = o.option("0.0.0.0:8080", "Address on which it listens.", _BALANCER, metavar="HOST:PORT")
+    grpc_listen: str = o.option(
+        "", "Address on which it listens for gRPC; not for nginx.", _BALANCER, metavar="HOST:PORT"
+    )
+    grpc_port: int = o.option(8001, "With --grpc-listen: gRPC port of the replicas.", _BALANCER)
+    tls_cert: str = o.option("", "TLS: file of the certificate on the balancer's machine.", _BALANCER)
+    tls_key: str = o.option("", "TLS: file of its key, if it is another file; not for haproxy.", _BALANCER)
+    stats: str = o.option("", "Address of its status page.", _BALANCER, metavar="HOST:PORT")
+    access_log: bool = o.option(False, "Log every request to its output.", _BALANCER)
+    weighted: bool = o.option(False, "Envoy: weight replicas by their load reports.", _BALANCER)
+    rate: float | None = o.option(None, "Images per second, on average.", _FLEET)
+    slo_ms: float | None = o.option(None, "The SLO: largest latency of a response, in ms.", _FLEET)
+    curve: str = o.option(
+        "", "The model's batch times, as printed by profile. Default: measure them.", _FLEET
+    )
+    instances: int = o.option(1, "With --curve: instances per replica.", _FLEET)
     name: str | None = o.option(None, "Which model of a repository.", _FLEET)
-    surge: float = o.option(3.0, "Scale up to so many times the rate.", _FLEET)
-    redundancy: int = o.option(1, "Replicas that may be gone while the promise holds.", _FLEET)
+    surge: float = o.option(3.0, "Largest scale-up, as a multiple of the rate.", _FLEET)
+    redundancy: int = o.option(1, "Replicas that may fail without missing the SLO.", _FLEET)
     cold_start: float | None = o.option(
         None,
-        "Seconds until a new replica answers. Default: as the model's last start here took, else 60.",
+        "Time until a new replica answers, in seconds. Default: that of its last start here, else 60.",
         _FLEET,
     )
-    helm: bool = o.option(False, "A Helm chart in place of a Kustomize overlay.", _KUBERNETES)
-    autoscaler: Autoscaler = o.option(Autoscaler.keda, "keda, hpa or none.", _KUBERNETES)
+    helm: bool = o.option(False, "Write a Helm chart in place of a Kustomize overlay.", _KUBERNETES)
+    autoscaler: Autoscaler = o.option(Autoscaler.keda, "Autoscaler: keda, hpa or none.", _KUBERNETES)
     prometheus: str = o.option(
         "http://prometheus-operated.monitoring:9090",
-        "KEDA: the Prometheus to ask.",
+        "KEDA: address of Prometheus.",
         _KUBERNETES,
         metavar="URL",
     )
-    namespace: str = o.option("carpool", "Its namespace, which is there.", _KUBERNETES)
+    namespace: str = o.option("carpool", "An existing namespace.", _KUBERNETES)
     image: str = o.option(
-        _IMAGE, f"The image to run. This one: with --gpus its -cuda; for ray {_RAY_IMAGE}.", _KUBERNETES
+        _IMAGE,
+        f"Container image. Default: this one; with --gpus its -cuda variant; for ray {_RAY_IMAGE}.",
+        _KUBERNETES,
     )
-    claim: str = o.option("carpool-models", "The volume claim with the models.", _KUBERNETES)
+    claim: str = o.option("carpool-models", "Volume claim with the models.", _KUBERNETES)
     repository: str = o.option(
-        "", "Where replicas fetch the models, like s3://bucket/models, in place of --claim.", _KUBERNETES
+        "",
+        "Address from which replicas fetch the models, like s3://bucket/models, in place of --claim.",
+        _KUBERNETES,
     )
     shared: str = o.option(
         "carpool-shared",
-        "Where replicas share profiles and rollouts: a claim of their own, or redis://HOST:6379.",
+        "Where replicas share profiles and rollouts: claim (a volume claim) or redis://HOST:6379.",
         _KUBERNETES,
     )
-    storage_class: str = o.option("", "The class of the shared claim, which many pods write.", _KUBERNETES)
-    secret: str = o.option("", "A Secret whose fields become variables of the pods.", _KUBERNETES)
-    node_selector: str = o.option(
-        "", "The label of its nodes. Default: with --gpus nvidia.com/gpu.present=true.", _KUBERNETES
+    storage_class: str = o.option(
+        "", "Storage class of the shared claim, which many pods write to.", _KUBERNETES
     )
-    runtime_class: str = o.option("", "The runtime of its pods, like nvidia.", _KUBERNETES)
-    cores: int = o.option(2, "Cores of a replica: request and limit.", _KUBERNETES)
-    memory_gb: float = o.option(2.0, "Memory of a replica.", _KUBERNETES)
-    gpus: int = o.option(0, "GPUs of a replica.", _KUBERNETES)
+    secret: str = o.option("", "Secret whose fields become environment variables of the pods.", _KUBERNETES)
+    node_selector: str = o.option(
+        "", "Label of its nodes. Default: nvidia.com/gpu.present=true with --gpus.", _KUBERNETES
+    )
+    runtime_class: str = o.option("", "Runtime class of its pods, like nvidia.", _KUBERNETES)
+    cores: int = o.option(2, "Cores per replica, request and limit.", _KUBERNETES)
+    memory_gb: float = o.option(2.0, "Memory per replica.", _KUBERNETES)
+    gpus: int = o.option(0, "GPUs per replica.", _KUBERNETES)
 
     def run(self) -> None:
         if self.target is Target.balancer:
@@ -221,7 +233,7 @@ class DeployVerb(o.SharesCores):
         from carpool.lab.fleet_plan import FleetQuestion, plan
 
         if self.rate is None or self.slo_ms is None:
-            raise InvalidInput("--rate and --slo-ms say what to plan for: give both")
+            raise InvalidInput("--rate and --slo-ms are both needed to plan")
         rate = o.number("--rate", self.rate, above=0, most=1e7)
         cores = o.whole("--cores", self.cores, least=1, most=4096)
         text, machine = self._curve(o.number("--slo-ms", self.slo_ms, above=0, most=1e7), cores)
@@ -255,11 +267,11 @@ class DeployVerb(o.SharesCores):
         with show.status("planning") as tell:
             answer = plan(question, tell)
         if answer.replicas is None:
-            raise InvalidInput(f"--slo-ms: no number of replicas keeps it: {' '.join(answer.why)}")
+            raise InvalidInput(f"--slo-ms: no number of replicas meets it: {' '.join(answer.why)}")
         return replace(wanted, planned=answer.replicas)
 
     def _cold_start(self) -> tuple[float, str]:
-        """Seconds, and where they are from."""
+        """Returns seconds, and where they are from."""
         from carpool.config.server import usual_cache_dir
         from carpool.engine.profile.model_profile import last_start
         from carpool.lab.batch_profile import ProfileQuestion, the_model
@@ -274,14 +286,14 @@ class DeployVerb(o.SharesCores):
         return _ASSUMED_START_S, "assumed, since no start of it was measured here"
 
     def _curve(self, slo_ms: float, cores: int) -> tuple[str, Machine]:
-        """Of one instance, and what a replica has: as it was given, or measured here."""
+        """Returns the curve of one instance, and what a replica has: as it was given, or measured here."""
         from carpool.lab.batch_profile import ProfileQuestion, profile
 
         if self.curve:
             instances = o.whole("--instances", self.instances, least=1, most=1024)
             return self.curve, self.machine(cores, instances)
         if not self.places or len(self.places) != 1:
-            raise InvalidInput("name one model to measure, or give its --curve")
+            raise InvalidInput("give one model to measure, or its --curve")
         question = ProfileQuestion(
             Path(self.places[0]), self.name, (), (slo_ms / 1e3,), _REPEATS, None, None, None
         )

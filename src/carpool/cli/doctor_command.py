@@ -1,4 +1,4 @@
-"""`carpool doctor`: what is installed here, and what is wrong with it."""
+"""Implements `carpool doctor`: what is installed here, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ _MARKS = {"fine": "✓", "absent": "–", "note": "!", "wrong": "✗"}
 
 @dataclass(frozen=True, kw_only=True)
 class Doctor:
-    """Say what a server would find on this machine, and what is wrong with it.
+    """Check this machine for the server: packages, engines, devices, limits, ports.
 
         carpool doctor
 
-    The packages, engines, devices, limits, folders, ports and tracing that it would use, as the environment's
-    settings name them. Nothing is changed. The exit code is 1 where something is wrong; `--json` is for a
-    report.
+    It checks what a server with the settings of the environment would use, and changes nothing. The exit
+    code is 1 if something is wrong; `--json` is for a report.
     """
 
     as_json: o.Json = False

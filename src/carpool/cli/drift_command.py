@@ -1,4 +1,4 @@
-"""`carpool drift`: whether a model's traffic is still what it was, and what to compare it with."""
+"""Implements `carpool drift`: whether a model's traffic is still what it was, and what to compare it with."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ Action = StrEnum("Action", ["status", "learn", "reset"])
 
 @dataclass(frozen=True, kw_only=True)
 class DriftVerb(o.AsksServer):
-    """See whether the pictures and answers of a model are still what they were.
+    """Check whether a model's images and responses have changed.
 
-    Which of them changed, and which cameras are broken? Exit code 1 while there is an alarm.
+    Show what changed, and which cameras are broken. The exit code is 1 while there is an alarm.
 
         carpool drift status detector
 
-    What comes in the next 24 hours is what it is to be compared with from then on:
+    Use the next 24 hours as the new reference:
 
         carpool drift learn detector --hours 24
 
-    Keep what was learned, for reference = "usual.json" in the model.toml of other servers:
+    Save the reference, for reference = "usual.json" in the model.toml of other servers:
 
         carpool drift status detector --save usual.json
     """
 
-    action: Action = o.argument("What to do.", metavar="status|learn|reset")
+    action: Action = o.argument("The action.", metavar="status|learn|reset")
     name: str = o.argument("The model.")
     url: o.ServerUrl = o.DEFAULT_URL
-    version: str | None = o.option(None, "Which version. Default: the one that serves.")
-    hours: float = o.option(24.0, "learn: for how long.")
+    version: str | None = o.option(None, "The version. Default: the one that serves.")
+    hours: float = o.option(24.0, "learn: length of the reference, in hours.")
     save: Path | None = o.option(None, "status: write the reference to this file.", metavar="FILE.json")
 
     def run(self) -> int:
@@ -56,7 +56,7 @@ class DriftVerb(o.AsksServer):
         if self.save is not None:
             reference = document.pop("reference_file", None)
             if reference is None:
-                raise InvalidInput("--save: with keys, only an admin's tells the reference")
+                raise InvalidInput("--save: the reference needs an admin key")
             self.save.write_text(json.dumps(reference), "utf-8")
         if self.as_json:
             print(json.dumps(document, indent=2))
@@ -72,8 +72,8 @@ def _alarming(document: dict[str, Any]) -> bool:
 def _print(document: dict[str, Any]) -> None:
     window, reference = document["window"], document["reference"]
     show.paragraph(f"{document['model']} version {document['version']}: {document['says']}.")
-    so_far = f"{window['pictures']} pictures in {window['seconds'] / 60:.0f} min of {window['hours']:g} h"
-    show.paragraph(f"Window: {so_far}; reference: {reference['pictures']} pictures.")
+    so_far = f"{window['pictures']} images in {window['seconds'] / 60:.0f} min of {window['hours']:g} h"
+    show.paragraph(f"Window: {so_far}; reference: {reference['pictures']} images.")
     judged = [line for line in document["measures"] if line["psi"] is not None]
     if judged:
         show.paragraph("")

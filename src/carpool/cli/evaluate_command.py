@@ -1,4 +1,5 @@
-"""`carpool evaluate`: how good is a model on labelled pictures, and is this version worse than that one?"""
+"""Implements `carpool evaluate`: how good a model is on labelled pictures, and whether this version is worse
+than that one."""
 
 from __future__ import annotations
 
@@ -25,17 +26,17 @@ _IN_WORDS = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "miou": "mean I
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(o.AsksServer):
-    """Measure a model on labelled pictures, or a version of it against another.
+    """Measure a model's accuracy on labelled images, or compare two versions.
 
-    Boxes, labelled as in COCO, by a running server:
+    A running server, with boxes labelled as in COCO:
 
         carpool evaluate http://localhost:8000 --data val.json --pictures val/
 
-    Is version 2 worse than version 1? Exits with 1 if it is, by more than is tolerated.
+    Is version 2 worse than version 1? The exit code is 1 if it is, by more than --tolerate.
 
         carpool evaluate models/detector --data val.json --pictures val/ --version 2 --against 1
 
-    Classes, with the pictures of each in a folder of its name:
+    Classes, with the images of each in a folder of its name:
 
         carpool evaluate classifier.onnx --data val/
     """
@@ -50,19 +51,25 @@ class Evaluate(o.AsksServer):
         "The labels: COCO's .json, a .csv with file and label, a folder for each class, or of masks.",
         metavar="FILE|DIR",
     )
-    pictures: Path | None = o.option(None, "The pictures, where the labels do not hold them.", metavar="DIR")
+    pictures: Path | None = o.option(
+        None, "Folder of the images, if the labels do not contain them.", metavar="DIR"
+    )
     model: str | None = o.option(None, "Which model of a server or a repository.")
-    version: str | None = o.option(None, "Which version; without it, the newest.")
-    against: str | None = o.option(None, "A version to compare it with, on the same pictures.")
-    tolerate: float = o.option(0.005, "How much worse than --against it may be.")
+    version: str | None = o.option(None, "The version. Default: the newest.")
+    against: str | None = o.option(None, "Version to compare it with, on the same images.")
+    tolerate: float = o.option(0.005, "Largest accepted loss of accuracy against --against.")
     names: Path | None = o.option(
-        None, "A .csv that says what the model calls the data's classes: theirs,its a line.", metavar="FILE"
+        None, "A .csv with the model's name of each class of the data: a line is data,model.", metavar="FILE"
     )
-    score: float = o.option(0.001, "Boxes: the lowest score that counts.", min=0.0, max=1.0)
+    score: float = o.option(0.001, "Boxes: lowest score of a result.", min=0.0, max=1.0)
     iou: float | None = o.option(
-        None, "Boxes: overlap above which the weaker goes, instead of the model's own.", min=0.0, max=1.0
+        None,
+        "Boxes: overlap (IoU) above which the box with the lower score is dropped, in place of the "
+        "model's own.",
+        min=0.0,
+        max=1.0,
     )
-    at_once: int = o.option(4, "How many pictures to have under way.", min=1, max=64)
+    at_once: int = o.option(4, "Number of concurrent requests.", min=1, max=64)
 
     def run(self) -> int:
         """Exits with 1 if it is worse, or if a picture was not answered."""
@@ -70,7 +77,7 @@ class Evaluate(o.AsksServer):
         from carpool.lab.evaluate.labelled_data import read_data, read_names
 
         if self.data is None:
-            raise InvalidInput("--data is needed: the labels, like val.json")
+            raise InvalidInput("--data is needed: the file with the labels, like val.json")
         tolerate = o.number("--tolerate", self.tolerate, most=1.0)
         if self.against is not None and self.against == self.version:
             raise InvalidInput(f"--against: version {self.against} would be compared with itself")
@@ -114,7 +121,7 @@ def _print(found: Evaluation) -> None:
         ("p50", *(f"{one.p50_ms:.1f} ms" for one in both)),
         ("p99", *(f"{one.p99_ms:.1f} ms" for one in both)),
     ]
-    print(f"{found.scored.model}, {found.pictures:,} pictures")
+    print(f"{found.scored.model}, {found.pictures:,} images")
     show.table(titles, rows, left=("",))
     show.table(("class", *titles[1:]), _class_rows(both), left=("class",))
     for note in found.notes:
@@ -124,7 +131,7 @@ def _print(found: Evaluation) -> None:
 
 
 def _class_rows(both: list[VersionScore]) -> list[tuple[str, ...]]:
-    """All of them, or those that are worst: with two versions, those that lose the most."""
+    """Returns all of them, or those that are worst: with two versions, those that lose the most."""
     first, last = both[0].per_class, both[-1].per_class
 
     def worst(name: str) -> float:
@@ -141,10 +148,14 @@ def _verdict(gap: VersionGap, scored: VersionScore, against: VersionScore) -> st
     name = _IN_WORDS.get(gap.figure, gap.figure)
     between = f"{gap.difference:+.4f} (95 %: {gap.low:+.4f} to {gap.high:+.4f})"
     if gap.worse:
-        sure = "" if gap.sure else ", though so few pictures leave room for chance"
+        sure = "" if gap.sure else ", though this may be chance with so few images"
         what = f"worse than the {gap.tolerate:g} that are tolerated{sure}"
     else:
-        what = "not worse" if gap.sure else "not worse on these pictures, though more could show otherwise"
+        what = (
+            "not worse"
+            if gap.sure
+            else ("not worse on these images, though more images could show a difference")
+        )
     return f"Version {scored.version} against {against.version}, {name}: {between}: {what}."
 
 
@@ -152,4 +163,4 @@ def _tell_failures(found: Evaluation) -> None:
     for file, why in list(found.failed.items())[:_MOST_FAILURES]:
         print(f"carpool: {file}: {why if why.isprintable() else repr(why)}", file=sys.stderr)
     if len(found.failed) > _MOST_FAILURES:
-        print(f"carpool: {len(found.failed)} pictures were not answered, and do not count", file=sys.stderr)
+        print(f"carpool: {len(found.failed)} images were not answered and are left out", file=sys.stderr)

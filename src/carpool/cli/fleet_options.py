@@ -26,32 +26,30 @@ Kind = StrEnum("Kind", ["rr", "least", "p2c", "weighted"])
 
 @dataclass(frozen=True, kw_only=True)
 class HasFleet:
-    """A verb that may be about several servers."""
+    """Defines a verb that may be about several servers."""
 
     replicas: int | None = o.option(
-        None, "Whole servers behind a balancer, each with a queue of its own and all --instances.", FLEET
+        None, "Number of servers behind a balancer, each with its own queue and --instances.", FLEET
     )
     balancer: Kind = o.option(
         Kind.rr,
-        "Who gets a request: the next one, the one with the fewest open, the better of two, or by turns as "
-        "often as the capacity that each reported last (ORCA).",
+        "The balancer's choice: the next replica, the one with fewest requests, the better of two, or by "
+        "reported capacity (ORCA).",
         FLEET,
     )
-    retries: int = o.option(0, "How often a refusal at the gate is tried at another replica.", FLEET)
-    slow: str = o.option(
-        "", "Replicas that take longer than their profile says: 1:2.0 is the first, twice.", FLEET
-    )
+    retries: int = o.option(0, "Number of retries of a rejection at other replicas.", FLEET)
+    slow: str = o.option("", "Slower replicas: with 1:2.0 the first takes twice as long.", FLEET)
     lose: float | None = o.option(
-        None, "A replica dies at this second; another is there a cold start later.", FLEET
+        None, "Second at which a replica fails. It is replaced after a cold start.", FLEET
     )
     autoscale: str = o.option(
         "",
-        "More and fewer replicas while it runs: load:0.75 (offered over capacity) or saturation:0.6.",
+        "Target of the autoscaler: load:0.75 (offered over capacity) or saturation:0.6.",
         FLEET,
     )
-    max_replicas: int = o.option(MOST_REPLICAS, "autoscale: no more than so many.", FLEET)
-    cold_start: float = o.option(20.0, "Seconds until a new replica answers.", FLEET)
-    hpa_period: float = o.option(15.0, "autoscale: seconds between two looks.", FLEET)
+    max_replicas: int = o.option(MOST_REPLICAS, "autoscale: largest number of replicas.", FLEET)
+    cold_start: float = o.option(20.0, "Time until a new replica answers, in seconds.", FLEET)
+    hpa_period: float = o.option(15.0, "autoscale: time between two decisions, in seconds.", FLEET)
 
     def fleet(self, one: Scenario) -> FleetScenario:
         """Each replica is this one, and its traffic that of all of them."""
@@ -89,7 +87,8 @@ class HasFleet:
         return found[1], float(found[2])
 
     def check_fleet(self, **others: object) -> None:
-        """Options that are only about several replicas, and `others` that are only about one server."""
+        """Checks options that are only about several replicas, and `others` that are only about one
+        server."""
         if self.replicas is None:
             for one in fields(HasFleet):
                 if getattr(self, one.name) != one.default:
@@ -137,16 +136,16 @@ def _print(fleet: FleetScenario, outcome: FleetOutcome) -> None:
     show.paragraph(f"Arrivals: {one.traffic.name}, {one.rate:,.6g}/s{load}, {one.seconds:.4g} s.")
     rows = {
         "offered": f"{outcome.offered_rps:,.1f} /s",
-        "answered in time (goodput)": f"{outcome.goodput_rps:,.1f} /s",
+        "within the SLO (goodput)": f"{outcome.goodput_rps:,.1f} /s",
         "… of offered (attainment)": show.percent(outcome.attainment),
         "p50 of answered": f"{outcome.p50_ms:,.1f} ms",
         "p99 of answered": f"{outcome.p99_ms:,.1f} ms",
         "mean batch": f"{outcome.mean_batch:.1f}",
-        "tries of a request": f"{outcome.hops:.2f}",
+        "attempts per request": f"{outcome.hops:.2f}",
         "devices busy": show.percent(outcome.busy_fraction),
     }
     if fleet.lose is not None:
-        rows["lost with the replica that died"] = f"{outcome.failed:,.0f}"
+        rows["lost with the failed replica"] = f"{outcome.failed:,.0f}"
     if fleet.autoscale is not None:
         rows["most replicas"] = f"{outcome.most_replicas}"
         rows["replica-hours"] = f"{outcome.replica_seconds / 3600:,.2f}"

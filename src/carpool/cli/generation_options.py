@@ -1,4 +1,4 @@
-"""What `simulate` asks about a model that writes its answer token by token, and what it shows of it."""
+"""Reads what `simulate` asks about a model that writes its answer token by token, and shows what it found."""
 
 from __future__ import annotations
 
@@ -26,28 +26,29 @@ _MOST_IN_ALL = 50_000_000  # tokens in one run: some minutes
 
 @dataclass(frozen=True, kw_only=True)
 class HasGeneration:
-    """A verb that may be about a model that writes text: an encoder, and a decoder that is stepped."""
+    """Defines a verb that may be about a model that writes text: an encoder, and a decoder that is
+    stepped."""
 
-    encoder: str = o.option(
-        "", "How long a batch of pictures takes to encode: 0.6+0.05, as --curve.", _WRITES
-    )
+    encoder: str = o.option("", "Times to encode a batch of images: 0.6+0.05, as --curve.", _WRITES)
     step_curve: str = o.option(
-        "", "How long a step takes that gives each of n answers one token: 0.3+0.0015, as --curve.", _WRITES
+        "", "Times of a step that adds one token to each of n responses: 0.3+0.0015, as --curve.", _WRITES
     )
     tokens: str = o.option(
         "",
-        "How many tokens answers have: lognormal:22,0.5 (mean, sigma), geometric:22 or fixed:22.",
+        "Tokens per response: lognormal:22,0.5 (mean, sigma), geometric:22 or fixed:22.",
         _WRITES,
     )
-    slots: int = o.option(64, "Answers that can be written at the same time.", _WRITES)
-    max_tokens: int | None = o.option(None, "No answer is longer. Default: eight times the mean.", _WRITES)
-    ttft_ms: float | None = o.option(None, "The promise: the first token within so many ms.", _WRITES)
-    per_token_ms: float | None = o.option(None, "The promise: so many ms from token to token.", _WRITES)
+    slots: int = o.option(64, "Slots: responses that are written at the same time.", _WRITES)
+    max_tokens: int | None = o.option(
+        None, "Most tokens of a response. Default: eight times the mean.", _WRITES
+    )
+    ttft_ms: float | None = o.option(None, "SLO of the first token, in ms.", _WRITES)
+    per_token_ms: float | None = o.option(None, "SLO from token to token, in ms.", _WRITES)
     encoder_instances: int | None = o.option(
-        None, "Encoders on devices of their own. Default: one device does both.", _WRITES
+        None, "Number of encoders on devices of their own. Default: one device does both.", _WRITES
     )
     decoder_instances: int | None = o.option(
-        None, "Decoders, each with as many slots, apart from the encoders.", _WRITES
+        None, "Number of decoders apart from the encoders, each with all slots.", _WRITES
     )
 
     @property
@@ -68,11 +69,11 @@ class HasGeneration:
         for name, given in others.items():
             if given:
                 raise InvalidInput(
-                    f"--{name.replace('_', '-')} is for models that answer at once: leave out --encoder"
+                    f"--{name.replace('_', '-')} is for models with one response: leave out --encoder"
                 )
 
     def text_scenario(self, slo_ms: float, traffic: Traffic, **run: float) -> TextScenario:
-        """At a rate of 1; in seconds."""
+        """Returns the scenario at a rate of 1; in seconds."""
         from carpool.core.text_job import TextPromise
         from carpool.sim.generation_simulation import TextScenario, TokenLengths
 
@@ -94,7 +95,7 @@ class HasGeneration:
         alone = encoder.times[1] + step.times[1]
         if promise.ttft < alone:
             raise InvalidInput(
-                f"--ttft-ms {self.ttft_ms:g} is below the {alone * 1e3:g} ms that one picture and one step "
+                f"--ttft-ms {self.ttft_ms:g} is below the {alone * 1e3:g} ms that one image and one step "
                 f"take: give at least {2e3 * alone:g}"
             )
         if promise.per_token < step.times[1]:
@@ -131,17 +132,17 @@ def _seconds(option: str, ms: float | None) -> float:
 _ROWS: tuple[tuple[str, Callable[[TextReport], str]], ...] = (
     ("offered", lambda r: f"{r.offered_rps:,.1f} /s"),
     ("answered", lambda r: f"{r.answered_rps:,.1f} /s"),
-    ("… within the promise (goodput)", lambda r: f"{r.goodput_rps:,.1f} /s"),
+    ("… within the SLO (goodput)", lambda r: f"{r.goodput_rps:,.1f} /s"),
     ("… of offered (attainment)", lambda r: show.percent(r.attainment)),
     ("first token, p50", lambda r: f"{r.first_p50_ms:,.1f} ms"),
     ("first token, p99", lambda r: f"{r.first_p99_ms:,.1f} ms"),
     ("token to token, p50", lambda r: f"{r.interval_p50_ms:,.2f} ms"),
     ("token to token, p99", lambda r: f"{r.interval_p99_ms:,.2f} ms"),
-    ("longest gap of an answer, p99", lambda r: f"{r.gap_p99_ms:,.2f} ms"),
+    ("longest gap of a response, p99", lambda r: f"{r.gap_p99_ms:,.2f} ms"),
     ("whole answer, p50", lambda r: f"{r.done_p50_ms:,.1f} ms"),
     ("whole answer, p99", lambda r: f"{r.done_p99_ms:,.1f} ms"),
     ("tokens", lambda r: f"{r.tokens_per_s:,.0f} /s"),
-    ("pictures encoded together", lambda r: f"{r.encode_batch:.1f}"),
+    ("images encoded together", lambda r: f"{r.encode_batch:.1f}"),
     ("slots of a step", lambda r: f"{r.step_width:.1f}"),
     ("… of which in use", lambda r: show.percent(r.width_used)),
 )
@@ -150,7 +151,8 @@ _ROWS: tuple[tuple[str, Callable[[TextReport], str]], ...] = (
 def simulate_generation(
     options: HasGeneration, scenario: TextScenario, rate: float | None, load: float | None, *, as_json: bool
 ) -> None:
-    """Slots beside static batches of as many, both at this rate, or at this load of what slots can carry."""
+    """Compares slots with static batches of as many, both at this rate, or at this load of what slots can
+    carry."""
     from carpool.sim.generation_simulation import measure_text, saturated
 
     with show.steps("simulating", 4) as step:
@@ -191,13 +193,13 @@ def simulate_generation(
         return
     show.paragraph(
         f"Encoder {options.encoder} ms, step {options.step_curve} ms, {options.tokens} tokens, "
-        f"{_slots(scenario.promise)}: {capacity:,.0f} answers/s, in static batches {static:,.0f}/s "
+        f"{_slots(scenario.promise)}: {capacity:,.0f} responses/s, in static batches {static:,.0f}/s "
         f"({capacity / static:.2f}×)."
     )
     show.paragraph(
         f"Arrivals: {scenario.traffic.name}, {rate:,.6g}/s ({rate / capacity:.3g}×), "
-        f"{scenario.seconds:.4g} s. Static batches refuse nobody, and wait for their slowest"
-        f"{', all on one device' if scenario.promise.apart else ''}."
+        f"{scenario.seconds:.4g} s. Static batches reject no request, and wait for their "
+        f"slowest{', all on one device' if scenario.promise.apart else ''}."
     )
     rows = [(label, *map(of, results.values())) for label, of in _ROWS]
     show.table(("", *results), rows, left=("",))

@@ -1,4 +1,4 @@
-"""`carpool init`: a model.toml to begin with."""
+"""Implements `carpool init`: a model.toml to begin with."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from carpool.errors import InvalidInput
 
 @dataclass(frozen=True, kw_only=True)
 class Init:
-    """Write a commented model.toml beside a model, with what was recognised of it.
+    """Write a commented model.toml beside a model, with what was recognised.
 
         carpool init yolov8n.onnx
         carpool init resnet50.onnx --preset torchvision
 
-    Classes that stand in the model's own metadata are written to labels.txt.
+    Class names in the model's metadata are written to labels.txt.
     """
 
     model: Model
@@ -25,9 +25,7 @@ class Init:
     labels: Labels = ""
     size: Size = ""
     preset: Preset = ""
-    force: bool = o.option(
-        False, "Add what was found to a model.toml that is there; what it says already stays."
-    )
+    force: bool = o.option(False, "Add what was found to an existing model.toml. Its settings do not change.")
 
     def run(self) -> None:
         from carpool.lab.settings_file import LABELS, refers_to_labels
@@ -37,7 +35,7 @@ class Init:
         folder = self.model if self.model.is_dir() else self.model.parent
         target, names = folder / "model.toml", folder / LABELS
         if target.exists() and not self.force:
-            raise InvalidInput(f"{target} is there already: --force adds what it lacks")
+            raise InvalidInput(f"{target} exists already: --force adds what it lacks")
         report = read_report(self.model, choice_of(self.task, self.labels, self.size, self.preset))
         written = [target]
         if report.labels and refers_to_labels(report.toml) and not names.exists():

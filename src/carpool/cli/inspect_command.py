@@ -1,4 +1,5 @@
-"""`carpool inspect`: what a model file is recognised as, and why; and what each preset answers to a photo."""
+"""Implements `carpool inspect`: what a model file is recognised as, and why; and what each preset answers to
+a photo."""
 
 from __future__ import annotations
 
@@ -23,30 +24,32 @@ if TYPE_CHECKING:
 _BEST = 5
 _LABELS = {"imagenet": "imagenet_labels.txt", "coco": "coco_labels.txt"}
 
-Model = Annotated[Path, typer.Argument(help="A model file or a model's folder.", show_default=False)]
-Task = Annotated[str, typer.Option(help="What it does with pictures, if you know.", metavar="TASK")]
+Model = Annotated[Path, typer.Argument(help="A model file or a model folder.", show_default=False)]
+Task = Annotated[str, typer.Option(help="The model's task, if you know it.", metavar="TASK")]
 Labels = Annotated[
-    str, typer.Option(help="Its classes, one a line; or imagenet or coco for theirs.", metavar="FILE")
+    str, typer.Option(help="File with the class names, one per line; or imagenet or coco.", metavar="FILE")
 ]
-Size = Annotated[str, typer.Option(help="The size of its pictures: 640, or height,width.", metavar="PIXELS")]
+Size = Annotated[str, typer.Option(help="Size of the model's input: 640, or height,width.", metavar="PIXELS")]
 Preset = Annotated[
-    str, typer.Option(help="The library whose pixels it was trained with, if you know.", metavar="PRESET")
+    str,
+    typer.Option(
+        help="The library whose preprocessing it was trained with, if you know it.", metavar="PRESET"
+    ),
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inspect:
-    """Say what a model is for, what that was told by, and the model.toml that would pin it.
+    """Show a model's task, the evidence for it, and a model.toml that would fix it.
 
         carpool inspect yolov8n.onnx
 
-    Where nothing says how it sees pixels, show what it answers to a photo under each preset, and write
-    the one that is right:
+    If the preprocessing is not known, compare the presets on a photo, and write the right one:
 
         carpool inspect resnet50.onnx --picture coffee.jpg --labels imagenet
         carpool inspect resnet50.onnx --write torchvision
 
-    The model is opened and run once on a picture of noise; nothing is served.
+    The model is opened and run once on an image of noise; nothing is served.
     """
 
     model: Model
@@ -55,9 +58,9 @@ class Inspect:
     size: Size = ""
     preset: Preset = ""
     picture: Path | None = o.option(
-        None, "A photo: show what the model answers to it under each preset.", metavar="FILE"
+        None, "A photo, to show the model's response with each preset.", metavar="FILE"
     )
-    out: Path = o.option(Path(), "Folder for the pictures with boxes or masks drawn in.", metavar="FOLDER")
+    out: Path = o.option(Path(), "Folder for the images with boxes or masks drawn in.", metavar="FOLDER")
     write: str = o.option("", "Write this preset into the model.toml beside the model.", metavar="PRESET")
     as_json: o.Json = False
 
@@ -78,7 +81,7 @@ class Inspect:
             return
         show.table(("", ""), _facts(report).items(), left=("",))
         print()
-        titles = ("tensor", "name", "datatype", "shape", "one picture gives")
+        titles = ("tensor", "name", "datatype", "shape", "one image gives")
         rows = [("input", *_cells(one)) for one in report.inputs]
         rows += [("output", *_cells(one)) for one in report.outputs]
         show.table(titles, rows, left=titles)
@@ -86,7 +89,7 @@ class Inspect:
         for line in report.evidence:
             show.paragraph(line, "  • ")
         if report.ask:
-            show.paragraph(f"It would be served as tensors: {report.ask}", "  ! ")
+            show.paragraph(f"It would be served with tensors: {report.ask}", "  ! ")
         print(f"\nmodel.toml (carpool init {self.model} writes it):\n\n{report.toml}", end="")
 
     def _compare(self, picture: Path) -> list[PresetAnswer]:
@@ -112,11 +115,11 @@ class Inspect:
                 file = self.out / f"{self.model.stem}-{one.preset}.jpg"
                 file.write_bytes(one.drawn)
                 print(f"Wrote {file}.")
-        print(f"\ncarpool inspect {self.model} --write PRESET sets the one that is right.")
+        print(f"\ncarpool inspect {self.model} --write PRESET sets the right one.")
 
 
 def _lines(one: PresetAnswer) -> list[str]:
-    """The best things of an answer, a line each."""
+    """Returns the best things of an answer, a line each."""
     if one.trouble:
         return [one.trouble]
     for key in ("classes", "detections", "masks", "regions"):
@@ -130,7 +133,7 @@ def _lines(one: PresetAnswer) -> list[str]:
 
 
 def _asked(answers: Sequence[PresetAnswer], *, asking: bool) -> str:
-    """Which one is right, where somebody sits there to say so."""
+    """Asks which one is right, where somebody sits there to say so."""
     if not asking or not sys.stdin.isatty():
         return ""
     chosen = str(
@@ -164,7 +167,7 @@ def choice_of(task: str, labels: str, size: str, preset: str) -> PictureChoice:
 
 
 def named_labels(labels: str) -> str:
-    """A file, or the one of a well-known list of classes."""
+    """Returns a file, or the one of a well-known list of classes."""
     if labels not in _LABELS or Path(labels).exists():
         return labels
     from carpool.demo import bundled_models

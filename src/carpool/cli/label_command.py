@@ -1,4 +1,4 @@
-"""`carpool label`: pictures that were kept for labelling become a data set."""
+"""Implements `carpool label`: pictures that were kept for labelling become a data set."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Action = StrEnum("Action", ["export"])
 
 @dataclass(frozen=True, kw_only=True)
 class LabelVerb:
-    """Make a data set of the pictures that a server kept, with its answers to begin with.
+    """Make a data set of images that a server stored, with its responses as first labels.
 
-    Doubtful pictures, and those that two versions disagree about, in one folder for a labelling tool:
+    Uncertain images, and those on which two versions disagree, in one folder for a labelling tool:
 
         carpool label export /var/kept/doubtful /var/kept/disagreements --to round-1 --coco
     """
 
-    action: Action = o.argument("What to do.", metavar="export")
+    action: Action = o.argument("The action.", metavar="export")
     folders: list[Path] = o.argument("Folders with an index.jsonl.", metavar="FOLDER…")
-    to: Path = o.option(Path("labels"), "A folder that is not there yet, or empty.", metavar="FOLDER")
-    coco: bool = o.option(False, "Write the answers as COCO's annotations.json, too.")
+    to: Path = o.option(Path("labels"), "The output folder, new or empty.", metavar="FOLDER")
+    coco: bool = o.option(False, "Also write the responses as COCO's annotations.json.")
     as_json: o.Json = False
 
     def run(self) -> None:
@@ -35,6 +35,9 @@ class LabelVerb:
         if self.as_json:
             print(json.dumps(asdict(done), indent=2))
             return
-        print(f"{done.pictures} pictures in {self.to}; {done.look_alikes} look like another of their source")
+        print(
+            f"{done.pictures} images in {self.to}; {done.look_alikes} left out because they look like "
+            "another of their source"
+        )
         if done.unreadable:
-            print(f"{done.unreadable} pictures cannot be read")
+            print(f"{done.unreadable} images cannot be read")

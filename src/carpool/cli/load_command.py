@@ -1,4 +1,4 @@
-"""`carpool load`: traffic for a running server, and what it made of it."""
+"""Implements `carpool load`: traffic for a running server, and what it made of it."""
 
 from __future__ import annotations
 
@@ -44,27 +44,28 @@ _REQUESTS = "Requests"
 
 @dataclass(frozen=True, kw_only=True)
 class Load(o.AsksServer, o.HasTraffic):
-    """Send traffic to a running server and measure what comes back.
+    """Send load to a running server, and measure responses and latencies.
 
-    Open loop, 500 requests a second whatever the server does, and how many were answered within 50 ms:
+    Open loop: 500 requests/s, and how many are answered within 50 ms:
 
         carpool load http://localhost:8000 --rate 500 --slo-ms 50
 
-    A surge, with the numbers of each step:
+    A surge, with figures for each step:
 
         carpool load http://localhost:8000 --rate 800:20,2400:20,800:20 --slo-ms 50
 
-    Closed loop, 32 clients that each wait for an answer:
+    Closed loop: 32 clients that each wait for a response:
 
         carpool load grpc://localhost:8001 --concurrency 32
 
-    Text from pictures as it is written, with the times of its first token and between tokens:
+    Streamed text, with the times of the first token and between tokens:
 
         carpool load http://localhost:8000/read --image line.png --stream --concurrency 16
     """
 
     url: str = o.argument(
-        "http://HOST:PORT, grpc://HOST:PORT, or with --image the route, like http://HOST:PORT/detect.",
+        "Address: http://HOST:PORT or grpc://HOST:PORT; with --image the route, like "
+        "http://HOST:PORT/detect.",
         metavar="URL",
         envvar=o.URL_VARIABLE,
     )
@@ -77,55 +78,55 @@ class Load(o.AsksServer, o.HasTraffic):
         "poisson", "Open loop: poisson, constant, bursty, cameras, or trace:FILE.", o.TRAFFIC
     )
     duration: float | None = o.option(
-        None, "Seconds. Default: 10, the sum of the steps, or all of a trace.", o.TRAFFIC
+        None, "Length in seconds. Default: 10, the sum of the steps, or the whole trace.", o.TRAFFIC
     )
     concurrency: int | None = o.option(
-        None, "Closed loop: so many clients that each wait for an answer.", o.TRAFFIC
+        None, "Closed loop: number of clients that each wait for a response.", o.TRAFFIC
     )
-    requests: int | None = o.option(None, "Closed loop: stop after so many.", o.TRAFFIC)
-    think_ms: float = o.option(0.0, "Closed loop: from an answer to the next request.", o.TRAFFIC)
-    warmup: float = o.option(0.0, "Seconds of the same traffic before it counts.", o.TRAFFIC)
+    requests: int | None = o.option(None, "Closed loop: stop after this many requests.", o.TRAFFIC)
+    think_ms: float = o.option(
+        0.0, "Closed loop: pause from a response to the next request, in ms.", o.TRAFFIC
+    )
+    warmup: float = o.option(0.0, "Warm-up with the same traffic, in seconds.", o.TRAFFIC)
     seed: o.Seed = 1
-    model: str = o.option("", "The model. Not needed if the server has one.", _REQUESTS)
+    model: str = o.option("", "The model. Default: the server's only one.", _REQUESTS)
     model_version: str = o.option("", "Its version. Default: the newest.", _REQUESTS)
-    images: list[Path] | None = o.option(
-        None, "Upload this picture; again for more.", _REQUESTS, name="--image"
-    )
+    images: list[Path] | None = o.option(None, "Image to upload; repeatable.", _REQUESTS, name="--image")
     data: str = o.option("random", "Tensors: random, zeros, or a .npy, .npz or .json file.", _REQUESTS)
     shapes: list[str] | None = o.option(
-        None, "Lengths the model leaves open, name:1,3,224,224.", _REQUESTS, name="--shape"
+        None, "Shape of a tensor with open lengths, name:1,3,224,224.", _REQUESTS, name="--shape"
     )
-    batch: int = o.option(1, "Images in a request.", _REQUESTS)
-    distinct: int = o.option(8, "Different random requests that take turns.", _REQUESTS)
+    batch: int = o.option(1, "Images per request.", _REQUESTS)
+    distinct: int = o.option(8, "Number of different random requests that are sent in turn.", _REQUESTS)
     shared_memory: bool = o.option(
-        False, "Tensors lie in system shared memory; requests only say where. Same machine.", _REQUESTS
+        False, "Pass tensors in system shared memory. Only on the server's machine.", _REQUESTS
     )
     stream: bool = o.option(
         False,
-        "Text comes in pieces: time the first and those between, and check that none is missing.",
+        "Stream text: measure the first piece and the gaps, and check that none is missing.",
         _REQUESTS,
     )
     headers: list[str] | None = o.option(
-        None, "'Name: value', on every request; again for more.", _REQUESTS, name="--header"
+        None, "Header of every request, 'Name: value'; repeatable.", _REQUESTS, name="--header"
     )
     sources: list[str] | None = o.option(
-        None, "Who asks, NAME or NAME:WEIGHT; again for more.", _REQUESTS, name="--source"
+        None, "Source of the requests, NAME or NAME:WEIGHT; repeatable.", _REQUESTS, name="--source"
     )
-    latest: bool = o.option(
-        False, "A newer request of a source takes the place of one that waits.", _REQUESTS
-    )
+    latest: bool = o.option(False, "A newer request replaces a waiting one of the same source.", _REQUESTS)
     priorities: list[str] | None = o.option(
-        None, "How urgent, N or N:WEIGHT, 1 is first; again for more.", _REQUESTS, name="--priority"
+        None, "Priority, N or N:WEIGHT, 1 is the highest; repeatable.", _REQUESTS, name="--priority"
     )
-    deadline_ms: float | None = o.option(None, "The deadline that requests tell the server.", _REQUESTS)
-    slo_ms: float | None = o.option(None, "Count what is answered within so many ms.", o.RUN)
-    timeout: float = o.option(10.0, "Seconds after which a request is given up.", o.RUN)
-    drain: float = o.option(10.0, "Seconds to wait at the end for what is open.", o.RUN)
+    deadline_ms: float | None = o.option(None, "Deadline that requests send to the server, in ms.", _REQUESTS)
+    slo_ms: float | None = o.option(None, "Count the responses within this many ms (goodput).", o.RUN)
+    timeout: float = o.option(10.0, "Timeout of a request, in seconds.", o.RUN)
+    drain: float = o.option(10.0, "Time to wait for open requests at the end, in seconds.", o.RUN)
     connections: int | None = o.option(
-        None, "At most so many. Default: 256; 4 for gRPC, where calls share.", o.RUN
+        None, "Most connections. Default: 256; 4 for gRPC, whose calls share connections.", o.RUN
     )
-    processes: int = o.option(1, "Generate with so many, if a core is not enough.", o.RUN)
-    save: Path | None = o.option(None, "Every single request, as .jsonl or .csv.", o.RUN, metavar="FILE")
+    processes: int = o.option(1, "Number of generator processes, if one core is not enough.", o.RUN)
+    save: Path | None = o.option(
+        None, "File for every single request, .jsonl or .csv.", o.RUN, metavar="FILE"
+    )
 
     def run(self) -> None:
         """Exits with 1 if there was nobody to ask."""
@@ -138,10 +139,10 @@ class Load(o.AsksServer, o.HasTraffic):
         processes = o.whole("--processes", self.processes, least=1, most=_MOST_PROCESSES)
         if self.concurrency is not None and self.concurrency < processes:
             raise InvalidInput(
-                f"--processes {processes} are more than the clients of --concurrency {self.concurrency}"
+                f"--processes {processes} are more than the --concurrency of {self.concurrency}"
             )
         if self.save is not None and processes > 1:
-            raise InvalidInput("--save needs --processes 1: single requests are not passed on")
+            raise InvalidInput("--save needs --processes 1: other processes do not report single requests")
         read_url(aim.url)
         endless = isinstance(plan.load, Closed) and plan.load.seconds is None
         seconds = None if endless else sum(phase.seconds for phase in plan.load.phases)
@@ -177,9 +178,7 @@ def plan_of(options: Load) -> Plan:
 
     own_rate = options.arrivals == "cameras" or options.arrivals.startswith("trace:")
     if options.rate is None and not own_rate and options.concurrency is None:
-        raise InvalidInput(
-            "say how much traffic: --rate 100 for an open loop, --concurrency 8 for a closed one"
-        )
+        raise InvalidInput("set the traffic: --rate 100 for an open loop, --concurrency 8 for a closed one")
     slo = options.slo_ms
     return Plan(
         _open(options) if options.concurrency is None else _closed(options, options.concurrency),
@@ -245,7 +244,7 @@ def _connections(options: Load) -> int | None:
     o.whole("--connections", wanted, least=1, most=_MOST_CLIENTS)
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES
     if wanted > allowed:
-        raise InvalidInput(f"--connections {wanted}: this shell allows {allowed} at most, see ulimit -n")
+        raise InvalidInput(f"--connections {wanted}: this shell allows {allowed} at most (ulimit -n)")
     return wanted
 
 
@@ -289,7 +288,9 @@ def _phases(options: Load, traffic: Traffic) -> tuple[Phase, ...]:
 
     if options.rate is not None and ":" in options.rate:
         if options.duration is not None or isinstance(traffic, Recording | Cameras):
-            raise InvalidInput("--rate with steps says it all: leave out --duration, cameras and traces")
+            raise InvalidInput(
+                "--rate with steps sets the whole traffic: leave out --duration, cameras and traces"
+            )
         steps = (text.partition(":") for text in options.rate.split(","))
         return tuple(Phase(_rate(rate), _length("--rate", _rate(seconds))) for rate, _, seconds in steps)
     rate = traffic.own_rate if options.rate is None else _rate(options.rate)
@@ -319,10 +320,10 @@ def _traffic(options: Load) -> Traffic:
     from carpool.sim.arrivals import Constant, Poisson, Recording
 
     if options.arrivals == "cameras" and options.rate is not None:
-        raise InvalidInput("--arrivals cameras has no --rate: that is --cameras times --fps")
+        raise InvalidInput("--arrivals cameras takes no --rate: it is --cameras times --fps")
 
     def read(file: Path) -> Recording:
-        """Of the model that is asked, if the trace tells models apart; else all of it."""
+        """Reads the trace of the model that is asked, if the trace tells models apart; else all of it."""
         try:
             return Recording.read(file, per_source=True)
         except InvalidInput:
@@ -351,7 +352,7 @@ def _weighted(option: str, texts: list[str] | None) -> Iterator[tuple[str, float
 
 
 class Window:
-    """The last seconds of a run, put together from what its processes tell. Told the time."""
+    """Holds the last seconds of a run, put together from what its processes tell. Told the time."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, Slice]] = deque()
@@ -383,7 +384,7 @@ class Window:
 
 
 def line(window: Window, slo_ms: float | None) -> str:
-    """The window in one line."""
+    """Returns the window in one line."""
     facts = (f"{label} {fact}" for label, fact in window.facts(slo_ms).items())
     return "  ".join((f"{window.elapsed:.0f} s", *facts))
 
@@ -445,7 +446,7 @@ def show_report(report: LoadReport) -> None:
         "· ",
     )
     for reason in report.late_because:
-        show.paragraph(f"Doubt these numbers: {reason}.", "! ")
+        show.paragraph(f"These numbers are unreliable: {reason}.", "! ")
 
 
 def _rows(columns: list[Counts], slo_ms: float | None) -> Iterator[tuple[str, list[str]]]:
@@ -460,7 +461,7 @@ def _rows(columns: list[Counts], slo_ms: float | None) -> Iterator[tuple[str, li
     for kind in ("refused", "failed"):
         for reason in sorted({reason for counts in columns for reason in getattr(counts, kind)}):
             yield f"{kind}: {reason}", [f"{getattr(counts, kind).get(reason, 0):,}" for counts in columns]
-    for label, name in (("given up by this client", "timed_out"), ("unanswered at the end", "unanswered")):
+    for label, name in (("timed out at this client", "timed_out"), ("unanswered at the end", "unanswered")):
         if any(getattr(counts, name) for counts in columns):
             yield label, [f"{getattr(counts, name):,}" for counts in columns]
     yield row("response p50 / p95", lambda c: _pair(c.response_ms, "p50", "p95"))
@@ -479,7 +480,7 @@ def _rows(columns: list[Counts], slo_ms: float | None) -> Iterator[tuple[str, li
 
 
 def _token_rows(columns: list[Counts]) -> Iterator[tuple[str, list[str]]]:
-    """Of streamed answers; nothing where there are none."""
+    """Yields rows of streamed answers; nothing where there are none."""
     if columns:
         yield "tokens", [f"{c.tokens:,}  ({c.tokens_per_second:,.1f}/s)" for c in columns]
         yield "first token p50 / p99", [_pair(c.first_token_ms, "p50", "p99") for c in columns]

@@ -1,4 +1,4 @@
-"""`carpool`: the verbs, and errors that fit on one line."""
+"""Implements `carpool`: the verbs, and errors that fit on one line."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Verbs(TyperGroup):
 
 
 def _one_line(error: Exception) -> str | None:
-    """What to tell the user; nothing for an error that is ours, which must not be hidden."""
+    """Returns what to tell the user; nothing for an error that is ours, which must not be hidden."""
     if isinstance(error, CarpoolError):
         return error.message
     if isinstance(error, typer.Abort):
@@ -111,8 +111,8 @@ def _one_line(error: Exception) -> str | None:
 
 
 def _as_command(verb: type[Any]) -> Callable[..., None]:
-    """The function that typer expects. A verb is a frozen dataclass: its fields are the options, and `run`
-    does the work and may return an exit code."""
+    """Returns the function that typer expects. A verb is a frozen dataclass: its fields are the options, and
+    `run` does the work and may return an exit code."""
 
     def command(**given: Any) -> None:
         code = verb(**given).run()
@@ -153,43 +153,43 @@ def carpool(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Serve vision models within the latency you promise.
+    """Serve vision models within a latency SLO.
 
-    Answer within 50 ms, or say no early:
+    Answer within 50 ms, or reject early:
 
         carpool serve resnet50.onnx --slo-ms 50
 
-    What is this model, and how would it be served?
+    Show what a model is, and how it would be served:
 
         carpool inspect yolov8n.onnx
 
-    Send a picture to a running server, or traffic:
+    Send an image to a running server, or load:
 
         carpool predict street.jpg
 
         carpool load http://localhost:8000 --rate 500 --slo-ms 50
 
-    Show it videos and cameras, five frames a second from each:
+    Send videos and cameras, five frames a second from each:
 
         carpool watch recordings/ rtsp://10.0.0.7/stream1 --fps 5
 
-    Is the new version worse than the old one on labelled pictures?
+    Compare two versions on labelled images:
 
         carpool evaluate models/detector --data val.json --pictures val --version 2 --against 1
 
-    How long do its batches take here, and what could be promised?
+    Measure batch times on this machine, and which SLO they allow:
 
         carpool profile resnet50.onnx --slo-ms 30,50,100
 
-    What does it carry in time at which rate, under a promise and under fixed knobs? A report with pictures:
+    Measure goodput and latency at several rates, with an SLO and with fixed batching settings:
 
         carpool sweep resnet50.onnx --slo-ms 50
 
-    What would happen at three times the traffic that a model can carry? (4 ms a batch, 1 ms an image)
+    Simulate three times the traffic that a model can sustain (4 ms per batch, 1 ms per image):
 
         carpool simulate --curve 4+1 --slo-ms 50 --load 3 --compare
 
-    How many GPUs for 500 requests a second that triple now and then?
+    Plan the GPUs for 500 requests/s that triple now and then:
 
         carpool plan --curve 4+1 --slo-ms 50 --rate 500 --surge 3 --surge-seconds 10
     """

@@ -1,4 +1,4 @@
-"""`carpool models`: what a running server has, and to load and unload."""
+"""Implements `carpool models`: what a running server has, and to load and unload."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ Action = StrEnum("Action", ["list", "load", "unload"])
 class ModelsVerb(o.AsksServer):
     """List, load and unload the models of a running server.
 
-    What is there, and why something is not:
+    Show the models, and why one failed:
 
         carpool models list
 
-    Load a model, or load it again after its files changed. Requests are answered all the while. The server
+    Load a model, or reload it after its files changed. Requests are answered meanwhile. The server
     must have been started with --model-control-mode explicit.
 
         carpool models load resnet50
     """
 
-    action: Action = o.argument("What to do.", metavar="list|load|unload")
-    name: str | None = o.argument("The model; list shows all without it.", default=None)
+    action: Action = o.argument("The action.", metavar="list|load|unload")
+    name: str | None = o.argument("The model. Default for list: all.", default=None)
     url: o.ServerUrl = o.DEFAULT_URL
     config: Path | None = o.option(
-        None, "load: settings to use instead of the model's own, a file in Triton's JSON form."
+        None, "load: file with settings that replace the model's own, in Triton's JSON format."
     )
 
     def run(self) -> int:

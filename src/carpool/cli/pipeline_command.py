@@ -22,17 +22,19 @@ _SHOWN = 6  # labels
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineVerb:
-    """Check a pipeline, and draw its steps.
+    """Check a pipeline, and show its steps.
 
         carpool pipeline check models/street
 
-    Its models are looked for beside it, or where --models says. Each is opened, tried and timed, and nothing
-    is served. What is wrong is reported with its line, and an SLO that cannot be kept here with one that can.
+    Its models are searched for beside it, or in --models. Each is opened, tried and timed; nothing
+    is served. Errors name their line. An SLO that cannot be met here is reported with one that can.
     """
 
-    action: Action = o.argument("What to do.", metavar="check")
+    action: Action = o.argument("The action.", metavar="check")
     folder: Path = o.argument("The folder with the pipeline.toml.", metavar="DIR")
-    models: list[Path] | None = o.option(None, "Where its models are, if not beside it.", metavar="PATH")
+    models: list[Path] | None = o.option(
+        None, "Folder of its models, if they are not beside it.", metavar="PATH"
+    )
 
     def run(self) -> None:
         from carpool.config.pipeline_toml import PIPELINE_TOML
@@ -84,8 +86,8 @@ def _found(there: dict[str, ModelSource], model: str, at: str) -> ModelSource:
 def drawn(
     name: str, graph: PictureGraph, seen: list[VisionSettings | None], promise: float | None
 ) -> list[str]:
-    """The graph from top to bottom."""
-    whole = f"one promise of {promise * 1e3:g} ms for all of it" if promise else "no promise: slo_ms sets one"
+    """Returns the graph from top to bottom."""
+    whole = f"one SLO of {promise * 1e3:g} ms for all steps" if promise else "no SLO: slo_ms sets one"
     lines = [f"{name}: {whole}", "", "  picture"]
     roots = [number for number in graph.order if graph.after[number] is None]
     for place, number in enumerate(roots):
@@ -96,9 +98,13 @@ def drawn(
 
 
 def _of_parts(graph: PictureGraph) -> list[str]:
-    late = "refused" if graph.settings.if_late == "refuse" else "answered without the step, which late names"
+    late = (
+        "refused"
+        if graph.settings.if_late == "refuse"
+        else ("answered without the step, which is listed in late")
+    )
     return [
-        f"  answer: what {graph.steps[graph.base].name} says, with what the other steps say about it",
+        f"  answer: the response of {graph.steps[graph.base].name}, with those of the other steps",
         *(f"    {where}" for where in _attached(graph)),
         f"  a step that would be late: {late}",
     ]
@@ -106,8 +112,12 @@ def _of_parts(graph: PictureGraph) -> list[str]:
 
 def _of_cascade(graph: PictureGraph) -> list[str]:
     big, cheap = graph.settings.answer
-    late = "refused" if graph.settings.under_load == "refuse" else f"what {cheap} says, marked as degraded"
-    return [f"  answer: what {big} says if it is asked, else {cheap}", f"  no time for {big}: {late}"]
+    late = (
+        "refused"
+        if graph.settings.under_load == "refuse"
+        else (f"the response of {cheap}, marked as degraded")
+    )
+    return [f"  answer: that of {big} if it runs, else of {cheap}", f"  no time for {big}: {late}"]
 
 
 def _branch(
@@ -134,7 +144,7 @@ def _branch(
 
 def _seen(vision: VisionSettings | None) -> str:
     if vision is None:
-        return "takes no pictures"
+        return "takes no images"
     height, width = vision.image.size or vision.sides
     labels = f", {len(vision.labels)} labels" if vision.labels else ""
     return f"{vision.task}, sees {width} × {height}{labels}"

@@ -1,4 +1,4 @@
-"""`carpool plan`: how many replicas, and why."""
+"""Implements `carpool plan`: how many replicas, and why."""
 
 from __future__ import annotations
 
@@ -22,49 +22,49 @@ _FLEET = "The fleet"
 
 @dataclass(frozen=True, kw_only=True)
 class PlanVerb(o.HasCurve, o.HasTraffic, o.SharesCores):
-    """How many replicas keep this promise, with which settings, at what cost, and why.
+    """Plan how many replicas meet an SLO, with which settings, at what cost, and why.
 
     500 requests a second, which triple for ten seconds now and then:
 
         carpool plan --curve 4+1 --slo-ms 50 --rate 500 --surge 3 --surge-seconds 10
 
-    Measured batch times, one GPU to spare, at 2.50 an hour:
+    Measured batch times, one redundant GPU, at 2.50 per hour:
 
         carpool plan --curve 1:6.2,16:21,64:74 --slo-ms 100 --rate 2400 --redundancy 1 --price-per-hour 2.5
 
-    A detector and a classifier of what it finds, on two devices, with one promise:
+    A detector and a classifier for its boxes, on two devices, with one SLO:
 
         carpool plan --step 4+1 --step 3+0.22@4.2 --slo-ms 100 --rate 1500
 
-    JPEGs for a model on the CPU, where decoding and the protocol take their part of the cores:
+    JPEGs for a CPU model, where decoding and the protocol share its cores:
 
         carpool plan --curve 1:13,8:85 --slo-ms 250 --rate 60 --cores 2 --infer-cores 2 --decode-ms 2.5
     """
 
-    rate: float | None = o.option(None, "Images per second, on average; a trace has its own.", o.TRAFFIC)
+    rate: float | None = o.option(None, "Images per second, on average. A trace has its own rate.", o.TRAFFIC)
     arrivals: str = o.option(
         "poisson", "poisson, bursty, cameras, or trace:FILE as carpool serve --record writes it.", o.TRAFFIC
     )
-    model: str = o.option("", "trace: whose arrivals, if there are several models in it.", o.TRAFFIC)
-    surge: float = o.option(1.0, "Surges multiply the rate by this.", o.TRAFFIC)
-    surge_seconds: float = o.option(60.0, "How long a surge lasts.", o.TRAFFIC)
-    price_per_hour: float | None = o.option(None, "What a replica costs, in any currency.", _FLEET)
+    model: str = o.option(
+        "", "trace: the model whose arrivals are used, if the trace has several.", o.TRAFFIC
+    )
+    surge: float = o.option(1.0, "Rate of a surge, as a multiple of the average.", o.TRAFFIC)
+    surge_seconds: float = o.option(60.0, "Length of a surge, in seconds.", o.TRAFFIC)
+    price_per_hour: float | None = o.option(None, "Cost of a replica per hour, in any currency.", _FLEET)
     cold_start: float | None = o.option(
         None,
-        "Replicas come and go with the load; a new one answers after so many seconds, as profile tells.",
+        "Scale the replicas with the load. A new one is ready after these seconds, as printed by profile.",
         _FLEET,
     )
-    target_load: float = o.option(0.75, "With --cold-start: of their capacity.", _FLEET)
-    hpa_period: float = o.option(15.0, "With --cold-start: seconds between two looks.", _FLEET)
-    redundancy: int = o.option(0, "Replicas that may be gone while the promise holds.", _FLEET)
+    target_load: float = o.option(0.75, "With --cold-start: target load, as a share of the capacity.", _FLEET)
+    hpa_period: float = o.option(15.0, "With --cold-start: seconds between two decisions.", _FLEET)
+    redundancy: int = o.option(0, "Replicas that may fail without missing the SLO.", _FLEET)
     instances: int = o.option(
-        1, "Instances of a replica, side by side; the curve is of one while all are busy.", o.MODEL
+        1, "Instances per replica. The curve is that of one while all are busy.", o.MODEL
     )
-    cores: float | None = o.option(
-        None, "Cores that each replica has for everything: its part of a machine. Default: enough.", o.CORES
-    )
+    cores: float | None = o.option(None, "Cores of each replica, for everything. Default: enough.", o.CORES)
     memory_mb: float = o.option(
-        0.0, "Memory that the model takes, weights and batches, in MB, as profile tells.", _FLEET
+        0.0, "Memory of the model, weights and batches, in MB, as printed by profile.", _FLEET
     )
     noise: o.Noise = 0.05
     seed: o.Seed = 1
@@ -91,7 +91,9 @@ class PlanVerb(o.HasCurve, o.HasTraffic, o.SharesCores):
 
         curve, steps = self.curve_and_steps()
         if steps and (self.cores is not None or self.infer_cores or self.decode_ms or self.protocol_ms):
-            raise InvalidInput("--cores and what shares them are for one model: leave them out with --step")
+            raise InvalidInput(
+                "--cores and the options that divide them are for one model: leave them out with --step"
+            )
         price = self.price_per_hour
         traffic = self._traffic()
         cores = inf if self.cores is None else o.number("--cores", self.cores, above=0, most=1e6)
@@ -121,7 +123,7 @@ class PlanVerb(o.HasCurve, o.HasTraffic, o.SharesCores):
         if self.model and not self.arrivals.startswith("trace:"):
             raise InvalidInput("--model chooses among the models of a trace: give --arrivals trace:FILE")
         if self.surge > 1 and self.arrivals != "poisson":
-            raise InvalidInput("--surge is for poisson arrivals: others have their own")
+            raise InvalidInput("--surge is for poisson arrivals: other arrivals have their own surges")
         read = partial(Recording.read, model=self.model)
         return self.traffic({"poisson": Poisson()}, read, per_source=False)
 
@@ -130,7 +132,7 @@ class PlanVerb(o.HasCurve, o.HasTraffic, o.SharesCores):
         if own is None and self.rate is None:
             raise InvalidInput("Missing option '--rate': images per second, on average")
         if own is not None and self.rate is not None:
-            raise InvalidInput(f"--rate cannot be given with {self.arrivals}: its rate is its own")
+            raise InvalidInput(f"--rate cannot be given with {self.arrivals}, which sets its own rate")
         return o.number("--rate", self.rate if own is None else own, above=0, most=1e7)  # type: ignore[arg-type]
 
     def _scaling(self) -> ScalingRule | None:
@@ -148,7 +150,7 @@ def _print(answer: FleetPlan, question: FleetQuestion) -> None:
         show.paragraph("No plan.")
     else:
         fleet = answer.replicas * answer.capacity_rps
-        spare = f", {question.redundancy} of them to spare" if question.redundancy else ""
+        spare = f", {question.redundancy} of them redundant" if question.redundancy else ""
         facts = {
             "replicas": f"{answer.replicas}{spare}",
             **({} if answer.max_batch is None else {"max batch": f"{answer.max_batch}"}),
@@ -161,7 +163,7 @@ def _print(answer: FleetPlan, question: FleetQuestion) -> None:
         if answer.peak_replicas is not None and answer.replica_hours is not None:
             facts["replicas at peak"] = f"{answer.peak_replicas}, autoscaled"
             facts["replica-hours"] = f"{answer.replica_hours:,.2f}"
-            facts["came before replicas"] = f"{answer.lost_to_cold_start:,.0f} images"
+            facts["requests before new replicas were ready"] = f"{answer.lost_to_cold_start:,.0f} images"
         if answer.largest_step is not None:
             facts["largest step"] = f"{answer.largest_step:.1f} ×"
         if answer.memory_mb is not None:

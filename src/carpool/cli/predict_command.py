@@ -1,4 +1,4 @@
-"""`carpool predict`: pictures to a running server, answers in a table."""
+"""Implements `carpool predict`: pictures to a running server, answers in a table."""
 
 from __future__ import annotations
 
@@ -31,40 +31,42 @@ Format = StrEnum("Format", ["table", "jsonl", "csv", "coco"])
 
 @dataclass(frozen=True, kw_only=True)
 class Predict(o.AsksServer):
-    """Send pictures to a running server.
+    """Send images to a running server.
 
-    What is in them, from whatever model the server has:
+    What the images show, by the server's first model:
 
         carpool predict holiday/*.jpg
 
-    People and things with at least 0.6, drawn into copies of the pictures:
+    Objects with a score of at least 0.6, drawn into copies of the images:
 
         carpool predict street.jpg --task detect --score 0.6 --save drawn
 
-    What a line says, as the model writes it:
+    The text of a line, as the model writes it:
 
         carpool predict line.png --task read --stream
     """
 
     images: list[str] = o.argument(
-        "Pictures, patterns like 'in/**/*.jpg', or folders, with those inside them.", metavar="IMAGE…"
+        "Image files, patterns like 'in/**/*.jpg', or folders of images.", metavar="IMAGE…"
     )
     url: o.ServerUrl = o.DEFAULT_URL
-    task: Task | None = o.option(None, "What to ask for; without it, what the server's first model does.")
-    model: str | None = o.option(None, "Which model is to answer.")
-    score: float | None = o.option(None, "Lowest score that counts.", min=0.0, max=1.0)
-    iou: float | None = o.option(None, "Overlap above which the weaker box goes.", min=0.0, max=1.0)
-    top_k: int | None = o.option(None, "How many classes to answer.", min=1, max=1000)
-    save: Path | None = o.option(None, "Write the pictures with the answers drawn in here.", metavar="DIR")
+    task: Task | None = o.option(None, "The task. Default: that of the server's first model.")
+    model: str | None = o.option(None, "Model that answers. Default: the first for the task.")
+    score: float | None = o.option(None, "Lowest score of a result.", min=0.0, max=1.0)
+    iou: float | None = o.option(
+        None, "Overlap (IoU) above which the box with the lower score is dropped.", min=0.0, max=1.0
+    )
+    top_k: int | None = o.option(None, "Number of classes in a response.", min=1, max=1000)
+    save: Path | None = o.option(None, "Folder for the images with the results drawn in.", metavar="DIR")
     form: Format = o.option(
         Format.table,
-        "table, jsonl (a line for each picture), csv (for each thing found) or coco.",
+        "Output: table, jsonl (a line per image), csv (a line per result) or coco.",
         name="--format",
     )
-    out: Path | None = o.option(None, "Write the answers here, not to stdout.", metavar="FILE")
-    resume: bool = o.option(False, "Go on where a run before ended: only what --out has no answer for.")
-    stream: bool = o.option(False, "Text as the model writes it, of --task read or caption.")
-    at_once: int = o.option(4, "How many pictures to have under way.", min=1, max=64)
+    out: Path | None = o.option(None, "Write the results to this file instead of stdout.", metavar="FILE")
+    resume: bool = o.option(False, "Continue an earlier run: send only images without a result in --out.")
+    stream: bool = o.option(False, "Print text as the model writes it, with --task read or caption.")
+    at_once: int = o.option(4, "Number of concurrent requests.", min=1, max=64)
 
     def run(self) -> int:
         """Exits with 1 unless every picture was answered."""
@@ -76,7 +78,7 @@ class Predict(o.AsksServer):
         if self.stream and self.task not in (None, Task.read, Task.caption):
             raise InvalidInput(f"--stream is for --task read or caption, not {self.task}")
         if self.resume and self.out is None:
-            raise InvalidInput("--resume needs --out: the file to go on with")
+            raise InvalidInput("--resume needs --out, the file to continue")
         if self.as_json and self.form is not Format.table:
             raise InvalidInput("--json and --format exclude each other")
         files = pictures(self.images)
@@ -137,7 +139,7 @@ class Predict(o.AsksServer):
                 else:
                     bad.append(prediction)
         except KeyboardInterrupt:
-            raise Stopped(f"stopped after {answered} pictures; --resume goes on from there") from None
+            raise Stopped(f"stopped after {answered} images; --resume continues from there") from None
         finally:
             output.close()
         if self.out is not None:
@@ -146,7 +148,7 @@ class Predict(o.AsksServer):
         return bad
 
     def _answers(self, client: Client, files: Sequence[Path], done: Collection[str]) -> Iterator[Prediction]:
-        """In order, of those that are not done."""
+        """Yields answers in order, of those that are not done."""
         from carpool.client.client import in_order
 
         named = zip(files, _names_to_save(self, files), strict=True)
@@ -188,7 +190,7 @@ class Predict(o.AsksServer):
 
 
 class Stopped(CarpoolError):
-    """By Ctrl-C, with something done already."""
+    """Means that Ctrl-C stopped it, with something done already."""
 
     exit_code = 130
 
@@ -199,7 +201,7 @@ class CannotSave(CarpoolError):
 
 @dataclass(slots=True)
 class Prediction:
-    """One picture and what came of it."""
+    """Describes one picture and what came of it."""
 
     file: Path
     answer: dict[str, Any]  # the error, where there is one
@@ -213,14 +215,14 @@ class Prediction:
 
 
 def pictures(words: Sequence[str]) -> list[Path]:
-    """The files that are meant, each once, in the order given."""
+    """Returns the files that are meant, each once, in the order given."""
     files: dict[Path, None] = {}
     for word in words:
         path = Path(word)
         if path.is_dir():
             inside = sorted(file for file in path.rglob("*") if _is_picture(file, path))
             if not inside:
-                raise InvalidInput(f"{word}: no pictures in this folder")
+                raise InvalidInput(f"{word}: no images in this folder")
         elif path.is_file():
             inside = [path]
         else:
@@ -229,7 +231,7 @@ def pictures(words: Sequence[str]) -> list[Path]:
             patterned = any(sign in word for sign in "*?[")
             inside = sorted(file for file in anchor.glob(pattern) if file.is_file()) if patterned else []
             if not inside:
-                raise InvalidInput(f"{word}: no such picture")
+                raise InvalidInput(f"{word}: there is no such image")
         files |= dict.fromkeys(inside)
     return list(files)
 
@@ -258,7 +260,7 @@ def _names_to_save(options: Predict, files: Sequence[Path]) -> list[Path | None]
 
 
 def in_words(answer: dict[str, Any]) -> str:
-    """The gist of an answer in a line."""
+    """Returns the gist of an answer in a line."""
     for key in ("detections", "classes", "masks"):
         if key in answer:
             things = [f"{one['label']} {one['score']:.2f}" for one in answer[key]]
@@ -292,4 +294,4 @@ def _show(good: Sequence[Prediction]) -> None:
     )
     saved = [one.saved for one in good if one.saved is not None]
     if saved:
-        print(f"Saved {len(saved)} drawn picture{'' if len(saved) == 1 else 's'} in {saved[0].parent}")
+        print(f"Saved {len(saved)} drawn image{'' if len(saved) == 1 else 's'} in {saved[0].parent}")

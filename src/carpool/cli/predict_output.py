@@ -1,4 +1,5 @@
-"""Answers of `carpool predict` in a file or on stdout: JSON Lines, CSV, or one document as COCO has it.
+"""Writes answers of `carpool predict` to a file or to stdout: JSON Lines, CSV, or one document as COCO has
+it.
 
 What is written is whole pictures, so that a run that was interrupted goes on where it ended.
 """
@@ -54,7 +55,7 @@ class Output:
         raise NotImplementedError
 
     def whole(self, text: str) -> tuple[str, list[str]]:
-        """What of a file can stay, and the pictures that it is about: a last one may be torn."""
+        """Returns what of a file can stay, and the pictures that it is about: a last one may be torn."""
         raise NotImplementedError
 
     def _take_up(self, path: Path) -> None:
@@ -110,7 +111,7 @@ def _csv(rows: Iterable[Iterable[object]]) -> str:
 
 
 class Coco(JsonLines):
-    """One document at the end, made from JSON Lines that are kept beside it."""
+    """Writes one document at the end, made from JSON Lines that are kept beside it."""
 
     def __init__(self, path: Path | None, *, resume: bool) -> None:
         if path is None:

@@ -1,4 +1,5 @@
-"""`carpool profile`: how long batches take here, and which a promise allows; or what a server measured."""
+"""Implements `carpool profile`: how long batches take here, and which a promise allows; or what a server
+measured."""
 
 from __future__ import annotations
 
@@ -25,28 +26,28 @@ _SOME_CORES = 0.1  # less is not worth a word
 _GOES_WITH_A_URL = ("model", "name", "as_json", "api_key_file", "ca", "insecure")
 _GOES_WITH_TEXT = ("model", "name", "repeats", "as_json")
 _MOST_NAMED = 8
-_DOUBTFUL = "carpool: these numbers are doubtful: the machine was not quiet"
+_DOUBTFUL = "carpool: these numbers are unreliable, because the machine was busy"
 _FOR_SIMULATE = "For simulate and plan: --curve "  # and then all of it on one line, to be copied
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileVerb(o.AsksServer):
-    """Measure how long batches take here, and say which of them a promise allows.
+    """Measure batch times on this machine, and which SLO they allow.
 
-    Which promise could this model keep?
+    Which SLO could this model meet?
 
         carpool profile resnet50.onnx --slo-ms 30,50,100
 
-    Two instances with one thread each, against one with two:
+    Two instances with one thread each, compared with one that has two:
 
         carpool profile resnet50.onnx --instances 2 --threads 1
         carpool profile resnet50.onnx --instances 1 --threads 2
 
-    What can a model that writes promise for the first token, and from token to token?
+    Times of the first token and between tokens, for a model that writes text:
 
         carpool profile models/reader
 
-    What does a running server believe of a model, and where does it work?
+    What a running server has learned about a model:
 
         carpool profile http://localhost:8000 --name detector
     """
@@ -57,15 +58,17 @@ class ProfileVerb(o.AsksServer):
     )
     name: str | None = o.option(None, "Which model of a repository or a server.")
     sizes: str | None = o.option(None, "Batch sizes to measure, like 1,2,4,8. Default: powers of two.")
-    slo_ms: str = o.option("30,50,100", "Promises to weigh, in ms, like 30,50,100.")
-    repeats: int = o.option(10, "Runs of each size, at least, after the warm-up.")
+    slo_ms: str = o.option("30,50,100", "SLOs to evaluate, in ms, like 30,50,100.")
+    repeats: int = o.option(10, "Least number of runs per batch size, after the warm-up.")
     instances: int | None = o.option(
         None, "Instances that run at the same time. Default: as the server would choose."
     )
     threads: int | None = o.option(None, "Threads of each instance. Default: as the server would choose.")
-    backend: str | None = o.option(None, "The engine, as openvino, or fake. Default: as the file says.")
+    backend: str | None = o.option(
+        None, "The engine, like openvino or fake. Default: by the type of the file."
+    )
     plot: Path | None = o.option(
-        None, "Draw the points, the line, the knee and the promises.", metavar="FILE.png"
+        None, "Plot the points, the line, the knee and the SLOs.", metavar="FILE.png"
     )
 
     def run(self) -> None:
@@ -103,11 +106,13 @@ class ProfileVerb(o.AsksServer):
         self._show(report, _print)
 
     def _measure_text(self, source: ModelSource, repeats: int) -> None:
-        """Its encoder and its steps, apart."""
+        """Measures its encoder and its steps, apart."""
         from carpool.lab.text_profile import profile_text
 
         name = source.config.name
-        self._check_given(_GOES_WITH_TEXT, f"is for models that answer at once, and {name} writes")
+        self._check_given(
+            _GOES_WITH_TEXT, f"is for models that answer with one response, but {name} writes text"
+        )
         with show.status("reading the model") as tell:
             report = profile_text(source, repeats, tell)
         self._show(report, _print_text)
@@ -129,14 +134,16 @@ class ProfileVerb(o.AsksServer):
         """Nothing is measured: a running server is asked what it measured and believes now."""
         from carpool.lab.load.facts import Failed, RunningServer
 
-        self._check_given(_GOES_WITH_A_URL, "is for measuring; a running server is only asked what it knows")
+        self._check_given(
+            _GOES_WITH_A_URL, "is for measuring, and a running server only reports what it knows"
+        )
         server = RunningServer(self.model, self.trust())
         name = self.name
         if not name:
             try:
                 names = [str(name) for name in server.get("/health")["models"]]
             except (KeyError, TypeError):
-                raise Failed("what answers there is no Carpool server") from None
+                raise Failed("the server at this address is not Carpool") from None
             if len(names) != 1:
                 there = ", ".join(names[:_MOST_NAMED]) or "none"
                 raise InvalidInput(f"--name: which model? The server has {there}")
@@ -194,8 +201,8 @@ def _print(report: ProfileReport) -> None:
     print(f"· {_FOR_SIMULATE}{report.curve}{several}")
     if any(row.memory_mb for row in report.rows):
         show.paragraph(
-            f"All instances took {report.weights_mb:,.0f} MB when they were loaded; batches take what the "
-            f"table says besides. For plan: --memory-mb {report.memory_mb:.0f}",
+            f"All instances took {report.weights_mb:,.0f} MB when they were loaded; the table has the "
+            f"memory of batches. For plan: --memory-mb {report.memory_mb:.0f}",
             "· ",
         )
     if report.start_s:
@@ -207,8 +214,8 @@ def _print(report: ProfileReport) -> None:
         )
     if report.infer_cores >= _SOME_CORES:
         show.paragraph(
-            f"Batches kept {numeral(report.infer_cores)} cores busy. For plan, where they share them with "
-            f"decoding and the protocol: --infer-cores {report.infer_cores:g}",
+            f"Batches kept {numeral(report.infer_cores)} cores busy. For plan, if decoding and the "
+            f"protocol share them: --infer-cores {report.infer_cores:g}",
             "· ",
         )
 
@@ -217,7 +224,7 @@ def _print_document(document: dict[str, Any]) -> None:
     instances = "1 instance" if document["instances"] == 1 else f"{document['instances']} instances"
     threads = f" × {document['threads']} threads" if document["threads"] else ""
     promise = document["promise"]
-    promised = f"promises {promise['slo_ms']:g} ms" if promise else f"no promise ({document['mode']})"
+    promised = f"SLO {promise['slo_ms']:g} ms" if promise else f"no SLO ({document['mode']})"
     show.paragraph(f"{document['name']} version {document['version']}: {promised}, {instances}{threads}.")
     measured = {point["size"]: point["ms"] for point in document["points"]}
     believed = dict(document["believed"])
@@ -293,7 +300,7 @@ def _print_text(report: TextProfileReport) -> None:
 def _print_text_document(document: dict[str, Any]) -> None:
     promised = [f"{key} = {document[key]:g}" for key in ("ttft_ms", "per_token_ms") if document[key]]
     show.paragraph(
-        f"{document['name']} version {document['version']}: {', '.join(promised) or 'no promise'}, "
+        f"{document['name']} version {document['version']}: {', '.join(promised) or 'no SLO'}, "
         f"{document['slots']} slots, up to {document['max_tokens']} tokens."
     )
     for (what, name, rate), curve in zip(_PARTS, (document["encoder"], document["step"]), strict=True):

@@ -1,4 +1,4 @@
-"""`carpool registry`: what an address of a registry means, and its files."""
+"""Implements `carpool registry`: what an address of a registry means, and its files."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ Action = StrEnum("Action", ["resolve", "pull", "status"])
 
 @dataclass(frozen=True, kw_only=True)
 class RegistryVerb:
-    """Ask a model registry (MLflow) what an address means, and fetch it.
+    """Resolve an address in a model registry (MLflow), and fetch its model.
 
-    Which version is it, and of which files?
+    Show the version and files that an address resolves to:
 
         carpool registry resolve models:/detector@champion --registry https://mlflow.example
 
-    Fetch it, to be served while the registry is out of reach:
+    Fetch it, to serve it while the registry cannot be reached:
 
         carpool registry pull models:/detector@champion
 
-    What was fetched, and is that still what the address means?
+    Show what was fetched, and whether the address still resolves to it:
 
         carpool registry status models:/detector@champion
 
-    The registry's address and a key for it may also come from MLFLOW_TRACKING_URI, MLFLOW_TRACKING_TOKEN,
+    The registry's address and key may also be set by MLFLOW_TRACKING_URI, MLFLOW_TRACKING_TOKEN,
     MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
     """
 
-    action: Action = o.argument("What to do.", metavar="resolve|pull|status")
+    action: Action = o.argument("The action.", metavar="resolve|pull|status")
     address: str = o.argument(
         "models:/NAME@ALIAS or models:/NAME/VERSION, or a model's folder with a table [registry].",
         metavar="URI|FOLDER",
     )
     registry: str | None = o.option(
-        None, "The MLflow server; without, CARPOOL_REGISTRY or MLFLOW_TRACKING_URI.", metavar="URL"
+        None, "The MLflow server. Default: CARPOOL_REGISTRY or MLFLOW_TRACKING_URI.", metavar="URL"
     )
     as_json: o.Json = False
 
@@ -62,7 +62,7 @@ class RegistryVerb:
         path = registries.folder_of(self.address) if is_address(self.address) else Path(self.address)
         model = registries.follow(path)
         if model is None:
-            raise InvalidInput(f"{path}: no model.toml with a table [registry]", field="address")
+            raise InvalidInput(f"{path} has no model.toml with a table [registry]", field="address")
         if self.action is Action.pull:
             state = model.prepare()
             assert state.pointed is not None

@@ -1,4 +1,4 @@
-"""`carpool rollout`: how a new version takes over, and to say what becomes of it."""
+"""Implements `carpool rollout`: how a new version takes over, and to say what becomes of it."""
 
 from __future__ import annotations
 
@@ -19,35 +19,39 @@ _DONE_BY_HAND = ("start", "promote", "pause", "resume", "abort")
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutVerb(o.AsksServer):
-    """Let a new version of a model take over from the old one, step by step.
+    """Replace a model's version by a new one, step by step.
 
-    How it stands, in sentences:
+    Its state:
 
         carpool rollout status detector
 
-    Back to the old version, at once:
+    Roll back to the old version at once:
 
         carpool rollout abort detector --reason "false alarms at night"
 
-    Start one by hand: the server takes that with --allow-rollouts, with --model-control-mode explicit, or
-    with an admin key.
+    Start one by hand. The server accepts it with --allow-rollouts, with
+    --model-control-mode explicit, or with an admin key:
 
         carpool rollout start detector --to 2 --canary 0.1,0.5
     """
 
-    action: Action = o.argument("What to do.", metavar="|".join(Action))
+    action: Action = o.argument("The action.", metavar="|".join(Action))
     name: str = o.argument("The model.")
     url: o.ServerUrl = o.DEFAULT_URL
-    to: int | None = o.option(None, "start: the version that takes over. Default: the newest.")
-    reason: str = o.option("", "Why, for the history.")
-    shadow: float | None = o.option(None, "start: part of the requests that it is shown first, 0 to 1.")
-    shadow_h: float | None = o.option(None, "start: hours of that.")
-    canary: str | None = o.option(None, "start: parts that it answers, like 0.1,0.5; 0 for none.")
-    canary_h: float | None = o.option(None, "start: hours of each.")
-    standby_h: float | None = o.option(None, "start: hours for which the old version stays loaded.")
-    least: int | None = o.option(None, "start: comparisons, or answers, before a step may end.")
+    to: int | None = o.option(None, "start: version to roll out. Default: the newest.")
+    reason: str = o.option("", "Reason, for the history.")
+    shadow: float | None = o.option(None, "start: share of the requests in the shadow step, 0 to 1.")
+    shadow_h: float | None = o.option(None, "start: length of the shadow step, in hours.")
+    canary: str | None = o.option(
+        None, "start: shares that it answers in the canary steps, like 0.1,0.5; 0 for no canary."
+    )
+    canary_h: float | None = o.option(None, "start: length of each canary step, in hours.")
+    standby_h: float | None = o.option(None, "start: time that the old version stays loaded, in hours.")
+    least: int | None = o.option(
+        None, "start: least number of comparisons or responses before a step may end."
+    )
     slower: float | None = o.option(
-        None, "start: back if it takes more than so many times as long as stable, also within the SLO."
+        None, "start: roll back if its latency exceeds that of stable by this factor, even within the SLO."
     )
 
     def run(self) -> int:
@@ -97,42 +101,43 @@ def _steps(text: str) -> list[float]:
 
 
 def sentences(found: dict[str, Any]) -> Iterator[str]:
-    """How it stands, for a person."""
+    """Yields sentences that say how the rollout stands, without the guards that are switched off."""
     name, state = found["model"], found["state"]
     if state == "none":
         yield f"{name}: nothing is being rolled out; version {found['stable']} answers."
         return
     stable, candidate = found["stable"], found["candidate"]
-    yield f"{name}: {_where(found)}; {found['why'] or 'nothing is waited for'}."
+    yield f"{name}: {_where(found)}; {found['why'] or 'it waits for nothing'}."
     if state in ("done", "rolled-back", "failed"):
         yield _sentence(found["trouble"] or f"version {stable} answers everything")
         return
     yield f"Version {stable} is stable, version {candidate} the candidate{_answers(found['share'])}."
-    for guard in found["guards"].values():
+    for guard in (guard for guard in found["guards"].values() if guard["verdict"] != "off"):
         yield f"{guard['name']}: {guard['verdict']}. {guard['sentence']}"
     counts = found["counts"]
     skipped = ", ".join(f"{count:,} {why}" for why, count in sorted(counts["skipped"].items()))
     yield (
-        f"Compared: {counts['compared']:,} that count, {counts['seen']:,} more of the same scenes"
-        f"{f'; not compared: {skipped}' if skipped else ''}; {counts['fallbacks']:,} fell back to stable."
+        f"Compared: {counts['compared']:,} responses, and {counts['seen']:,} more of the same "
+        f"scenes{f'; not compared: {skipped}' if skipped else ''}; {counts['fallbacks']:,} fell back to "
+        "stable."
     )
     for sentence in (*found["needs"], found["capacity"].get("sentence", ""), found["trouble"]):
         if sentence:
             yield _sentence(sentence)
     if "shared" in found:
         yield _together(found["shared"])
-    yield f"It can {' or '.join(found['actions'])}."
+    yield f"Possible actions: {' or '.join(found['actions'])}."
 
 
 def _together(shared: dict[str, Any]) -> str:
     if not shared["reached"]:
         return (
-            f"{shared['where']}, where replicas share it, cannot be reached ({shared['trouble']}): it goes "
-            "nowhere from here but back."
+            f"{shared['where']}, where replicas share it, cannot be reached ({shared['trouble']}): it can "
+            "only roll back."
         )
     alive = [part for part in shared["replicas"].values() if part["alive"]]
     ready = sum(part["ready"] for part in alive)
-    return f"{len(alive)} replicas share it, of which {ready} have loaded the candidate."
+    return f"{len(alive)} replicas share it; {ready} have loaded the candidate."
 
 
 def _sentence(words: str) -> str:

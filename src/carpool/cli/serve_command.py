@@ -35,21 +35,21 @@ _LOGGED_S = 10.0
 
 
 class _Serve:
-    """Serve models: pictures in and answers out, and the Triton / KServe v2 protocol.
+    """Serve models over HTTP and gRPC: image routes and Triton's protocol (KServe v2).
 
-    The models that come along, to try it:
+    The demo models:
 
         carpool serve
 
-    A Triton repository, as it is:
+    A Triton repository:
 
         carpool serve models/
 
-    One ONNX file, with a promise: answer within 50 ms, or say no early.
+    One ONNX file with an SLO. A request is answered within 50 ms, or rejected early:
 
         carpool serve resnet50.onnx --slo-ms 50
 
-    Every option can also be given as an environment variable: CARPOOL_HTTP_PORT, CARPOOL_SLO_MS, …
+    Every option is also an environment variable: CARPOOL_HTTP_PORT, CARPOOL_SLO_MS, …
     """
 
     def run(self) -> int:
@@ -57,7 +57,7 @@ class _Serve:
 
 
 def _option(setting: Field[Any], kind: Any) -> tuple[str, Any, Any]:
-    """A setting as a field of the verb: None where it is not given."""
+    """Returns a setting as a field of the verb: None where it is not given."""
     default = "" if setting.default is MISSING else setting.default
     told = f"{default:g}" if isinstance(default, int | float) and kind is not bool else default
     more = {"show_default": told if isinstance(told, str) and told else False, **setting.metadata["option"]}
@@ -75,7 +75,7 @@ def plain_flags(words: Sequence[str]) -> list[str]:
         name, given, value = word.partition("=")
         if name in flags and given:
             if value.lower() not in (*TRUE, *FALSE):
-                raise ConfigError(f"{name} is true or false, not {value!r}", field=name)
+                raise ConfigError(f"{name} must be true or false, not {value!r}", field=name)
             word = name if value.lower() in TRUE else f"--no-{name.removeprefix('--')}"
         plain.append(word)
     return plain
@@ -83,8 +83,8 @@ def plain_flags(words: Sequence[str]) -> list[str]:
 
 _KINDS = get_type_hints(ServerSettings)
 _PATHS = typer.Argument(
-    help="Model files, model folders or Triton repositories; s3://BUCKET/PATH and its like; or "
-    "models:/NAME@ALIAS of a registry. Without any, those of CARPOOL_MODELS, or the demo's.",
+    help="Model files, model folders or Triton repositories; object storage such as s3://BUCKET/PATH; or "
+    "models:/NAME@ALIAS of a registry. Default: CARPOOL_MODELS, or the demo models.",
     show_default=False,
 )
 Serve = make_dataclass(
@@ -159,8 +159,8 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
 
 
 def _brought(paths: Sequence[Path], settings: ServerSettings) -> Sequence[Path]:
-    """The paths, with a folder for each repository that lies elsewhere. One that cannot be read is a warning
-    where something of it was fetched before."""
+    """Returns the paths, with a folder for each repository that lies elsewhere. One that cannot be read is a
+    warning where something of it was fetched before."""
     from carpool.config.remote_address import remote_address
 
     if not any(map(remote_address, paths)):
@@ -216,8 +216,8 @@ def _find(paths: Sequence[Path], settings: ServerSettings) -> tuple[Sequence[Mod
     if settings.task or settings.labels or settings.size or settings.preset:
         if len(sources) + len(mistakes) != 1:
             raise ConfigError(
-                "--task, --labels, --size and --preset are about one model, and "
-                f"{len(sources) + len(mistakes)} are served here: write them into the model.toml of each"
+                "--task, --labels, --size and --preset apply to a single model, but "
+                f"{len(sources) + len(mistakes)} are served: write them into the model.toml of each"
             )
         settings.pictures.applied(sources[0].config)
     return sources, len(mistakes)
@@ -236,7 +236,8 @@ def _warn_if_open(settings: ServerSettings) -> None:
         logger("server").warning(
             "control-is-open",
             host=settings.host,
-            why="whoever reaches this address can load models, and so run code: give --admin-key-file",
+            why="every client that reaches this address can load models, and so run code: give "
+            "--admin-key-file",
         )
 
 
@@ -286,7 +287,7 @@ def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> 
 
 
 class _Screen:
-    """What is served, where, under which promise, and a line to try it with: shown once, when it is true."""
+    """Shows what is served, where, under which promise, and a line to try it with: once, when it is true."""
 
     def __init__(self, sources: Sequence[ModelSource], settings: ServerSettings) -> None:
         self._sources = sources
@@ -302,7 +303,7 @@ class _Screen:
         failed: Mapping[str, str],
         assumed: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """By model: the tasks of those that take pictures, the milliseconds of those that promise, why
+        """Shows, by model, the tasks of those that take pictures, the milliseconds of those that promise, why
         others are not served, and what nothing says about their pixels."""
         from carpool.frontend.access.access import is_loopback
 
@@ -320,14 +321,14 @@ class _Screen:
         print(f"\n  Carpool serves {_count(len(served), 'model')} at {address}\n")
         for source in served:
             config, slo_ms = source.config, promised.get(source.config.name)
-            promise = f"promises {slo_ms:g} ms" if slo_ms else f"{config.mode.value} batching, no promise"
-            promise = "loaded when it is asked for" if settings.on_demand else promise
+            promise = f"SLO {slo_ms:g} ms" if slo_ms else f"{config.mode.value} batching, no SLO"
+            promise = "loaded on demand" if settings.on_demand else promise
             versions = ", ".join(str(version.number) for version in source.versions)
             print(f"    {config.name:<24} version {versions:<8} {config.backend or '?':<12} {promise}")
         for name, why in failed.items():
             print(f"    {name:<24} not served: {why}")
         for name, keys in assumed.items():
-            print(f"    ! {name}: answers may be wrong, since nothing says its {keys}: set its preset")
+            print(f"    ! {name}: responses may be wrong, because its {keys} is not known: set its preset")
         if served:
             metadata = f"curl -s {address}/v2/models/{served[0].config.name}"
             print(f"\n  Try:      {_line_to_try(address, tasks) or metadata}")
@@ -337,10 +338,8 @@ class _Screen:
             print(f"  gRPC:     {host}:{ports['grpc']}")
         print(f"  Metrics:  {http}://{host}:{ports['metrics']}/metrics")
         if is_loopback(settings.host):
-            print(
-                "  Open:     only this machine gets in; --host 0.0.0.0 opens it to others (docs/security.md)"
-            )
-        print("  Stop:     Ctrl-C finishes what was accepted\n", flush=True)
+            print("  Open:     only from this machine; --host 0.0.0.0 opens it to others (docs/security.md)")
+        print("  Stop:     Ctrl-C finishes the accepted requests\n", flush=True)
 
 
 def _line_to_try(address: str, tasks: Mapping[str, str]) -> str:

@@ -1,7 +1,8 @@
-"""What a person sees: tables on stdout, progress on stderr when somebody is watching."""
+"""Shows tables and sentences on stdout, and progress on stderr."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -9,27 +10,34 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
 _SOON_S = 2.0
 _SAY_EVERY_S = 5.0
+_UNWRAPPED = 10_000  # columns
 
 
 def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[str] = ()) -> None:
-    """Print it: figures to the right, words in the columns named `left`."""
+def console() -> Console:
+    """Returns a console as wide as the terminal, or one that wraps nothing in a pipe without COLUMNS."""
     from rich.console import Console
 
-    Console().print(made_table(titles, rows, left=left))
+    wraps = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console() if wraps else Console(width=_UNWRAPPED)
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[str] = ()) -> None:
+    """Prints it: figures to the right, words in the columns named `left`."""
+    console().print(made_table(titles, rows, left=left))
 
 
 def made_table(
     titles: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[str] = ()
 ) -> RenderableType:
-    """The same, to be shown with other things."""
+    """Returns the same, to be shown with other things."""
     from rich.table import Table
     from rich.text import Text
 
@@ -42,23 +50,22 @@ def made_table(
 
 
 def paragraph(text: str, bullet: str = "") -> None:
-    """Wrapped to the terminal, indented behind its bullet."""
-    from rich.console import Console
+    """Prints a paragraph, wrapped to the terminal and indented behind its bullet."""
     from rich.padding import Padding
     from rich.text import Text
 
-    console = Console()
+    shown = console()
     if not bullet:
-        console.print(Text(text))
+        shown.print(Text(text))
         return
-    wrapped = Text(text).wrap(console, max(20, console.width - len(bullet)))
+    wrapped = Text(text).wrap(shown, max(20, shown.width - len(bullet)))
     for number, line in enumerate(wrapped):
         indent = Text(bullet if number == 0 else " " * len(bullet))
-        console.print(Padding(indent + line, 0, expand=False))
+        shown.print(Padding(indent + line, 0, expand=False))
 
 
 class _Lines:
-    """Progress in a log or a pipe: a line now and then, and none for what is soon over."""
+    """Shows progress in a log or a pipe: a line now and then, and none for what is soon over."""
 
     def __init__(self) -> None:
         self._next = time.monotonic() + _SOON_S

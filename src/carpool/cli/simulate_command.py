@@ -1,4 +1,4 @@
-"""`carpool simulate`: the real scheduler in virtual time."""
+"""Implements `carpool simulate`: the real scheduler in virtual time."""
 
 from __future__ import annotations
 
@@ -41,29 +41,29 @@ Overload = StrEnum("Overload", ["quick", "refuse"])
 
 @dataclass(frozen=True, kw_only=True)
 class Simulate(o.HasCurve, o.HasTraffic, HasDay, HasGeneration):
-    """Play traffic against a model in virtual time, with the scheduler that serves it.
+    """Simulate traffic in virtual time, with the server's own scheduler.
 
-    Three times the traffic that can be promised, beside what other servers do:
+    Three times the capacity within the SLO, compared with other ways of batching:
 
         carpool simulate --curve 4+1 --slo-ms 50 --load 3 --compare
 
-    A hundred cameras on measured batch times:
+    A hundred cameras, with measured batch times:
 
         carpool simulate --curve 1:8,8:12,32:22,64:35,128:60 --slo-ms 100 --arrivals cameras --cameras 100
 
-    A detector, then a classifier for each of the 4.2 objects that it finds on average, within one promise:
+    A detector, then a classifier for each of the 4.2 objects found on average, within one SLO:
 
         carpool simulate --step 4+1 --step 3+0.22@4.2 --slo-ms 100 --load 3 --compare
 
-    A cascade: a big model gets the three in ten that a cheap one is not sure of, if there is time:
+    A cascade: a large model gets the 30 % that a cheap one is not sure of, if there is time:
 
         carpool simulate --step 2+0.3 --step 6+2@0.3 --one-device --under-load quick --slo-ms 100 --load 3
 
-    What carpool serve --record FILE saw, on two instances:
+    Arrivals recorded by carpool serve --record FILE, on two instances:
 
         carpool simulate --curve 16+4 --slo-ms 200 --arrivals trace:FILE --instances 2
 
-    Four servers behind a balancer that tries refusals elsewhere, one of them at half speed:
+    Four servers behind a balancer that retries rejections elsewhere; one runs at half speed:
 
         carpool simulate --curve 4+1 --slo-ms 50 --load 0.7 --replicas 4 --retries 1 --slow 1:2.0
 
@@ -72,17 +72,19 @@ class Simulate(o.HasCurve, o.HasTraffic, HasDay, HasGeneration):
         carpool simulate --curve 4+1 --slo-ms 50 --rate 1000000 --replicas 400 --autoscale load:0.75 \
             --max-replicas 2400 --day surge:1.3@12:00+20 --day lose:0.33@12:05+30 --day rollout:0.1@12:10+10
 
-    A reader that writes lines token by token, beside batches that wait for their slowest:
+    A reader that writes token by token, compared with static batches:
 
         carpool simulate --encoder 0.6+0.05 --step-curve 0.3+0.0015 --tokens lognormal:22,0.5 --ttft-ms 20
     """
 
-    slo_ms: float = o.option(inf, "The promise: every answer within so many ms.", o.MODEL, show_default=False)
-    instances: int = o.option(1, "Devices behind the one queue.", o.MODEL)
+    slo_ms: float = o.option(
+        inf, "The SLO: largest latency of a response, in ms.", o.MODEL, show_default=False
+    )
+    instances: int = o.option(1, "Number of devices that share one queue.", o.MODEL)
     under_load: Overload | None = o.option(
         None,
-        "The two steps are a cascade, and the second gets that share of the requests. When it has no time: "
-        "answer with the first, or refuse.",
+        "Make the two steps a cascade: the second gets a share of the requests. If it has no time, `quick` "
+        "answers with the first, `refuse` rejects.",
         o.MODEL,
     )
     load: float | None = o.option(
@@ -96,38 +98,48 @@ class Simulate(o.HasCurve, o.HasTraffic, HasDay, HasGeneration):
         "poisson, bursty, cameras, or trace:FILE (JSON lines: time, if known model, images, source).",
         o.TRAFFIC,
     )
-    model: str = o.option("", "trace: whose arrivals, if there are several models in it.", o.TRAFFIC)
+    model: str = o.option(
+        "", "trace: the model whose arrivals are used, if the trace has several.", o.TRAFFIC
+    )
     per_source: bool = o.option(
         False,
-        "Cameras, or the sources of a trace, each get a fair share. Without it they are one source.",
+        "Give each camera, or each source of a trace, a fair share. Default: they are one source.",
         o.TRAFFIC,
     )
     latest: bool = o.option(
         False,
-        "A newer frame of a source takes the place of one that waits; each camera is a source.",
+        "A newer frame replaces a waiting one of the same source. Each camera is a source.",
         o.TRAFFIC,
     )
-    mode: Mode = o.option(Mode.promise, "Keep a promise, or obey Triton's batching knobs.", _KNOBS)
-    max_delay_ms: float = o.option(5.0, "Wait so long for a fuller batch; 0 is eager.", _KNOBS)
+    mode: Mode = o.option(
+        Mode.promise, "How batches are formed: by the SLO, or by Triton's fixed settings.", _KNOBS
+    )
+    max_delay_ms: float = o.option(5.0, "Longest wait for a larger batch, in ms; 0 runs at once.", _KNOBS)
     preferred: str | None = o.option(None, "Preferred batch sizes, like 4,8.", _KNOBS)
-    max_queue: int = o.option(0, "Requests that may wait; 0 is no limit.", _KNOBS)
-    queue_timeout_ms: float = o.option(0.0, "How long a request may wait; 0 is no limit.", _KNOBS)
+    max_queue: int = o.option(0, "Most requests that may wait; 0 is no limit.", _KNOBS)
+    queue_timeout_ms: float = o.option(0.0, "Longest wait of a request, in ms; 0 is no limit.", _KNOBS)
     timeout_action: Timeout = o.option(
-        Timeout.reject, "After the queue timeout: reject, or delay behind the others.", _KNOBS
+        Timeout.reject, "What happens after the queue timeout: reject, or delay behind the others.", _KNOBS
     )
     noise: o.Noise = 0.05
     stall_share: float = o.option(0.002, "Share of batches that stall.", o.DEVICE)
-    stall_factor: float = o.option(2.0, "How much longer a stalled batch takes.", o.DEVICE)
-    profile_error: float = o.option(
-        1.0, "The device is so many times slower than --curve says; 1.3 is 30 %.", o.DEVICE
+    stall_factor: float = o.option(
+        2.0, "Duration of a stalled batch, as a multiple of its usual time.", o.DEVICE
     )
-    seconds: float | None = o.option(None, "Simulated time. Default: 60, or all of a trace.", o.RUN)
+    profile_error: float = o.option(
+        1.0, "Duration of batches as a multiple of --curve; 1.3 means 30 % slower.", o.DEVICE
+    )
+    seconds: float | None = o.option(
+        None, "Simulated time, in seconds. Default: 60, or the whole trace.", o.RUN
+    )
     seed: o.Seed = 1
-    seeds: int = o.option(1, "Mean over so many seeds.", o.RUN)
-    compare: bool = o.option(False, "Promise beside these knobs, eager batching and batch 1.", o.RUN)
+    seeds: int = o.option(1, "Number of seeds to average over.", o.RUN)
+    compare: bool = o.option(
+        False, "Compare the SLO with these fixed settings, eager batching and batch 1.", o.RUN
+    )
     plot: Path | None = o.option(
         None,
-        "Draw goodput and latency over 0.1–3× load; with --compare, of all four.",
+        "Plot goodput and latency over 0.1–3× load; with --compare, for all four.",
         o.RUN,
         metavar="FILE.png",
     )
@@ -140,7 +152,7 @@ class Simulate(o.HasCurve, o.HasTraffic, HasDay, HasGeneration):
             self._generation()
             return
         if self.slo_ms == inf:
-            raise InvalidInput("Missing option '--slo-ms': the promise, in ms")
+            raise InvalidInput("Missing option '--slo-ms': the SLO, in ms")
         o.drawing(self.plot)
         knobs = self.mode is Mode.knobs
         self.check_fleet(step=self.step, latest=self.latest, compare=self.compare, plot=self.plot, mode=knobs)
@@ -164,7 +176,7 @@ class Simulate(o.HasCurve, o.HasTraffic, HasDay, HasGeneration):
                 sweeps = {name: sweep(entry, on_step=step) for name, entry in entries.items()}
             with o.blamed_on("--plot"):
                 operating_curve(self.plot, sweeps, slo_ms=self.slo_ms, title=f"{_what(self)} ms")
-            notes.append(f"Goodput and latency over load are drawn in {self.plot}.")
+            notes.append(f"Goodput and latency over load are plotted in {self.plot}.")
         if self.as_json:
             found: dict[str, object] = {"mode": self.mode.value, **results[self.mode.value].as_json()}
             if self.compare:
@@ -193,7 +205,7 @@ class Simulate(o.HasCurve, o.HasTraffic, HasDay, HasGeneration):
         given = {name: getattr(self, name) for name in (*others, "under_load", "compare", "plot", "model")}
         self.check_generation(**given, mode=self.mode is Mode.knobs, instances=self.instances != 1)
         if self.rate is not None and self.load is not None:
-            raise InvalidInput("--load and --rate both say how much traffic there is: give one of them")
+            raise InvalidInput("--load and --rate both set the traffic: give one of them")
         scenario = self.text_scenario(
             self.slo_ms,
             _traffic(self),
@@ -251,7 +263,7 @@ def _scenario(options: Simulate) -> Scenario:
     if not scenario.rate * seconds <= _MOST_REQUESTS:
         raise InvalidInput(
             f"--seconds {seconds:g} at {scenario.rate:,.9g} images/s is more than the {_MOST_REQUESTS:,} "
-            f"requests that one run may hold: give at most {_MOST_REQUESTS / scenario.rate:.3g}"
+            f"requests that one run may have: give at most {_MOST_REQUESTS / scenario.rate:.3g}"
         )
     return scenario
 
@@ -288,16 +300,16 @@ def _mean_rate(options: Simulate, scenario: Scenario) -> float:
     own = scenario.traffic.own_rate
     if own is not None:
         if given:
-            raise InvalidInput(f"{given[0]} cannot be given with {options.arrivals}: its rate is its own")
+            raise InvalidInput(f"{given[0]} cannot be given with {options.arrivals}, which sets its own rate")
         return own
     if len(given) == 2:
-        raise InvalidInput("--load and --rate both say how much traffic there is: give one of them")
+        raise InvalidInput("--load and --rate both set the traffic: give one of them")
     if options.rate is not None:
         return o.number("--rate", options.rate, above=0)
     if not scenario.capacity:
         more = "more" if scenario.steps else f"{2e3 * scenario.curve.times[1]:g} or more"
         raise InvalidInput(
-            f"--load needs a capacity to multiply, and nothing can be promised within {options.slo_ms:g} ms: "
+            f"--load needs a capacity to multiply, and no batch meets an SLO of {options.slo_ms:g} ms: "
             f"give --slo-ms {more}, or give --rate instead"
         )
     load = o.number("--load", 1.0 if options.load is None else options.load, above=0, most=1000)
@@ -320,7 +332,7 @@ def _traffic(options: Simulate) -> Traffic:
 
 
 def _settings(options: Simulate, scenario: Scenario) -> dict[str, object]:
-    """Everything that the numbers depend on, with the defaults filled in."""
+    """Returns everything that the numbers depend on, with the defaults filled in."""
     used: dict[str, object] = {
         "curve": options.curve,
         "slo_ms": options.slo_ms,
@@ -348,7 +360,8 @@ def _notes(options: Simulate, scenario: Scenario) -> list[str]:
     notes = []
     if not scenario.traffic.even:
         notes.append(
-            "The fluid bound is that of the mean rate: with traffic as uneven as this, a rough estimate."
+            "The fluid bound is computed from the mean rate. It is a rough estimate for traffic as uneven "
+            "as this."
         )
     if scenario.profile_error != 1:
         notes.append(
@@ -362,7 +375,7 @@ def _notes(options: Simulate, scenario: Scenario) -> list[str]:
 
 _ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
     ("offered", lambda o: f"{o.offered_rps:,.1f} /s"),
-    ("answered in time (goodput)", lambda o: f"{o.goodput_rps:,.1f} /s"),
+    ("within the SLO (goodput)", lambda o: f"{o.goodput_rps:,.1f} /s"),
     ("… of offered (attainment)", lambda o: show.percent(o.attainment)),
     ("… of the fluid bound", lambda o: show.percent(o.fraction_of_bound)),
     ("p50 of answered", lambda o: f"{o.p50_ms:,.1f} ms"),
@@ -370,21 +383,24 @@ _ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
     ("p99 of answered", lambda o: f"{o.p99_ms:,.1f} ms"),
     ("mean batch", lambda o: f"{o.mean_batch:.1f}"),
     ("device time wasted", lambda o: show.percent(o.wasted_fraction)),
-    ("sheds decided at arrival", lambda o: show.percent(o.shed_at_arrival_fraction) if o.shed_any else "–"),
+    (
+        "share of rejections made on arrival",
+        lambda o: show.percent(o.shed_at_arrival_fraction) if o.shed_any else "–",
+    ),
     ("device busy", lambda o: show.percent(o.busy_fraction)),
 )
 _LIVE_ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
     ("replaced by a newer frame", lambda o: show.percent(o.replaced_fraction)),
-    ("age of a source's newest answer", lambda o: f"{o.staleness_ms:,.1f} ms"),
+    ("age of a source's newest response", lambda o: f"{o.staleness_ms:,.1f} ms"),
 )
 _CASCADE_ROWS = (
-    ("answered by the cheap model for want of time", "degraded_fraction"),
-    ("hard ones that the big model answered", "hard_by_big_fraction"),
+    ("answered by the cheap model for lack of time", "degraded_fraction"),
+    ("hard requests that the large model answered", "hard_by_big_fraction"),
 )
 
 
 def _print(options: Simulate, scenario: Scenario, columns: Mapping[str, Outcome]) -> None:
-    """One column for each contender."""
+    """Prints one column for each contender."""
     result = columns[options.mode.value]
     devices = "1 instance" if scenario.instances == 1 else f"{scenario.instances} instances"
     load = f" ({scenario.rate / scenario.capacity:.3g}×)" if scenario.capacity else ""

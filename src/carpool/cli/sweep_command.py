@@ -1,4 +1,4 @@
-"""`carpool sweep`: rates × settings, and a report with the operating curve."""
+"""Implements `carpool sweep`: rates × settings, and a report with the operating curve."""
 
 from __future__ import annotations
 
@@ -33,72 +33,76 @@ SweepMode = StrEnum("SweepMode", ["promise", "knobs", "both"])
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep(o.AsksServer):
-    """Measure a model at many rates and settings, and draw its operating curve.
+    """Measure a model at many rates and settings, and plot its operating curve.
 
-    The demo detector, under a promise and under fixed knobs; the report opens in a browser:
+    The demo detector, with an SLO and with fixed batching settings. Open the report in a browser:
 
         carpool sweep
 
-    Which delay and largest batch would be best for this model, and does a promise beat them?
+    Which delay and largest batch are best for this model, and is an SLO better?
 
         carpool sweep resnet50.onnx --slo-ms 50 --max-delay-ms 0,5,20 --max-batch 8,32
 
-    A server that runs, as it is:
+    A running server, with its own settings:
 
         carpool sweep http://localhost:8000 --name detector --rates 10,20,40,80
 
-    Ctrl-C keeps what is done. The same command with the same --out goes on from there.
+    Ctrl-C keeps the finished runs. The same command with the same --out continues.
     """
 
     target: str = o.argument(
-        "A model file, folder or repository; a demo model's name; or a server that runs, "
-        "http://HOST:PORT or grpc://HOST:PORT. Default: the demo detector.",
+        "A model file, folder or repository; a demo model's name; or a running server, http://HOST:PORT or "
+        "grpc://HOST:PORT. Default: the demo detector.",
         default="",
         metavar="[MODEL|URL]",
         envvar=o.URL_VARIABLE,
     )
     name: str = o.option("", "Which model of a repository, or of the server.", show_default=False)
     mode: SweepMode = o.option(
-        SweepMode.both, "Servers that keep a promise, that obey knobs, or both.", _SETTINGS
+        SweepMode.both, "Servers to measure: with an SLO, with fixed batching settings, or both.", _SETTINGS
     )
     slo_ms: float | None = o.option(
-        None, "The promise, and what counts as in time. Default: the model's own, or 100.", _SETTINGS
+        None,
+        "The SLO, in ms; goodput counts responses within it. Default: the model's own, or 100.",
+        _SETTINGS,
     )
-    max_delay_ms: str = o.option("0,10", "Knobs: delays to try, in ms, like 0,5,20.", _SETTINGS)
+    max_delay_ms: str = o.option(
+        "0,10", "Fixed settings: batching delays to try, in ms, like 0,5,20.", _SETTINGS
+    )
     max_batch: str | None = o.option(
-        None, "Knobs: largest batches to try, like 8,32. Default: the model's.", _SETTINGS
+        None, "Fixed settings: largest batches to try, like 8,32. Default: the model's.", _SETTINGS
     )
     rates: str | None = o.option(None, "Requests per second, like 10,20,40, instead of --loads.", o.TRAFFIC)
     loads: str = o.option("0.3,0.6,0.9,1.1,1.5", "Rates as multiples of the planned capacity.", o.TRAFFIC)
     images: list[Path] | None = o.option(
         None,
-        "Upload this picture; again for more. Default: the demo's, if the model takes pictures.",
+        "Image to upload; repeatable. Default: the demo's, if the model takes images.",
         o.TRAFFIC,
         name="--image",
     )
     shapes: list[str] | None = o.option(
         None,
-        "Send tensors with these lengths, name:1,3,224,224, where the model leaves them open.",
+        "Shape of a tensor with open lengths, name:1,3,224,224.",
         o.TRAFFIC,
         name="--shape",
     )
     curve: str | None = o.option(
-        None, "How long a batch takes, as in plan. Default: what the server measured.", o.TRAFFIC
+        None, "Batch times, as in plan. Default: those that the server measured.", o.TRAFFIC
     )
     step: list[str] | None = o.option(
         None,
-        "A step of the pipeline that is asked, as in plan, in place of --curve; once for each.",
+        "A step of the pipeline, as in plan, in place of --curve; repeat it for each step.",
         o.TRAFFIC,
         metavar="CURVE[@IMAGES]",
     )
-    instances: int = o.option(1, "With --curve: instances that run at the same time.", o.TRAFFIC)
-    seconds: float = o.option(6.0, "Length of a run.", o.RUN)
-    warmup: float = o.option(1.0, "Seconds of the same traffic before it counts.", o.RUN)
-    repeats: int = o.option(2, "Runs of every point: two show the noise.", o.RUN)
+    instances: int = o.option(1, "With --curve: number of instances that run at the same time.", o.TRAFFIC)
+    seconds: float = o.option(6.0, "Length of a run, in seconds.", o.RUN)
+    warmup: float = o.option(1.0, "Warm-up with the same traffic before a run, in seconds.", o.RUN)
+    repeats: int = o.option(2, "Runs per point; two show the noise.", o.RUN)
     seed: o.Seed = 1
     out: Path | None = o.option(
         None,
-        "Where the report goes; one with the same sweep in it is gone on with.",
+        "Folder of the report. An unfinished report of the same sweep is continued.",
         o.RUN,
         metavar="FOLDER",
         show_default="./carpool-sweep-MODEL-TIME",
@@ -122,7 +126,7 @@ class Sweep(o.AsksServer):
         except (Unreachable, NoServer) as error:
             print(f"carpool: {error.message}", file=sys.stderr)
             if (folder / "sweep.json").exists():
-                print(f"What is done is kept: go on with --out {folder}", file=sys.stderr)
+                print(f"The finished runs are kept: continue with --out {folder}", file=sys.stderr)
             return 1
         except OSError as error:
             raise InvalidInput(f"--out: {folder}: {error.strerror or error}") from None
@@ -174,7 +178,7 @@ def order_of(options: Sweep) -> SweepOrder:
     runs = len(settings) * len(rates or loads) * o.whole("--repeats", options.repeats, least=1, most=100)
     if runs > _MOST_RUNS:
         raise InvalidInput(
-            f"these are {runs:,} runs, and {_MOST_RUNS:,} are the most: give fewer settings or rates"
+            f"these are {runs:,} runs, and {_MOST_RUNS:,} are the limit: give fewer settings or rates"
         )
     if url:
         read_url(url)
@@ -230,7 +234,8 @@ def _settings(options: Sweep, source: ModelSource | None) -> tuple[float | None,
     found = settings_of(options.mode, slo_ms, delays, o.sizes("--max-batch", options.max_batch))
     if len(found) > _MOST_SETTINGS:
         raise InvalidInput(
-            f"these are {len(found)} settings, and {_MOST_SETTINGS} are the most: each has its own server"
+            f"these are {len(found)} settings, more than the limit of {_MOST_SETTINGS}: each has its own "
+            "server"
         )
     return slo_ms, tuple(found)
 
@@ -238,14 +243,14 @@ def _settings(options: Sweep, source: ModelSource | None) -> tuple[float | None,
 def _rising(
     option: str, text: str, *, above: float | None = None, most: float, example: str
 ) -> tuple[float, ...]:
-    """And different."""
+    """Returns numbers that rise and differ."""
     like = f"numbers like {example}"
     found = o.numbers(option, text, example=like, at_most=_MOST_RATES, above=above, most=most)
     return tuple(sorted({*found}))
 
 
 def _model(options: Sweep) -> tuple[Path, ModelSource]:
-    """Where it lies, and what its settings say."""
+    """Returns where it lies, and what its settings say."""
     from carpool.config.repository import find_models
     from carpool.demo import bundled_models, demo_models
     from carpool.lab.sweep.conduct import check_place
@@ -262,7 +267,7 @@ def _model(options: Sweep) -> tuple[Path, ModelSource]:
     found, _ = find_models([path], only=[options.name] if options.name else None)
     if len(found) > 1:
         names = [source.config.name for source in found]
-        raise InvalidInput(f"{path} has several models: say which with --name: {', '.join(names)}")
+        raise InvalidInput(f"{path} has several models: choose one with --name: {', '.join(names)}")
     place = path.absolute() if path.is_file() else found[0].config.path
     check_place(place)
     return place, found[0]
@@ -273,7 +278,7 @@ def _model(options: Sweep) -> tuple[Path, ModelSource]:
 
 @contextmanager
 def _progress() -> Iterator[SweepProgress]:
-    """With a bar in a terminal, lines alone elsewhere."""
+    """Yields progress with a bar in a terminal, lines alone elsewhere."""
     from carpool.lab.sweep.conduct import SweepProgress
 
     if not sys.stderr.isatty():

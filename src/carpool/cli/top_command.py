@@ -1,4 +1,4 @@
-"""`carpool top`: what a running server does, in the terminal."""
+"""Implements `carpool top`: what a running server does, in the terminal."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _LATENCY = {"p50": 0.5, "p99": 0.99}
 
 @dataclass(frozen=True, kw_only=True)
 class TopVerb(o.AsksServer):
-    """Show what a running server does, once a second: rates, percentiles, rejections, who asks most.
+    """Show a running server once a second: rates, percentiles, rejections, busiest clients.
 
-    It needs nothing but a terminal, and so works over ssh:
+    It needs only a terminal, and so works over ssh:
 
         carpool top --url http://10.0.0.7:8000
 
@@ -40,7 +40,7 @@ class TopVerb(o.AsksServer):
 
     url: o.ServerUrl = o.DEFAULT_URL
     once: bool = o.option(False, "Print one table and exit.")
-    seconds: int = o.option(10, "Seconds that each figure covers, 1 to 900.")
+    seconds: int = o.option(10, "Time that each figure covers, in seconds, 1 to 900.")
 
     def run(self) -> int:
         from carpool.lab.load.facts import RunningServer
@@ -75,15 +75,15 @@ class TopVerb(o.AsksServer):
                     try:
                         live.update(_screen(summary(ask(), seconds), self.url), refresh=True)
                     except CarpoolError as error:  # it may be restarting
-                        live.update(Text(f"{self.url}: {error.message}. Trying again …"), refresh=True)
+                        live.update(Text(f"{self.url}: {error.message}. Retrying …"), refresh=True)
                     time.sleep(1.0)
             except KeyboardInterrupt:
                 return
 
 
 def summary(history: Document, seconds: int) -> Document:
-    """What the last so many seconds of a history were like. Each model with traffic in the points that came
-    is there, also one that has been silent since."""
+    """Returns what the last so many seconds of a history were like. Each model with traffic in the points
+    that came is there, also one that has been silent since."""
     points: list[Document] = history["points"]
     newest = points[-1]["time"] if points else 0.0
     recent = [point for point in points if point["time"] > newest - seconds]
@@ -137,7 +137,7 @@ def _added(histograms: Iterable[Document], size: int) -> list[float]:
 
 
 def bars(values: Sequence[float]) -> str:
-    """A line of small columns, one a value, the highest as high as the line."""
+    """Returns a line of small columns, one a value, the highest as high as the line."""
     most = max(values, default=0) or 1
     return "".join(_BARS[round(value / most * (len(_BARS) - 1))] for value in values[-_BAR_POINTS:])
 

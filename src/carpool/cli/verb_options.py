@@ -1,4 +1,4 @@
-"""How a verb declares its options, those that several share, and the checks of what was typed."""
+"""Defines how a verb declares its options, those that several share, and the checks of what was typed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Value = TypeVar("Value")
 def option(
     default: Value, words: str, panel: str | None = None, *, name: str | None = None, **more: Any
 ) -> Value:
-    """A field of a verb's dataclass: its default, and what the help says of it."""
+    """Returns a field of a verb's dataclass: its default, and what the help says of it."""
     return field(default=default, metadata={"option": _shared(panel, words, name, **more)})
 
 
@@ -52,13 +52,13 @@ def _shared(panel: str | None, words: str, name: str | None = None, **more: Any)
     return typer.Option(*names, help=words, rich_help_panel=panel, **more)
 
 
-Noise = Annotated[float, _shared(DEVICE, "Spread of batch times: sigma of a lognormal factor.")]
-Seed = Annotated[int, _shared(RUN, "The same seed gives the same run.")]
+Noise = Annotated[float, _shared(DEVICE, "Variation of batch times: sigma of a lognormal factor.")]
+Seed = Annotated[int, _shared(RUN, "Random seed; the same seed gives the same run.")]
 Json = Annotated[bool, _shared(RUN, "Print one JSON object.", "--json")]
 URL_VARIABLE = "CARPOOL_URL"
 DEFAULT_URL = "http://localhost:8000"
 ServerUrl = Annotated[str, typer.Option(help="Address of the server.", envvar=URL_VARIABLE)]
-_CURVE = "How long a batch takes: 4+1 (ms fixed + ms per image), or points 1:6.2,4:9.1,16:21 (batch:ms)."
+_CURVE = "Batch times: 4+1 (ms fixed + ms per image), or points 1:6.2,4:9.1,16:21 (batch:ms)."
 
 MOST_IN_A_BATCH = 4096
 
@@ -66,7 +66,7 @@ MOST_IN_A_BATCH = 4096
 def number(
     option: str, value: float, *, above: float | None = None, least: float = 0.0, most: float = 1e9
 ) -> float:
-    """The value, if it lies strictly `above`, or else from `least`, up to `most`."""
+    """Returns the value, if it lies strictly `above`, or else from `least`, up to `most`."""
     low_enough = value > above if above is not None else value >= least
     if isfinite(value) and low_enough and value <= most:
         return value
@@ -123,7 +123,7 @@ def batch_curve(text: str, max_batch: int | None, buckets: str | None) -> BatchC
     try:
         last = BatchCurve.parse(text, max_batch=1).points[-1][0]
         if last > MOST_IN_A_BATCH:
-            raise CurveError(f"batch sizes go up to {MOST_IN_A_BATCH}, not {last}")
+            raise CurveError(f"batch sizes must be at most {MOST_IN_A_BATCH}, not {last}")
         return BatchCurve.parse(text, max_batch, sizes("--buckets", buckets))
     except CurveError as error:
         raise InvalidInput(f"--curve: {error}") from None
@@ -153,8 +153,8 @@ def slo(slo_ms: float, curve: BatchCurve, steps: tuple[StepPlan, ...] = ()) -> f
         alone = alone_through(steps) * 1e3
     if slo_ms < alone:
         raise InvalidInput(
-            f"--slo-ms {slo_ms:g} is below the {alone:g} ms that one image takes: "
-            f"give at least {2 * alone:g}, for a request may have to wait for the one before it"
+            f"--slo-ms {slo_ms:g} is below the {alone:g} ms that one image takes: give at least "
+            f"{2 * alone:g}, because a request may have to wait for the one before it"
         )
     return slo_ms / 1e3
 
@@ -229,23 +229,23 @@ def _read_key(file: Path) -> str:
 class HasCurve:
     """A verb about batches that take so long."""
 
-    slo_ms: Annotated[float, _shared(MODEL, "The promise: every answer within so many ms.")]
+    slo_ms: Annotated[float, _shared(MODEL, "The SLO: largest latency of a response, in ms.")]
     curve: str = option("", _CURVE, MODEL)
     max_batch: int | None = option(None, "Largest batch. Default: the curve's last point, or 64.", MODEL)
     buckets: str | None = option(
-        None, "Batch sizes the engine is built for, 1,4,16,64: others are padded.", MODEL
+        None, "Batch sizes that the engine is built for, like 1,4,16,64. Other sizes are padded.", MODEL
     )
     step: list[str] | None = option(
         None,
-        "A step of a pipeline, in place of --curve; once for each. 3+0.22@4.2 gets 4.2 images of each "
-        "request on average, '2+0.5 after 1' comes after the first; else each comes after the one before it.",
+        "A step of a pipeline, in place of --curve; repeatable. 3+0.22@4.2 gets 4.2 images per request on "
+        "average. '2+0.5 after 1' follows step 1; by default, the previous one.",
         MODEL,
         metavar="CURVE[@IMAGES][ after N,…]",
     )
-    one_device: bool = option(False, "All steps run on one device.", MODEL)
+    one_device: bool = option(False, "Run all steps on one device.", MODEL)
 
     def curve_and_steps(self) -> tuple[BatchCurve, tuple[StepPlan, ...]]:
-        """The curve, and the steps of a pipeline, whose first it is."""
+        """Returns the curve, and the steps of a pipeline, whose first it is."""
         if not self.step:
             if self.one_device:
                 raise InvalidInput("--one-device is for the steps of a pipeline: give --step")
@@ -264,12 +264,14 @@ class HasTraffic:
     """A verb that requests come to, or that makes them."""
 
     arrivals: str
-    burst_factor: float = option(3.0, "bursty: a surge is so many times the rate around it.", TRAFFIC)
-    burst_seconds: float = option(0.5, "bursty: length of a surge.", TRAFFIC)
-    burst_period: float = option(2.5, "bursty: seconds from one surge to the next.", TRAFFIC)
-    cameras: int | None = option(None, "cameras: how many.", TRAFFIC)
+    burst_factor: float = option(
+        3.0, "bursty: rate of a surge, as a multiple of the rate around it.", TRAFFIC
+    )
+    burst_seconds: float = option(0.5, "bursty: length of a surge, in seconds.", TRAFFIC)
+    burst_period: float = option(2.5, "bursty: time from one surge to the next, in seconds.", TRAFFIC)
+    cameras: int | None = option(None, "cameras: number of cameras.", TRAFFIC)
     fps: float | None = option(None, "cameras: frames per second of each. Default: 10.", TRAFFIC)
-    aligned: bool = option(False, "cameras: all send at the same moment.", TRAFFIC)
+    aligned: bool = option(False, "cameras: all of them send at the same moment.", TRAFFIC)
 
     def traffic(
         self, plain: Mapping[str, Traffic], read: Callable[[Path], Traffic], *, per_source: bool
@@ -284,7 +286,7 @@ class HasTraffic:
         if self.arrivals == "cameras":
             if self.cameras is None:
                 raise InvalidInput(
-                    "--cameras is needed with --arrivals cameras: say how many, like --cameras 100"
+                    "--arrivals cameras needs --cameras, the number of cameras, like --cameras 100"
                 )
             count = whole("--cameras", self.cameras, least=1, most=1_000_000)
             fps = number("--fps", 10.0 if self.fps is None else self.fps, above=0, most=10_000)
@@ -300,17 +302,15 @@ class HasTraffic:
 
 @dataclass(frozen=True, kw_only=True)
 class SharesCores:
-    """A verb that plans replicas whose batches share their cores with decoding and the protocol."""
+    """This is for verbs that plan replicas whose batches share cores with decoding and the protocol."""
 
     infer_cores: float = option(
         0.0,
-        "Cores that batches keep busy, one on each instance: those of a CPU model, as profile tells.",
+        "Cores that batches of a CPU model keep busy, as printed by profile.",
         CORES,
     )
-    decode_ms: float = option(0.0, "What decoding one picture takes of a core, in ms.", CORES)
-    protocol_ms: float = option(
-        0.0, "What one request takes of a core in front end and engine, in ms.", CORES
-    )
+    decode_ms: float = option(0.0, "Time of one core to decode an image, in ms.", CORES)
+    protocol_ms: float = option(0.0, "Time of one core per request in front end and engine, in ms.", CORES)
 
     def machine(self, cores: float, instances: int, measured: float = 0.0) -> Machine:
         """One replica's part; `measured` are the cores that batches kept busy, where nothing was typed."""
@@ -328,25 +328,23 @@ class SharesCores:
 
 @dataclass(frozen=True, kw_only=True)
 class AsksServer:
-    """A verb that may ask a running server."""
+    """Defines a verb that may ask a running server."""
 
     as_json: Json = False
     api_key_file: Path | None = option(
         None,
-        f"File with the key for the server; without it, {KEY_VARIABLE} of the environment.",
+        f"File with the server's API key. Default: the variable {KEY_VARIABLE}.",
         _SERVER,
         metavar="FILE",
     )
-    ca: Path | None = option(
-        None, "Certificate of whoever signed the server's, for https://.", _SERVER, metavar="FILE"
-    )
-    insecure: bool = option(False, "Believe any certificate: for trying out.", _SERVER)
+    ca: Path | None = option(None, "CA certificate of the server, for https://.", _SERVER, metavar="FILE")
+    insecure: bool = option(False, "Accept any certificate (for tests only).", _SERVER)
 
     def trust(self) -> Trust:
         return trust(self.api_key_file, self.ca, self.insecure)
 
     def client(self, option: str, url: str, patience_s: float, connections: int) -> Client:
-        """For the server that was named by this option."""
+        """Returns a client for the server that was named by this option."""
         from carpool.client.client import Client
 
         known = self.trust()

@@ -1,4 +1,4 @@
-"""`carpool watch`: videos and cameras to a running server, and what became of their frames."""
+"""Implements `carpool watch`: videos and cameras to a running server, and what became of their frames."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ _TIMEOUT_S = 30.0  # for an answer
 _MOST_AT_ONCE = 64
 _COLUMNS = ("read", "dropped", "answered", "cached", "replaced", "refused", "failed")
 _LIVE = ("camera", "state", "fps", "p50 ms", "p99 ms", "hits", "replaced", "refused", "dropped")
-_WHAT = "What to ask"
-_WHERE = "What to keep"
+_WHAT = "The request"
+_WHERE = "The output"
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchVerb(o.AsksServer):
-    """Send the frames of videos and cameras to a running server, as live sources: the latest frame wins.
+    """Send frames of videos and cameras to a running server; a newer frame replaces a waiting one.
 
-    What do twenty recordings look like to the server's detector, five frames a second from each?
+    Run the server's detector on recordings, five frames a second from each:
 
         carpool watch recordings/ --task detect --fps 5
 
-    The boxes drawn into a video for each camera, and all of them as JSON lines:
+    Write an annotated video per camera, and all boxes as JSON lines:
 
         carpool watch gate.mp4 yard.mp4 --model nanodet --out annotated --jsonl boxes.jsonl
 
-    Cameras, which are looked for again when they are lost; Ctrl-C ends it, with the report:
+    Cameras, which are reconnected after a loss. Ctrl-C ends it with the report:
 
         carpool watch rtsp://10.0.0.7/stream1 /dev/video0
 
-    A file with 'name address' lines keeps their passwords out of the list of processes:
+    Addresses from a file, which keeps passwords out of the process list:
 
         carpool watch --list cameras.txt --seconds 60
 
-    A frame that is read is sent, or dropped here because a newer one was there. One that is sent is answered
-    (computed, or from the server's cache), replaced by a newer one at the server, refused, or failed.
+    A frame is sent, or dropped here because a newer one was read. A sent frame is answered
+    (computed, or from the server's cache), replaced by a newer one at the server, rejected, or failed.
     """
 
     cameras: list[str] | None = o.argument(
@@ -65,22 +65,26 @@ class WatchVerb(o.AsksServer):
     )
     url: o.ServerUrl = o.DEFAULT_URL
     listed: Path | None = o.option(
-        None, "More cameras, 'name address' or 'address' a line.", name="--list", metavar="FILE"
+        None, "File with more cameras, 'name address' or 'address' per line.", name="--list", metavar="FILE"
     )
-    fps: float = o.option(5.0, "Frames a second of each camera.")
-    seconds: float | None = o.option(None, "Stop after so many. Default: when the videos end.")
-    loop: bool = o.option(False, "Play videos again when they end.")
-    at_once: int = o.option(3, "Frames of one camera under way; while it is so many, older ones are dropped.")
-    task: str = o.option("", "What to ask for; without it, what the model does.", _WHAT)
-    model: str = o.option("", "Which model is to answer; without it, the server's first.", _WHAT)
-    score: float | None = o.option(None, "Lowest score that counts.", _WHAT, min=0.0, max=1.0)
-    iou: float | None = o.option(None, "Overlap above which the weaker box goes.", _WHAT, min=0.0, max=1.0)
-    deadline_ms: float | None = o.option(None, "An answer that comes later than this is of no use.", _WHAT)
-    quality: int = o.option(90, "Of the JPEGs that are sent.", _WHAT, min=1, max=100)
+    fps: float = o.option(5.0, "Frames per second of each camera.")
+    seconds: float | None = o.option(None, "Stop after this many seconds. Default: when the videos end.")
+    loop: bool = o.option(False, "Repeat videos when they end.")
+    at_once: int = o.option(3, "Most concurrent frames per camera. Beyond it, older ones are dropped.")
+    task: str = o.option("", "The task. Default: the model's own.", _WHAT)
+    model: str = o.option("", "Model that answers. Default: the server's first.", _WHAT)
+    score: float | None = o.option(None, "Lowest score of a result.", _WHAT, min=0.0, max=1.0)
+    iou: float | None = o.option(
+        None, "Overlap (IoU) above which the box with the lower score is dropped.", _WHAT, min=0.0, max=1.0
+    )
+    deadline_ms: float | None = o.option(None, "Deadline of each frame, in ms.", _WHAT)
+    quality: int = o.option(90, "Quality of the JPEGs that are sent, 1 to 100.", _WHAT, min=1, max=100)
     out: Path | None = o.option(
-        None, "Write a video of each camera here, with the answers drawn in.", _WHERE, metavar="DIR"
+        None, "Folder for a video per camera, with the results drawn in.", _WHERE, metavar="DIR"
     )
-    jsonl: Path | None = o.option(None, "Write every answer here, one a line.", _WHERE, metavar="FILE")
+    jsonl: Path | None = o.option(
+        None, "File for all responses, one JSON object per line.", _WHERE, metavar="FILE"
+    )
 
     def run(self) -> int:
         """Exits with 1 if a camera could not be read, or nothing was answered."""
@@ -98,7 +102,7 @@ class WatchVerb(o.AsksServer):
             _show(report)
         silent = [one for one in report.cameras if one.state in ("broken", "lost") or not one.counts.read]
         for one in silent:
-            print(f"carpool: {one.address}: {one.why or 'no frame came'}", file=sys.stderr)
+            print(f"carpool: {one.address}: {one.why or 'no frame was received'}", file=sys.stderr)
         if not report.total.counts.answered:
             whys = sorted({one.why for one in report.cameras if one.why and one not in silent})
             print(": ".join(("carpool", "nothing was answered", *whys[:3])), file=sys.stderr)
@@ -216,10 +220,10 @@ def _lines() -> Callable[[WatchReport], None]:
             c = report.total.counts
             running = sum(one.state == "running" for one in report.cameras)
             print(
-                f"{report.seconds:.0f} s  {running} of {len(report.cameras)} cameras"
-                f"  {report.total.fps:.1f} answers/s  p99 {report.total.p99_ms:.0f} ms"
-                f"  cached {c.cached:,}  replaced {c.replaced:,}  refused {c.refused:,}"
-                f"  failed {c.failed:,}  dropped {c.dropped:,}",
+                f"{report.seconds:.0f} s  {running} of {len(report.cameras)} cameras  "
+                f"{report.total.fps:.1f} responses/s  p99 {report.total.p99_ms:.0f} ms  cached "
+                f"{c.cached:,}  replaced {c.replaced:,}  rejected {c.refused:,}  failed {c.failed:,}  "
+                f"dropped {c.dropped:,}",
                 file=sys.stderr,
                 flush=True,
             )
@@ -238,10 +242,9 @@ def _show(report: WatchReport) -> None:
     c = report.total.counts
     show.paragraph(
         f"{c.read:,} frames read in {report.seconds:.1f} s = {c.sent:,} sent + {c.dropped:,} dropped here. "
-        f"{c.sent:,} sent = {c.answered:,} answered + {c.replaced:,} replaced + {c.refused:,} refused"
-        f" + {c.failed:,} failed. "
-        f"{c.answered:,} answered = {c.computed:,} computed + {c.cached:,} from the cache. "
-        "p50 and p99 are ms from reading a frame to its answer.",
+        f"{c.sent:,} sent = {c.answered:,} answered + {c.replaced:,} replaced + {c.refused:,} rejected + "
+        f"{c.failed:,} failed. {c.answered:,} answered = {c.computed:,} computed + {c.cached:,} from the "
+        "cache. p50 and p99 are in ms, from reading a frame to its response.",
         "· ",
     )
     whys = sorted({one.why for one in report.cameras if one.why and one.counts.failed})

@@ -1,1 +1,1 @@
-"""For programs that ask a server: `carpool.Client`, and `carpool.AsyncClient` for asyncio."""
+"""Serves programs that ask a server: `carpool.Client`, and `carpool.AsyncClient` for asyncio."""

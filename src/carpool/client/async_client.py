@@ -1,4 +1,4 @@
-"""`carpool.AsyncClient`: the same as `Client`, for asyncio."""
+"""Implements `carpool.AsyncClient`: the same as `Client`, for asyncio."""
 
 from __future__ import annotations
 
@@ -80,8 +80,9 @@ class AsyncClient(ClientCore):
         errors: Literal["raise", "return"] = "raise",
         **options: object,
     ) -> AsyncIterator[Answer | CarpoolError]:
-        """The answers in the order of the pictures, which are taken as they are needed, `at_once` under way.
-        With `errors="return"`, what a picture failed with stands in its place, and the others go on."""
+        """Yields the answers in the order of the pictures, which are taken as they are needed, `at_once`
+        under way. With `errors="return"`, what a picture failed with stands in its place, and the others go
+        on."""
         asked = Asked(task, model if task else model or await self.first())
 
         async def ask(picture: Picture) -> Answer | CarpoolError:

@@ -1,4 +1,4 @@
-"""`carpool.Client`: a server asked from a program, over connections that are kept."""
+"""Implements `carpool.Client`: a server asked from a program, over connections that are kept."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BlockingCore(ClientCore):
 def blocking(
     method: Callable[Concatenate[ClientCore, Given], Coroutine[Any, Any, Value]],
 ) -> Callable[Concatenate[Client, Given], Value]:
-    """The same method, which returns when the answer is there."""
+    """Returns the same method, which returns when the answer is there."""
 
     @wraps(method)
     def asks(client: Client, /, *given: Given.args, **named: Given.kwargs) -> Value:
@@ -105,8 +105,8 @@ class Client:
         source: str = "",
         **options: object,
     ) -> TextStream:
-        """What `read` or `caption` answers, piece by piece while the model writes it. `timeout_s` is for each
-        piece. Not all models write: those that answer at once give one piece."""
+        """Returns what `read` or `caption` answers, piece by piece while the model writes it. `timeout_s` is
+        for each piece. Not all models write: those that answer at once give one piece."""
         asked = Asked(task, model, version, deadline_ms, source)
         return TextStream(run(self._core.begin_text(picture, asked, options)))
 
@@ -144,7 +144,8 @@ class Client:
         errors: Literal["raise", "return"] = "raise",
         **options: object,
     ) -> Iterator[Answer | CarpoolError]:
-        """The answers in the order of the pictures, which are taken as they are needed, `at_once` under way.
+        """Yields the answers in the order of the pictures, which are taken as they are needed, `at_once`
+        under way.
 
         With `errors="return"`, what a picture failed with stands in its place, and the others go on.
         """

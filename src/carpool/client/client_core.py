@@ -1,4 +1,5 @@
-"""What both clients are: the methods that ask one thing, as coroutines over either kind of connections."""
+"""Implements what both clients are: the methods that ask one thing, as coroutines over either kind of
+connections."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ class ClientCore:
         self._first_model = ""
 
     async def close(self) -> None:
-        """The connections. A client that is used again opens new ones."""
+        """Closes the connections. A client that is used again opens new ones."""
         await self.connections.close()
 
     # ---- one picture
@@ -66,8 +67,8 @@ class ClientCore:
         source: str = "",
         **options: object,
     ) -> Answer:
-        """What the model does, or this task; without either, what the first model does that was configured.
-        Options are those of the task, such as score and top_k."""
+        """Returns what the model does, or this task; without either, what the first model does that was
+        configured. Options are those of the task, such as score and top_k."""
         asked = Asked(task, model if task else model or await self.first(), version, deadline_ms, source)
         return await self.ask_picture(picture, asked, options, Answer)
 
@@ -193,7 +194,7 @@ class ClientCore:
         file_format: str = "jpeg",
         **options: object,
     ) -> bytes:
-        """The picture's file with the answer drawn in: jpeg, png or webp."""
+        """Returns the picture's file with the answer drawn in: jpeg, png or webp."""
         asked = Asked(task, model if task else model or await self.first())
         apart = self.runtime.apart
         return await self.ask(await apart(questions.ask_drawing, picture, asked, options, file_format))
@@ -260,7 +261,7 @@ class ClientCore:
             await self.runtime.sleep(wait)
 
     async def first(self) -> str:
-        """The model that answers pictures when none is named."""
+        """Returns the model that answers pictures when none is named."""
         if not self._first_model:
             self._first_model = await self.ask(questions.ask_first_model())
         return self._first_model

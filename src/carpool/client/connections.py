@@ -1,4 +1,5 @@
-"""The connections to one server, for both clients: one core of coroutines over two kinds of sockets.
+"""Implements the connections to one server, for both clients: one core of coroutines over two kinds of
+sockets.
 
 `AsyncClient` awaits these coroutines in its loop. `Client` runs them in the thread that asks (`run`): over a
 blocking socket no coroutine ever suspends, because every await returns when the socket's own call has.
@@ -34,24 +35,24 @@ def run(work: Coroutine[Any, Any, Value]) -> Value:
 
 
 class Stream(ByteReader, Protocol):
-    """A connection of either kind."""
+    """Represents a connection of either kind."""
 
     async def send(self, head: bytes, body: bytes | bytearray | memoryview) -> None:
         """A server that does not want the whole body may answer and close before its end: no error."""
 
     def is_quiet(self) -> bool:
-        """Whether it is open with nothing to read, so that another request can be sent."""
+        """Returns whether it is open with nothing to read, so that another request can be sent."""
 
     def close(self) -> None: ...
 
     def abort(self) -> None:
-        """As `close`, but what was written need not arrive."""
+        """Closes as `close` does, but what was written need not arrive."""
 
     async def closed(self) -> None: ...
 
 
 class Changing(Protocol):
-    """A condition of either kind: the part of `asyncio.Condition` that is used."""
+    """Defines a condition of either kind: the part of `asyncio.Condition` that is used."""
 
     async def __aenter__(self) -> None: ...
     async def __aexit__(self, kind: Any, error: Any, trace: Any, /) -> None: ...
@@ -60,7 +61,7 @@ class Changing(Protocol):
 
 
 class Runtime(Protocol):
-    """What the core asks of the loop, or of the thread, that it runs in."""
+    """Defines what the core asks of the loop, or of the thread, that it runs in."""
 
     async def connect(self, server: Server, timeout_s: float) -> Stream: ...
     def within(self, seconds: float) -> AbstractAsyncContextManager[object]: ...
@@ -118,7 +119,7 @@ class AsyncRuntime:
 
 
 class BlockingStream:
-    """A socket whose timeout is for each of its calls."""
+    """Wraps a socket whose timeout is for each of its calls."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
@@ -246,9 +247,9 @@ class Connections:
         except TimeoutError:
             raise server.too_slow(self.timeout_s) from None
         except OSError as error:
-            raise server.lost(f"no answer: {error.strerror or error}") from None
+            raise server.lost(f"no response: {error.strerror or error}") from None
         except (NotHttp, TooLong) as error:
-            raise server.lost(f"what answers there cannot be read: {error}") from None
+            raise server.lost(f"the response cannot be read: {error}") from None
 
     def _take(self) -> Stream | None:
         """One that the server has not closed meanwhile: a request that is lost cannot be sent again."""

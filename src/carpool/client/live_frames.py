@@ -17,7 +17,7 @@ PASSED_OVER = (Replaced, Refused, DeadlineExceeded)
 
 
 class Frame(NamedTuple):
-    """A picture of a live source, its number from 0, and what is in it."""
+    """Represents a picture of a live source, its number from 0, and what is in it."""
 
     number: int
     picture: Picture
@@ -119,7 +119,7 @@ class LiveFrames:
 async def each(
     items: Iterable[Picture] | AsyncIterable[Picture], *, blocking: bool = False
 ) -> AsyncIterator[Picture]:
-    """What comes, from either kind; a `blocking` one is asked in a thread."""
+    """Yields what comes, from either kind; a `blocking` one is asked in a thread."""
     if isinstance(items, AsyncIterable):
         async for item in items:
             yield item

@@ -63,7 +63,7 @@ Wanted = TypeVar("Wanted", bound=Answer)
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where a server is, and how the two know each other."""
+    """Describes where a server is, and how the two know each other."""
 
     url: str
     host: str
@@ -74,14 +74,14 @@ class Server:
 
     @property
     def where(self) -> str:
-        """For the Host field."""
+        """Returns the value for the Host field."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def lost(self, why: object) -> Unreachable:
-        return Unreachable(f"{self.url}: {why}; is the server running there?")
+        return Unreachable(f"{self.url}: {why}; is the server running?")
 
     def too_slow(self, seconds: float) -> Unreachable:
-        return Unreachable(f"{self.url}: no answer within {seconds:g} s", reason="timeout")
+        return Unreachable(f"{self.url}: no response within {seconds:g} s", reason="timeout")
 
 
 def find_server(
@@ -116,7 +116,7 @@ def find_server(
 
 @dataclass(frozen=True, slots=True)
 class Question(Generic[Value]):
-    """One request, and how its reply is read."""
+    """Describes one request, and how its reply is read."""
 
     path: str
     body: bytes | bytearray | memoryview
@@ -146,7 +146,8 @@ class Patience:
 
 
 def error_of(status: int, fields: Mapping[str, str], body: bytes) -> CarpoolError:
-    """With the server's own sentence and reason, and when to come back, where it says that."""
+    """Returns the error with the server's own sentence and reason, and when to come back, where it says
+    that."""
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -177,7 +178,7 @@ def error_of(status: int, fields: Mapping[str, str], body: bytes) -> CarpoolErro
 
 
 class Asked(NamedTuple):
-    """Of a picture, besides the picture."""
+    """Describes what is asked of a picture, besides the picture."""
 
     task: str = ""  # without, what the model does
     model: str = ""
@@ -193,14 +194,14 @@ def ask_picture(
     def read(reply: Reply) -> Wanted:
         answer = typed(read_document(reply), wanted)
         if not isinstance(answer, wanted):
-            raise InvalidInput(f"the server answered no {wanted.__name__.lower()}: {', '.join(answer)}")
+            raise InvalidInput(f"the response has no {wanted.__name__.lower()}: {', '.join(answer)}")
         return answer
 
     return _picture(picture, asked, options, "application/json", read)
 
 
 def ask_events(picture: Picture, asked: Asked, options: Mapping[str, object]) -> Question[Reply]:
-    """For an answer that comes in pieces."""
+    """Asks for an answer that comes in pieces."""
     return _picture(picture, asked, options, "text/event-stream", lambda reply: reply)
 
 
@@ -253,19 +254,19 @@ def read_document(reply: Reply) -> dict[str, Any]:
     except orjson.JSONDecodeError:
         document = None
     if not isinstance(document, dict):
-        raise Unreachable("what answers there is no Carpool server")
+        raise Unreachable("the server at this address is not Carpool")
     return document
 
 
 def ask_first_model() -> Question[str]:
-    """Which model answers pictures when none is named: the first that was configured."""
+    """Asks which model answers pictures when none is named: the first that was configured."""
 
     def read(reply: Reply) -> str:
         models = read_document(reply).get("x-carpool-models")
         if not isinstance(models, list):
-            raise Unreachable("what answers there is no Carpool server that takes pictures")
+            raise Unreachable("the server at this address is not a Carpool server that takes images")
         if not models:
-            raise NotFound("no model of this server takes pictures", reason="no-task")
+            raise NotFound("no model of this server takes images", reason="no-task")
         return str(models[0]["name"])
 
     return Question("/openapi.json", b"", {}, read, "GET")

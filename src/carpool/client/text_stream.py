@@ -17,7 +17,8 @@ from carpool.wire.http_reply import NotHttp, ReplyBody, TooLong
 
 
 class TextEvents:
-    """What the bytes of one reply say, from either kind of socket. A reply that is no stream is one piece."""
+    """Reads what the bytes of one reply say, from either kind of socket. A reply that is no stream is one
+    piece."""
 
     def __init__(self, server: Server, fields: Mapping[str, str]) -> None:
         self._server = server
@@ -30,10 +31,10 @@ class TextEvents:
         self.text = ""
 
     def feed(self, data: bytes) -> list[str]:
-        """The pieces that came with this. Raises what the server says has gone wrong."""
+        """Returns the pieces that came with this. Raises what the server says has gone wrong."""
         self._size += len(data)
         if self._size > MOST_REPLY_BYTES:
-            raise self._server.lost("the answer has no end")
+            raise self._server.lost("the response has no end")
         if self._events is None:
             self._whole += data
             return []
@@ -75,12 +76,12 @@ class TextEvents:
         except orjson.JSONDecodeError:
             document = None
         if not isinstance(document, dict):
-            raise self._server.lost("what answers there is no Carpool server")
+            raise self._server.lost("the server at this address is not Carpool")
         return document
 
 
 class Pieces:
-    """The pieces of one reply as they come, for either kind of stream."""
+    """Reads the pieces of one reply as they come, for either kind of stream."""
 
     def __init__(self, connections: Connections, stream: Stream, reply: ReplyBody) -> None:
         self.events = TextEvents(connections.server, reply.fields)
@@ -103,7 +104,7 @@ class Pieces:
             self._waiting += self.events.feed(data) if data else self.events.end()
         except TimeoutError:
             self.close()
-            raise lost("nothing more came in time") from None
+            raise lost("nothing more was received within the timeout") from None
         except (OSError, NotHttp, TooLong) as error:  # one that was closed meanwhile, too
             self.close()
             raise lost(f"the text broke off: {error}") from None
@@ -121,7 +122,7 @@ class Pieces:
 
 
 class _Said:
-    """What both kinds tell."""
+    """Holds what both kinds tell."""
 
     def __init__(self, pieces: Pieces) -> None:
         self._pieces = pieces
@@ -133,12 +134,13 @@ class _Said:
 
     @property
     def answer(self) -> Reading | None:
-        """As it is without a stream, with `text` and `finish_reason`; None before the end."""
+        """Returns the answer as it is without a stream, with `text` and `finish_reason`; None before the
+        end."""
         return self._pieces.events.answer
 
 
 class TextStream(_Said, Iterator[str]):
-    """Pieces of text as they come. A caller that stops early closes it, and the server stops writing:
+    """Yields pieces of text as they come. A caller that stops early closes it, and the server stops writing:
 
     with client.stream_text("line.png") as pieces:
         for piece in pieces:
@@ -163,7 +165,7 @@ class TextStream(_Said, Iterator[str]):
 
 
 class AsyncTextStream(_Said, AsyncIterator[str]):
-    """The same for asyncio: `async with` and `async for`."""
+    """Does the same for asyncio: `async with` and `async for`."""
 
     async def __anext__(self) -> str:
         piece = await self._pieces.next()

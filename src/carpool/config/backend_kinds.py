@@ -1,4 +1,4 @@
-"""What there is to run models with: one description of each backend, which everything else asks.
+"""Lists what there is to run models with: one description of each backend, which everything else asks.
 
 A description is data, so that settings can be checked where no runtime is installed; `home` names the module
 that does the work. A package adds a backend with an entry point in the group carpool.backends that leads to a
@@ -22,7 +22,7 @@ GROUP = "carpool.backends"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendKind:
-    """One backend.
+    """Represents one backend.
 
     `home` is a module with `load(config, version, placement)`, which makes an instance, and
     `read_signature(config, version)`. It may have `describe`, `devices` and `device_names` as well, for what
@@ -55,14 +55,15 @@ class BackendKind:
     table: bool = False  # its table in model.toml says that the model is for it
 
     def missing(self) -> str:
-        """A sentence where its package is not installed, else nothing. This is cheap: nothing is imported."""
+        """Returns a sentence where its package is not installed, else nothing. This is cheap: nothing is
+        imported."""
         if not self.imports or installed(self.imports):
             return ""
         told = f"'carpool[{self.extra}]'" if self.extra else self.package
         return f'the backend "{self.name}" needs {self.package}, which is not installed: pip install {told}'
 
     def module(self) -> Any:
-        """The code, imported now."""
+        """Returns the code, imported now."""
         if not self.home:
             served = ", ".join(sorted(kind.name for kind in kinds().values() if kind.home))
             raise Unsupported(f'there is no backend "{self.name}" yet; there are {served}')
@@ -201,7 +202,8 @@ _BUILT_IN = (
 
 @cache
 def kinds() -> Mapping[str, BackendKind]:
-    """All of them by name: those of this package first, then those of others, which can replace none."""
+    """Returns all of them by name: those of this package first, then those of others, which can replace
+    none."""
     found = {kind.name: kind for kind in _BUILT_IN}
     for point in entry_points(group=GROUP):
         try:
@@ -225,7 +227,7 @@ def kind_of(backend: str | None) -> BackendKind:
 
 
 def files_of(backend: str | None) -> tuple[str, ...]:
-    """The names of files that are looked for: those of one backend, or of every one."""
+    """Returns the names of files that are looked for: those of one backend, or of every one."""
     asked = [kind for kind in _looked_for() if backend in (None, kind.name)]
     own = tuple(f"model{suffix}" for kind in asked for suffix in kind.at_home)
     return own if own or backend is None else tuple(f"model{s}" for kind in asked for s in kind.suffixes)

@@ -16,7 +16,8 @@ def _key(default: Any, *choices: str, **said: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """`exact`: the same request again. `similar`: a picture of the same source that shows the same scene."""
+    """Holds `exact`: the same request again; and `similar`: a picture of the same source that shows the same
+    scene. `similar`: a picture of the same source that shows the same scene."""
 
     exact: bool = True
     ttl_s: float = _key(60.0, within=(0, _DAY_S), above=True)

@@ -1,4 +1,5 @@
-"""`[drift]` of model.toml: what of the traffic is looked at, and from when on it is told to have changed."""
+"""Reads `[drift]` of model.toml: what of the traffic is looked at, and from when on it is told to have
+changed."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ LEAST_HOURS, MOST_HOURS = 0.01, 24 * 90.0
 
 @dataclass(frozen=True, slots=True)
 class UncertainSettings:
-    """Which pictures are kept for somebody to label: those with a score in this range, or whose two best
-    classes are no further apart than the margin. Without a folder none is."""
+    """Defines which pictures are kept for somebody to label: those with a score in this range, or whose two
+    best classes are no further apart than the margin. Without a folder none is."""
 
     folder: str = ""
     score: tuple[float, float] = (0.3, 0.5)
@@ -31,7 +32,7 @@ class DriftSettings:
 
     @property
     def learn_s(self) -> float:
-        """For how long a reference is learned, when there is none."""
+        """Returns for how long a reference is learned, when there is none."""
         return (hours_of(self.reference) or 24.0) * 3600.0
 
     @property
@@ -40,6 +41,6 @@ class DriftSettings:
 
 
 def hours_of(text: str) -> float | None:
-    """Of `first-24h`, if it is that."""
+    """Returns the hours of `first-24h`, if it is that."""
     found = _HOURS.fullmatch(text)
     return float(found[1]) if found and LEAST_HOURS <= float(found[1]) <= MOST_HOURS else None

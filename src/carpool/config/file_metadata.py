@@ -1,5 +1,5 @@
-"""What stands in a model's file, or beside it, about what the model is for. Nothing is run, and every length
-is bounded: files come from strangers.
+"""Reads what stands in a model's file, or beside it, about what the model is for. Nothing is run, and every
+length is bounded: files come from strangers.
 
 ONNX files hold pairs of texts in the protobuf field metadata_props, TorchScript archives hold files under
 extra/. Exports of transformers and timm have their settings in JSON files beside the weights.

@@ -1,4 +1,4 @@
-"""What tells whether a model's files have changed, and whether two models are made of the same."""
+"""Tells whether a model's files have changed, and whether two models are made of the same."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ of onnxruntime the devices count; of a pipeline, what front ends are told of it.
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Of one model. Settings are compared by what they say; their stamp only tells that they were touched."""
+    """Describes the files of one model. Settings are compared by what they say; their stamp only tells that
+    they were touched."""
 
     settings: Stamps = ()
     shared: Stamps = ()  # files of all versions: labels, modules beside them
@@ -52,7 +53,8 @@ class Fingerprint:
 
 
 def take_fingerprint(place: Path) -> Fingerprint:
-    """Of the model in this folder or file; an empty one where there is none. Links are followed."""
+    """Returns the fingerprint of the model in this folder or file; an empty one where there is none. Links
+    are followed."""
     if place.is_dir():
         return Fingerprint(
             _stamps(place, _settings(place)),
@@ -66,7 +68,7 @@ def take_fingerprint(place: Path) -> Fingerprint:
 
 
 def beside(file: Path) -> Stamps:
-    """A file and its neighbours: all that a model which is opened by this file can be made of."""
+    """Returns a file and its neighbours: all that a model which is opened by this file can be made of."""
     others = (path for path in _listed(file.parent) if path.suffix != COMPILED)
     return _stamps(file.parent, (path for path in others if path.is_file()))
 
@@ -90,8 +92,8 @@ def whole_digest(file: Path, folder: Path) -> str:
 
 
 def settings_of_answers(config: ModelConfig) -> dict[str, Any]:
-    """Of a model's settings, what its answers can follow from: equal for replicas that were measured to run
-    best with other instances or threads."""
+    """Returns, of a model's settings, what its answers can follow from: equal for replicas that were measured
+    to run best with other instances or threads."""
     said = {each.name: getattr(config, each.name) for each in fields(config)}
     for name in CHANGES_NO_ANSWER:
         del said[name]
@@ -116,7 +118,7 @@ def _settings(folder: Path) -> list[Path]:
 
 
 def _shared(folder: Path) -> Iterator[Path]:
-    """Files of all versions."""
+    """Yields the files of all versions."""
     return _files(folder, leave_out={*_versions(folder).values(), *_settings(folder)})
 
 
@@ -134,14 +136,14 @@ def _stamps(home: Path, paths: Iterable[Path]) -> Stamps:
             continue  # gone since it was listed, or a link to nothing
         found.append((os.path.relpath(path, home), status.st_size, status.st_mtime_ns, status.st_ino))
         if len(found) > MAX_FILES:
-            raise ConfigError(f"{home}: more than {MAX_FILES} files, which no model has")
+            raise ConfigError(f"{home}: more than {MAX_FILES} files, too many for a model")
     return tuple(sorted(found))
 
 
 def _files(folder: Path, depth: int = 0, leave_out: Collection[Path] = ()) -> Iterator[Path]:
-    """Every file below, without hidden ones and what Python leaves behind when it imports."""
+    """Yields every file below, without hidden ones and what Python leaves behind when it imports."""
     if depth > _MAX_DEPTH:
-        raise ConfigError(f"{folder}: more than {_MAX_DEPTH} folders deep, which no model is")
+        raise ConfigError(f"{folder}: more than {_MAX_DEPTH} folders deep, too deep for a model")
     for path in _listed(folder):
         if path in leave_out or path.name.startswith(".") or path.name == "__pycache__":
             continue

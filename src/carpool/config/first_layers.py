@@ -92,7 +92,7 @@ def _judge(nodes: Sequence[_Node], constants: Mapping[str, Numbers], name: str) 
 
 
 def _step(node: _Node, constants: Mapping[str, Numbers], name: str) -> tuple[Numbers, Numbers] | None:
-    """Of one layer: what it multiplies with, and what it adds."""
+    """Returns, of one layer, what it multiplies with, and what it adds."""
     one, nothing = np.ones(1), np.zeros(1)
     if node.op in _PASS:
         return one, nothing
@@ -131,7 +131,7 @@ def _range(gain: Numbers, bias: Numbers) -> str | None:
 
 
 def _quantised(node: _Node, constants: Mapping[str, Numbers]) -> FirstLayers | None:
-    """The whole numbers of an input that is quantised stand for what it was calibrated with."""
+    """Returns what the whole numbers of an input that is quantised stand for: what it was calibrated with."""
     scale = constants.get(node.inputs[1]) if len(node.inputs) > 1 else None
     zero = constants.get(node.inputs[2]) if len(node.inputs) > 2 else np.zeros(1)
     if scale is None or zero is None or scale.size != 1 or zero.size != 1:
@@ -140,7 +140,8 @@ def _quantised(node: _Node, constants: Mapping[str, Numbers]) -> FirstLayers | N
 
 
 def calibrated(scale: float, zero: float) -> FirstLayers | None:
-    """From the scale and the zero point of an input in 8 bits, whose lowest value is 0 or -128."""
+    """Computes the layers from the scale and the zero point of an input in 8 bits, whose lowest value is 0 or
+    -128."""
     for lowest in (0, -128):
         low, high = scale * (lowest - zero), scale * (lowest + 255 - zero)
         for takes, (begin, end) in {BYTES: (0, 255), FRACTIONS: (0, 1), SYMMETRIC: (-1, 1)}.items():
@@ -180,7 +181,7 @@ def _attribute(node: _Node, said: Mapping[int, bytes]) -> None:
 
 
 def _tensor(data: bytes) -> tuple[str, Numbers | None]:
-    """The name, and the numbers if they stand here in a datatype that is known."""
+    """Returns the name, and the numbers if they stand here in a datatype that is known."""
     name, kind, raw, listed = "", 0, b"", b""
     for number, value in fields_in(data):
         if number == 8:

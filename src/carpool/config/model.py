@@ -1,4 +1,4 @@
-"""What is known about one model before its file is opened. Plain data; durations are seconds."""
+"""Describes what is known about one model before its file is opened. Plain data; durations are seconds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DYNAMIC = -1  # a dimension that differs from request to request
 
 
 class Mode(enum.StrEnum):
-    """Who decides when a batch leaves."""
+    """Names who decides when a batch leaves."""
 
     PROMISE = "promise"
     KNOBS = "knobs"
@@ -36,7 +36,7 @@ TASK_GROUP = "carpool.tasks"
 
 
 class Task(enum.StrEnum):
-    """Those of this package."""
+    """Names the tasks of this package."""
 
     CLASSIFY = "classify"
     DETECT = "detect"
@@ -113,8 +113,8 @@ VersionPolicy = LatestVersions | AllVersions | SpecificVersions
 
 
 def _key(default: Any, *choices: str, **said: Any) -> Any:
-    """`within`: the least, which `above` leaves out itself, and the most; `resize`: the only ways to resize
-    that it goes with; `pattern` and `form`: of a text, and how a message names that."""
+    """Declares a key, with `within`: the least, which `above` leaves out itself, and the most; `resize`: the
+    only ways to resize that it goes with; `pattern` and `form`: of a text, and how a message names that."""
     return field(default=default, metadata={"choices": choices, **said})
 
 
@@ -139,7 +139,7 @@ _CURVE = rf"\s*{_NUMBER}\s*\+\s*{_NUMBER}\s*|\s*\d{{1,5}}:{_NUMBER}(?:\s*,\s*\d{
 
 @dataclass(frozen=True, slots=True)
 class ImageSettings:
-    """How a picture becomes the model's input: (pixel × scale − mean) ÷ std."""
+    """Describes how a picture becomes the model's input: (pixel × scale − mean) ÷ std."""
 
     size: tuple[int, int] | None = _key(
         None, within=(1, MAX_SIDE)
@@ -166,7 +166,7 @@ KEPT = "kept"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxSettings:
-    """Which of the boxes that a model finds are answered."""
+    """Decides which of the boxes that a model finds are answered."""
 
     score: float = _key(0.25, within=(0, 1))
     iou: float = _key(0.45, within=(0, 1))
@@ -208,7 +208,7 @@ class SegmentSettings(BoxSettings):
 
 @dataclass(frozen=True, slots=True)
 class PoseSettings(BoxSettings):
-    """Boxes with keypoints, each x, y and how sure that is (3 numbers), or x and y alone (2)."""
+    """Describes boxes with keypoints, each x, y and how sure that is (3 numbers), or x and y alone (2)."""
 
     format: str | None = _key(None, *_HEADS)
     # how many, and how many numbers each
@@ -217,7 +217,7 @@ class PoseSettings(BoxSettings):
 
 @dataclass(frozen=True, slots=True)
 class ObbSettings(BoxSettings):
-    """Boxes with an angle."""
+    """Describes boxes with an angle."""
 
     format: str | None = _key(None, *_HEADS)
 
@@ -234,8 +234,9 @@ class EmbedSettings:
 
 @dataclass(frozen=True, slots=True)
 class TextRegionsSettings:
-    """How maps of text become quadrilaterals. Format "db": one map of probabilities, whose regions are
-    smaller than the text. Format "lines": the middle of each line, and how far its top and its bottom are."""
+    """Describes how maps of text become quadrilaterals. Format "db": one map of probabilities, whose regions
+    are smaller than the text. Format "lines": the middle of each line, and how far its top and its bottom
+    are."""
 
     format: str | None = _key(None, "db", "lines")
     threshold: float = _key(0.3, within=(0, 1))  # of a pixel
@@ -247,7 +248,7 @@ class TextRegionsSettings:
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
-    """How a row of character values becomes text (CTC)."""
+    """Describes how a row of character values becomes text (CTC)."""
 
     alphabet: str | None = _key(None)  # the characters in order; None: the labels, or what the file says
     blank: str = _key("first", "first", "last")  # where the class stands that is no character
@@ -274,7 +275,8 @@ MAX_SLOTS = 1024
 
 @dataclass(frozen=True, slots=True)
 class GenerateSettings:
-    """A model that writes its answer token by token, many answers at once, each in a slot of its own."""
+    """Describes a model that writes its answer token by token, many answers at once, each in a slot of its
+    own."""
 
     family: str | None = _key(None, "line_reader", "trocr")  # None: told from the files
     max_tokens: int = _key(128, within=(1, MAX_TOKENS))  # of an answer; a request may ask for fewer
@@ -288,7 +290,7 @@ _DEVICE_FORM = '"auto", "cpu", "cuda" or like "cuda:1"'
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """The decoders of a model that writes, apart from its encoders."""
+    """Describes the decoders of a model that writes, apart from its encoders."""
 
     instances: int = _key(1, within=(1, MAX_POOL))
     device: str = _key("auto", pattern=_DEVICE, form=_DEVICE_FORM)  # "auto": the model's
@@ -296,7 +298,7 @@ class PoolSettings:
 
 @dataclass(frozen=True, slots=True)
 class EncoderSettings(PoolSettings):
-    """The same of its encoders."""
+    """Describes the same of its encoders."""
 
     own_process: bool = _key(False)  # true is refused: processes of their own were removed
 
@@ -310,7 +312,7 @@ class OnnxruntimeSettings:
 
 @dataclass(frozen=True, slots=True)
 class PytorchSettings:
-    """How a PyTorch model runs. After `backends.describe` nothing is left to "auto" or None."""
+    """Describes how a PyTorch model runs. After `backends.describe` nothing is left to "auto" or None."""
 
     # "cuda" is every GPU, "cuda:1" one
     device: str = _key("auto", pattern=_DEVICE, form=_DEVICE_FORM)
@@ -330,8 +332,8 @@ class PytorchSettings:
 
 @dataclass(frozen=True, slots=True)
 class EnsembleStep:
-    """One model of an ensemble. `inputs` and `outputs` are pairs: the model's own name, and the tensor of the
-    ensemble that it is read from or written to."""
+    """Represents one model of an ensemble. `inputs` and `outputs` are pairs: the model's own name, and the
+    tensor of the ensemble that it is read from or written to."""
 
     model: str
     version: int  # -1: the newest
@@ -352,7 +354,7 @@ def eager_policy() -> Knobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The settings of one model, whichever file they came from.
+    """Holds the settings of one model, whichever file they came from.
 
     `max_batch` None means that the model has not been read yet, and 0 that its tensors have no batch
     dimension. `policy.max_batch` follows it and is 1 for both.
@@ -410,7 +412,7 @@ class ModelConfig:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The models that are its steps, in their order."""
+        """Returns the models that are its steps, in their order."""
         steps = self.ensemble or self.pipeline
         return () if steps is None else tuple(step.model for step in steps.steps)
 

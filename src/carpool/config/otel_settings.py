@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class OtelSettings:
-    """All that is needed to make spans and to send them."""
+    """Holds all that is needed to make spans and to send them."""
 
     url: str = field(repr=False)
     sample: float = USUAL_SAMPLE  # of the requests whose callers have not decided
@@ -89,7 +89,7 @@ def read_otel(settings: ServerSettings, environ: Mapping[str, str] | None = None
 
 
 def otel_warning(settings: ServerSettings, environ: Mapping[str, str] | None = None) -> str:
-    """What to tell whoever starts a server whose environment asks for spans that it cannot make."""
+    """Returns what to tell whoever starts a server whose environment asks for spans that it cannot make."""
     environ = os.environ if environ is None else environ
     if settings.otlp_endpoint or not _url(settings, environ) or not package_is_missing():
         return ""
@@ -122,7 +122,7 @@ def _url(settings: ServerSettings, environ: Mapping[str, str]) -> str:
 
 
 def _sampler(environ: Mapping[str, str]) -> tuple[bool, float]:
-    """Whether callers decide, and how many of the others have spans."""
+    """Returns whether callers decide, and how many of the others have spans."""
     variable = "OTEL_TRACES_SAMPLER"
     name = environ.get(variable, "")
     if not name:

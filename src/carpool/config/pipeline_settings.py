@@ -1,4 +1,5 @@
-"""What `pipeline.toml` says, as plain data: models as steps, what goes from one to the next, and the answer.
+"""Holds what `pipeline.toml` says, as plain data: models as steps, what goes from one to the next, and the
+answer.
 
 config/pipeline_toml.py reads it, and says what is wrong with it by itself; pipelines/picture_graph.py what is
 wrong with it beside its models.
@@ -23,7 +24,7 @@ LATE = (REFUSE, WITHOUT)
 
 @dataclass(frozen=True, slots=True)
 class StepKeepSettings:
-    """Which of the things that a step finds are answered and handed on, the best first."""
+    """Decides which of the things that a step finds are answered and handed on, the best first."""
 
     labels: tuple[str, ...] = ()  # none: all
     score: float = 0.0
@@ -32,7 +33,7 @@ class StepKeepSettings:
 
 @dataclass(frozen=True, slots=True)
 class CropSettings:
-    """How a part of the picture becomes a picture of its own."""
+    """Describes how a part of the picture becomes a picture of its own."""
 
     pad: float = 0.0  # on every side, as a share of the box's own
     square: bool = False
@@ -79,13 +80,13 @@ class PipelineSettings:
         return next(number for number, step in enumerate(self.steps) if step.name == name)
 
     def at(self, number: int) -> str:
-        """Where the model of a step is named."""
+        """Returns where the model of a step is named."""
         step = self.steps[number]
         return f"{self.file}:{step.line}: step {step.name}.model"
 
 
 def read_document(document: Mapping[str, Any]) -> PipelineSettings:
-    """What `dataclasses.asdict` made of one, through JSON."""
+    """Reads what `dataclasses.asdict` made of one, through JSON."""
     steps = []
     for step in document["steps"]:
         keep, crop = step["keep"], step["crop"]

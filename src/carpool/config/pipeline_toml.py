@@ -1,4 +1,4 @@
-"""`pipeline.toml` → settings, or an error that names the file, the line and the nearest key.
+"""Reads `pipeline.toml`, or raises an error that names the file, the line and the nearest key.
 
 The file is a user's: how many steps there are, how many crops a picture becomes and how large it is kept are
 all bounded here, before anything is loaded for it.
@@ -49,10 +49,10 @@ KEYS: Mapping[str, tuple[str, ...]] = {
 """Every key, by table; the tests hold the reference in docs/ against this list."""
 
 _OF_MODELS: Mapping[str, str] = {
-    **dict.fromkeys(("cache", "response_cache"), "its answers are not kept, nor are those of its steps"),
+    **dict.fromkeys(("cache", "response_cache"), "neither its responses nor those of its steps are cached"),
     **dict.fromkeys(("rollout", "registry"), "roll out the models that are its steps"),
-    "sequences": "its steps take pictures one by one",
-    "decoupled": "it gives one answer to a picture",
+    "sequences": "its steps take images one by one",
+    "decoupled": "it gives one response per image",
     "generate": "none of its steps writes token by token",
 }
 """Settings of models that are refused with a reason."""
@@ -104,7 +104,7 @@ class _Lines:
                 self._found.setdefault((table, key[1]), number)
 
     def at(self, path: str, key: str) -> int:
-        """That of the key, or of the table that it should be in."""
+        """Returns the line of the key, or of the table that it should be in."""
         owner, _, inner = path.rpartition(".")
         places = ((path, key), (owner, inner), (path, ""), (owner, ""))
         return next((self._found[place] for place in places if place in self._found), 1)
@@ -112,7 +112,7 @@ class _Lines:
 
 @dataclass(frozen=True, slots=True)
 class _LinedTable(TomlTable):
-    """A table whose messages say the line."""
+    """Represents a table whose messages say the line."""
 
     lines: _Lines
 
@@ -138,7 +138,7 @@ def _part(file: str, path: str, section: str, data: object, lines: _Lines) -> _L
 
 
 def read_pipeline(path: Path, name: str) -> ModelConfig:
-    """The settings of the pipeline in this file, which has its folder's name."""
+    """Returns the settings of the pipeline in this file, which has its folder's name."""
     return pipeline_config(rules.read_settings(path), path, name)
 
 
@@ -154,7 +154,7 @@ def pipeline_config(text: str, path: Path, name: str) -> ModelConfig:
     policy: Promise | Knobs = eager_policy() if slo_ms is None else Promise(slo_ms / 1e3, 1)
     may_grow = top.flag("slo_may_grow")
     if may_grow and slo_ms is None:
-        raise top.error("slo_may_grow", "needs slo_ms: without a promise nothing can grow")
+        raise top.error("slo_may_grow", "needs slo_ms: without an SLO there is nothing to raise")
     versions: VersionPolicy = read_versions(top)
     return ModelConfig(
         name=rules.check_name(name, str(path)),
@@ -181,7 +181,7 @@ def _settings(top: _LinedTable, name: str) -> PipelineSettings:
     names = [step.name for step in steps]
     for table, step in zip(tables, steps, strict=True):
         if names.count(step.name) > 1:
-            raise table.error("name", f"{rules.shown(step.name)} is there twice")
+            raise table.error("name", f"{rules.shown(step.name)} is given twice")
         if step.each is not None and step.each[0] not in names:
             said = f"there is no step {rules.shown(step.each[0])}; {rules.nearest(step.each[0], names)}"
             raise table.error("each", said)
@@ -209,14 +209,16 @@ def _step(table: _LinedTable, pipeline: str) -> PipelineStep:
         raise table.error("name" if not name else "model", "is missing")
     if not _NAME.fullmatch(name) or name in _RESERVED:
         why = (
-            "stands in answers already" if name in _RESERVED else "must be a letter, then letters and digits"
+            "is already a field of responses"
+            if name in _RESERVED
+            else "must be a letter, then letters and digits"
         )
         raise table.error("name", f"{rules.shown(name)} {why}")
     if model == pipeline:
         raise table.error("model", f"{rules.shown(model)} is the pipeline itself")
     each = _each(table)
     if each is None and table.has("crop"):
-        raise table.error("crop", 'needs each, like "find.boxes": without it a step sees the whole picture')
+        raise table.error("crop", 'needs each, like "find.boxes": without it a step sees the whole image')
     return PipelineStep(
         name,
         model,
@@ -294,7 +296,7 @@ def _check_cascade(tables: list[_LinedTable], steps: tuple[PipelineStep, ...]) -
         said = f"there is no other step {rules.shown(big.escalate.source)}; "
         raise table.part("escalate").error("from", said + rules.nearest(big.escalate.source, others))
     if len(steps) != 2 or len(asked) > 1 or any(step.each is not None for step in steps):
-        raise table.error("escalate", "is for two steps, a cheap and a big one, that see the whole picture")
+        raise table.error("escalate", "needs two steps, a cheap and a large one, that see the whole image")
     return big
 
 
@@ -310,8 +312,8 @@ def _check_order(tables: list[_LinedTable], steps: tuple[PipelineStep, ...]) -> 
 
 
 def _answer(table: _LinedTable, steps: tuple[PipelineStep, ...], big: PipelineStep | None) -> tuple[str, ...]:
-    """A step that sees the whole picture; the first of them, if nobody says. Of a cascade, the big model's
-    answer if there is one, and else the cheap one's."""
+    """Returns a step that sees the whole picture; the first of them, if nobody says. Of a cascade, the big
+    model's answer if there is one, and else the cheap one's."""
     whole = [step.name for step in steps if step.each is None]
     text = table.text("from")
     if big is not None and big.escalate is not None:
@@ -349,7 +351,7 @@ def _check_attached(table: _LinedTable, steps: tuple[PipelineStep, ...], answer:
 
 
 def pipeline_document(settings: PipelineSettings) -> dict[str, Any]:
-    """For clients that read a model's settings."""
+    """Returns the settings for clients that read a model's settings."""
     return {
         "step": [
             {

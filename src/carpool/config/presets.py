@@ -1,4 +1,5 @@
-"""How libraries make tensors of pictures, by name; and what the command line says about a model's pictures.
+"""Describes how libraries make tensors of pictures, by name; and what the command line says about a model's
+pictures.
 
 A preset is a set of fields of [image]. The settings can replace each of them.
 """
@@ -54,7 +55,7 @@ def preset_fields(preset: str, task: str | None = None) -> dict[str, Any]:
 
 
 def said_of_pixels(config: ModelConfig) -> dict[str, Any]:
-    """The fields of [image] about pixels that the settings give, which may be the usual ones."""
+    """Returns the fields of [image] about pixels that the settings give, which may be the usual ones."""
     image, plain, keys = config.image or ImageSettings(), ImageSettings(), config.image_keys
     if keys is None:
         keys = tuple(name for name in PIXELS if getattr(image, name) != getattr(plain, name))
@@ -73,7 +74,7 @@ def replaced(found: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any
 
 
 def with_preset(config: ModelConfig) -> ModelConfig:
-    """The same settings, whose [image] has the values of their preset where it says nothing else."""
+    """Returns the same settings, whose [image] has the values of their preset where it says nothing else."""
     if config.preset is None:
         return config
     said = said_of_pixels(config)

@@ -13,8 +13,9 @@ _FIXED = {_EIGHT: 8, _FOUR: 4}
 
 
 def walk(data: BinaryIO, size: int) -> Iterator[tuple[int, int]]:
-    """The number of each field and its length, of a message of so many bytes. `data` stands at its value, of
-    which the caller may read as much as it likes. Numbers are left out. ValueError: this is no message."""
+    """Yields the number of each field and its length, of a message of so many bytes. `data` stands at its
+    value, of which the caller may read as much as it likes. Numbers are left out. ValueError: this is no
+    message."""
     end = data.tell() + size
     for _ in range(_MOST_FIELDS):
         if data.tell() >= end:
@@ -25,7 +26,7 @@ def walk(data: BinaryIO, size: int) -> Iterator[tuple[int, int]]:
             continue
         length = read_varint(data) if kind == _LENGTH else _FIXED.get(kind)
         if length is None or length > end - data.tell():
-            raise ValueError("this is no protobuf message")
+            raise ValueError("this is not a protobuf message")
         after = data.tell() + length
         if kind == _LENGTH:
             yield number, length
@@ -33,7 +34,8 @@ def walk(data: BinaryIO, size: int) -> Iterator[tuple[int, int]]:
 
 
 def fields_in(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The number and the bytes of each field of a small message; those of a varint as they stand there."""
+    """Yields the number and the bytes of each field of a small message; those of a varint as they stand
+    there."""
     view = io.BytesIO(data)
     while view.tell() < len(data):
         number, kind = divmod(read_varint(view), 8)
@@ -44,7 +46,7 @@ def fields_in(data: bytes) -> Iterator[tuple[int, bytes]]:
             continue
         length = read_varint(view) if kind == _LENGTH else _FIXED.get(kind)
         if length is None or length > len(data) - view.tell():
-            raise ValueError("this is no protobuf message")
+            raise ValueError("this is not a protobuf message")
         yield number, view.read(length)
 
 
@@ -57,4 +59,4 @@ def read_varint(data: BinaryIO) -> int:
         value |= (byte[0] & 0x7F) << shift
         if byte[0] < 0x80:
             return value
-    raise ValueError("this is no protobuf message")
+    raise ValueError("this is not a protobuf message")

@@ -1,4 +1,4 @@
-"""Where a Redis server is: `redis://`, `rediss://` and `unix://`, as its own clients write it."""
+"""Reads where a Redis server is: `redis://`, `rediss://` and `unix://`, as its own clients write it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def read_redis_url(text: str, field: str = "cache_url") -> RedisUrl:
 
 
 def _options(parts: SplitResult, field: str) -> dict[str, str]:
-    """Those after the question mark, by the names that redis-py has for them."""
+    """Returns those after the question mark, by the names that redis-py has for them."""
     known = ("db", "ssl_ca_certs") if parts.scheme == "rediss" else ("db",)
     found = dict(parse_qsl(parts.query, keep_blank_values=True))
     for name in found:

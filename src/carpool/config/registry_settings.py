@@ -1,5 +1,5 @@
-"""The table [registry] of a model.toml: which addresses the model's versions come from; and the file in the
-model's folder that says which of them are served."""
+"""Reads the table [registry] of a model.toml: which addresses the model's versions come from; and the file in
+the model's folder that says which of them are served."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _address(default: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class RegistrySettings:
-    """Where a model's versions come from."""
+    """Describes where a model's versions come from."""
 
     stable: str = _address("")
     candidate: str = _address("")  # what it points to is rolled out, if that differs
@@ -54,7 +54,7 @@ def is_address(text: str) -> bool:
 
 
 def read_state(folder: Path) -> Mapping[str, Any]:
-    """What is known of the registry in a model's folder; nothing, if it was never asked."""
+    """Returns what is known of the registry in a model's folder; nothing, if it was never asked."""
     try:
         with (folder / STATE_FILE).open("rb") as file:
             document = json.loads(file.read(_MOST_STATE))
@@ -64,7 +64,7 @@ def read_state(folder: Path) -> Mapping[str, Any]:
 
 
 def served_versions(folder: Path) -> tuple[int, ...]:
-    """Those that are to be served, of the ones that lie in the folder."""
+    """Returns those that are to be served, of the ones that lie in the folder."""
     versions = read_state(folder).get("serve")
     if not isinstance(versions, list):
         return ()

@@ -1,4 +1,4 @@
-"""Addresses of repositories that lie elsewhere: s3://bucket/models and its like."""
+"""Reads addresses of repositories that lie elsewhere: s3://bucket/models and its like."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HUB = re.compile(r"hf:([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?:@[\w.-]+)?)")  #
 
 
 def remote_address(path: Path | str) -> str | None:
-    """The address that a path of the command line is, if it is one. As a path it has lost a slash."""
+    """Returns the address that a path of the command line is, if it is one. As a path it has lost a slash."""
     hub = _HUB.fullmatch(str(path))
     if hub is not None:
         return f"hf://{hub[1]}"
@@ -21,6 +21,7 @@ def remote_address(path: Path | str) -> str | None:
 
 
 def shown_address(address: str) -> str:
-    """Without a user's name, a password and a query, which may be a signature: fit for logs."""
+    """Returns the address without a user's name, a password and a query, which may be a signature: fit for
+    logs."""
     parts = urlsplit(address)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

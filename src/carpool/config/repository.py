@@ -1,4 +1,4 @@
-"""Paths from the command line → the models to serve, with the versions chosen and every file found."""
+"""Finds the models to serve at paths from the command line, with the versions chosen and every file found."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ModelVersion:
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """One model to serve. `config.backend` and `config.file` are what was found, versions rise."""
+    """Represents one model to serve. `config.backend` and `config.file` are what was found, versions rise."""
 
     config: ModelConfig
     versions: tuple[ModelVersion, ...]
@@ -72,7 +72,7 @@ def find_models(
     some: bool = True,
     mistakes: dict[str, ConfigError] | None = None,
 ) -> tuple[list[ModelSource], list[str]]:
-    """Every model under these paths (repositories, model folders or model files) and the warnings.
+    """Returns every model under these paths (repositories, model folders or model files) and the warnings.
 
     With `only`, the models of these names; without `some`, a repository may be empty. `mistakes` gets what is
     wrong with single models, by name, which otherwise is raised.
@@ -112,7 +112,9 @@ def find_places(
             under = _places_under(path, names)
             if path.is_dir() and not is_model_folder(path):
                 strays = ", ".join(f.name for f in _folders(path) if not is_model_folder(f))
-                warnings += [f"{path}: ignored, since no model is in them: {strays}"] if strays else []
+                warnings += (
+                    [f"{path}: these folders have no model and are ignored: {strays}"] if strays else []
+                )
         if some and not under:
             looked = ", ".join((PBTXT, TOML, PIPELINE_TOML, *files_of(None)))
             raise ConfigError(f"{path}: no models: looked for {looked} and numbered version folders")
@@ -138,7 +140,7 @@ def _places_under(path: Path, names: Mapping[Path, str]) -> dict[str, Path]:
 
 
 def _bare_files(folder: Path) -> list[Path]:
-    """Model files side by side, each of which is a model of its own."""
+    """Returns model files side by side, each of which is a model of its own."""
     return [
         file
         for file in sorted(folder.iterdir())
@@ -171,8 +173,8 @@ def _full(path: Path) -> Path:
 
 
 def is_model_folder(path: Path) -> bool:
-    """True for a folder with settings, a model file or numbered versions directly inside; and for one that
-    is a model: TensorFlow's, or one of transformers."""
+    """Returns True for a folder with settings, a model file or numbered versions directly inside; and for one
+    that is a model: TensorFlow's, or one of transformers."""
     if any((path / name).exists() for name in (PBTXT, TOML, PIPELINE_TOML, *files_of(None))):
         return True
     if _as_a_whole(path) is not None:
@@ -181,7 +183,8 @@ def is_model_folder(path: Path) -> bool:
 
 
 def _as_a_whole(folder: Path) -> tuple[Path, str] | None:
-    """The file to open and the backend, where a folder is one model by the names of what lies in it."""
+    """Returns the file to open and the backend, where a folder is one model by the names of what lies in
+    it."""
     if (folder / WEIGHTS).is_file() and (folder / _ARCHITECTURE).is_file():
         return folder / WEIGHTS, _TRANSFORMERS
     for kind in kinds().values():
@@ -210,7 +213,10 @@ def read_model(
             f.name for f in _folders(folder) if f.name not in _NOT_VERSIONS and not VERSION.fullmatch(f.name)
         )
         if others:  # they look as if they were meant to be versions
-            warnings.append(f"{folder}: ignored, since a version is a number without leading zeros: {others}")
+            warnings.append(
+                f"{folder}: these folders are ignored, because a version is a number without "
+                f"leading zeros: {others}"
+            )
         chosen, missing = _choose(config, version_folders(folder) or {1: folder})
         source, notes = _source(config, chosen, gpus)
     return source, warnings + missing + notes
@@ -219,7 +225,7 @@ def read_model(
 def read_model_file(
     path: Path, *, gpus: int = 0, settings: ReadSettings | None = None
 ) -> tuple[ModelSource, list[str]]:
-    """One model file; settings beside it count, and so do its number and its name in a repository."""
+    """Reads one model file; settings beside it count, and so do its number and its name in a repository."""
     path = _full(path)
     if not is_model_file(path):
         raise ConfigError(f"{path}: not a model file; it should end like {', '.join(files_of(None))}")
@@ -248,11 +254,11 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def folder_settings(folder: Path, name: str) -> tuple[ModelConfig, list[str]]:
-    """Those of the files in a model's folder, and the warnings."""
+    """Returns the settings of the files in a model's folder, and the warnings."""
     pbtxt, toml, pipeline = folder / PBTXT, folder / TOML, folder / PIPELINE_TOML
     there = [file.name for file in (pbtxt, toml, pipeline) if file.exists()]
     if len(there) > 1:
-        raise ConfigError(f"{folder}: both {' and '.join(there)} are here; keep the one you mean")
+        raise ConfigError(f"{folder}: both {' and '.join(there)} are here; keep one of them")
     if pipeline.exists():
         return read_pipeline(pipeline, name), []
     if pbtxt.exists():
@@ -279,9 +285,7 @@ def _as_registered(config: ModelConfig, folder: Path) -> ModelConfig:
         return config
     versions = served_versions(folder)
     if not versions:
-        raise ConfigError(
-            f"{config.name}: nothing of {config.registry.stable} was fetched from the registry yet"
-        )
+        raise ConfigError(f"{config.name}: {config.registry.stable} was not fetched from the registry yet")
     return replace(config, versions=SpecificVersions(versions))
 
 
@@ -345,18 +349,18 @@ def _place(config: ModelConfig, gpus: int) -> tuple[tuple[InstanceGroup, ...], l
 
 
 def with_promise(config: ModelConfig, slo_ms: float) -> tuple[ModelConfig, list[str]]:
-    """The same model under a promise from the command line, and what that replaces, in words."""
+    """Returns the same model under a promise from the command line, and what that replaces, in words."""
     if not 0 < slo_ms < float("inf"):
         raise ConfigError(f"slo_ms must be above 0, not {slo_ms:g}")
     if config.decoupled:
-        return config, [f"{config.name} gives any number of answers to a request: no promise holds for it"]
+        return config, [f"{config.name} gives any number of responses to a request: it cannot have an SLO"]
     policy = Promise(slo=slo_ms / 1e3, max_batch=config.policy.max_batch)
     warnings = []
     if config.mode is Mode.KNOBS:
-        warnings.append(f"{config.name}: a promise of {slo_ms:g} ms replaces the knobs of its settings")
+        warnings.append(f"{config.name}: an SLO of {slo_ms:g} ms replaces its fixed batching settings")
     if isinstance(config.policy, Promise) and config.policy != policy:
         old = config.policy.slo * 1e3
-        warnings.append(f"{config.name}: a promise of {slo_ms:g} ms replaces the {old:g} ms of its settings")
+        warnings.append(f"{config.name}: an SLO of {slo_ms:g} ms replaces the {old:g} ms of its settings")
     return replace(config, mode=Mode.PROMISE, policy=policy, slo_may_grow=False), warnings
 
 
@@ -368,7 +372,7 @@ def is_model_file(path: Path) -> bool:
 
 
 def _find_file(folder: Path, config: ModelConfig) -> tuple[Path | None, str]:
-    """The model file in one version's folder and the backend for it; no file for a fake model."""
+    """Returns the model file in one version's folder and the backend for it; no file for a fake model."""
     if config.backend is not None and (config.needs or not kind_of(config.backend).needs_file):
         return None, config.backend
     asked = config.file or config.pytorch.weights
@@ -397,7 +401,7 @@ def _fits(backend: str | None, path: Path) -> bool:
 
 
 def _backend(config: ModelConfig, path: Path) -> str:
-    """The backend asked for where it can run the file, else the one at home with it."""
+    """Returns the backend asked for where it can run the file, else the one at home with it."""
     if config.backend is not None and _fits(config.backend, path):
         return config.backend
     return str(home_of(_suffix(path)))
@@ -417,7 +421,8 @@ def _suffix(path: Path) -> str:
 
 
 def _shown(file: Path) -> str:
-    """The name that a user knows the model by: a folder's, where it is one whose files have fixed names."""
+    """Returns the name that a user knows the model by: a folder's, where it is one whose files have fixed
+    names."""
     return file.parent.name if file.name in {kind.inside for kind in kinds().values()} else file.name
 
 
@@ -436,7 +441,8 @@ def _named(folder: Path, config: ModelConfig, name: str) -> tuple[Path, str]:
 
 
 def _nothing(folder: Path, config: ModelConfig, names: Sequence[str]) -> ConfigError:
-    """Settings without a model file: as in Triton that is a load that fails, not a folder without a model."""
+    """Returns the error for settings without a model file: as in Triton that is a load that fails, not a
+    folder without a model."""
     error = ConfigError(_looked_for(folder, config, names))
     error.while_loading = True
     return error

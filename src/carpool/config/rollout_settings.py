@@ -1,4 +1,4 @@
-"""How a version takes over from another, as its settings say."""
+"""Describes how a version takes over from another, as its settings say."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class GuardSettings:
 
 @dataclass(frozen=True, slots=True)
 class CompareSettings:
-    """When two answers to one picture differ: what counts, and how alike is alike enough."""
+    """Decides when two answers to one picture differ: what counts, and how alike is alike enough."""
 
     score: float = 0.5
     iou: float = 0.5

@@ -1,4 +1,4 @@
-"""`[rollout]` of model.toml, rollout.toml beside config.pbtxt, and the same as JSON → settings."""
+"""Reads `[rollout]` of model.toml, rollout.toml beside config.pbtxt, and the same as JSON."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def read_rollout(table: TomlTable | None) -> RolloutSettings | None:
 
 
 def read_rollout_toml(folder: Path) -> RolloutSettings | None:
-    """Of the file beside a config.pbtxt, if there is one. Its keys are those of [rollout], with or without
+    """Reads the file beside a config.pbtxt, if there is one. Its keys are those of [rollout], with or without
     that line above them."""
     path = folder / ROLLOUT_TOML
     if not path.exists():
@@ -62,7 +62,7 @@ def read_rollout_toml(folder: Path) -> RolloutSettings | None:
 
 
 def plan_of(document: Mapping[str, Any], where: str) -> RolloutSettings:
-    """From JSON: what a request to start one says, or what `as_document` wrote."""
+    """Reads JSON: what a request to start one says, or what `as_document` wrote."""
     given = {key: value for key, value in document.items() if value is not None}
     guards = given.get("guards")
     if isinstance(guards, dict):
@@ -73,7 +73,7 @@ def plan_of(document: Mapping[str, Any], where: str) -> RolloutSettings:
 
 
 def as_document(plan: RolloutSettings) -> dict[str, Any]:
-    """As JSON: what `plan_of` reads."""
+    """Returns the plan as JSON: what `plan_of` reads."""
     document = {**asdict(plan), "canary": list(plan.canary), "candidate": plan.candidate or NEWEST}
     if plan.guards.slower is None:
         del document["guards"]["slower"]  # releases that do not know it read what is kept and shared, too
@@ -99,7 +99,9 @@ def _steps(table: TomlTable) -> tuple[float, ...] | None:
         raise table.error("canary", f"has {len(steps)} steps, more than {_MOST_STEPS}")
     for before, share in zip((0.0, *steps), steps, strict=False):
         if share >= 1:
-            raise table.error("canary", f"takes shares below 1, not {share:g}: all of it comes by itself")
+            raise table.error(
+                "canary", f"takes shares below 1, not {share:g}: the last step, 1, is added automatically"
+            )
         if share <= before:
             raise table.error("canary", f"must rise from step to step, not {before:g}, {share:g}")
     return steps

@@ -1,4 +1,4 @@
-"""The rules that hold for every source of settings: what Triton and model.toml must both obey."""
+"""Checks the rules that hold for every source of settings: what Triton and model.toml must both obey."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def read_bytes(path: Path, most: int, complaint: str) -> bytes:
 
 def read_settings(path: Path) -> str:
     """The text of a settings file; anything that is not a small UTF-8 file is an error."""
-    complaint = f"larger than {MAX_FILE_BYTES} bytes, which no settings file is"
+    complaint = f"larger than {MAX_FILE_BYTES} bytes, too large for a settings file"
     data = read_bytes(path, MAX_FILE_BYTES, complaint)
     try:
         return data.decode("utf-8")
@@ -59,12 +59,12 @@ def read_settings(path: Path) -> str:
 
 
 def shown(word: str) -> str:
-    """A user's word in quotes, cut to a length that fits a message."""
+    """Returns a user's word in quotes, cut to a length that fits a message."""
     return f'"{word[:_SHOWN]}…"' if len(word) > _SHOWN else f'"{word}"'
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:
-    """The end of an error about an unknown word: the valid one it resembles, or all of them."""
+    """Returns the end of an error about an unknown word: the valid one it resembles, or all of them."""
     choices = sorted(valid)
     close = resembling(word, choices, 0.5)
     return f'did you mean "{close}"?' if close else "valid here: " + ", ".join(choices)
@@ -87,9 +87,9 @@ def check_name(name: str, where: str) -> str:
     )
     if not sound:
         raise ConfigError(
-            f"{where}: {shown(name)} cannot be a model's name: it takes letters and digits of any script, "
-            "_ - . + @ ( ) and spaces inside, begins with a letter, a digit or _, and has at most "
-            f"{MAX_FILE_NAME} bytes"
+            f"{where}: {shown(name)} cannot be a model's name. A name has letters and digits of any "
+            "script, _ - . + @ ( ) and spaces inside. It begins with a letter, a digit or _, and has at "
+            f"most {MAX_FILE_NAME} bytes"
         )
     return name
 
@@ -131,7 +131,8 @@ def check_tensor(tensor: TensorConfig, where: str, max_batch: int | None) -> Ten
 
 
 def _elements(dims: Sequence[int]) -> list[int]:
-    """Elements between the varying dimensions, so that 2,4,-1,6 equals 8,-1,3,2 and nothing else."""
+    """Returns the elements between the varying dimensions, so that 2,4,-1,6 equals 8,-1,3,2 and nothing
+    else."""
     counts = [1]
     for dim in dims:
         if dim == DYNAMIC:
@@ -171,7 +172,8 @@ def check_knobs(knobs: Knobs, where: str) -> Knobs:
 
 
 def check_decoupled(config: ModelConfig) -> ModelConfig:
-    """What only holds where a request has exactly one answer does not go with it."""
+    """Checks a decoupled model: what only holds where a request has exactly one answer does not go with
+    it."""
     if not config.decoupled:
         return config
     promises = isinstance(config.policy, Promise)
@@ -181,16 +183,16 @@ def check_decoupled(config: ModelConfig) -> ModelConfig:
     ordered = isinstance(config.policy, Knobs) and config.policy.preserve_ordering
     other = config.backend or "this one"
     unfit = {
-        f"it is for Python models; {other} gives one answer to each request": config.backend != "python",
-        "slo_ms promises when the one answer is there; give the model no promise": promises,
-        "preserve_ordering needs requests with exactly one answer": ordered,
-        "the next request of a sequence waits for the one answer to the last; leave [sequences] out": (
+        f"it is for Python models; {other} gives one response to each request": config.backend != "python",
+        "slo_ms is the latency of a single response; leave it out for this model": promises,
+        "preserve_ordering needs requests with exactly one response": ordered,
+        "the next request of a sequence waits for the one response to the last; leave [sequences] out": (
             config.sequences
         ),
-        'image.decode = "device" is for models with one answer to a picture; leave it out': on_device,
-        "reshape is not there for it; declare the tensors as the model has them": reshaped,
-        "a cache keeps the one answer to a request; switch it off for this model": config.caching,
-        "a rollout compares the one answer to a request; leave it and a registry's candidate out": (
+        'image.decode = "device" is for models with one response per image; leave it out': on_device,
+        "reshape is not supported; declare the tensors as the model has them": reshaped,
+        "a cache stores the one response to a request; switch it off for this model": config.caching,
+        "a rollout compares the one response to a request; leave it and a registry's candidate out": (
             config.rollout or candidate
         ),
     }
@@ -286,9 +288,9 @@ def check_beside_sequences(config: ModelConfig) -> None:
         "a registry's candidate, which gets some requests of a sequence": (
             config.registry is not None and config.registry.candidate
         ),
-        "a cache: the same request has another answer later": config.caching,
-        "a task for pictures, or [image]: its requests bring tensors": config.task or config.image,
-        "quality measures of pictures": config.drift,
+        "a cache: the same request has another response later": config.caching,
+        "a task for images, or [image]: its requests bring tensors": config.task or config.image,
+        "quality measures of images": config.drift,
     }
     for what, given in unfit.items():
         if given:
@@ -330,10 +332,10 @@ def _merge(
 ) -> tuple[TensorConfig, ...]:
     if not found:
         if not declared:
-            said = f"{config.name}: the model file does not say its {kind}s"
+            said = f"{config.name}: the model file does not declare its {kind}s"
             if kind == "input" and kind_of(config.backend).values_on_device:
                 raise ConfigError(
-                    f"{said}; if it takes pictures, give their size, as --size 224 or as size in [image], "
+                    f"{said}; if it takes images, give their size, as --size 224 or as size in [image], "
                     "else declare them as [[input]] in model.toml"
                 )
             raise ConfigError(f"{said}; declare them in the settings")

@@ -31,8 +31,8 @@ _BITS = {"UINT64": (0, 2**64), "INT64": (-(2**63), 2**63), "UINT32": (0, 2**32),
 
 @dataclass(frozen=True, slots=True)
 class ControlInput:
-    """An input of the model that the server fills in, one value for each request. `values` are what stands
-    for no and for yes."""
+    """Describes an input of the model that the server fills in, one value for each request. `values` are what
+    stands for no and for yes."""
 
     name: str
     kind: str
@@ -42,7 +42,8 @@ class ControlInput:
 
 @dataclass(frozen=True, slots=True)
 class StateTensor:
-    """What the model answers in `output` it gets as `input` with the next request of the same sequence."""
+    """Describes a state: what the model answers in `output` it gets as `input` with the next request of the
+    same sequence."""
 
     input: str
     output: str
@@ -71,7 +72,7 @@ class SequenceSettings:
     states: tuple[StateTensor, ...] = ()
 
     def places(self, max_batch: int) -> int:
-        """Sequences that one instance has at a time."""
+        """Returns the sequences that one instance has at a time."""
         return (self.max_candidates if self.strategy == OLDEST else 0) or max(1, max_batch)
 
     def knobs(self, policy: Knobs) -> Knobs:
@@ -86,7 +87,7 @@ class SequenceSettings:
 
     @property
     def own_inputs(self) -> tuple[str, ...]:
-        """The model's, that no client gives."""
+        """Returns the inputs of the model that no client gives."""
         return (*(control.name for control in self.controls), *(state.input for state in self.states))
 
     def refuses(self, name: int | str) -> str:
@@ -114,7 +115,7 @@ def check_sequences(settings: SequenceSettings, where: str, inputs: Sequence[str
         raise ConfigError(f"{where}: more than {_MOST_TENSORS} controls and states")
     for kind in CONTROL_KINDS:
         if sum(control.kind == kind for control in settings.controls) > 1:
-            raise ConfigError(f"{where}: more than one control input says {kind}")
+            raise ConfigError(f"{where}: more than one control input is of kind {kind}")
     names = [*settings.own_inputs, *(state.output for state in settings.states)]
     for name in names:
         if names.count(name) > 1:
@@ -126,7 +127,7 @@ def check_sequences(settings: SequenceSettings, where: str, inputs: Sequence[str
             )
     for control in settings.controls:
         if control.values[0] == control.values[1]:
-            raise ConfigError(f'{where}: control "{control.name}" says the same for no and for yes')
+            raise ConfigError(f'{where}: control "{control.name}" has the same value for no and for yes')
     for state in settings.states:
         _check_state(state, where)
     return settings

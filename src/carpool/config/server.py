@@ -1,4 +1,4 @@
-"""The server's own settings, from the command line, the environment and the defaults, in this order."""
+"""Reads the server's own settings from the command line, the environment and the defaults, in this order."""
 
 from __future__ import annotations
 
@@ -63,46 +63,48 @@ class ServerSettings:
 
     slo_ms: float | None = _setting(
         None,
-        "Promise this latency for every model, whatever its own settings say.",
+        "Latency SLO of every model, in ms, in place of the models' own.",
         within=(0.001, 3.6e6),
         min=0.001,
     )
     task: str = _setting(
         "",
-        "What the one model served does with pictures, where it does not say so itself.",
+        "Task of the one model that is served, if it is not recognised.",
         metavar="TASK",
     )
-    labels: str = _setting("", "Its classes, one a line.", metavar="FILE")
+    labels: str = _setting("", "File with the class names, one per line.", metavar="FILE")
     size: str = _setting(
-        "", "The size of its pictures, where it takes any: 640, or height,width.", metavar="PIXELS"
+        "", "Size of its input, if the model takes any: 640, or height,width.", metavar="PIXELS"
     )
     preset: str = _setting(
         "",
-        "The library whose pixels it was trained with, where nothing says so: torchvision, timm, clip, "
-        "keras-tf, keras-caffe, ultralytics or plain.",
+        "Preprocessing of the library that it was trained with, if it is not recognised: torchvision, "
+        "timm, clip, keras-tf, keras-caffe, ultralytics or plain.",
         choices=("", *PRESETS),
         metavar="PRESET",
     )
     strict_models: bool = _setting(
         False,
-        "Refuse models of which nothing says how they see pixels, instead of answering with a warning.",
+        "Do not load models whose preprocessing is not known. Default: serve them with a warning.",
         name="--strict-models",
     )
     host: str = _setting(
         LOCALHOST,
-        "Address to listen on; 0.0.0.0 lets other machines in.",
+        "Address to listen on; 0.0.0.0 accepts other machines.",
         show_default="localhost: this machine",
     )
-    http_port: int = _setting(8000, "Port of HTTP; 0 takes a free one.", within=_PORT)
-    grpc_port: int = _setting(8001, "Port of gRPC; 0 takes a free one.", within=_PORT)
-    metrics_port: int = _setting(8002, "Port of the metrics page; 0 takes a free one.", within=_PORT)
+    http_port: int = _setting(8000, "Port for HTTP; 0 takes a free one.", within=_PORT)
+    grpc_port: int = _setting(8001, "Port for gRPC; 0 takes a free one.", within=_PORT)
+    metrics_port: int = _setting(8002, "Port for the metrics; 0 takes a free one.", within=_PORT)
     frontends: int = _setting(
         lambda: usual_frontends(usable_cores()),
-        "Front-end processes for HTTP; 0 keeps everything in one process.",
+        "Number of front-end processes for HTTP; 0 runs everything in one process.",
         within=(0, 256),
         show_default="one for every 4 cores, 1 to 4",
     )
-    grpc_frontends: int = _setting(1, "Front-end processes for gRPC; 0 serves no gRPC.", within=(0, 256))
+    grpc_frontends: int = _setting(
+        1, "Number of front-end processes for gRPC; 0 turns gRPC off.", within=(0, 256)
+    )
     max_header_bytes: int = _setting(64 << 10, within=(1 << 10, 1 << 20))
     max_body_bytes: int = _setting(64 << 20, within=(1, 1 << 40))
     max_connections: int = _setting(4096, within=(1, 1 << 20))
@@ -111,104 +113,110 @@ class ServerSettings:
     body_timeout_s: float = _setting(5.0, within=_SECONDS)
     slots: int = _setting(256, within=(1, 1 << 20))
     slot_bytes: int = _setting(1 << 20, within=(1 << 12, 1 << 32))
-    drain_s: float = _setting(30.0, "Seconds to finish what was accepted when stopping.", within=(0.0, _DAY))
+    drain_s: float = _setting(
+        30.0, "Time to finish accepted requests when stopping, in seconds.", within=(0.0, _DAY)
+    )
     lame_duck_s: float = _setting(
         0.0,
-        "Seconds of being not ready but serving before that, for a balancer to notice.",
+        "Time before that in which the server answers but is not ready, in seconds, for balancers.",
         within=(0.0, _DAY),
     )
     gate_status: str = _setting(
         "429",
-        "HTTP status of refusals at the gate: 503 where a balancer sends only those on to another replica.",
+        "HTTP status of rejections: 503 if the balancer retries only those at another replica.",
         choices=("429", "503"),
     )
     load_report: str = _setting(
         "off",
-        "Tell balancers the load with answers (ORCA): off, asked by a request's header, or always.",
+        "Report the load to balancers in responses (ORCA): off, asked (if a request's header asks for it), "
+        "or always.",
         choices=("off", "asked", "always"),
     )
     watchdog_s: float = _setting(
         10.0,
-        "Seconds without a sign of life after which a process is killed and started again; 0: never.",
+        "Time without a heartbeat after which a process is restarted, in seconds; 0: never.",
         within=(0.0, _DAY),
     )
     model_control_mode: str = _setting(
         "none",
-        "none: models stay as they are; explicit: load and unload by request; poll: follow the folders.",
+        "Model control: none (fixed at start), explicit (load and unload by request) or poll (follow the "
+        "folders).",
         choices=("none", "explicit", "poll"),
     )
     load_models: tuple[str, ...] = _setting(
-        (), "With explicit: a model to start with; * for all.", name="--load-model"
+        (), "With explicit: a model to load at start; * for all. Repeatable.", name="--load-model"
     )
     on_demand: bool = _setting(
         False,
-        "Load each model when it is first asked for, and free what was asked least lately for others.",
+        "Load each model at its first request, and unload the least recently used ones for others.",
         name="--on-demand",
     )
     memory_gb: float | None = _setting(
         None,
-        "With on-demand: gigabytes of memory that models may take; without, 0.8 of what is free.",
+        "With --on-demand: memory for models, in GB. Default: 0.8 of the free memory.",
         within=(0.001, 1e6),
     )
     exit_on_error: bool = _setting(
-        False, "Stop when a model does not load, instead of serving the others.", name="--exit-on-error"
+        False, "Exit if a model does not load. Otherwise the other models are served.", name="--exit-on-error"
     )
     strict_readiness: str = _setting(
         "true",
-        "Ready when every model is warm or has failed; false: with the first; all: when none has failed.",
+        "Ready when (true) every model is warm or has failed, (false) the first is warm, (all) all are warm.",
         choices=("true", "false", "all"),
     )
     allow_rollouts: bool = _setting(
         False,
-        "Let whoever may control models start a rollout by request, in any mode.",
+        "Let clients that may control models start rollouts in any mode.",
         name="--allow-rollouts",
     )
     rollout_state: str = _setting(
         "",
-        "Share rollouts with other replicas: file:/mnt/rollouts, a folder that all see, or redis://HOST:6379.",
+        "Where replicas share rollouts: file:/mnt/rollouts (a shared folder) or redis://HOST:6379.",
         secret=True,
         name="--rollout-state",
         metavar="WHERE",
     )
     shared_profiles: str = _setting(
         "",
-        "Share what was measured of models with other replicas: file:/mnt/shared, redis://HOST:6379, s3://…",
+        "Where replicas share measured profiles: file:/mnt/shared, redis://HOST:6379 or s3://…",
         secret=True,
         name="--shared-profiles",
         metavar="WHERE",
     )
     poll_s: float = _setting(
         15.0,
-        "Seconds between two looks at the model folders.",
+        "Time between two checks of the model folders, in seconds.",
         within=(0.1, _DAY),
         name="--repository-poll-secs",
     )
     registry: str = _setting(
-        "", "MLflow server for models:/NAME@ALIAS; without, MLFLOW_TRACKING_URI.", secret=True, metavar="URL"
+        "", "MLflow server for models:/NAME@ALIAS. Default: MLFLOW_TRACKING_URI.", secret=True, metavar="URL"
     )
     allow_client_shm: bool = _setting(
-        False, "Let clients on this machine pass tensors in shared memory.", name="--allow-client-shm"
+        False, "Accept tensors in shared memory from clients on this machine.", name="--allow-client-shm"
     )
     allowed_hosts: tuple[str, ...] = _setting(
         (),
-        "A name besides localhost by which a proxy on this machine calls the server.",
+        "Host name besides localhost by which a local proxy calls the server. Repeatable.",
         name="--allowed-host",
         metavar="NAME",
     )
     picture_hosts: tuple[str, ...] = _setting(
         (),
-        "A host from which clients may have pictures fetched by their URL; with its port if that is unusual.",
+        "Host, with its port if unusual, from which images may be fetched by URL. Repeatable.",
         name="--allow-picture-host",
         metavar="NAME",
     )
-    api_key_file: str = _setting("", "Keys for inference, 'name key' a line.", metavar="FILE")
+    api_key_file: str = _setting("", "File with keys for inference, 'name key' per line.", metavar="FILE")
     admin_key_file: str = _setting(
-        "", "Keys for loading models and changing settings, likewise.", metavar="FILE"
+        "", "File with keys for loading models and changing settings.", metavar="FILE"
     )
-    metrics_key: bool = _setting(False, "The metrics need a key, too: any of them.", name="--metrics-key")
+    metrics_key: bool = _setting(
+        False, "Require a key for the metrics, of either file.", name="--metrics-key"
+    )
     http_restricted_api: tuple[str, ...] = _setting(
         (),
-        "As in Triton: these APIs take this header. Others see it here: prefer key files.",
+        "As in Triton: these APIs require this header. It is visible to other users: prefer key files.",
         secret=True,
         metavar="APIS:HEADER=VALUE",
     )
@@ -220,50 +228,56 @@ class ServerSettings:
     )
     http_header_forward_pattern: str = _setting(
         "",
-        "As in Triton: HTTP headers whose name matches reach the model as parameters.",
+        "As in Triton: pattern of HTTP headers passed to the model as parameters.",
         metavar="REGEX",
     )
     grpc_header_forward_pattern: str = _setting(
         "", "The same for the metadata of gRPC calls.", metavar="REGEX"
     )
-    tls_cert: str = _setting("", "Certificate, with its chain, for TLS on all ports.", metavar="FILE")
-    tls_key: str = _setting("", "Private key of the certificate.", metavar="FILE")
-    tls_client_ca: str = _setting(
-        "", "Let in only clients with a certificate of this authority.", metavar="FILE"
+    tls_cert: str = _setting(
+        "", "File with the certificate and its chain, for TLS on all ports.", metavar="FILE"
     )
-    server_name: str = _setting("carpool", "The name in the server's metadata; some clients want triton.")
+    tls_key: str = _setting("", "File with the certificate's private key.", metavar="FILE")
+    tls_client_ca: str = _setting(
+        "", "Accept only clients with a certificate of this authority.", metavar="FILE"
+    )
+    server_name: str = _setting("carpool", "Name in the server's metadata; some clients expect triton.")
     metrics_config: tuple[str, ...] = _setting(
-        (), "As in Triton: histogram_latencies=true, counter_latencies=false.", metavar="KEY=VALUE"
+        (),
+        "As in Triton, like histogram_latencies=true or counter_latencies=false. Repeatable.",
+        metavar="KEY=VALUE",
     )
     device_memory_gb: float | None = _setting(
-        None, "Gigabytes of each GPU that models may take; without, 0.9 of what is free.", within=(0.001, 1e6)
+        None, "Memory of each GPU for models, in GB. Default: 0.9 of the free memory.", within=(0.001, 1e6)
     )
-    trace_file: str = _setting("", "File for traces of single requests; none without.")
+    trace_file: str = _setting("", "File for traces of single requests. Default: no traces.")
     otlp_endpoint: str = _setting(
         "",
-        "Send spans of requests to this OpenTelemetry collector, by OTLP over HTTP: http://localhost:4318.",
+        "OpenTelemetry collector for spans of requests, OTLP over HTTP, like http://localhost:4318.",
         secret=True,
         metavar="URL",
     )
     trace_sample: float | None = _setting(
         None,
-        "Share of requests that have spans, where their callers have not decided; 0.01 unless OTEL_* say so.",
+        "Share of requests with spans. Default: the caller's choice, OTEL_* or 0.01.",
         within=(0.0, 1.0),
     )
     record: str = _setting(
-        "", "Write when each request came, for carpool simulate --arrivals trace:FILE.", metavar="FILE"
+        "",
+        "Record the arrival of each request in this file, for carpool simulate --arrivals trace:FILE.",
+        metavar="FILE",
     )
-    record_limit_mb: float = _setting(256.0, "Stop recording when the file is so large.", within=(0.001, 1e6))
+    record_limit_mb: float = _setting(256.0, "Largest size of that file, in MB.", within=(0.001, 1e6))
     cache_url: str = _setting("", secret=True)  # passwords: of the environment alone, where `ps` has none
     cache_secret: str = _setting("", secret=True)
     cache_wait_ms: float = _setting(2.0, within=(0.1, 1000.0))
     cache_mb: float = _setting(64.0, within=(0.0, 1e6))  # of answers that are kept, over all front ends
-    quiet: bool = _setting(
-        False, "Print nothing at the start, and log warnings and errors only.", name="--quiet"
-    )
-    log_format: str = _setting("text", "text or json.", choices=("text", "json"))
+    quiet: bool = _setting(False, "Print nothing at start, and log only warnings and errors.", name="--quiet")
+    log_format: str = _setting("text", "Format of the log: text or json.", choices=("text", "json"))
     log_level: str = _setting(
-        "info", "debug, info, warning or error.", choices=("debug", "info", "warning", "error")
+        "info",
+        "Lowest level of the log: debug, info, warning or error.",
+        choices=("debug", "info", "warning", "error"),
     )
     models: tuple[str, ...] = _setting((), secret=True)  # paths and addresses, where none are given by name
     remote_gb: float = _setting(64.0, within=(0.001, 1e6))  # of one repository that lies elsewhere
@@ -300,7 +314,7 @@ class ServerSettings:
                 yield name, f"{name} is no regular expression: {error}"
 
     def _mistakes(self) -> Iterator[tuple[str, str]]:
-        """What does not go together: the field, and what is wrong with it."""
+        """Yields what does not go together: the field, and what is wrong with it."""
         yield from self._mistakes_of_models()
         if not self.host:
             yield "host", "host must not be empty"
@@ -322,7 +336,7 @@ class ServerSettings:
             form = "names without a port, like carpool.example"
             yield "allowed_hosts", f"allowed_hosts takes {form}, not {shown(name)}"
         for name in (name for name in self.picture_hosts if not _PICTURE_HOST.fullmatch(name)):
-            form = "names like pictures.example or pictures.example:8080"
+            form = "names like images.example or images.example:8080"
             yield "picture_hosts", f"picture_hosts takes {form}, not {shown(name)}"
 
     def _mistakes_of_models(self) -> Iterator[tuple[str, str]]:
@@ -330,7 +344,7 @@ class ServerSettings:
             mode = self.model_control_mode
             yield "on_demand", f"on_demand needs model_control_mode none, not {mode}: it loads by itself"
         if self.memory_gb is not None and not self.on_demand:
-            yield "memory_gb", "memory_gb is what models may take that are loaded on demand: give on_demand"
+            yield "memory_gb", "memory_gb limits models that are loaded on demand: give on_demand"
         if self.load_models and self.model_control_mode != "explicit":
             needs = "which needs model_control_mode explicit"
             yield (
@@ -365,8 +379,9 @@ class ServerSettings:
         if len(self.cache_secret) < _SHORTEST_SECRET:
             yield (
                 "cache_secret",
-                f"{name} needs a cache_secret of {_SHORTEST_SECRET} characters or more, the same for all"
-                " servers that share: who can write to that Redis server could else speak in their place",
+                f"{name} needs a cache_secret of {_SHORTEST_SECRET} characters or more, the same for all "
+                "servers that share. Otherwise any client that can write to that Redis server could "
+                "impersonate them",
             )
 
     @property
@@ -386,7 +401,7 @@ class ServerSettings:
 
     @property
     def metrics(self) -> Mapping[str, bool]:
-        """Which of the metrics that can be switched are on the page."""
+        """Returns which of the metrics that can be switched are on the page."""
         return metrics_switches(self.metrics_config)
 
     @property
@@ -396,7 +411,7 @@ class ServerSettings:
 
     @property
     def needs_models(self) -> bool:
-        """Whether an empty repository is a mistake: where nothing can come later."""
+        """Returns whether an empty repository is a mistake: where nothing can come later."""
         return self.model_control_mode == "none"
 
 
@@ -406,7 +421,8 @@ _SHORTEST_SECRET = 16
 
 
 def metrics_switches(given: Collection[str]) -> dict[str, bool]:
-    """Triton's `--metrics-config` settings, each `key=true` or `key=false`, and the defaults of the rest."""
+    """Reads Triton's `--metrics-config` settings, each `key=true` or `key=false`, and the defaults of the
+    rest."""
     switches = dict(_METRICS)
     for setting in given:
         key, _, value = setting.partition("=")
@@ -431,13 +447,13 @@ def variables() -> dict[str, str]:
 
 
 def usual_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
-    """Where what can be made again is kept, unless somebody says otherwise."""
+    """Returns where what can be made again is kept, unless somebody says otherwise."""
     environ = os.environ if environ is None else environ
     return Path(environ.get("CARPOOL_CACHE_DIR") or _home(environ, "XDG_CACHE_HOME", ".cache"))
 
 
 def usual_state_dir(environ: Mapping[str, str] | None = None) -> Path:
-    """Where what must survive a restart is kept, unless somebody says otherwise."""
+    """Returns where what must survive a restart is kept, unless somebody says otherwise."""
     environ = os.environ if environ is None else environ
     return Path(environ.get("CARPOOL_STATE_DIR") or _home(environ, "XDG_STATE_HOME", ".local/state"))
 
@@ -450,7 +466,7 @@ def _home(environ: Mapping[str, str], variable: str, folder: str) -> Path:
 def server_settings(
     given: Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None
 ) -> tuple[ServerSettings, list[str]]:
-    """The settings and the warnings. `given` comes from the command line: None in it means not given.
+    """Returns the settings and the warnings. `given` comes from the command line: None in it means not given.
 
     This file reads the environment, and `otel_settings.py` what a standard has put there: nobody else does.
     """

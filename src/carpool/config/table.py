@@ -141,7 +141,7 @@ class TomlTable:
         return None if value is None else self._number(key, value, low, high, above)
 
     def numbers(self, key: str, low: float, *, above: bool = False) -> tuple[float, ...] | None:
-        """A list of numbers; a single one is a list of one."""
+        """Returns a list of numbers; a single one is a list of one."""
         if not isinstance(self.data.get(key), list):
             value = self.number(key, low, above=above)
             return None if value is None else (value,)

@@ -1,4 +1,4 @@
-"""model.toml → ModelConfig. Every key is known, typed and in range, or the error names it."""
+"""Reads model.toml. Every key is known, typed and in range, or the error names it."""
 
 from __future__ import annotations
 
@@ -159,15 +159,15 @@ def _checked_generation(top: TomlTable, config: ModelConfig) -> ModelConfig:
 
 def _check_beside_text(top: TomlTable, config: ModelConfig) -> None:
     if config.image is not None and config.image.decode == "device":
-        raise top.error("image.decode", 'cannot be "device" with [generate]: front ends decode its pictures')
+        raise top.error("image.decode", 'cannot be "device" with [generate]: front ends decode its images')
     if config.pytorch.compile != "off":
         raise top.error("pytorch.compile", "does not go with [generate]: its steps are CUDA graphs already")
     if config.registry is not None and config.registry.candidate:
-        raise top.error("registry.candidate", "does not go with [generate], whose answers are not compared")
+        raise top.error("registry.candidate", "does not go with [generate], whose responses are not compared")
 
 
 def _beside_pools(top: TomlTable, config: ModelConfig) -> dict[str, str]:
-    """The keys that do not go with pools of encoders and decoders, and what stands in their place."""
+    """Returns the keys that do not go with pools of encoders and decoders, and what stands in their place."""
     if config.encoder is not None and config.encoder.own_process:
         raise top.error("encoder.own_process", "was removed: encoders are threads beside the decoders")
     return {"instances": "[encoder] and [decoder], which have their own"} if config.apart else {}
@@ -177,7 +177,7 @@ def _check_registry(top: TomlTable, registry: RegistrySettings) -> None:
     if not registry.stable:
         raise top.error("registry.stable", 'is needed: an address like "models:/detector@champion"')
     if top.has("versions"):
-        raise top.error("versions", "and [registry] contradict each other; the registry says which is served")
+        raise top.error("versions", "and [registry] contradict each other; the registry chooses the version")
     names = {read_address(address).name for address in (registry.stable, registry.candidate) if address}
     if len(names) > 1:
         raise top.error(
@@ -186,7 +186,8 @@ def _check_registry(top: TomlTable, registry: RegistrySettings) -> None:
 
 
 def _backend(top: TomlTable) -> str | None:
-    """As it is named, or as the table of one tells: [fake] and [pytorch] say things that no other runs."""
+    """Returns the backend as it is named, or as the table of one tells: [fake] and [pytorch] say things that
+    no other runs."""
     backend = top.text("backend", kinds())
     for kind in (kind for kind in kinds().values() if kind.table and top.has(kind.name)):
         if backend is None:
@@ -201,12 +202,14 @@ def _backend(top: TomlTable) -> str | None:
 def _weight(top: TomlTable) -> float:
     weight = top.number("device_weight", 0, above=True)
     if weight is not None and not 0.001 <= weight <= 1000:
-        raise top.error("device_weight", "must be between 0.001 and 1000: twice another's is twice its time")
+        raise top.error(
+            "device_weight", "must be between 0.001 and 1000: a weight twice as large gets twice the time"
+        )
     return 1.0 if weight is None else weight
 
 
 def _sizes(table: TomlTable, key: str) -> tuple[int, ...]:
-    """Of batches."""
+    """Returns sizes of batches."""
     return tuple(sorted(set(table.integers(key, 1, rules.MAX_BATCH) or ())))
 
 
@@ -220,13 +223,13 @@ def _policy(top: TomlTable) -> tuple[Mode, Promise | Knobs]:
     batching = top.table("batching")
     if slo_ms is not None and batching is not None:
         raise ConfigError(
-            f"{top.file}: slo_ms and [batching] are two ways to run a model; keep slo_ms for a promise, "
-            "or [batching] to set the knobs yourself"
+            f"{top.file}: slo_ms and [batching] exclude each other; keep slo_ms for an SLO, or [batching] "
+            "for fixed settings"
         )
     if slo_ms is not None:
         return Mode.PROMISE, Promise(slo=slo_ms / 1e3, max_batch=1)
     if top.flag("slo_may_grow"):
-        raise top.error("slo_may_grow", "needs slo_ms: without a promise nothing can grow")
+        raise top.error("slo_may_grow", "needs slo_ms: without an SLO there is nothing to raise")
     if batching is not None:
         return Mode.KNOBS, _knobs(batching)
     return Mode.EAGER, eager_policy()
@@ -433,7 +436,7 @@ def _control(table: TomlTable) -> ControlInput:
         raise ConfigError(f"{table.file}: {table.path} needs a name and a kind: {', '.join(CONTROL_KINDS)}")
     if kind == CORRID:
         if table.has("values"):
-            raise table.error("values", "does not go with the id of a sequence, which is told as it is")
+            raise table.error("values", "does not apply to the id of a sequence, which is passed as it is")
         return ControlInput(name, kind, table.text("datatype", ID_TYPES) or "UINT64")
     datatype = table.text("datatype", FLAG_TYPES) or "INT32"
     values = table.numbers("values", float("-inf")) or (0, 1)
@@ -484,7 +487,7 @@ def _per_channel(table: TomlTable, key: str, said: Said) -> tuple[float, ...] | 
 
 
 def _size(table: TomlTable, key: str, said: Said) -> tuple[int, int] | None:
-    """One number for a square, or height and width."""
+    """Returns one number for a square, or height and width."""
     if not isinstance(table.data.get(key), list):
         side = table.integer(key, *said["within"])
         return None if side is None else (side, side)
@@ -497,7 +500,7 @@ def _size(table: TomlTable, key: str, said: Said) -> tuple[int, int] | None:
 def _keypoints(table: TomlTable, key: str, said: Said) -> tuple[int, ...] | None:
     keypoints = table.integers(key, *said["within"])
     if keypoints is not None and (len(keypoints) != 2 or keypoints[1] not in (2, 3)):
-        raise table.error(key, "must be how many there are, and 2 or 3 numbers each, like [17, 3]")
+        raise table.error(key, "must be the number of keypoints and 2 or 3 numbers for each, like [17, 3]")
     return keypoints
 
 
@@ -508,7 +511,7 @@ def _compile(table: TomlTable, key: str, _: Said) -> str:
 
 
 def _module(table: TomlTable, key: str, _: Said) -> str | None:
-    """A file of the version's folder and a function in it."""
+    """Returns a file of the version's folder and a function in it."""
     text = table.text(key)
     if text is None:
         return None

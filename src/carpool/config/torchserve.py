@@ -34,7 +34,7 @@ _MOST_JSON = 4 << 20
 _BLOCK = 1 << 20
 _CLASSIFIER = """task = "classify"
 {labels}
-[image]  # as TorchServe's handler prepares pictures
+[image]  # as TorchServe's handler prepares images
 size = [224, 224]
 resize = "crop"
 crop = 0.875
@@ -46,7 +46,7 @@ _HANDLERS = {"image_classifier": "classify", "object_detector": "detect", "image
 
 
 def unpacked(archive: Path) -> Path:
-    """The folder of the model in this archive, named like the model. Raises what is wrong with it."""
+    """Returns the folder of the model in this archive, named like the model. Raises what is wrong with it."""
     try:
         seen = archive.stat()
         stamp = f"{archive.resolve()}\0{seen.st_size}\0{seen.st_mtime_ns}\0{seen.st_ino}"
@@ -66,7 +66,7 @@ def unpacked(archive: Path) -> Path:
             shutil.rmtree(part, ignore_errors=True)
         return next(folder for folder in home.iterdir() if folder.is_dir())
     except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
-        raise ConfigError(f"{archive}: it is no archive that can be read: {error}") from None
+        raise ConfigError(f"{archive}: the archive cannot be read: {error}") from None
     except CarpoolError:
         raise
     except (OSError, ValueError, RuntimeError) as error:  # of the disk, or of a zip with a password
@@ -98,9 +98,9 @@ def _checked(archive: Path, opened: zipfile.ZipFile) -> dict[str, zipfile.ZipInf
             continue
         plain = name == "/".join(parts) and ".." not in parts and "\\" not in name and name.isprintable()
         if not plain or not parts or kind not in (0, stat.S_IFREG) or len(name) > rules.MAX_FILE_NAME:
-            raise ConfigError(f"{archive}: the entry {rules.shown(name)} is no file within its folder")
+            raise ConfigError(f"{archive}: the entry {rules.shown(name)} is not a file within its folder")
         if name in entries or len(entries) >= _MOST_ENTRIES:
-            raise ConfigError(f"{archive}: {rules.shown(name)} is there twice, or there are too many entries")
+            raise ConfigError(f"{archive}: {rules.shown(name)} is given twice, or there are too many entries")
         entries[name] = entry
     return entries
 
@@ -113,7 +113,7 @@ def _write(archive: Path, opened: zipfile.ZipFile, entry: zipfile.ZipInfo, targe
         while block := source.read(_BLOCK):
             size += len(block)
             if size > most:
-                raise ConfigError(f"{archive}: it takes far more room than an archive of its size may")
+                raise ConfigError(f"{archive}: its unpacked size is too large for an archive of this size")
             written.write(block)
     return size
 
@@ -149,8 +149,8 @@ def _write_settings(archive: Path, folder: Path, version: Path, model: Mapping[s
     file = str(model.get("serializedFile") or "")
     if not file:
         raise ConfigError(
-            f"{archive}: its manifest names no serializedFile: what its handler does without one is its own "
-            "affair; write a model.py (docs/coming-from.md#torchserve)"
+            f"{archive}: its manifest names no serializedFile, and its handler cannot be run here: write a "
+            "model.py (docs/coming-from.md#torchserve)"
         )
     if "/" in file or not (version / file).is_file():
         raise ConfigError(f"{archive}: the file {rules.shown(file)} of its manifest is not in it")
@@ -177,7 +177,8 @@ def _write_settings(archive: Path, folder: Path, version: Path, model: Mapping[s
 
 
 def _write_labels(folder: Path, version: Path) -> str:
-    """index_to_name.json: {"0": ["n01440764", "tench"]} or {"0": "tench"}, one a line in their order."""
+    """Reads index_to_name.json: {"0": ["n01440764", "tench"]} or {"0": "tench"}, one a line in their
+    order."""
     file = version / _INDEX
     if not file.is_file() or file.stat().st_size > _MOST_JSON:
         return ""
@@ -195,7 +196,7 @@ def _write_labels(folder: Path, version: Path) -> str:
 
 
 def _network(archive: Path, version: Path, code: str) -> str:
-    """The one class of the file that TorchServe would make a network of, told without running it."""
+    """Returns the one class of the file that TorchServe would make a network of, told without running it."""
     file = version / code
     if "/" in code or not file.is_file():
         raise ConfigError(f"{archive}: the file {rules.shown(code)} of its manifest is not in it")

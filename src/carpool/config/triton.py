@@ -1,4 +1,5 @@
-"""Triton's ModelConfig → ours, with Triton's meaning for every field that is used, and back to its JSON."""
+"""Translates Triton's ModelConfig to ours, with Triton's meaning for every field that is used, and back to
+its JSON."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 # A v2 datatype is TYPE_ and its name in Triton's settings, except that BYTES is TYPE_STRING.
 _TRITON_TYPES = {name: "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}" for name in DATATYPES}
 PRESET = "carpool_preset"
-_RAGGED = "requests of different shapes are not put into one batch here"
+_RAGGED = "requests of different shapes are never in one batch here"
 _TENSORRT_ONLY = "it exists for TensorRT engines only"
 # Ignoring these would change answers, so they are errors.
 UNSUPPORTED: Mapping[str, str] = {
@@ -51,11 +52,11 @@ UNSUPPORTED: Mapping[str, str] = {
     "sequence_batching.iterative_sequence": "a model cannot put its own request into the queue again here",
     "sequence_batching.state.use_growable_memory": "states keep the shape that is declared for them",
     "sequence_batching.state.use_same_buffer_for_input_output": "a state is kept when its batch has ended",
-    "ensemble_scheduling.step.model_namespace": "every model has a name of its own here",
-    "instance_group.passive": "an instance that takes no requests would only hold memory",
+    "ensemble_scheduling.step.model_namespace": "every model has its own name here",
+    "instance_group.passive": "an instance without requests would only use memory",
     "cc_model_filenames": "use default_model_filename for the file to run",
     "model_operations": "custom operators cannot be loaded here",
-    "model_repository_agents": "a check that is skipped would only look like one",
+    "model_repository_agents": "this check is not supported",
 }
 # Tuning for other runtimes: the answers stay the same without it.
 NO_EFFECT = frozenset(
@@ -70,7 +71,7 @@ _V2_TYPES = {triton: name for name, triton in _TRITON_TYPES.items()}
 
 
 def read_pbtxt(path: Path, name: str | None = None) -> tuple[ModelConfig, list[str]]:
-    """The settings in one config.pbtxt, and at most one warning: the fields that have no effect here.
+    """Returns the settings in one config.pbtxt, and at most one warning: the fields that have no effect here.
 
     `name` is for a file that gives none; by default its folder's name.
     """
@@ -85,7 +86,7 @@ def pbtxt_config(text: str, path: Path, name: str | None = None) -> tuple[ModelC
 
 
 def read_override(text: str, folder: Path, name: str) -> tuple[ModelConfig, list[str]]:
-    """The same from the JSON that came with a request to load the model of this name."""
+    """Returns the same from the JSON that came with a request to load the model of this name."""
     from carpool.config.triton_text import read_json
 
     config, warnings = _read(read_json(text), folder / "config", name)
@@ -103,7 +104,7 @@ _COMPLETED = (
 
 
 def read_completed(config: ModelConfig, text: str) -> ModelConfig:
-    """The settings with what a model's own code added to their document: tensors and batching.
+    """Returns the settings with what a model's own code added to their document: tensors and batching.
 
     What somebody has written stays.
     """
@@ -169,7 +170,8 @@ def _accelerators(source: TextSource) -> tuple[str, ...]:
 
 
 def _account_for_accelerators(source: TextSource, config: ModelConfig, idle: dict[str, None]) -> None:
-    """Where they are all that `optimization` holds, and onnxruntime has each: what is left without effect."""
+    """Leaves in `idle` what has no effect, where accelerators are all that `optimization` holds and
+    onnxruntime has each."""
     optimization = source.message.optimization
     asked = [one for kind in _ACCELERATORS for one in getattr(optimization.execution_accelerators, kind)]
     if len(optimization.ListFields()) == 1 and 0 < len(asked) == len(config.accelerators):
@@ -222,7 +224,7 @@ def _model(source: TextSource, path: Path, name: str) -> ModelConfig:
 
 
 def _preset(parameters: Mapping[str, str], source: TextSource) -> str | None:
-    """Whose pixels the model was trained with, which Triton has no field for."""
+    """Returns whose pixels the model was trained with, which Triton has no field for."""
     preset = parameters.get(PRESET)
     if preset is not None and preset not in PRESETS:
         wrong = f'parameter "{PRESET}" cannot be {rules.shown(preset)}; {rules.nearest(preset, PRESETS)}'
@@ -251,7 +253,7 @@ def _backend(source: TextSource) -> str | None:
 
 
 def _chosen(source: TextSource, message: Any, name: str, path: str) -> str:
-    """The name of an enum's value: numbers that mean nothing pass the parser."""
+    """Returns the name of an enum's value: numbers that mean nothing pass the parser."""
     choices = message.DESCRIPTOR.fields_by_name[name].enum_type
     number = getattr(message, name)
     if number not in choices.values_by_number:
@@ -313,7 +315,7 @@ def _policy(source: TextSource) -> tuple[Mode, Knobs | Promise]:
 
 
 def _oldest(source: TextSource) -> tuple[Mode, Knobs]:
-    """How the oldest of several sequences' requests make up batches."""
+    """Returns how the oldest of several sequences' requests make up batches."""
     oldest, path = source.message.sequence_batching.oldest, "sequence_batching.oldest"
     if any(size < 1 for size in oldest.preferred_batch_size):
         raise source.error(f"{path}.preferred_batch_size", "a preferred batch must be 1 or more")

@@ -1,4 +1,4 @@
-"""Triton's `ensemble_scheduling`: the steps of an ensemble, and what is wrong with them by themselves.
+"""Reads Triton's `ensemble_scheduling`: the steps of an ensemble, and what is wrong with them by themselves.
 
 What can be wrong beside the models that they name is for whoever loads those (pipelines/ensemble_graph.py).
 """
@@ -32,7 +32,7 @@ _AT = "ensemble_scheduling"
 
 
 def read_ensemble(source: TextSource) -> EnsembleSettings | None:
-    """None for any other model. Every mistake names the field, and where it stands."""
+    """Returns None for any other model. Every mistake names the field, and where it stands."""
     message = source.message
     if not message.HasField(_AT) and message.platform != ENSEMBLE:
         return None
@@ -75,7 +75,8 @@ def _check_declared(source: TextSource) -> None:
 
 
 def read_promise(source: TextSource) -> Promise | None:
-    """That of the whole, as `parameters { key: "slo_ms" value { string_value: "100" } }` gives it."""
+    """Returns the promise of the whole, as `parameters { key: "slo_ms" value { string_value: "100" } }` gives
+    it."""
     text = source.message.parameters[SLO].string_value.strip() if SLO in source.message.parameters else ""
     if not text:
         return None
@@ -125,7 +126,7 @@ def _check_tensors(source: TextSource, steps: tuple[EnsembleStep, ...]) -> None:
                     f"{at}.output_map", f"{at}.output_map: {shown(name)} cannot write {shown(tensor)}: {also}"
                 )
             if tensor not in read and tensor not in outputs:
-                said = f"{at}.output_map: nobody reads the tensor {shown(tensor)}"
+                said = f"{at}.output_map: no step reads the tensor {shown(tensor)}"
                 raise source.error(f"{at}.output_map", said)
     for number, name in enumerate(inputs):
         if name not in read:
@@ -177,14 +178,14 @@ def ensemble_document(settings: EnsembleSettings) -> dict[str, object]:
 
 
 def step_at(config: ModelConfig, number: int) -> str:
-    """Where a step of an ensemble or a pipeline names its model."""
+    """Returns where a step of an ensemble or a pipeline names its model."""
     if config.pipeline is not None:
         return config.pipeline.at(number)
     return f"{config.name}: {_AT}.step[{number}].model_name"
 
 
 def circle(name: str, steps_of: Mapping[str, Sequence[str]]) -> ConfigError | None:
-    """What is wrong with an ensemble that needs itself, by way of the others that are known."""
+    """Returns what is wrong with an ensemble that needs itself, by way of the others that are known."""
     chain: list[str] = [name]
     seen: set[str] = set()
 

@@ -1,4 +1,4 @@
-"""Triton's `sequence_batching`, read and written again."""
+"""This module has Triton's `sequence_batching`, read and written again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _VALUES = {"int32_false_true": "INT32", "fp32_false_true": "FP32", "bool_false_t
 
 
 def read_sequences(source: TextSource) -> SequenceSettings | None:
-    """None for a model without. Every mistake names the field, and where it stands."""
+    """Returns None for a model without. Every mistake names the field, and where it stands."""
     message = source.message
     if not message.HasField(_AT):
         return None
@@ -62,14 +62,16 @@ def _controls(source: TextSource, item: Any, path: str) -> Any:
     if not item.name or not item.control:
         raise source.error(path, f"{path} needs a name and a control")
     if len(item.control) > 1:
-        raise source.error(path, f'control input "{item.name}" says more than one thing; give each its own')
+        raise source.error(
+            path, f'control input "{item.name}" has more than one control; give each its own input'
+        )
     return item.control
 
 
 def _control(source: TextSource, item: Any, control: Any, path: str) -> ControlInput:
     owner = f"control input {rules.shown(item.name)}"
     if not 0 <= control.kind < len(_KINDS):
-        raise source.error(path, f"{owner} has the kind {control.kind}, which is none")
+        raise source.error(path, f"{owner} has the unknown kind {control.kind}")
     kind = _KINDS[control.kind]
     values = {name: list(getattr(control, name)) for name in _VALUES if getattr(control, name)}
     if kind == CORRID:

@@ -1,4 +1,5 @@
-"""Triton's ModelConfig from config.pbtxt or from JSON: the message, and where each of its fields stands.
+"""Reads Triton's ModelConfig from config.pbtxt or from JSON: the message, and where each of its fields
+stands.
 
 protobuf reads both. What it says badly or not at all is said here: unknown names with the nearest valid one,
 fields given twice, and which field a value was for.
@@ -60,7 +61,8 @@ class TextSource:
         return ConfigError(f"{self.where(path)}: {message}")
 
     def given(self, into: Collection[str]) -> Iterator[tuple[str, str]]:
-        """The fields that are set, those of the messages `into` too: each without numbers, and with them.
+        """Yields the fields that are set, those of the messages `into` too: each without numbers, and with
+        them.
 
         What is switched off, as in `decoupled: false`, is as good as absent.
         """
@@ -123,7 +125,9 @@ class _Fields:
             mark = token["mark"]
             values += token["value"] is not None
             if values > MAX_VALUES:
-                raise self._error(token.start(), f"more than {MAX_VALUES} values, which no settings file has")
+                raise self._error(
+                    token.start(), f"more than {MAX_VALUES} values, too many for a settings file"
+                )
             if token["string"]:
                 self._check_escapes(token)
             elif token["name"] and message is not None:
@@ -164,7 +168,7 @@ class _Fields:
         return ConfigError(f"{self._place(offset)}: {message}")
 
     def translated(self, error: text_format.ParseError) -> ConfigError:
-        """With the name of the field that the value is for, and what it takes."""
+        """Returns the error with the name of the field that the value is for, and what it takes."""
         line, column = error.GetLine() or 1, error.GetColumn() or 1
         lines = self._text.split("\n")
         said = _PLACED.sub("", str(error), count=1)
@@ -199,7 +203,7 @@ def _plain(path: str) -> str:
 def read_json(text: str) -> TextSource:
     """Every mistake is a ConfigError that names the field at fault."""
     if len(text) > MAX_FILE_BYTES:
-        raise ConfigError(f"config: larger than {MAX_FILE_BYTES} bytes, which is too long", field="config")
+        raise ConfigError(f"config: larger than {MAX_FILE_BYTES} bytes", field="config")
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -208,7 +212,7 @@ def read_json(text: str) -> TextSource:
         raise ConfigError('config: must be an object like {"max_batch_size": 8}', field="config")
     values = list(islice(_values(document, _ModelConfig.DESCRIPTOR, ""), MAX_VALUES + 1))
     if len(values) > MAX_VALUES:
-        raise ConfigError(f"config: more than {MAX_VALUES} values, which no settings have", field="config")
+        raise ConfigError(f"config: more than {MAX_VALUES} values", field="config")
     try:
         message = json_format.ParseDict(document, _ModelConfig())
         return TextSource(message, lambda path: f"config.{path}" if path else "config")

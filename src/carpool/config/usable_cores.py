@@ -1,7 +1,6 @@
-"""How many cores this process may use: those that it may run on, and no more than its control groups' limits
-on processor time are worth. A container with a limit sees all cores of its machine; whoever starts a thread
-for each of them is stopped for most of every tenth of a second.
-"""
+"""Counts how many cores this process may use: those that it may run on, and no more than its control groups'
+limits on processor time are worth. A container with a limit sees all cores of its machine; whoever starts a
+thread for each of them is stopped for most of every tenth of a second."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ def _limits(root: Path) -> Iterator[float]:
 
 
 def _places(root: Path) -> Iterator[tuple[Path, Path]]:
-    """Where groups are mounted that can limit processor time, and this process's own group there."""
+    """Yields where groups are mounted that can limit processor time, and this process's own group there."""
     own: dict[str, str] = {}  # by kind of mount
     for line in _lines(root / "proc/self/cgroup"):
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -54,7 +53,8 @@ def _places(root: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def _within(path: str, shown: str) -> PurePosixPath:
-    """A group's path below the one that the mount shows, which in a container is often the group itself."""
+    """Returns a group's path below the one that the mount shows, which in a container is often the group
+    itself."""
     group = PurePosixPath(path)
     if ".." in group.parts or not group.is_relative_to(shown):
         return PurePosixPath()
@@ -72,7 +72,7 @@ def _version_1(folder: Path) -> float | None:
 
 
 def _cores(quota: str, period: str) -> float | None:
-    """None where there is no limit: that is `max`, or -1."""
+    """Returns None where there is no limit: that is `max`, or -1."""
     if not (quota.isdigit() and period.isdigit() and int(period) > 0):
         return None
     return int(quota) / int(period)

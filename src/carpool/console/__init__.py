@@ -1,4 +1,5 @@
-"""The console: a page that shows what the server does. Only files here; the HTTP front end serves them."""
+"""Holds the console: a page that shows what the server does. Only files here; the HTTP front end serves
+them."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ from carpool.core.shares import DeviceShares
 def gate(
     core: SchedulerState, shares: DeviceShares, slo: float, job: Job, lane: Lane, now: float
 ) -> Refusal | None:
-    """Nothing, or why not. Two questions: can it finish in time, and would it drag the others down?
+    """Returns nothing, or why the job is rejected. Two questions: can it finish in time, and would it drag
+    the others down?
 
     The second reads: the batch that would meet its deadline is smaller than what will be waiting by then, and
     batches that small cannot keep up with the traffic. While every instance is gone the answer is no at once:
@@ -69,7 +70,7 @@ def gate(
 def _wait_of_coming(
     core: SchedulerState, instance: Instance, job: Job, batch: int, wait: float, now: float
 ) -> float:
-    """How long from now it starts, when one whose input is there would start after `wait`.
+    """Returns how long from now it starts, when one whose input is there would start after `wait`.
 
     If its input is not there by then, batches leave without it, one after the other while there is traffic,
     and it rides in the first that begins when it is.
@@ -87,7 +88,7 @@ def _wait_of_coming(
 
 
 def _batch_s(core: SchedulerState, batch: int, now: float) -> float:
-    """From one start to the next, in batches just large enough for what becomes ready."""
+    """Returns the seconds from one start to the next, in batches just large enough for what becomes ready."""
     curve, pace = core.curve, core.instances.pace
     supply = core.supply(now) / pace
     size = bisect_left(range(1, batch), supply, key=lambda n: curve.throughput(curve.efficient[n])) + 1
@@ -138,7 +139,8 @@ def is_probe(core: SchedulerState, job: Job, slo: float, now: float) -> bool:
 
 
 def _starts_on(core: SchedulerState, job: Job, behind: float, now: float) -> tuple[Instance, float]:
-    """Of instances that differ, the one that would carry the job, and how long from now it would start."""
+    """Returns, of instances that differ, the one that would run the job, and how long from now it would
+    start."""
     instances = core.instances
     starts = [(i, max(0.0, i.free_at - now) + behind) for i in instances if i.available]
     return max(starts, key=lambda start: instances.fits(start[0], job.due - now - start[1]))
@@ -182,9 +184,9 @@ def _refusal(
     room: int = 0,
     sustained: float = 0.0,
 ) -> Refusal:
-    """With when to come back: after the wait, when those ahead are served. Who brings too little time even
-    for an idle instance would be refused then as well; who lost it on the way has all of it again. What is
-    outside may be less by then."""
+    """Returns a refusal that says when to retry: after the wait, when those ahead are served. Who brings too
+    little time even for an idle instance would be refused then as well; who lost it on the way has all of it
+    again. What is outside may be less by then."""
     wait = terms.queue + terms.running + terms.input
     alone = terms.batch + terms.spread
     return Refusal(

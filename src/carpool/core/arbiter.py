@@ -1,4 +1,5 @@
-"""Several models on one device: whose turn it is, by weight, so that a busy one cannot starve another.
+"""Divides one device between several models: decides whose turn it is, by weight, so that a busy one cannot
+starve another.
 
 Time-division, by start tags: whoever has used least of its share goes next, and nobody saves up what it did
 not use. A batch that runs is never interrupted, so while another model with a promise is active no batch may
@@ -29,7 +30,7 @@ _LEAST_LEFT = 0.05  # of a device, to a step whose later ones go first
 
 
 class ModelTurn(DeviceTurn):
-    """The place of one model on a device that an arbiter divides."""
+    """Represents the place of one model on a device that an arbiter divides."""
 
     __slots__ = ("_arbiter", "_declined", "_recent", "instances", "scheduler", "tag", "wake", "weight")
 
@@ -99,7 +100,7 @@ class ModelTurn(DeviceTurn):
         self._recent.add(seconds, now)
 
     def use(self, now: float) -> float:
-        """The part of the device that it has taken lately."""
+        """Returns the part of the device that it has taken lately."""
         return self._recent.at(now)
 
     def active(self, now: float) -> bool:
@@ -118,7 +119,7 @@ class ModelTurn(DeviceTurn):
 
 
 class Arbiter:
-    """One device. It runs as many batches at once as its busiest model has instances there.
+    """Represents one device. It runs as many batches at once as its busiest model has instances there.
 
     One that is not `exclusive` is no device, but the processors that several models share without turns: all
     run as they like, except beside spare work.
@@ -139,7 +140,7 @@ class Arbiter:
         weight: float = 1.0,
         wake: Callable[[], None] = lambda: None,
     ) -> ModelTurn:
-        """These instances of that model are on this device from now on. `wake` has it decide again."""
+        """Adds these instances of that model to this device. `wake` has it decide again."""
         turn = ModelTurn(self, scheduler, instances, weight, wake)
         for instance in instances:
             instance.turn = turn
@@ -187,7 +188,7 @@ class Arbiter:
         return first is turn
 
     def _first(self, turn: ModelTurn, now: float) -> ModelTurn:
-        """Whose turn it is, if this one asks."""
+        """Returns the model whose turn it is, if this one asks."""
         wanting = [other for other in self._turns if other.wants]
         first = min(wanting, key=self._start_tag, default=turn)
         if self._start_tag(first) >= self._start_tag(turn):
@@ -224,14 +225,16 @@ class Arbiter:
 
     @property
     def has_room(self) -> bool:
-        """For one more batch. Where models take no turns, spare work and theirs exclude each other."""
+        """Returns whether there is room for one more batch. Where models take no turns, spare work and theirs
+        exclude each other."""
         if self.exclusive:
             return len(self._running) < self._width
         return not any(isinstance(batch.turn, SpareTurn) for batch, _ in self._running.values())
 
     def slack(self, now: float) -> SpareRoom:
-        """For a batch of spare work that would start now. Whoever is ready goes first, however little time
-        that would cost: else a promise of many small batches is late by one of these again and again."""
+        """Returns the room for a batch of spare work that would start now. Whoever is ready goes first,
+        however little time that would cost: else a promise of many small batches is late by one of these
+        again and again."""
         turns = self._turns
         busy = any(turn.scheduler.lanes.ready for turn in turns) or not self.has_room
         if not self.exclusive:
@@ -261,7 +264,8 @@ class Arbiter:
         return max(self._tag, turn.tag)
 
     def _hold(self, now: float) -> None:
-        """Idle instances start when the device is free, which is what their models must reckon with."""
+        """Sets when idle instances start: when the device is free, which is what their models must reckon
+        with."""
         free = now
         if not self.has_room:
             free = max(now, min(batch.instance.free_at for batch, _ in self._running.values()))
@@ -272,7 +276,7 @@ class Arbiter:
             turn.scheduler.instances.refresh()
 
     def _divide(self, turn: ModelTurn, now: float) -> None:
-        """What this model may count on: what the others leave, and at least its weight's part."""
+        """Sets what this model may count on: what the others leave, and at least its weight's part."""
         others = [other for other in self._turns if other is not turn and other.active(now)]
         beside = [other for other in others if not turn.goes_before(other)]  # who does not wait for it
         equals = sum(other.weight for other in beside if not other.goes_before(turn))

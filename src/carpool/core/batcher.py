@@ -1,4 +1,4 @@
-"""Which jobs run next, in promise mode. Read this first: it is the heart of Carpool.
+"""Chooses which jobs run next, in promise mode. Read this first: it is the heart of Carpool.
 
 An instance is free. Take the most urgent job and ask how large a batch may be so that it still meets its
 deadline. Large enough for what is waiting: run it now, for waiting while an instance is idle never helps.
@@ -64,8 +64,8 @@ def _first_lane(core: SchedulerState) -> Lane | None:
 
 
 def _wanted(core: SchedulerState, head: Job, line: Line, largest: int, now: float) -> int:
-    """What is waiting, shared with the instances that will be free as well, at an efficient size. What is
-    pinned to this one is for no other."""
+    """Returns what is waiting, shared with the instances that will be free as well, at an efficient size.
+    What is pinned to this one is for no other."""
     waiting = line.images
     if len(core.lanes.by_key) > 1:
         lines = (lane.lines.get(head.shape) for lane in core.lanes)
@@ -76,7 +76,7 @@ def _wanted(core: SchedulerState, head: Job, line: Line, largest: int, now: floa
 
 
 def _room(core: SchedulerState, instance: Instance, job: Job, now: float) -> int:
-    """The largest batch that meets the job's deadline if it starts now."""
+    """Returns the largest batch that meets the job's deadline if it starts now."""
     left = job.due - now
     if job.lane is not None and job.lane.level == PROTECTED:
         left /= core.constants.guard_margin
@@ -104,7 +104,7 @@ def _size(
 
 
 def batch_size(head: Job, room: int, want: int, smaller: int, *, keeps_up: bool) -> int:
-    """How many images to run with `head` as the most urgent; 0 means that the head is given up.
+    """Returns how many images to run with `head` as the most urgent; 0 means that the head is given up.
 
     `room` is the largest batch that meets the head's deadline, `want` the batch we would like, `smaller` the
     most efficient one within `room`, and `keeps_up` whether batches of `room` carry the offered rate.
@@ -125,7 +125,7 @@ def _fill(
     now: float,
     given_up: list[GivenUp],
 ) -> list[Job]:
-    """Up to `size` images of this shape, one job at a time from the lane that was served least."""
+    """Takes up to `size` images of this shape, one job at a time from the lane that was served least."""
     if len(core.lanes.by_key) == 1:
         (only,) = core.lanes.by_key.values()
         return core.lanes.serve_first(only, only.lines[shape], size)
@@ -179,7 +179,7 @@ def _faster_one_carries(core: SchedulerState, instance: Instance, job: Job, now:
 def _from_behind(
     core: SchedulerState, instance: Instance, line: Line, slo: float, want: int, now: float
 ) -> list[Job]:
-    """The largest batch of less urgent jobs that a slow instance still finishes in time."""
+    """Takes the largest batch of less urgent jobs that a slow instance still finishes in time."""
     low, high = 0, min(want, core.instances.fits(instance, slo))
     while low < high:
         size = (low + high + 1) // 2
@@ -222,7 +222,7 @@ class PromisePolicy:
         self.shares.refresh(core, now)
 
     def place(self, job: Job, sequence: int) -> tuple[int, str]:
-        """The job's lane, after giving it its place in that lane's order."""
+        """Returns the job's lane, after giving it its place in that lane's order."""
         arrived, deadline = job.arrived, job.deadline
         slo = job.promise or self.settings.slo
         if deadline > arrived + slo:

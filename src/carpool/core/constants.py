@@ -1,4 +1,5 @@
-"""The few numbers of the promise rule, each with its reason. Everything else is measured or learned."""
+"""Defines the few numbers of the promise rule, each with its reason. Everything else is measured or
+learned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""t(B): how long a batch of B images takes. The one fact everything else is computed from."""
+"""Describes t(B): how long a batch of B images takes. The one fact everything else is computed from."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class BatchCurve:
         return cls(_parse_points(text), max_batch, buckets)
 
     def padded(self, images: int) -> int:
-        """The batch size the engine really runs for this many images."""
+        """Returns the batch size the engine really runs for this many images."""
         if not self.buckets or images == 0:
             return images
         return self.buckets[bisect_left(self.buckets, images)]
@@ -74,11 +74,11 @@ class BatchCurve:
         return BatchCurve(later, self.max_batch, self.buckets)
 
     def fits(self, seconds: float) -> int:
-        """The largest batch that takes no longer than this; 0 where not even one image fits."""
+        """Returns the largest batch that takes no longer than this; 0 where not even one image fits."""
         return bisect_right(self.times, seconds) - 1 if seconds >= 0 else 0
 
     def throughput(self, images: int) -> float:
-        """Images per second of one instance that runs batches of this size."""
+        """Returns images per second of one instance that runs batches of this size."""
         return images / self.times[images]
 
     def fit(self) -> tuple[float, float]:
@@ -137,7 +137,7 @@ def _parse_points(text: str) -> list[tuple[int, float]]:
 
 
 def _interpolate(points: Sequence[tuple[int, float]], size: int) -> float:
-    """Straight lines between points; flat below the first, the last slope beyond the last."""
+    """Follows straight lines between points; flat below the first, the last slope beyond the last."""
     if size == 0:
         return 0.0
     if size <= points[0][0] or len(points) == 1:
@@ -167,7 +167,8 @@ Points = Sequence[tuple[int, float]]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Seconds. `residuals` are (size, measured over line, less 1) of all points, on the line or not."""
+    """Describes a curve as a line, in seconds. `residuals` are (size, measured over line, less 1) of all
+    points, on the line or not."""
 
     fixed: float
     per_image: float
@@ -182,7 +183,7 @@ class Shape:
 
 
 def shape_of(points: Points) -> Shape:
-    """Of at least one point, sizes rising."""
+    """Returns the shape of at least one point, with sizes rising."""
     on_line = _longest_line(points)
     fixed, per_image = line(on_line or points)
     rates = {size: size / seconds for size, seconds in points}
@@ -241,7 +242,7 @@ def line(points: Points) -> tuple[float, float]:
 
 
 def promised_batch(curve: BatchCurve, slo: float) -> int:
-    """The most efficient batch with 2·t(B) ≤ SLO; 0 where there is none.
+    """Returns the most efficient batch with 2·t(B) ≤ SLO; 0 where there is none.
 
     Twice, because a request may arrive just after a batch started: it waits for that one, then rides.
     """
@@ -249,13 +250,13 @@ def promised_batch(curve: BatchCurve, slo: float) -> int:
 
 
 def slo_capacity(curve: BatchCurve, slo: float, instances: int = 1) -> float:
-    """Images per second that can be promised: max B/t(B) with 2·t(B) ≤ SLO."""
+    """Returns images per second that can be promised: max B/t(B) with 2·t(B) ≤ SLO."""
     batch = promised_batch(curve, slo)
     return instances * curve.throughput(batch) if batch else 0.0
 
 
 def fluid_bound(curve: BatchCurve, slo: float, rate: float, instances: int = 1) -> float:
-    """The most images per second that can be answered in time: max B/t(B) with t(B) + B/λ ≤ SLO.
+    """Returns the most images per second that can be answered in time: max B/t(B) with t(B) + B/λ ≤ SLO.
 
     A batch takes at least B/λ to gather. An estimate: somebody who knows the future can beat it slightly.
     """
@@ -268,7 +269,7 @@ def fluid_bound(curve: BatchCurve, slo: float, rate: float, instances: int = 1) 
 
 
 def steady_batch(curve: BatchCurve, rate: float, instances: int = 1) -> tuple[float, float]:
-    """(images, seconds) of the batch that forms by itself when nobody waits on purpose."""
+    """Returns (images, seconds) of the batch that forms by itself when nobody waits on purpose."""
     fixed, per_image = curve.fit()
     load = rate / instances * per_image
     if load >= 1:
@@ -278,7 +279,7 @@ def steady_batch(curve: BatchCurve, rate: float, instances: int = 1) -> tuple[fl
 
 
 def expected_p99(curve: BatchCurve, rate: float, instances: int = 1) -> float:
-    """Seconds; good to a few percent up to ρ = 0.7, then on the safe side."""
+    """Returns seconds; good to a few percent up to ρ = 0.7, then on the safe side."""
     fixed, per_image = curve.fit()
     load = rate / instances * per_image
     images, seconds = steady_batch(curve, rate, instances)

@@ -39,8 +39,9 @@ def interval(bad: int, trials: int, confidence: float = 0.99) -> Interval:
 
 
 def times_as_often(mine: int, others: int, my_share: float, confidence: float = 0.99) -> Interval:
-    """Whose rare events are they? Of all of them so many were mine and so many others', and `my_share` of the
-    traffic was mine: how many times as often do they happen to me. Nobody needs to know how often that is.
+    """Returns how many times as often a rare event happens to me as to others. Of all of them so many were
+    mine and so many others', and `my_share` of the traffic was mine: how many times as often do they happen
+    to me. Nobody needs to know how often that is.
 
     The share must have been the same for all that is counted: with another one, count anew.
     """
@@ -55,8 +56,8 @@ def times_as_often(mine: int, others: int, my_share: float, confidence: float = 
 
 
 def good_until_below(bad: int, trials: int, limit: float, confidence: float = 0.99, most: int = 10**7) -> int:
-    """How many more trials, all of them good, until the rate is proven to be at most `limit`; `most` where it
-    takes more than that."""
+    """Returns how many more trials, all of them good, until the rate is proven to be at most `limit`; `most`
+    where it takes more than that."""
     low, high = -1, 1
     while high < most and interval(bad, trials + high, confidence).high > limit:
         low, high = high, 2 * high
@@ -74,7 +75,7 @@ def _log_beta(a: float, b: float) -> float:
 
 
 def _lowest(bad: int, good: int, least: float) -> float:
-    """The lowest rate under which so many bad and good trials are as likely as `least`, a logarithm.
+    """Returns the lowest rate under which so many bad and good trials are as likely as `least`, a logarithm.
 
     Newton's way, on the logarithm of the rate: the likelihood bends down everywhere, so that from below every
     step ends below, and the interval is never too narrow.

@@ -18,7 +18,7 @@ _MOST_MODELS = 256
 
 
 class Backlog:
-    """Whether newcomers of one model would be late, so that somebody has to be turned away unread.
+    """Decides whether newcomers of one model would be late, so that somebody has to be turned away unread.
 
     A wait that passes is no reason: whoever came during a stall can still make it. One that stands is: the
     front end gets more than it can do, and everybody would be late. From then on, until there was quiet for a
@@ -60,7 +60,8 @@ class Backlog:
 
 
 class FairBacklog:
-    """Who is turned away while some model's newcomers would be late: those who cause it, of any model.
+    """Decides who is turned away while some model's newcomers would be late: those who cause it, of any
+    model.
 
     A front end has one loop for all. Whoever asks for more of it than a fair share goes first, with a promise
     or without one; the others only if that does not suffice. Where there are others, those who are to blame
@@ -86,7 +87,7 @@ class FairBacklog:
         return True
 
     def is_to_blame(self, lane: FrontLane, now: float) -> bool:
-        """Whether the front end was behind just now, and this lane asks for more than its share."""
+        """Returns whether the front end was behind just now, and this lane asks for more than its share."""
         return now < self._until and self.shares.asks_too_much(lane, self._share, now)
 
     def _judge(self, model: int, slo: float, waited: float, now: float) -> None:
@@ -106,8 +107,8 @@ class FairBacklog:
 
 
 class Outside:
-    """What clients of one model wait outside the scheduler's account, until a request is read and until an
-    answer has left: an estimate in seconds, up fast, down slowly, so that few are worse.
+    """Estimates what clients of one model wait outside the scheduler's account, until a request is read and
+    until an answer has left: in seconds, up fast, down slowly, so that few are worse.
 
     It falls with time and not with each answer: those of one turn of a loop are all alike, and many of them
     would forget a stall before the next. Nothing is forgotten while nobody is answered, and need not be:
@@ -143,7 +144,7 @@ _LEVEL_S = 0.005  # the fair share is worked out so often at most
 
 
 class FrontLane:
-    """What one lane asks of the front end: as if all of it were served, whether it was or not."""
+    """Measures what one lane asks of the front end: as if all of it were served, whether it was or not."""
 
     __slots__ = ("_unmet_until", "asked", "key", "seen", "weight")
 
@@ -163,7 +164,8 @@ class FrontLane:
 
 
 class FrontShares:
-    """The front end's work by lane. Names cost no memory: beyond `max_lanes` they share one lane."""
+    """Represents the front end's work by lane. Names cost no memory: beyond `max_lanes` they share one
+    lane."""
 
     def __init__(self, constants: Constants = CONSTANTS) -> None:
         self._constants = constants
@@ -192,7 +194,8 @@ class FrontShares:
         return found
 
     def asks_too_much(self, lane: FrontLane, share: float, now: float) -> bool:
-        """Whether a lane is above its fair part, if so much of what the front end did lately is divided.
+        """Returns whether a lane is above its fair part, if so much of what the front end did lately is
+        divided.
 
         Fair is max-min: nobody gives anything up as long as somebody else asks for more.
         """
@@ -253,7 +256,7 @@ class _Bucket:
 
 
 class _LaneWork(Generic[T]):
-    """What one lane has spent, and what of it waits."""
+    """Records what one lane has spent, and what of it waits."""
 
     __slots__ = ("bucket", "held", "strict")
 
@@ -280,7 +283,7 @@ class Pacer(Generic[T]):
         return len(self._lines)
 
     def is_free(self, key: LaneKey, now: float) -> bool:
-        """Whether this lane's work can be done at once."""
+        """Returns whether this lane's work can be done at once."""
         line = self._lines.get(key)
         if line is not None and (line.held or line.bucket.left(now) <= 0.0):
             return False
@@ -301,7 +304,7 @@ class Pacer(Generic[T]):
         self.waiting += 1
 
     def due(self, now: float) -> list[T]:
-        """What has its turn now, or has waited for long enough."""
+        """Returns what has its turn now, or has waited for long enough."""
         found: list[T] = []
         lines = [line for line in self._lines.values() if line.held]
         self._together.left(now)
@@ -419,7 +422,7 @@ class DecodeForecast:
         )
 
     def seconds(self, weight: float, now: float) -> float:
-        """Until one that comes now is decoded."""
+        """Returns the seconds until one that comes now is decoded."""
         ahead = 0.0
         if self._waiting > 0.0 or self._busy >= self._threads:
             ahead = max(0.0, self._waiting + self._running / 2) / self._threads

@@ -1,4 +1,5 @@
-"""Histograms with fixed bins, which can be added up over processes and hours, and how far two of them differ.
+"""Implements histograms with fixed bins, which can be added up over processes and hours, and a measure of how
+far two of them differ.
 
 A value is shared between the two bins whose middles it lies between. With bins that cut, what a still camera
 measures could lie at a border, and the smallest change of the light would move all of it to the next bin.
@@ -20,7 +21,7 @@ _OTHERS = ""
 
 @dataclass(frozen=True, slots=True)
 class Bins:
-    """Equal ones from `low` to `high`, or with `logarithmic` equal factors."""
+    """Defines equal bins from `low` to `high`, or with `logarithmic` equal factors."""
 
     low: float
     high: float
@@ -42,7 +43,7 @@ class Bins:
         return min(max(place, 0.0), self.count - 1.0)
 
     def edges(self) -> list[float]:
-        """Where the bins begin and end, one more than there are."""
+        """Returns where the bins begin and end, one more than there are."""
         parts = [number / self.count for number in range(self.count + 1)]
         if self.logarithmic:
             return [self.low * (self.high / self.low) ** part for part in parts]
@@ -50,7 +51,7 @@ class Bins:
 
 
 class Histogram:
-    """Of numbers. What is not a number is not counted."""
+    """Counts numbers in bins. What is not a number is not counted."""
 
     __slots__ = ("bins", "counts")
 
@@ -66,7 +67,7 @@ class Histogram:
 
     @property
     def middle(self) -> float:
-        """The mean, in bins."""
+        """Returns the mean, in bins."""
         return math.fsum(place * count for place, count in enumerate(self.counts)) / (self.total or 1.0)
 
     def add(self, value: float, weight: float = 1.0) -> None:
@@ -90,7 +91,7 @@ class Histogram:
 
 
 class Tally:
-    """Of names, as classes or sizes."""
+    """Counts names, as classes or sizes."""
 
     __slots__ = ("counts",)
 
@@ -119,7 +120,8 @@ class Tally:
         return shift(before, now)
 
     def compared(self, reference: Tally) -> tuple[list[str], list[float], list[float]]:
-        """The names that the reference has most of, and all the others as one; with the counts of both."""
+        """Returns the names that the reference has most of, and all the others as one; with the counts of
+        both."""
         often = sorted(reference.counts, key=lambda name: (-reference.counts[name], name))
         names = [name for name in often if name != _OTHERS][:_NAMES_COMPARED]
         before = [reference.counts[name] for name in names]
@@ -132,7 +134,8 @@ class Tally:
 
 
 def shift(reference: Sequence[float], now: Sequence[float]) -> float:
-    """The population stability index of two histograms with the same bins, less what it would be by chance.
+    """Returns the population stability index of two histograms with the same bins, less what it would be by
+    chance.
 
     Chance alone makes it about (bins - 1)(1/n + 1/m), with so many values in each: at 50 values and 20 bins
     that is far more than the 0.2 from which on a change is usually believed.

@@ -1,4 +1,4 @@
-"""The instances of one model: who is running what, until when, and how fast each really is."""
+"""Tracks the instances of one model: who is running what, until when, and how fast each really is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REST_S = 0.001  # forgetting takes seconds: of a flood that finds somebody idle
 
 
 class BatchTurn:
-    """On whose account a batch uses a shared device."""
+    """Represents the account on which a batch uses a shared device."""
 
     __slots__ = ()
 
@@ -54,7 +54,7 @@ class DeviceTurn(BatchTurn):
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """What an instance was told to run."""
+    """Describes what an instance was told to run."""
 
     instance: Instance
     jobs: list[Job]
@@ -92,7 +92,7 @@ class Instance:
 
 
 class Instances:
-    """The group, with what every arrival asks for kept ready."""
+    """Holds all instances of a model, with what every arrival asks for kept ready."""
 
     __slots__ = (
         *("_all", "_belief", "_curve", "_handover", "_rested"),
@@ -153,7 +153,7 @@ class Instances:
         self.next_free, self.idle = next_free, idle
 
     def start(self, instance: Instance, jobs: list[Job], now: float, spare: BatchTurn | None = None) -> Batch:
-        """On the account of spare work, if it is that."""
+        """Starts a batch, on the account of spare work if it is that."""
         images = 0
         for job in jobs:
             images += job.images
@@ -191,7 +191,7 @@ class Instances:
         self.refresh()
 
     def differ(self, belief: Belief) -> bool:
-        """As `uneven`, with another kind of work than the one that is run now."""
+        """Returns the same as `uneven`, for another kind of work than the one that is run now."""
         means = [belief.speeds[i.index].mean for i in self._all if i.available] or [1.0]
         return min(means) < _MUCH_FASTER * max(means)
 
@@ -207,11 +207,11 @@ class Instances:
         self.refresh()
 
     def fits(self, instance: Instance, seconds: float) -> int:
-        """The largest batch that this instance finishes in this time, noise included."""
+        """Returns the largest batch that this instance finishes in this time, noise included."""
         return self._curve.fits(seconds / instance.speed.cautious)
 
     def idle_at(self, index: int | None) -> list[Instance]:
-        """The idle ones; with an index that one alone, if it is idle."""
+        """Returns the idle ones; with an index that one alone, if it is idle."""
         return self.idle if index is None else [one for one in self.idle if one.index == index]
 
     def free_within(self, seconds: float, now: float) -> int:

@@ -31,7 +31,7 @@ NEW, OFFERED, READY, RUNNING, DONE, GONE = JobState
 
 
 class Reason(enum.Enum):
-    """Why a job was not run: stable words that reach the client."""
+    """Names why a job was not run, in stable words that reach the client."""
 
     CANNOT_FINISH = "cannot-finish"  # even alone it would end after its deadline
     OVERLOAD = "overload"  # it would force batches too small to keep up with the traffic
@@ -116,7 +116,8 @@ SOON = 0.001
 
 
 class Terms(NamedTuple):
-    """What one decision about a request was made of: seconds, in the order in which a request meets them.
+    """Lists what one decision about a request was made of: seconds, in the order in which a request meets
+    them.
 
     The request is late where what is `predicted` and the `margin` together exceed its `deadline`, which is
     counted from its arrival as they are.
@@ -152,7 +153,7 @@ NO_TERMS = Terms()
 
 
 class Refusal(NamedTuple):
-    """A rejection: why, when a retry makes sense, and the numbers that it was decided by."""
+    """Describes a rejection: why, when a retry makes sense, and the numbers that it was decided by."""
 
     reason: Reason
     retry_after: float = 0.0  # seconds; 0: a retry would not help
@@ -169,7 +170,7 @@ class Refusal(NamedTuple):
     terms: Terms = NO_TERMS
 
     def flat(self) -> tuple[float, ...]:
-        """All but the reason as numbers, for other processes."""
+        """Returns all but the reason as numbers, for other processes."""
         return (*map(float, self[1:-1]), *self.terms)
 
 
@@ -177,7 +178,7 @@ REFUSAL_NUMBERS = len(Refusal._fields) - 2 + len(Terms._fields)
 
 
 def refusal_of(reason: Reason, numbers: Sequence[float]) -> Refusal:
-    """The refusal whose `flat` form this is."""
+    """Returns the refusal whose `flat` form this is."""
     retry_after, waiting, most, asked, answerable, room, needed, sustained, lag, most_lag, images = numbers[
         :11
     ]
@@ -190,8 +191,8 @@ def refusal_of(reason: Reason, numbers: Sequence[float]) -> Refusal:
 
 
 class GivenUp(NamedTuple):
-    """A job that was accepted and will not run: with the batch that its deadline has room for, the one that
-    the queue needs, and the seconds of its own batch where those decided."""
+    """Describes a job that was accepted and will not run: with the batch that its deadline has room for, the
+    one that the queue needs, and the seconds of its own batch where those decided."""
 
     job: Job
     reason: Reason
@@ -201,7 +202,7 @@ class GivenUp(NamedTuple):
 
 
 def planned(outside: float, budget: float, constants: Constants = CONSTANTS) -> float:
-    """How much of its budget a request's plan leaves to what is outside."""
+    """Returns how much of its budget a request's plan leaves to what is outside."""
     most = constants.most_outside * budget
     if outside > most:
         outside = most

@@ -23,7 +23,8 @@ _BEHIND_ALL = 1e15  # added to the rank of a delayed job: after every request th
 
 @dataclass(slots=True)
 class _Aside:
-    """A batch set aside. A `sealed` one takes nobody else; `other_shape` says that a shape closed it."""
+    """Represents a batch set aside. A `sealed` one takes nobody else; `other_shape` says that a shape closed
+    it."""
 
     jobs: list[Job] = field(default_factory=list)
     images: int = 0
@@ -33,7 +34,8 @@ class _Aside:
 
 @dataclass(slots=True)
 class _Gathered:
-    """What could join a batch: the jobs, how many of them make a preferred size, and what stopped it."""
+    """Holds what could join a batch: the jobs, how many of them make a preferred size, and what stopped
+    it."""
 
     jobs: list[Job] = field(default_factory=list)
     images: int = 0
@@ -94,7 +96,7 @@ class KnobsPolicy:
         return min(job.deadline, self._times_out(job))
 
     def expired(self, core: SchedulerState, job: Job, now: float) -> Reason | None:
-        """The reason to give the job up, or nothing when it only moves behind the others."""
+        """Returns the reason to give the job up, or nothing when it only moves behind the others."""
         if now >= job.deadline:
             return Reason.DEADLINE
         if self._limits(job).action is TimeoutAction.REJECT:
@@ -155,7 +157,7 @@ class KnobsPolicy:
     def take(
         self, core: SchedulerState, instance: Instance, now: float, given_up: list[GivenUp]
     ) -> tuple[list[Job], float | None]:
-        """The jobs to run now, or when to look again."""
+        """Returns the jobs to run now, or when to look again."""
         if self._looks_ahead:
             batch = self._next_aside(now)
         else:
@@ -168,7 +170,8 @@ class KnobsPolicy:
         return jobs, self._wait_until
 
     def _next_aside(self, now: float) -> _Aside:
-        """The oldest batch, with those behind it that have waited out their delay as well, where they fit."""
+        """Returns the oldest batch, with those behind it that have waited out their delay as well, where they
+        fit."""
         self._drop_deserted()
         if not self._aside:
             return _Aside()
@@ -266,6 +269,7 @@ class KnobsPolicy:
 
 
 def _in_order(core: SchedulerState, by_shape: bool) -> Iterator[Job]:
-    """Higher levels first, then in order of arrival; by shape, only the shape that has waited longest."""
+    """Yields jobs of higher levels first, then in order of arrival; by shape, only the shape that has waited
+    longest."""
     for lane in sorted((lane for lane in core.lanes if lane.ready), key=lambda lane: lane.level):
         yield from lane.earliest()[1] if by_shape else lane.lines[None]

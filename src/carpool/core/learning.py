@@ -1,4 +1,4 @@
-"""What the scheduler learns as it serves: how fast each instance really is, and how much is asked of it."""
+"""Learns, while serving, how fast each instance really is, and how much is asked of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from carpool.core.curve import BatchCurve
 
 
 class Speed:
-    """Actual over profiled time of one instance: its running mean, and how far above that it may come out.
+    """Tracks actual over profiled time of one instance: its running mean, and how far above that it may come
+    out.
 
     `cautious` is close to the 0.9 quantile: what a deadline is checked against. Both forget (see `rested`).
     """
@@ -87,7 +88,8 @@ class Doubt:
         self._at = now
 
     def at(self, now: float) -> float:
-        """Half forgotten when nobody was finished for a while: a gate that is shut for it learns nothing."""
+        """Returns the doubt, half forgotten when nobody was finished for a while: a gate that is shut for it
+        learns nothing."""
         silent = now - self._at - self._constants.doubt_memory_s
         if silent <= 0.0 or self._at == float("-inf"):
             return self._value
@@ -95,7 +97,7 @@ class Doubt:
 
 
 class Lag:
-    """How long requests take for a part of their way to the scheduler."""
+    """Measures how long requests take for a part of their way to the scheduler."""
 
     __slots__ = ("_at", "_memory", "_value", "_weight")
 
@@ -110,14 +112,15 @@ class Lag:
         self._at = now
 
     def at(self, now: float) -> float:
-        """Forgotten when nobody comes: a gate that is shut for it would never learn that it is over."""
+        """Returns the lag, which is forgotten when nobody comes: a gate that is shut for it would never learn
+        that it is over."""
         return self._value * exp(-max(0.0, now - self._at) / self._memory)
 
 
 class Handover:
-    """What a batch occupies its instance for beside its run: until it is begun, and until its end is heard
-    and the next can be sent. The same for a batch of any size, which makes small ones dear where the model
-    is quick."""
+    """Measures what a batch occupies its instance for beside its run: until it is begun, and until its end is
+    heard and the next can be sent. The same for a batch of any size, which makes small ones dear where the
+    model is quick."""
 
     __slots__ = ("_constants", "_looked_at", "counted", "seconds")
 
@@ -133,7 +136,8 @@ class Handover:
         self.seconds += c.handover_weight * (min(seconds, most) - self.seconds)
 
     def is_news(self, lone: float, now: float) -> bool:
-        """Whether it should be counted anew, where a batch of one takes so long as it is counted now."""
+        """Returns whether it should be counted anew, where a batch of one takes so long as it is counted
+        now."""
         c = self._constants
         is_near = abs(self.seconds - self.counted) <= c.handover_far * lone
         if is_near or now - self._looked_at < c.handover_look_s:
@@ -143,7 +147,8 @@ class Handover:
 
 
 class Rate:
-    """Images offered per second, refusals included: exponential with a short memory, decayed when read."""
+    """Measures images offered per second, refusals included: exponential with a short memory, decayed when
+    read."""
 
     __slots__ = ("_at", "_memory", "_value")
 
@@ -175,7 +180,8 @@ _SAME = 1e-5  # curves closer than this need not replace each other
 
 
 class Drift:
-    """A profile that no longer holds: noticed, told once, and put right from the batches of all instances.
+    """Detects a profile that no longer holds: noticed, told once, and put right from the batches of all
+    instances.
 
     Inside, factors are logarithms: they add up.
     """
@@ -207,7 +213,7 @@ class Drift:
 
     @property
     def factor(self) -> float:
-        """Actual over profiled time, by the profile as loaded."""
+        """Returns actual over profiled time, by the profile as loaded."""
         return exp(self._off)
 
     @property
@@ -247,7 +253,7 @@ class Drift:
         return self._early or (now - since >= self._constants.relearn_s and self.is_due(now))
 
     def news(self, now: float) -> float | None:
-        """The factor, once for every change that lasts; 1 when it is over."""
+        """Returns the factor, once for every change that lasts; 1 when it is over."""
         c = self._constants
         if self._suspect is None or now - self._suspect < c.drift_s or self._batches < 1 / c.drift_weight:
             return None
@@ -256,7 +262,7 @@ class Drift:
         return self.told
 
     def is_due(self, now: float) -> bool:
-        """Whether enough was run since the last look at the curve."""
+        """Returns whether enough was run since the last look at the curve."""
         if self._early:
             return True
         c = self._constants
@@ -270,7 +276,8 @@ class Drift:
             self._begin(now)
 
     def relearned(self, curve: BatchCurve, now: float) -> tuple[BatchCurve, float] | None:
-        """A curve for what was run since the last look, and how much slower it is; None while this one holds.
+        """Returns a curve for what was run since the last look, and how much slower it is; None while this
+        one holds.
 
         Each point moves by what the batches near it took; where none were run, by what the nearest did. Those
         that once proved slow come back little by little, and when they are tried again, are looked at early.
@@ -329,7 +336,7 @@ _NEVER = float("-inf")
 
 
 class Belief:
-    """The curve that is believed, what has drifted from it, and a speed for each instance.
+    """Holds the curve that is believed, what has drifted from it, and a speed for each instance.
 
     `runs` is how long batches run, as profiles say it; `curve` how long they occupy an instance, from which
     everything is decided: those runs, and handing them over.
@@ -366,7 +373,8 @@ class Belief:
         self._believe(1.0)
 
     def count_handover(self, images: int) -> None:
-        """As it was learned by now. What is believed of batches as the last one is said in new terms."""
+        """Counts the handover as it was learned by now. What is believed of batches as the last one is said
+        in new terms."""
         before = self.curve.times[images]
         more = self.handover.seconds - self.handover.counted
         self.handover.counted = self.handover.seconds
@@ -406,14 +414,16 @@ class Belief:
         self._rested = now
 
     def is_overdue(self, images: int, now: float) -> bool:
-        """So long without a batch that trying this one costs the other kinds next to nothing."""
+        """Returns whether it is so long without a batch that trying this one costs the other kinds next to
+        nothing."""
         takes = max(speed.mean for speed in self.speeds) * self.curve.times[images]
         since = max(self.ran, self._begun)
         return since > _NEVER and takes <= self._tries * (now - since)
 
 
 class Beliefs:
-    """One for each kind. Shapes come from clients: there are at most so many, and the rest share one."""
+    """Holds one belief for each kind of work. Shapes come from clients: there are at most so many, and the
+    rest share one."""
 
     __slots__ = ("_constants", "_instances", "_kinds", "_others", "_profile")
 

@@ -1,4 +1,4 @@
-"""How many tokens answers have, learned while they are written."""
+"""Learns how many tokens answers have while they are written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOOK_AFTER = 16  # answers that ended: then the table is made again
 
 
 class Lengths:
-    """Of those who had so many tokens, how many ended with the next.
+    """Learns, of those who had so many tokens, how many ended with the next.
 
     Every step of every answer counts, so that one that is cut off (its client left, its time was up, it had
     all the tokens it may) is simply not seen to end: it says that it was at least so long, and no more. A
@@ -52,8 +52,8 @@ class Lengths:
 
     @property
     def lasts(self) -> Sequence[float]:
-        """The share of answers that have more than so many tokens, from 0 to the limit, beyond which none
-        goes."""
+        """Returns the share of answers that have more than so many tokens, from 0 to the limit, beyond which
+        none goes."""
         if self._news >= _LOOK_AFTER:
             self._look()
         return self._lasts
@@ -90,7 +90,7 @@ class Lengths:
 
 
 class Departures:
-    """When those who have slots will leave them. A forecast holds for some steps."""
+    """Predicts when those who have slots will leave them. A forecast holds for some steps."""
 
     __slots__ = ("_forecast", "_lengths", "_made")
 

@@ -13,7 +13,7 @@ _DIGITS = (4, 6, 9, 12)
 
 
 def apart(one: float, other: float) -> tuple[str, str]:
-    """Two numbers, with as many digits as it takes to see which is larger."""
+    """Returns two numbers, with as many digits as it takes to see which is larger."""
     for digits in _DIGITS:
         said = numeral(one, digits), numeral(other, digits)
         if said[0] != said[1]:

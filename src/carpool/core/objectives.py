@@ -19,7 +19,7 @@ class Promise:
 
 
 class TimeoutAction(enum.Enum):
-    """What happens to a request that waited longer than its queue timeout."""
+    """Defines what happens to a request that waited longer than its queue timeout."""
 
     REJECT = "reject"
     DELAY = "delay"
@@ -27,7 +27,7 @@ class TimeoutAction(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """Triton's ModelQueuePolicy, for one priority level."""
+    """Implements Triton's ModelQueuePolicy, for one priority level."""
 
     max_size: int = 0  # requests waiting; 0 is no limit
     timeout: float = 0.0  # seconds a request may wait; 0 is no limit

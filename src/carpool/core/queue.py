@@ -1,4 +1,4 @@
-"""Who is waiting: lanes by (level, source), each with its jobs in order.
+"""Holds who is waiting: lanes by (level, source), each with its jobs in order.
 
 A job that is taken, given up or cancelled leaves every count at once; its place in a list is skipped later.
 """
@@ -18,7 +18,7 @@ _COMPACT_AT = 64
 
 
 class Line:
-    """Ready jobs in order of rank."""
+    """Holds ready jobs in order of rank."""
 
     __slots__ = ("_jobs", "_start", "images", "requests")
 
@@ -124,7 +124,7 @@ class Lane:
             self.part = job.weight  # until all lanes are looked at
 
     def earliest(self) -> tuple[Job, Line]:
-        """The most urgent ready job, and the line of its shape. The lane must have one."""
+        """Returns the most urgent ready job, and the line of its shape. The lane must have one."""
         first: tuple[Job, Line] | None = None
         for shape in list(self.lines):
             line = self.lines[shape]
@@ -138,7 +138,8 @@ class Lane:
 
 
 class Lanes:
-    """All lanes of one model and their totals. The number of sources with a lane of their own is bounded."""
+    """Holds all lanes of one model and their totals. The number of sources with a lane of their own is
+    bounded."""
 
     __slots__ = (
         *("_constants", "_served", "by_key", "by_shape", "coming", "credit", "frames", "ready"),
@@ -166,7 +167,7 @@ class Lanes:
         return len(self.by_key)
 
     def everybody(self) -> list[Job]:
-        """All who wait, with their inputs or for them."""
+        """Returns all who wait, with their inputs or for them."""
         lines = (line for lane in self for line in lane.lines.values())
         return [*(job for line in lines for job in line), *self.coming]
 
@@ -175,7 +176,7 @@ class Lanes:
         return None
 
     def lane(self, level: int, source: str, now: float) -> Lane:
-        """The lane of this source; the shared one when every own lane is in use."""
+        """Returns the lane of this source; the shared one when every own lane is in use."""
         lane = self.by_key.get((level, source))
         if lane is None:
             if len(self.by_key) >= self._constants.max_lanes:
@@ -272,7 +273,7 @@ class Lanes:
         self.remove(job, RUNNING)
 
     def serve_all(self, jobs: list[Job]) -> None:
-        """As `serve` for each of these, which are ready, without a call for each."""
+        """Does the same as `serve` for each of these, which are ready, without a call for each."""
         total, served = 0, self._served
         for job in jobs:
             lane, images = job.lane, job.images
@@ -295,7 +296,8 @@ class Lanes:
         self.requests -= len(jobs)
 
     def serve_first(self, lane: Lane, line: Line, room: int) -> list[Job]:
-        """As `serve` for the first of a line that fit into so many images, with one look at the counts."""
+        """Does the same as `serve` for the first of a line that fit into so many images, with one look at the
+        counts."""
         images = line.images
         jobs = line.take(room)
         if jobs:
@@ -339,7 +341,7 @@ class Frames:
         return len(self._ready) + sum(map(len, self._coming.values()))
 
     def replaced_by(self, job: Job, *, ready: bool) -> Job | None:
-        """Whose place a newcomer takes, with its input or before it."""
+        """Returns the job whose place a newcomer takes, with its input or before it."""
         if ready:
             return self._ready.get(job.source)
         coming = self._coming.get(job.source, ())

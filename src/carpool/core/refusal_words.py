@@ -41,8 +41,8 @@ _DIGITS = (4, 6, 9, 12)  # as few as still show which of two sides is larger
 
 
 class RefusalInNumbers(Refused):
-    """A refusal in numbers, put into words when somebody looks at them: that is for a front end to do, of
-    which there are several, and not for the one engine while it is flooded."""
+    """Holds a refusal in numbers, put into words when somebody looks at them: that is for a front end to do,
+    of which there are several, and not for the one engine while it is flooded."""
 
     def __init__(self, model: str, refusal: Refusal) -> None:
         Exception.__init__(self)
@@ -67,14 +67,14 @@ _WORDS = ("message", "field", "numbers", "predicted_ms", "retry_after_s")
 
 
 def turned_away(model: str, job: Job, refusal: Refusal, *, knobs: bool) -> CarpoolError:
-    """As `refused`, for who may not need the words."""
+    """Returns the same as `refused`, for who may not need the words."""
     if knobs or refusal.reason not in _IN_NUMBERS:
         return refused(model, job, refusal, knobs=knobs)
     return RefusalInNumbers(model, refusal)
 
 
 def dropped(model: str, gone: GivenUp, now: float, retry_after: float) -> CarpoolError:
-    """As `given_up`, for who may not need the words."""
+    """Returns the same as `given_up`, for who may not need the words."""
     if gone.reason is not Reason.GIVEN_UP:
         return given_up(model, gone, now, retry_after)
     terms = _terms_of(gone, now)
@@ -83,10 +83,10 @@ def dropped(model: str, gone: GivenUp, now: float, retry_after: float) -> Carpoo
 
 
 def refused(model: str, job: Job, refusal: Refusal, *, knobs: bool) -> CarpoolError:
-    """A rejection at the gate."""
+    """Returns a rejection at the gate."""
     reason = refusal.reason
     if reason is Reason.TOO_LARGE:
-        why = f"{model} takes no request of {job.images} images: at most {refusal.most} at once"
+        why = f"{model} takes at most {refusal.most} images in a request, not {job.images}"
         return InvalidInput(why, reason="too-many-images", numbers=_deadline(job))
     if reason is Reason.REPLACED:
         return replaced(model, job.source)
@@ -102,7 +102,7 @@ def refused(model: str, job: Job, refusal: Refusal, *, knobs: bool) -> CarpoolEr
 
 
 def given_up(model: str, gone: GivenUp, now: float, retry_after: float) -> CarpoolError:
-    """Accepted, and not run after all."""
+    """Returns the error of a job that was accepted and not run after all."""
     job, reason = gone.job, gone.reason
     terms = _terms_of(gone, now)
     numbers = {"waited_ms": _round(terms.waited * 1e3)} | _deadline(job)
@@ -111,11 +111,13 @@ def given_up(model: str, gone: GivenUp, now: float, retry_after: float) -> Carpo
     if reason is Reason.REPLACED:
         return replaced(model, job.source, numbers)
     if reason is Reason.DEADLINE and job.deadline <= job.arrived:
-        return DeadlineExceeded(f"{model}: the deadline had passed before the whole request was here")
+        return DeadlineExceeded(f"{model}: the deadline passed before the whole request was received")
     if reason is Reason.DEADLINE:
         why = f"the deadline of {numeral(terms.deadline * 1e3, 4)} ms passed in the queue"
         if now < job.deadline:  # reported before it has passed: a batch and the way to the client take time
-            why = f"after {_ms(terms.waited)} ms in the queue {_too_late(terms, 'the answer could be ready')}"
+            why = (
+                f"after {_ms(terms.waited)} ms in the queue {_too_late(terms, 'the response could be ready')}"
+            )
         return DeadlineExceeded(f"{model}: {why}", numbers=numbers)
     refusal = Refusal(reason, retry_after, room=gone.room, needed=gone.needed, terms=terms)
     return in_words(model, refusal)
@@ -133,7 +135,7 @@ def _terms_of(gone: GivenUp, now: float) -> Terms:
 
 
 def in_words(model: str, refusal: Refusal) -> Refused:
-    """What was rejected, by which numbers, and what to do about it. The numbers add up."""
+    """Returns what was rejected, by which numbers, and what to do about it. The numbers add up."""
     terms = refusal.terms
     predicted = terms.predicted
     is_known = predicted > 0.0 and refusal.reason not in (Reason.GIVEN_UP, Reason.QUEUE_FULL)
@@ -203,7 +205,7 @@ _WHY: dict[Reason, Callable[[Refusal], str]] = {
 }
 
 
-def _too_late(terms: Terms, what: str = "the answer would be ready") -> str:
+def _too_late(terms: Terms, what: str = "the response would be ready") -> str:
     """That it is, in numbers whose sum shows it."""
     margin = terms.margin
     for digits in _DIGITS:
@@ -224,7 +226,7 @@ def _too_late(terms: Terms, what: str = "the answer would be ready") -> str:
 
 
 def _parts(terms: Terms) -> str:
-    """What the prediction is the sum of, if it is one."""
+    """Returns what the prediction is the sum of, if it is one."""
     whole_ms = terms.predicted * 1e3
     if not 0.0 < whole_ms < INFINITY:
         return ""
@@ -262,8 +264,8 @@ def _advice(refusal: Refusal) -> str:
 
 
 def skipped(model: str) -> Unavailable:
-    """Work that nobody waits for, and that there was no slack for."""
-    return Unavailable(f"{model} has no time to spare for it", reason=SPARE)
+    """Returns the error of work that nobody waits for, and that there was no slack for."""
+    return Unavailable(f"{model} has no free time for background work", reason=SPARE)
 
 
 def replaced(model: str, source: str, numbers: dict[str, float] | None = None) -> Replaced:
@@ -302,7 +304,7 @@ def _round(value: float) -> float:
 
 
 def until_welcome(core: Scheduler, gone: GivenUp, now: float, told: dict[object, float]) -> float:
-    """When the same request would be let in again. `told` keeps the answers of one turn.
+    """Returns when the same request would be let in again. `told` keeps the answers of one turn.
 
     Hundreds may be given up at once, and those who look alike are told the same.
     """

@@ -1,4 +1,4 @@
-"""One promise for a pipeline: how much of it each step must leave to the steps after it.
+"""Divides one promise over a pipeline: how much of it each step must leave to the steps after it.
 
 A step plans with the end of the promise less what the later steps take, which is learned: nine requests in
 ten took no longer. That needs no split of the promise, and follows the load. Two things it does not see: what
@@ -24,7 +24,7 @@ from carpool.core.scheduler import Scheduler
 
 
 class Step(NamedTuple):
-    """A step: the scheduler that it waits in, and the numbers of the steps whose ends it waits for.
+    """Describes a step: the scheduler that it waits in, and the numbers of the steps whose ends it waits for.
 
     Steps are numbered in an order in which each comes after those that it waits for.
     """
@@ -63,7 +63,7 @@ class Spread:
 
 
 class Remaining:
-    """All that is known of the way of requests through the steps of one pipeline."""
+    """Holds all that is known of the way of requests through the steps of one pipeline."""
 
     def __init__(self, steps: Sequence[Step], constants: Constants = CONSTANTS) -> None:
         self._constants = constants
@@ -87,7 +87,8 @@ class Remaining:
         return Booking(self, promise, deadline, probe=probe)
 
     def _reached(self, step: int, images: int) -> None:
-        """The first few count as much as what was assumed before them."""
+        """Learns how many images reach a step, where the first few count as much as what was assumed before
+        them."""
         self._coming[step] -= 1
         self._reached_by[step] += 1
         weight = max(self._constants.fan_out_weight, 1.0 / (1 + self._reached_by[step]))
@@ -96,8 +97,8 @@ class Remaining:
     # ---- what is asked ------------------------------------------------------------------------------------
 
     def refuses(self, first: int, job: Job, slo: float, now: float, *, alone: bool = False) -> Refusal | None:
-        """What the gate says to a request that would begin with this step, where this SLO holds for all of
-        them; with `alone`, for the first step only. Whoever is let in as a probe is marked as one."""
+        """Returns what the gate says to a request that would begin with this step, where this SLO holds for
+        all of them; with `alone`, for the first step only. Whoever is let in as a probe is marked as one."""
         scheduler = self.steps[first].scheduler
         job.promise = slo
         job.later = 0.0 if alone else self.at_gate(first, job.images, now)
@@ -127,13 +128,13 @@ class Remaining:
         return True
 
     def planned(self, step: int, now: float) -> float:
-        """Seconds that a request in this step leaves to those after it."""
+        """Returns seconds that a request in this step leaves to those after it."""
         if self._ends[step]:
             return 0.0
         return max(self._later[step].at(now), self._alone_after(step))
 
     def at_gate(self, first: int, images: int, now: float) -> float:
-        """The same for a newcomer, with what waits for the later steps and is on its way there.
+        """Returns the same for a newcomer, with what waits for the later steps and is on its way there.
 
         Some of those will be given up, as in any queue, so that not all are counted; and while the newcomer
         waits for its own batch and rides in it, the later steps go on.
@@ -156,14 +157,14 @@ class Remaining:
         return max(ends) - ends[first]
 
     def alone(self) -> float:
-        """Seconds that all steps take if nobody else is there."""
+        """Returns seconds that all steps take if nobody else is there."""
         first = [number for number, step in enumerate(self.steps) if not step.after]
         return max(self._takes(number, 1) + self._alone_after(number) for number in first)
 
     # ---- inside -------------------------------------------------------------------------------------------
 
     def _alone_after(self, step: int) -> float:
-        """What the steps after this one take if nobody else is there, along the longest way."""
+        """Returns what the steps after this one take if nobody else is there, along the longest way."""
         after = [0.0] * len(self.steps)
         for number in range(len(self.steps) - 1, step, -1):
             if self.steps[number].optional:
@@ -174,14 +175,15 @@ class Remaining:
         return after[step]
 
     def _takes(self, step: int, images: float) -> float:
-        """Of a request alone; of a fan-out that is mostly nothing, what it takes when it is something."""
+        """Returns the seconds of a request alone; of a fan-out that is mostly nothing, what it takes when it
+        is something."""
         scheduler = self.steps[step].scheduler
         curve = scheduler.curve
         size = min(max(1, ceil(images - 1e-9)), curve.max_batch)
         return scheduler.instances.next_free.speed.mean * curve.times[size]
 
     def _queued(self, scheduler: Scheduler, coming: float, now: float) -> float:
-        """Until one that gets there last would begin."""
+        """Returns the seconds until one that gets there last would begin."""
         instances, curve = scheduler.instances, scheduler.curve
         batch = curve.efficient[min(scheduler.policy.max_images, curve.max_batch)]
         ahead = self._constants.oversell * (scheduler.lanes.waiting + coming)

@@ -1,4 +1,5 @@
-"""How many replicas a fleet needs: what is asked of it, over several windows, against what one can answer.
+"""Computes how many replicas a fleet needs: what is asked of it, over several windows, against what one can
+answer.
 
 A replica's queue says nothing about that: it refuses early, so that its wait is the same at one and a half
 and at three times its load. What is asked for over what can be answered is linear and has no upper end.
@@ -32,7 +33,7 @@ _ROUNDING = 1e-9  # what is a whole number of replicas but for this is that numb
 
 @dataclass(frozen=True, slots=True)
 class ScalingRule:
-    """Seconds, but for the target and the bounds."""
+    """Defines a rule in seconds, but for the target and the bounds."""
 
     least: int = 1
     most: int = 1_000_000
@@ -53,8 +54,8 @@ class ScalingRule:
 
 
 class Arrivals:
-    """A count that only grows, as it was seen from time to time; and its rate over windows up to `longest`.
-    One that shrinks is of somebody who began again: what it shows then has come since."""
+    """Tracks a count that only grows, as it was seen from time to time; and its rate over windows up to
+    `longest`. One that shrinks is of somebody who began again: what it shows then has come since."""
 
     __slots__ = ("_longest", "_seen", "_total")
 
@@ -100,7 +101,7 @@ class Autoscaler:
         self._wanted: deque[tuple[float, int]] = deque()  # falling: the most that was wanted since each time
 
     def asked(self, images: float, now: float) -> None:
-        """So many more, since the last time that this was told. Tell it also of none."""
+        """Counts so many more, since the last time that this was told. Tell it also of none."""
         self._arrivals.add(images, now)
 
     def wanted(self, capacity: float, now: float) -> int:
@@ -120,8 +121,8 @@ class Autoscaler:
         return past[0][1]
 
     def foreseen(self, now: float) -> float:
-        """Images per second to be ready for: what is asked for now, and where that is growing, what will be
-        when a replica that is started now answers."""
+        """Returns images per second to be ready for: what is asked for now, and where that is growing, what
+        will be when a replica that is started now answers."""
         *shorter, longest = self.rule.windows
         usual = rate = self._arrivals.rate(longest, now)
         seen_over = longest
@@ -138,15 +139,15 @@ class Autoscaler:
 
 
 def replicas_for(rate: float, capacity: float, *, target: float = TARGET_LOAD, spare: int = 0) -> int:
-    """For a steady rate, with so many more for those that may be away."""
+    """Returns the replicas for a steady rate, with so many more for those that may be away."""
     if not capacity > 0.0:
         raise ValueError(f"capacity must be above 0, not {capacity}")
     return max(1, ceil(max(0.0, rate) / (target * capacity) - _ROUNDING)) + spare
 
 
 def capacity(scheduler: Scheduler) -> float:
-    """Images per second within the promise, with the device to itself: by the curve that is believed now, at
-    the speed that the instances have. 0 without a promise, and while no instance is there."""
+    """Returns images per second within the promise, with the device to itself: by the curve that is believed
+    now, at the speed that the instances have. 0 without a promise, and while no instance is there."""
     speeds = [1.0 / instance.speed.mean for instance in scheduler.instances if instance.available]
     if not speeds or scheduler.slo == INFINITY:
         return 0.0

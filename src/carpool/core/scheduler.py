@@ -1,4 +1,5 @@
-"""The state machine: what happens to a model's queue and instances, and a policy that is asked two questions.
+"""Implements the state machine: what happens to a model's queue and instances, and a policy that is asked two
+questions.
 
 It is told what happened and when; it answers with values. It never waits, and never looks at a clock.
 """
@@ -48,7 +49,8 @@ _MOST_ROOM = 64  # requests: whoever has room for more need not count them
 
 
 class Scheduler(SchedulerState):
-    """One model's scheduler. A job is offered, made ready, dispatched in a batch, and finished with it."""
+    """Represents one model's scheduler. A job is offered, made ready, dispatched in a batch, and finished
+    with it."""
 
     def __init__(
         self,
@@ -107,8 +109,8 @@ class Scheduler(SchedulerState):
         return self._limits(job, now) or backed_up(self, job, now) or self.policy.admit(self, job, now)
 
     def room(self, job: Job, now: float) -> tuple[int, Refusal | None]:
-        """About how many like this one, which is still on its way, would be let in now one after the other,
-        none of them decided about in between; and what the gate says to the next."""
+        """Returns about how many like this one, which is still on its way, would be let in now one after the
+        other, none of them decided about in between; and what the gate says to the next."""
         refusal, ahead = self.refuses(job, now), 0
         lane = job.lane
         assert lane is not None
@@ -188,7 +190,8 @@ class Scheduler(SchedulerState):
     # ---- what to do ---------------------------------------------------------------------------------
 
     def decide(self, now: float, *, spare_too: bool = True) -> Decision:
-        """The next thing to do. Ask again after a batch was returned: another instance may be free."""
+        """Returns the next thing to do. Ask again after a batch was returned: another instance may be
+        free."""
         if self.spare is not None and spare_too:
             return self._decide_beside(self.spare, now)
         decision = Decision(given_up=self._replaced)

@@ -1,6 +1,5 @@
-"""What the scheduler of one model knows: its queue, its instances, what was learned of both, and where every
-job went. Policies read it, and answer the questions of `Policy` from it; scheduler.py changes it.
-"""
+"""Holds what the scheduler of one model knows: its queue, its instances, what was learned of both, and where
+every job went. Policies read it, and answer the questions of `Policy` from it; scheduler.py changes it."""
 
 from __future__ import annotations
 
@@ -22,7 +21,8 @@ _AT_ONCE_S = 1e-4  # inputs that come sooner are there
 
 @dataclass(slots=True)
 class Ledger:
-    """Where every job went: offered = refused + given up + cancelled + answered + waiting + running."""
+    """Counts where every job went: offered = refused + given up + cancelled + answered + waiting +
+    running."""
 
     offered: int = 0
     answered: int = 0
@@ -33,7 +33,8 @@ class Ledger:
 
 
 class Policy(Protocol):
-    """The two questions, `admit` and `take`, and what is needed to keep the queue in the policy's order."""
+    """Defines the two questions, `admit` and `take`, and what is needed to keep the queue in the policy's
+    order."""
 
     by_shape: bool
     preserve_ordering: bool
@@ -54,7 +55,7 @@ class Policy(Protocol):
         """What a batch takes is known better now, or it is another kind's turn."""
 
     def place(self, job: Job, sequence: int) -> tuple[int, str]:
-        """Rank the job and name its lane."""
+        """Ranks the job and names its lane."""
 
     def succeed(self, old: Job, new: Job) -> None:
         """`new`, which is about to be ready, takes the place of `old`, which has left."""
@@ -106,7 +107,7 @@ class SchedulerState:
         return self.belief.drift
 
     def rate(self, now: float) -> float:
-        """Images offered per second, refusals included."""
+        """Returns images offered per second, refusals included."""
         return self._rate.at(now)
 
     def supply(self, now: float) -> float:
@@ -124,7 +125,7 @@ class SchedulerState:
         return job
 
     def saturation(self, now: float) -> float:
-        """0 when a newcomer would run at once, 1 when the wait alone would take its whole promise."""
+        """Returns 0 when a newcomer would run at once, 1 when the wait alone would take its whole promise."""
         if self.slo == INFINITY:
             return 0.0
         batch = self.curve.efficient[min(self.policy.max_images, self.curve.max_batch)]

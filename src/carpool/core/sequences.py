@@ -1,4 +1,4 @@
-"""The law of sequences: which request of which sequence may run, and where.
+"""Implements the law of sequences: which request of which sequence may run, and where.
 
 A sequence is a row of requests with one id, from one that starts it to one that ends it. It has a place, a
 slot of one instance, for as long as it lives, since that is where its state is; who finds none waits in the
@@ -46,19 +46,19 @@ class Why(enum.Enum):
     NO_START = "not started"
     FULL = "too many wait"
     CROWDED = "too many sequences wait"
-    HEAVY = "what waits takes too much memory"
+    HEAVY = "the waiting requests use too much memory"
     DEADLINE = "its time passed"
-    NO_PLACE = "no place was free for as long as it may wait"
+    NO_PLACE = "no slot was free within its longest wait"
     NEVER_BEGAN = "the request that starts it was not run"
     IDLE = "idle for too long"
     LOST = "its instance is gone"
-    YIELDED = "another client has its place"
-    TOLD = "whoever stops it says why"
+    YIELDED = "another client has its slot"
+    TOLD = "stopped; the caller gives the reason"
 
 
 class SequenceStep:
-    """One request of a sequence; its job's `payload`. Where it runs is said when it is passed on, and stays:
-    the thread that runs it reads that, whatever becomes of its sequence meanwhile."""
+    """Represents one request of a sequence; its job's `payload`. Where it runs is said when it is passed on,
+    and stays: the thread that runs it reads that, whatever becomes of its sequence meanwhile."""
 
     __slots__ = (
         *("closes", "end", "instance", "job", "name", "number", "sequence", "size", "slot", "start", "waits"),
@@ -79,7 +79,7 @@ class SequenceStep:
 
 
 class SequenceShare(PlaceShare):
-    """What one client has: `places` without those that it is about to leave."""
+    """Counts what one client has: `places` without those that it is about to leave."""
 
     __slots__ = ("backlog", "sequences", "size", "waiting")
 
@@ -92,7 +92,8 @@ class SequenceShare(PlaceShare):
 
 
 class LiveSequence:
-    """Requests of one id. Without a place (`instance` is -1) the first that waits is one that starts."""
+    """Holds the requests of one id. Without a place (`instance` is -1) the first that waits is one that
+    starts."""
 
     __slots__ = (
         *("id", "instance", "is_leaving", "is_next", "is_watched", "key", "open", "passed", "quiet_since"),
@@ -134,7 +135,8 @@ class Turn:
 
 
 class Bounds(NamedTuple):
-    """Of what waits. Seconds are those that a sequence waits for a place, if its client does not say less."""
+    """Limits what waits. Seconds are those that a sequence waits for a place, if its client does not say
+    less."""
 
     requests: int
     sequences: int
@@ -143,7 +145,7 @@ class Bounds(NamedTuple):
 
 
 class Sequences:
-    """Those of one model, whose instances have so many places each."""
+    """Holds the sequences of one model, whose instances have so many places each."""
 
     def __init__(
         self,
@@ -177,11 +179,11 @@ class Sequences:
 
     @property
     def backlog(self) -> int:
-        """Sequences without a place."""
+        """Returns the number of sequences without a place."""
         return len(self._known) - self.live
 
     def why_ended(self, name: SequenceId, holder: str = "") -> Why | None:
-        """Of one that ended early, not too long ago."""
+        """Returns why a sequence ended early, if that was not too long ago."""
         return self._ended.get((holder, name))
 
     # ---- what happened ------------------------------------------------------------------------------
@@ -366,7 +368,7 @@ class Sequences:
     # ---- what to do ---------------------------------------------------------------------------------
 
     def turn(self, now: float) -> Turn:
-        """What follows from all that happened, and from the time."""
+        """Returns what follows from all that happened, and from the time."""
         deadlines, quiet = self._deadlines, self._quiet
         while deadlines and (deadlines[0][0] <= now or not deadlines[0][2].waits):
             self._has_waited(heappop(deadlines)[2], now)
@@ -428,7 +430,7 @@ class Sequences:
         self._leave_out(step, why)
 
     def _seat(self, sequence: LiveSequence) -> None:
-        """Where most places are free, of which there is one."""
+        """Gives a sequence a place where most places are free, of which there is one."""
         at = 0
         if len(self._free) > 1:
             at = max(range(len(self._free)), key=lambda i: len(self._free[i] or ()))
@@ -456,7 +458,7 @@ class Sequences:
             self._expect(first.job.arrived + self._bounds.seconds, first)
 
     def _give_places(self) -> None:
-        """To the client that has least for its weight; of equal ones, to who came first."""
+        """Gives places to the client that has least for its weight; of equal ones, to who came first."""
         while True:
             shares = [share for share in self._shares.values() if _has_first(share.backlog)]
             if not shares:
@@ -469,8 +471,8 @@ class Sequences:
             self._look_at(sequence)
 
     def _takes_one(self, taker: SequenceShare) -> bool:
-        """Whether a client that has more gives up a place at once. If each of its sequences has a request
-        with the scheduler, that comes first."""
+        """Returns whether a client that has more gives up a place at once. If each of its sequences has a
+        request with the scheduler, that comes first."""
         giver = None if self._leaving or len(self._shares) == 1 else who_yields(self._shares.values(), taker)
         if giver is None:
             return False
@@ -538,7 +540,7 @@ class Sequences:
             self._watch(sequence)
 
     def _drop_until_start(self, sequence: LiveSequence, at: int, why: Why) -> None:
-        """From here on, up to one that starts the sequence anew."""
+        """Drops the waiting requests from here on, up to one that starts the sequence anew."""
         waiting = sequence.waiting
         while at < len(waiting) and not waiting[at].start:
             self._drop(waiting[at], why)
@@ -578,19 +580,19 @@ class Sequences:
 
 
 def _is_first(number: int, sequence: LiveSequence) -> bool:
-    """Whether this request is still what the sequence waits to start with."""
+    """Returns whether this request is still what the sequence waits to start with."""
     return sequence.instance < 0 and bool(sequence.waiting) and sequence.waiting[0].number == number
 
 
 def _has_first(backlog: list[tuple[int, LiveSequence]]) -> bool:
-    """Whether a sequence waits there: those that do not any more are taken away first."""
+    """Returns whether a sequence waits there: those that do not any more are taken away first."""
     while backlog and not _is_first(*backlog[0]):
         heappop(backlog)
     return bool(backlog)
 
 
 def _is_used_up(used: int, bound: int, share: SequenceShare | None, own: int) -> bool:
-    """Whether no more may wait. `own` is what its client has of what is used: at most so much that something
-    is left for the next client, where clients are told apart."""
+    """Returns whether no more may wait. `own` is what its client has of what is used: at most so much that
+    something is left for the next client, where clients are told apart."""
     known = share is not None and share.name != ""
     return used >= bound or (known and own >= OF_THE_REST * (bound - used))

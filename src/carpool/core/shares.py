@@ -1,4 +1,4 @@
-"""How a device is divided between sources, and the guard batch that makes a fair share worth having.
+"""Divides a device between sources, with the guard batch that makes a fair share worth having.
 
 A request that arrives just after a batch started waits for that batch, then rides in its own. While somebody
 deserves to be served whenever it comes (a protected request, or a source below its fair share), no batch may
@@ -48,8 +48,8 @@ def water_level(demands: Sequence[float], supply: float, weights: Sequence[float
 
 
 def divide_weights(lanes: Sequence[Lane]) -> list[float]:
-    """Each lane's part. The sources that one key's holder names share its weight: nobody has more of the
-    device by making up names."""
+    """Returns each lane's part. The sources that one key's holder names share its weight: nobody has more of
+    the device by making up names."""
     lanes_of = Counter(lane.holder for lane in lanes)
     for lane in lanes:
         lane.part = lane.weight / lanes_of[lane.holder] if lane.holder else 1.0
@@ -72,7 +72,7 @@ class PlaceShare:
 
     @property
     def places_after(self) -> float:
-        """For its weight, if it had one more."""
+        """Returns its places for its weight, if it had one more."""
         return (self.places + 1) / self.weight
 
 
@@ -134,7 +134,8 @@ class DeviceShares:
             self._with_right_of_way = sum([*protected, *modest], 0.0)
 
     def _guard(self, core: SchedulerState, slo: float, *, protected: bool) -> int:
-        """The largest batch after which a second one still fits, for who arrived just after the first began.
+        """Returns the largest batch after which a second one still fits, for who arrived just after the first
+        began.
 
         For a protected request that second batch may even take twice its time: devices stall now and then.
         """
@@ -147,7 +148,7 @@ class DeviceShares:
         return max(1, min(core.curve.efficient[size], self._largest))
 
     def of(self, lane: Lane) -> float:
-        """The part of the device that this lane may count on."""
+        """Returns the part of the device that this lane may count on."""
         if lane.level == PROTECTED or self.fair == float("inf"):
             return 1.0
         return min(1.0, max(self.fair * lane.part / self.supply, 1e-3))
@@ -171,7 +172,7 @@ _LEAST = 1.0  # requests a second: who is asked less has nobody waiting
 
 @mypyc_attr(native_class=False)  # others hold it weakly
 class Entrance:
-    """One model's part of the intake, in requests per second."""
+    """Measures one model's part of the intake, in requests per second."""
 
     __slots__ = ("__weakref__", "_intake", "_spared", "_taken")
 
@@ -195,12 +196,12 @@ class Entrance:
         return self._taken.at(now)
 
     def has_company(self, now: float) -> bool:
-        """Whether other models are asked, too. One that is only loaded does not wait for anybody."""
+        """Returns whether other models are asked, too. One that is only loaded does not wait for anybody."""
         return any(one is not self and one.asked(now) > _LEAST for one in self._intake.entrances)
 
     def is_too_much(self, now: float) -> bool:
-        """Whether it is above its fair part, if a little less than what was taken lately is divided. Fair is
-        max-min, so somebody always is; who is alone asks for all that is asked."""
+        """Returns whether it is above its fair part, if a little less than what was taken lately is divided.
+        Fair is max-min, so somebody always is; who is alone asks for all that is asked."""
         known = list(self._intake.entrances)
         if len(known) == 1:
             return True
@@ -210,7 +211,7 @@ class Entrance:
 
 
 class Intake:
-    """Of one engine. A model counts for as long as its entrance is held."""
+    """Measures the intake of one engine. A model counts for as long as its entrance is held."""
 
     def __init__(self, constants: Constants = CONSTANTS) -> None:
         self._memory = constants.rate_memory_s

@@ -29,8 +29,9 @@ _NOT_LOAD = (Reason.TOO_LARGE, Reason.REPLACED)  # a no that says nothing about 
 
 
 class SpareRoom(NamedTuple):
-    """Seconds that a batch of spare work may take: a usual one, and one that hardly anybody meets, since it
-    is so rare. Without the second, a model that needs more than the first for one picture would never run."""
+    """Holds the seconds that a batch of spare work may take: a usual one, and one that hardly anybody meets,
+    since it is so rare. Without the second, a model that needs more than the first for one picture would
+    never run."""
 
     usual: float
     rare: float
@@ -40,7 +41,8 @@ NO_ROOM = SpareRoom(0.0, 0.0)
 
 
 class SpareTurn(BatchTurn):
-    """The spare work of one model: its own queue, and its place on the device, which no other turn counts."""
+    """Represents the spare work of one model: its own queue, and its place on the device, which no other turn
+    counts."""
 
     __slots__ = (
         *("_arbiter", "_gone", "_instances", "_jobs", "_patience", "_speed", "core", "look_again"),
@@ -64,7 +66,8 @@ class SpareTurn(BatchTurn):
         self.skipped = 0
 
     def offer(self, job: Job, now: float) -> bool:
-        """False if it is skipped at once. It is due after some promises, since nobody waits for it."""
+        """Queues a job, or returns False if it is skipped at once. It is due after some promises, since
+        nobody waits for it."""
         if len(self._jobs) >= _MOST_WAITING:
             self._jobs = deque(job for job in self._jobs if job.state is READY)
         if len(self._jobs) >= _MOST_WAITING or job.images > self.core.policy.max_images:
@@ -83,7 +86,7 @@ class SpareTurn(BatchTurn):
         return waited
 
     def told(self) -> Sequence[Job]:
-        """Who was skipped since the last time."""
+        """Returns who was skipped since the last time."""
         gone, self._gone = self._gone, []
         return gone
 
@@ -108,7 +111,7 @@ class SpareTurn(BatchTurn):
         return room
 
     def start(self, now: float) -> Batch | None:
-        """A batch, if there is slack for one. Else `look_again` says when to ask, or nobody waits."""
+        """Returns a batch, if there is slack for one. Else `look_again` says when to ask, or nobody waits."""
         self._expire(now)
         self.look_again = None
         head = self._head()
@@ -127,7 +130,7 @@ class SpareTurn(BatchTurn):
         self._arbiter.spare_ended(self, batch, now)
 
     def finished(self, batch: Batch, now: float, seconds: float | None) -> list[Job]:
-        """Who is to be answered."""
+        """Returns the jobs that are to be answered."""
         self.core.instances.finish(batch, now, None)
         if seconds is not None:
             self._speed.learn(seconds / self.core.curve.times[batch.images])
@@ -146,7 +149,7 @@ class SpareTurn(BatchTurn):
         return next((instance for instance in self._instances if instance.idle), None)
 
     def _take(self, head: Job, room: int) -> list[Job]:
-        """The first ones of one shape that fit."""
+        """Takes the first ones of one shape that fit."""
         jobs, left = [], room
         for job in self._jobs:
             if job.state is READY and job.shape == head.shape and job.images <= left:
@@ -163,7 +166,8 @@ class SpareTurn(BatchTurn):
 
 
 class Slack:
-    """How long a batch of spare work may be on one device. Asked rarely: only while such work waits."""
+    """Computes how long a batch of spare work may be on one device. Asked rarely: only while such work
+    waits."""
 
     def __init__(self, constants: Constants) -> None:
         self._constants = constants
@@ -179,7 +183,7 @@ class Slack:
         self._watched.pop(core, None)
 
     def room(self, turns: Sequence[ModelTurn], width: int, now: float) -> SpareRoom:
-        """For the sake of each model there, and of all of them together."""
+        """Returns the room that there is for the sake of each model there, and of all of them together."""
         c = self._constants
         free = c.spare_load - sum(self._share(turn, now) for turn in turns)
         if self._lately.at(now) / width >= free:
@@ -191,8 +195,8 @@ class Slack:
         return SpareRoom(usual, min((room.rare for room in rooms), default=INFINITY))
 
     def _share(self, turn: ModelTurn, now: float) -> float:
-        """The part of what a model could answer in time that is asked of it: infinite while it says no to
-        anybody, and in the first second that it is looked at."""
+        """Returns the part of what a model could answer in time that is asked of it: infinite while it says
+        no to anybody, and in the first second that it is looked at."""
         core, c = turn.scheduler, self._constants
         if not core.ledger.offered:
             return 0.0
@@ -248,7 +252,7 @@ class _WatchedModel:
         return self._since
 
     def answerable(self, core: SchedulerState) -> float:
-        """Images per second within the promise, at the speed of now."""
+        """Returns images per second within the promise, at the speed of now."""
         if core.curve is not self._curve:
             self._curve, self._answerable = core.curve, slo_capacity(core.curve, core.slo)
         return self._answerable * sum(1 / i.speed.mean for i in core.instances if i.available)

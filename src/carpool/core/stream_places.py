@@ -1,4 +1,4 @@
-"""Who has the places of a decoupled model, whose answers to one request may go on for ever.
+"""Divides the places of a decoupled model, whose answers to one request may go on for ever.
 
 Requests wait here while all places are taken. The next place is for the client (a key's holder, or else an
 address: `Job.payer`) that has least for its weight; where one has fewer than its share, the client with most
@@ -14,7 +14,7 @@ from carpool.core.shares import OF_THE_REST, PlaceShare, who_yields
 
 
 class StreamShare(PlaceShare):
-    """What one client has: `places` without the one that it is about to leave."""
+    """Counts what one client has: `places` without the one that it is about to leave."""
 
     __slots__ = ("held", "running")
 
@@ -25,7 +25,7 @@ class StreamShare(PlaceShare):
 
 
 class StreamPlaces:
-    """Those of one model. It is told who comes and who leaves, and says who may run."""
+    """Divides the places of one model. It is told who comes and who leaves, and says who may run."""
 
     def __init__(self, places: int, most_held: int) -> None:
         self._places = places
@@ -55,7 +55,7 @@ class StreamPlaces:
         return share is not None and job in share.held
 
     def older_frame(self, job: Job) -> Job | None:
-        """What waits of the same live source."""
+        """Returns what waits of the same live source."""
         held = self.everybody_held() if job.latest else []
         return next((one for one in held if one.latest and one.source == job.source), None)
 
@@ -79,8 +79,8 @@ class StreamPlaces:
             del self._shares[share.name]
 
     def turn(self) -> tuple[Sequence[Job], Job | None]:
-        """Who runs from now on, and who is to end for the sake of another. One at a time: its place is
-        another's when it has `left`."""
+        """Returns who runs from now on, and who is to end for the sake of another. One at a time: its place
+        is another's when it has `left`."""
         passed: list[Job] = []
         while self.held:
             waiting = [share for share in self._shares.values() if share.held]

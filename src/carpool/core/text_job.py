@@ -14,7 +14,8 @@ _SWEEP_AT = 64
 
 @dataclass(frozen=True, slots=True)
 class TextPromise:
-    """The first token within `ttft` seconds, each further one within `per_token`, all within `slo`."""
+    """Promises the first token within `ttft` seconds, each further one within `per_token`, all within
+    `slo`."""
 
     slots: int  # of each decoder
     max_tokens: int
@@ -31,7 +32,7 @@ class TextPromise:
 
 
 class TextJob:
-    """One answer to be written. Whoever offers it may leave something in `payload`."""
+    """Represents one answer to be written. Whoever offers it may leave something in `payload`."""
 
     __slots__ = (
         *("arrived", "deadline", "decoder", "first_at", "first_due", "limit", "payload", "slot"),
@@ -57,8 +58,8 @@ class TextJob:
 
 
 class TextQueue:
-    """The answers that wait, ordered by when their first token is due. One that leaves the queue is forgotten
-    at once, together with its picture: only its number stays in the heap, and those are swept."""
+    """Holds the answers that wait, ordered by when their first token is due. One that leaves the queue is
+    forgotten at once, together with its picture: only its number stays in the heap, and those are swept."""
 
     __slots__ = ("_heap", "_jobs", "_last")
 
@@ -117,7 +118,7 @@ class DecodeStep(NamedTuple):
 
 
 class TextGivenUp(NamedTuple):
-    """One that was accepted and will not be answered, or not to its end."""
+    """Describes an answer that was accepted and will not be written, or not to its end."""
 
     job: TextJob
     reason: Reason
@@ -134,7 +135,7 @@ class StepDecision:
 
 
 class Boundary(NamedTuple):
-    """After a step: whose answers are whole, and who was cut off because his time was up."""
+    """Reports, after a step, whose answers are whole, and who was cut off because his time was up."""
 
     done: Sequence[TextJob]
     given_up: Sequence[TextGivenUp]

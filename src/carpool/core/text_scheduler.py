@@ -1,4 +1,4 @@
-"""The second kind of scheduler: for models that write an answer token by token.
+"""Implements the second kind of scheduler: for models that write an answer token by token.
 
 An encoder turns pictures into rows, and a decoder gives each answer that is being written one token per step.
 An answer has a slot of a decoder's caches from its encoding to its last token; who ends leaves his slot to
@@ -39,7 +39,8 @@ from carpool.core.text_job import (
 
 
 class TextScheduler:
-    """One model's scheduler. A job is offered, encoded, stepped until it ends, and then its slot is free."""
+    """Represents one model's scheduler. A job is offered, encoded, stepped until it ends, and then its slot
+    is free."""
 
     def __init__(
         self, encoder: BatchCurve, step: BatchCurve, settings: TextPromise, constants: Constants = CONSTANTS
@@ -176,7 +177,7 @@ class TextScheduler:
         return decision
 
     def took(self, work: Encode, seconds: float, now: float) -> None:
-        """What an encoding took, if that was not known when it was told of."""
+        """Reports what an encoding took, if that was not known when it was told of."""
         self.encoder.ended(work.encoder, len(work.jobs), seconds, now)
 
     def step_takes(self, width: int) -> float:
@@ -199,7 +200,7 @@ class TextScheduler:
     # ---- what to do ---------------------------------------------------------------------------------------
 
     def decide(self, now: float) -> StepDecision:
-        """The next thing to do. Ask again after work was returned: others may be free, too."""
+        """Returns the next thing to do. Ask again after work was returned: others may be free, too."""
         decision = StepDecision()
         self._expire(now, decision.given_up)
         apart = self.settings.apart
@@ -221,8 +222,8 @@ class TextScheduler:
         return decision
 
     def refuses(self, job: TextJob, now: float) -> Refusal | None:
-        """What the gate says. Its slot comes when enough have left for a whole batch: one that would make it
-        only in a smaller batch would slow down all others. That is the second question."""
+        """Returns what the gate says. Its slot comes when enough have left for a whole batch: one that would
+        make it only in a smaller batch would slow down all others. That is the second question."""
         if self.waiting >= self.settings.max_queue:
             return Refusal(Reason.QUEUE_FULL, waiting=self.waiting, most=self.settings.max_queue)
         if job.first_due == INFINITY:  # nothing was promised
@@ -269,7 +270,7 @@ class TextScheduler:
 
     @property
     def used(self) -> int:
-        """Slots."""
+        """Returns the number of used slots."""
         return sum(self._taken)
 
     # ---- inside -----------------------------------------------------------------------------------------
@@ -278,7 +279,7 @@ class TextScheduler:
         return self.slots[decoder * self.each : (decoder + 1) * self.each]
 
     def _room(self, decoder: int) -> int:
-        """How many of its slots each token's promise allows."""
+        """Returns how many of its slots each token's promise allows."""
         cautious, curve = self.step.speeds[decoder].cautious, self.step.curve
         for_speed, for_curve, room = self._rooms[decoder]
         if for_speed != cautious or for_curve is not curve:
@@ -298,7 +299,8 @@ class TextScheduler:
         return self._is_idle and whole and now - self._last_ran >= self.settings.ttft
 
     def _expire(self, now: float, given_up: list[TextGivenUp]) -> None:
-        """Whose first token would be late even if the batch that may leave now took him along."""
+        """Gives up those whose first token would be late even if the batch that may leave now took them
+        along."""
         queue = self._queue
         due = queue.first_due
         if due == INFINITY or due > now + self._until_first(
@@ -318,7 +320,7 @@ class TextScheduler:
             given_up.append(TextGivenUp(job, reason, takes))
 
     def _to_encode(self, now: float) -> int:
-        """How many to encode now; 0: a step first, or nothing."""
+        """Returns how many to encode now; 0: a step first, or nothing."""
         size = min(self._free_slots(), self.waiting, self.encoder.curve.max_batch)
         if not size or self.settings.apart:
             return size
@@ -334,8 +336,8 @@ class TextScheduler:
         return takes > self.constants.first_share * (self._queue.first_due - now)
 
     def _keeps_up(self, size: int, now: float) -> bool:
-        """Batches of this size carry what is asked. Where they do not, who is due is given up instead: for
-        him all others would be encoded in ones and twos."""
+        """Returns whether batches of this size sustain what is asked. Where they do not, who is due is given
+        up instead: for him all others would be encoded in ones and twos."""
         cost = self._costs[min(size, len(self._costs)) - 1]
         return self.waiting == size or self._rate.at(now) * cost <= 1.0
 
@@ -357,8 +359,8 @@ class TextScheduler:
         return any(job is not None and job.tokens for job in self.slots)
 
     def _batch(self, now: float) -> int:
-        """The batch to wait for. While slots stand empty for it, steps carry less; encoded alone, each costs
-        more. The smallest that keeps up with what is asked, or else the one that carries most."""
+        """Returns the batch to wait for. While slots stand empty for it, steps carry less; encoded alone,
+        each costs more. The smallest that keeps up with what is asked, or else the one that carries most."""
         slots = self.most_slots()
         plan = (slots, self._encoders, self.encoder.curve, self.step.curve, self.lengths.lasts)
         if plan != self._planned:
@@ -370,7 +372,8 @@ class TextScheduler:
         return next((n for n in range(1, self._best) if self._costs[n - 1] <= most), self._best)
 
     def _plan(self, slots: int) -> None:
-        """Seconds of the device for one answer, by the size of the batches in which they are encoded."""
+        """Computes the seconds of the device for one answer, by the size of the batches in which they are
+        encoded."""
         step = self._steps_for(slots, cautious=True)
         fits = self.encoder.curve.fits((self.settings.per_token - step) / self.encoder.speeds[0].cautious)
         most = self.encoder.curve.max_batch if self.settings.apart else fits
@@ -449,20 +452,20 @@ class TextScheduler:
         return self.encoder.slowest(cautious=cautious) * self.encoder.curve.times[size]
 
     def _steps_for(self, slots: int = 0, *, cautious: bool = False) -> float:
-        """Seconds of a step with so many slots over all decoders, or with those that are used, and one
-        more."""
+        """Returns seconds of a step with so many slots over all decoders, or with those that are used, and
+        one more."""
         decoders = self.settings.decoders
         width = min(self.each, -(-(slots or 1 + self.used) // decoders))
         return self.step.slowest(cautious=cautious) * self.step.curve.times[width]
 
     def _until_first(self, size: int, *, slots: int = 0) -> float:
-        """From the beginning of an encoding to the first token, at the worst. A decoder that does not encode
-        may be at a step then. `slots` as in `_steps_for`."""
+        """Returns the seconds from the beginning of an encoding to the first token, at the worst. A decoder
+        that does not encode may be at a step then. `slots` as in `_steps_for`."""
         steps = 2 if self.settings.apart else 1
         return self._encodes(size, cautious=True) + steps * self._steps_for(slots, cautious=True)
 
     def _pace(self) -> float:
-        """Seconds from token to token of one that is being written while slots are full."""
+        """Returns seconds from token to token of one that is being written while slots are full."""
         slots = self.most_slots()
         return slots * self._costs[self._best - 1] / self.lengths.mean
 

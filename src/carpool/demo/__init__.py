@@ -14,18 +14,18 @@ def bundled_models() -> Path:
 
 
 def ocr_models() -> Path:
-    """Another repository: a finder of text, a reader of lines, and the pipeline of both."""
+    """Returns another repository: a finder of text, a reader of lines, and the pipeline of both."""
     return _HERE / "ocr"
 
 
 def text_model() -> Path:
-    """The folder of a model that writes what a line says. It needs PyTorch."""
+    """Returns the folder of a model that writes what a line says. It needs PyTorch."""
     return _HERE / "reader"
 
 
 def demo_models() -> list[Path]:
-    """The folder of each model that is here, the detector first. The wheel has the detector alone, the wheel
-    carpool-demos puts the others beside it."""
+    """Returns the folder of each model that is here, the detector first. The wheel has the detector alone,
+    the wheel carpool-demos puts the others beside it."""
     return [folder for name in _MODELS if (folder := bundled_models() / name).is_dir()]
 
 

@@ -20,7 +20,7 @@ _SENDERS, _STOPPING_S = 8, 5.0
 
 @dataclass
 class Traffic:
-    """Cameras that ask, and say of each answer whether it was right."""
+    """Runs cameras that ask, and say of each answer whether it was right."""
 
     url: str
     model: str
@@ -35,7 +35,7 @@ class Traffic:
 
     @contextmanager
     def sending(self) -> Iterator[None]:
-        """While inside, it flows."""
+        """Sends traffic while inside."""
         threads = [threading.Thread(target=self._send, daemon=True) for _ in range(_SENDERS)]
         for thread in threads:
             thread.start()
@@ -55,7 +55,8 @@ class Traffic:
             return [(version, (right, asked)) for version, (right, asked) in sorted(self._right.items())]
 
     def _send(self) -> None:
-        """In a thread, until it is stopped. A camera shows another picture each time it asks."""
+        """Sends requests in a thread, until it is stopped. A camera shows another picture each time it
+        asks."""
         connection = HTTPConnection(urlsplit(self.url).netloc, timeout=30.0)
         while True:
             with self._lock:

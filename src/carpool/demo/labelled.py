@@ -1,6 +1,5 @@
-"""What `carpool demo rollout` sends and to whom: two versions of a classifier, and pictures of which it is
-known what they show.
-"""
+"""Provides what `carpool demo rollout` sends and to whom: two versions of a classifier, and pictures of which
+it is known what they show."""
 
 from __future__ import annotations
 
@@ -56,8 +55,9 @@ def _varied(photo: Image.Image, random: Random) -> bytes:
 
 
 def write_classifier(folder: Path, rollout: str) -> None:
-    """Versions 1 and 2, with this [rollout]. The size of pictures is not said: each version has its own.
-    The promise is wide, since a shadow's batch may take a tenth of it, on a slow and busy machine as well."""
+    """Writes versions 1 and 2, with this [rollout]. The size of pictures is not said: each version has its
+    own. The promise is wide, since a shadow's batch may take a tenth of it, on a slow and busy machine as
+    well."""
     old = bundled_models() / "efficientnet_lite0"
     folder.mkdir(parents=True)
     shutil.copyfile(old / "imagenet_labels.txt", folder / "imagenet_labels.txt")

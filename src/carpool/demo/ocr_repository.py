@@ -14,8 +14,8 @@ _WHEELS = {"rapidocr_onnxruntime": "ppocr4", "rapidocr": "ppocr6"}
 """Which models a wheel has, by its package's name."""
 _LARGEST_FILE = 64 << 20
 _STEPS = {"det": ("finder", 1), "rec": ("reader", 8)}
-_MODEL = """# PP-OCR's {what}; what it is for and how it sees pixels is told from the file.
-# Without a promise, which would have to be measured first: a page takes it most of a second.
+_MODEL = """# PP-OCR's {what}; its task and preprocessing are recognised from the file.
+# It has no SLO, which would have to be measured first: a page takes most of a second.
 max_batch = {batch}
 """
 _PIPELINE = """[[step]]
@@ -32,13 +32,13 @@ crop = {{ rectify = true, height = 48, widths = [160, 320, 480, 640, 960] }}
 
 
 def ocr_page() -> Path:
-    """A page of text to read."""
+    """Returns a page of text to read."""
     return ocr_models() / "ocr" / "page.jpg"
 
 
 def write_repository(folder: Path, wheels: Sequence[Path] = ()) -> list[str]:
-    """Into a folder that is not there yet; the pipelines in it by name. ValueError for a wheel that has no
-    such models."""
+    """Writes into a folder that is not there yet; returns the pipelines in it by name. ValueError for a wheel
+    that has no such models."""
     shutil.copytree(ocr_models(), folder)
     return ["ocr", *(_from_wheel(folder, wheel) for wheel in wheels)]
 

@@ -1,1 +1,1 @@
-"""Configurations for what runs Carpool on several machines: balancers, and Kubernetes."""
+"""This package writes configurations for several machines: balancers, and Kubernetes."""

@@ -1,7 +1,6 @@
-"""What operators expect of a balancer besides balancing: TLS, an access log, a page of its own state, and the
-gRPC ports beside the HTTP ones. Each is put into the file of deploy/balancer where it is asked for; without,
-that file is as it was measured.
-"""
+"""This adds what operators expect of a balancer besides balancing: TLS, an access log, a page of its own
+state, and the gRPC ports beside the HTTP ones. Each is put into the file of deploy/balancer where it is asked
+for; without, that file is as it was measured."""
 
 from __future__ import annotations
 
@@ -110,7 +109,8 @@ def _haproxy(text: str, replicas: Sequence[Address], listen: Address, extras: Ba
 
 
 def with_haproxy_grpc(text: str, replicas: Sequence[Address], listen: Address, grpc_port: int) -> str:
-    """The sections of deploy/balancer/grpc behind those of a filled-in deploy/balancer/haproxy.cfg."""
+    """Returns the sections of deploy/balancer/grpc behind those of a filled-in
+    deploy/balancer/haproxy.cfg."""
     grpc = _grpc("haproxy", replicas, listen, grpc_port)
     window = re.findall(r"^ *tune\.h2\.\S+ \d+\n", grpc, re.MULTILINE)
     text = _once(text, "global\n", "global\n" + "".join(window))
@@ -150,8 +150,8 @@ def _envoy(text: str, replicas: Sequence[Address], _listen: Address, extras: Bal
 def _nginx(text: str, _replicas: Sequence[Address], listen: Address, extras: BalancerExtras) -> str:
     if extras.grpc is not None:
         raise InvalidInput(
-            "--grpc-listen: nginx hands a call on as it comes, and cannot send it again when a replica dies: "
-            "use --kind haproxy or envoy",
+            "--grpc-listen: nginx streams a call to one replica and cannot retry it when that replica "
+            "dies: use --kind haproxy or envoy",
             field="grpc_listen",
         )
     if extras.tls_cert:

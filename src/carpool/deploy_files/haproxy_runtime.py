@@ -1,6 +1,5 @@
-"""HAProxy's configuration for replicas that come and go while it runs: the files of deploy/balancer without
-replicas, which are added and taken away through a socket.
-"""
+"""This writes HAProxy's configuration for replicas that come and go while it runs: the files of
+deploy/balancer without replicas, which are added and taken away through a socket."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ def runtime_config(listen: Address, socket: Path, grpc: Address | None = None) -
 
 
 def _pool(text: str) -> PoolConfig:
-    """That of the file's last front end."""
+    """Returns that of the file's last front end."""
     backends = re.findall(r"^ *default_backend (\S+)$", text, re.MULTILINE)
     servers = re.findall(r"^ *default-server (.+)$", text, re.MULTILINE)
     if not backends or not servers:

@@ -143,7 +143,7 @@ _NETWORK_CHANGES = {
 
 
 def helm_chart(wanted: Deployment) -> dict[str, str]:
-    """The chart's files, by name."""
+    """Returns the chart's files, by name."""
     rules = rules_of(_source(RULES), _RELEASE)
     return {
         "Chart.yaml": _CHART,

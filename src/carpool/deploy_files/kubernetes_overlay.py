@@ -1,6 +1,5 @@
-"""A Kustomize overlay from a model's profile and the traffic that it is to carry: how many replicas, how far
-they may grow, and what each is given.
-"""
+"""This writes a Kustomize overlay from a model's profile and the traffic that it is to carry: how many
+replicas, how far they may grow, and what each is given."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ _STARTS = 5  # times as long as it should take: then it is stuck
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What is to run. `capacity` is of one replica, images per second within the promise."""
+    """This says what is to run. `capacity` is of one replica, images per second within the promise."""
 
     rate: float
     slo_ms: float
@@ -78,8 +77,8 @@ class Deployment:
             raise _wrong("shared", "a claim's name, or redis://HOST:6379 without a password", self.shared)
         if self.shares_redis and not self.secret:
             raise InvalidInput(
-                "--shared redis://… needs --secret, the name of a Secret with CARPOOL_CACHE_SECRET: who can "
-                "write to that server could else speak in a replica's place",
+                "--shared redis://… needs --secret, the name of a Secret with CARPOOL_CACHE_SECRET. "
+                "Otherwise any client that can write to that server could impersonate a replica",
                 field="secret",
             )
 
@@ -96,7 +95,7 @@ class Deployment:
 
     @property
     def nodes(self) -> tuple[str, str] | None:
-        """The label that its nodes have."""
+        """Returns the label that its nodes have."""
         key, found, value = (self.node_selector or (_GPU_NODES if self.gpus else "")).partition("=")
         return (key, value) if found else None
 
@@ -106,7 +105,8 @@ class Deployment:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What replicas learn once for all: what was measured of a model, and how a rollout stands."""
+        """Returns what replicas learn once for all: what was measured of a model, and how a rollout
+        stands."""
         where = self.shared if self.shares_redis else f"file:{SHARED}"
         return {"CARPOOL_SHARED_PROFILES": where, "CARPOOL_ROLLOUT_STATE": where}
 
@@ -117,7 +117,7 @@ class Deployment:
 
     @property
     def starts(self) -> int:
-        """How often a pod that starts is asked before it counts as stuck."""
+        """Returns how often a pod that starts is asked before it counts as stuck."""
         return max(30, ceil(_STARTS * self.cold_start_s / _PROBE_S))
 
     @property
@@ -126,7 +126,7 @@ class Deployment:
 
     @property
     def scrapers(self) -> str:
-        """The namespace of Prometheus, by its address."""
+        """Returns the namespace of Prometheus, by its address."""
         labels = (urlsplit(self.prometheus).hostname or "").split(".")
         return labels[1] if len(labels) > 1 and _NAME.fullmatch(labels[1]) else self.namespace
 
@@ -139,21 +139,23 @@ class Deployment:
         return max(self.least, replicas_for(self.surge * self.rate, self.capacity, spare=self.spare))
 
     def why(self) -> Iterator[str]:
-        carry = replicas_for(self.rate, self.capacity)
+        enough = replicas_for(self.rate, self.capacity)
+        needed = "replica is" if enough == 1 else "replicas are"
         yield (
             f"{numeral(self.rate)}/s at {self.slo_ms:g} ms: one replica answers {numeral(self.capacity)}/s "
-            f"in time, so {carry} carry it at {100 * TARGET_LOAD:.0f} % of that; with {self.spare} to spare: "
-            f"{self.least} replicas."
+            f"within the SLO, so {enough} {needed} enough at {100 * TARGET_LOAD:.0f} % load; with "
+            f"{self.spare} redundant: {self.least} replicas."
         )
         if self.autoscaler != "none":
             yield (
-                f"Up to {self.most} by {self.autoscaler.upper()}, for {self.surge:g} times the rate: as many "
-                f"as carpool:replicas_wanted says, doubled every 15 s at most, fewer after 5 minutes."
+                f"Up to {self.most} by {self.autoscaler.upper()}, for {self.surge:g} times the rate, as "
+                "many as carpool:replicas_wanted; at most doubled every 15 s, and reduced after 5 minutes."
             )
             room = self.least * self.capacity
             yield (
-                f"A step up to {numeral(room)}/s is answered in time at once; beyond that, refusals until "
-                f"new replicas are there ({self.cold_start_s:g} s, {self.cold_start_known})."
+                f"A step up to {numeral(room)}/s is answered within the SLO at once; beyond that, requests "
+                f"are rejected until new replicas are ready ({self.cold_start_s:g} s, "
+                f"{self.cold_start_known})."
             )
 
 
@@ -162,7 +164,7 @@ def _wrong(field: str, must: str, given: str) -> InvalidInput:
 
 
 def overlay(wanted: Deployment) -> dict[str, str]:
-    """The files that are made for this, by name."""
+    """Returns the files that are made for this, by name."""
     files = {"kustomization.yaml": _kustomization(wanted), "deployment.yaml": _deployment(wanted)}
     if not wanted.shares_redis:
         chosen = f"  storageClassName: {wanted.storage_class}\n" if wanted.storage_class else ""
@@ -237,7 +239,7 @@ def _kustomization(wanted: Deployment) -> str:
 
 
 def _network(wanted: Deployment) -> str:
-    """Who scrapes, and the Redis server that replicas share, where there is one."""
+    """Returns rules for who scrapes, and for the Redis server that replicas share, where there is one."""
     text = (deploy_folder() / "kubernetes" / NETWORK).read_text("utf-8")
     port = wanted.redis_port
     redis = "" if port is None else f"    - ports:\n        - {{port: {port}, protocol: TCP}}\n"
@@ -295,13 +297,13 @@ def _volumes(wanted: Deployment) -> tuple[list[str], list[str]]:
 def write_overlay(
     files: Mapping[str, str], folder: Path, components: tuple[str, ...], *, base: bool = True
 ) -> None:
-    """With the base and the components that it is made of, so that the folder stands by itself."""
+    """Writes it with the base and the components that it is made of, so that the folder stands by itself."""
     parts = (*(["base"] if base else []), *(f"components/{name}" for name in components))
     write_files(files, folder, parts)
 
 
 def write_files(files: Mapping[str, str], folder: Path, copied: Sequence[str] = ()) -> None:
-    """Those that are made, over those that are copied from deploy/kubernetes."""
+    """Writes those that are made, over those that are copied from deploy/kubernetes."""
     if folder.exists() and any(folder.iterdir()):
         raise InvalidInput(f"--output: {folder} is not empty", field="output")
     try:

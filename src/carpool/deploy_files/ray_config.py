@@ -1,4 +1,4 @@
-"""A fleet on Ray, written down: a configuration for `serve deploy`, and an overlay with a RayService of
+"""This writes a fleet on Ray down: a configuration for `serve deploy`, and an overlay with a RayService of
 KubeRay around it.
 """
 

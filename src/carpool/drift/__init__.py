@@ -1,1 +1,2 @@
-"""Whether pictures and answers are still what they were: statistics, alarms, cameras, what to label."""
+"""Watches whether pictures and answers are still what they were: statistics, alarms, cameras, what to
+label."""

@@ -22,7 +22,7 @@ _ENDINGS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "BMP": "bmp", "TIFF": "
 
 
 def doubt(answer: Mapping[str, Any], settings: UncertainSettings) -> str:
-    """Why somebody should look at it, in a few words; empty for an answer that is sure of itself."""
+    """Returns why somebody should look at it, in a few words; empty for an answer that is sure of itself."""
     objects: Sequence[Mapping[str, Any]] = answer.get("detections", answer.get("masks")) or ()
     low, high = settings.score
     for found in objects:
@@ -40,7 +40,8 @@ def doubt(answer: Mapping[str, Any], settings: UncertainSettings) -> str:
 
 
 def read_index(folder: Path) -> list[dict[str, Any]]:
-    """The lines that can be read, each of a picture in the folder. Whoever wrote it may have been killed."""
+    """Returns the lines that can be read, each of a picture in the folder. Whoever wrote it may have been
+    killed."""
     path = folder / INDEX
     if not path.is_file():
         return []
@@ -57,7 +58,7 @@ def read_index(folder: Path) -> list[dict[str, Any]]:
 
 
 class KeptPictures:
-    """One per folder, which no other process writes to. Used by one thread at a time."""
+    """Keeps the pictures of one folder, which no other process writes to. Used by one thread at a time."""
 
     def __init__(self, folder: Path, settings: UncertainSettings) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -73,12 +74,13 @@ class KeptPictures:
         self._number = len(self._lines)
 
     def room(self, now: float) -> int:
-        """For so many more in this hour."""
+        """Returns how many more there is room for in this hour."""
         lately = sum(1 for line in self._lines if _time_of(line) > now - _HOUR)
         return max(0, self.settings.per_hour - lately)
 
     def keep(self, picture: bytes, form: str, line: Mapping[str, Any], now: float) -> bool:
-        """False where it may not be kept: too many, too large, or no picture of a known form."""
+        """Keeps a picture; False where it may not be kept: too many, too large, or no picture of a known
+        form."""
         most = int(self.settings.mb * 1e6)
         ending = _ENDINGS.get(form)
         if ending is None or not self.room(now) or len(picture) > min(most, MOST_PICTURE_BYTES):

@@ -1,5 +1,5 @@
-"""Pictures that servers kept, because an answer was doubtful, two versions disagreed or somebody complained,
-as one data set with the answers to begin with. Of those that look alike there is one."""
+"""Exports pictures that servers kept, because an answer was doubtful, two versions disagreed or somebody
+complained, as one data set with the answers to begin with. Of those that look alike there is one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _KeptPicture:
 
     @property
     def rank(self) -> tuple[int, float]:
-        """Of two that look alike, who says more: a complaint, then a disagreement, then a doubt."""
+        """Returns, of two that look alike, who says more: a complaint, then a disagreement, then a doubt."""
         when = self.line.get("time")
         doubtful = "candidate" not in self.line
         first = 0 if "verdict" in self.line else 1 + doubtful
@@ -52,7 +52,7 @@ def export(folders: Sequence[Path], to: Path, annotations: Annotations | None = 
     """`annotations` makes a document of the answers, each with the name of its `file`. Raises `InvalidInput`
     for a folder without pictures, and where `to` holds something already."""
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise InvalidInput(f"{to} is there already, and not an empty folder", field="--to")
+        raise InvalidInput(f"{to} exists already and is not an empty folder", field="--to")
     found = sorted((kept for folder in folders for kept in _kept(folder)), key=lambda kept: kept.rank)
     chosen, look_alikes, unreadable = _without_look_alikes(found)
     (to / PICTURES).mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def export(folders: Sequence[Path], to: Path, annotations: Annotations | None = 
 
 def _kept(folder: Path) -> Iterator[_KeptPicture]:
     if not (folder / INDEX).is_file():
-        raise InvalidInput(f"{folder} has no {INDEX}: no pictures were kept there", field="folders")
+        raise InvalidInput(f"{folder} has no {INDEX}: no images were stored there", field="folders")
     for line in read_index(folder):
         path = folder / line["picture"]
         if path.stat().st_size <= MOST_PICTURE_BYTES:
@@ -80,7 +80,7 @@ def _kept(folder: Path) -> Iterator[_KeptPicture]:
 
 
 def answer_of(line: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The answer to begin with: where two versions disagree, that of the one which served."""
+    """Returns the answer to begin with: where two versions disagree, that of the one which served."""
     for name in ("answer", "stable", "candidate"):
         found = line.get(name)
         if isinstance(found, dict):

@@ -1,4 +1,5 @@
-"""What is measured of a picture and its answer, in which bins; and how much of each was seen in a time."""
+"""Defines what is measured of a picture and its answer, in which bins; and counts how much of each was seen
+in a time."""
 
 from __future__ import annotations
 
@@ -36,13 +37,13 @@ but what has other scores need not be dark. An alarm is named by the first of th
 
 WORDS: Mapping[str, str] = {
     "size": "width × height",
-    "grey": "pictures without colour",
+    "grey": "images without colour",
     "brightness": "brightness",
     "contrast": "contrast",
     "sharpness": "sharpness",
     "bytes": "bytes per pixel",
     "classes": "classes answered",
-    "boxes": "boxes per picture",
+    "boxes": "boxes per image",
     "area": "area of boxes",
     "score": "best score",
     "entropy": "entropy of the classes",
@@ -61,7 +62,7 @@ def family(measure: str) -> str:
 
 
 class MeasureCounts:
-    """All measures of the pictures of a stretch of time."""
+    """Holds all measures of the pictures of a stretch of time."""
 
     __slots__ = ("began", "measures", "pictures")
 
@@ -106,7 +107,7 @@ class MeasureCounts:
         return found
 
     def fell(self, reference: MeasureCounts, measure: str) -> bool:
-        """Whether it is lower than in the reference."""
+        """Returns whether it is lower than in the reference."""
         now, before = self.measures.get(measure), reference.measures.get(measure)
         return isinstance(now, Histogram) and isinstance(before, Histogram) and now.middle < before.middle
 
@@ -136,7 +137,7 @@ def read_counts(document: Mapping[str, Any]) -> MeasureCounts:
 
 
 def answer_values(answer: Mapping[str, Any]) -> dict[str, Value]:
-    """Of the JSON of an image route, whatever its task."""
+    """Returns the values of the JSON of an image route, whatever its task."""
     image = answer.get("image") or {}
     area = float(image.get("width") or 0) * float(image.get("height") or 0)
     objects = answer.get("detections", answer.get("masks"))
@@ -171,7 +172,7 @@ _BEST = 5
 
 
 def _entropy(classes: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
-    """Of the best classes and all the others as one, from 0 to 1."""
+    """Returns the entropy of the best classes and all the others as one, from 0 to 1."""
     scores = [score for score in numbers_of(classes[:_BEST]) if score > 0.0]
     rest = 1.0 - math.fsum(scores)
     if not scores or rest < -0.01:

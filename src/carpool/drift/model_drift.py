@@ -1,5 +1,5 @@
-"""A model's traffic against its reference: for each version that serves, as a whole and by camera. Time is
-told, and a day of it takes a test as long as its pictures do."""
+"""Compares a model's traffic with its reference: for each version that serves, as a whole and by camera. Time
+is told, and a day of it takes a test as long as its pictures do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HOUR = 3600.0
 
 
 class SampledAnswer(NamedTuple):
-    """One picture and its answer."""
+    """Represents one picture and its answer."""
 
     source: str
     values: Values
@@ -29,7 +29,7 @@ class SampledAnswer(NamedTuple):
 
 
 class DriftEvent(NamedTuple):
-    """For the log."""
+    """Describes an event for the log."""
 
     name: str
     facts: Mapping[str, Any]
@@ -37,7 +37,7 @@ class DriftEvent(NamedTuple):
 
 
 class Reference:
-    """What the traffic was like, by stream; and what is being learned to take its place."""
+    """Holds what the traffic was like, by stream; and what is being learned to take its place."""
 
     def __init__(self) -> None:
         self.labels = ""  # a digest of those that its answers had
@@ -61,7 +61,7 @@ class Reference:
             self.labels = labels
 
     def learned(self, now: float) -> list[str]:
-        """The streams whose reference is another one from now on."""
+        """Returns the streams whose reference is another one from now on."""
         done = []
         for name, counts in self.learning.items():
             counts.began = min(counts.began, now)
@@ -84,7 +84,7 @@ class Reference:
 
 
 def read_reference(document: Any, *, fixed: bool = False) -> Reference:
-    """ValueError where it is none."""
+    """Reads a reference, and raises ValueError where it is none."""
     try:
         if document["format"] != _FORMAT:
             raise ValueError(f"format {document['format']!r} is not {_FORMAT}")
@@ -102,7 +102,7 @@ def read_reference(document: Any, *, fixed: bool = False) -> Reference:
 
 
 class VersionDrift:
-    """One version's streams and cameras."""
+    """Holds one version's streams and cameras."""
 
     def __init__(self, now: float) -> None:
         self.labels = ""
@@ -111,9 +111,9 @@ class VersionDrift:
         self.states: dict[str, str] = {}  # as it was told last
 
     def place(self, source: str, now: float) -> str:
-        """The source, if it has a stream or gets one. When all are taken, one that never had enough pictures
-        for a window and has been silent for an hour makes room: else who names another source with every
-        picture would keep all cameras out that come after."""
+        """Returns the source, if it has a stream or gets one. When all are taken, one that never had enough
+        pictures for a window and has been silent for an hour makes room: else who names another source with
+        every picture would keep all cameras out that come after."""
         if not source or source in self.streams:
             return source
         if len(self.streams) > MOST_SOURCES:
@@ -239,7 +239,7 @@ class ModelDrift:
     # ---- what is told, and kept
 
     def says(self, version: VersionDrift) -> str:
-        """In a sentence."""
+        """Returns how it is, in a sentence."""
         reference, stream = self.reference, version.streams[_ALL]
         before = reference.streams.get(_ALL)
         if self.trouble:
@@ -249,18 +249,16 @@ class ModelDrift:
         if before is None and _ALL in reference.learning:
             learning = reference.learning[_ALL]
             hours = reference.learn_s / _HOUR
-            return (
-                f"learning its reference: {learning.pictures} pictures of at least {LEAST}, for {hours:g} h"
-            )
+            return f"learning its reference: {learning.pictures} images of at least {LEAST}, for {hours:g} h"
         if before is None:
             return "there is no reference yet"
         if before.pictures < LEAST:
-            return f"its reference has {before.pictures} pictures, fewer than {LEAST}: nothing is judged"
+            return f"its reference has {before.pictures} images, fewer than {LEAST}: nothing is judged"
         if stream.alarms:
             cause = WORDS[family(stream.alarms[0])]
             return f"{cause} changed: PSI {stream.psi[stream.alarms[0]]:.2f}, limit {self.settings.psi:g}"
         if stream.last is None:
-            return f"first window: {stream.window.pictures} pictures of at least {LEAST}"
+            return f"first window: {stream.window.pictures} images of at least {LEAST}"
         return "as in the reference"
 
     def document(self, number: str, now: float) -> dict[str, Any]:
@@ -309,7 +307,8 @@ class ModelDrift:
         }
 
     def restore(self, document: Any) -> None:
-        """ValueError where it is not what `written` gave, and then nothing has changed."""
+        """Restores a document, and raises ValueError where it is not what `written` gave, and then nothing
+        has changed."""
         try:
             reference = read_reference(document["reference"])
             versions = {str(number): _read_version(one) for number, one in document["versions"].items()}
@@ -330,7 +329,7 @@ def _read_version(document: Mapping[str, Any]) -> VersionDrift:
 def _measures(
     shown: MeasureCounts, before: MeasureCounts | None, stream: DriftStream
 ) -> list[dict[str, Any]]:
-    """Each with both outlines in shares, the furthest first."""
+    """Returns the measures, each with both outlines in shares, the furthest first."""
     found = []
     for measure, counted in shown.measures.items():
         reference = None if before is None else before.measures.get(measure)

@@ -1,4 +1,5 @@
-"""What one picture and its answer measure. Made in a front end's idle threads, told to the engine as JSON."""
+"""This module has what one picture and its answer measure. Made in a front end's idle threads, told to the
+engine as JSON."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ def measure(sampled: Sampled, document: bytes) -> PictureMeasures:
 
 
 def picture_values(decoded: Decoded, size: int) -> tuple[dict[str, Value], str, bool]:
-    """Of its pixels: what is measured, a digest by which they are known again, and whether all is black.
+    """Returns, of its pixels, what is measured, a digest by which they are known again, and whether all is
+    black.
 
     Means are taken of a few pixels of each block: all of them would take ten times as long.
     """
@@ -102,7 +104,7 @@ def picture_values(decoded: Decoded, size: int) -> tuple[dict[str, Value], str, 
 
 
 def _sharpness(pixels: Array) -> float:
-    """How much neighbouring pixels differ, of what the centre of the picture varies at all."""
+    """Returns how much neighbouring pixels differ, of what the centre of the picture varies at all."""
     height, width = pixels.shape[:2]
     top, left = max(0, (height - _CENTRE) // 2), max(0, (width - _CENTRE) // 2)
     green = cv2.extractChannel(pixels[top : top + _CENTRE, left : left + _CENTRE], 1)
@@ -113,7 +115,7 @@ def _sharpness(pixels: Array) -> float:
 
 
 def directions(embedding: Array) -> dict[str, Value]:
-    """Its length along directions that are the same everywhere; about from -4 to 4."""
+    """Returns its length along directions that are the same everywhere; about from -4 to 4."""
     length = float(np.linalg.norm(embedding))
     if embedding.ndim != 1 or not math.isfinite(length) or length == 0.0:
         return {}
@@ -129,10 +131,10 @@ def _axes(dimensions: int) -> Array:
 
 
 def _coarse(width: int, height: int) -> int:
-    """How many times smaller a file is decoded that no model needs here. `TooLarge` for one that would keep a
-    thread from others for long."""
+    """Returns how many times smaller a file is decoded that no model needs here. `TooLarge` for one that
+    would keep a thread from others for long."""
     if width * height > _MOST_PIXELS:
-        raise TooLarge(f"{width}×{height} pixels are not decoded only to be measured")
+        raise TooLarge(f"{width}×{height} pixels are too many to decode for a measurement")
     for factor in (8, 4, 2):
         if width % factor == height % factor == 0 and min(width, height) // factor >= _FEW:
             return factor

@@ -1,5 +1,5 @@
-"""Whether something still happens as often as it did at first: told once when it does not, and once more when
-it does again. Pure: whoever counts says what happened."""
+"""Watches whether something still happens as often as it did at first: told once when it does not, and once
+more when it does again. Pure: whoever counts says what happened."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from carpool.core.evidence import Interval, interval
 
 
 class Moved(NamedTuple):
-    """From so often to so often; or it is `over`."""
+    """Describes a move from so often to so often; or it is `over`."""
 
     before: float
     now: float

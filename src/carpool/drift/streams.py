@@ -1,5 +1,5 @@
-"""One stream of pictures, of a model's version or of one of its cameras: the window that is open, how far the
-last one was from the reference, and the alarms. Time is told."""
+"""Watches one stream of pictures, of a model's version or of one of its cameras: the window that is open, how
+far the last one was from the reference, and the alarms. Time is told."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class DriftStream:
 
 
 def read_stream(document: Mapping[str, Any]) -> DriftStream:
-    """ValueError where it is none."""
+    """Reads a stream, and raises ValueError where it is none."""
     try:
         stream = DriftStream(float(document["silent_since"]))
         stream.window = read_counts(document["window"])
@@ -94,7 +94,7 @@ def read_stream(document: Mapping[str, Any]) -> DriftStream:
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:
-    """The cause first."""
+    """Returns the cause first."""
     return tuple(sorted(names, key=_ORDER.__getitem__))
 
 
@@ -111,7 +111,7 @@ _FROZEN_FRAMES = 10  # at least, in that time: of fewer it cannot be said that f
 
 
 class Camera:
-    """Whether it is broken, from what is seen of its pictures. Time is told.
+    """Decides whether a camera is broken, from what is seen of its pictures. Time is told.
 
     Black is told at once. Frozen is one whose pixels stay the same for ten minutes while frames come: a scene
     in which nothing moves has the noise of the sensor. Blurred is one whose sharpness is below its reference.

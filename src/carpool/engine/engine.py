@@ -100,7 +100,7 @@ class Engine:
 
     @property
     def served(self) -> Mapping[int, Served]:
-        """What is offered now, by the number that `submit` takes."""
+        """Returns what is offered now, by the number that `submit` takes."""
         return self.fleet.offered
 
     async def start(
@@ -207,11 +207,11 @@ class Engine:
                 served.runtime.look_at_instances()
 
     def index(self) -> list[IndexEntry]:
-        """Every model that was found, and how each of its versions is."""
+        """Returns every model that was found, and how each of its versions is."""
         return self.control.index()
 
     def find(self, name: str, version: str = "") -> Served:
-        """The version that serves this request; without one, the newest that is ready."""
+        """Returns the version that serves this request; without one, the newest that is ready."""
         return self._choose(name, version)[1]
 
     def _choose(self, name: str, version: str) -> tuple[int, Served, Route]:
@@ -264,7 +264,9 @@ class Engine:
         Models with sequences need a `sequence_id`.
         """
         if latest and not source:
-            raise InvalidInput("latest needs a source: say whose newer frames take its place", field="latest")
+            raise InvalidInput(
+                "latest needs a source: newer frames of the same source replace it", field="latest"
+            )
         answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
         def done(_work: Work, outcome: Outcome) -> None:
@@ -293,7 +295,7 @@ class Engine:
             self.cancel(work)
             raise
         if outcome.outputs is None:
-            raise outcome.error or CarpoolError(f"{model} gave no answer")
+            raise outcome.error or CarpoolError(f"{model} gave no response")
         return {name: array[0] if single else array for name, array in outcome.outputs.items()}
 
     def prepare(
@@ -310,7 +312,7 @@ class Engine:
         if served.hosted and self.fleet.memory is None:
             raise Unsupported(f"{model} runs in another process: only front ends reach it")
         if served.config.decoupled:
-            raise Unsupported(f"{model} gives any number of answers to a request: only clients can ask it")
+            raise Unsupported(f"{model} gives any number of responses to a request: only clients can call it")
         signature = served.signature
         given = inputs if isinstance(inputs, Mapping) else {only_input(signature).name: inputs}
         arrays, single = check_inputs(signature, given)
@@ -344,7 +346,7 @@ class Engine:
         picture = first if second is None else second
         if second is not None:
             if model or not isinstance(first, str):
-                raise InvalidInput("predict takes a picture, or a model's name and a picture", field="model")
+                raise InvalidInput("predict takes an image, or a model's name and an image", field="model")
             model = first
         if model and self.on_demand is not None:
             await self.on_demand.bring(model)
@@ -352,9 +354,9 @@ class Engine:
         model = served.name
         if served.vision is None:
             ask = served.config.parameters.get(ASK)
-            why = f"; for pictures: {ask}" if ask else ""
+            why = f"; for images: {ask}" if ask else ""
             raise InvalidInput(
-                f"{model} takes tensors, not pictures: use infer{why}", reason="no-task", field="model"
+                f"{model} takes tensors, not images: use infer{why}", reason="no-task", field="model"
             )
         plan = PicturePlan(served.vision, model)
         asked = plan.read_options(options)
@@ -381,7 +383,7 @@ class Engine:
         for line in self.index():
             if line.name in ready:
                 return line.name
-        raise NotFound("no model here takes pictures", reason="no-task")
+        raise NotFound("no model here takes images", reason="no-task")
 
     def submit(self, key: int, works: Sequence[Work]) -> None:
         """The servers' way in, for what came at once: `work.done` is called exactly once for each, whatever
@@ -389,15 +391,15 @@ class Engine:
         self.fleet.routes.get(key, NO_ROUTE).submit(works)
 
     def submit_own(self, key: int, work: Work) -> None:
-        """For a request that was prepared here. A model in another process gets its tensors in memory that
-        both map."""
+        """Submits a request that was prepared here. A model in another process gets its tensors in memory
+        that both map."""
         memory = self.fleet.memory
         if memory is not None and self.served[key].hosted:
             memory.place(key, work)
         self.submit(key, [work])
 
     def submit_spare(self, key: int, work: Work) -> None:
-        """The same for work that nobody waits for."""
+        """Does the same for work that nobody waits for."""
         try:
             self.fleet.spare_route(key).submit([work])
         except CarpoolError as error:

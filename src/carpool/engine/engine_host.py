@@ -44,7 +44,7 @@ def without_paths(sentence: str, folders: tuple[str, ...] = ()) -> str:
 
 
 def hide_paths(error: CarpoolError, folders: tuple[str, ...] = ()) -> CarpoolError:
-    """The same error, with a sentence for clients."""
+    """Returns the same error, with a sentence for clients."""
     error.message = without_paths(error.message, folders)
     error.args = (error.message, *error.args[1:])
     return error
@@ -69,8 +69,8 @@ Question = Callable[[Mapping[str, Any]], Awaitable[Any]]
 
 
 class EngineHost(Publisher):
-    """An engine for the doors. `make` builds it: the host is its `publisher`, and knows who hears of its
-    `loads`."""
+    """Offers an engine to the doors. `make` builds it: the host is its `publisher`, and knows who hears of
+    its `loads`."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class EngineHost(Publisher):
         self.submit_spare = engine.submit_spare
 
     def share(self, arena: int, file: int) -> None:
-        """A front end's memory, with models that run in another process."""
+        """Shares a front end's memory with models that run in another process."""
         if self._runner is not None:
             self._runner.share(arena, file)
 
@@ -167,8 +167,8 @@ class EngineHost(Publisher):
             listener(self._catalog)
 
     def _entry(self, key: int, served: Served) -> ModelEntry:
-        """The one there is, unless its settings or what is said of it changed, or a step of an ensemble whose
-        answers are kept: what front ends learnt hangs on these objects."""
+        """Returns the entry there is, unless its settings or what is said of it changed, or a step of an
+        ensemble whose answers are kept: what front ends learnt hangs on these objects."""
         config = served.config
         document = config_document(config)
         caching = config.caching
@@ -213,7 +213,7 @@ class EngineHost(Publisher):
         return await answer(arguments)
 
     async def _count_refused(self, arguments: Mapping[str, Any]) -> None:
-        """What front ends refused on the gate's advice: [[key, source, reason, how many], …]."""
+        """Counts what front ends refused on the gate's advice: [[key, source, reason, how many], …]."""
         for key, source, reason, count in arguments["refused"]:
             served = self.engine.served.get(key)
             if served is not None:
@@ -246,7 +246,7 @@ class EngineHost(Publisher):
 
 
 def _sampling(settings: DriftSettings | None) -> dict[str, Any] | None:
-    """What front ends need to know of drift."""
+    """Returns what front ends need to know of drift."""
     if settings is None:
         return None
     doubtful = settings.uncertain

@@ -1,4 +1,5 @@
-"""The engine's end of its links. It believes nothing: a lie costs a front end its link, and no more."""
+"""Implements the engine's end of its links. It believes nothing: a lie costs a front end its link, and no
+more."""
 
 from __future__ import annotations
 
@@ -127,8 +128,8 @@ class Calls:
         )
 
     def _hears(self, work: Work, template: ServedTemplate, flags: int, payload: bytes, now: float) -> bool:
-        """What a request says of itself: of which booking it is a step, where its inputs are if that is not
-        its slot, and its own words. False: refused."""
+        """Reads what a request says of itself: of which booking it is a step, where its inputs are if that is
+        not its slot, and its own words. False: refused."""
         try:
             if flags & records.STEP:
                 if self.taken:
@@ -145,7 +146,7 @@ class Calls:
         return True
 
     def submit(self) -> None:
-        """What was taken, which is all for one model."""
+        """Submits what was taken, which is all for one model."""
         works, self.taken = self.taken, []
         try:
             self._engine.routes.get(self._key, NO_ROUTE).submit(works)
@@ -160,13 +161,13 @@ class Calls:
                 say(to_frontend(records.ADMITTED, work.place.call, records.OK))
 
     def ready(self, call: int) -> None:
-        """Too late for one that was given up while the word was on its way."""
+        """Marks a call as ready, unless it was given up while the word was on its way."""
         work = self._works.get(call)
         if work is not None and call not in self._cancelled and work.route is not None:
             work.route.ready(work)
 
     def cancel(self, call: int) -> None:
-        """Too late for one that was answered while the word was on its way."""
+        """Cancels a call, unless it was answered while the word was on its way."""
         work = self._works.get(call)
         if work is not None and call not in self._cancelled:
             self._cancelled.add(call)
@@ -182,7 +183,7 @@ class Calls:
             self.cancel(call)
 
     def _done(self, work: Work, outcome: Outcome) -> None:
-        """The engine's `done`: once per work, and the last that is known of it here.
+        """Implements the engine's `done`: once per work, and the last that is known of it here.
 
         An answer that cannot be given ends the link, since its front end would wait for it; what ends with a
         link is answered by each side alone.
@@ -215,14 +216,14 @@ class Calls:
         except Exception as error:
             _log.exception("answer-failed", frontend=self._frontend)
             self._works.pop(call, None)
-            self._outbox.failed(f"an answer cannot be given: {error}")
+            self._outbox.failed(f"a response cannot be given: {error}")
         # A queue may remember a work that was answered: that must not keep the memory of a front end that is
         # gone, nor may what raised in its batch, whose frames hold its inputs.
         work.inputs, work.reads, work.held, work.parts = NO_INPUTS, None, None, None
         place.forget()
 
     def _trouble(self, work: Work, place: RequestPlace, outcome: Outcome) -> CarpoolError | None:
-        """Why outputs that the model gave cannot be sent, if they cannot."""
+        """Returns why outputs that the model gave cannot be sent, if they cannot."""
         if work.parts is not None:  # they were, each in its turn
             place.form, place.payload = records.LISTED, b"[]"
             return None
@@ -233,7 +234,7 @@ class Calls:
         if place.form is None:
             return ModelError("the engine answered without outputs")
         if place.payload and self._outbox.full:
-            return Unavailable("the front end does not take its answers", reason="overload")
+            return Unavailable("the front end does not read its responses", reason="overload")
         return None
 
     def _refuse(self, call: int, error: CarpoolError) -> None:
@@ -253,12 +254,12 @@ def _answer(place: RequestPlace, timing: Timing, error: CarpoolError | None) -> 
 
 
 def checked_details(details: bytes) -> bytes:
-    """What a request says of itself, if that can be read."""
+    """Returns what a request says of itself, if that can be read."""
     try:
         if len(details) > records.MAX_DETAILS_BYTES or not isinstance(orjson.loads(details), dict):
             raise ValueError
     except ValueError:
-        raise ProtocolError(f"{len(details)} bytes about a request that say nothing") from None
+        raise ProtocolError(f"{len(details)} bytes about a request that cannot be decoded") from None
     return details
 
 
@@ -307,7 +308,7 @@ class EngineLink:
 
     def publish(self, number: int, catalog: bytes) -> None:
         if self._outbox.full:
-            self._drop("it does not listen")
+            self._drop("it does not read")
         self._outbox.put(to_frontend(records.CATALOG, number, records.OK, catalog))
 
     # The connection.
@@ -403,7 +404,7 @@ class EngineLink:
         kind, number = fields[0], fields[2]
         if kind == records.TEMPLATE:
             if len(self._templates) >= records.MAX_TEMPLATES or number in self._templates:
-                raise ProtocolError(f"template {number} cannot be new")
+                raise ProtocolError(f"template {number} is out of order")
             self._templates[number] = read_template(payload, self._side.entries.get)
         elif kind == records.READY:
             self.calls.ready(number)
@@ -448,7 +449,7 @@ _SEEN_WITHIN_S = 5.0  # a front end that takes longer is stuck; it must not hold
 
 
 class EngineSide:
-    """All links of one engine. `dropped` is told the number of a front end that broke the protocol."""
+    """Holds all links of one engine. `dropped` is told the number of a front end that broke the protocol."""
 
     def __init__(
         self, engine: EngineHost, *, max_answer_bytes: int, dropped: Callable[[int], None] = lambda _: None
@@ -465,7 +466,8 @@ class EngineSide:
         self._publish(engine.catalog)
 
     async def attach(self, frontend: int, sock: socket.socket, arena: int) -> EngineLink:
-        """A new front end: our end of a socket pair, and its arena's file, which is closed once mapped."""
+        """Attaches a new front end: our end of a socket pair, and its arena's file, which is closed once
+        mapped."""
         self._arenas += 1
         try:
             memory = map_memory(arena)

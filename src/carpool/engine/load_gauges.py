@@ -1,4 +1,5 @@
-"""What each model is asked for and could answer, on its row of the counters: for whoever scales or balances.
+"""Writes what each model is asked for and could answer to its row of the counters: for whoever scales or
+balances.
 
 Nothing is done for single requests: the schedulers count, and a timer looks.
 """
@@ -28,7 +29,8 @@ _LONGEST_SOURCE = 80
 
 
 def senders(models: Iterable[Served], now: float) -> list[dict[str, Any]]:
-    """Who asks most of the models just now, by images per second: sources, and the keys they came with."""
+    """Returns who asks most of the models just now, by images per second: sources, and the keys they came
+    with."""
     lanes = [
         (lane.rate.at(now), served.name, lane)
         for served in models
@@ -50,7 +52,7 @@ def senders(models: Iterable[Served], now: float) -> list[dict[str, Any]]:
 
 
 class _Gauge:
-    """Of one model version."""
+    """Holds the gauges of one model version."""
 
     def __init__(self, shown: float, now: float) -> None:
         self.counted = 0  # of what its scheduler counted, on its row

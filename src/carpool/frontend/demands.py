@@ -28,7 +28,8 @@ class NotLoaded(Unavailable):
 
 
 class Demands:
-    """One per front end, used in its loop's thread only. The engine is asked once for all who wait."""
+    """Asks the engine to load models for one front end, in its loop's thread only. The engine is asked once
+    for all who wait."""
 
     def __init__(self, door: Door) -> None:
         self._door = door
@@ -84,6 +85,6 @@ class Demands:
 
     def _come_back(self, model: str, left: float) -> Unavailable:
         left = left if left > 0.0 else _UNKNOWN_S
-        error = Unavailable(f"{model} is being loaded; ask again in {numeral(left)} s", reason="loading")
+        error = Unavailable(f"{model} is being loaded; retry in {numeral(left)} s", reason="loading")
         error.retry_after_s = left
         return error

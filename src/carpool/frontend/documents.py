@@ -1,6 +1,6 @@
-"""What can be read of a server: the v2 protocol's documents, which HTTP and gRPC share, as pure functions of
-the catalogue; and what the console polls, of the shared counters and of the profiles that somebody looks at.
-"""
+"""Writes what can be read of a server: the v2 protocol's documents, which HTTP and gRPC share, as pure
+functions of the catalogue; and what the console polls, of the shared counters and of the profiles that
+somebody looks at."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def health(catalog: Catalog, *, ready: bool) -> Document:
 
 
 def picture_tasks(catalog: Catalog) -> dict[str, str]:
-    """The task of every model that takes pictures, by name, in the order in which they were configured."""
+    """Returns the task of every model that takes pictures, by name, in the order in which they were
+    configured."""
     return {
         line.name: str(entry.vision["task"])
         for line in catalog.index
@@ -80,13 +81,14 @@ def promises(catalog: Catalog) -> dict[str, float]:
 
 
 def assumptions(catalog: Catalog) -> dict[str, str]:
-    """What nothing says about how models see pixels, by name, for those of which something is missing."""
+    """Returns what nothing says about how models see pixels, by name, for those of which something is
+    missing."""
     found = {name: (entry.vision or {}).get("assumed", ()) for name, entry in catalog.newest.items()}
     return {name: ", ".join(keys) for name, keys in found.items() if keys}
 
 
 def failures(catalog: Catalog) -> dict[str, str]:
-    """Why models that should serve do not, by name."""
+    """Returns why models that should serve do not, by name."""
     return {
         line.name: line.reason
         for line in catalog.index
@@ -106,7 +108,7 @@ def model_metadata(catalog: Catalog, entry: ModelEntry) -> Document:
 
 
 def model_config(_catalog: Catalog, entry: ModelEntry) -> Document:
-    """Its settings, with what was chosen for it at loading and why as a parameter more."""
+    """Returns its settings, with what was chosen for it at loading and why as a parameter more."""
     if not entry.choices:
         return dict(entry.config)
     why = {"carpool_choices": {"string_value": "\n".join(entry.choices)}}
@@ -126,7 +128,7 @@ def cache_status(entry: ModelEntry, table: Table, *, is_shared: bool) -> Documen
 
 
 def region_status(catalog: Catalog, name: str = "") -> list[Document]:
-    """One registered region of shared memory, or all of them."""
+    """Returns one registered region of shared memory, or all of them."""
     if name and name not in catalog.regions:
         raise NotFound(f"Unable to find system shared memory region: {shorten(name)}")
     return [
@@ -172,7 +174,7 @@ def _index_line(line: IndexEntry) -> Document:
 
 
 class LivePage:
-    """One per front end. What it says is at most half a second old."""
+    """Writes the live page of one front end. What it says is at most half a second old."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -218,18 +220,19 @@ class LivePage:
 
 
 def with_profile(page: bytes, profile: Document | None) -> bytes:
-    """The same page for somebody who looks at one model: the rest of it is shared, and written once."""
+    """Returns the same page for somebody who looks at one model: the rest of it is shared, and written
+    once."""
     return b'%b,"profile":%b}' % (page[:-1], orjson.dumps(profile))
 
 
 def with_history(page: bytes, table: Table, after: int, *, senders: bool) -> bytes:
-    """The same page with the points since then, for somebody who has seen those before."""
+    """Returns the same page with the points since then, for somebody who has seen those before."""
     points = b",".join(point for _, point in table.history.read(after, with_senders=senders))
     return b'%b,"history":[%b]}' % (page[:-1], points)
 
 
 def history(table: Table, after: int, seconds: int, *, senders: bool) -> bytes:
-    """The points after that number, of so many seconds at most. They are JSON already."""
+    """Returns the points after that number, of so many seconds at most. They are JSON already."""
     points = table.history.read(after, with_senders=senders)
     newest = points[-1][0] if points else 0
     shown = b",".join(point for number, point in points if number > newest - seconds)
@@ -237,7 +240,7 @@ def history(table: Table, after: int, seconds: int, *, senders: bool) -> bytes:
 
 
 def _model(catalog: Catalog, line: IndexEntry) -> dict[str, Any]:
-    """A line of the index, with what is known about it once it serves."""
+    """Returns a line of the index, with what is known about it once it serves."""
     said = {"name": line.name, "version": line.version, "state": line.state}
     reason = line.reason[:_LONGEST_REASON]
     entry = catalog.entries.get((line.name, line.version))
@@ -262,7 +265,7 @@ def _model(catalog: Catalog, line: IndexEntry) -> dict[str, Any]:
 
 
 def task_of(entry: ModelEntry) -> str | None:
-    """What the model does with a picture; None for one that takes only tensors."""
+    """Returns what the model does with a picture; None for one that takes only tensors."""
     return None if entry.vision is None else str(entry.vision["task"])
 
 
@@ -274,7 +277,8 @@ class _Watched:
 
 
 class ProfileWatch:
-    """One per front end, in its loop's thread. Nobody waits here: the next look finds what came meanwhile."""
+    """Watches profiles for one front end, in its loop's thread. Nobody waits here: the next look finds what
+    came meanwhile."""
 
     def __init__(self, door: Door, clock: Callable[[], float] = monotonic) -> None:
         self._door = door
@@ -282,7 +286,8 @@ class ProfileWatch:
         self._watched: dict[_Known, _Watched] = {}  # those that were looked at last are last
 
     def look(self, name: str, version: str) -> Document | None:
-        """What the engine last said of a model that serves; None before it said anything, and of others."""
+        """Returns what the engine last said of a model that serves; None before it said anything, and of
+        others."""
         catalog = self._door.catalog
         entry = catalog.entries.get((name, version)) if version else catalog.newest.get(name)
         if entry is None or not self._door.serving:

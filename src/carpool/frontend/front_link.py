@@ -76,7 +76,7 @@ _HIGH_WATER = 1 << 20  # some 16,000 submissions that the engine has not read: n
 _LIST_BYTES = 16 << 20  # beside the tensors themselves: lists of outputs, catalogues, answers to questions
 _DEADLINE_GRACE_S, _PROMISE_GRACE_S = 0.25, 1.0
 _LONGEST_S = 1e9
-_LOST = "the engine stopped before it answered; try again"
+_LOST = "the engine stopped before it answered; retry"
 _pack = TO_ENGINE.pack
 
 
@@ -168,7 +168,7 @@ class RemoteBooking:
         self.begun = False
 
     def part(self, link: FrontLink, step: int) -> bytes:
-        """What goes before a step's request, on the link that has the rest of it."""
+        """Returns what goes before a step's request, on the link that has the rest of it."""
         if link is not self._link:
             raise Unavailable(_LOST, reason="engine-restarted")
         self.begun = True
@@ -227,7 +227,7 @@ class FrontLink:
     # Towards the engine.
 
     def infer(self, ask: Ask, hears: Hears) -> RemoteCall:
-        """As `Door.infer`."""
+        """Does the same as `Door.infer`."""
         entry, head, slot, tail, _, _, _, _, _, spare, booked, _, _, _ = ask
         door = self._door
         call = RemoteCall(ask, _Background(door, entry.key, hears) if spare else hears)
@@ -246,7 +246,7 @@ class FrontLink:
         except CarpoolError as error:
             return door.fail(call, error)
         if type(slot) is not ArenaSlot or template.extent > len(slot.view) - tail:
-            return door.fail(call, CarpoolError("the tensors do not lie in a slot of this door"))
+            return door.fail(call, CarpoolError("the tensors are not in a slot of this front end"))
         call.template = template
         # Without room for its outputs they come over the socket, which is slower but still an answer.
         call.output = None if ask.in_parts else door.arena.allocate(template.capacity)
@@ -262,7 +262,7 @@ class FrontLink:
 
     def _learn(self, entry: ModelEntry, head: RequestHead) -> Template:
         if any(tensor.data is not None or tensor.shared_memory is not None for tensor in head.inputs):
-            raise CarpoolError("tensors come through the door in a slot, and in no other way")
+            raise CarpoolError("tensors must be passed in a slot")
         return self.templates.learn(entry, head)
 
     def submit(self, call: RemoteCall, ask: Ask, details: bytes, booking: bytes) -> None:
@@ -334,10 +334,10 @@ class FrontLink:
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
         if len(self._asks) >= MAX_ASKS:
-            raise Unavailable("too many questions are open already", reason="overload")
+            raise Unavailable("too many queries are open already", reason="overload")
         question = orjson.dumps((what, arguments))
         if len(question) > MAX_ASK_BYTES:  # the engine would give up the link
-            raise TooLarge(f"{what} takes {len(question)} bytes, more than the {MAX_ASK_BYTES} that it may")
+            raise TooLarge(f"{what} takes {len(question)} bytes, more than the limit of {MAX_ASK_BYTES}")
         self._number = number = self._number + 1
         future: asyncio.Future[Any] = self._loop.create_future()
         self._asks[number] = future  # until it is answered, even if nobody waits: the engine counts as well
@@ -354,7 +354,7 @@ class FrontLink:
                     future.set_exception(stalled())
             return
         for call in [call for call in self._calls.values() if call.expires < now and call.hears is not None]:
-            late = f"{call.template.entry.name} has not answered, and the time for it is over"
+            late = f"{call.template.entry.name} has not answered within its time limit"
             call.give_up(DeadlineExceeded(late, reason="deadline"))
 
     def close(self) -> None:
@@ -422,7 +422,7 @@ class FrontLink:
         _, _, number, status, form, batch, queue, input_s, infer_s, output_s, sent, run = fields
         call = self._calls.pop(number, None)
         if call is None:
-            raise ProtocolError(f"an answer to call {number}, which is not open")
+            raise ProtocolError(f"a response to call {number}, which is not open")
         answer = Answer(timing=Timing(queue, input_s, infer_s, output_s, batch, number=run), sent=sent)
         if sent > 0.0:
             answer.outside = call.template.outside
@@ -449,7 +449,7 @@ class FrontLink:
         call.finish(answer)
 
     def _part(self, fields: Fields, payload: bytes) -> None:
-        """One answer of several. One that was on its way when its call was given up is dropped."""
+        """Takes one answer of several. One that was on its way when its call was given up is dropped."""
         number, finish, last, sent = fields[2], fields[4], fields[5], fields[10]
         call = self._calls.get(number)
         if call is None or not call.in_parts:
@@ -509,19 +509,19 @@ class FrontLink:
 
 
 def expiry(entry: ModelEntry, arrived: float, deadline: float) -> float:
-    """When the front end answers by itself. The engine is the one to say that a deadline passed, and an
-    answer that comes a little late is worth more than none: this is for an engine or a batch that hangs.
+    """Returns when the front end answers by itself. The engine is the one to say that a deadline passed, and
+    an answer that comes a little late is worth more than none: this is for an engine or a batch that hangs.
     Many answers to one request may take as long as they do."""
     own, slo = deadline + _DEADLINE_GRACE_S, entry.slo
     return own if slo is None or entry.decoupled else min(own, arrived + slo + max(slo, _PROMISE_GRACE_S))
 
 
 def stalled() -> Unavailable:
-    return Unavailable("the engine does not respond; try again later", reason="engine-stalled")
+    return Unavailable("the engine does not respond; retry later", reason="engine-stalled")
 
 
 def _failed() -> CarpoolError:
-    return CarpoolError("the server failed on an answer of this request")
+    return CarpoolError("the server failed on a response of this request")
 
 
 def _lost() -> Answer:
@@ -536,7 +536,7 @@ def _settle(future: asyncio.Future[Any], status: int, payload: bytes) -> None:
 
 
 def _inline(call: RemoteCall, payload: bytes) -> Sequence[Tensor]:
-    """Outputs in a record: the length of their list, the list, their bytes."""
+    """Reads outputs in a record: the length of their list, the list, their bytes."""
     length = 4 + int.from_bytes(payload[:4], "little")
     return _bound(call, read_places(payload[4:length]), memoryview(payload)[length:])
 
@@ -552,13 +552,11 @@ def _head(place: TensorPlace) -> TensorHead:
 
 
 def _details(head: RequestHead) -> bytes:
-    """For a model that is told them; nothing where there is nothing to tell."""
+    """Returns the details for a model that is told them; nothing where there is nothing to tell."""
     options = write_options(head.options)
     if not (head.id or options):
         return b""
     details = orjson.dumps({"id": head.id, "parameters": options})
     if len(details) > MAX_DETAILS_BYTES:
-        raise TooLarge(
-            f"the id and the parameters take more than the {MAX_DETAILS_BYTES} bytes that they may"
-        )
+        raise TooLarge(f"the id and the parameters take more than the limit of {MAX_DETAILS_BYTES} bytes")
     return details

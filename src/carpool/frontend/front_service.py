@@ -44,7 +44,7 @@ def not_serving() -> Unavailable:
 
 
 def _absent(catalog: Catalog, name: str, version: str) -> CarpoolError:
-    """In Triton's words, which clients match on, and then what we know beyond them."""
+    """Returns the error in Triton's words, which clients match on, and then what we know beyond them."""
     shown = name if len(name) <= _LONGEST_SHOWN else name[:_LONGEST_SHOWN] + "…"
     asked = f"Request for unknown model: '{shown}'"
     if version:
@@ -87,7 +87,7 @@ def _nearest(name: str, catalog: Catalog) -> str | None:
 
 
 class FrontService(CallService):
-    """One per front end, used in its loop's thread only."""
+    """Serves one front end, and is used in its loop's thread only."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class FrontService(CallService):
         door.watch(self._follow)
 
     def _follow(self, catalog: Catalog) -> None:
-        """After the others that watch, whose word this takes."""
+        """Follows the catalogue after the others that watch, whose word this takes."""
         self.sampler = self._sampling if self._sampling.follow(catalog) else None
         self.features = self._features.of_each(catalog)
         self._observe()
@@ -169,7 +169,7 @@ class Features:
         self._order: Sequence[Feature] = (mirroring, caching, *more)
 
     def of_each(self, catalog: Catalog) -> dict[int, Infers]:
-        """By the entry's key."""
+        """Returns what serves each version, by the entry's key."""
         found: dict[int, Infers] = {}
         for entry in (*catalog.leaving, *catalog.entries.values()):
             infers: Infers = self._pipelines if is_pipeline(entry) else self._placing

@@ -1,5 +1,5 @@
-"""The door of a front end whose engine lives in another process: what outlives the engine at the other end
-of the link."""
+"""Implements the door of a front end whose engine lives in another process: what outlives the engine at the
+other end of the link."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class RemoteDoor(BodySlots):
         self._judge()
 
     async def attach(self, sock: socket.socket) -> None:
-        """A new engine: the one before, if there was any, is dead."""
+        """Attaches a new engine: the one before, if there was any, is dead."""
         self.close()
         link = FrontLink(self, self._loop, self._max_answer_bytes)
         await self._loop.create_unix_connection(lambda: cast(asyncio.Protocol, link), sock=sock)
@@ -105,13 +105,13 @@ class RemoteDoor(BodySlots):
         """Nobody asks for them here: `RecordingDoor` does."""
 
     def answered_from_cache(self, entry: ModelEntry, arrived: float, images: int, source: str) -> None:
-        """The same."""
+        """Does the same."""
 
     def _no_engine(self, ask: Ask, hears: Hears) -> RemoteCall:
         return self.fail(RemoteCall(ask, hears), self.trouble())
 
     def may_spare(self, entry: ModelEntry, call: RemoteCall) -> bool:
-        """Unless the engine has just skipped one, or those that it has hold too much memory."""
+        """Returns True unless the engine has just skipped one, or those that it has hold too much memory."""
         if self._in_vain.get(entry.key, 0.0) > monotonic():
             return False
         self._spare = [call for call in self._spare if call.link is not None]
@@ -188,11 +188,11 @@ class RemoteDoor(BodySlots):
         takes_files = now.vision is not None and now.vision["encoded"]
         sent_as = (head.encoded and not takes_files) or (head.regions and not now.fetches)
         if not now.signature.is_like(entry.signature) or sent_as:
-            raise Unavailable(f"model '{entry.name}' was replaced; try again", reason="model-replaced")
+            raise Unavailable(f"model '{entry.name}' was replaced; retry", reason="model-replaced")
         if now.decoupled and not ask.in_parts and not now.writes:
-            raise Unsupported(f"{now.name} may give several answers, and only one can be taken here")
+            raise Unsupported(f"{now.name} may give several responses, but this call takes one")
         return now
 
 
 def _restarted() -> Unavailable:
-    return Unavailable("the engine is being restarted; try again", reason="engine-restarted")
+    return Unavailable("the engine is being restarted; retry", reason="engine-restarted")

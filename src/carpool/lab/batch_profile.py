@@ -42,7 +42,8 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """One batch size. `spread`: how far the middle half of the runs lies apart; `sure`: ± of `ms`; shares."""
+    """Represents one batch size. `spread`: how far the middle half of the runs lies apart; `sure`: ± of `ms`;
+    shares."""
 
     batch: int
     ms: float
@@ -97,7 +98,8 @@ class ProfileReport:
 
 @dataclass(frozen=True, slots=True)
 class ProfileQuestion:
-    """`sizes` none: powers of two up to the model's largest. Times in seconds."""
+    """Describes what to measure; with `sizes` none: powers of two up to the model's largest. Times in
+    seconds."""
 
     path: Path
     name: str | None = None
@@ -113,7 +115,7 @@ def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileRe
     q = question
     source = the_model(q)
     if source.config.generate is not None:
-        raise InvalidInput(f"{source.config.name} writes: it has no batches, but an encoder and steps")
+        raise InvalidInput(f"{source.config.name} writes text: it has no batches, but an encoder and steps")
     version = source.versions[-1]
     config = backends.describe(source.config, version)
     signature = signature_of(config)
@@ -159,7 +161,7 @@ def profile(question: ProfileQuestion, tell: Tell = lambda _: None) -> ProfileRe
     disturbed = contention(taken, [point.spread for point in measured.points]).why
     doubted = doubts(measured.points, again, taken.steal)
     if disturbed and not doubted:
-        doubted.append(f"Provisional: {disturbed}. Measure again on a calm machine.")
+        doubted.append(f"Provisional: {disturbed}. Measure again on a quiet machine.")
     notes += doubted
     if measured.ended:
         notes.append(
@@ -195,7 +197,7 @@ def the_model(q: ProfileQuestion) -> ModelSource:
     found, _ = find_models([q.path], gpus=gpu_count(), only=None if q.name is None else [q.name])
     if len(found) > 1:
         names = ", ".join(source.config.name for source in found)
-        raise InvalidInput(f"{q.path} has several models: say which with --name: {names}")
+        raise InvalidInput(f"{q.path} has several models: choose one with --name: {names}")
     source = found[0]
     if q.backend is not None and q.backend != source.config.backend:
         source = replace(source, config=replace(source.config, backend=q.backend))
@@ -233,10 +235,10 @@ def _budget(slo: float, curve: BatchCurve, instances: int) -> Budget:
         why = f"one image alone takes {numeral(curve.times[1] * 1e3)} ms"
     elif not batch:
         enough = numeral(2 * CAUTION * curve.times[1] * 1e3)
-        why = f"only who finds the model idle makes it; promise {enough} ms"
+        why = f"only requests that find the model idle meet it; use an SLO of {enough} ms"
     else:
         ms = curve.times[batch] * 1e3
-        why = f"2 × {numeral(ms)} ms, the batch that runs and one's own, with a tenth to spare"
+        why = f"2 × {numeral(ms)} ms, the running batch and the request's own, with a tenth as reserve"
     takes, rate = (curve.times[batch] * 1e3, instances * curve.throughput(batch)) if batch else (0.0, 0.0)
     at_most = instances * curve.throughput(largest) if largest else 0.0
     return Budget(slo * 1e3, batch, takes, rate, largest, at_most, why)
@@ -245,7 +247,7 @@ def _budget(slo: float, curve: BatchCurve, instances: int) -> Budget:
 def _line(shape: Shape) -> str:
     said = f"t(B) = {numeral(shape.fixed * 1e3)} ms + B × {numeral(shape.per_image * 1e3)} ms"
     if not shape.line_until:
-        return f"No line runs through these points; the nearest is {said}."
+        return f"These points are not on a line; the nearest is {said}."
     if shape.bends:
         return f"{said} from {shape.line_from} to {shape.line_until}; the other sizes are not on this line."
     worst = max((abs(off) for _, off in shape.residuals), default=0.0)
@@ -258,12 +260,12 @@ def _gain(shape: Shape, curve: BatchCurve, instances: int) -> str:
     gain = curve.throughput(best) / alone
     if gain < _LITTLE:
         return (
-            f"Batching brings little here: {numeral(instances * alone)} images/s one by one, "
-            f"{gain:.2f} × that at best. Its time is in the images, not in the call."
+            f"Batching gains little here: {numeral(instances * alone)} images/s one by one, {gain:.2f} × "
+            "that at best. The time is spent per image, not per call."
         )
     return (
-        f"Batches of {best} carry {gain:.2f} × the images of single ones; "
-        f"{shape.knee} are enough for nine tenths of that."
+        f"Batches of {best} process {gain:.2f} × the images of single ones; {shape.knee} are enough for 90 "
+        "% of that."
     )
 
 
@@ -272,13 +274,11 @@ def doubts(points: Sequence[Point], again: Point, stolen: float) -> list[str]:
     usual = median(point.spread for point in points)
     if usual > _SPREAD:
         said.append(
-            f"Too noisy to tell: the middle half of the runs lies {usual:.0%} apart. Other work "
-            "is probably running; measure again on a quiet one, or with more --repeats."
+            f"Too noisy: the interquartile range of the runs is {usual:.0%}. Other work is probably "
+            "running; measure again on a quiet machine, or with more --repeats."
         )
     if stolen > _STEAL:
-        said.append(
-            f"The machine below gave {stolen:.0%} of the processor to others while this was measured."
-        )
+        said.append(f"The hypervisor gave {stolen:.0%} of the processor to others while this was measured.")
     then, now = points[0].seconds * 1e3, again.seconds * 1e3
     if max(now / then, then / now) > _CHANGED:
         said.append(

@@ -1,4 +1,5 @@
-"""`carpool compile`: a model compiled ahead of its first start, into a file that servers find beside it."""
+"""Implements `carpool compile`: a model compiled ahead of its first start, into a file that servers find
+beside it."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from carpool.errors import InvalidInput, ModelError
 
 @dataclass(frozen=True, slots=True)
 class CompiledModel:
-    """The file that was written, and what became of each batch size."""
+    """Describes the file that was written, and what became of each batch size."""
 
     name: str
     file: Path
@@ -32,7 +33,8 @@ class CompiledModel:
 
 
 def compile_model(source: ModelSource, out: Path | None, tell: Callable[[str], None]) -> CompiledModel:
-    """The newest version, for the device of this machine. Without `out` the file goes beside the model."""
+    """Compiles the newest version, for the device of this machine. Without `out` the file goes beside the
+    model."""
     config, version = source.config, source.versions[-1]
     if config.pytorch.compile == "off" or config.generate is not None:
         raise InvalidInput(

@@ -1,6 +1,6 @@
-"""A fleet that grows and shrinks over a day, in rates instead of requests: what it costs, and what comes
-before the replicas that it is for. One cell of replicas is simulated request by request (sim/), which agrees
-with this to a few permille; thousands of them are so many times the same."""
+"""Simulates a fleet that grows and shrinks over a day, in rates instead of requests: what it costs, and what
+comes before the replicas that it is for. One cell of replicas is simulated request by request (sim/), which
+agrees with this to a few permille; thousands of them are so many times the same."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def camera_day(noon: float) -> list[float]:
 
 
 def largest_step(rate: float, capacity: float, rule: ScalingRule, *, period: float = 15.0) -> float:
-    """How many times more traffic may come at once: the most of which 99 % are answered in the five minutes
-    after it, where it comes just after a look."""
+    """Returns how many times more traffic may come at once: the most of which 99 % are answered in the five
+    minutes after it, where it comes just after a look."""
 
     def survived(factor: float) -> bool:
         calm = [rate] * int(_BEFORE_S)
@@ -138,7 +138,7 @@ def largest_step(rate: float, capacity: float, rule: ScalingRule, *, period: flo
 
 
 def rates_of(arrivals: Sequence[Arrival], seconds: float) -> list[float]:
-    """Images per second, second by second."""
+    """Returns images per second, second by second."""
     counts = [0.0] * max(1, int(seconds) + 1)
     for arrival in arrivals:
         counts[min(int(arrival.at), len(counts) - 1)] += arrival.images

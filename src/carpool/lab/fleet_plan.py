@@ -1,4 +1,4 @@
-"""How many replicas for this traffic and that promise? Closed forms guess; the simulator decides."""
+"""Plans how many replicas this traffic and that promise need. Closed forms guess; the simulator decides."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class FleetQuestion:
 
     @property
     def capacity(self) -> float:
-        """Images per second that one replica can promise."""
+        """Returns the images per second that one replica can promise."""
         if self.steps:
             return capacity(self.steps, self.slo, self.machine.instances, shared=self.shared)
         return self.machine.capacity(self.curve, self.slo)
@@ -58,7 +58,7 @@ class FleetQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One simulated run of a plan."""
+    """Describes one simulated run of a plan."""
 
     what: str
     replicas: int
@@ -95,7 +95,7 @@ class FleetPlan:
 
 
 def reasons(q: FleetQuestion, plan: FleetPlan, needed: int, *, group: int, p99: float) -> Iterator[str]:
-    """Why this many replicas, this batch and no delay."""
+    """Yields why this many replicas, this batch and no delay."""
     steady, surges = (
         [check for check in plan.checks if check.what == what and check.replicas <= needed]
         for what in ("steady", "surge")
@@ -108,20 +108,21 @@ def reasons(q: FleetQuestion, plan: FleetPlan, needed: int, *, group: int, p99: 
         yield _surge(q, needed, surges)
     if q.redundancy:
         yield (
-            f"{q.redundancy} more to spare: the promise holds with {q.redundancy} gone, which is what was "
-            f"checked on {needed}. The plan's p50 and p99 are those with all of them running."
+            f"{q.redundancy} redundant: the SLO holds with {q.redundancy} failed, as checked with "
+            f"{needed}. The plan's p50 and p99 are those with all of them running."
         )
     for apart in (check for check in plan.checks if check.what == "separate servers"):
         together = "all replicas" if needed <= group else f"every {group} of them"
         yield (
-            f"This counts on one queue in front of {together}: one server with several GPUs. As "
-            f"{needed} separate servers behind a balancer (round robin, refusals tried once at another), "
-            f"{_share(apart)} of {_n(apart.rate_rps)}/s would be answered in time, p99 {_n(apart.p99_ms)} ms."
+            f"This assumes one queue for {together}, that is one server with several GPUs. As {needed} "
+            "separate servers behind a balancer (round robin, rejections retried once at another), "
+            f"{_share(apart)} of {_n(apart.rate_rps)}/s would be answered within the SLO, p99 "
+            f"{_n(apart.p99_ms)} ms."
         )
     if not q.steps:
         yield (
             f"Max batch {plan.max_batch}: the largest useful one that ends within {_n(q.slo * 1e3)} ms. It "
-            "is a safety cap, not a knob to tune; with fixed knobs instead of a promise take "
+            "is a safety limit and needs no tuning; with fixed batching settings instead of an SLO, use "
             f"{plan.promised_batch}."
         )
     yield _delay(plan, next(check for check in reversed(steady) if check.replicas == needed))
@@ -134,32 +135,32 @@ def reasons(q: FleetQuestion, plan: FleetPlan, needed: int, *, group: int, p99: 
 
 
 def _capacity(q: FleetQuestion, plan: FleetPlan) -> str:
-    promised = f"One replica can promise {_n(plan.capacity_rps)} images/s within {_n(q.slo * 1e3)} ms: "
+    promised = f"One replica sustains {_n(plan.capacity_rps)} images/s within {_n(q.slo * 1e3)} ms: "
     if q.steps:
         where = "its one device" if q.shared else "a device for each"
         alone = _n(alone_through(q.steps) * 1e3)
         return (
             f"{promised}{len(q.steps)} steps on {where}, at each of which a request may have to wait for a "
-            f"batch before it rides in its own. Alone it would take {alone} ms."
+            f"batch before its own batch runs. Alone it would take {alone} ms."
         )
     batch = plan.promised_batch or 1
     takes = q.machine.curve(q.curve, plan.capacity_rps).times[batch] * 1e3
     return (
-        f"{promised}a batch of "
-        f"{batch} takes {_n(takes)} ms, and a request may have to wait for one such batch before it rides in "
-        f"its own. One image at a time it would carry {_n(1 / q.curve.times[1])}/s."
+        f"{promised}a batch of {batch} takes {_n(takes)} ms, and a request may have to wait for one such "
+        "batch before its own batch runs. One image at a time, it would sustain "
+        f"{_n(1 / q.curve.times[1])}/s."
     )
 
 
 def cannot(q: FleetQuestion, checks: Sequence[Check], longer: float | None) -> Iterator[str]:
-    """Why no number of replicas is enough, and what would be."""
+    """Yields why no number of replicas is enough, and what would be."""
     alone = (alone_through(q.steps) if q.steps else q.curve.times[1]) * 1e3
     slo = q.slo * 1e3
     if not checks:
         yield (
-            f"No number of replicas can promise {_n(slo)} ms: one image takes {_n(alone)} ms, and a request "
-            f"that arrives just after another has started needs twice that, {_n(2 * alone)} ms. More "
-            "replicas make that rarer; they do not rule it out."
+            f"No number of replicas can meet an SLO of {_n(slo)} ms: one image takes {_n(alone)} ms, and a "
+            f"request that arrives just after another has started needs twice that, {_n(2 * alone)} ms. "
+            "More replicas make that rarer, but do not rule it out."
         )
         yield (
             f"What would help: an SLO of at least {_n(2 * alone)} ms, or a model that takes at most "
@@ -167,8 +168,8 @@ def cannot(q: FleetQuestion, checks: Sequence[Check], longer: float | None) -> I
         )
         return
     yield (
-        f"No number of replicas keeps {_n(slo)} ms: with {checks[-1].replicas} of them still only "
-        f"{_share(checks[-1])} are answered in time, because single batches take too long by chance."
+        f"No number of replicas meets {_n(slo)} ms: with {checks[-1].replicas} of them still only "
+        f"{_share(checks[-1])} are answered within the SLO, because single batches take too long by chance."
     )
     enough = "a much longer SLO" if longer is None else f"an SLO of about {_n(longer * 1e3)} ms"
     yield f"What would help: a device with less noise, or {enough}."
@@ -181,14 +182,14 @@ def _cores(q: FleetQuestion, plan: FleetPlan) -> str:
     if all(parts.values()):
         said += " (" + ", ".join(f"{name} {_n(part * 1e3)}" for name, part in parts.items()) + ")"
     if machine.cores == inf:
-        return f"{said}, which its client waits for. With --cores it would be known whether these suffice."
+        return f"{said}, which adds to the latency. Give --cores to check whether they suffice."
     said += f": at {_n(most)}/s {_n(most * machine.beside)} of the replica's {_n(machine.cores)} cores"
     slower = machine.stretch(most)
     if slower > 1.0:
         alone = _n(Machine(instances=machine.instances).capacity(q.curve, q.slo))
         said += (
-            f". Batches would keep {_n(machine.infer_cores)} busy and take {slower:.2f} × as long with what "
-            f"is left. With a machine for itself the model could promise {alone}/s"
+            f". Batches would keep {_n(machine.infer_cores)} busy and take {slower:.2f} × as long with "
+            f"what is left. On a machine of its own the model would sustain {alone}/s"
         )
     return said + "."
 
@@ -198,13 +199,13 @@ def _replicas(
 ) -> Iterator[str]:
     if len(steady) > 1 and not steady[-2].holds(q.slo):
         fewer = _replica(steady[-2].replicas).capitalize()
-        yield f"{fewer} would answer {_share(steady[-2])} of {_n(q.rate)}/s in time: too few."
+        yield f"{fewer} would answer {_share(steady[-2])} of {_n(q.rate)}/s within the SLO: too few."
     found = steady[-1]
     formula = f" (the formula says {_n(p99 * 1e3)} ms)" if p99 < inf else ""
     yield (
-        f"{_replica(needed).capitalize()} at {_n(q.rate)}/s: {_share(found)} answered in time, "
-        f"p50 {_n(found.p50_ms)} ms, p99 {_n(found.p99_ms)} ms, simulated{formula}. That is "
-        f"{100 * q.rate / needed / plan.capacity_rps:.0f} % of what can be promised."
+        f"{_replica(needed).capitalize()} at {_n(q.rate)}/s: {_share(found)} within the SLO, p50 "
+        f"{_n(found.p50_ms)} ms, p99 {_n(found.p99_ms)} ms, simulated{formula}. That is "
+        f"{100 * q.rate / needed / plan.capacity_rps:.0f} % of the capacity within the SLO."
     )
 
 
@@ -212,26 +213,26 @@ def _surge(q: FleetQuestion, needed: int, surges: Sequence[Check]) -> str:
     found = surges[-1]
     said = f"In a surge ({_n(found.rate_rps)}/s for {_n(q.surge_seconds)} s) "
     if len(surges) > 1:
-        said += f"{_replica(surges[-2].replicas)} would answer {_share(surges[-2])} in time; "
+        said += f"{_replica(surges[-2].replicas)} would answer {_share(surges[-2])} within the SLO; "
     answer = "answers" if needed == 1 else "answer"
-    return f"{said}{_replica(needed)} {answer} {_share(found)} in time, p99 {_n(found.p99_ms)} ms."
+    return f"{said}{_replica(needed)} {answer} {_share(found)} within the SLO, p99 {_n(found.p99_ms)} ms."
 
 
 def _delay(plan: FleetPlan, steady: Check) -> str:
     delayed = next(check for check in plan.checks if check.what.startswith("knobs"))
     change = (
         f"p50 {_n(steady.p50_ms)} → {_n(delayed.p50_ms)} ms, p99 {_n(steady.p99_ms)} → "
-        f"{_n(delayed.p99_ms)} ms, {_share(steady)} → {_share(delayed)} in time"
+        f"{_n(delayed.p99_ms)} ms, {_share(steady)} → {_share(delayed)} within the SLO"
     )
     delay = delayed.what.removeprefix("knobs, ")
     if plan.delay_helps:
         return (
-            f"A {delay} would help at exactly this rate ({change}), but only as a fixed knob, which "
-            "answers everybody late once the rate goes above capacity. A promise needs none."
+            f"A {delay} would help at exactly this rate ({change}), but only as a fixed setting, which "
+            "makes every response late once the rate exceeds the capacity. An SLO needs none."
         )
     return (
-        f"No delay helps: with fixed knobs and a {delay} it would be {change}. While a replica is busy "
-        "the next batch gathers by itself."
+        f"No delay helps: with fixed batching settings and a {delay} it would be {change}. The next batch "
+        "fills while a replica is busy."
     )
 
 
@@ -240,15 +241,15 @@ def _scaled(q: FleetQuestion, plan: FleetPlan) -> Iterator[str]:
         return
     most = f"{plan.largest_step:.1f} ×"
     yield (
-        f"With autoscaling to a load of {q.scaling.target:g}, looked at every {_n(q.hpa_period)} s and "
+        f"With autoscaling to a load of {q.scaling.target:g}, decided every {_n(q.hpa_period)} s, and "
         f"{_n(q.scaling.cold_start)} s until a new replica answers, a step to {most} the rate is survived: "
-        "99 % of what comes in the five minutes after it find a replica that has room."
+        "99 % of the requests in the five minutes after it are accepted."
     )
     if plan.replica_hours is not None and plan.lost_to_cold_start is not None:
         yield (
             f"Over the trace it would have had {plan.peak_replicas} replicas at its peak and "
             f"{_n(plan.replica_hours)} replica-hours, and {_n(plan.lost_to_cold_start)} images would have "
-            "come before the replicas for them."
+            "arrived before their replicas were ready."
         )
 
 
@@ -272,7 +273,8 @@ Tell = Callable[[str], None]
 
 
 def plan(question: FleetQuestion, tell: Tell = lambda _: None) -> FleetPlan:
-    """The smallest fleet that keeps the promise in calm and in surges, with the spares asked for on top."""
+    """Returns the smallest fleet that keeps the promise in calm and in surges, with the spares asked for on
+    top."""
     q = question
     most = q.capacity
     if not most:
@@ -291,20 +293,20 @@ def plan(question: FleetQuestion, tell: Tell = lambda _: None) -> FleetPlan:
             break
         best = tried[-1].attainment if tried[-1].what == "steady" else 0.0
         needed += max(1, needed // 20)
-    tell("looking for a promise that can be kept")
+    tell("looking for an SLO that can be met")
     longer = (q.slo * factor for factor in (1.1, 1.25, 1.5, 2.0, 3.0, 5.0))
     kept = next((slo for slo in longer if suffices(replace(q, slo=slo), guess)), None)
     return FleetPlan(capacity_rps=most, checks=tuple(checks), why=tuple(cannot(q, checks, kept)))
 
 
 def suffices(question: FleetQuestion, replicas: int) -> bool:
-    """Whether so many would keep the promise, in calm and in surges."""
+    """Returns whether so many would keep the promise, in calm and in surges."""
     return all(check.holds(question.slo) for check in _check(question, replicas))
 
 
 def _scenario(q: FleetQuestion, replicas: int, busiest: float | None = None) -> Scenario:
-    """A group of the fleet with its part of the traffic, long enough to count. `busiest` is the rate at which
-    decoding and protocol take most from the batches."""
+    """Returns a group of the fleet with its part of the traffic, long enough to count. `busiest` is the rate
+    at which decoding and protocol take most from the batches."""
     group = min(replicas, max(1, _GROUP // q.machine.instances))
     rate = max(q.rate * group / replicas, _SLOWEST)
     promise = Promise(q.slo, max_batch(q.curve, q.slo))
@@ -334,12 +336,13 @@ def _long_enough(rate: float) -> float:
 
 
 def max_batch(curve: BatchCurve, slo: float) -> int:
-    """The largest batch that can be of any use: one that ends within the promise if it starts at once."""
+    """Returns the largest batch that can be of any use: one that ends within the promise if it starts at
+    once."""
     return curve.efficient[curve.fits(slo)]
 
 
 def _check(q: FleetQuestion, replicas: int) -> Iterator[Check]:
-    """The steady state first: if that fails, nobody need ask about surges."""
+    """Checks the steady state first: if that fails, nobody need ask about surges."""
     if q.machine.stretch(q.rate / replicas) == inf:  # nothing is left for batches
         yield Check("steady", replicas, q.rate, 0.0, 0.0, 0.0)
         return
@@ -363,7 +366,7 @@ def _describe(q: FleetQuestion, needed: int, checks: list[Check], tell: Tell) ->
     delayed, helps = _with_delay(q, needed, steady)
     checks.append(delayed)
     if q.redundancy:
-        tell("checking with the spares")
+        tell("checking with the redundant replicas")
         checks += _check(q, replicas)
     if needed > 1:
         tell("checking separate servers")
@@ -397,8 +400,8 @@ def _describe(q: FleetQuestion, needed: int, checks: list[Check], tell: Tell) ->
 
 
 def _apart(q: FleetQuestion, needed: int) -> Check:
-    """The same as servers with a queue each. Of a pipeline one of them at random is simulated; else a cell of
-    as many as are simulated one by one, behind a balancer."""
+    """Checks the same as servers with a queue each. Of a pipeline one of them at random is simulated; else a
+    cell of as many as are simulated one by one, behind a balancer."""
     if q.steps:
         rate = q.peak / needed
         alone = replace(_scenario(q, needed, q.peak), instances=q.machine.instances, rate=rate)
@@ -435,7 +438,7 @@ def _with_scaling(q: FleetQuestion, plan: FleetPlan) -> FleetPlan:
 
 
 def _with_delay(q: FleetQuestion, replicas: int, steady: Check) -> tuple[Check, bool]:
-    """The best of two small delays with fixed knobs, and whether it beats not waiting."""
+    """Returns the best of two small delays with fixed knobs, and whether it beats not waiting."""
     scenario = _scenario(q, replicas)
     tried = []
     for share in (20, 10):

@@ -1,5 +1,5 @@
-"""What a server would find on this machine: packages, engines, devices, limits, folders and ports, and what
-is wrong with them. Nothing is changed, and what may crash when it is imported is imported elsewhere."""
+"""Finds what a server would find on this machine: packages, engines, devices, limits, folders and ports, and
+what is wrong with them. Nothing is changed, and what may crash when it is imported is imported elsewhere."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _engine(kind: BackendKind) -> Finding:
     code = _SHOW_CUDA if kind.imports == "torch" else f"import {kind.imports}"
     done, said = _run(code)
     if not done:
-        last = said.strip().splitlines()[-1:] or ["it ended without a word"]
+        last = said.strip().splitlines()[-1:] or ["it ended without a message"]
         return Finding(
             "engines", kind.name, State.WRONG, f"{kind.package} {found}: {last[0][:200]}", _how_to_get(kind)
         )
@@ -145,16 +145,16 @@ def _run(code: str) -> tuple[bool, str]:
 
 def _devices() -> Iterator[Finding]:
     machine, there = hardware(), os.cpu_count() or 1
-    limited = "" if machine.cores == there else f" of {there}: the rest is not ours to use"
+    limited = "" if machine.cores == there else f" of {there}; this process may not use the others"
     cores = "1 core" if machine.cores == 1 else f"{machine.cores} cores"
     yield Finding("devices", "processor", State.FINE, f"{machine.cpu}, {cores}{limited}")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     yield Finding("devices", "memory", State.FINE, _gigabytes(memory))
     gpus = ", ".join(machine.gpus) or (f"{gpu_count()} GPUs" if gpu_count() else "")
-    yield Finding("devices", "GPUs", State.FINE if gpus else State.ABSENT, gpus or "none is seen")
+    yield Finding("devices", "GPUs", State.FINE if gpus else State.ABSENT, gpus or "none was found")
     if gpus and not installed("pynvml"):
         advice = "pip install 'carpool[gpu-metrics]'"
-        yield Finding("devices", "GPU metrics", State.NOTE, "nv_gpu_* stay away without nvidia-ml-py", advice)
+        yield Finding("devices", "GPU metrics", State.NOTE, "the metrics nv_gpu_* need nvidia-ml-py", advice)
 
 
 def _limits() -> Iterator[Finding]:
@@ -171,7 +171,7 @@ def _limits() -> Iterator[Finding]:
     except OSError as error:
         yield Finding("limits", "shared memory", State.WRONG, f"memfd_create: {error.strerror}")
     else:
-        yield Finding("limits", "shared memory", State.FINE, "memfd, so /dev/shm may be as small as it likes")
+        yield Finding("limits", "shared memory", State.FINE, "memfd, so the size of /dev/shm does not matter")
 
 
 def _folders(settings: ServerSettings) -> Iterator[Finding]:
@@ -201,7 +201,7 @@ def _ports(settings: ServerSettings) -> Iterator[Finding]:
         port: int = getattr(settings, name)
         option = f"--{name.replace('_', '-')}"
         taken = _taken(port)
-        advice = f"end what listens there, or give the server another: {option}"
+        advice = f"stop the program on this port, or choose another: {option}"
         yield Finding(
             "ports", option, State.NOTE if taken else State.FINE, f"{port} is {'taken' if taken else 'free'}",
             advice if taken else "",
@@ -221,11 +221,11 @@ def _tracing(settings: ServerSettings, environ: Mapping[str, str]) -> Finding:
         return Finding("tracing", "OpenTelemetry", State.FINE, says)
     if wanted:
         return Finding(
-            "tracing", "OpenTelemetry", State.NOTE, "is not installed, and a collector is named", advice
+            "tracing", "OpenTelemetry", State.NOTE, "is not installed, but a collector is set", advice
         )
     if missing:
         return Finding("tracing", "OpenTelemetry", State.ABSENT, "is not installed", advice)
-    return Finding("tracing", "OpenTelemetry", State.FINE, "is installed; no collector is named")
+    return Finding("tracing", "OpenTelemetry", State.FINE, "is installed; no collector is set")
 
 
 def _taken(port: int) -> bool:

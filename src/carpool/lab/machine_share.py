@@ -1,4 +1,4 @@
-"""What a replica shares with its own decoding and protocol: cores, and what batches lose by it."""
+"""Computes what a replica shares with its own decoding and protocol: cores, and what batches lose by it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _SURE = 1e-4  # of the capacity: bisected no further
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One replica's part of a machine. `decode` and `protocol` are seconds of one core for each image, and
-    `instances` so many run side by side, whose batch times are those while all of them are busy.
+    """Represents one replica's part of a machine. `decode` and `protocol` are seconds of one core for each
+    image, and `instances` so many run side by side, whose batch times are those while all of them are busy.
 
     Decoding, front ends and engine are many short pieces of work, to which an operating system gives a core
     before it gives it back to the threads of a model. So they are served, and batches take longer: a model on
@@ -31,19 +31,19 @@ class Machine:
 
     @property
     def beside(self) -> float:
-        """Seconds of a core that an image takes beside its batch."""
+        """Returns seconds of a core that an image takes beside its batch."""
         return self.decode + self.protocol
 
     def stretch(self, rate: float) -> float:
-        """How much longer batches take at this rate; infinite where nothing is left for them."""
+        """Returns how much longer batches take at this rate; infinite where nothing is left for them."""
         left = self.cores - rate * self.beside
         if left <= 0:
             return inf
         return max(1.0, self.infer_cores / left)
 
     def outside(self, rate: float) -> float:
-        """Seconds that a client waits for its own decoding and protocol. Where more threads want to run than
-        there are cores, each gets its part of them."""
+        """Returns seconds that a client waits for its own decoding and protocol. Where more threads want to
+        run than there are cores, each gets its part of them."""
         wanted = self.infer_cores + 1.0 + rate * self.beside
         return self.beside * max(1.0, wanted / self.cores)
 
@@ -56,8 +56,8 @@ class Machine:
         return BatchCurve(points, alone.max_batch, alone.buckets)
 
     def capacity(self, alone: BatchCurve, slo: float) -> float:
-        """Images per second that one replica can promise: what the batches carry at the very rate whose
-        decoding and protocol they are slowed down by."""
+        """Returns images per second that one replica can promise: what the batches carry at the very rate
+        whose decoding and protocol they are slowed down by."""
         low, high = 0.0, slo_capacity(alone, slo, self.instances)
         if self.carries(alone, slo, high):
             return high

@@ -1,4 +1,4 @@
-"""What a model file is recognised as, why, and the model.toml that would say so."""
+"""Reports what a model file is recognised as, why, and the model.toml that would say so."""
 
 from __future__ import annotations
 
@@ -69,18 +69,18 @@ def inspect_model(path: Path, choice: PictureChoice | None = None) -> ModelRepor
 
 
 def read_before(config: ModelConfig) -> str:
-    """The model.toml that stands there, if one does."""
+    """Returns the model.toml that stands there, if one does."""
     file = config.path / TOML
     return file.read_text("utf-8") if file.is_file() else ""
 
 
 def how_it_sees(source: ModelSource) -> VisionSettings | None:
-    """How a model answers pictures; None: it takes tensors. It is opened and tried once."""
+    """Returns how a model answers pictures; None: it takes tensors. It is opened and tried once."""
     return look_at(source)[1].vision
 
 
 def look_at(source: ModelSource, choice: PictureChoice | None = None) -> tuple[Examined, Described]:
-    """What its file says and what it answers to noise, and how it is understood."""
+    """Returns what its file says and what it answers to noise, and how it is understood."""
     version = source.versions[-1]
 
     def load(config: ModelConfig) -> Backend:

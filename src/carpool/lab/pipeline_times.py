@@ -1,4 +1,5 @@
-"""How long a pipeline takes for one picture on an idle machine: whether its SLO can be kept at all."""
+"""Measures how long a pipeline takes for one picture on an idle machine: whether its SLO can be kept at
+all."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def _seconds(source: ModelSource, images: float) -> float:
 
 
 def time_report(name: str, slo: float | None, seconds: float) -> str:
-    """In one sentence."""
-    what = "a picture with a few crops"
+    """Returns the time in one sentence."""
+    what = "an image with a few crops"
     said = "" if slo is None else cannot_keep(name, slo, seconds, what)
     return said or f"{what} takes about {seconds * 1e3:.0f} ms here"

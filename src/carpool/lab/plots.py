@@ -1,4 +1,5 @@
-"""Pictures of what the simulator found. Matplotlib is optional: it is imported when something is drawn."""
+"""Draws pictures of what the simulator found. Matplotlib is optional: it is imported when something is
+drawn."""
 
 from __future__ import annotations
 
@@ -31,12 +32,12 @@ _BESIDE: Any = {"textcoords": "offset points", "color": INK, "fontsize": 9}
 
 @contextmanager
 def figure(path: Path, columns: int = 1, width: float = 8.0, height: float = 4.2) -> Iterator[list[Axes]]:
-    """Axes side by side, written to `path` at the end."""
+    """Yields axes side by side, written to `path` at the end."""
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError:
-        raise InvalidInput("drawing needs matplotlib: pip install 'carpool[plot]'") from None
+        raise InvalidInput("plots need matplotlib: pip install 'carpool[plot]'") from None
     with mpl.rc_context(fname=_STYLE):
         drawn: Figure = Figure(figsize=(width, height), layout="constrained")
         yield [drawn.add_subplot(1, columns, column + 1) for column in range(columns)]
@@ -47,24 +48,24 @@ def figure(path: Path, columns: int = 1, width: float = 8.0, height: float = 4.2
 
 
 def beside_level(axes: Axes, text: str, y: float, *, left: bool = False) -> None:
-    """Words over a horizontal line, at one of its ends."""
+    """Writes words over a horizontal line, at one of its ends."""
     x, offset, side = (0.0, 4, "left") if left else (1.0, -2, "right")
     axes.annotate(text, (x, y), xycoords=("axes fraction", "data"), xytext=(offset, 4), ha=side, **_BESIDE)
 
 
 def beside_capacity(axes: Axes, text: str, x: float) -> None:
-    """Words along a vertical line, from its foot."""
+    """Writes words along a vertical line, from its foot."""
     where: Any = {"xycoords": ("data", "axes fraction"), "xytext": (-5, 0), "ha": "right", "rotation": 90}
     axes.annotate(text, (x, 0.03), **where, **_BESIDE)
 
 
 def operating_curve(path: Path, sweeps: Mapping[str, Sweep], *, slo_ms: float, title: str) -> None:
-    """Goodput and latency over load, side by side."""
+    """Draws goodput and latency over load, side by side."""
     with figure(path, columns=2, width=11.0) as (left, right):
         goodput(left, sweeps)
         latency(right, sweeps, slo_ms)
-        left.set_title(f"{title}, SLO {slo_ms:g} ms: answered in time")
-        right.set_title("Latency of what was answered" if len(sweeps) == 1 else "p99 of what was answered")
+        left.set_title(f"{title}, SLO {slo_ms:g} ms: goodput")
+        right.set_title("Latency of responses" if len(sweeps) == 1 else "p99 of responses")
 
 
 def batch_profile(path: Path, report: ProfileReport) -> None:
@@ -85,7 +86,7 @@ def batch_profile(path: Path, report: ProfileReport) -> None:
             ms = budget.slo_ms / (2 * CAUTION)  # the longest batch that it allows
             if ms < left.get_ylim()[1]:
                 left.axhline(ms, color=INK, linestyle="--", linewidth=1)
-                beside_level(left, f"allowed by a promise of {budget.slo_ms:g} ms", ms)
+                beside_level(left, f"allowed by an SLO of {budget.slo_ms:g} ms", ms)
         rates = [row.images_per_s for row in report.rows]
         right.plot(sizes, rates, color=COLOURS["promise"], marker="o")
         right.axvline(report.knee, color=FAINT, linewidth=1.2, linestyle="--")
@@ -95,7 +96,7 @@ def batch_profile(path: Path, report: ProfileReport) -> None:
         for batch in dict.fromkeys(budget.batch for budget in report.budgets if budget.batch):
             _chosen_batch(right, [budget for budget in report.budgets if budget.batch == batch])
         for axes in (left, right):
-            axes.set_xlabel("images in a batch")
+            axes.set_xlabel("images per batch")
             axes.set_xlim(left=0)
         left.legend(loc="upper left")
 
@@ -109,22 +110,22 @@ def cascade_curve(
     with figure(path, columns=2, width=11.0) as (left, second):
         left.plot(kept, right, color=COLOURS["promise"])
         left.axhline(right[0], color=INK, linestyle="--", linewidth=1)
-        beside_level(left, "big model alone", right[0])
-        left.set_title("Right" if labelled else "As the big model says")
+        beside_level(left, "large model alone", right[0])
+        left.set_title("Right" if labelled else "Agreement with the large model")
         second.plot(kept, cost, color=COLOURS["knobs"])
         second.axhline(1.0, color=INK, linestyle="--", linewidth=1)
-        beside_level(second, "big model alone", 1.0)
-        second.set_title("Cost, in times that of the big model alone")
+        beside_level(second, "large model alone", 1.0)
+        second.set_title("Cost, as a multiple of the large model alone")
         second.set_ylim(bottom=0)
         for axes in (left, second):
             axes.axvline(chosen, color=FAINT, linewidth=1.2)
             beside_capacity(axes, f"kept: {100 * chosen:.0f} %", chosen)
-            axes.set_xlabel("share of the pictures that the cheap model answers")
+            axes.set_xlabel("share of the images that the cheap model answers")
             axes.set_xlim(0, 1)
 
 
 def _chosen_batch(axes: Axes, budgets: Sequence[Budget]) -> None:
-    """One mark for all promises that allow the same."""
+    """Draws one mark for all promises that allow the same."""
     place = (budgets[0].batch, budgets[0].images_per_s)
     axes.plot(*place, marker="D", markersize=8, color=COLOURS["knobs"])
     words = f"{', '.join(f'{budget.slo_ms:g}' for budget in budgets)} ms: batches of {budgets[0].batch}"
@@ -132,7 +133,7 @@ def _chosen_batch(axes: Axes, budgets: Sequence[Budget]) -> None:
 
 
 def goodput(axes: Axes, sweeps: Mapping[str, Sweep]) -> None:
-    """Images answered in time per second, under the fluid bound."""
+    """Draws images answered in time per second, under the fluid bound."""
     reference = next(iter(sweeps.values()))
     loads = [load for load, _ in reference]
     bound = [outcome.fluid_bound_rps for _, outcome in reference]
@@ -146,7 +147,7 @@ def goodput(axes: Axes, sweeps: Mapping[str, Sweep]) -> None:
 
 
 def latency(axes: Axes, sweeps: Mapping[str, Sweep], slo_ms: float) -> None:
-    """The p99 of answers (of one contender alone also p50 and p95), and the promise.
+    """Draws the p99 of answers (of one contender alone also p50 and p95), and the promise.
 
     Whoever leaves the picture has answered everybody late.
     """

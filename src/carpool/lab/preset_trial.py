@@ -1,4 +1,4 @@
-"""One picture through one model under every preset, so that a person sees which is right."""
+"""Runs one picture through one model under every preset, so that a person sees which is right."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from carpool.vision.plans.settings import describe
 
 @dataclass(frozen=True, slots=True)
 class PresetAnswer:
-    """What the model says where its pixels are made by this preset. `drawn` is a JPEG, if it can be drawn."""
+    """Describes what the model says where its pixels are made by this preset. `drawn` is a JPEG, if it can be
+    drawn."""
 
     preset: str
     task: str
@@ -52,7 +53,7 @@ class PresetTrial:
         found = examine(config, self._version)._replace(seen=self._found.seen)
         said = describe(found.config, found.signature, found.labels, found.seen)
         if said.vision is None:
-            raise ConfigError(f"{config.name}: {said.ask or 'it takes no pictures'}")
+            raise ConfigError(f"{config.name}: {said.ask or 'it takes no images'}")
         task = str(said.vision.task)
         try:
             plan = PicturePlan(said.vision, config.name)

@@ -1,4 +1,5 @@
-"""The model.toml that says what was found of a model: a new one, or one that stands there and lacks it.
+"""Writes the model.toml that says what was found of a model: a new one, or one that stands there and lacks
+it.
 
 What stands there is kept as it is, with its comments: only keys that it does not have are added.
 """
@@ -42,7 +43,7 @@ def settings_text(config: ModelConfig, said: Described, before: str = "") -> str
 
 
 def with_preset_text(before: str, preset: str, config: ModelConfig) -> tuple[str, list[str]]:
-    """The same settings with this preset, and which keys of [image] it replaces."""
+    """Returns the same settings with this preset, and which keys of [image] it replaces."""
     document = _parsed(before, config)
     document["preset"] = preset
     if _needs_file(config):
@@ -55,7 +56,7 @@ def with_preset_text(before: str, preset: str, config: ModelConfig) -> tuple[str
 
 
 def refers_to_labels(text: str) -> bool:
-    """Whether settings name the file that is written beside them."""
+    """Returns whether settings name the file that is written beside them."""
     return bool(tomllib.loads(text).get("labels") == LABELS)
 
 
@@ -80,7 +81,7 @@ def _needs_file(config: ModelConfig) -> bool:
 
 
 def _found(config: ModelConfig, said: Described) -> tuple[Keys, dict[str, Keys]]:
-    """The keys at the top, and those of each table."""
+    """Returns the keys at the top, and those of each table."""
     vision = said.vision
     top: Keys = {"file": config.file} if _needs_file(config) else {}
     if vision is None:
@@ -123,7 +124,7 @@ def _listed(value: object) -> object:
 def _new_text(said: Described, top: Keys, tables: dict[str, Keys]) -> str:
     """With comments: what it was found by, and what else may be said."""
     vision = said.vision
-    asked = [f"to be said before it takes pictures: {said.ask}"] if said.ask else []
+    asked = [f"needed before it takes images: {said.ask}"] if said.ask else []
     lines = [_HEADING, *(f"# - {' '.join(line.split())}" for line in (*said.evidence, *asked)), ""]
     lines += [f"{key} = {_value(value)}" for key, value in top.items()]
     if "task" not in top:
@@ -134,7 +135,7 @@ def _new_text(said: Described, top: Keys, tables: dict[str, Keys]) -> str:
         lines.append(f'# preset = "torchvision"  # whose pixels it was trained with: {", ".join(PRESETS)}')
     if "labels" not in top:
         lines.append(f"# labels = {_value(LABELS)}  # a class a line")
-    lines.append("# slo_ms = 50  # promise to answer within so many ms, or say no early")
+    lines.append("# slo_ms = 50  # latency SLO: answer within this many ms, or reject early")
     for name, found in tables.items():
         lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in found.items())]
     return "\n".join(lines) + "\n"

@@ -20,8 +20,8 @@ _RUNS = 5  # of a size in one pass, at least; two passes show whether the machin
 
 @dataclass(frozen=True, slots=True)
 class PartRow:
-    """So many pictures encoded together, or so many slots stepped. `spread`: how far the middle half of the
-    runs lies apart, as a share."""
+    """Describes so many pictures encoded together, or so many slots stepped. `spread`: how far the middle
+    half of the runs lies apart, as a share."""
 
     size: int
     ms: float
@@ -32,7 +32,7 @@ class PartRow:
 
 @dataclass(frozen=True, slots=True)
 class TextBudget:
-    """What can be promised to so many answers at once."""
+    """Describes what can be promised to so many answers at once."""
 
     slots: int
     encoded: int  # pictures together
@@ -143,15 +143,15 @@ def _verdict(budgets: tuple[TextBudget, ...], ttft: float | None, per_token: flo
         and (per_token is None or budget.per_token_ms <= per_token * 1e3)
     ]
     if kept:
-        return [f"{promised} can be kept with up to {max(kept)} answers at once."]
+        return [f"{promised} can be met with up to {max(kept)} concurrent responses."]
     least = budgets[0]
     return [
-        f"{promised} cannot be kept here: even one answer alone needs ttft_ms = {_up(least.ttft_ms)}, "
+        f"{promised} cannot be met here: even a single response needs ttft_ms = {_up(least.ttft_ms)}, "
         f"per_token_ms = {_up(least.per_token_ms)}."
     ]
 
 
 def _up(ms: float) -> str:
-    """To two figures, never less."""
+    """Rounds to two figures, never less."""
     unit = 10.0 ** (int(log10(ms)) - (2 if ms < 1 else 1))
     return f"{ceil(round(ms / unit, 6)) * unit:g}"

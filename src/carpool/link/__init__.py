@@ -1,4 +1,4 @@
-"""What the processes of a server say to each other: bodies in shared memory, words on a socket.
+"""Defines what the processes of a server say to each other: bodies in shared memory, words on a socket.
 
 Start at records.py for what is said. The front end's end is `frontend/front_link.py`, the engine's
 `engine/engine_link.py`, the runner's `runner/runner_instance.py`. The law: a slot is reused only when the

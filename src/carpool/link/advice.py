@@ -1,4 +1,5 @@
-"""The gate's advice: what the engine would say to a newcomer now, so that front ends can say it at once.
+"""Passes on the gate's advice: what the engine would say to a newcomer now, so that front ends can say it at
+once.
 
 The engine writes its verdict after every turn; a front end that refuses on it spares reading the body. It is
 advice only: whatever passes is offered to the engine, whose word is law. Refusals are reported in bulk, so
@@ -71,8 +72,8 @@ def open_gate(*_: object, **_named: object) -> None:
 
 
 class GateTable:
-    """A few numbers per model that the engine writes and every front end reads, over a buffer of `GATE_BYTES`
-    zeros that all processes share.
+    """Holds a few numbers per model that the engine writes and every front end reads, over a buffer of
+    `GATE_BYTES` zeros that all processes share.
 
     One row per model key. A row carries a checksum and is copied as a whole, so a reader that meets a row in
     mid-write knows it, on any processor and even if the writer died there; it looks again, then goes without.
@@ -105,7 +106,8 @@ class GateTable:
         return None
 
     def clear(self) -> None:
-        """A new engine numbers its models anew, so nothing that an older one wrote may be believed."""
+        """Clears the table: a new engine numbers its models anew, so nothing that an older one wrote may be
+        believed."""
         self._view[:] = bytes(len(self._view))
 
 
@@ -135,21 +137,21 @@ def publish(write: WriteGate, key: int, scheduler: Scheduler, now: float) -> boo
 
 
 def _numbers(source: str, refusal: Refusal | None) -> tuple[float, ...]:
-    """A verdict: nothing, or a refusal in numbers."""
+    """Returns a verdict: nothing, or a refusal in numbers."""
     if refusal is None:
         return ()
     return _number(source), float(_REASONS.index(refusal.reason)), *refusal.flat()
 
 
 def _number(source: str) -> float:
-    """The source as a number that a double holds exactly; 0 for requests that name none."""
+    """Returns the source as a number that a double holds exactly; 0 for requests that name none."""
     if not source:
         return 0.0
     return 1.0 + int.from_bytes(blake2b(source.encode(errors="replace"), digest_size=6).digest())
 
 
 class Advice:
-    """A front end's reading of the gate, and what it says when it cannot keep up itself."""
+    """Reads the gate for a front end, and says what it answers when it cannot keep up itself."""
 
     def __init__(self, read: ReadGate, ask: Callable[[str, Any], Coroutine[Any, Any, Any]]) -> None:
         self._read = read
@@ -261,9 +263,9 @@ def _error(entry: ModelEntry, job: Job, reason: Reason, verdict: tuple[float, ..
 
 def _behind(entry: ModelEntry, waited: float) -> Refused:
     wait_ms = waited * 1e3
-    said = f"{entry.name}: more comes than this front end can read; requests wait {wait_ms:.0f} ms for that"
+    said = f"{entry.name}: this front end cannot read requests fast enough; they wait {wait_ms:.0f} ms"
     numbers = {"unread_ms": round(wait_ms, 3)}
     if entry.slo is not None:
-        said += f", of the {entry.slo * 1e3:g} ms promised"
+        said += f", of the {entry.slo * 1e3:g} ms of the SLO"
         numbers["deadline_ms"] = round(entry.slo * 1e3, 3)
     return Refused(said, retry_after_s=waited, numbers=numbers)

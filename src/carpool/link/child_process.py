@@ -1,4 +1,5 @@
-"""A process of the server and its parent: how it is started, what the two say to each other, how it ends.
+"""Connects a process of the server and its parent: how it is started, what the two say to each other, how it
+ends.
 
 They say JSON messages that can carry files, on a Unix socket, which keeps messages apart: nothing has to be
 cut or joined. It takes none that is longer than its buffer, so a long one (the names of thousands of models)
@@ -48,7 +49,7 @@ def control_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class Control:
-    """One end. To be made and used on a running loop."""
+    """Represents one end. To be made and used on a running loop."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -178,7 +179,7 @@ class ProcessHandle(Protocol):
 
     @property
     def returncode(self) -> int | None:
-        """None until it was waited for."""
+        """Returns the exit code, or None until it was waited for."""
 
     def kill(self) -> None: ...
 
@@ -300,7 +301,7 @@ class Child:
         return self._process.wait()
 
     def _read_output(self) -> bool:
-        """Whether there was something."""
+        """Returns whether there was something to read."""
         data = read_some(self._written)
         if data:
             self._output.feed(data)
@@ -333,7 +334,8 @@ class Watchdog:
     killed: bool = False
 
     def look(self, *, patient: bool) -> None:
-        """To be called every `BEAT_S`. `patient`: what it imports or loads may hold its interpreter lock."""
+        """Checks the pulse, and must be called every `BEAT_S`. `patient`: what it imports or loads may hold
+        its interpreter lock."""
         still = self.watch.look()
         patient = patient or not self.watch.begun
         if (still >= STALE_S and not patient) != self.stalled:

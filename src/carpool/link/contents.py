@@ -17,14 +17,14 @@ Waiting: TypeAlias = "asyncio.Future[Any] | None"
 
 
 class Places(Protocol):
-    """The part of a call that puts contents into slots, and asks the engine."""
+    """Defines the part of a call that puts contents into slots, and asks the engine."""
 
     def place_in_slot(self, head: RequestHead, content: Content) -> None: ...
     def place_pieces(self, head: RequestHead, pieces: Sequence[Buffer], *, checked: bool) -> Waiting: ...
 
 
 class Content:
-    """Tensors that lie in a slot, behind `tail` bytes."""
+    """Describes tensors that lie in a slot, behind `tail` bytes."""
 
     slot: Slot | None = None  # the content's own, until it is offered
     tail = 0
@@ -40,7 +40,7 @@ class Content:
         self.tail = tail
 
     def bytes_of(self, head: RequestHead) -> Sequence[Buffer]:
-        """The bytes that identify it, as they came."""
+        """Returns the bytes that identify it, as they came."""
         assert self.slot is not None
         return (self.slot.view[self.tail : self.tail + head.tail_size],)
 
@@ -75,8 +75,8 @@ class Content:
 
 
 class Pieces(Content):
-    """Tensors elsewhere in memory, or in the client's own. Without `checked`, it is still to be seen whether
-    BYTES and BOOL are such."""
+    """Describes tensors elsewhere in memory, or in the client's own. Without `checked`, it is still to be
+    seen whether BYTES and BOOL are such."""
 
     def __init__(self, pieces: Sequence[Buffer], *, checked: bool) -> None:
         self._pieces = pieces

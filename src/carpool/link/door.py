@@ -1,4 +1,4 @@
-"""What a front end sees of the engine: a catalogue of models, slots for bodies, and one way to infer.
+"""Defines what a front end sees of the engine: a catalogue of models, slots for bodies, and one way to infer.
 
 `frontend.remote_door` is the one: across a link, whether the engine is in another process or in this one.
 """
@@ -37,11 +37,11 @@ _MILLISECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 
 
 class Key(Protocol):
-    """What matters here of a key that came with a request."""
+    """Defines what matters here of a key that came with a request."""
 
     @property
     def name(self) -> str:
-        """Of its holder."""
+        """Returns the name of its holder."""
 
     @property
     def priority(self) -> int: ...
@@ -51,7 +51,7 @@ class Key(Protocol):
 
 
 class Sender(NamedTuple):
-    """Who asks. `latest`: a newer frame of this source takes the place of one that waits.
+    """Describes who asks. `latest`: a newer frame of this source takes the place of one that waits.
 
     `priority` is that of the key: the most urgent that a request with it may be, and what it is by default;
     0 is none, and 1 the most urgent: a request has the larger of its own and this. `holder` has the key, and
@@ -79,7 +79,7 @@ class Sender(NamedTuple):
         return Sender(source, self.latest, key.priority, key.name, key.weight, self.again)
 
     def with_options(self, options: RequestOptions) -> Sender:
-        """Together with what the request's own parameters say."""
+        """Returns the sender together with what the request's own parameters say."""
         if not (options.source or options.latest or self.latest):
             return self
         source = self.source
@@ -100,7 +100,7 @@ def checked(sender: Sender) -> Sender:
 
 
 def read_budget(field: bytes | None) -> float:
-    """Seconds from the request's head to the client's deadline."""
+    """Returns seconds from the request's head to the client's deadline."""
     if field is None:
         return INFINITY
     budget = float(field) / 1e3 if _MILLISECONDS.fullmatch(field) else 0.0
@@ -128,7 +128,7 @@ def read_latest(field: bytes | None) -> bool:
 
 
 def read_attempt(field: bytes | str | None) -> bool:
-    """Whether a balancer says that it has asked another server before. What is no number says no."""
+    """Returns whether a balancer says that it has asked another server before. What is no number says no."""
     return field is not None and field.isdigit() and int(field[:9]) > 1
 
 
@@ -144,7 +144,7 @@ def read_side(field: bytes | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """One version of one model, as the front ends know it."""
+    """Describes one version of one model, as the front ends know it."""
 
     key: int  # its number on the link
     name: str
@@ -178,7 +178,7 @@ class ModelEntry:
 
 
 class IndexEntry(NamedTuple):
-    """A line of the repository index: also models that are not ready, with the reason."""
+    """Describes a line of the repository index: also models that are not ready, with the reason."""
 
     name: str
     version: str = ""
@@ -187,7 +187,8 @@ class IndexEntry(NamedTuple):
 
     @property
     def word(self) -> str:
-        """The state as one word of `carpool_model_state`: what failed is apart from what nobody asked for."""
+        """Returns the state as one word of `carpool_model_state`: what failed is apart from what nobody asked
+        for."""
         if self.state in ("", "UNAVAILABLE"):
             return "failed" if self.reason not in ("", UNLOADED, ON_DEMAND) else "unloaded"
         return self.state.lower()
@@ -212,13 +213,14 @@ class RolloutSplit(NamedTuple):
 
 UNLOADED = "unloaded"
 """The reason of a model that somebody took away."""
-ON_DEMAND = "it is loaded when it is asked for"
+ON_DEMAND = "it is loaded on demand"
 """The reason of a model that is not in memory now, where that is all that is needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadingStep:
-    """What is done for one of those that are loaded together: `number - 1` of them serve, or failed."""
+    """Describes what is done for one of those that are loaded together: `number - 1` of them serve, or
+    failed."""
 
     model: str
     step: str
@@ -231,7 +233,7 @@ class LoadingStep:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """Everything that is served now. Replaced as a whole, with the next number.
+    """Lists everything that is served now. Replaced as a whole, with the next number.
 
     What every front end must agree on travels with it: a question that changed it is answered only when all
     of them have it.
@@ -266,7 +268,7 @@ class Catalog:
 
 @dataclass(slots=True)
 class Answer:
-    """How an inference ended. `outputs` may be views of a slot: use them before `Call.release`."""
+    """Describes how an inference ended. `outputs` may be views of a slot: use them before `Call.release`."""
 
     outputs: Sequence[Tensor] = ()
     error: CarpoolError | None = None
@@ -296,7 +298,7 @@ class PipelineBooking(Protocol):
 
 
 class Call(Protocol):
-    """One inference under way."""
+    """Represents one inference under way."""
 
     def ready(self, slot: Slot) -> None:
         """The tensors of a call that was made before them are in this slot, which is the call's from here on:
@@ -317,8 +319,8 @@ class Hears(Protocol):
         need be done for it."""
 
     def part(self, answer: Answer) -> None:
-        """One answer of several, in order. Its outputs are in no slot: they stay as long as somebody has
-        them."""
+        """Receives one answer of several, in order. Its outputs are in no slot: they stay as long as somebody
+        has them."""
 
     def done(self, answer: Answer) -> None:
         """The request is over: exactly once, without outputs after parts."""
@@ -335,7 +337,7 @@ class OneAnswer:
 
 
 class Ask(NamedTuple):
-    """What is asked, by whom, and until when: the one value that goes through a door.
+    """Describes what is asked, by whom, and until when: the one value that goes through a door.
 
     The tensors lie in `slot.view[tail:]` at the offsets of `head`. `deadline` is the client's own; the
     promise is added behind the door.
@@ -379,27 +381,28 @@ def nobody_ahead(_at: float) -> int:
 
 
 class Door(Protocol):
-    """How a front end reaches the engine. Everything is called on the front end's loop thread."""
+    """Defines how a front end reaches the engine. Everything is called on the front end's loop thread."""
 
     @property
     def catalog(self) -> Catalog: ...
 
     @property
     def serving(self) -> bool:
-        """False while the engine is starting, draining or being restarted."""
+        """Returns False while the engine is starting, draining or being restarted."""
 
     def watch(self, listener: Callable[[Catalog], None]) -> None:
         """Call it with the catalogue now, and with every new one before the engine hears that it is seen."""
 
     def slot(self, size: int, make_room: MakeRoom | None = None) -> Slot:
-        """Memory for a body. Raises `Unavailable` when all of it is in use, `TooLarge` when it never fits."""
+        """Returns memory for a body. Raises `Unavailable` when all of it is in use, `TooLarge` when it never
+        fits."""
 
     def first_slot(self, size: int, make_room: MakeRoom) -> Slot:
         """For a body that will take so many bytes, which are still to come: it may be shorter."""
 
     def larger_slot(self, slot: Slot, kept: int, size: int, make_room: MakeRoom) -> Slot:
-        """In the place of one whose `kept` first bytes are used, and which is given back whatever happens; up
-        to `size` bytes long."""
+        """Returns a slot in the place of one whose `kept` first bytes are used, and which is given back
+        whatever happens; up to `size` bytes long."""
 
     def refuses(
         self,
@@ -420,7 +423,7 @@ class Door(Protocol):
     def turned_away(
         self, entry: ModelEntry, error: CarpoolError, arrived: float, images: int = 1, source: str = ""
     ) -> None:
-        """A request ended with this error before it came to `infer`."""
+        """Notes that a request ended with this error before it came to `infer`."""
 
     def answered_from_cache(self, entry: ModelEntry, arrived: float, images: int, source: str) -> None:
         """A request was answered without `infer`."""
@@ -433,11 +436,12 @@ class Door(Protocol):
         """Through this pipeline; the engine hears of it with its first step."""
 
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
-        """A question to the engine that is not an inference (statistics, load, unload …): JSON in and out."""
+        """Asks the engine a question that is not an inference (statistics, load, unload …): JSON in and
+        out."""
 
 
 def write_catalog(catalog: Catalog) -> bytes:
-    """Entries once each, and by their keys where they are named."""
+    """Writes the entries once each, and by their keys where they are named."""
     listed = (*catalog.entries.values(), *catalog.newest.values(), *catalog.leaving)
     document = {
         **{each.name: getattr(catalog, each.name) for each in fields(catalog)},

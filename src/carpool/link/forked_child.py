@@ -21,12 +21,12 @@ _log = logger("runner")
 
 
 def _take_orphans(yes: bool) -> None:
-    """Processes whose parent has ended become ours: so a zygote hands over what it forks."""
+    """Makes processes whose parent has ended ours: so a zygote hands over what it forks."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(yes))
 
 
 class _Born:
-    """A process whose number is told later; what `Child` needs of one."""
+    """Represents a process whose number is told later; what `Child` needs of one."""
 
     def __init__(self) -> None:
         self.pid = 0
@@ -94,7 +94,7 @@ class Zygote:
         self._child.control.send("import", names=list(names))
 
     def fork(self, kind: str, called: str) -> Child:
-        """A process of this kind, soon. It ends at once where the zygote does before."""
+        """Returns a process of this kind, which exists soon. It ends at once where the zygote does before."""
         ours, theirs = control_pair()
         written, writing = os.pipe()
         born = _Born()

@@ -1,4 +1,4 @@
-"""Errors across the link: the class as a number, the rest as the JSON that clients get, or in numbers."""
+"""Writes errors for the link: the class as a number, the rest as the JSON that clients get, or in numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _NUMBERS = {kind: number for number, kind in enumerate(_CLASSES, GONE + 1)}
 
 
 def write_failure(error: CarpoolError) -> tuple[int, bytes]:
-    """A status and a payload. A class that the other side may not know goes as the nearest it does."""
+    """Returns a status and a payload. A class that the other side may not know goes as the nearest it
+    does."""
     if isinstance(error, RefusalInNumbers):
         refusal = error.refusal
         return _IN_NUMBERS, _numbers_record.pack(_REASONS.index(refusal.reason), *refusal.flat())

@@ -1,4 +1,4 @@
-"""What travels over a link: records of a fixed form, each with a payload that may be empty.
+"""Defines what travels over a link: records of a fixed form, each with a payload that may be empty.
 
 Names of sources go as numbers: a name is said once, then only its number. Clients make up names as they like,
 so there are only so many numbers: a new name takes the one that was given first. Records are read in the
@@ -119,12 +119,12 @@ class ProtocolError(Exception):
 
 
 def to_engine(kind: int, number: int, payload: bytes = b"") -> bytes:
-    """Any record but SUBMIT, which is packed where it is made."""
+    """Makes any record but SUBMIT, which is packed where it is made."""
     return TO_ENGINE.pack(kind, len(payload), number, *_NO_FIELDS) + payload
 
 
 def to_frontend(kind: int, number: int, status: int, payload: bytes = b"") -> bytes:
-    """Any record but a DONE that says when."""
+    """Makes any record but a DONE that says when."""
     return TO_FRONTEND.pack(kind, len(payload), number, status, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0) + payload
 
 
@@ -138,7 +138,7 @@ class RecordReader:
         self._wanted = 0  # how many bytes have to be there before it is worth looking again
 
     def feed(self, data: bytes) -> list[tuple[Fields, bytes]]:
-        """Every record that is complete now."""
+        """Returns every record that is complete now."""
         records: list[tuple[Fields, bytes]] = []
         if self._kept:
             self._kept += data
@@ -194,8 +194,8 @@ class Outbox:
         pieces.append(piece)
 
     def send(self, piece: bytes) -> None:
-        """As `put`, but at once: for a record that is alone, whose reader can begin while this loop goes on
-        with its turn. Nothing overtakes what was put before.
+        """Sends a record as `put` does, but at once: for a record that is alone, whose reader can begin while
+        this loop goes on with its turn. Nothing overtakes what was put before.
 
         The system call is made without the interpreter lock, which a transport of uvloop keeps. Its reader
         wakes up, often on this very core, and goes first: this thread is then off the core in the middle of
@@ -218,7 +218,7 @@ class Outbox:
 
     @property
     def unsent(self) -> int:
-        """Bytes that the other side has not taken yet."""
+        """Returns bytes that the other side has not taken yet."""
         waiting = 0 if self._transport is None else self._transport.get_write_buffer_size()
         return waiting + sum(map(len, self._pieces))
 
@@ -237,7 +237,8 @@ class Outbox:
 
 
 class Ending(NamedTuple):
-    """What became of one request: a failure's status and text, or the outputs' form and its payload."""
+    """Describes what became of one request: a failure's status and text, or the outputs' form and its
+    payload."""
 
     status: int
     form: int
@@ -248,14 +249,14 @@ AS_EXPECTED = Ending(OK, AS_DECLARED)
 
 
 def write_endings(endings: Sequence[Ending]) -> bytes:
-    """Nothing where all went as expected, which is the rule."""
+    """Returns nothing where all went as expected, which is the rule."""
     if endings.count(AS_EXPECTED) == len(endings):
         return b""
     return b"".join(_ENDING.pack(end.status, end.form, len(end.payload)) + end.payload for end in endings)
 
 
 def read_endings(payload: bytes, count: int) -> list[Ending]:
-    """ValueError where it is not what `write_endings` wrote for so many."""
+    """Reads the endings, and raises ValueError where they are not what `write_endings` wrote for so many."""
     if not payload:
         return [AS_EXPECTED] * count
     endings: list[Ending] = []
@@ -273,8 +274,8 @@ def read_endings(payload: bytes, count: int) -> list[Ending]:
 
 
 class Source(NamedTuple):
-    """Who asks. Where it came with a key, its name begins with that of the key's holder. `payer` is that
-    holder, or else its client's address, if that was said."""
+    """Describes who asks. Where it came with a key, its name begins with that of the key's holder. `payer` is
+    that holder, or else its client's address, if that was said."""
 
     name: str
     holder: str = ""
@@ -286,7 +287,7 @@ _NOBODY = Source("")
 
 
 class SaidSources:
-    """The front end's end. `send` takes records for the engine."""
+    """Represents the front end's end. `send` takes records for the engine."""
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
@@ -312,7 +313,7 @@ class SaidSources:
 
 
 class HeardSources:
-    """The engine's end, which believes nothing."""
+    """Represents the engine's end, which believes nothing."""
 
     def __init__(self) -> None:
         self._sources = {0: _NOBODY}

@@ -1,4 +1,4 @@
-"""The way of one answer into its slot."""
+"""This module has the way of one answer into its slot."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NOTHING: Mapping[str, Array] = {}
 
 
 class RequestPlace:
-    """Where one request lies, and the way of its outputs to where its front end reads them.
+    """Describes where one request lies, and the way of its outputs to where its front end reads them.
 
     An instance in this process calls it, in the model's thread; nothing that is wrong with an output leaves
     it as an exception, since the others of the batch have no part in it: `error` then holds what the client
@@ -112,7 +112,7 @@ class RequestPlace:
         names = [name for name in self.template.outputs if name in rows]
         payload = _inline(*self._lined_up(names, rows), min(self.most, MAX_PART_BYTES))
         if len(payload) > MAX_PART_BYTES:  # with the list of them
-            raise ModelError(f"the outputs take more than the {MAX_PART_BYTES} bytes that an answer may")
+            raise ModelError(f"the outputs take more than the {MAX_PART_BYTES} bytes that a response may")
         return payload
 
     def _copied_as_declared(self, rows: Mapping[str, Array]) -> bool:
@@ -173,7 +173,7 @@ def _inline(places: Sequence[TensorPlace], buffers: Sequence[Buffer], most: int)
     head = list_places(places)
     size = end_of(places)
     if size > most:
-        raise ModelError(f"the outputs take {size} bytes, more than the {most} that an answer may")
+        raise ModelError(f"the outputs take {size} bytes, more than the {most} that a response may")
     payload = bytearray(len(head).to_bytes(4, "little") + head)
     for place, buffer in zip(places, buffers, strict=True):
         payload += bytes(4 + len(head) + place.offset - len(payload))

@@ -1,5 +1,5 @@
-"""Where the time of a request went, also of one that went through several models: on the link, and in a
-header."""
+"""Records where the time of a request went, also of one that went through several models: on the link, and in
+a header."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _LENGTH = 4
 
 
 class Times(NamedTuple):
-    """Where a request's time went, in the words and units of `Server-Timing`: milliseconds, and the number
-    of images in the batch."""
+    """Records where a request's time went, in the words and units of `Server-Timing`: milliseconds, and the
+    number of images in the batch."""
 
     decode: float = 0.0
     queue: float = 0.0
@@ -37,7 +37,7 @@ def write_steps(timing: Timing) -> bytes:
 
 
 def read_steps(timing: Timing, payload: bytes) -> tuple[StepTiming, bytes]:
-    """And the payload without them."""
+    """Returns the times with those of the steps, and the payload without them."""
     length = int.from_bytes(payload[-_LENGTH:], "little")
     end = len(payload) - _LENGTH
     if length > end:
@@ -55,7 +55,7 @@ def there(requested: Sequence[RequestedOutput], tensors: Sequence[Tensor]) -> Se
 
 
 def tokens_in(timing: Timing) -> int | None:
-    """How many a model wrote, ends of texts included. None: nobody has counted."""
+    """Returns how many tokens a model wrote, ends of texts included. None: nobody has counted."""
     steps = timing.steps if isinstance(timing, StepTiming) else ()
     return next((each.batch for name, each in steps if name == WRITE), None)
 

@@ -28,7 +28,8 @@ _identities = count(1)
 
 
 class ServedTemplate:
-    """What the requests of one family have in common. `entry` is None when its model is not served now."""
+    """Holds what the requests of one family have in common. `entry` is None when its model is not served
+    now."""
 
     def __init__(self, document: Mapping[str, Any], entry: ModelEntry | None, payload: bytes) -> None:
         self.key: int = document["key"]
@@ -81,10 +82,11 @@ class ServedTemplate:
         self.places = declared_places(signature, self.wanted, self.images)
 
     def bind(self, memory: mmap, offset: int) -> dict[str, Array]:
-        """The inputs where they lie. Raises `InvalidInput` for bytes that are no tensor of that type."""
+        """Returns the inputs where they lie. Raises `InvalidInput` for bytes that are no tensor of that
+        type."""
         if self.encoded:
             if self.keeps or self.cuts:
-                raise ProtocolError("pictures are kept where models have a process of their own")
+                raise ProtocolError("images are stored only for models with their own process")
             try:
                 return {self.heads[0].name: bind_file(memory, offset)}
             except ValueError as error:
@@ -101,7 +103,7 @@ class ServedTemplate:
         """Inputs that are in clients' memory, for whoever makes their batch; and what the payload says beyond
         that. Raises `InvalidInput` for a region that is gone."""
         if self.entry is None or not self.entry.fetches or not self.plain:
-            raise ProtocolError("inputs in clients' memory, which nobody reads there")
+            raise ProtocolError("inputs in the memory of clients, which is not read there")
         size = PLACE.size * len(self.heads)
         try:
             return find_regions(payload[:size], self.sizes, regions), payload[size:]
@@ -143,7 +145,7 @@ def _read_tensor(listed: Sequence[Any]) -> TensorHead:
 
 
 def _batch_shape(heads: Sequence[TensorHead], signature: Signature) -> Hashable:
-    """What must be equal to share a batch; None for a model whose requests are all alike."""
+    """Returns what must be equal to share a batch; None for a model whose requests are all alike."""
     if not any(spec.optional or -1 in spec.shape for spec in signature.inputs):
         return None
     return tuple(sorted((head.name, head.shape[1:] if signature.max_batch else head.shape) for head in heads))
@@ -157,7 +159,7 @@ KnownTemplate: TypeAlias = tuple["Template", object, object]
 
 
 class Template:
-    """One family of requests: how many input bytes they have, and where their outputs will lie."""
+    """Describes one family of requests: how many input bytes they have, and where their outputs will lie."""
 
     __slots__ = ("capacity", "entry", "extent", "number", "outside", "places", "said")
 
@@ -198,7 +200,7 @@ class DeclaredOutputs(Sequence[Tensor]):
         return said[1] if said is not None and said[0] is head else None
 
     def pieces(self) -> list[memoryview]:
-        """The bytes of each."""
+        """Returns the bytes of each."""
         memory, start, found = self._memory, self._start, []
         for _, _, _, at, size in self.template.places or ():
             found.append(memory[start + at : start + at + size])
@@ -227,7 +229,7 @@ class DeclaredOutputs(Sequence[Tensor]):
 
 
 class Templates:
-    """Those that the engine at the other end of one link knows. `send` takes records for it."""
+    """Holds the templates that the engine at the other end of one link knows. `send` takes records for it."""
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
@@ -237,13 +239,14 @@ class Templates:
         self._outside: dict[int, Outside] = {}  # by the model's key: no more than there are templates
 
     def find(self, entry: ModelEntry, head: RequestHead) -> Template | None:
-        """The hot path: nothing for a head that was not learnt, or with an entry of another engine."""
+        """Finds a template on the hot path: nothing for a head that was not learnt, or with an entry of
+        another engine."""
         key = (id(head.inputs), id(head.outputs), entry.key, head.encoded)
         found = self._by_identity.get(key)
         return found[0] if found is not None and found[0].entry is entry else None
 
     def learn(self, entry: ModelEntry, head: RequestHead) -> Template:
-        """For a head whose tensors are all in the tail: found by its objects from now on."""
+        """Learns a head whose tensors are all in the tail: it is found by its objects from now on."""
         template = self.match(entry, head, head.inputs)
         if len(self._by_identity) >= MAX_TEMPLATES:
             self._by_identity.clear()

@@ -16,8 +16,8 @@ STOP, LENGTH = "stop", "length"
 
 
 class Piece(NamedTuple):
-    """What was written for one answer in one step. `finish` says why it ends there; empty: it goes on. What
-    comes first of an answer says how long it waited and how long it was encoded, in seconds."""
+    """Describes what was written for one answer in one step. `finish` says why it ends there; empty: it goes
+    on. What comes first of an answer says how long it waited and how long it was encoded, in seconds."""
 
     number: int
     text: str
@@ -77,7 +77,7 @@ def _write(event: Event) -> bytes:
 
 
 class TextEventReader:
-    """Of what `write_events` wrote, in whatever pieces it arrives. It believes nothing: ProtocolError."""
+    """Reads what `write_events` wrote, in whatever pieces it arrives. It believes nothing: ProtocolError."""
 
     def __init__(self, model: str) -> None:
         self._model = model

@@ -31,7 +31,8 @@ def write_document(document: object) -> bytes:
 
 
 def read_document(kind: type[T], data: bytes) -> T:
-    """ValueError where it is nothing of that type. `kind` may be any type with arguments, too."""
+    """Reads a document, and raises ValueError where it is nothing of that type. `kind` may be any type with
+    arguments, too."""
     try:
         return cast(T, from_json(kind, json.loads(data)))
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -125,7 +126,7 @@ def _short(value: object) -> str:
 
 @contextmanager
 def as_file(document: object) -> Iterator[int]:
-    """A file with this in it, to be sent along with a message, whatever its length."""
+    """Yields a file with this in it, to be sent along with a message, whatever its length."""
     fd = os.memfd_create("carpool-document", os.MFD_CLOEXEC)
     try:
         with open(fd, "wb", closefd=False) as file:

@@ -1,1 +1,2 @@
-"""What processes share: bodies and answers in slots, gates, pulses, and the memory that clients register."""
+"""Implements what processes share: bodies and answers in slots, gates, pulses, and the memory that clients
+register."""

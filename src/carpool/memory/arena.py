@@ -1,4 +1,5 @@
-"""Shared memory for bodies and answers: one memory file for each process that owns some, handed out in slots.
+"""Implements shared memory for bodies and answers: one memory file for each process that owns some, handed
+out in slots.
 
 Its owner, a front end or the engine, allocates and releases, in one thread; other processes only map the same
 file and are told offsets. They may write what they were given to write until they have said that they are
@@ -38,7 +39,8 @@ _SIZES = _class_sizes()
 
 
 def create_memory(name: str, size: int) -> int:
-    """A memory file of zeros that nobody can resize: a process that maps it cannot be hurt by another."""
+    """Creates a memory file of zeros that nobody can resize: a process that maps it cannot be hurt by
+    another."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, size)
@@ -50,7 +52,7 @@ def create_memory(name: str, size: int) -> int:
 
 
 def map_memory(fd: int) -> mmap.mmap:
-    """The whole file. It stays mapped until nothing refers to the map or to an array over it."""
+    """Returns the whole file. It stays mapped until nothing refers to the map or to an array over it."""
     return mmap.mmap(fd, os.fstat(fd).st_size)
 
 
@@ -87,7 +89,7 @@ class ArenaSlot:
         self.view = view
 
     def share(self) -> ArenaSlot:
-        """One more holder of the same bytes: whatever one of them writes, all of them read."""
+        """Returns one more holder of the same bytes: whatever one of them writes, all of them read."""
         if self._arena is None:
             raise ValueError("a slot that was released cannot be shared")
         if self._holders is None:
@@ -114,7 +116,7 @@ class ArenaSlot:
 
 
 class Arena:
-    """Slots over a mapped memory file. For one thread."""
+    """Divides a mapped memory file into slots. For one thread."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self.memory = memory
@@ -129,7 +131,7 @@ class Arena:
         self.bytes_used = 0
 
     def allocate(self, size: int) -> ArenaSlot | None:
-        """A slot of at least `size` bytes, or None when there is no room for it now."""
+        """Returns a slot of at least `size` bytes, or None when there is no room for it now."""
         number = bisect_left(_SIZES, size)  # the smallest class that holds so much
         if number >= _CLASSES:
             return None
@@ -146,11 +148,11 @@ class Arena:
         return ArenaSlot(self, number, offset, self._view[offset : offset + size])
 
     def left_with(self, size: int) -> float:
-        """How much of it would be free with so many bytes more in use, from 0 to 1."""
+        """Returns how much of it would be free with so many bytes more in use, from 0 to 1."""
         return max(0.0, 1.0 - (self.bytes_used + size) / self.size)
 
     def _find(self, number: int) -> tuple[int, int] | None:
-        """The class and the offset of a slot when the list of the class is empty."""
+        """Returns the class and the offset of a slot when the list of the class is empty."""
         size = _SIZES[number]
         offset = self._carve(size)
         if offset is None and self._worth_joining(size):
@@ -204,12 +206,12 @@ class Arena:
 
 
 class Slot(Protocol):
-    """Memory for one body. It belongs to whoever asked for it until `release`."""
+    """Represents memory for one body. It belongs to whoever asked for it until `release`."""
 
     view: memoryview
 
     def share(self) -> Slot:
-        """One more holder of the same bytes, which are free when all of them were released."""
+        """Returns one more holder of the same bytes, which are free when all of them were released."""
 
     def release(self) -> None: ...
 
@@ -223,8 +225,8 @@ _GROWTH = 4  # bytes copied per byte of a body: at most a third
 
 
 class BodySlots:
-    """The part of a door that gives memory. `allocate` may have none now; `left_with` says how much of all
-    would be free with so many bytes more in use, from 0 to 1.
+    """Defines the part of a door that gives memory. `allocate` may have none now; `left_with` says how much
+    of all would be free with so many bytes more in use, from 0 to 1.
 
     Announcing a body is not enough to take the memory for it. While there is plenty, a body gets all of its
     memory when its head is here, and comes straight into it. Else it gets a little, and more as it comes:

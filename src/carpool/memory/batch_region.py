@@ -68,7 +68,7 @@ class BatchRegion:
         }
 
     def close(self) -> None:
-        """Arrays from `read` keep the memory until they are gone themselves."""
+        """Closes the region, while arrays from `read` keep the memory until they are gone themselves."""
         self._map = None
         if self.fd >= 0:
             os.close(self.fd)
@@ -94,7 +94,7 @@ def _packed(name: str, array: Array) -> tuple[str, Array]:
         return _STRINGS, np.frombuffer(b"".join(_encoded(name, item) for item in array.ravel()), np.uint8)
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
     if native.dtype.str not in _DTYPES:
-        raise ModelError(f"{name!r} is an array of {array.dtype}, which the v2 protocol cannot carry")
+        raise ModelError(f"{name!r} is an array of {array.dtype}, which the v2 protocol does not have")
     return native.dtype.str, native
 
 

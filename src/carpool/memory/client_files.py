@@ -1,4 +1,5 @@
-"""The files behind clients' shared memory: opened with care, read and written without ever being mapped.
+"""Opens the files behind clients' shared memory with care, and reads and writes them without ever mapping
+them.
 
 A client can shrink its memory whenever it likes, and a process that touches a map beyond the end of its file
 is killed for it. `pread` and `pwrite` only come back short. For 150 KB they take 4 µs more than a map. And
@@ -32,7 +33,8 @@ NOT_ALLOWED = "Client shared memory is disabled. Start the server with '--allow-
 @mypyc_attr(native_class=False)  # it is written as JSON
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Shared memory that a client registered: `byte_size` bytes from `offset` on in `/dev/shm/{key}`."""
+    """Describes shared memory that a client registered: `byte_size` bytes from `offset` on in
+    `/dev/shm/{key}`."""
 
     number: int  # never used again, so that a name registered anew is a new region
     name: str
@@ -65,7 +67,7 @@ def open_file(key: str) -> int:
 
 
 class OpenRegion:
-    """A registered region, open. Whoever has this object can use it, registered still or not.
+    """Represents a registered region, open. Whoever has this object can use it, registered still or not.
 
     The file is closed with the last reference, so that a request under way, perhaps in a thread, never finds
     its descriptor closed or another's.
@@ -126,14 +128,14 @@ class OpenRegion:
 
 
 class RegionRead(NamedTuple):
-    """One tensor in a client's memory."""
+    """Represents one tensor in a client's memory."""
 
     region: OpenRegion
     offset: int
 
 
 class RegionReads:
-    """The inputs of one request that are still in clients' memory, for the thread that needs them."""
+    """Holds the inputs of one request that are still in clients' memory, for the thread that needs them."""
 
     __slots__ = ("_reads",)
 

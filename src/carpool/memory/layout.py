@@ -1,4 +1,5 @@
-"""Where tensors and files lie in shared memory: the one place that says so, for all who read or write it."""
+"""Defines where tensors and files lie in shared memory: the one place that says so, for all who read or write
+it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ ALIGNMENT = 64
 
 
 class TensorPlace(NamedTuple):
-    """One tensor of an answer, `offset` bytes into the output slot."""
+    """Describes one tensor of an answer, `offset` bytes into the output slot."""
 
     name: str
     datatype: Datatype
@@ -45,7 +46,7 @@ def end_of(places: Sequence[TensorPlace]) -> int:
 
 
 def declared_places(signature: Signature, wanted: Sequence[str], images: int) -> list[TensorPlace] | None:
-    """The outputs in the order asked for, or None when their sizes depend on what the model finds."""
+    """Returns the outputs in the order asked for, or None when their sizes depend on what the model finds."""
     specs = [signature.output_named[name] for name in wanted] if wanted else signature.outputs
     if any(spec.datatype is Datatype.BYTES or -1 in spec.shape for spec in specs):
         return None
@@ -75,7 +76,8 @@ def write_file(view: memoryview, data: bytes | bytearray | memoryview) -> None:
 
 
 def find_file(memory: mmap | memoryview, offset: int) -> tuple[int, int]:
-    """Where it begins and ends. The length is not believed: ValueError where it reaches beyond the memory."""
+    """Returns where the file begins and ends. The length is not believed: ValueError where it reaches beyond
+    the memory."""
     (length,) = _length.unpack_from(memory, offset)
     start = offset + FILE_AT
     if length > len(memory) - start:
@@ -84,18 +86,18 @@ def find_file(memory: mmap | memoryview, offset: int) -> tuple[int, int]:
 
 
 def bind_file(memory: mmap | memoryview, offset: int) -> Array:
-    """The file where it lies. Raises as `find_file`."""
+    """Returns the file where it lies. Raises as `find_file`."""
     start, end = find_file(memory, offset)
     return np.ndarray((end - start,), np.uint8, memory, start)
 
 
 def list_places(places: Sequence[TensorPlace]) -> bytes:
-    """For a side that cannot tell from the model's signature."""
+    """Writes the places for a side that cannot tell them from the model's signature."""
     return orjson.dumps([(p.name, p.datatype.value, p.shape, p.offset, p.size) for p in places])
 
 
 def read_places(payload: bytes | memoryview) -> list[TensorPlace]:
-    """What `list_places` wrote."""
+    """Returns what `list_places` wrote."""
     return [
         TensorPlace(name, DATATYPES[datatype], tuple(shape), offset, size)
         for name, datatype, shape, offset, size in orjson.loads(payload)

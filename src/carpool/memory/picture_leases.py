@@ -1,4 +1,5 @@
-"""Pictures that stay on a device between the steps of a pipeline, as front ends and the runner speak of them.
+"""Describes pictures that stay on a device between the steps of a pipeline, as front ends and the runner
+speak of them.
 
 A file that is to be kept has a *lease* behind it, in the same slot:
 
@@ -52,12 +53,12 @@ def new_token() -> int:
 
 
 def cuts_bytes(crops: int) -> int:
-    """How long a request for so many is: never as long as one for a file."""
+    """Returns how long a request for so many is: never as long as one for a file."""
     return _CUTS_AT + crops * _box.size
 
 
 def crops_in(size: int) -> int:
-    """How many a request of this length is for; 0 if it cannot be one."""
+    """Returns how many crops a request of this length is for; 0 if it cannot be one."""
     crops, rest = divmod(size - _CUTS_AT, _box.size)
     return 0 if rest or crops < 1 else crops
 
@@ -67,7 +68,7 @@ def _lease_at(end: int) -> int:
 
 
 class Lease:
-    """The front end's side, of a file in a slot."""
+    """Represents the front end's side, of a file in a slot."""
 
     def __init__(self, view: memoryview) -> None:
         """Begins it. ValueError where it does not fit behind the file."""
@@ -94,12 +95,13 @@ class Lease:
 
 
 class LeaseSeen:
-    """The runner's side."""
+    """Represents the runner's side."""
 
     __slots__ = ("_at", "_memory", "token")
 
     def __init__(self, memory: mmap, end: int) -> None:
-        """Of a file that ends there. ValueError where that is too near the end of the memory."""
+        """Reads the lease of a file that ends there. ValueError where that is too near the end of the
+        memory."""
         self._at = at = _lease_at(end)
         if at + _token.size + _state.size > len(memory):
             raise ValueError("a lease beyond its memory")
@@ -123,7 +125,7 @@ def write_cuts(view: memoryview, token: int, boxes: Iterable[Sequence[int]]) -> 
 
 
 def read_cuts(memory: mmap | memoryview, offset: int, crops: int) -> tuple[int, list[Box]]:
-    """The token and the rectangles, which are not believed to lie in any picture."""
+    """Returns the token and the rectangles, which are not believed to lie in any picture."""
     (token,) = _token.unpack_from(memory, offset)
     at = offset + _CUTS_AT
     found = [_box.unpack_from(memory, at + number * _box.size) for number in range(crops)]

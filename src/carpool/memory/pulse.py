@@ -28,7 +28,7 @@ def pulse_bytes(cells: int) -> int:
 
 
 class Pulses:
-    """Over a buffer of `pulse_bytes` zeros that all processes share."""
+    """Holds pulses over a buffer of `pulse_bytes` zeros that all processes share."""
 
     def __init__(self, buffer: bytearray | mmap) -> None:
         self._cells = memoryview(buffer).cast("B").cast("Q")
@@ -64,7 +64,7 @@ class Watch:
         return self._seen != 0
 
     def look(self) -> float:
-        """To be called every `BEAT_S`."""
+        """Returns how long the pulse has been still, and must be called every `BEAT_S`."""
         now, value = self._now(), self._read()
         between = min(now - self._looked, _MOST_BETWEEN_LOOKS_S)
         self._looked = now

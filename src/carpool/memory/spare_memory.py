@@ -1,4 +1,4 @@
-"""Memory that was freed and that the C library keeps: given back to the system after large messages."""
+"""Gives memory that was freed, and that the C library keeps, back to the system after large messages."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ _KEPT = 8 << 20
 
 
 def large_blocks_apart() -> None:
-    """Large blocks in pages of their own, given back when they are freed: for a process that has few."""
+    """Puts large blocks into pages of their own, given back when they are freed: for a process that has
+    few."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # of the GNU C library
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _OWN_PAGES)
 
 
 def give_back() -> None:
-    """What the C library keeps of the memory that this process freed."""
+    """Gives back what the C library keeps of the memory that this process freed."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of the GNU C library
     if trim is not None:
         trim(0)
 
 
 def own_bytes(status: Path = Path("/proc/self/status")) -> int:
-    """Resident bytes of this process that are neither files nor shared memory; 0 where nobody says."""
+    """Returns resident bytes of this process that are neither files nor shared memory; 0 where nobody
+    says."""
     try:
         lines = status.read_text("ascii", "replace").splitlines()
     except OSError:
@@ -40,10 +42,12 @@ def own_bytes(status: Path = Path("/proc/self/status")) -> int:
 
 
 class SpareMemory:
-    """In the loop's thread. Gives back in another, at most once a second: it takes some milliseconds."""
+    """Belongs to the loop's thread. Gives back in another, at most once a second: it takes some
+    milliseconds."""
 
     def __init__(self, threads: Executor, *, decodes: bool = False) -> None:
-        """With `decodes`, threads use what they free again and again: pictures, while they are decoded."""
+        """Prepares for threads that, with `decodes`, use what they free again and again: pictures, while they
+        are decoded."""
         self._threads = threads
         self._freed = 0
         self._soon: asyncio.TimerHandle | None = None

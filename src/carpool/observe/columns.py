@@ -1,4 +1,4 @@
-"""What is counted: every column of the shared table, declared once.
+"""Defines what is counted: every column of the shared table, declared once.
 
 One row of the table belongs to one model version, row 0 to the server itself. All cells are float64: counts
 are exact up to 2**53, sums of seconds keep their microseconds for years, and the hot path needs one view.
@@ -17,7 +17,8 @@ Column = NewType("Column", int)
 
 @dataclass(frozen=True, slots=True)
 class HistogramColumns:
-    """Adjacent cells: one per upper bound, one for everything above, then the sum of what was observed."""
+    """Describes adjacent cells: one per upper bound, one for everything above, then the sum of what was
+    observed."""
 
     first: Column
     bounds: tuple[float, ...]
@@ -41,7 +42,7 @@ class _Layout:
         return Column(self.width - 1)
 
     def latest(self) -> Column:
-        """A value that only grows, where the largest of all processes counts."""
+        """Declares a value that only grows, where the largest of all processes counts."""
         column = self.counter()
         self.maxima.append(column)
         return column

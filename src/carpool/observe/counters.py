@@ -48,14 +48,14 @@ DIRECTORY_BYTES = MODEL_ROWS * _RECORD
 
 
 class CounterRow(NamedTuple):
-    """A row and which of its lives is meant: small enough to send to every process."""
+    """Describes a row and which of its lives is meant: small enough to send to every process."""
 
     row: int
     generation: int
 
 
 class Directory:
-    """Which row belongs to which model version: one record per row, but none for row 0, the server's.
+    """Records which row belongs to which model version: one record per row, but none for row 0, the server's.
 
     Only the engine may `assign` and `retire`. It lies in the shared table, so that a restarted engine finds
     its models' rows again and goes on adding there.
@@ -65,7 +65,7 @@ class Directory:
         self._view = view
 
     def assign(self, model: str, version: str) -> CounterRow:
-        """The row of this model version; a free one when it has none yet."""
+        """Returns the row of this model version; a free one when it has none yet."""
         known = self.find(model, version)
         if known is not None:
             return known
@@ -131,7 +131,7 @@ def table_bytes(blocks: int) -> int:
 
 
 class Row:
-    """One process's cells of one row. Take it once and keep it: this is the hot path."""
+    """Holds one process's cells of one row. Take it once and keep it: this is the hot path."""
 
     __slots__ = ("_cells",)
 
@@ -142,7 +142,7 @@ class Row:
         self._cells[column] += amount
 
     def set(self, column: Column, value: float) -> None:
-        """For gauges."""
+        """Sets a cell, for gauges."""
         self._cells[column] = value
 
     def observe(self, histogram: HistogramColumns, value: float, times: int = 1) -> None:
@@ -154,7 +154,7 @@ class Row:
         cells[histogram.sum] += value * times
 
     def observe_each(self, histogram: HistogramColumns, values: Iterable[float]) -> None:
-        """Several at once, which mostly fall into the same few bounds."""
+        """Observes several at once, which mostly fall into the same few bounds."""
         bounds, counts, total = histogram.bounds, [0] * (len(histogram.bounds) + 1), 0.0
         for value in values:
             if not value > 0.0:
@@ -177,7 +177,8 @@ class Row:
         output_s: float,
         ended_ms: float,
     ) -> None:
-        """One execution that succeeded. `queued` is each request's wait in seconds, `ended_ms` is Unix time.
+        """Counts one execution that succeeded. `queued` is each request's wait in seconds, `ended_ms` is Unix
+        time.
 
         As in Triton, every request is charged the whole time of its batch, not its share.
         """
@@ -192,14 +193,15 @@ class Row:
 
 
 class Block:
-    """The part of the table that one process writes. `server` is its row for what belongs to no model."""
+    """Holds the part of the table that one process writes. `server` is its row for what belongs to no
+    model."""
 
     def __init__(self, cells: memoryview[float]) -> None:
         self._cells = cells
         self.server = Row(cells[:WIDTH])
 
     def row(self, slot: CounterRow) -> Row:
-        """This block's cells for a model version, cleared when they still hold another's counts."""
+        """Returns this block's cells for a model version, cleared when they still hold another's counts."""
         start = slot.row * _STRIDE
         cells = self._cells[start : start + WIDTH]
         if cells[GENERATION] != slot.generation:
@@ -226,7 +228,7 @@ class ModelCells:
 
 
 class Table:
-    """The whole table, over a buffer of `table_bytes` that all processes share."""
+    """Holds the whole table, over a buffer of `table_bytes` that all processes share."""
 
     def __init__(self, buffer: Buffer) -> None:
         view = memoryview(buffer).cast("B")
@@ -244,7 +246,7 @@ class Table:
         )
 
     def block(self, index: int) -> Block:
-        """The block to write to. Its gauges are cleared: the process that set them is gone.
+        """Returns the block to write to. Its gauges are cleared: the process that set them is gone.
 
         The supervisor takes the block of a dead process for this effect alone.
         """
@@ -256,7 +258,7 @@ class Table:
         return block
 
     def block_exemplars(self, index: int) -> Exemplars:
-        """Those of the process that has the block of this number."""
+        """Returns those of the process that has the block of this number."""
         start = index * EXEMPLAR_BYTES
         return Exemplars(self._exemplars[start : start + EXEMPLAR_BYTES])
 
@@ -287,7 +289,7 @@ class Table:
         return self._merged([slot])[0]
 
     def _merged(self, slots: Sequence[CounterRow]) -> list[list[float]]:
-        """The rows over all blocks, without the cells that belong to another generation."""
+        """Returns the rows over all blocks, without the cells that belong to another generation."""
         rows = [slot.row for slot in slots]
         cells = self._cells[:, rows, :WIDTH]  # a copy: one look at numbers that others are changing
         cells[cells[:, :, GENERATION] != np.array([slot.generation for slot in slots], np.float64)] = 0.0

@@ -64,7 +64,7 @@ class Descriptors:
             await asyncio.sleep(_LOOK_S)
 
     def _tell(self, event: str, **fields: object) -> None:
-        """Once a minute, as long as it lasts."""
+        """Warns once a minute, as long as it lasts."""
         now = time.monotonic()
         if now - self._told_at >= _AGAIN_S:
             self._told_at = now

@@ -1,4 +1,5 @@
-"""Examples beside the numbers: for each bucket of a histogram, a request that fell into it and has spans.
+"""Keeps examples beside the numbers: for each bucket of a histogram, a request that fell into it and has
+spans.
 
     block 0: 512 records │ block 1: … │ …
 
@@ -31,7 +32,7 @@ class Exemplar(NamedTuple):
 
 
 class Exemplars:
-    """The part that one process writes."""
+    """Holds the part that one process writes."""
 
     def __init__(self, view: memoryview) -> None:
         self._view = view
@@ -55,7 +56,7 @@ class Exemplars:
 
 
 def read_exemplars(view: memoryview) -> Mapping[tuple[int, int, int], Exemplar]:
-    """The newest of all blocks, by row, generation and column."""
+    """Returns the newest of all blocks, by row, generation and column."""
     found: dict[tuple[int, int, int], Exemplar] = {}
     for record in _RECORD.iter_unpack(bytes(view)):
         checksum, row, generation, column, *told = record

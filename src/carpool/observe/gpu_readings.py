@@ -1,4 +1,4 @@
-"""What the GPUs of this machine are at, through NVIDIA's management library, read at the scrape."""
+"""Reads what the GPUs of this machine are at, through NVIDIA's management library, at the scrape."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 
 class GpuReading(NamedTuple):
-    """nan where the GPU does not tell."""
+    """Holds the readings of a GPU; nan where it does not tell."""
 
     utilization: float  # 0 to 1
     memory_total_bytes: float
@@ -21,8 +21,8 @@ class GpuReading(NamedTuple):
 
 
 class Gpus:
-    """None where there is no GPU, no driver or no nvidia-ml-py. The library is opened by the first reading,
-    and for good: a scrape that opened it anew would take a hundred times as long."""
+    """Reads the GPUs; none where there is no GPU, no driver or no nvidia-ml-py. The library is opened by the
+    first reading, and for good: a scrape that opened it anew would take a hundred times as long."""
 
     def __init__(self, driver: Path = Path("/proc/driver/nvidia")) -> None:
         self._driver = driver
@@ -31,7 +31,7 @@ class Gpus:
         self._energy: dict[str, float] = {}
 
     def read(self) -> list[tuple[str, GpuReading]]:
-        """Each with its UUID."""
+        """Returns each with its UUID."""
         if self._handles is None:
             self._handles = self._open() if self._driver.exists() else []
         return [(uuid, self._read(uuid, handle)) for uuid, handle in self._handles]

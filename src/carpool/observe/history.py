@@ -1,4 +1,4 @@
-"""Fifteen minutes of what the server did, one point a second, in the memory that all processes share.
+"""Keeps fifteen minutes of what the server did, one point a second, in the memory that all processes share.
 
 One process writes points (`HistoryKeeper`, in the supervisor, which outlives front ends and engines), any may
 read them: nothing is asked of it, and nothing is done for single requests. A point is JSON, and holds what
@@ -137,7 +137,8 @@ class HistoryKeeper:
 
 
 def _difference(before: Cells | None, after: Cells) -> Document:
-    """What happened between the two; nothing for a model at rest. Without the first, since it was loaded."""
+    """Returns what happened between the two; nothing for a model at rest. Without the first, since it was
+    loaded."""
     before = [0.0] * len(after) if before is None else before
     point: Document = {}
     for name, histogram in _HISTOGRAMS.items():
@@ -199,7 +200,7 @@ def _cpu_seconds(processes: Sequence[int]) -> dict[int, float]:
 
 
 def _memory_bytes(processes: Sequence[int]) -> int:
-    """What is theirs alone, and the largest part that one of them shares with others."""
+    """Returns what is theirs alone, and the largest part that one of them shares with others."""
     own, shared = 0, 0
     for pid in processes:
         try:

@@ -39,13 +39,13 @@ _UNQUOTED = re.compile(r"[\w.,:;@%+/()\[\]-]+", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A logging message that keeps its fields apart."""
+    """Represents a logging message that keeps its fields apart."""
 
     name: str
     fields: Mapping[str, object]
 
     def __str__(self) -> str:
-        """What a program sees that embeds Carpool and has its own logging."""
+        """Returns what a program sees that embeds Carpool and has its own logging."""
         return _words({"event": self.name, **_scalars(self.fields)}, bare=("event",))
 
 
@@ -57,7 +57,7 @@ class Logger:
     _fields: Mapping[str, object]
 
     def bind(self, **fields: object) -> Logger:
-        """A logger that adds these to every event, such as the id of a request."""
+        """Returns a logger that adds these to every event, such as the id of a request."""
         return Logger(self._log, {**self._fields, **fields})
 
     def debug(self, event: str, /, **fields: object) -> None:
@@ -86,7 +86,7 @@ def logger(part: str) -> Logger:
 
 
 def tell(part: str, event: str, /, **fields: object) -> None:
-    """A warning that no setting keeps back: for what is done to the log itself."""
+    """Writes a warning that no setting keeps back: for what is done to the log itself."""
     log = logging.getLogger(f"{_ROOT}.{part}")
     record = log.makeRecord(log.name, logging.WARNING, "", 0, Event(event, fields), (), None)
     for handler in _handlers():
@@ -106,7 +106,7 @@ def configure(log_format: str, level: str, fd: int = 2) -> None:
 
 
 def switch(*, verbose: bool, info: bool, warning: bool, error: bool) -> None:
-    """Which kinds of lines this process writes from now on."""
+    """Sets which kinds of lines this process writes from now on."""
     asked = {logging.DEBUG: verbose, logging.INFO: info, logging.WARNING: warning, logging.ERROR: error}
     kinds = frozenset(kind for kind, wanted in asked.items() if wanted)
     for handler in _handlers():
@@ -144,7 +144,8 @@ class LineHandler(logging.Handler):
         return kind in self.kinds
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Called with the handler's lock, like everything here that touches what is held back."""
+        """Writes a record; it is called with the handler's lock, like everything here that touches what is
+        held back."""
         now = time.monotonic()
         self._write_due(now)
         if record.levelno < logging.WARNING or self._repeats.shows(record, _kind_of(record), now):
@@ -188,7 +189,8 @@ class LineHandler(logging.Handler):
 
 
 def _kind_of(record: logging.LogRecord) -> LineKind:
-    """Events of one name are of one kind; another library's messages, those of one logger."""
+    """Returns the kind of a record: events of one name are of one kind; another library's messages, those of
+    one logger."""
     if not isinstance(record.msg, Event):
         return LineKind((record.name, record.levelno), record.getMessage())
     name = record.msg.name
@@ -209,7 +211,7 @@ def _noted(record: logging.LogRecord, word: str, count: int) -> logging.LogRecor
 
 
 def line_of(record: logging.LogRecord, as_json: bool) -> bytes:
-    """The whole line, its values cut as far as it takes to fit one write."""
+    """Returns the whole line, its values cut as far as it takes to fit one write."""
     head, fields = _head(record), _fields(record)
     write = _json if as_json else _text
     for cut in _CUTS:
@@ -331,7 +333,7 @@ class Repeats:
 
     @property
     def next_at(self) -> float | None:
-        """When something that was held back is to be told, if anything was."""
+        """Returns when something that was held back is to be told, if anything was."""
         held = [
             window.began
             for window in self._windows.values()
@@ -340,7 +342,7 @@ class Repeats:
         return min(held) + INTERVAL_S if held else None
 
     def shows(self, record: logging.LogRecord, kind: LineKind, now: float) -> bool:
-        """Whether to write it; if not, it is counted. To be asked after `due`."""
+        """Returns whether to write it; if not, it is counted. To be asked after `due`."""
         window = self._windows.get(kind.kind)
         if window is None:
             if len(self._windows) >= _MOST_KINDS:
@@ -361,7 +363,7 @@ class Repeats:
         return True
 
     def due(self, now: float) -> list[logging.LogRecord]:
-        """What to write of intervals that are over. All of it with `now` at infinity."""
+        """Returns what to write of intervals that are over. All of it with `now` at infinity."""
         over = [kind for kind, window in self._windows.items() if now >= window.began + INTERVAL_S]
         found = []
         for kind in over:

@@ -1,4 +1,5 @@
-"""What a process writes to its standard output and error past the logger: C libraries, prints, crashes.
+"""Catches what a process writes to its standard output and error past the logger: C libraries, prints,
+crashes.
 
 Whoever started the process reads it, so that its last words are heard after its end, and puts each line into
 the log as an event: JSON stays JSON, floods are counted, a library is named if its lines give
@@ -47,7 +48,7 @@ log = logs.logger("output")
 
 
 class ProcessOutput:
-    """The lines of one process. To be fed from one thread."""
+    """Reads the lines of one process. To be fed from one thread."""
 
     def __init__(self, **who: object) -> None:
         self._who = who
@@ -78,9 +79,9 @@ class ProcessOutput:
 
 
 def marked(text: str, level: str, plainly: str = "") -> str:
-    """The lines of a text, so that the process that reads them knows how serious they are. What is not marked
-    counts as a warning. Where no process of Carpool reads them, a person does, and they stay as they are,
-    behind `plainly`."""
+    """Returns the lines of a text, so that the process that reads them knows how serious they are. What is
+    not marked counts as a warning. Where no process of Carpool reads them, a person does, and they stay as
+    they are, behind `plainly`."""
     if _MARKED not in os.environ:
         return f"{plainly}{text}\n"
     return "".join(f"{_MARK}{level}{_MARK}{line}\n" for line in text.splitlines())
@@ -95,7 +96,7 @@ def _level_of(line: str) -> tuple[str, str]:
 
 
 class Printed(io.TextIOBase):
-    """Standard output of Python code that is not ours: what a model prints is information."""
+    """Replaces the standard output of Python code that is not ours: what a model prints is information."""
 
     def __init__(self, fd: int = 2) -> None:
         self._fd = fd
@@ -129,7 +130,8 @@ def library_of(line: str) -> str:
 
 
 def keep_stream() -> int:
-    """In a process that was started with the log as its standard output and a pipe as its standard error.
+    """Keeps the stream in a process that was started with the log as its standard output and a pipe as its
+    standard error.
 
     Returns a descriptor for the log, which no child of ours gets; what is printed goes into the pipe, too.
     """
@@ -144,7 +146,7 @@ def keep_stream() -> int:
 
 @contextlib.contextmanager
 def caught(log_format: str, log_level: str) -> Iterator[None]:
-    """This process's own standard error, read by a thread, until the end of the block.
+    """Reads this process's own standard error in a thread, until the end of the block.
 
     For a server in one process, which nobody reads the last words of: a crash goes straight to the stream. A
     library may write while it holds the interpreter lock, which the thread needs to read: where the pipe is
@@ -184,7 +186,7 @@ def _pump(reading: int) -> None:
 
 
 def read_some(reading: int) -> bytes | None:
-    """What is in a pipe that does not block: nothing at its end, None if it may go on."""
+    """Returns what is in a pipe that does not block: nothing at its end, None if it may go on."""
     try:
         return os.read(reading, _READ)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""The metrics page: Prometheus' text format 0.0.4, or OpenMetrics with exemplars, written by hand.
+"""Writes the metrics page: Prometheus' text format 0.0.4, or OpenMetrics with exemplars, by hand.
 
 prometheus-client shares numbers between processes through files of its own; ours already lie in one table,
 and only the text is missing.
@@ -34,7 +34,7 @@ class HostReading(NamedTuple):
 
 
 class Host:
-    """The machine's processors and memory, read from /proc at the scrape.
+    """Reads the machine's processors and memory from /proc at the scrape.
 
     Utilization is a mean since the reading before, so one object belongs to one scraper.
     """
@@ -76,7 +76,7 @@ Value: TypeAlias = Callable[[Cells], float]
 
 
 class Scope(enum.Enum):
-    """Whose cells a family is read from, which also says what labels it has."""
+    """Names whose cells a family is read from, which also says what labels it has."""
 
     MODEL = "model"  # model, version
     STEP = "step"  # pipeline, version, step
@@ -90,7 +90,7 @@ class Scope(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class MetricFamily:
-    """One metric. `values` maps the labels beyond those of the scope, as text, to the number."""
+    """Represents one metric. `values` maps the labels beyond those of the scope, as text, to the number."""
 
     name: str
     kind: str
@@ -118,10 +118,10 @@ class MetricFamily:
 
 
 _TABLE = """
-nv_inference_request_success             counter   model  count:REQUEST_SECONDS Requests answered well; a request with a batch of images counts once.
+nv_inference_request_success             counter   model  count:REQUEST_SECONDS Successful requests; a request with a batch of images counts once.
 nv_inference_request_failure             counter   model  reason:FAILURES       Requests that ended in an error, by cause.
 nv_inference_count                       counter   model  sum:BATCH_SIZE        Images inferred; a request with a batch of n counts n times.
-nv_inference_exec_count                  counter   model  count:BATCH_SIZE      Executions of the model; nv_inference_count over this is the mean batch.
+nv_inference_exec_count                  counter   model  count:BATCH_SIZE      Executions of the model; nv_inference_count divided by this is the mean batch size.
 nv_inference_pending_request_count       gauge     model  cell:PENDING          Requests accepted and not yet executing.
 nv_inference_request_duration_us         counter   model  us:REQUEST_SECONDS    Time of all successful requests from end to end, in microseconds.
 nv_inference_queue_duration_us           counter   model  us:QUEUE_SECONDS      Time that requests waited for their batch, in microseconds.
@@ -132,82 +132,82 @@ nv_model_load_duration_secs              gauge     model  cell:LOAD_SECONDS     
 nv_cpu_utilization                       gauge     host   cpu_utilization       Share of the machine's processor time in use since the last scrape, 0 to 1.
 nv_cpu_memory_total_bytes                gauge     host   memory_total_bytes    Memory of the machine.
 nv_cpu_memory_used_bytes                 gauge     host   memory_used_bytes     Memory of the machine that is not available.
-nv_gpu_utilization                       gauge     gpu    utilization           Share of the time that the GPU was at work, 0 to 1.
+nv_gpu_utilization                       gauge     gpu    utilization           Share of the time that the GPU was busy, 0 to 1.
 nv_gpu_memory_total_bytes                gauge     gpu    memory_total_bytes    Memory of the GPU.
 nv_gpu_memory_used_bytes                 gauge     gpu    memory_used_bytes     Memory of the GPU in use.
 nv_gpu_power_usage                       gauge     gpu    power_usage           Power that the GPU takes, in watts.
 nv_gpu_power_limit                       gauge     gpu    power_limit           Power that the GPU may take, in watts.
-nv_energy_consumption                    counter   gpu    energy                Energy that the GPU took since the first scrape, in joules.
-carpool_request_duration_seconds         histogram model  all:REQUEST_SECONDS   Successful requests, from the last byte of the request to the first byte of the answer.
-carpool_decode_duration_seconds          histogram model  all:DECODE_SECONDS    From picture bytes to a tensor.
+nv_energy_consumption                    counter   gpu    energy                Energy consumed by the GPU since the first scrape, in joules.
+carpool_request_duration_seconds         histogram model  all:REQUEST_SECONDS   Successful requests, from the last byte of the request to the first byte of the response.
+carpool_decode_duration_seconds          histogram model  all:DECODE_SECONDS    From image bytes to a tensor.
 carpool_queue_duration_seconds           histogram model  all:QUEUE_SECONDS     Waiting for a batch.
 carpool_infer_duration_seconds           histogram model  all:INFER_SECONDS     Execution of the batch, once per request.
-carpool_post_duration_seconds            histogram model  all:POST_SECONDS      From raw outputs to an answer.
+carpool_post_duration_seconds            histogram model  all:POST_SECONDS      From raw outputs to a response.
 carpool_batch_size                       histogram model  all:BATCH_SIZE        Images per execution.
-carpool_saturation                       gauge     model  cell:SATURATION       Predicted wait of a new request over the wait its promise allows, 0 to 1.
-carpool_offered_images_total             counter   model  cell:OFFERED          Images asked for, answered or not; those that a balancer sends on after another replica refused count there.
-carpool_capacity_images_per_second       gauge     model  known:CAPACITY        What the model can answer within its promise, by what is believed of its speed now; absent without a promise.
-carpool_load                             gauge     model  seen:LOAD             Images asked for in the last 5 s over what the model can answer: 1.5 is half as much again; absent without a promise.
-carpool_speed_ratio                      gauge     model  cell:SPEED_RATIO      Time that batches take over what was measured at loading; 0 for a model without a promise.
-carpool_run_memory_bytes                 gauge     model  cell:RUN_MEMORY       Memory that batches take beside the weights while all instances run, as measured at loading; 0 where the runtime does not say.
-carpool_slo_seconds                      gauge     model  cell:SLO_SECONDS      What the model promises; 0 for one without a promise.
-carpool_out_of_memory_total              counter   model  cell:OUT_OF_MEMORY    Batches that did not fit into their device's memory and were run in smaller ones.
+carpool_saturation                       gauge     model  cell:SATURATION       Predicted wait of a new request, as a share of the wait that its SLO allows, 0 to 1.
+carpool_offered_images_total             counter   model  cell:OFFERED          Images offered, answered or not; a retry at another replica counts there.
+carpool_capacity_images_per_second       gauge     model  known:CAPACITY        Images that the model can answer within its SLO, by its current speed; absent without an SLO.
+carpool_load                             gauge     model  seen:LOAD             Images offered in the last 5 s, divided by the capacity: 1.5 means 50 % over capacity; absent without an SLO.
+carpool_speed_ratio                      gauge     model  cell:SPEED_RATIO      Time of batches, divided by the time measured at loading; 0 for a model without an SLO.
+carpool_run_memory_bytes                 gauge     model  cell:RUN_MEMORY       Memory of batches besides the weights while all instances run, as measured at loading; 0 if the runtime does not report it.
+carpool_slo_seconds                      gauge     model  cell:SLO_SECONDS      The SLO of the model; 0 for a model without one.
+carpool_out_of_memory_total              counter   model  cell:OUT_OF_MEMORY    Batches that did not fit into the memory of their device and were split.
 carpool_batch_sizes                      gauge     model  state:COMPILED_SIZES  Batch sizes of a model that is compiled while it serves: compiled, or still plain.
-carpool_shed_total                       counter   model  reason:SHED           Requests the scheduler chose not to run, by reason.
+carpool_shed_total                       counter   model  reason:SHED           Requests that the scheduler chose not to run, by reason.
 nv_cache_num_hits_per_model              counter   model  hits:CACHE_RESULTS    Requests answered from the cache, of every kind.
 nv_cache_num_misses_per_model            counter   model  misses:CACHE_RESULTS  Requests that were looked up in the cache and had to be computed.
-nv_cache_hit_duration_per_model          counter   model  us:CACHE_HIT_SECONDS  Time from the look to the answer, of requests answered from the cache, in microseconds.
-nv_cache_miss_duration_per_model         counter   model  us:CACHE_MISS_SECONDS Time from the look to the answer, of those that were computed, in microseconds.
-carpool_cache_requests_total             counter   model  result:CACHE_RESULTS  Requests for a model whose answers are kept, by what became of the look.
-carpool_cache_age_seconds                histogram model  all:CACHE_AGE         How old answers were that came from the cache.
-carpool_cache_evicted_total              counter   model  why:CACHE_EVICTED     Kept answers that went, by reason.
-carpool_cache_audit_total                counter   model  verdict:CACHE_AUDITS  Answers to similar pictures that were computed all the same, by what the comparison said.
-carpool_cache_entries                    gauge     model  cell:CACHE_ENTRIES    Answers that are kept.
-carpool_cache_bytes                      gauge     model  cell:CACHE_BYTES      Memory that they take.
-carpool_cache_sources_off                gauge     model  cell:CACHE_SOURCES_OFF Sources whose similar pictures are computed, since an audit found too many that differ.
-carpool_cache_shared_up                  gauge     server cell:CACHE_SHARED_UP  Front ends that reach the server with which they share answers.
-carpool_cache_shared_timeouts_total      counter   server cell:CACHE_SHARED_TIMEOUTS Questions to it that were given up.
-carpool_sequences                        gauge     model  state:SEQUENCES       Sequences of a model that has them: live in an instance, or waiting for a place in one.
-carpool_spare_total                      counter   model  result:SPARE          Work that no client waits for, out of slack: run, or skipped for want of it.
-carpool_drift_psi                        gauge     model  what:DRIFT_PSI        How far the last window was from the reference, by measure; the noise is taken off.
-carpool_drift_alarm                      gauge     model  what:DRIFT_ALARM      1 while that is beyond the limit in two windows in a row, by measure.
-carpool_uncertain_kept_total             counter   model  cell:UNCERTAIN_KEPT   Pictures kept for somebody to label.
-carpool_camera_state                     gauge     camera state:CAMERA_STATES   1 for the state that a camera is in, else 0; all 0 for one that is well.
-carpool_model_state                      gauge     index  state:MODEL_STATES    1 for the state that a version of a model is in, else 0; a model that failed before its versions were read has an empty version.
-carpool_registry_moves_total             counter   model  cell:REGISTRY_MOVES   Times that the model's address in the registry moved and was followed; a version goes on from the count of the one before.
-carpool_registry_up                      gauge     server seen:REGISTRY_UP      1 while the registry answers, else 0; absent where no model follows one.
-carpool_registry_age_seconds             gauge     server age:REGISTRY_SEEN     Time since the registry answered last; absent where no model follows one.
-carpool_rollout_state                    gauge     model  state:ROLLOUT_STATE   1 for the state that the rollout of this version is in.
-carpool_rollout_share                    gauge     model  kind:ROLLOUT_SHARE    Part of the requests without a version that this candidate answers, or is shown.
-carpool_rollout_compared_total           counter   model  verdict:COMPARED      Answers of this candidate that were compared with those of the stable version.
-carpool_rollout_skipped_total            counter   model  reason:SKIPPED        Comparisons that were wanted and not made, by reason.
-carpool_rollout_bound                    gauge     model  guard,end:BOUND       Where a guard's number lies: low over its limit sends the candidate back, high under it is proven; -1 for no end.
-carpool_rollout_fallbacks_total          counter   model  cell:FALLBACKS        Requests that this candidate failed and the stable version was asked instead.
-carpool_rollout_rollbacks_total          counter   model  guard:ROLLBACKS       Rollouts of this version that a guard ended.
-carpool_feedback_total                   counter   model  verdict:FEEDBACK      What clients said about answers of this version.
-carpool_pipeline_step_duration_seconds   histogram step   phase:STEP_PHASES     What requests spent in a step of a pipeline: waiting for a batch, in the batch, and before it where its crops are cut.
-carpool_pipeline_fan_out                 histogram step   all:FAN_OUT           Images that one request became in a step.
-carpool_pipeline_later_seconds           gauge     step   cell:STEP_LATER       What requests in this step leave of their promise to the later ones, just now.
+nv_cache_hit_duration_per_model          counter   model  us:CACHE_HIT_SECONDS  Time from the lookup to the response, of requests answered from the cache, in microseconds.
+nv_cache_miss_duration_per_model         counter   model  us:CACHE_MISS_SECONDS Time from the lookup to the response, of requests that were computed, in microseconds.
+carpool_cache_requests_total             counter   model  result:CACHE_RESULTS  Requests to a model with a response cache, by the result of the lookup.
+carpool_cache_age_seconds                histogram model  all:CACHE_AGE         Age of responses that were answered from the cache.
+carpool_cache_evicted_total              counter   model  why:CACHE_EVICTED     Evicted cache entries, by reason.
+carpool_cache_audit_total                counter   model  verdict:CACHE_AUDITS  Hits for similar images that were also computed, by the result of the comparison.
+carpool_cache_entries                    gauge     model  cell:CACHE_ENTRIES    Cached responses.
+carpool_cache_bytes                      gauge     model  cell:CACHE_BYTES      Memory of the cached responses.
+carpool_cache_sources_off                gauge     model  cell:CACHE_SOURCES_OFF Sources whose similar images are computed, because an audit found too many differences.
+carpool_cache_shared_up                  gauge     server cell:CACHE_SHARED_UP  Front ends that reach the server of the shared cache.
+carpool_cache_shared_timeouts_total      counter   server cell:CACHE_SHARED_TIMEOUTS Queries to that server that timed out.
+carpool_sequences                        gauge     model  state:SEQUENCES       Sequences of a model: live in an instance, or waiting for a slot in one.
+carpool_spare_total                      counter   model  result:SPARE          Background work in free time: run, or skipped because there was none.
+carpool_drift_psi                        gauge     model  what:DRIFT_PSI        Distance of the last window from the reference (PSI without its noise), by measure.
+carpool_drift_alarm                      gauge     model  what:DRIFT_ALARM      1 while the distance was beyond the limit in two windows in a row, by measure.
+carpool_uncertain_kept_total             counter   model  cell:UNCERTAIN_KEPT   Images stored for labelling.
+carpool_camera_state                     gauge     camera state:CAMERA_STATES   1 for the state of a camera, else 0; all 0 for a healthy camera.
+carpool_model_state                      gauge     index  state:MODEL_STATES    1 for the state of a version of a model, else 0; a model that failed before its versions were read has an empty version.
+carpool_registry_moves_total             counter   model  cell:REGISTRY_MOVES   Times that the model's address in the registry moved and was followed; a version continues the count of the previous one.
+carpool_registry_up                      gauge     server seen:REGISTRY_UP      1 while the registry responds, else 0; absent if no model follows one.
+carpool_registry_age_seconds             gauge     server age:REGISTRY_SEEN     Time since the last response of the registry; absent if no model follows one.
+carpool_rollout_state                    gauge     model  state:ROLLOUT_STATE   1 for the state of the rollout of this version.
+carpool_rollout_share                    gauge     model  kind:ROLLOUT_SHARE    Share of the requests without a version that this candidate answers, or gets as a shadow.
+carpool_rollout_compared_total           counter   model  verdict:COMPARED      Responses of this candidate that were compared with those of the stable version.
+carpool_rollout_skipped_total            counter   model  reason:SKIPPED        Comparisons that were skipped, by reason.
+carpool_rollout_bound                    gauge     model  guard,end:BOUND       Confidence bounds of a guard's number: low above the limit rolls the candidate back, high below it proves the guard; -1 for no bound.
+carpool_rollout_fallbacks_total          counter   model  cell:FALLBACKS        Requests that failed on this candidate and were answered by the stable version.
+carpool_rollout_rollbacks_total          counter   model  guard:ROLLBACKS       Rollouts of this version that a guard rolled back.
+carpool_feedback_total                   counter   model  verdict:FEEDBACK      Feedback of clients about responses of this version.
+carpool_pipeline_step_duration_seconds   histogram step   phase:STEP_PHASES     Time of requests in a step of a pipeline: waiting for a batch, in the batch, and before it if its crops are cut.
+carpool_pipeline_fan_out                 histogram step   all:FAN_OUT           Images per request in a step.
+carpool_pipeline_later_seconds           gauge     step   cell:STEP_LATER       Part of the SLO that requests in this step leave to the later steps now.
 carpool_pipeline_shed_total              counter   step   reason:SHED           Requests that the scheduler chose not to run in this step, by reason.
-carpool_pipeline_wasted_total            counter   step   cell:STEP_WASTED      Requests that this step ran for, and that were given up after it.
-carpool_pipeline_device_pictures_total   counter   model  crops:CROPS_FROM      Pictures of a pipeline that a device decoded, by where its later steps' crops were cut: there, or on the CPU because the device had no room to keep it.
-carpool_text_first_token_seconds         histogram model  all:FIRST_TOKEN_SECONDS From a request to the first token of its answer, of a model that writes.
-carpool_text_token_seconds               histogram model  all:TOKEN_SECONDS     From one token of an answer to the next.
-carpool_text_encode_size                 histogram model  all:ENCODE_SIZE       Pictures that were encoded together.
+carpool_pipeline_wasted_total            counter   step   cell:STEP_WASTED      Requests that this step ran and that were given up later.
+carpool_pipeline_device_pictures_total   counter   model  crops:CROPS_FROM      Images of a pipeline that a device decoded, by where later steps cut their crops: there, or on the CPU for lack of device memory.
+carpool_text_first_token_seconds         histogram model  all:FIRST_TOKEN_SECONDS From a request to the first token of its response, of a model that writes text.
+carpool_text_token_seconds               histogram model  all:TOKEN_SECONDS     From one token of a response to the next.
+carpool_text_encode_size                 histogram model  all:ENCODE_SIZE       Images that were encoded together.
 carpool_text_step_width                  histogram model  all:STEP_WIDTH        Slots that a step ran, used or not.
 carpool_text_tokens_total                counter   model  cell:TOKENS           Tokens that were written, ends of texts included.
-carpool_text_slots                       gauge     model  state:SLOTS           Answers that are being written, and how many more could be.
-carpool_cascade_total                    counter   model  by:CASCADE            Answers of a cascade, by who gave them: its cheap model, its big one, or the cheap one because the big one had no time.
-carpool_cascade_agreement                gauge     model  share:CASCADE_AUDITS  Share of the cheap model's answers that the big one, asked all the same, agreed with; absent before any was.
-carpool_cascade_saved_seconds_total      counter   model  cell:CASCADE_SAVED    Time of the big model that the cascade spared, less what the cheap one took.
+carpool_text_slots                       gauge     model  state:SLOTS           Responses that are being written, and free slots.
+carpool_cascade_total                    counter   model  by:CASCADE            Responses of a cascade, by model: the cheap one, the large one, or the cheap one because there was no time for the large one.
+carpool_cascade_agreement                gauge     model  share:CASCADE_AUDITS  Share of the cheap model's responses that the large one agreed with in audits; absent before the first.
+carpool_cascade_saved_seconds_total      counter   model  cell:CASCADE_SAVED    Time of the large model that the cascade saved, less that of the cheap one.
 carpool_connections                      gauge     server cell:CONNECTIONS      Open client connections.
 carpool_bytes_received_total             counter   server cell:BYTES_RECEIVED   Bytes read from clients.
 carpool_bytes_sent_total                 counter   server cell:BYTES_SENT       Bytes written to clients.
-carpool_process_restarts_total           counter   server process:RESTARTS      Processes that died and were started again, by kind.
-carpool_spans_total                      counter   server result:SPANS          Spans for OpenTelemetry, by what became of them: exported, dropped because too many waited, or failed because the collector did not take them.
+carpool_process_restarts_total           counter   server process:RESTARTS      Processes that died and were restarted, by kind.
+carpool_spans_total                      counter   server result:SPANS          Spans for OpenTelemetry, by result: exported, dropped because too many waited, or failed because the collector did not accept them.
 carpool_up                               gauge     server cell:UP               1 while the engine is ready, else 0.
-carpool_build_info                       gauge     build  one                   Always 1; the labels say what runs.
-nv_inference_first_response_histogram_ms histogram model  all:REQUEST_SECONDS   Successful requests, from the last byte of the request to the first byte of the answer.
+carpool_build_info                       gauge     build  one                   Always 1; the labels have the versions.
+nv_inference_first_response_histogram_ms histogram model  all:REQUEST_SECONDS   Successful requests, from the last byte of the request to the first byte of the response.
 """  # noqa: E501
 """Name, kind, scope, what is read, help. Of a histogram that is all of it, the count or the sum of what was
 observed. `us` is a sum of seconds in microseconds; a label's name makes one line for each of its words."""
@@ -256,7 +256,7 @@ def _cell(column: int) -> Value:
 
 
 def _one_less(column: int) -> Value:
-    """Of cells where 0 is for what is not known."""
+    """Reads cells where 0 is for what is not known."""
     return lambda cells: cells[column] - 1.0 if cells[column] else nan
 
 
@@ -286,7 +286,7 @@ _NONE: _Examples = {}
 
 
 class Exposition:
-    """What a scrape answers. One per process that can be scraped."""
+    """Writes what a scrape answers. One per process that can be scraped."""
 
     def __init__(
         self,
@@ -342,7 +342,7 @@ class Exposition:
             yield b"# EOF\n"
 
     def _examples(self, models: Sequence[ModelCells]) -> Mapping[str, _Examples]:
-        """By the labels of their rows."""
+        """Returns examples by the labels of their rows."""
         known = {row.slot: _labels(model=row.model, version=row.version) for row in models}
         found: dict[str, dict[int, Exemplar]] = {}
         for (row, generation, column), exemplar in self._table.exemplars().items():
@@ -368,7 +368,7 @@ def _open_head(family: MetricFamily) -> list[str]:
 def _family(
     family: MetricFamily, rows: Sequence[_Labelled], head: list[str], examples: Mapping[str, _Examples]
 ) -> Iterator[list[str]]:
-    """Nothing, not even its name, where none of the rows has a number."""
+    """Yields nothing, not even its name, where none of the rows has a number."""
     histogram = next(iter(family.histograms.values()), family.histogram)
     ends: list[tuple[str, int]] = []
     if histogram is not None:

@@ -1,4 +1,4 @@
-"""Where the points of the history lie: the end of the shared table. `history.py` says what they are.
+"""Keeps the points of the history at the end of the shared table. `history.py` says what they are.
 
     senders, as the engine reports them │ places of the points │ the points, one after the other
 
@@ -22,7 +22,7 @@ HISTORY_BYTES = _SENDERS_BYTES + _PLACES_BYTES + _RING_BYTES
 
 
 class SharedHistory:
-    """Over `HISTORY_BYTES` that begin as zeros."""
+    """Holds points over `HISTORY_BYTES` that begin as zeros."""
 
     def __init__(self, view: memoryview) -> None:
         self._senders = view[:_SENDERS_BYTES]
@@ -31,7 +31,7 @@ class SharedHistory:
         self._end = 0
 
     def tell_senders(self, document: bytes) -> None:
-        """The engine's: who sends most, just now. What is too long is left out."""
+        """Writes, for the engine, who sends most, just now. What is too long is left out."""
         if len(document) + _SIZE.size <= len(self._senders):
             head = _SIZE.pack(len(document), zlib.crc32(document))
             self._senders[: _SIZE.size + len(document)] = head + document
@@ -55,8 +55,8 @@ class SharedHistory:
         self._places[at : at + _PLACE.size] = place
 
     def read(self, after: int = 0, *, with_senders: bool = True) -> list[tuple[int, bytes]]:
-        """The points with a larger number than that, the oldest first, perhaps without who sent: that is not
-        for everybody. Those that were overwritten are left out."""
+        """Returns the points with a larger number than that, the oldest first, perhaps without who sent: that
+        is not for everybody. Those that were overwritten are left out."""
         places = sorted(_PLACE.iter_unpack(bytes(self._places)))
         newest = places[-1][0]
         found = []

@@ -1,4 +1,4 @@
-"""Triton's statistics document, from the same counters as the metrics page.
+"""Writes Triton's statistics document, from the same counters as the metrics page.
 
 Exact times per batch size would take too many columns, so the engine keeps those in its own memory and builds
 the document. They start again with the engine; everything else goes on.
@@ -49,7 +49,7 @@ class BatchStatistics:
 
 
 class VersionCounters:
-    """All that is counted of one model version by the engine."""
+    """Holds all that is counted of one model version by the engine."""
 
     __slots__ = ("batches", "last_used", "recent", "row", "server_row", "slot")
 
@@ -64,7 +64,7 @@ class VersionCounters:
     def ran(
         self, images: int, queued: Sequence[float], input_s: float, infer_s: float, output_s: float
     ) -> None:
-        """One execution that succeeded. `queued` is each request's wait in seconds."""
+        """Counts one execution that succeeded. `queued` is each request's wait in seconds."""
         ended_ms = time() * 1e3
         self.row.add_batch(
             images, queued, input_s=input_s, infer_s=infer_s, output_s=output_s, ended_ms=ended_ms
@@ -78,8 +78,8 @@ class VersionCounters:
         self.recent.add(images, sum(parts), monotonic())
 
     def asked(self, error: CarpoolError | None, seconds: float) -> None:
-        """Another model of this engine asked it, as a step or by a call of its own, and this came of it. What
-        clients ask is counted by their front ends."""
+        """Counts what came of it when another model of this engine asked it, as a step or by a call of its
+        own. What clients ask is counted by their front ends."""
         if error is None:
             self.row.observe(columns.REQUEST_SECONDS, seconds)
         else:
@@ -164,7 +164,7 @@ def model_counts(cells: Cells) -> Document:
 
 
 def _text_counts(cells: Cells) -> Document | None:
-    """Of a model that writes; None of others, which have no slots."""
+    """Returns the counts of a model that writes; None of others, which have no slots."""
     used, free = (int(cells[columns.SLOTS[word]]) for word in ("used", "free"))
     if not used + free:
         return None
@@ -173,7 +173,8 @@ def _text_counts(cells: Cells) -> Document | None:
 
 
 def step_counts(step: str, cells: Cells) -> Document:
-    """Of a step of a pipeline: how often and how long each of its phases was, and how many images it got."""
+    """Returns the counts of a step of a pipeline: how often and how long each of its phases was, and how many
+    images it got."""
     phases = {name: _summed(cells, histogram) for name, histogram in columns.STEP_PHASES.items()}
     later = round(cells[columns.STEP_LATER], 6)
     return {"step": step, **phases, "fan_out": _summed(cells, columns.FAN_OUT), "later_s": later}
@@ -184,8 +185,9 @@ def _summed(cells: Cells, histogram: HistogramColumns) -> Document:
 
 
 def cache_counts(cells: Cells) -> Document:
-    """Of one model version's cache: what there is, and what happened. `wrong` is the audit's: between which
-    shares the rate of similar hits lies that would have been answered otherwise, 99 % sure."""
+    """Returns the counts of one model version's cache: what there is, and what happened. `wrong` is the
+    audit's: between which shares the rate of similar hits lies that would have been answered otherwise, 99 %
+    sure."""
     audits = _happened(cells, columns.CACHE_AUDITS)
     differ = audits.get("differs", 0)
     trials = audits.get("same", 0) + differ
@@ -201,7 +203,8 @@ def cache_counts(cells: Cells) -> Document:
 
 
 def shared_cache_counts(cells: Cells) -> Document:
-    """Of all front ends: how many reach the server with which they share answers, and what they gave up."""
+    """Returns the counts of all front ends: how many reach the server with which they share answers, and what
+    they gave up."""
     return {
         "front_ends_up": int(cells[columns.CACHE_SHARED_UP]),
         "timeouts": int(cells[columns.CACHE_SHARED_TIMEOUTS]),
@@ -254,7 +257,7 @@ class RecentBatches:
         found[1] += seconds
 
     def sizes(self, now: float) -> list[RecentSize]:
-        """Every size that was run, the smallest first."""
+        """Returns every size that was run, the smallest first."""
         sums: dict[int, list[float]] = {}
         for second, cell in self._cells:
             if second <= now - RECENT_S:

@@ -1,1 +1,2 @@
-"""Several models behind one name: the steps, what goes from one to the next, what is not needed."""
+"""Implements several models behind one name: the steps, what goes from one to the next, what is not
+needed."""

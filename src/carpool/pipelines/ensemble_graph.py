@@ -1,4 +1,4 @@
-"""An ensemble beside its models: whether they fit together, and what a request needs of them.
+"""Compares an ensemble with its models: whether they fit together, and what a request needs of them.
 
 Pure: tensors are arrays, models are signatures. What runs them is engine/routes/ensemble_route.py.
 """
@@ -29,7 +29,7 @@ class GraphStep:
 
 
 class EnsembleGraph:
-    """The steps in an order in which each comes after those that it reads from."""
+    """Holds the steps in an order in which each comes after those that it reads from."""
 
     def __init__(self, config: ModelConfig) -> None:
         assert config.ensemble is not None
@@ -42,8 +42,8 @@ class EnsembleGraph:
         self._by_number = {step.number: step for step in self.steps}
 
     def needed(self, wanted: Sequence[str]) -> Mapping[int, tuple[str, ...]]:
-        """The steps without which these outputs would not be there, by number and in order, each with those
-        of its outputs that are read: its model need not make the others. None named: all outputs."""
+        """Returns the steps without which these outputs would not be there, by number and in order, each with
+        those of its outputs that are read: its model need not make the others. None named: all outputs."""
         wanted = wanted or self.outputs
         waiting, found = [self._writer[name] for name in wanted], set[int]()
         while waiting:
@@ -84,7 +84,7 @@ def _in_order(settings: EnsembleSettings) -> tuple[GraphStep, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What somebody says of a tensor."""
+    """Describes what somebody says of a tensor."""
 
     whose: str
     spec: TensorSpec

@@ -1,5 +1,5 @@
-"""The steps of a pipeline over pictures: what each waits for, which parts of the picture it is asked about,
-and what becomes of the answers. Arithmetic and plain documents: no pixels, and nothing is run.
+"""Describes the steps of a pipeline over pictures: what each waits for, which parts of the picture it is
+asked about, and what becomes of the answers. Arithmetic and plain documents: no pixels, and nothing is run.
 
 A step answers for each of its *items*. One that sees the whole picture has one; one with `each` has an item
 for every part that its source found, over all items of that. Places are in pixels of the whole picture, also
@@ -43,7 +43,7 @@ _TURNED = 1.5  # times as high as wide: text that runs downwards
 
 
 class Place(NamedTuple):
-    """A part of the picture: a rectangle of whole pixels, or the corners of one that is turned."""
+    """Describes a part of the picture: a rectangle of whole pixels, or the corners of one that is turned."""
 
     left: int
     top: int
@@ -53,7 +53,7 @@ class Place(NamedTuple):
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height, of a turned one along its sides."""
+        """Returns width and height, of a turned one along its sides."""
         if not self.corners:
             return self.right - self.left, self.bottom - self.top
         one, two, three, four = self.corners
@@ -63,8 +63,8 @@ class Place(NamedTuple):
 
 
 class Item(NamedTuple):
-    """One question to a step: about this place (None: the whole picture), which is this part of that item of
-    its source."""
+    """Describes one question to a step: about this place (None: the whole picture), which is this part of
+    that item of its source."""
 
     place: Place | None = None
     owner: int = 0
@@ -73,7 +73,7 @@ class Item(NamedTuple):
 
 
 class StepFacts(NamedTuple):
-    """What has to be known of a step's model."""
+    """Describes what has to be known of a step's model."""
 
     task: str | None  # None: it takes no pictures
     size: tuple[int, int] = (-1, -1)  # height and width that its input has; -1: any
@@ -82,7 +82,7 @@ class StepFacts(NamedTuple):
 
 
 class PictureGraph:
-    """Of settings that are right by themselves."""
+    """Builds the graph of settings that are right by themselves."""
 
     def __init__(self, settings: PipelineSettings) -> None:
         self.settings = settings
@@ -114,12 +114,12 @@ class PictureGraph:
         return min(_USUAL_FAN_OUT, self.steps[after].keep.most)
 
     def optional(self, number: int) -> bool:
-        """Whether the request is answered without this step when there is no time for it."""
+        """Returns whether the request is answered without this step when there is no time for it."""
         return self.steps[number].escalate is not None and self.settings.under_load != REFUSE
 
     def reader(self, tasks: Sequence[str | None]) -> str | None:
-        """The step that reads every region of text in the answer, of steps with these tasks. With one, all of
-        it is for reading, and answers text and lines."""
+        """Returns the step that reads every region of text in the answer, of steps with these tasks. With
+        one, all of it is for reading, and answers text and lines."""
         base = (self.steps[self.base].name, REGIONS)
         listed = zip(self.steps, tasks, strict=True)
         return next((step.name for step, task in listed if task == Task.READ and step.each == base), None)
@@ -138,7 +138,7 @@ class PictureGraph:
                     f"{at}: {step.model} has steps itself; a step is a model", field=field_of(step)
                 )
             if known.task is None:
-                raise ConfigError(f"{at}: {step.model} takes tensors, not pictures", field=field_of(step))
+                raise ConfigError(f"{at}: {step.model} takes tensors, not images", field=field_of(step))
             for label in step.keep.labels if known.labels else ():
                 if label not in known.labels:
                     near = rules.nearest(label, known.labels)
@@ -176,7 +176,7 @@ class PictureGraph:
     # ---- what goes from step to step ----------------------------------------------------------------------
 
     def kept(self, number: int, answer: Document) -> Document:
-        """The answer of a step, with those things only that its settings keep."""
+        """Returns the answer of a step, with those things only that its settings keep."""
         keep = self.steps[number].keep
         for name in LISTS.values():
             if name in answer:
@@ -203,8 +203,8 @@ class PictureGraph:
     def answer(
         self, items: Mapping[int, Sequence[Item]], answers: Mapping[int, Sequence[Document]]
     ) -> Document:
-        """All of it in one document. Steps that gave no answers are left out. Of a cascade it is the big
-        model's answer, if that gave one."""
+        """Returns all of it in one document. Steps that gave no answers are left out. Of a cascade it is the
+        big model's answer, if that gave one."""
         for number, step in enumerate(self.steps):
             if step.escalate is not None:
                 return answers[number][0] if answers.get(number) else answers[self.base][0]
@@ -243,8 +243,8 @@ def _check_size(at: str, step: PipelineStep, known: StepFacts) -> None:
 
 
 def placed(part: Document, crop: CropSettings, size: tuple[int, int]) -> Place:
-    """Which part of a picture of this width and height is cut out for a thing that was found there: all
-    pixels that its box touches, and what is asked for around them, cut at the picture's edges."""
+    """Returns which part of a picture of this width and height is cut out for a thing that was found there:
+    all pixels that its box touches, and what is asked for around them, cut at the picture's edges."""
     if crop.rectify:
         corners = tuple((float(x), float(y)) for x, y in part["polygon"])
         return Place(0, 0, 0, 0, corners)
@@ -261,13 +261,14 @@ def placed(part: Document, crop: CropSettings, size: tuple[int, int]) -> Place:
 
 
 def _cut(low: float, high: float, length: int) -> tuple[int, int]:
-    """Whole pixels, at least one, of those that there are."""
+    """Returns whole pixels, at least one, of those that there are."""
     first = min(max(floor(low + 1e-6), 0), length - 1)
     return first, max(min(ceil(high - 1e-6), length), first + 1)
 
 
 def width_for(place: Place, crop: CropSettings) -> int:
-    """The kind of work that a rectified part is: the narrowest that holds all of it in its proportions."""
+    """Returns the kind of work that a rectified part is: the narrowest that holds all of it in its
+    proportions."""
     if not crop.rectify:
         return 0
     natural = natural_width(place, crop)
@@ -282,8 +283,8 @@ def natural_width(place: Place, crop: CropSettings) -> int:
 
 
 def moved(answer: Document, place: Place, scale: tuple[float, float]) -> Document:
-    """An answer about a crop, with its places in pixels of the whole picture. `scale` is how many of those a
-    pixel of the crop is, across and down."""
+    """Returns an answer about a crop, with its places in pixels of the whole picture. `scale` is how many of
+    those a pixel of the crop is, across and down."""
     if place.corners:
         return answer  # nothing is looked for in a line that was made straight
     for one in answer.get(LISTS[BOXES], ()):
@@ -304,7 +305,8 @@ def _point(point: Sequence[float], place: Place, scale: tuple[float, float]) -> 
 
 
 def _without_size(answer: Document) -> Document:
-    """What a step says about a part of the picture: how large that is, its box says already."""
+    """Returns what a step says about a part of the picture, without how large that is, which its box says
+    already."""
     return {name: value for name, value in answer.items() if name != "image"}
 
 

@@ -1,1 +1,2 @@
-"""How the server's processes start, are watched, and stop; what each of them runs is put together here."""
+"""Defines how the server's processes start, are watched, and stop; what each of them runs is put together
+here."""

@@ -1,4 +1,5 @@
-"""The children of the supervisor: `python -m carpool.process.children engine|frontend CONTROL_FD`.
+"""This module has the children of the supervisor: `python -m carpool.process.children engine|frontend
+CONTROL_FD`.
 
 A child is told everything over its control socket, and lives no longer than the other end of it. What it runs
 is named by the first message as `module:function`, so that this file knows neither models nor protocols.
@@ -58,7 +59,7 @@ class Frontend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FrontendParts:
-    """What a front end is built from. `sockets` listen already, by the name of their port."""
+    """Holds what a front end is built from. `sockets` listen already, by the name of their port."""
 
     door: RemoteDoor
     gates: GateTable

@@ -1,4 +1,5 @@
-"""What runs in each front end: its protocol's server behind a door. Nothing of the engine is loaded here."""
+"""Starts what runs in each front end: its protocol's server behind a door. Nothing of the engine is loaded
+here."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ _LIMITS = (
 
 
 class HttpFrontend:
-    """The protocol's port and the metrics' port, stopped together."""
+    """Runs the protocol's port and the metrics' port, stopped together."""
 
     def __init__(self, app: HttpApp, servers: Sequence[HttpServer], row: Row, access: Access) -> None:
         self._app = app

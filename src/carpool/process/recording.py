@@ -1,4 +1,4 @@
-"""Arrivals as they come, written to a file (`--record`), so that they can be played against other settings.
+"""Writes arrivals as they come to a file (`--record`), so that they can be played against other settings.
 
 Each front end writes to the end of one file whatever is asked of it: also what it refuses before the engine
 sees it, since without that an overload would look harmless when it is replayed.
@@ -34,7 +34,8 @@ _log = logger("record")
 
 
 def claim(file: str) -> Path:
-    """The file to record to: made here, or there and empty. What somebody recorded before is not touched."""
+    """Returns the file to record to: made here, or there and empty. What somebody recorded before is not
+    touched."""
     path = Path(file).absolute()
     try:
         fd = os.open(path, _OPEN | os.O_CREAT, 0o644)
@@ -179,7 +180,8 @@ class RecordingDoor:
 
 
 class Recording:
-    """What `--record` makes of a front end's door, and of its end; without it, both stay as they are."""
+    """Makes, with `--record`, a recording of a front end's door and its end; without it, both stay as they
+    are."""
 
     def __init__(self, settings: ServerSettings, began: float) -> None:
         self._recorder: Recorder | None = None

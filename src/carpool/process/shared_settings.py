@@ -1,4 +1,4 @@
-"""Settings that the protocol can change and that all front ends share: of the log, and of traces."""
+"""Shares settings that the protocol can change between all front ends: of the log, and of traces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FORMATS = ("default", "ISO8601")
 
 
 def log_settings(level: str) -> dict[str, Any]:
-    """What the server starts with."""
+    """Returns what the server starts with."""
     rank = _LEVELS.index(level)
     return {
         "log_file": "",
@@ -39,7 +39,7 @@ def log_settings(level: str) -> dict[str, Any]:
 
 
 def apply_log_settings(settings: Settings) -> None:
-    """In this process, from now on; an engine that says nothing of them changes nothing."""
+    """Applies them in this process, from now on; an engine that says nothing of them changes nothing."""
     if settings:
         logs.switch(
             verbose=settings["log_verbose_level"] > 0,
@@ -68,7 +68,7 @@ class LogSettings:
             _check(name, value, self._settings)
         if self._settings["log_error"] and asked.get("log_error") is False and not arguments.get("admin"):
             raise Forbidden(
-                "log_error is turned off with an admin key only: whoever breaks in would do that first",
+                "log_error can be turned off only with an admin key: an attacker would turn it off first",
                 field="log_error",
             )
         if asked:
@@ -156,7 +156,7 @@ class TraceSettings:
         return self._in_force(model)
 
     async def grant(self, arguments: Mapping[str, Any]) -> int:
-        """How many of the traces that a front end has may be written."""
+        """Returns how many of the traces that a front end has may be written."""
         model, wanted = str(arguments["model"]), int(arguments["wanted"])
         scope = model if self._own.get(model) else _GLOBAL
         left = self._left.get(scope)

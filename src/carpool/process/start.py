@@ -43,7 +43,7 @@ from carpool.process.shared_settings import LogSettings, TraceSettings
 def engine_for(
     paths: Sequence[str] | Sequence[Path], settings: ServerSettings, table: Table, **given: Any
 ) -> Engine:
-    """With all that the server's settings say about models."""
+    """Returns an engine with all that the server's settings say about models."""
     return Engine(
         *paths,
         slo_ms=settings.slo_ms,
@@ -60,7 +60,7 @@ def engine_for(
 
 
 def add_questions(host: EngineHost, settings: ServerSettings) -> ControlDesk:
-    """What front ends can ask of the engine besides inference. The desk returned starts the models."""
+    """Adds what front ends can ask of the engine besides inference. The desk returned starts the models."""
     host.extra["server_name"] = settings.server_name
     MemoryRegistry(host, allowed=settings.allow_client_shm)
     LogSettings(host, settings.log_level)
@@ -174,8 +174,8 @@ async def serve(
 async def _joined(
     host: EngineHost, settings: ServerSettings, stop: asyncio.Event
 ) -> tuple[EngineSide, RemoteDoor]:
-    """Both ends of a link. One that breaks ends the server: the two sides would not agree on who may write to
-    which memory."""
+    """Returns both ends of a link. One that breaks ends the server: the two sides would not agree on who may
+    write to which memory."""
 
     def broken(*_: object) -> None:
         logger("server").error("link-broken")

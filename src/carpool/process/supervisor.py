@@ -65,7 +65,7 @@ class FrontendKind:
 
 @dataclass(slots=True, eq=False)
 class Post:
-    """A place that is filled by one process after another."""
+    """Represents a place that is filled by one process after another."""
 
     role: str
     block: int  # of the counters
@@ -153,7 +153,7 @@ class Supervisor:
     # Processes.
 
     async def _keep(self, post: Post) -> None:
-        """One process after the other, until it is time to stop."""
+        """Keeps one process after the other, until it is time to stop."""
         while not self._stopping.is_set():
             try:
                 child = post.child = self._fill(post)
@@ -195,7 +195,7 @@ class Supervisor:
             await asyncio.wait_for(self._stopping.wait(), delay)
 
     async def _pause(self, post: Post, child: Child, code: int) -> None:
-        """After a death: back off, or give up if it has never been any better."""
+        """Waits after a death: backs off, or gives up if it has never been any better."""
         if not post.was_up:
             _log.error("cannot-serve", role=post.role, error=post.error or _ending(code))
             self._finish(EXIT_CONFIG if code == EXIT_CONFIG else EXIT_FAILED)
@@ -309,8 +309,9 @@ class Supervisor:
         self._draining = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
-        """Front ends first, so that nothing new comes in; the engine when nobody asks it any more. Before
-        that it is for a while not ready and there all the same, until everybody who watches has seen it."""
+        """Stops front ends first, so that nothing new comes in; the engine when nobody asks it any more.
+        Before that it is for a while not ready and there all the same, until everybody who watches has seen
+        it."""
         if self._settings.lame_duck_s:
             if self._engine.child is not None:
                 self._engine.child.control.send("lame-duck")

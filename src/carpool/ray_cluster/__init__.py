@@ -1,3 +1,2 @@
-"""Whole servers as replicas of an engine that places, watches and scales them. A replica is a child process:
-nothing here imports what serves.
-"""
+"""Here whole servers are replicas of an engine that places, watches and scales them. A replica is a child
+process: nothing here imports what serves."""

@@ -12,7 +12,7 @@ BEAT_S, LEASE_S = 1.0, 5.0
 
 
 class Place(NamedTuple):
-    """Where a replica listens."""
+    """This says where a replica listens."""
 
     host: str
     port: int
@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
 
 class Page(NamedTuple):
-    """What a reader gets."""
+    """This is what a reader gets."""
 
     version: int
     replicas: dict[str, Place]

@@ -1,4 +1,5 @@
-"""What a fleet on a cluster is told: by Python, by `serve run … key=value`, or by a file of Ray Serve."""
+"""This reads what a fleet on a cluster is told: by Python, by `serve run … key=value`, or by a file of Ray
+Serve."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ _OURS = {
         ("tls_cert", "tls_key", "tls_client_ca"), "not spoken between a balancer and its replicas"
     ),
     **dict.fromkeys(("models", "slo_ms", "drain_s", "lame_duck_s", "grpc_port"), "an argument of its own"),
-    "gate_status": "503, so that a refusal is asked of another replica",
+    "gate_status": "503, so that a rejection is retried at another replica",
 }
 
 
@@ -78,11 +79,11 @@ class FleetSettings:
         return plain
 
     def from_here(self) -> FleetSettings:
-        """Paths that are relative mean something only where they were written."""
+        """Returns the same with absolute paths: relative ones mean something only where they were written."""
         return replace(self, models=tuple(map(_absolute, self.models)))
 
     def arguments(self, host: str) -> list[str]:
-        """Of `carpool serve`, on ports that it chooses itself."""
+        """Returns the arguments of `carpool serve`, on ports that it chooses itself."""
         given = ["serve", *self.models, "--host", host, "--http-port", "0", "--metrics-port", "0"]
         if "grpc_frontends" not in self.options:
             given += ["--grpc-frontends", "0" if self.grpc_port is None else "1"]
@@ -95,7 +96,7 @@ class FleetSettings:
         return {PREFIX + name.upper(): value for name, value in self.options.items()}
 
     def check_ports(self, port: int, grpc_port: int | None) -> None:
-        """Against those that the balancers of a running fleet were given, which keep them."""
+        """Compares them with those that the balancers of a running fleet were given, which keep them."""
         for name, wanted, had in (("port", self.port, port), ("grpc_port", self.grpc_port, grpc_port)):
             if wanted != had and (wanted != 0 or had is None):
                 raise ConfigError(
@@ -133,7 +134,7 @@ def _models(key: str, value: Any) -> tuple[str, ...]:
 
 
 def _replicas(key: str, value: Any) -> tuple[int, int]:
-    """3, (2, 8), [2, 8], "2,8"."""
+    """Returns 3, (2, 8), [2, 8], "2,8"."""
     parts = value.split(",") if isinstance(value, str) else value
     parts = list(parts) if isinstance(parts, Sequence) else [parts]
     try:

@@ -68,8 +68,8 @@ class ServerPool:
         self._leaving: dict[str, float] = {}  # since when
 
     def bring(self, wanted: Mapping[str, Address | str], now: float) -> int:
-        """One step; how many servers are still to be taken out. Call it again while there are any. Behind an
-        address may stand what is said of that server alone."""
+        """Takes one step; returns how many servers are still to be taken out. Call it again while there are
+        any. Behind an address may stand what is said of that server alone."""
         busy = self._busy()
         for name in wanted.keys() - busy.keys():
             self._add(name, wanted[name])
@@ -83,7 +83,7 @@ class ServerPool:
         return len(self._leaving)
 
     def _busy(self) -> dict[str, int]:
-        """The servers that it has, with the connections on which an answer is awaited."""
+        """Returns the servers that it has, with the connections on which an answer is awaited."""
         found = {}
         for line in self._say(f"show servers conn {self._backend}").splitlines():
             words = line.split()
@@ -118,7 +118,7 @@ class ServerPool:
 
 
 class HaproxyProcess:
-    """One HAProxy with a folder of its own. It ends with the process that started it."""
+    """Represents one HAProxy with a folder of its own. It ends with the process that started it."""
 
     def __init__(self, program: str, host: str, port: int, grpc_port: int | None = None) -> None:
         """Port 0 takes a free one."""
@@ -135,7 +135,8 @@ class HaproxyProcess:
         return 0 if self._process is None else self._process.pid
 
     def start(self) -> RuntimeSocket:
-        """Again, too, when it has ended: at the port that it had. Call it from a thread that stays."""
+        """Starts it, also again when it has ended: at the port that it had. Call it from a thread that
+        stays."""
         for trial in range(_PORT_TRIES):
             self.address = self._with_port(self.address)
             self.grpc = None if self.grpc is None else self._with_port(self.grpc)
@@ -173,7 +174,7 @@ class HaproxyProcess:
         raise BalancerError(f"HAProxy does not start at {self.address}: {' '.join(said[:3])[:1000]}")
 
     def wait(self) -> None:
-        """For its end."""
+        """Waits for its end."""
         if self._process is not None:
             self._process.wait()
 
@@ -188,7 +189,7 @@ class HaproxyProcess:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def serves(self) -> bool:
-        """Whether a request finds a replica."""
+        """Returns whether a request finds a replica."""
         host = "127.0.0.1" if self.address.host in ("0.0.0.0", "::") else self.address.host
         connection = http.client.HTTPConnection(host, self.address.port, timeout=_PATIENCE_S)
         with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):

@@ -23,8 +23,8 @@ _PR_SET_PDEATHSIG = 1
 def start_on_leash(
     command: Sequence[str], environment: Mapping[str, str], output: int | IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    """In a session of its own. Call it from a thread that lives as long as the child may: the kernel takes
-    the end of that thread for the end of the parent."""
+    """Starts a command in a session of its own. Call it from a thread that lives as long as the child may:
+    the kernel takes the end of that thread for the end of the parent."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command],
         env=dict(environment),

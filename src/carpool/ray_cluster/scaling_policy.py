@@ -1,4 +1,4 @@
-"""Ray Serve's question of how many replicas there should be, answered by core/scaling.py.
+"""Answers Ray Serve's question of how many replicas there should be, by core/scaling.py.
 
 Ray sends this file to its controller as it is, which calls `FleetPolicy` ten times a second.
 """
@@ -63,8 +63,9 @@ class FleetPolicy:
         self._wanted = self._scaler.wanted(self._capacity(at), at)
 
     def _more(self, key: str, counts: Mapping[Any, Sequence[Any]], at: float) -> float:
-        """At one time for all replicas, which report at times of their own: two reports of one within a
-        second would look like a step. What one counted before its oldest report says nothing about now."""
+        """Returns the growth up to one time for all replicas, which report at times of their own: two reports
+        of one within a second would look like a step. What one counted before its oldest report says nothing
+        about now."""
         more = 0.0
         for replica, points in counts.items():
             if points:
@@ -89,7 +90,7 @@ def _average(capacities: Mapping[Any, Sequence[Any]]) -> float:
 
 
 def _value_at(points: Sequence[Any], at: float) -> float:
-    """Of a count that grows, between its reports."""
+    """Returns the value of a count that grows, between its reports."""
     if at <= points[0].timestamp:
         return float(points[0].value)
     for before, after in pairwise(points):

@@ -11,7 +11,7 @@ _OF_MODEL = ("model", "version")
 
 
 class Sample(NamedTuple):
-    """One line of the metrics page."""
+    """This is one line of the metrics page."""
 
     metric: str
     labels: dict[str, str]

@@ -1,4 +1,4 @@
-"""One whole `carpool serve` as a child process: started, awaited, watched and asked to stop."""
+"""This runs one whole `carpool serve` as a child process: started, awaited, watched and asked to stop."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ServerChild:
         self._keeper = threading.Thread(target=self._keep, name="carpool-serve", daemon=True)
 
     def start(self, host: str, ready_s: float) -> Place:
-        """Where it listens, when its models are loaded and it answers."""
+        """Returns where it listens, when its models are loaded and it answers."""
         self._keeper.start()
         self._ready.wait(ready_s)
         if "http" not in self._ports:
@@ -76,7 +76,7 @@ class ServerChild:
         return self._ended.is_set()
 
     def said(self) -> str:
-        """Its last words, with those that are about a mistake alone where there are any."""
+        """Returns its last words, with those that are about a mistake alone where there are any."""
         lines = list(self._said)
         return " | ".join([line for line in lines if '"error"' in line or "carpool:" in line] or lines)[
             -2000:
@@ -126,7 +126,7 @@ class ServerChild:
 
 
 def _event(line: str) -> dict[str, Any]:
-    """Empty for what is no event: a crash of the interpreter, a library's own words."""
+    """Returns an empty one for what is no event: a crash of the interpreter, a library's own words."""
     with contextlib.suppress(ValueError):
         found = json.loads(line) if line.startswith("{") else {}
         return found if isinstance(found, dict) else {}
@@ -134,7 +134,7 @@ def _event(line: str) -> dict[str, Any]:
 
 
 def _as_logged(event: Mapping[str, object], line: str) -> tuple[int, str]:
-    """The event's word and fields; who logs it has a time and a level of its own."""
+    """Returns the event's word and fields; who logs it has a time and a level of its own."""
     if "event" not in event:
         return logging.INFO, line
     level = logging.getLevelNamesMapping().get(str(event.get("level")).upper(), logging.INFO)
@@ -143,7 +143,7 @@ def _as_logged(event: Mapping[str, object], line: str) -> tuple[int, str]:
 
 
 class LoadReports:
-    """What a server has been asked for and can answer, by model, from its metrics page."""
+    """Returns what a server has been asked for and can answer, by model, from its metrics page."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
@@ -164,7 +164,7 @@ class LoadReports:
         self.read(page)
 
     def read(self, page: str) -> None:
-        """By model and version."""
+        """Reads the samples by model and version."""
         samples = []
         for metric, labels, value in _SAMPLE.findall(page):
             with contextlib.suppress(ValueError):

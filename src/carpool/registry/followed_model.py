@@ -1,4 +1,4 @@
-"""A model's folder that follows a registry: what the addresses of its [registry] table mean now, which of
+"""Follows a registry with a model's folder: what the addresses of its [registry] table mean now, which of
 that lies in the folder, and what is served. The folder remembers it, so that a registry may be down."""
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _FORMAT = 1
 
 
 class Pointed(NamedTuple):
-    """Where the addresses point. `candidate` is None where there is none, or where it is the stable one."""
+    """Describes where the addresses point. `candidate` is None where there is none, or where it is the stable
+    one."""
 
     stable: Pin
     candidate: Pin | None = None
@@ -42,7 +43,7 @@ class Pointed(NamedTuple):
 
 
 class WantedVersions(NamedTuple):
-    """By digest."""
+    """Names the wanted versions by digest."""
 
     stable: str = ""
     candidate: str = ""
@@ -53,9 +54,9 @@ NOTHING = WantedVersions()
 
 @dataclass(frozen=True, slots=True)
 class FollowedState:
-    """What a model's folder remembers. `serve`: the versions to load, the stable one first. What was decided
-    on holds until an address moves: `judged` are the digests that were rolled out, whatever came of it, and
-    `passed_over` is that of the stable address, if another version took its place."""
+    """Describes what a model's folder remembers. `serve`: the versions to load, the stable one first. What
+    was decided on holds until an address moves: `judged` are the digests that were rolled out, whatever came
+    of it, and `passed_over` is that of the stable address, if another version took its place."""
 
     pointed: Pointed | None = None
     serve: tuple[int, ...] = ()
@@ -65,7 +66,7 @@ class FollowedState:
     registry: str = ""
 
     def seeing(self, pointed: Pointed) -> FollowedState:
-        """With the addresses where they are now."""
+        """Returns the state with the addresses where they are now."""
         before = self.pointed
         left = before is not None and before.candidate is not None and pointed.candidate is None
         return replace(
@@ -77,7 +78,7 @@ class FollowedState:
 
     @property
     def wanted(self) -> WantedVersions:
-        """What is pointed to and not served, and was not decided on."""
+        """Returns what is pointed to and not served, and was not decided on."""
         if self.pointed is None:
             return NOTHING
         stable, candidate = self.pointed
@@ -93,7 +94,7 @@ class FollowedState:
 
 
 class FollowedModel:
-    """One of them. All of it blocks. One thread at a time looks, and one at a time remembers."""
+    """Represents one of them. All of it blocks. One thread at a time looks, and one at a time remembers."""
 
     def __init__(self, folder: Path, settings: RegistrySettings, server: MlflowServer, store: VersionStore):
         self.folder = folder
@@ -138,13 +139,13 @@ class FollowedModel:
         return Pointed(stable, None if same else candidate)
 
     def bring(self, pointed: Pointed) -> None:
-        """Every version that is pointed to, into the folder."""
+        """Brings every version that is pointed to into the folder."""
         self._store.bring(self.stable, pointed.stable, self.folder)
         if pointed.candidate is not None and self.candidate is not None:
             self._store.bring(self.candidate, pointed.candidate, self.folder)
 
     def pin_of(self, version: int) -> Pin:
-        """One that an address means, or that one meant before."""
+        """Returns the pin of one that an address means, or that one meant before."""
         for pin in self.state.pins:
             if pin.version == version:
                 return pin
@@ -209,7 +210,7 @@ def _pin(document: Mapping[str, Any]) -> Pin:
 
 
 class Registries:
-    """The registry that a server was told of, and the store of what came from it."""
+    """Holds the registry that a server was told of, and the store of what came from it."""
 
     def __init__(self, url: str, cache_dir: Path | None, environ: Mapping[str, str] | None = None) -> None:
         self._url = url
@@ -224,7 +225,8 @@ class Registries:
         return MlflowServer.at(self._url, self._environ)
 
     def follow(self, folder: Path) -> FollowedModel | None:
-        """None for a model that no registry has to do with. Raises what is wrong with its settings."""
+        """Returns None for a model that no registry has to do with. Raises what is wrong with its
+        settings."""
         if not (folder / TOML).is_file():
             return None
         settings = read_toml(folder / TOML).registry
@@ -233,7 +235,8 @@ class Registries:
         return FollowedModel(folder, settings, self.server(), self.store)
 
     def folder_of(self, address: str) -> Path:
-        """The model's folder for an address that was named instead of one, with settings that say so."""
+        """Returns the model's folder for an address that was named instead of one, with settings that say
+        so."""
         name = check_name(read_address(address).name, address)
         server = self.server()
         place = sha256(server.url.encode()).hexdigest()[:12]
@@ -249,8 +252,8 @@ class Registries:
         return folder
 
     def folders(self, paths: Sequence[Path]) -> tuple[list[Path], list[FollowedModel], list[str]]:
-        """The paths with a folder for each address; those models among them that follow a registry; and why
-        others that should cannot."""
+        """Returns the paths with a folder for each address; those models among them that follow a registry;
+        and why others that should cannot."""
         found = [self.folder_of(str(path)) if is_address(str(path)) else path for path in paths]
         followed, complaints = [], []
         for folder in _model_folders(found):

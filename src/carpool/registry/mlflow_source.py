@@ -1,4 +1,4 @@
-"""MLflow's registry over its REST interface, with the standard library alone.
+"""This module has MLflow's registry over its REST interface, with the standard library alone.
 
 Three calls resolve an alias: which version, where its files are, which they are; then one for each file. What
 comes over the network is hostile until checked: names, sizes, kinds and amounts.
@@ -54,7 +54,7 @@ _VARIABLES = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACK
 
 @dataclass(frozen=True, slots=True)
 class MlflowServer:
-    """Where it is, and who asks. Secrets are in no representation and no message."""
+    """Describes where it is, and who asks. Secrets are in no representation and no message."""
 
     url: str  # without a user's name and password
     host: str
@@ -65,7 +65,8 @@ class MlflowServer:
 
     @classmethod
     def at(cls, url: str, environ: Mapping[str, str]) -> MlflowServer:
-        """By --registry, or MLFLOW_TRACKING_URI; MLflow's other variables as its own clients read them."""
+        """Finds the server by --registry, or MLFLOW_TRACKING_URI; MLflow's other variables as its own clients
+        read them."""
         given = url or environ.get("MLFLOW_TRACKING_URI", "")
         parts = urlsplit(given)
         try:
@@ -105,7 +106,7 @@ class MlflowServer:
         with _Reply(self, "GET" if sent is None else "POST", target, body, _ANSWER_S) as reply:
             data = reply.read(_MOST_JSON + 1)
         if len(data) > _MOST_JSON:
-            raise RegistryDown(f"{self.url}: an answer of more than {_MOST_JSON} bytes to {path}")
+            raise RegistryDown(f"{self.url}: a response of more than {_MOST_JSON} bytes to {path}")
         try:
             document = json.loads(data or b"{}")
         except (ValueError, RecursionError):
@@ -115,14 +116,15 @@ class MlflowServer:
         return document
 
     def blocks(self, path: str) -> Iterator[bytes]:
-        """A file, as it comes."""
+        """Yields a file, as it comes."""
         with _Reply(self, "GET", path, None, _SILENT_S) as reply:
             while block := reply.read(_BLOCK):
                 yield block
 
 
 class _Reply:
-    """One request on a connection of its own, and every way in which it can fail as one of our errors.
+    """Represents one request on a connection of its own, and every way in which it can fail as one of our
+    errors.
 
     Redirects are not followed: they would carry the key elsewhere.
     """
@@ -166,7 +168,7 @@ class _Reply:
 
     def _lost(self, error: Exception) -> RegistryDown:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return RegistryDown(f"{self._server.url}: no answer: {why}")
+        return RegistryDown(f"{self._server.url}: no response: {why}")
 
     def _refusal(self, path: str) -> Exception:
         status, url = self._response.status, self._server.url
@@ -181,7 +183,7 @@ class _Reply:
         if status in (401, 403):
             token, user, password = _VARIABLES
             who = f"{token}, or {user} and {password}"
-            return RegistryDown(f"{url}: status {status}, so that it does not know us: set {who}")
+            return RegistryDown(f"{url}: status {status}, so the key is missing or not known: set {who}")
         down = RegistryDown(f"{url}: status {status} for {path}{f': {said}' if said else ''}")
         later = self._response.headers.get("Retry-After", "")
         if later.isascii() and later.isdigit() and len(later) < 6:
@@ -190,7 +192,7 @@ class _Reply:
 
 
 class MlflowSource:
-    """One address in one registry."""
+    """Represents one address in one registry."""
 
     def __init__(self, server: MlflowServer, address: str, *, allow_pickle: bool = False) -> None:
         self._server = server
@@ -214,7 +216,7 @@ class MlflowSource:
             answer = self._server.ask(f"{_API}model-versions/get", query)
         found = answer.get("model_version")
         if not isinstance(found, dict):
-            raise RegistryDown(f"{self._server.url}: no model_version in the answer for {self._address}")
+            raise RegistryDown(f"{self._server.url}: no model_version in the response for {self._address}")
         version, stamp = _version(found, self._address), str(found.get("creation_timestamp", ""))
         status = str(found.get("status", "READY"))
         if status != "READY":
@@ -235,7 +237,7 @@ class MlflowSource:
         return Pin(version, digest, files, self._address, root, str(found.get("run_id") or ""), stamp)
 
     def _root(self, version: int) -> str:
-        """The folder of its files below the server's own artifacts."""
+        """Returns the folder of its files below the server's own artifacts."""
         query = {"name": self._asked.name, "version": str(version)}
         uri = str(self._server.ask(f"{_API}model-versions/get-download-uri", query).get("artifact_uri", ""))
         parts = urlsplit(uri)
@@ -316,7 +318,7 @@ class MlflowSource:
             raise BadArtifacts(f"{target}: cannot be written: {error.strerror or error}") from None
         if size != file.size:
             what = f"more than {file.size}" if size > file.size else f"{size} of {file.size}"
-            raise BadArtifacts(f"{pin.address}: {file.path} came with {what} bytes")
+            raise BadArtifacts(f"{pin.address}: {file.path} was received with {what} bytes")
 
     # ---- what is told to the registry
 
@@ -345,15 +347,15 @@ class MlflowSource:
 def _version(found: Mapping[str, Any], address: str) -> int:
     text = str(found.get("version", ""))
     if not (text.isascii() and text.isdigit() and len(text) <= 18 and int(text)):
-        raise RegistryDown(f"{address}: its version is {text[:40]!r}, which is no number")
+        raise RegistryDown(f"{address}: its version is {text[:40]!r}, which is not a number")
     return int(text)
 
 
 def _size(entry: Mapping[str, Any], what: str) -> int:
-    """A number, or one in text, as the protocol's JSON has large ones."""
+    """Returns a number, or one in text, as the protocol's JSON has large ones."""
     text = str(entry.get("file_size", ""))
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
-        raise BadArtifacts(f"{what}: the listing says no size")
+        raise BadArtifacts(f"{what}: the listing has no size")
     return int(text)
 
 
@@ -366,7 +368,7 @@ _READABLE = "onnx, and with allow_pickle = true pytorch"
 
 
 def flavours(text: str) -> dict[str, dict[str, str]]:
-    """The part `flavors` of an MLmodel file: by flavour, its plain values.
+    """Returns the part `flavors` of an MLmodel file: by flavour, its plain values.
 
     MLflow writes this file in the same few forms of YAML each time: keys, two spaces of depth, plain or
     quoted values. Everything else is passed over, so that nothing it could hold is ever obeyed.
@@ -387,7 +389,7 @@ def flavours(text: str) -> dict[str, dict[str, str]]:
 
 
 def _lines(text: str) -> Iterator[tuple[int, str, str]]:
-    """Of the block that begins with `flavors:`, and the first one after it."""
+    """Yields the lines of the block that begins with `flavors:`, and the first one after it."""
     inside = False
     for line in text.splitlines():
         depth = len(line) - len(line.lstrip(" "))
@@ -401,7 +403,8 @@ def _lines(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def model_file(text: str, listed: Collection[str], address: str, *, allow_pickle: bool) -> tuple[str, str]:
-    """The file that holds the model, and the name under which it is served from a version's folder."""
+    """Returns the file that holds the model, and the name under which it is served from a version's
+    folder."""
     if not text:
         if _ONNX in listed:
             return _ONNX, _ONNX
@@ -412,8 +415,9 @@ def model_file(text: str, listed: Collection[str], address: str, *, allow_pickle
     if "pytorch" in there:
         if not allow_pickle:
             raise BadArtifacts(
-                f"{address}: a model of flavour pytorch is a pickle, which runs code when it is read: export "
-                "it to ONNX, or set allow_pickle = true in [registry] if you trust whoever may write there"
+                f"{address}: a model of flavour pytorch is a pickle, which runs code when it is read. "
+                "Export it to ONNX, or set allow_pickle = true in [registry] if you trust everyone who "
+                "may write there"
             )
         data = f"{there['pytorch'].get('model_data', 'data')}/{_TORCH}"
         return _checked(data, listed, address), _TORCH

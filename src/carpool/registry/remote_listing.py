@@ -1,4 +1,5 @@
-"""What lies at an address like s3://bucket/models: which files, how large, and what tells that one changed.
+"""Lists what lies at an address like s3://bucket/models: which files, how large, and what tells that one
+changed.
 
 Everything that is read there is hostile until checked: names, sizes, amounts, and whether it is JSON at all.
 """
@@ -40,7 +41,7 @@ _PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "hf": "huggingface_hub"}
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What one address may hold."""
+    """Limits what one address may hold."""
 
     bytes: int = 64 << 30
     files: int = 10_000
@@ -57,15 +58,16 @@ class RemoteFile(NamedTuple):
 
 
 class RemoteListing(NamedTuple):
-    """By the model's name. An archive is one file, of which nothing more is known before it is here."""
+    """Lists files by the model's name. An archive is one file, of which nothing more is known before it is
+    here."""
 
     models: Mapping[str, tuple[RemoteFile, ...]]
     archive: RemoteFile | None = None
 
 
 class RemoteFiles:
-    """One address, over fsspec. Its keys come from where each store's own tools look for them, and are in no
-    message: errors are told by their kind."""
+    """Represents one address, over fsspec. Its keys come from where each store's own tools look for them, and
+    are in no message: errors are told by their kind."""
 
     def __init__(self, address: str, budget: Budget, options: Mapping[str, Any] | None = None) -> None:
         self.address = address
@@ -92,7 +94,7 @@ class RemoteFiles:
         try:
             return self._listing(fs, root)
         except FileNotFoundError:
-            raise NotInRegistry(f"{self.shown}: nothing is there, or nobody answers") from None
+            raise NotInRegistry(f"{self.shown}: it does not exist, or the server does not respond") from None
         except PermissionError:
             raise RegistryDown(f"{self.shown}: it may not be read with the keys that were found") from None
         except (ConfigError, BadArtifacts, NotInRegistry, RegistryDown):
@@ -146,8 +148,8 @@ class RemoteFiles:
             yield from self._walk(fs, root, f"{path}/", seen)
 
     def _manifest(self, fs: Any, root: str) -> list[RemoteFile]:
-        """{"files": [{"path": "detector/1/model.onnx", "size": 123, "sha256": "…"}]}, beside it or at `url`,
-        on the same host."""
+        """Reads {"files": [{"path": "detector/1/model.onnx", "size": 123, "sha256": "…"}]}, beside it or at
+        `url`, on the same host."""
         with fs.open(root, "rb", block_size=0) as opened:
             data = opened.read(_MOST_MANIFEST + 1)
         try:
@@ -171,14 +173,14 @@ class RemoteFiles:
                 raise BadArtifacts(f"{self.shown}: the sha256 of {path!r} is none")
             place = urljoin(self.address, str(entry.get("url") or path))
             if urlsplit(place).netloc.rpartition("@")[2] != urlsplit(self.address).netloc.rpartition("@")[2]:
-                raise BadArtifacts(f"{self.shown}: {path!r} would come from another host")
+                raise BadArtifacts(f"{self.shown}: {path!r} would be fetched from another host")
             stamp = digest or whole
             files.append(RemoteFile(path, _size(entry, f"{self.shown}: {path}"), stamp, place, digest))
         return files
 
     def _of_hub(self, files: list[RemoteFile]) -> list[RemoteFile]:
-        """Of a model on the hub, what is served: an ONNX file where there is one, else weights with their
-        settings. The rest are other formats of the same, and pages. Repositories of models stay so."""
+        """Returns, of a model on the hub, what is served: an ONNX file where there is one, else weights with
+        their settings. The rest are other formats of the same, and pages. Repositories of models stay so."""
         there = {file.path: file for file in files}
         chosen = next((names for names in _HUB_MODELS if names[0] in there), None)
         named = {PBTXT, TOML, *files_of(None)}
@@ -197,7 +199,7 @@ class RemoteFiles:
         ]
 
     def _by_model(self, files: list[RemoteFile], name: str) -> dict[str, tuple[RemoteFile, ...]]:
-        """A folder that is a model itself, or one with a folder for each model."""
+        """Takes a folder that is a model itself, or one with a folder for each model."""
         self._check(files)
         tops = {file.path.partition("/")[0] for file in files if "/" in file.path}
         plain = {file.path for file in files if "/" not in file.path}
@@ -228,7 +230,7 @@ class RemoteFiles:
         return BadArtifacts(f"{self.shown}: more {kind} than remote_files allows, {self.budget.files:,}")
 
     def blocks(self, file: RemoteFile, start: int, length: int) -> Iterator[bytes]:
-        """The file's bytes from `start` on. Whoever reads them counts."""
+        """Yields the file's bytes from `start` on. Whoever reads them counts."""
         fs, _ = self._open()
         try:
             for at in range(start, file.size, length):
@@ -240,7 +242,7 @@ class RemoteFiles:
 
 
 def checked_path(path: str, where: str) -> str:
-    """Relative, plain, and inside; or it is refused."""
+    """Returns a path that is relative, plain, and inside; or it is refused."""
     parts = path.split("/")
     sound = (
         0 < len(path) <= _LONGEST_PATH
@@ -258,7 +260,7 @@ def checked_path(path: str, where: str) -> str:
 def _size(info: Mapping[str, Any], what: str) -> int:
     size = info.get("size")
     if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < 1 << 60:
-        raise BadArtifacts(f"{what}: its size is not told")
+        raise BadArtifacts(f"{what}: its size is not given")
     return size
 
 

@@ -37,8 +37,9 @@ Tell = Callable[[str], None]
 
 
 class RemoteModel:
-    """A `VersionSource`: one model of a repository, as it was listed. `shown` is the tree that is served now:
-    what did not change is taken from there, as the very same files, so that nobody loads it again."""
+    """Implements a `VersionSource`: one model of a repository, as it was listed. `shown` is the tree that is
+    served now: what did not change is taken from there, as the very same files, so that nobody loads it
+    again."""
 
     def __init__(
         self, remote: RemoteFiles, name: str, files: Sequence[RemoteFile], parts: Path, shown: Path
@@ -89,7 +90,7 @@ class RemoteModel:
         """A store of files keeps no notes."""
 
     def point(self, pin: Pin) -> None:
-        """Nor addresses that move."""
+        """Does nothing, since there are no addresses that move."""
 
     def _part(self, file: RemoteFile) -> Path:
         """Each path has its own, since a manifest may name one place twice and a part is moved away."""
@@ -117,7 +118,7 @@ class RemoteModel:
             os.fsync(opened.fileno())
         if size != file.size:
             part.unlink(missing_ok=True)
-            raise BadArtifacts(f"{self.address}: {file.path} came with {size} of {file.size} bytes")
+            raise BadArtifacts(f"{self.address}: {file.path} was received with {size} of {file.size} bytes")
         if file.digest and _digest(part) != file.digest:
             part.unlink(missing_ok=True)
             raise BadArtifacts(f"{self.address}: {file.path} is not what the manifest's sha256 says")
@@ -135,7 +136,7 @@ class RemoteModel:
 
 
 class RemoteArchive(RemoteModel):
-    """All models in one file."""
+    """Represents all models in one file."""
 
     def __init__(self, remote: RemoteFiles, file: RemoteFile, parts: Path) -> None:
         super().__init__(remote, _ARCHIVE, (file,), parts, parts)
@@ -193,7 +194,7 @@ def _hidden(name: str) -> bool:
 
 
 class RemoteRepository:
-    """One address, and the folder in which its models appear. All of it blocks."""
+    """Represents one address, and the folder in which its models appear. All of it blocks."""
 
     def __init__(
         self, address: str, cache_dir: Path, budget: Budget, options: Mapping[str, Any] | None = None
@@ -219,7 +220,7 @@ class RemoteRepository:
 
     @contextmanager
     def _alone(self, *, wait: bool) -> Iterator[bool]:
-        """Servers of one machine may share a cache."""
+        """Locks the repository, since servers of one machine may share a cache."""
         with (self._root / "lock").open("w") as lock:
             try:
                 flock(lock, LOCK_EX if wait else LOCK_EX | LOCK_NB)
@@ -252,7 +253,8 @@ class RemoteRepository:
         return RemoteModel(self._files, name, listing.models[name], parts, self.folder / name)
 
     def _remove_unlisted(self, names: Sequence[str], listing: RemoteListing) -> None:
-        """Parts that no file of the listing goes on with, and trees of models that are gone for long."""
+        """Removes parts that no file of the listing goes on with, and trees of models that are gone for
+        long."""
         wanted = {part for name in names for part in self._source(name, listing).part_names()}
         with suppress(OSError):
             for part in (self._root / "parts").iterdir():
@@ -303,7 +305,7 @@ class RemoteRepository:
 
 
 def _repository_in(tree: Path) -> Path:
-    """Archives often hold one folder with everything in it."""
+    """Returns the folder of the repository, since archives often hold one folder with everything in it."""
     inside = [path for path in tree.iterdir() if not path.name.startswith(".")]
     single = len(inside) == 1 and inside[0].is_dir() and not is_model_folder(inside[0])
     return inside[0] if single and not is_model_folder(tree) else tree
@@ -322,7 +324,7 @@ def _words(error: Exception, shown: str) -> str:
 
 
 class Remotes:
-    """Those among the paths that a server was given."""
+    """Holds those among the paths that a server was given."""
 
     def __init__(self, paths: Sequence[str | Path], cache_dir: Path | None, budget: Budget) -> None:
         cache = cache_dir or usual_cache_dir()
@@ -335,7 +337,7 @@ class Remotes:
         return cls(settings.models, settings.cache_dir, budget)
 
     def folders(self, paths: Sequence[Path]) -> list[Path]:
-        """The paths, with a folder in place of each address."""
+        """Returns the paths, with a folder in place of each address."""
         found = []
         for path in paths:
             address = remote_address(path)
@@ -343,7 +345,7 @@ class Remotes:
         return found
 
     def refresh(self, tell: Tell = lambda _: None, *, wait: bool = True) -> list[str]:
-        """All of them; what could not be taken, in words."""
+        """Refreshes all of them, and returns what could not be taken, in words."""
         complaints = []
         for repository in self.repositories.values():
             try:

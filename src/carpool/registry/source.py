@@ -1,4 +1,5 @@
-"""What a registry is to the rest: something that resolves an address to a pinned version and fetches it."""
+"""Defines what a registry is to the rest: something that resolves an address to a pinned version and fetches
+it."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ class PinnedFile:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One version, exactly. `digest` differs when anything about it does, wherever it lies."""
+    """Represents one version, exactly. `digest` differs when anything about it does, wherever it lies."""
 
     version: int
     digest: str
@@ -64,16 +65,16 @@ class Pin:
 
 
 class VersionSource(Protocol):
-    """One address. All of it blocks, and raises `RegistryError`s."""
+    """Defines one address. All of it blocks, and raises `RegistryError`s."""
 
     @property
     def address(self) -> str: ...
 
     def resolve(self, known: Pin | None = None) -> Pin:
-        """What the address means now; `known` itself, without listing files, while that is so."""
+        """Returns what the address means now; `known` itself, without listing files, while that is so."""
 
     def fetch(self, pin: Pin, folder: Path) -> None:
-        """The files that are needed to serve it, into an empty folder, with their sizes checked."""
+        """Fetches the files that are needed to serve it into an empty folder, with their sizes checked."""
 
     def write_back(
         self, pin: Pin, state: str, rollout: str = "", metrics: Mapping[str, float] | None = None

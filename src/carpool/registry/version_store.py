@@ -1,4 +1,4 @@
-"""Fetched versions on disk. A version's folder appears by one rename, whole, or not at all.
+"""Keeps fetched versions on disk. A version's folder appears by one rename, whole, or not at all.
 
 STORE/sha256/ab/abcd…     contents, each once
 STORE/versions/DIGEST     which contents a pinned version is made of
@@ -40,7 +40,8 @@ class VersionStore:
         return _mark(home / str(pin.version)).get("digest") == pin.digest
 
     def bring(self, source: VersionSource, pin: Pin, home: Path) -> Path:
-        """The version's folder in the model's folder `home`, fetched unless it or its contents are there."""
+        """Returns the version's folder in the model's folder `home`, fetched unless it or its contents are
+        there."""
         target = home / str(pin.version)
         if self.has(pin, home):
             return target
@@ -90,7 +91,7 @@ class VersionStore:
                     listed.unlink()
 
     def _is_whole(self, listed: Path) -> bool:
-        """Whether a version can be assembled from contents that are here."""
+        """Returns whether a version can be assembled from contents that are here."""
         try:
             return all(self._content(digest).is_file() for _, digest in json.loads(listed.read_bytes()))
         except (ValueError, TypeError):
@@ -153,7 +154,7 @@ def _digest(path: Path) -> str:
 
 
 def _link(path: Path, new: Path) -> None:
-    """A second name for the same bytes; on another disk, a copy under a name of its own, renamed."""
+    """Makes a second name for the same bytes; on another disk, a copy under a name of its own, renamed."""
     try:
         new.hardlink_to(path)
     except FileExistsError:
@@ -173,7 +174,7 @@ def _mark(folder: Path) -> dict[str, Any]:
 
 
 def write_document(path: Path, document: object) -> None:
-    """Whole or not at all, also if the machine stops."""
+    """Writes a document whole or not at all, also if the machine stops."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     with part.open("w", encoding="utf-8") as file:
         json.dump(document, file, indent=1)
@@ -198,7 +199,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _remove_abandoned(home: Path) -> None:
-    """What a process that was killed left half fetched."""
+    """Removes what a process that was killed left half fetched."""
     for path in home.glob(f"{_INCOMING}*"):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > LEFT_S:

@@ -39,7 +39,7 @@ class MinuteRates:
 
 
 class Carrier(NamedTuple):
-    """One version: how fast it is, how many of it there are, and what it promises."""
+    """Describes one version: how fast it is, how many of it there are, and what it promises."""
 
     version: str
     curve: BatchCurve
@@ -52,7 +52,7 @@ def carries(stable: Carrier, candidate: Carrier, rates: Sequence[float]) -> dict
     second or two: not for the loop's thread."""
     promise = candidate.policy
     if not isinstance(promise, Promise):
-        return {"enough": True, "sentence": "without a promise there is nothing that the traffic could break"}
+        return {"enough": True, "sentence": "without an SLO there is no capacity to compare"}
     mine, others = (_capacity(one, promise) for one in (candidate, stable))
     found = {
         "candidate_rps": round(mine, 2),
@@ -61,7 +61,7 @@ def carries(stable: Carrier, candidate: Carrier, rates: Sequence[float]) -> dict
         "minutes": len(rates),
     }
     told = (
-        f"version {candidate.version} carries {numeral(mine)}/s within {numeral(promise.slo * 1e3)} ms, "
+        f"version {candidate.version} sustains {numeral(mine)}/s within {numeral(promise.slo * 1e3)} ms, "
         f"version {stable.version} {numeral(others)}/s"
     )
     peak = max(rates, default=0.0)
@@ -70,14 +70,16 @@ def carries(stable: Carrier, candidate: Carrier, rates: Sequence[float]) -> dict
         return {
             **found,
             "enough": enough,
-            "sentence": f"{told}; no arrivals were recorded to hold against that",
+            "sentence": f"{told}; no arrivals were recorded to compare with",
         }
     lost, before = (_lost(one, promise, peak) for one in (candidate, stable))
     found |= {"peak_rps": round(peak, 2), "lost": round(lost, 4), "lost_by_stable": round(before, 4)}
     busiest = f"{told}; the busiest minute had {numeral(peak)}/s"
     if lost <= before + _TOO_MANY:
-        return {**found, "enough": True, "sentence": f"{busiest}, which it would carry as well"}
-    sentence = f"{busiest}: in full it would refuse {numeral(lost * 100)} %, stable {numeral(before * 100)} %"
+        return {**found, "enough": True, "sentence": f"{busiest}, which it would sustain too"}
+    sentence = (
+        f"{busiest}: at 100 % it would reject {numeral(lost * 100)} %, stable {numeral(before * 100)} %"
+    )
     return {**found, "enough": False, "sentence": sentence}
 
 
@@ -86,7 +88,7 @@ def _capacity(one: Carrier, promise: Promise) -> float:
 
 
 def _lost(one: Carrier, promise: Promise, rate: float) -> float:
-    """The share of such traffic that would not be answered in time."""
+    """Returns the share of such traffic that would not be answered in time."""
     from carpool.sim.simulation import Scenario, measure  # most servers never check a candidate
 
     seconds = max(4.0 * promise.slo, min(_SECONDS, _REQUESTS / rate))

@@ -1,4 +1,4 @@
-"""Pictures that two versions answered differently: a bounded ring in a folder that somebody named.
+"""Keeps pictures that two versions answered differently: a bounded ring in a folder that somebody named.
 
 `index.jsonl` has a line for each, with both answers; beside it the pictures as they came. A file is complete
 or absent. The oldest go first, by number and by bytes.
@@ -25,7 +25,7 @@ _MARKS = (
 
 
 class Disagreements:
-    """For one thread at a time."""
+    """Keeps pictures for one thread at a time."""
 
     def __init__(self, keep: KeepSettings, model: str) -> None:
         self.folder = Path(keep.folder).expanduser() / model
@@ -55,7 +55,7 @@ class Disagreements:
         return number
 
     def worst(self, after: int = 0, limit: int = 50) -> list[dict[str, Any]]:
-        """Those above a number, the worst first."""
+        """Returns those above a number, the worst first."""
         found = [line for line in self._lines if line["number"] > after]
         return sorted(found, key=lambda line: -line["how_much"])[:limit]
 

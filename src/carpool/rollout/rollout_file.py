@@ -1,4 +1,5 @@
-"""What is kept of a rollout, so that it goes on where it stood after the end of its server, however sudden.
+"""Keeps what is known of a rollout, so that it goes on where it stood after the end of its server, however
+sudden.
 
 One JSON file for each model. It is written under another name, forced to the disk and then renamed: a reader
 finds the old one or the new one, whole. Times in it are seconds that were spent, never a clock's.
@@ -48,7 +49,7 @@ NOT_SHARED = Mark()
 
 @dataclass(slots=True)
 class Record:
-    """One model's rollout, the last one or the one under way."""
+    """Represents one model's rollout, the last one or the one under way."""
 
     model: str
     plan: RolloutSettings
@@ -76,7 +77,7 @@ class Record:
 
     @property
     def judged_in(self) -> State:
-        """The state that its guards speak of: the one it is in, or was in before its end."""
+        """Returns the state that its guards speak of: the one it is in, or was in before its end."""
         if not self.rollout.over:
             return self.rollout.stage[0]
         states = (State(line["to"]) for line in reversed(self.history))
@@ -122,7 +123,7 @@ def file_for(folder: Path, model: str, home: Path) -> Path:
 
 
 def as_json(record: Record, now: float) -> bytes:
-    """In the loop's thread, since it reads what that changes."""
+    """Writes the record in the loop's thread, since it reads what that changes."""
     return orjson.dumps(
         {
             "format": FORMAT,
@@ -144,7 +145,7 @@ def as_json(record: Record, now: float) -> bytes:
 
 
 def rollout_document(rollout: Rollout) -> dict[str, Any]:
-    """Of one whose clock stands: what `read_rollout` reads."""
+    """Returns the document of one whose clock stands: what `read_rollout` reads."""
     return {
         "state": str(rollout.state),
         "step": rollout.step,
@@ -200,8 +201,8 @@ def read_record(path: Path) -> tuple[Record | None, str]:
         try:
             path.replace(aside)
         except OSError as stuck:
-            return None, f"{path} cannot be understood ({error}) nor moved away: {stuck.strerror or stuck}"
-        return None, f"{path} cannot be understood ({error}): it is {aside.name} now"
+            return None, f"{path} cannot be parsed ({error}) or moved away: {stuck.strerror or stuck}"
+        return None, f"{path} cannot be parsed ({error}): it was renamed to {aside.name}"
 
 
 def _record(document: Mapping[str, Any]) -> Record:
@@ -210,7 +211,7 @@ def _record(document: Mapping[str, Any]) -> Record:
     plan = plan_of(document["plan"], "plan")
     capacity = dict(document["capacity"])
     if not capacity.get("enough", True) and not isinstance(capacity.get("sentence"), str):
-        raise ValueError("why its capacity is not enough is not said")
+        raise ValueError("it has no reason for the missing capacity")
     record = Record(
         str(document["model"]),
         plan,
@@ -240,7 +241,7 @@ def read_mark(given: Sequence[Any]) -> Mark:
     if not (
         isinstance(run, int) and isinstance(change, int) and 0 <= run < 1 << 62 and 0 <= change < 1 << 62
     ):
-        raise ValueError("which rollout it is of those that are shared is not said")
+        raise ValueError("it has no identity of its shared rollout")
     return Mark(run, str(start)[:64], change, _version(first) if run else "")
 
 
@@ -250,10 +251,10 @@ def read_rollout(document: Mapping[str, Any], plan: RolloutSettings) -> Rollout:
     stable, candidate = (_version(document[side]) for side in ("stable", "candidate"))
     held = bool(document["held"])
     if (state is State.PAUSED) != (before is not None) or (held and state is not State.PAUSED):
-        raise ValueError("what was paused is not said")
+        raise ValueError("it does not have the paused state")
     under_way = state if before is None else State(before)
     if before is not None and under_way in (*ENDS, State.RETIRED, State.PAUSED):
-        raise ValueError(f"what is {under_way} cannot be paused")
+        raise ValueError(f"the state {under_way} cannot be paused")
     if step not in (range(1, len(plan.canary) + 1) if under_way is State.CANARY else (0,)):
         raise ValueError(f"its {under_way} has no step {step}")
     if stable == candidate and under_way not in (*ENDS, State.RETIRED):
@@ -265,13 +266,13 @@ def read_rollout(document: Mapping[str, Any], plan: RolloutSettings) -> Rollout:
 
 def _version(text: object) -> str:
     if not isinstance(text, str) or not VERSION.fullmatch(text):
-        raise ValueError(f"{text!r:.40} is no version")
+        raise ValueError(f"{text!r:.40} is not a version")
     return text
 
 
 def _number(value: Any, most: float) -> float:
     if isinstance(value, bool) or not 0.0 <= value <= most:
-        raise ValueError(f"{value!r:.40} is no time and no rate")
+        raise ValueError(f"{value!r:.40} is neither a time nor a rate")
     return float(value)
 
 

@@ -1,4 +1,4 @@
-"""What has to be proven of a candidate before it goes on, and what sends it back.
+"""Decides what has to be proven of a candidate before it goes on, and what sends it back.
 
 Every guard is an interval that may be looked at after every request (`core.evidence`): broken when its lower
 end is over the limit, proven when its upper end is under it, and else it waits. What is not proven is not
@@ -29,8 +29,8 @@ _HALF = 0.5  # of the answers: more slow ones than others
 _MOST_COUNTED = 10**12
 _NUMBERS = ("compared", "differ", "compared_here", "seen", "fallbacks")  # of `Counts`
 _WHY_SKIPPED = {
-    "busy": "the device had nothing to spare",
-    "late": "they waited too long for it to have something to spare",
+    "busy": "the device had no free time",
+    "late": "they waited too long for free time of the device",
     "slots": "there was no memory to hold them",
     "thinned": "their source had been compared just before, or enough others had",
     "failed": "they could not be run or compared",
@@ -39,7 +39,7 @@ _WHY_SKIPPED = {
 
 @dataclass(slots=True)
 class Side:
-    """What happened to one version's answers in one state."""
+    """Counts what happened to one version's answers in one state."""
 
     answers: int = 0
     errors: int = 0
@@ -73,7 +73,7 @@ class Counts:
             self.stable = Side()
 
     def plus(self, other: Counts) -> Counts:
-        """Both together, as a new one."""
+        """Returns both together, as a new one."""
         total = read_counts(self.as_document())
         total.stable.add(asdict(other.stable))
         total.candidate.add(asdict(other.candidate))
@@ -84,7 +84,7 @@ class Counts:
         return total
 
     def forget(self) -> None:
-        """Somebody looked at it and let it go on."""
+        """Forgets the counts, since somebody looked at it and let it go on."""
         self.stable, self.candidate, self.compared_here = Side(), Side(), 0
         self.compared = self.differ = 0
 
@@ -134,14 +134,14 @@ def look(plan: RolloutSettings, state: State, counts: Counts) -> list[GuardResul
 
 
 def _confidence(plan: RolloutSettings) -> float:
-    """Of each guard, so that all of them together have the one that is asked for."""
+    """Returns the confidence of each guard, so that all of them together have the one that is asked for."""
     used = [name for name in GUARDS if getattr(plan.guards, name) is not None]
     return 1.0 - (1.0 - plan.guards.confidence) / max(1, len(used))
 
 
 def comparisons_needed(plan: RolloutSettings, state: State, counts: Counts) -> list[str]:
-    """For somebody who wonders what it waits for: how many more, and what became of the others. Takes a few
-    milliseconds."""
+    """Returns, for somebody who wonders what it waits for, how many more, and what became of the others.
+    Takes a few milliseconds."""
     if state not in (State.SHADOW, State.CANARY):
         return []
     said, limit = [], plan.guards.disagreement
@@ -158,7 +158,7 @@ def comparisons_needed(plan: RolloutSettings, state: State, counts: Counts) -> l
             f"{_WHY_SKIPPED[worst]}"
         )
     elif not (counts.compared or counts.seen or lost):
-        said.append("no request has come that could be compared")
+        said.append("no request was received that could be compared")
     return said
 
 
@@ -181,9 +181,9 @@ def _guard(name: str, limit: float | None, state: State, counts: Counts, confide
         max(others.answers, other_bad),
     )  # complaints may come first
     if name == "feedback" and not bad + other_bad:
-        return GuardResult(name, limit, 0.0, inf, "proven", "nobody has complained")
+        return GuardResult(name, limit, 0.0, inf, "proven", "there were no complaints")
     if not answers:
-        return GuardResult(name, limit, 0.0, inf, "waits", "the candidate has answered nothing yet")
+        return GuardResult(name, limit, 0.0, inf, "waits", "the candidate has not answered yet")
     own = interval(bad, answers, confidence)
     if state in TAKEN_OVER and not other_answers:
         told = (
@@ -202,14 +202,14 @@ def _guard(name: str, limit: float | None, state: State, counts: Counts, confide
     told += f"; at most {own.high * 100:.2g} % of them"
     if own.high <= RARE:
         return judged._replace(verdict="proven", sentence=told)
-    return judged._replace(sentence=f"{told}, {RARE * 100:g} % would do")
+    return judged._replace(sentence=f"{told}, {RARE * 100:g} % is enough")
 
 
 def _slower(limit: float, mine: Side, confidence: float) -> GuardResult:
     """More than half of its answers take so many times as long as stable usually does."""
     if not mine.timed:
         return GuardResult(
-            "slower", _HALF, 0.0, 1.0, "waits", "no answer's time was compared with stable's yet"
+            "slower", _HALF, 0.0, 1.0, "waits", "no latency was compared with that of stable yet"
         )
     found = interval(mine.slow, mine.timed, confidence)
     told = (

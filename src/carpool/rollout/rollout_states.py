@@ -1,4 +1,4 @@
-"""The states of a rollout: a pure machine that is told the time and what the guards say.
+"""Implements the states of a rollout: a pure machine that is told the time and what the guards say.
 
     loading → checked → shadow → canary 1 … n → full → standby → retired → done
        │         │         │         │            │       │
@@ -53,7 +53,7 @@ ACTIONS: Mapping[State, tuple[str, ...]] = {
 
 
 class Traffic(NamedTuple):
-    """Whom unnamed requests go to, and what is run beside them."""
+    """Describes whom unnamed requests go to, and what is run beside them."""
 
     share: float = 0.0  # of the candidate
     mirrored: float = 0.0  # of the requests, on the candidate too
@@ -61,7 +61,7 @@ class Traffic(NamedTuple):
 
 
 class GuardVerdict(NamedTuple):
-    """What the guards say together."""
+    """Names what the guards say together."""
 
     breach: str = ""  # the sentence of the one that is broken
     guard: str = ""  # its name
@@ -82,7 +82,8 @@ class Labelled(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """`spent` seconds in this state before `since`, which is a time of this process's clock."""
+    """Describes a rollout that spent `spent` seconds in this state before `since`, which is a time of this
+    process's clock."""
 
     stable: str
     candidate: str
@@ -100,7 +101,7 @@ class Rollout:
 
     @property
     def stage(self) -> tuple[State, int]:
-        """Where it is, also while it is paused there."""
+        """Returns where it is, also while it is paused there."""
         return self.before or self.state, self.step
 
     @property
@@ -110,7 +111,7 @@ class Rollout:
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """The versions that have to be loaded, the serving one first."""
+        """Returns the versions that have to be loaded, the serving one first."""
         if self.over or self.state is State.RETIRED:
             return (self.stable,)
         return tuple(dict.fromkeys((self.serving, self.stable, self.candidate)))
@@ -129,12 +130,12 @@ class Rollout:
         return Traffic(1.0) if state in TAKEN_OVER else Traffic()
 
     def alike(self, other: Rollout) -> bool:
-        """The same state of the same versions, whatever their clocks and words say."""
+        """Returns whether it is the same state of the same versions, whatever their clocks and words say."""
         mine, its = (replace(one, spent=0.0, since=None, why="") for one in (self, other))
         return mine == its
 
     def facts(self) -> dict[str, Any]:
-        """For the log."""
+        """Returns the facts for the log."""
         facts = {name: getattr(self, name) for name in ("step", "stable", "candidate", "why")}
         return {"state": str(self.state), **facts}
 
@@ -159,8 +160,8 @@ def advance(
     loaded: bool,
     labelled: Labelled | None = None,
 ) -> Rollout:
-    """The next state, or this one with what it waits for. `counted` are comparisons in the shadow, and the
-    candidate's answers in the canary; `loaded`: the candidate is there."""
+    """Returns the next state, or this one with what it waits for. `counted` are comparisons in the shadow,
+    and the candidate's answers in the canary; `loaded`: the candidate is there."""
     state = rollout.state
     if rollout.over:
         return rollout
@@ -177,7 +178,7 @@ def advance(
     if state is State.STANDBY:
         if rollout.elapsed(now) < plan.standby_h * 3600.0:
             return rollout
-        return retired(rollout, now, "the time of the standby is over")
+        return retired(rollout, now, "the standby time is over")
     if state is State.RETIRED:
         return rollout.moved(State.DONE, now, rollout.why)
     return _proven(rollout, plan, now, verdict, counted)
@@ -197,12 +198,12 @@ def _evaluated(rollout: Rollout, plan: RolloutSettings, now: float, labelled: La
     if not plan.evaluate:
         return after(rollout, plan, now, "it is loaded and fits")
     if labelled is None:
-        return replace(rollout, why=f"the labelled set {plan.evaluate} is being asked")
+        return replace(rollout, why=f"the labelled set {plan.evaluate} is being evaluated")
     if labelled.worse is None:
         return replace(
             rollout,
-            why=f"the labelled set {plan.evaluate} says nothing: {labelled.sentence}; "
-            "evaluate it by hand, then promote",
+            why=f"the labelled set {plan.evaluate} gave no result: {labelled.sentence}; evaluate it by "
+            "hand, then promote",
         )
     if labelled.worse:
         return failed(rollout, now, labelled.sentence)
@@ -231,7 +232,7 @@ def _proven(
 
 
 def after(rollout: Rollout, plan: RolloutSettings, now: float, why: str) -> Rollout:
-    """The state behind this one."""
+    """Returns the state behind this one."""
     state, step = rollout.before or rollout.state, rollout.step
     if state is State.LOADING:
         return rollout.moved(State.CHECKED, now, why)
@@ -271,7 +272,7 @@ def _paused(rollout: Rollout, now: float, why: str) -> Rollout:
 
 
 def act(rollout: Rollout, plan: RolloutSettings, action: str, now: float, reason: str = "") -> Rollout:
-    """By hand. What is so already stays as it is; what does not fit raises, with what does."""
+    """Acts by hand. What is so already stays as it is; what does not fit raises, with what does."""
     told = f"by hand: {reason}" if reason else "by hand"
     if action == "abort":
         if rollout.over or rollout.state is State.RETIRED:
@@ -284,12 +285,12 @@ def act(rollout: Rollout, plan: RolloutSettings, action: str, now: float, reason
     allowed = actions(rollout)
     if action not in allowed:
         raise WrongState(
-            f"a rollout that is {rollout.state} cannot {action}; it can {' or '.join(allowed)}",
+            f"a rollout that is {rollout.state} cannot {action}; possible actions: {' or '.join(allowed)}",
             field="action",
         )
     if action == "promote" and rollout.before is State.LOADING:
         raise WrongState(
-            "a candidate that is not loaded yet cannot be promoted; it can resume", field="action"
+            "a candidate that is not loaded yet cannot be promoted; possible actions: resume", field="action"
         )
     if action == "pause":
         return _paused(rollout, now, told)

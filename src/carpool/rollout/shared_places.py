@@ -1,4 +1,5 @@
-"""Where replicas keep what they know together: a folder on a volume that all of them see, or a Redis server.
+"""Defines where replicas keep what they know together: a folder on a volume that all of them see, or a Redis
+server.
 
 A document is read whole, and is changed only by whoever has read what lies there: in a folder under a lock
 and by a rename, in Redis by a script. Who cannot be reached within a second is not waited for. The rules of
@@ -36,7 +37,7 @@ _PLAIN = re.compile(r"[^0-9A-Za-z._-]+")
 
 
 class OutOfReach(Exception):
-    """Why the place cannot be read, or written, now."""
+    """Says why the place cannot be read, or written, now."""
 
 
 class StoredState(NamedTuple):
@@ -56,7 +57,7 @@ class SharedPlace(Protocol):
 
 
 def place_of(setting: str, secret: str) -> SharedPlace:
-    """Of the setting `rollout_state`, which was checked."""
+    """Returns the place of the setting `rollout_state`, which was checked."""
     if setting.startswith(_FILE):
         return FolderPlace(Path(setting.removeprefix(_FILE)))
     from carpool.cache.redis_client import shared_store
@@ -136,7 +137,7 @@ def _locked(path: Path) -> Iterator[None]:
                 break
             time.sleep(_LOCK_PAUSE_S)
         else:
-            raise BlockingIOError(11, "somebody holds the lock")
+            raise BlockingIOError(11, "another process holds the lock")
         yield
     finally:
         os.close(lock)
@@ -158,7 +159,7 @@ class RedisPlace:
         question(lambda value: None if told.done() else told.set_result(value))
         found = await told
         if found is None:
-            raise OutOfReach(self._store.said or "the Redis server did not answer, or refused")
+            raise OutOfReach(self._store.said or "the Redis server did not answer, or answered with an error")
         return found
 
     def close(self) -> None:

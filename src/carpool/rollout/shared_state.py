@@ -1,4 +1,5 @@
-"""What the replicas of a model know together about its rollout: one value, and the rules by which it grows.
+"""Defines what the replicas of a model know together about its rollout: one value, and the rules by which it
+grows.
 
 Whatever replicas read and write, and in whatever order, they come to the same value, since `merged` takes the
 higher of two: a later rollout is higher than an earlier one; of one rollout, sent back is higher than done,
@@ -39,7 +40,7 @@ class NewerFormat(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one replica says of itself in this state."""
+    """Describes what one replica says of itself in this state."""
 
     beat: int = 0  # counted up whenever it says something
     ready: bool = False  # it has loaded the candidate
@@ -61,7 +62,7 @@ class SharedRollout:
         return rank(self.mark, self.rollout)
 
     def counted(self, without: str = "") -> Counts:
-        """By all replicas, but for one."""
+        """Returns what was counted by all replicas, but for one."""
         total = self.before
         for name, part in self.parts.items():
             total = total if name == without else total.plus(part.counts)
@@ -72,8 +73,8 @@ class SharedRollout:
         return replace(self, rollout=rollout, parts={**self.parts, replica: part})
 
     def went(self, after: Rollout, live: Collection[str], *, forget: bool = False) -> SharedRollout:
-        """The next state. Sides count anew in another stage; with `forget`, somebody has looked at what was
-        broken."""
+        """Returns the next state. Sides count anew in another stage; with `forget`, somebody has looked at
+        what was broken."""
         before = self.counted()
         if forget:
             before.forget()
@@ -114,8 +115,8 @@ def _tie(shared: SharedRollout) -> tuple[bool, bytes]:
 
 
 def on_top(shared: SharedRollout, mark: Mark, after: Rollout, live: Collection[str]) -> SharedRollout:
-    """What one replica decided by itself at `mark`, an end or a pause, put on top of what all know by now.
-    Another rollout that has begun since is none of its business."""
+    """Returns what one replica decided by itself at `mark`, an end or a pause, put on top of what all know by
+    now. Another rollout that has begun since is none of its business."""
     now = shared.rollout
     if shared.mark[:2] != mark[:2] or now.state is State.ROLLED_BACK:
         return shared
@@ -137,7 +138,7 @@ def _stands(rollout: Rollout) -> Rollout:
 
 
 def of_record(record: Record, now: float) -> SharedRollout:
-    """What one replica alone has kept."""
+    """Returns what one replica alone has kept."""
     return SharedRollout(
         record.mark, record.plan, record.rollout.stopped(now), record.by_hand, dict(record.digests)
     )
@@ -176,7 +177,7 @@ def _bytes(part: Part) -> bytes:
 
 
 def from_bytes(data: bytes) -> SharedRollout:
-    """What `as_bytes` wrote; anything else raises `ValueError`."""
+    """Returns what `as_bytes` wrote; anything else raises `ValueError`."""
     try:
         if len(data) > _MOST_BYTES:
             raise ValueError("it is too large")
@@ -200,5 +201,5 @@ def from_bytes(data: bytes) -> SharedRollout:
 def _part(document: Mapping[str, Any]) -> Part:
     beat = document["beat"]
     if type(beat) is not int or not 0 <= beat < 1 << 62:
-        raise ValueError("a replica's beat is no count")
+        raise ValueError("a replica's heartbeat is not a count")
     return Part(beat, bool(document["ready"]), read_counts(document["counts"]))

@@ -1,4 +1,4 @@
-"""A process that compiles one model for the runner, batch size by batch size, while the runner serves it.
+"""Compiles one model for the runner in a process, batch size by batch size, while the runner serves it.
 
 Compiling takes tens of seconds of Python for each size: in the runner, batches would wait for its interpreter
 lock. What is made here lies in the compiler's cache folder, where the runner finds it within seconds."""
@@ -66,7 +66,7 @@ class CompilerProcess:
         return CompiledInstances([found])
 
     def _save(self, opening: Opening) -> object:
-        """Everything that was compiled here, as one file of the compiler's own."""
+        """Saves everything that was compiled here, as one file of the compiler's own."""
         config, version = opening.ready.config, opening.asked.version
         data = saved_artifacts()
         key = compiled_key(config, version)

@@ -1,4 +1,4 @@
-"""Pictures that stay on their device between the steps of a pipeline, within a budget.
+"""Keeps pictures on their device between the steps of a pipeline, within a budget.
 
 Each is kept under the token of its lease (memory/picture_leases.py says how that begins and ends). Nobody
 says here that one can go: whoever needs room looks which leases still stand, and so does somebody else once
@@ -24,8 +24,8 @@ class _Kept(NamedTuple):
 
 
 class PictureSlots:
-    """For all threads. A picture that somebody has found stays for as long as he refers to it, whatever
-    becomes of its lease: then its memory is counted no more, for the time of a batch.
+    """Keeps pictures for all threads. A picture that somebody has found stays for as long as he refers to it,
+    whatever becomes of its lease: then its memory is counted no more, for the time of a batch.
 
     Pictures that were decoded together share a block of memory, which goes with the last of them: it is
     the block that is counted.
@@ -58,7 +58,7 @@ class PictureSlots:
                 self._leave(kept)
 
     def keep(self, arena: int, lease: LeaseSeen, pixels: Any) -> bool:
-        """False where there is no room, or nobody who wants it any more."""
+        """Keeps a picture; False where there is no room, or nobody who wants it any more."""
         device = str(pixels.device)
         memory = pixels.untyped_storage()
         block = (device, memory.data_ptr())
@@ -85,7 +85,7 @@ class PictureSlots:
         return self._used.get(device, 0) + size <= self._budgets[device]
 
     def find(self, arena: int, token: int) -> Any:
-        """Its pixels; None if it is not here (any more)."""
+        """Returns its pixels; None if it is not here (any more)."""
         with self._lock:
             kept = self._kept.get(arena, {}).get(token)
         return None if kept is None else kept.pixels

@@ -63,7 +63,7 @@ class RequestInMemory:
 
 
 class KeptLease:
-    """A picture that a later step will want; `kept` when it is."""
+    """Represents a picture that a later step will want; `kept` when it is."""
 
     __slots__ = ("_arena", "_pictures", "kept", "lease")
 
@@ -125,16 +125,16 @@ class MappedArena:
         token, boxes = read_cuts(self.memory, offset, template.images)
         pixels = self._pictures.find(self._number, token)
         if pixels is None:
-            lost = "the picture is not on the device any more, which was started again; ask once more"
+            lost = "the image is not on the device any more, which was restarted; retry"
             raise Unavailable(lost, reason="restarting")
         _, rows, columns = pixels.shape
         if not all(x < right <= columns and y < bottom <= rows for x, y, right, bottom in boxes):
-            raise ValueError("a part that lies beyond its picture")
+            raise ValueError("a part that lies beyond its image")
         return [Cut(pixels, x, y, right - x, bottom - y) for x, y, right, bottom in boxes]
 
 
 class Arenas:
-    """By the number that the engine gave them."""
+    """Holds arenas by the number that the engine gave them."""
 
     def __init__(self, pictures: PictureSlots) -> None:
         self._mapped: dict[int, MappedArena] = {}
@@ -171,7 +171,7 @@ Slot: TypeAlias = tuple[int, int]
 
 @dataclass  # without slots: compiled code reads those of its base
 class PlacedOutcome(Outcome):
-    """Outputs that are on their way to the front end."""
+    """Represents outputs that are on their way to the front end."""
 
     ending: Ending = records.AS_EXPECTED
 
@@ -180,7 +180,7 @@ _AS_EXPECTED = PlacedOutcome()  # shared: so end nearly all
 
 
 class _Part(NamedTuple):
-    """One output of the whole batch, and what each request gets of it where. All in bytes."""
+    """Describes one output of the whole batch, and what each request gets of it where. All in bytes."""
 
     data: memoryview
     row_bytes: int
@@ -189,7 +189,7 @@ class _Part(NamedTuple):
 
 
 class Delivery:
-    """The `Answer` of one instance's batches. Runs in the model's thread.
+    """Implements the `Answer` of one instance's batches. Runs in the model's thread.
 
     Nothing that is wrong with one request's outputs leaves it as an exception: the others have no part in it.
     """
@@ -209,7 +209,7 @@ class Delivery:
         return not self._busy
 
     def begin(self, slots: Sequence[Slot]) -> None:
-        """Where the answers of the next batch go, in its order."""
+        """Sets where the answers of the next batch go, in its order."""
         self._slots = slots
 
     def __call__(
@@ -263,7 +263,7 @@ class Delivery:
 
 
 def _rows_of(template: ServedTemplate, outputs: Mapping[str, Array], first: int | None) -> dict[str, Array]:
-    """What one request gets; all that there is without a number of its first row."""
+    """Returns what one request gets; all that there is without a number of its first row."""
     if first is None:
         return {name: outputs[name] for name in template.outputs}
     return {name: outputs[name][first : first + template.images] for name in template.outputs}
@@ -276,7 +276,8 @@ def _outcome(place: RequestPlace) -> Outcome:
 
 
 def _layout(template: ServedTemplate, outputs: Mapping[str, Array]) -> tuple[list[_Part], int]:
-    """What to copy for each request of a family, and where that ends; nothing where it is not so simple."""
+    """Returns what to copy for each request of a family, and where that ends; nothing where it is not so
+    simple."""
     found: list[_Part] = []
     for name, _, _, offset, size in template.places or ():
         array = outputs[name]
@@ -326,7 +327,7 @@ class EngineSocket:
         return self._socket.recv(_READ_BYTES)
 
     def _obeys(self, kind: int, number: int, payload: bytes) -> bool:
-        """False for a record that this instance does not know."""
+        """Returns False for a record that this instance does not know."""
         raise NotImplementedError
 
     def _die_if_broken(self, *, broken: bool) -> None:
@@ -375,7 +376,7 @@ class RunnerInstance(EngineSocket):
 
     @property
     def newest(self) -> Backend:
-        """What it runs its next batch with."""
+        """Returns what it runs its next batch with."""
         with self._swapping:
             return self._next_backend or self._backend
 

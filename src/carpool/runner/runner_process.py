@@ -1,4 +1,5 @@
-"""The runner: a fork of the zygote, or `python -m carpool.runner.runner_process [MODULE …] CONTROL_FD`.
+"""Implements the runner: a fork of the zygote, or `python -m carpool.runner.runner_process [MODULE …]
+CONTROL_FD`.
 
 It is told everything over its control socket, loads in threads of its own, and lives no longer than the
 engine. `… runner_process zygote CONTROL_FD` is the zygote: see `zygote.py`.
@@ -167,7 +168,7 @@ _SERVED_S, _LOOK_S = 60.0, 0.02
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An instance that is loaded and does not serve yet."""
+    """Represents an instance that is loaded and does not serve yet."""
 
     backend: Backend | TextInstance
     ready: Ready
@@ -298,7 +299,7 @@ class RunnerProcess:
         return kept
 
     def _compile(self, fields: dict[str, Any], _opening: Opening, _tell: ReportStep) -> CompiledInstances:
-        """One batch size of every instance that serves, beside its batches."""
+        """Compiles one batch size of every instance that serves, beside its batches."""
         loading = self._loadings.get(fields["loading"])
         if not isinstance(loading, Loading):
             raise ModelError("it is not loaded here", reason="model-died")
@@ -470,7 +471,7 @@ def _failure(error: CarpoolError) -> RunnerFailure:
 
 
 def _entry(ready: Ready) -> ModelEntry:
-    """As much of it as templates are checked against."""
+    """Returns as much of an entry as templates are checked against."""
     return ModelEntry(
         key=0,
         name=ready.config.name,
@@ -490,8 +491,9 @@ def _as_runner(record: logging.LogRecord) -> bool:
 
 
 def import_all(names: Sequence[str], *, aside: bool) -> None:
-    """`aside`: when nothing else has to be done. In a thread, which alone has the lower priority: who is not
-    privileged never gets the higher one back, and the process needs it when it takes over."""
+    """Imports packages; with `aside`, when nothing else has to be done. In a thread, which alone has the
+    lower priority: who is not privileged never gets the higher one back, and the process needs it when it
+    takes over."""
 
     if aside:
         importing = threading.Thread(target=_import_all, args=(names, _NICER))

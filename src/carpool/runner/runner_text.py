@@ -47,7 +47,8 @@ class RunnerText(EngineSocket):
         threading.Thread(target=self._serve, name=f"{entry.name}-instance", daemon=True).start()
 
     def abort(self) -> None:
-        """From another thread. Nothing is written to anybody's memory: there is nothing to wait for."""
+        """Aborts from another thread. Nothing is written to anybody's memory: there is nothing to wait
+        for."""
         self._instance.abort()
         self._loop.close()
 

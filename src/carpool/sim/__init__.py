@@ -1,1 +1,1 @@
-"""The scheduler under a virtual clock: arrivals, traces, and what would become of them."""
+"""Runs the scheduler under a virtual clock: arrivals, traces, and what would become of them."""

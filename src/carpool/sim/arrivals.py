@@ -1,4 +1,5 @@
-"""When requests come: Poisson, constant, bursts, cameras or a recorded trace. Plain lists, seeded."""
+"""Generates when requests come: Poisson, constant, bursts, cameras or a recorded trace. Plain lists,
+seeded."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _MOST_SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request: seconds from the start, how many images it holds, and who sent it."""
+    """Describes one request: seconds from the start, how many images it holds, and who sent it."""
 
     at: float
     images: int = 1
@@ -30,7 +31,7 @@ class Arrival:
 
 @dataclass(slots=True)
 class Ride:
-    """What became of one request. A latency of None means that it was not answered."""
+    """Describes what became of one request. A latency of None means that it was not answered."""
 
     arrival: Arrival
     latency: float | None = None
@@ -40,12 +41,12 @@ class Ride:
 
 
 def poisson(rate: float, seconds: float, random: Random) -> list[Arrival]:
-    """Independent clients: exponential gaps."""
+    """Returns the arrivals of independent clients: exponential gaps."""
     return list(poisson_between(0.0, seconds, rate, random))
 
 
 def trace(path: Path, model: str = "") -> list[Arrival]:
-    """A recording: JSON lines with `time` in seconds, and if known `model`, `images` and `source`.
+    """Reads a recording: JSON lines with `time` in seconds, and if known `model`, `images` and `source`.
 
     `model` is whose arrivals are wanted; it has to be said where there are several.
     """
@@ -94,7 +95,7 @@ def poisson_between(start: float, end: float, rate: float, random: Random) -> It
 
 
 def _trace_line(line: str, where: str) -> tuple[Arrival, str]:
-    """And whose it is."""
+    """Returns an arrival and whose it is."""
     try:
         entry: Any = json.loads(line)
     except (ValueError, RecursionError):
@@ -109,7 +110,8 @@ def _trace_line(line: str, where: str) -> tuple[Arrival, str]:
 
 
 class Traffic:
-    """A kind of traffic. `even`: the mean rate says it all, so that its fluid bound is a fair yardstick."""
+    """Represents a kind of traffic. `even`: the mean rate says it all, so that its fluid bound is a fair
+    yardstick."""
 
     name = ""
     even = False
@@ -125,7 +127,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Poisson(Traffic):
-    """Independent clients."""
+    """Generates independent clients."""
 
     name = "poisson"
     even = True
@@ -136,7 +138,7 @@ class Poisson(Traffic):
 
 @dataclass(frozen=True, slots=True)
 class Constant(Traffic):
-    """The same gap between any two."""
+    """Generates the same gap between any two."""
 
     name = "constant"
     even = True
@@ -168,7 +170,8 @@ class Bursty(Traffic):
 
 @dataclass(frozen=True, slots=True)
 class Cameras(Traffic):
-    """Steady frame rates. At another rate than its own it has more or fewer cameras, not another fps."""
+    """Generates steady frame rates. At another rate than its own it has more or fewer cameras, not another
+    fps."""
 
     count: int
     fps: float
@@ -181,7 +184,7 @@ class Cameras(Traffic):
         return self.count * self.fps
 
     def arrivals(self, rate: float, seconds: float, random: Random) -> list[Arrival]:
-        """Phases at random, or all at the same moment."""
+        """Returns frames with phases at random, or all at the same moment."""
         frames = []
         for camera in range(max(1, round(rate / self.fps))):
             phase = 0.0 if self.aligned else random.random() / self.fps
@@ -193,7 +196,7 @@ class Cameras(Traffic):
 
 @dataclass(frozen=True, slots=True)
 class Recording(Traffic):
-    """A trace; at another rate than its own it is played faster or slower."""
+    """Plays a trace; at another rate than its own it is played faster or slower."""
 
     recorded: list[Arrival] = field(repr=False)
     name: str = "trace"
@@ -220,7 +223,7 @@ class Recording(Traffic):
         return sum(arrival.images for arrival in self.recorded) / self.span
 
     def part(self, share: float, random: Random) -> Recording:
-        """So much of it, drawn request by request: what one cell of a fleet gets."""
+        """Returns so much of it, drawn request by request: what one cell of a fleet gets."""
         if share >= 1.0:
             return self
         drawn = [arrival for arrival in self.recorded if random.random() < share]

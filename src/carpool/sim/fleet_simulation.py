@@ -1,5 +1,5 @@
-"""Several replicas behind a balancer, in virtual time. Every replica is a whole simulation with a real
-scheduler; what is new here is who gets a request, what a refusal leads to, and who comes and goes."""
+"""Simulates several replicas behind a balancer, in virtual time. Every replica is a whole simulation with a
+real scheduler; what is new here is who gets a request, what a refusal leads to, and who comes and goes."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _AT_ANOTHER = frozenset({Reason.OVERLOAD, Reason.CANNOT_FINISH, Reason.QUEUE_FUL
 
 
 def most_at_once(there: int) -> int:
-    """How many replicas there may be after one look, as Kubernetes has it."""
+    """Returns how many replicas there may be after one look, as Kubernetes has it."""
     return max(2 * there, there + _MORE_AT_ONCE)
 
 
 class Replica(Simulation):
-    """One server. A request that comes from elsewhere begins a new promise here; its client has waited since
-    it first came."""
+    """Represents one server. A request that comes from elsewhere begins a new promise here; its client has
+    waited since it first came."""
 
     def __init__(self, one: Scenario, number: int, slower: float, seed: int, began: float) -> None:
         device = one.device(one.curve)
@@ -56,7 +56,7 @@ class Replica(Simulation):
 
     @property
     def capacity(self) -> float:
-        """Images per second that it believes it can answer in time: what it reports."""
+        """Returns the images per second that it believes it can answer in time: what it reports."""
         scheduler = self.scheduler
         pace, curve = scheduler.instances.pace, scheduler.curve
         longest = self.slo / 2 * pace / len(scheduler.instances)
@@ -67,7 +67,7 @@ class Replica(Simulation):
         self._look_again = self._advance(now, self._look_again)
 
     def offer(self, ride: Ride, now: float) -> Reason | None:
-        """Why it was refused at the gate."""
+        """Returns why it was refused at the gate."""
         self.reach(now)
         self.got += 1
         refusal = self.scheduler.offer(self._job(ride, now), now)
@@ -75,7 +75,7 @@ class Replica(Simulation):
         return None if refusal is None else refusal.reason
 
     def die(self, now: float) -> list[Ride]:
-        """Who was inside."""
+        """Returns who was inside."""
         self.reach(now)
         running = [job.payload for _, batch in self._running for job in batch.jobs]
         waiting = [job.payload for job in self.scheduler.lanes.everybody()]
@@ -121,14 +121,14 @@ class Balancer:
         return min(among[first:] + among[:first], key=lambda replica: replica.open_requests)
 
     def hear(self, replicas: list[Replica]) -> None:
-        """What they say of themselves now. One that is new begins where the round is."""
+        """Hears what they say of themselves now. One that is new begins where the round is."""
         for replica in replicas:
             replica.weight = max(replica.capacity, 1e-9)
             replica.due = max(replica.due, self._round)
 
 
 class Scaler(Protocol):
-    """Told every second what came; asked every period how many replicas there shall be."""
+    """Decides how many replicas there shall be: told every second what came; asked every period."""
 
     def asked(self, images: int, now: float) -> None: ...
 
@@ -209,7 +209,7 @@ class FleetScenario:
 
 @dataclass(slots=True)
 class FleetRun:
-    """What happened in all replicas together."""
+    """Holds what happened in all replicas together."""
 
     run: Run
     tries: int = 0
@@ -370,7 +370,7 @@ class FleetSimulation:
 
 
 def play_fleet(fleet: FleetScenario, seed: int | None = None) -> FleetRun:
-    """One run with everything that happened in it."""
+    """Plays one run, and returns everything that happened in it."""
     one = fleet.one
     seed = one.seed if seed is None else seed
     return FleetSimulation(fleet, seed).play(list(one.traffic.arrivals(one.rate, one.seconds, Random(seed))))

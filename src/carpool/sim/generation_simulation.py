@@ -27,7 +27,7 @@ _EXAMPLE = "write lognormal:22,0.5 (mean and sigma), geometric:22 (mean) or fixe
 
 @dataclass(frozen=True, slots=True)
 class TokenLengths:
-    """How many tokens answers have, on average over all."""
+    """Describes how many tokens answers have, on average over all."""
 
     kind: str
     mean: float
@@ -58,7 +58,7 @@ class TokenLengths:
 
 @dataclass(slots=True)
 class TextRide:
-    """What became of one request. Times are from its arrival; None: that did not happen."""
+    """Describes what became of one request. Times are from its arrival; None: that did not happen."""
 
     arrival: Arrival
     length: int
@@ -80,7 +80,7 @@ class TextRide:
 
     @property
     def interval(self) -> float:
-        """From token to token, on average."""
+        """Returns the seconds from token to token, on average."""
         if self.first is None or self.tokens < 2:
             return 0.0
         return (self.last - self.arrival.at - self.first) / (self.tokens - 1)
@@ -232,7 +232,7 @@ def play_static(scenario: TextScenario, seed: int) -> TextRun:
 
 @dataclass(frozen=True, slots=True)
 class TextReport:
-    """A run in numbers, over requests offered between the warm-up and the end."""
+    """Holds a run in numbers, over requests offered between the warm-up and the end."""
 
     offered_rps: float
     goodput_rps: float  # whole, and within the promise
@@ -324,7 +324,7 @@ def saturated(scenario: TextScenario, *, static: bool = False) -> float:
 
 
 def measure_text(scenario: TextScenario, *, static: bool = False) -> TextReport:
-    """The mean over the seeds."""
+    """Returns the mean over the seeds."""
     found = []
     for seed in range(scenario.seed, scenario.seed + scenario.seeds):
         if static:

@@ -1,4 +1,5 @@
-"""The real scheduler under a virtual clock: this traffic, on such a device, under that rule, in numbers."""
+"""Runs the real scheduler under a virtual clock: this traffic, on such a device, under that rule, in
+numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from carpool.sim.step_simulation import StepPlan, StepRide, StepSimulation, Unde
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """How long batches really take, which need not be what the scheduler's profile says."""
+    """Describes how long batches really take, which need not be what the scheduler's profile says."""
 
     curve: BatchCurve
     noise: float = 0.05  # sigma of a lognormal factor
@@ -40,7 +41,7 @@ class Device:
 
 @dataclass(slots=True)
 class Run:
-    """Everything a simulated run produced."""
+    """Holds everything a simulated run produced."""
 
     rides: list[Ride] = field(default_factory=list)
     batches: list[tuple[Batch, float, int]] = field(default_factory=list)  # batch, end, riders in time
@@ -132,7 +133,7 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A run in numbers, over requests offered between the warm-up and the tail."""
+    """Holds a run in numbers, over requests offered between the warm-up and the tail."""
 
     offered_rps: float
     goodput_rps: float
@@ -149,7 +150,7 @@ class Report:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Nearest rank; of nothing, 0."""
+    """Returns the nearest rank; of nothing, 0."""
     if not ordered:
         return 0.0
     return ordered[max(0, ceil(share * len(ordered)) - 1)]
@@ -186,7 +187,8 @@ def _window(run: Run, slo: float, warm_up: float | None = None) -> tuple[float, 
 
 
 def _staleness(run: Run, begin: float, end: float) -> float:
-    """How old the newest answer of a source is on average: what somebody who watches its picture sees."""
+    """Returns how old the newest answer of a source is on average: what somebody who watches its picture
+    sees."""
     answers: dict[str, list[tuple[float, float]]] = {}
     for ride in run.rides:
         if ride.arrival.source:
@@ -260,8 +262,8 @@ class Scenario:
         return slo_capacity(self.curve, self.slo, self.instances)
 
     def bound(self, rate: float) -> float:
-        """The most that the device can answer in time of what is offered at this rate. A cascade that answers
-        with its cheap model under load can do without the other."""
+        """Returns the most that the device can answer in time of what is offered at this rate. A cascade that
+        answers with its cheap model under load can do without the other."""
         if self.steps:
             needed = self.steps[:1] if self.under_load == "quick" else self.steps
             steps = [replace(step, curve=self.device_curve(step.curve)) for step in needed]
@@ -270,11 +272,11 @@ class Scenario:
 
     @property
     def devices(self) -> int:
-        """That run at the same time."""
+        """Returns the devices that run at the same time."""
         return self.instances * (1 if self.shared else max(1, len(self.steps)))
 
     def device_curve(self, of: BatchCurve | None = None) -> BatchCurve:
-        """What the device really does, which the scheduler has to find out: its own, or a step's."""
+        """Returns what the device really does, which the scheduler has to find out: its own, or a step's."""
         curve = of or self.curve
         points = [(size, seconds * self.profile_error) for size, seconds in curve.points]
         return BatchCurve(points, curve.max_batch, curve.buckets)
@@ -308,7 +310,7 @@ class Outcome(Report):
 
 
 def play(scenario: Scenario, seed: int | None = None) -> Run:
-    """One run with everything that happened in it."""
+    """Plays one run, and returns everything that happened in it."""
     seed = scenario.seed if seed is None else seed
     arrivals = list(scenario.traffic.arrivals(scenario.rate, scenario.seconds, Random(seed)))
     if scenario.steps:
@@ -343,7 +345,7 @@ def _play_steps(scenario: Scenario, arrivals: Sequence[Arrival], seed: int) -> R
 
 
 def _step_figures(runs: Sequence[Run], scenario: Scenario) -> tuple[dict[str, float], ...]:
-    """What each step's device did, over all seeds."""
+    """Returns what each step's device did, over all seeds."""
     found = []
     for number in range(len(scenario.steps)):
         figures = []
@@ -355,8 +357,8 @@ def _step_figures(runs: Sequence[Run], scenario: Scenario) -> tuple[dict[str, fl
 
 
 def _cascade_figures(runs: Sequence[Run], slo: float) -> dict[str, float]:
-    """How many answers in time are the cheap model's for want of time; and how many of the requests that were
-    to go to the big model it answered in time."""
+    """Returns how many answers in time are the cheap model's for want of time; and how many of the requests
+    that were to go to the big model it answered in time."""
     in_time = degraded = hard = by_big = 0
     for run in runs:
         begin, end = _window(run, slo)
@@ -406,7 +408,7 @@ def measure(scenario: Scenario, on_step: Step | None = None) -> Outcome:
 
 
 def contenders(scenario: Scenario, knobs: Knobs) -> dict[str, Scenario]:
-    """The same traffic under a promise, under these knobs, with no delay at all, and one by one."""
+    """Returns the same traffic under a promise, under these knobs, with no delay at all, and one by one."""
     return {
         "promise": replace(scenario, settings=Promise(scenario.slo, knobs.max_batch)),
         "knobs": replace(scenario, settings=knobs),
@@ -418,7 +420,7 @@ def contenders(scenario: Scenario, knobs: Knobs) -> dict[str, Scenario]:
 def sweep(
     scenario: Scenario, loads: Iterable[float] = LOADS, on_step: Step | None = None
 ) -> list[tuple[float, Outcome]]:
-    """The same scenario over a range of loads, in runs of at most SWEEP_SECONDS."""
+    """Runs the same scenario over a range of loads, in runs of at most SWEEP_SECONDS."""
     short = replace(scenario, seconds=min(scenario.seconds, SWEEP_SECONDS), seeds=1)
     return [(load, measure(short.at_load(load), on_step)) for load in loads]
 
@@ -429,7 +431,8 @@ _WANTED, _AFFORDED = 10_000, 40_000  # requests inside surges, and in a whole ru
 
 @dataclass(frozen=True, slots=True)
 class Surge(Traffic):
-    """Traffic that multiplies its calm rate for a while, again and again, after `calm` seconds each."""
+    """Describes traffic that multiplies its calm rate for a while, again and again, after `calm` seconds
+    each."""
 
     factor: float
     length: float
@@ -453,7 +456,8 @@ class Surge(Traffic):
 
 
 def surge_outcome(scenario: Scenario, surge: Surge) -> tuple[float, float, float]:
-    """(attainment, p50 ms, p99 ms) of what arrives during surges, over as many as it takes to tell."""
+    """Returns (attainment, p50 ms, p99 ms) of what arrives during surges, over as many as it takes to
+    tell."""
     surge = replace(surge, length=min(surge.length, _LONGEST))
     inside = scenario.rate * surge.factor * surge.length
     around = scenario.rate * surge.calm

@@ -35,8 +35,9 @@ _FORM = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: how long its batches take, how many images each request brings to it on average, and the
-    numbers of the steps that it comes after. Steps that come after none begin when the request arrives."""
+    """Describes one step: how long its batches take, how many images each request brings to it on average,
+    and the numbers of the steps that it comes after. Steps that come after none begin when the request
+    arrives."""
 
     curve: BatchCurve
     images: float = 1.0
@@ -69,13 +70,13 @@ def read_steps(texts: Sequence[str], max_batch: int | None = None) -> tuple[Step
 
 
 def is_cascade(steps: Sequence[StepPlan]) -> bool:
-    """A cheap model, and a big one that gets some of its requests."""
+    """Returns whether it is a cheap model, and a big one that gets some of its requests."""
     return [step.after for step in steps] == [(), (0,)] and steps[0].images == 1.0 and steps[1].images <= 1.0
 
 
 class FanOut:
-    """How many images a request brings: always one, or spread like the objects in pictures, many with few and
-    few with many, from none to some five times the mean. In a cascade, none or one."""
+    """Draws how many images a request brings: always one, or spread like the objects in pictures, many with
+    few and few with many, from none to some five times the mean. In a cascade, none or one."""
 
     def __init__(self, mean: float, *, at_most_one: bool = False) -> None:
         self._sums: list[float] = []
@@ -97,7 +98,7 @@ class FanOut:
 
 @dataclass(slots=True)
 class StepRide(Ride):
-    """And where it is on its way."""
+    """Describes a ride, and where it is on its way."""
 
     images: tuple[int, ...] = ()  # that each step gets
     booking: Booking | None = None
@@ -109,7 +110,7 @@ class StepRide(Ride):
 
 @dataclass(slots=True)
 class StepRun:
-    """Everything a simulated run produced."""
+    """Holds everything a simulated run produced."""
 
     rides: list[StepRide] = field(default_factory=list)
     batches: list[tuple[Batch, float, int]] = field(default_factory=list)  # batch, end, step
@@ -252,7 +253,7 @@ class StepSimulation:
         )
 
     def _offer(self, ride: StepRide, step: int, now: float) -> None:
-        """As one job, or as several where no batch holds them all. With none it is over."""
+        """Offers a request as one job, or as several where no batch holds them all. With none it is over."""
         assert ride.booking is not None
         core, left = self.schedulers[step], ride.images[step]
         ride.booking.reaches(step, left)
@@ -318,7 +319,7 @@ def _settings(settings: Promise | Knobs, step: StepPlan) -> Promise | Knobs:
 
 
 def alone_through(steps: Sequence[StepPlan]) -> float:
-    """Seconds of a request that nobody else is in the way of."""
+    """Returns seconds of a request that nobody else is in the way of."""
     return _way(steps, [min(max(1, round(step.images)), step.curve.max_batch) for step in steps], 1.0)
 
 
@@ -345,8 +346,8 @@ def bound(
 def _way(
     steps: Sequence[StepPlan], sizes: Sequence[int], times: float, rates: tuple[float, float] = (inf, inf)
 ) -> float:
-    """Seconds of the longest way through all steps in batches of these sizes, each so many times. Requests
-    come at these rates to the first steps and to the later ones: batches have to gather."""
+    """Returns seconds of the longest way through all steps in batches of these sizes, each so many times.
+    Requests come at these rates to the first steps and to the later ones: batches have to gather."""
     ends: list[float] = []
     for step, size in zip(steps, sizes, strict=True):
         begins = max((ends[before] for before in step.after), default=0.0)
@@ -361,7 +362,7 @@ def _most(
     shared: bool,
     in_time: Callable[[float, Sequence[int]], bool],
 ) -> float:
-    """The highest rate that batches of some sizes carry, and that is in time with them."""
+    """Returns the highest rate that batches of some sizes carry, and that is in time with them."""
     if shared:
         return instances * max((rate for rate, sizes in _shared(steps) if in_time(rate, sizes)), default=0.0)
     low, high = 0.0, min(max(_rates(step)) for step in steps)
@@ -390,8 +391,8 @@ def _smallest(steps: Sequence[StepPlan], rate: float) -> list[int] | None:
 
 
 def _shared(steps: Sequence[StepPlan]) -> list[tuple[float, list[int]]]:
-    """What one device carries that runs all steps, in batches from the smallest to the largest: at each price
-    of time, those that cost least."""
+    """Returns what one device carries that runs all steps, in batches from the smallest to the largest: at
+    each price of time, those that cost least."""
     found = []
     for number in range(200):
         price = 10 ** (6 - number / 20)  # of a second that a batch takes, in device time per request

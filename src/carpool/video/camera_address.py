@@ -103,7 +103,7 @@ def _lines(file: Path) -> Iterator[tuple[str, str]]:
 
 
 def _fit(name: str) -> str:
-    """As a header's value: printable, without spaces, not too long."""
+    """Returns a header's value: printable, without spaces, not too long."""
     return _UNFIT.sub("_", name)[-_LONGEST_NAME:] or "camera"
 
 

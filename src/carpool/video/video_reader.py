@@ -40,7 +40,7 @@ _OPTIONS = {  # a file may not name other places to read from
 
 
 class CannotRead(Exception):
-    """Why, without the address."""
+    """Says why, without the address."""
 
 
 class Frame(NamedTuple):
@@ -75,7 +75,7 @@ class LatestFrame:
             self._told()
 
     def too_late(self) -> None:
-        """One that was read and is old by now."""
+        """Counts a frame that was read and is old by now."""
         with self._lock:
             self.read += not self._closed
             self.dropped += not self._closed
@@ -145,7 +145,7 @@ class VideoReader:
                 return
 
     def _play_once(self, latest: LatestFrame, played: float) -> float:
-        """How long it was."""
+        """Returns how long it was."""
         due, seconds = 0.0, 0.0
         any_seen = False
         with self._opened() as (container, stream):
@@ -273,8 +273,8 @@ def _packets(container: InputContainer, stream: VideoStream) -> Iterator[Packet[
 
 
 def _timed(images: Iterator[VideoFrame], stream: VideoStream) -> Iterator[tuple[VideoFrame, float]]:
-    """With seconds from the first, which never go back. A frame without a time, or with one that cannot be,
-    follows the one before it at the usual pace."""
+    """Yields frames with seconds from the first, which never go back. A frame without a time, or with one
+    that cannot be, follows the one before it at the usual pace."""
     usual = _usual_length(stream)
     seconds, last = 0.0, 0.0
     for number, image in enumerate(images):
@@ -286,7 +286,7 @@ def _timed(images: Iterator[VideoFrame], stream: VideoStream) -> Iterator[tuple[
 
 
 def _usual_length(stream: VideoStream) -> float:
-    """Of a frame, in seconds."""
+    """Returns the length of a frame, in seconds."""
     rate = float(stream.average_rate or stream.guessed_rate or _USUAL_FPS)
     return 1.0 / (rate if 0.0 < rate <= _FASTEST_FPS else _USUAL_FPS)
 

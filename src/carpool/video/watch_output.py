@@ -1,4 +1,4 @@
-"""What was seen, kept: JSON lines for all cameras, and a video with the answers drawn in for each."""
+"""Keeps what was seen: JSON lines for all cameras, and a video with the answers drawn in for each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CannotWrite(CarpoolError):
 
 
 class Output(Protocol):
-    """Told of answered frames of one camera after the other, each from a thread; one call at a time."""
+    """Writes answered frames of one camera after the other, each from a thread; one call at a time."""
 
     def add(
         self, number: int, at: float, picture: bytes, answer: Answer, more: Mapping[str, Any]

@@ -44,7 +44,7 @@ _HOPELESS = (InvalidInput, NotFound, Unauthenticated, Forbidden, Unsupported)
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What to ask of each frame, and how often."""
+    """Describes what to ask of each frame, and how often."""
 
     asked: Asked  # without the source
     options: Mapping[str, object]
@@ -111,7 +111,7 @@ class WatchReport:
 
 
 class Watching:
-    """All cameras, on one loop."""
+    """Watches all cameras, on one loop."""
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class Watching:
 
 
 class _LiveCamera:
-    """One camera: a thread that reads it, and as many requests as may be under way."""
+    """Represents one camera: a thread that reads it, and as many requests as may be under way."""
 
     def __init__(
         self, address: CameraAddress, watching: Watching, outputs: Sequence[Output], phase: float
@@ -296,8 +296,8 @@ class _LiveCamera:
         self._settle()
 
     async def _send(self, frame: Frame) -> str:
-        """What became of it. Counted exactly once. What is raised ends everything, and the frame has been
-        counted before."""
+        """Returns what became of it. Counted exactly once. What is raised ends everything, and the frame has
+        been counted before."""
         counts, wish = self._counts, self._watching.wish
         try:
             assert frame.image is not None

@@ -1,1 +1,1 @@
-"""From bytes to a model's input, and from its outputs to answers in the picture's own pixels."""
+"""Makes a model's input from bytes, and answers in the picture's own pixels from its outputs."""

@@ -1,4 +1,4 @@
-"""Raw outputs → boxes: how each head holds them, how they overlap, and which of them to keep."""
+"""Makes boxes of raw outputs: how each head holds them, how they overlap, and which of them to keep."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FINAL = ("end2end", "detr", "rtdetr", "boxes_labels_scores")
 
 
 class Found(NamedTuple):
-    """Boxes [n, 4] by corners, scores [n], classes [n], and [n, more] what else belongs to each."""
+    """Holds boxes [n, 4] by corners, scores [n], classes [n], and [n, more] what else belongs to each."""
 
     boxes: Array
     scores: Array
@@ -32,14 +32,14 @@ class Found(NamedTuple):
 
 
 def of_head(form: str, output: Array, least: float, more: int = 0) -> Found:
-    """Of one output in a format of YOLO's, with so many numbers more for each anchor."""
+    """Reads one output in a format of YOLO's, with so many numbers more for each anchor."""
     if form in ("end2end", KEPT):
         return kept(output, least)
     return (yolov8 if form == "yolov8" else yolov5)(output, least, more)
 
 
 def yolov8(output: Array, least: float, more: int = 0) -> Found:
-    """[4 + classes + more, anchors]: centre x, centre y, width, height, then a score per class."""
+    """Reads [4 + classes + more, anchors]: centre x, centre y, width, height, then a score per class."""
     last = len(output) - more
     scores = output[4:last]
     columns = columns_above(scores, least)
@@ -50,8 +50,8 @@ def yolov8(output: Array, least: float, more: int = 0) -> Found:
 
 
 def yolov5(output: Array, least: float, more: int = 0) -> Found:
-    """[anchors, 5 + classes + more]: as above with objectness before the classes. A score is the product of
-    both, so that what lacks objectness need not be looked at."""
+    """Reads [anchors, 5 + classes + more]: as above with objectness before the classes. A score is the
+    product of both, so that what lacks objectness need not be looked at."""
     rows = np.flatnonzero(output[:, 4] >= least)
     last = output.shape[1] - more
     chosen = output[rows]
@@ -68,7 +68,8 @@ def kept(rows: Array, least: float) -> Found:
 
 
 def boxes_scores(boxes: Array, scores: Array, least: float) -> Found:
-    """Boxes [anchors, 4] by corners and scores [anchors, classes]; an anchor counts for its best class."""
+    """Reads boxes [anchors, 4] by corners and scores [anchors, classes]; an anchor counts for its best
+    class."""
     rows = rows_above(scores, least)
     chosen = scores[rows]
     best = chosen.argmax(axis=1) if len(rows) else np.empty(0, np.intp)
@@ -76,7 +77,8 @@ def boxes_scores(boxes: Array, scores: Array, least: float) -> Found:
 
 
 def rows_above(scores: Array, least: float) -> Array:
-    """Rows with any number so large. To look for the numbers is several times faster than for the maxima."""
+    """Returns rows with any number so large. To look for the numbers is several times faster than for the
+    maxima."""
     places = np.flatnonzero(np.ascontiguousarray(scores).reshape(-1) >= least) // max(1, scores.shape[1])
     first = np.empty(len(places), bool)
     first[:1] = True
@@ -86,7 +88,7 @@ def rows_above(scores: Array, least: float) -> Array:
 
 
 def columns_above(scores: Array, least: float) -> Array:
-    """The same for columns, where the maxima are the fastest."""
+    """Does the same for columns, where the maxima are the fastest."""
     return np.flatnonzero(scores.max(axis=0, initial=-np.inf) >= least)
 
 
@@ -94,8 +96,8 @@ def columns_above(scores: Array, least: float) -> Array:
 
 
 def sound(found: Found, geometry: Geometry, around: Array | None = None) -> tuple[Found, Array]:
-    """Without what is no number or lies beside the picture; and the boxes in the picture's pixels, or those
-    `around` what was found."""
+    """Returns what was found without what is no number or lies beside the picture; and the boxes in the
+    picture's pixels, or those `around` what was found."""
     placed = geometry.to_picture(found.boxes if around is None else around)
     good = (placed[:, 2] > placed[:, 0]) & (placed[:, 3] > placed[:, 1]) & np.isfinite(found.scores)
     good &= np.isfinite(found.boxes).all(axis=1)
@@ -107,7 +109,7 @@ def sound(found: Found, geometry: Geometry, around: Array | None = None) -> tupl
 
 
 def choose(found: Found, table: BoxSettings, options: Options, form: str | None) -> Array:
-    """Indices of those that stay, the best first."""
+    """Returns indices of those that stay, the best first."""
     most = options.max_detections or table.max_detections
     overlap = (1.0 if form in FINAL else table.iou) if options.iou is None else options.iou
     classes = found.classes if table.per_class else None
@@ -125,19 +127,21 @@ _LARGEST_BLOCK = 1024
 
 
 def from_centres(boxes: Array) -> Array:
-    """Centre x, centre y, width, height → corners."""
+    """Turns centre x, centre y, width, height into corners."""
     half = boxes[:, 2:] / 2
     return np.concatenate((boxes[:, :2] - half, boxes[:, :2] + half), axis=1)
 
 
 def iou(one: Array, other: Array) -> Array:
-    """[n, 4] and [m, 4] → [n, m]: the shared area over the area of both. Boxes without area share none."""
+    """Returns the shared area over the area of both: [n, 4] and [m, 4] → [n, m]. Boxes without area share
+    none."""
     inter, union = _shares(one.T, _areas(one.T), other.T, _areas(other.T))
     return np.divide(inter, union, out=np.zeros_like(inter), where=union > 0)
 
 
 def suppress(boxes: Array, scores: Array, limit: float, most: int, classes: Array | None = None) -> Array:
-    """Greedy non-maximum suppression: indices of the boxes to keep, the best first, `most` at most.
+    """Does greedy non-maximum suppression: returns indices of the boxes to keep, the best first, `most` at
+    most.
 
     A box goes when it overlaps a better one that stays by more than `limit`, of the same class where
     `classes` are given. Equal scores count in the order given.
@@ -169,7 +173,7 @@ def _areas(sides: Array) -> Array:
 
 
 def _shares(one: Array, one_areas: Array, other: Array, other_areas: Array) -> tuple[Array, Array]:
-    """Of every pair, the area that both cover and the area that either covers."""
+    """Returns, of every pair, the area that both cover and the area that either covers."""
     inter = np.minimum(one[2][:, None], other[2]) - np.maximum(one[0][:, None], other[0])
     np.maximum(inter, 0, out=inter)
     height = np.minimum(one[3][:, None], other[3]) - np.maximum(one[1][:, None], other[1])
@@ -181,7 +185,7 @@ def _shares(one: Array, one_areas: Array, other: Array, other_areas: Array) -> t
 
 
 def _covers(sides: Array, areas: Array, kinds: Array | None, one: Array, other: Array, limit: float) -> Array:
-    """Which of `one` would suppress which of `other`."""
+    """Returns which of `one` would suppress which of `other`."""
     inter, union = _shares(sides[:, one], areas[one], sides[:, other], areas[other])
     union *= np.asarray(limit, union.dtype)
     covers: Array = inter > union
@@ -191,7 +195,7 @@ def _covers(sides: Array, areas: Array, kinds: Array | None, one: Array, other: 
 
 
 def _settle(covers: Array) -> list[int]:
-    """Who stays within a block, best first; a row of bits as one integer makes this a short loop."""
+    """Returns who stays within a block, best first; a row of bits as one integer makes this a short loop."""
     rows = [int.from_bytes(row, "little") for row in np.packbits(covers, axis=1, bitorder="little")]
     gone, stay = 0, []
     for index, row in enumerate(rows):
@@ -209,7 +213,7 @@ _MOST_ROTATED = 1024  # the best of them are compared: each with each
 
 
 def suppress_rotated(found: Found, limit: float, most: int, *, per_class: bool) -> Array:
-    """As `suppress`, for flat boxes with their angles in `rest`."""
+    """Does the same as `suppress`, for flat boxes with their angles in `rest`."""
     order = np.argsort(-found.scores, kind="stable")[:_MOST_ROTATED]
     best = found.only(order)
     centres = ((best.boxes[:, :2] + best.boxes[:, 2:]) / 2).astype(np.float64)

@@ -23,7 +23,8 @@ LOWEST_SCORE = 0.01  # of a box that is looked at: below, it is noise
 
 
 def of_classes(scores: Sequence[float], by: str) -> float:
-    """Probabilities, the highest first. What is no number, as models may say anything, is not sure at all."""
+    """Takes probabilities, the highest first. What is no number, as models may say anything, is not sure at
+    all."""
     if not scores or not all(isfinite(score) for score in scores):
         return 0.0
     if by == "confidence":
@@ -34,7 +35,7 @@ def of_classes(scores: Sequence[float], by: str) -> float:
 
 
 def _evenness(scores: Sequence[float]) -> float:
-    """1 where all is in one class, 0 where all are alike."""
+    """Returns 1 where all is in one class, 0 where all are alike."""
     total = sum(score for score in scores if score > 0.0)
     if not 0.0 < total < inf:
         return 0.0
@@ -46,7 +47,7 @@ def _evenness(scores: Sequence[float]) -> float:
 
 
 def of_boxes(scores: Sequence[float], counts: float) -> float:
-    """Scores from LOWEST_SCORE on, and the one that counts."""
+    """Takes scores from LOWEST_SCORE on, and the one that counts."""
     best = max((score for score in scores if isfinite(score)), default=0.0)
     if best >= counts:
         return _clipped((best - counts) / (1.0 - counts)) if counts < 1.0 else 1.0

@@ -1,4 +1,4 @@
-"""What a model's own metadata claims: its task, classes, size and pixel values.
+"""Reads what a model's own metadata claims: its task, classes, size and pixel values.
 
 Four writers are understood: Ultralytics and PP-OCR (in the file), transformers and timm (JSON beside it).
 Their texts are read as literals within bounds, never evaluated. A claim is believed only where the outputs
@@ -65,8 +65,8 @@ _TAKES: Mapping[str, Mapping[str, Any]] = {
 
 
 def read_claims(metadata: FileMetadata) -> Claims:
-    """An empty one where nobody claims anything. What the file's own layers do to pixels counts before what
-    is said about the values that they were trained with."""
+    """Returns an empty one where nobody claims anything. What the file's own layers do to pixels counts
+    before what is said about the values that they were trained with."""
     claims, layers = _claimed(metadata), metadata.layers
     if layers is None:
         return claims
@@ -131,7 +131,7 @@ def _number(key: object) -> int:
 
 
 def _sides(value: object) -> tuple[int, int] | None:
-    """One number for a square, height and width, or timm's channels, height and width."""
+    """Returns one number for a square, height and width, or timm's channels, height and width."""
     found = [value, value] if isinstance(value, int) else value
     if not isinstance(found, list | tuple) or len(found) not in (2, 3):
         return None
@@ -207,8 +207,8 @@ def _with_preprocessor(claims: Claims, settings: Mapping[str, Any]) -> Claims:
 
 
 def _fitted(settings: Mapping[str, Any]) -> tuple[tuple[int, int] | None, dict[str, Any]]:
-    """The input's size, and how pictures come into it. A processor that keeps their proportions and cuts
-    nothing off makes inputs of many sizes, which says nothing of a model that takes one."""
+    """Returns the input's size, and how pictures come into it. A processor that keeps their proportions and
+    cuts nothing off makes inputs of many sizes, which says nothing of a model that takes one."""
     size, said = _edges(settings.get("size")), settings.get("size")
     if settings.get("do_center_crop"):
         cut = _edges(settings.get("crop_size"))
@@ -290,7 +290,7 @@ def _timm(config: Mapping[str, Any]) -> Claims:
 
 
 def _reader(entries: Mapping[str, str], meta: Mapping[str, Any]) -> Claims:
-    """A line for each character, or a list of them in a file beside it."""
+    """Returns a line for each character, or a list of them in a file beside it."""
     listed = entries["character"].split("\n") if "character" in entries else meta["charset"]
     if listed and listed[-1] == "":  # the last line ends, too
         listed = listed[:-1]
@@ -314,5 +314,5 @@ def _text_finder(name: str) -> Claims:
         task="text_regions",
         size=_PPOCR_PAGE,
         image={"anchor": "top_left", **_PPOCR},
-        lines=(f"its name {name[:60]} says that it finds text",),
+        lines=(f"its name {name[:60]} stands for text detection",),
     )

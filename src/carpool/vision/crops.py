@@ -1,4 +1,4 @@
-"""A decoded picture that is kept for a while, and the pictures that are cut out of it."""
+"""Keeps a decoded picture for a while, and cuts pictures out of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def reduction_to(longest: int) -> Reduction:
 
 
 def kept(decoded: Decoded, longest: int) -> Decoded:
-    """The picture with its longer side no longer than this."""
+    """Returns the picture with its longer side no longer than this."""
     height, width = decoded.pixels.shape[:2]
     scale = longest / max(height, width)
     if scale >= 1.0:
@@ -39,7 +39,8 @@ def kept(decoded: Decoded, longest: int) -> Decoded:
 
 
 def crop(picture: Decoded, left: int, top: int, right: int, bottom: int) -> Decoded:
-    """A rectangle of the whole picture's pixels, at least one of those that were kept: a view of them."""
+    """Returns a rectangle of the whole picture's pixels, at least one of those that were kept: a view of
+    them."""
     rows, columns = picture.pixels.shape[:2]
     across, down = columns / picture.width, rows / picture.height
     x1, y1 = min(int(left * across), columns - 1), min(int(top * down), rows - 1)
@@ -51,7 +52,7 @@ def crop(picture: Decoded, left: int, top: int, right: int, bottom: int) -> Deco
 def rectified(
     picture: Decoded, corners: Sequence[Sequence[float]], height: int, longest: int, stretch: float = 1.0
 ) -> Decoded:
-    """A quadrilateral of the whole picture's pixels as an upright picture of this height."""
+    """Returns a quadrilateral of the whole picture's pixels as an upright picture of this height."""
     rows, columns = picture.pixels.shape[:2]
     scale = np.array([columns / picture.width, rows / picture.height], np.float32)
     upright = rectify(picture.pixels, np.array(corners, np.float32) * scale, height, longest, stretch)

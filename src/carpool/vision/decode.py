@@ -1,4 +1,4 @@
-"""Bytes of a picture → upright RGB pixels, or an error: never half a picture."""
+"""Decodes the bytes of a picture to upright RGB pixels, or raises an error: never half a picture."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def decode(
     else:
         factor, pixels = 1, _other(data, head)
     if pixels.shape != (height // factor, width // factor, 3):
-        raise InvalidInput(f"the {head.format} picture has another size than its head says", field=FIELD)
+        raise InvalidInput(f"the {head.format} image has another size than its head says", field=FIELD)
     return Decoded(pixels, width, height)
 
 
@@ -76,7 +76,7 @@ def _jpeg(data: Buffer, head: PictureHead, factor: int) -> Array:
         # about, such as an early end, is an error.
         simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width, buffer=into, strict=True)
     except ValueError as error:
-        raise InvalidInput(f"the JPEG picture cannot be decoded: {error}", field=FIELD) from None
+        raise InvalidInput(f"the JPEG image cannot be decoded: {error}", field=FIELD) from None
     return into if head.orientation == UPRIGHT else upright(into, head.orientation)
 
 
@@ -119,19 +119,20 @@ def _through_pillow(data: Buffer, head: PictureHead) -> Array:
     try:
         with Image.open(BytesIO(data), formats=[head.format.upper()]) as image:
             if sorted(image.size) != sorted((head.width, head.height)):  # before memory is taken for it
-                raise ValueError(f"it is {image.width}×{image.height} pixels, and its head says otherwise")
+                raise ValueError(f"it is {image.width}×{image.height} pixels, but its head has another size")
             image.load()
             return _rgb(image, head)
     except MemoryError:
         raise
     except Exception as error:  # Pillow's plugins raise nearly anything on bad bytes
         why = str(error).rstrip(".") or type(error).__name__
-        raise InvalidInput(f"the {head.format} picture cannot be decoded: {why}", field=FIELD) from None
+        raise InvalidInput(f"the {head.format} image cannot be decoded: {why}", field=FIELD) from None
 
 
 def _rgb(image: Image.Image, head: PictureHead) -> Array:
-    """Strip by strip. A large picture of four bytes a pixel, as Pillow keeps colours, is moved together where
-    it lies: each strip ends before the next begins. A copy of fifty million pixels would be 150 MB more."""
+    """Converts a picture strip by strip. A large picture of four bytes a pixel, as Pillow keeps colours, is
+    moved together where it lies: each strip ends before the next begins. A copy of fifty million pixels would
+    be 150 MB more."""
     width, height = image.size
     rows = max(1, _STRIP // width)
     memory = None if rows >= height else _memory_of(image)
@@ -145,13 +146,13 @@ def _rgb(image: Image.Image, head: PictureHead) -> Array:
 
 
 def _strip_as_rgb(image: Image.Image, head: PictureHead) -> Array:
-    """The same as uint8 [h, w, 3]; or [h, w, 1], of a grey one."""
+    """Returns the same as uint8 [h, w, 3]; or [h, w, 1], of a grey one."""
     if image.mode in _ALPHA or "transparency" in image.info:
         return _on_white(np.asarray(image if image.mode == "RGBA" else image.convert("RGBA")))
     if image.mode.startswith("I;16") or (image.mode == "I" and head.bits == 16):
         return (np.asarray(image) >> 8).astype(np.uint8)[:, :, None]
     if image.mode in ("I", "F"):
-        raise ValueError("32 bits per channel are too many; 8 and 16 are read")
+        raise ValueError("32 bits per channel are not supported; 8 and 16 are")
     if image.mode == "L":
         return np.asarray(image)[:, :, None]
     return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
@@ -165,7 +166,8 @@ def _on_white(rgba: Array) -> Array:
 
 
 class _ArrowArray(ctypes.Structure):
-    """Of Arrow's C data interface, by which Pillow tells where the pixels of a picture are."""
+    """Describes an array of Arrow's C data interface, by which Pillow tells where the pixels of a picture
+    are."""
 
 
 _ArrowArray._fields_ = [
@@ -177,8 +179,8 @@ _ArrowArray._fields_ = [
 
 
 def _memory_of(image: Image.Image) -> Array | None:
-    """Pillow's own, flat and to be written to, of a picture with four bytes a pixel in one piece. It stays as
-    long as the array does. None of any other."""
+    """Returns Pillow's own memory, flat and to be written to, of a picture with four bytes a pixel in one
+    piece. It stays as long as the array does. None of any other."""
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     try:

@@ -35,14 +35,14 @@ _FURTHEST = 1 << 24  # in such units: what lies beyond is as good as there
 
 @lru_cache(maxsize=1024)
 def colour(class_id: int) -> Colour:
-    """A class's own colour, always the same: steps of the golden ratio keep neighbours far apart."""
+    """Returns a class's own colour, always the same: steps of the golden ratio keep neighbours far apart."""
     hue = 2 * math.pi * ((0.6 + class_id * _GOLDEN) % 1.0)
     lightness, chroma = ((0.74, 0.17), (0.66, 0.2), (0.82, 0.14))[class_id % 3]
     return _from_oklch(lightness, chroma, hue)
 
 
 def _from_oklch(lightness: float, chroma: float, hue: float) -> Colour:
-    """Björn Ottosson's OKLab, in which equal steps look equally large, to sRGB."""
+    """Converts Björn Ottosson's OKLab, in which equal steps look equally large, to sRGB."""
     a, b = chroma * math.cos(hue), chroma * math.sin(hue)
     long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
     medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
@@ -67,7 +67,8 @@ def ink_on(background: Colour) -> Colour:
 
 
 class Canvas:
-    """A copy of the picture, enlarged if it is tiny. Sizes of lines and letters follow the picture's."""
+    """Holds a copy of the picture, enlarged if it is tiny. Sizes of lines and letters follow the
+    picture's."""
 
     def __init__(self, pixels: Array) -> None:
         height, width = pixels.shape[:2]
@@ -88,7 +89,7 @@ class Canvas:
     # ---- boxes ------------------------------------------------------------------------------------------
 
     def box(self, corners: Sequence[float], own: Colour) -> None:
-        """A frame in the class's colour with a dark rim, so that it shows on its own colour too."""
+        """Draws a frame in the class's colour with a dark rim, so that it shows on its own colour too."""
         x1, y1, x2, y2 = corners
         half = self.line / 2
         left, top = max(half, x1), max(half, y1)
@@ -99,7 +100,7 @@ class Canvas:
             cv2.rectangle(self.pixels, first, last, shade, thickness, cv2.LINE_AA, _FINE)
 
     def polyline(self, points: Sequence[Array], own: Colour) -> None:
-        """Lines from point to point, with a dark rim as well."""
+        """Draws lines from point to point, with a dark rim as well."""
         path = np.rint(np.array(points) * _UNIT).clip(-_FURTHEST, _FURTHEST).astype(np.int32)
         for thickness, shade in ((self.line + 2, (own[0] // 4, own[1] // 4, own[2] // 4)), (self.line, own)):
             cv2.polylines(self.pixels, [path], False, shade, thickness, cv2.LINE_AA, _FINE)
@@ -112,7 +113,7 @@ class Canvas:
     # ---- tags -------------------------------------------------------------------------------------------
 
     def tag_box(self, corners: Sequence[float], text: str, own: Colour) -> None:
-        """At a corner of the box where no other tag is yet: above, inside, below."""
+        """Draws a tag at a corner of the box where no other tag is yet: above, inside, below."""
         width, height = self.tag_size(text)
         x1, y1, x2, y2 = (round(side) for side in corners)
         x1, y1 = x1 - self.line // 2, y1 - self.line // 2
@@ -127,7 +128,7 @@ class Canvas:
         self._tag([self._inside(x, y, width, height) for x, y in places], text, own)
 
     def tag_point(self, x: float, y: float, text: str, own: Colour) -> None:
-        """Around a point; a little above or below it where another tag is there."""
+        """Draws a tag around a point; a little above or below it where another tag is there."""
         width, height = self.tag_size(text)
         left, top = round(x - width / 2), round(y - height / 2)
         steps = (0, -height, height, -2 * height, 2 * height)
@@ -155,7 +156,7 @@ class Canvas:
     # ---- what they are made of --------------------------------------------------------------------------
 
     def panel(self, place: Rectangle, fill: Colour, opacity: float, radius: int | None = None) -> None:
-        """A filled rectangle with round corners."""
+        """Draws a filled rectangle with round corners."""
         width, height = place[2] - place[0], place[3] - place[1]
         if width <= 0 or height <= 0:
             return
@@ -221,9 +222,9 @@ _COARSE = 256  # the grid on which the middle of a mask is looked for
 
 
 def encode(pixels: Array, kind: str, quality: int = 90) -> bytes:
-    """RGB pixels as a "jpeg", "png" or "webp" file; PNG ignores the quality."""
+    """Writes RGB pixels as a "jpeg", "png" or "webp" file; PNG ignores the quality."""
     if kind not in _FORMATS:
-        raise InvalidInput(f"pictures are not written as {shown(kind)}; {nearest(kind, FORMATS)}")
+        raise InvalidInput(f"images are not written as {shown(kind)}; {nearest(kind, FORMATS)}")
     ending, key, longest = _FORMATS[kind]
     height, width = pixels.shape[:2]
     if max(height, width) > longest:
@@ -231,7 +232,7 @@ def encode(pixels: Array, kind: str, quality: int = 90) -> bytes:
     settings = (cv2.IMWRITE_PNG_COMPRESSION, _FASTEST_PNG) if key is None else (key, quality)
     done, data = cv2.imencode(ending, cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR), settings)
     if not done:
-        raise InvalidInput(f"this picture cannot be written as {kind}; ask for another format")
+        raise InvalidInput(f"this image cannot be written as {kind}; ask for another format")
     return data.tobytes()
 
 
@@ -246,7 +247,7 @@ def detections(pixels: Array, found: Sequence[Detection], size: tuple[int, int])
 
 
 def _scaled(canvas: Canvas, size: tuple[int, int], places: Sequence[float]) -> Array:
-    """Coordinates x, y, x, y, … of a picture of this size, on the canvas."""
+    """Returns coordinates x, y, x, y, … of a picture of this size, on the canvas."""
     scale = np.array([canvas.width / size[0], canvas.height / size[1]])
     scaled: Array = (np.array(places, np.float64).reshape(-1, 2) * scale).reshape(-1)
     return scaled
@@ -278,7 +279,7 @@ def poses(pixels: Array, found: Sequence[Pose], size: tuple[int, int]) -> Array:
 
 
 def rotated(pixels: Array, found: Sequence[RotatedBox], size: tuple[int, int]) -> Array:
-    """Boxes at their angles."""
+    """Draws boxes at their angles."""
     canvas = Canvas(pixels)
     boxes = [_scaled(canvas, size, one["box"]).tolist() for one in found]
     for one in reversed(found):
@@ -289,8 +290,8 @@ def rotated(pixels: Array, found: Sequence[RotatedBox], size: tuple[int, int]) -
 
 
 def text(pixels: Array, found: Sequence[Mapping[str, Any]], size: tuple[int, int]) -> Array:
-    """Regions or lines of text in their frames; beside them what they say, where that is known, each at its
-    place on a white page."""
+    """Draws regions or lines of text in their frames; beside them what they say, where that is known, each at
+    its place on a white page."""
     canvas = Canvas(pixels)
     for number, one in reversed(list(enumerate(found))):
         corners = [_scaled(canvas, size, corner) for corner in one["polygon"]]
@@ -311,7 +312,7 @@ def text(pixels: Array, found: Sequence[Mapping[str, Any]], size: tuple[int, int
 
 
 def objects(pixels: Array, found: Iterable[tuple[Mask, Array]], size: tuple[int, int]) -> Array:
-    """Masks, each with the pixels [h, w] of the picture that belong to it, laid on in turn."""
+    """Draws masks, each with the pixels [h, w] of the picture that belong to it, laid on in turn."""
     canvas = Canvas(pixels)
     told = []
     for one, mask in found:
@@ -331,7 +332,7 @@ def distances(pixels: Array, near: Array) -> Array:
 
 
 def classes(pixels: Array, found: Sequence[Class]) -> Array:
-    """A panel in the corner: a row per class with its score as a bar."""
+    """Draws a panel in the corner: a row per class with its score as a bar."""
     canvas = Canvas(pixels)
     gap, letters = canvas.gap, canvas.letters
     row = letters + 2 * gap
@@ -395,7 +396,7 @@ def _tint(canvas: Canvas, mask: Array, own: tuple[int, int, int], share: float) 
 
 
 def _middle(mask: Array) -> tuple[float, float]:
-    """The point furthest from any edge of the mask, where a tag covers the least."""
+    """Returns the point furthest from any edge of the mask, where a tag covers the least."""
     height, width = mask.shape
     shrink = min(1.0, _COARSE / max(height, width))
     coarse_size = (max(1, round(width * shrink)), max(1, round(height * shrink)))

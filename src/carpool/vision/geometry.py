@@ -1,4 +1,4 @@
-"""How a picture was laid into the model's input, and the way back to its own pixels."""
+"""Describes how a picture was laid into the model's input, and the way back to its own pixels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Geometry:
     top: float = 0.0
 
     def to_picture(self, boxes: Array) -> Array:
-        """Boxes [n, 4] as x1, y1, x2, y2 in input pixels → in the picture's pixels, cut at its edges."""
+        """Maps boxes [n, 4] as x1, y1, x2, y2 in input pixels to the picture's pixels, cut at its edges."""
         offset = np.array([self.left, self.top] * 2, np.float32)
         scale = np.array([self.scale_x, self.scale_y] * 2, np.float32)
         limits = np.array([self.width, self.height] * 2, np.float32)
@@ -37,7 +37,7 @@ class Geometry:
         return moved
 
     def points_to_picture(self, points: Array) -> Array:
-        """[…, 2] as x, y in input pixels → in the picture's pixels, also beyond its edges."""
+        """Maps […, 2] as x, y in input pixels to the picture's pixels, also beyond its edges."""
         moved: Array = (points - np.array([self.left, self.top], np.float32)) / np.array(
             [self.scale_x, self.scale_y], np.float32
         )
@@ -45,7 +45,8 @@ class Geometry:
 
     @property
     def area(self) -> tuple[float, float, float, float]:
-        """Where the whole picture lies in the input: x1, y1, x2, y2, beyond its edges where cropped."""
+        """Returns where the whole picture lies in the input: x1, y1, x2, y2, beyond its edges where
+        cropped."""
         right = self.left + self.width * self.scale_x
         bottom = self.top + self.height * self.scale_y
         return self.left, self.top, right, bottom
@@ -82,7 +83,8 @@ class PicturePlacement:
     """The rectangle's edges to a fraction of a pixel, left, top, right and bottom, for Pillow's kernels."""
 
     def kernel(self, asked: str) -> str:
-        """How pixels are mixed: `auto` and `area` depend on how much smaller or larger they become."""
+        """Returns how pixels are mixed: `auto` and `area` depend on how much smaller or larger they
+        become."""
         if asked not in ("auto", "area"):
             return asked
         shrinks = (self.width / self.into_width, self.height / self.into_height)
@@ -116,7 +118,7 @@ def place(width: int, height: int, size: tuple[int, int], settings: ImageSetting
 
 
 def _crop(width: int, height: int, size: tuple[int, int], settings: ImageSettings) -> PicturePlacement:
-    """The middle of the picture in the input's proportions, in whole pixels (of the grid)."""
+    """Returns the middle of the picture in the input's proportions, in whole pixels (of the grid)."""
     rows, columns = size
     scale = max(columns / width, rows / height) / settings.crop
     part = (min(columns / scale, width), min(rows / scale, height))
@@ -149,7 +151,7 @@ def _middle(side: int, part: float) -> tuple[int, int]:
 
 
 def _side(length: float, most: int) -> int:
-    """To the nearest pixel, at least one: the thinnest picture still shows."""
+    """Rounds to the nearest pixel, at least one: the thinnest picture still shows."""
     return min(max(int(length + 0.5), 1), most)
 
 
@@ -183,12 +185,12 @@ def read_form(settings: ImageSettings, spec: TensorSpec, where: str) -> InputFor
     *ones, first, second, third = (1, 1, 1, *spec.shape) if len(spec.shape) < 3 else spec.shape
     told = f'the input "{spec.name}" is {list(spec.shape)}'
     if len(spec.shape) < 3 or any(side not in (1, DYNAMIC) for side in ones):
-        raise ConfigError(f"{where}: a picture needs three dimensions besides the batch, but {told}")
+        raise ConfigError(f"{where}: an image needs three dimensions besides the batch, but {told}")
     planar = _planar(settings, (first, second, third), f"{where}: image.layout", told)
     channels, sides = (first, (second, third)) if planar else (third, (first, second))
     channels = 3 if channels == DYNAMIC else channels
     if channels not in (1, 3):
-        raise ConfigError(f"{where}: image.layout: a picture has 1 or 3 channels, but {told}")
+        raise ConfigError(f"{where}: image.layout: an image has 1 or 3 channels, but {told}")
     size = _size(settings, sides, f"{where}: image.size", told)
     _check_values(settings, channels, where)
     picture = (channels, *size) if planar else (*size, channels)
@@ -231,9 +233,10 @@ _NOT_NUMBERS = (Datatype.BOOL, Datatype.BYTES)
 
 
 def lookup_tables(settings: ImageSettings, form: InputForm, datatype: Datatype, where: str) -> list[Array]:
-    """[1, 256] for each plane of a planar input; [1, 256, channels] where the channels lie side by side."""
+    """Returns [1, 256] for each plane of a planar input; [1, 256, channels] where the channels lie side by
+    side."""
     if datatype in _NOT_NUMBERS:
-        raise ConfigError(f"{where}: the picture's input is {datatype.value}, and pixels are numbers")
+        raise ConfigError(f"{where}: the image's input is {datatype.value}, and pixels are numbers")
     values = np.arange(256, dtype=np.float64)[:, None] * scale_of(settings, datatype)
     values = (values - np.array(settings.mean)) / np.array(settings.std)
     table = _cast(np.broadcast_to(values, (256, form.channels)), datatype)
@@ -253,7 +256,7 @@ def scale_of(settings: ImageSettings, datatype: Datatype) -> float:
 
 
 def _cast(values: Array, datatype: Datatype) -> Array:
-    """To the nearest value that the datatype has; whole numbers stop at its ends."""
+    """Rounds to the nearest value that the datatype has; whole numbers stop at its ends."""
     if datatype is Datatype.BF16:
         bits = values.astype(np.float32).view(np.uint32)
         return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)

@@ -1,4 +1,5 @@
-"""The heads of vision models, by what they answer: one rule per family, each giving the readings that fit.
+"""Recognises the heads of vision models by what they answer: one rule per family, each giving the readings
+that fit.
 
 The formats are facts about exports of Ultralytics, YOLOv5 and its kin, transformers, torchvision, TensorFlow.
 """
@@ -49,7 +50,7 @@ def readings(facts: Facts) -> Iterator[Reading]:
 
 
 def _between(values: Array | None, low: float, high: float) -> bool:
-    """All of them, of which there are some."""
+    """Returns whether all of them, of which there are some, lie between both."""
     if values is None or not values.size:
         return False
     return bool((values >= low - _NEAR).all() and (values <= high + _NEAR).all())
@@ -64,7 +65,7 @@ def _sum_to_one(values: Array | None, axis: int) -> bool:
 
 
 def _largest(values: Array | None) -> float:
-    """Magnitude; 0 of nothing."""
+    """Returns the largest magnitude; 0 of nothing."""
     return 0.0 if values is None else float(np.abs(values).max(initial=0.0))
 
 
@@ -133,7 +134,7 @@ def _of_anchors(facts: Facts, table: OutputFact, form: str) -> Iterator[Reading]
 
 
 def _prototypes(facts: Facts) -> OutputFact | None:
-    """Maps of a quarter of the picture beside a table."""
+    """Returns maps of a quarter of the picture beside a table."""
     quarter = (facts.height // 4, facts.width // 4)
     found = [one for one in facts.floats(3) if one.shape[1:] == quarter]
     return found[0] if len(found) == 1 else None
@@ -150,7 +151,8 @@ def _with_angles(facts: Facts, table: OutputFact, classes: int, rest: Array | No
 def _with_keypoints(
     facts: Facts, table: OutputFact, form: str, left: int, rest: Array | None
 ) -> Iterator[Reading]:
-    """By their claimed number, else of one class: coordinates in pixels, the rest fractions."""
+    """Yields readings by their claimed number, else of one class: coordinates in pixels, the rest
+    fractions."""
     claimed = facts.claims.keypoints
     for count, each in [claimed] if claimed else [((left - 1) // each, each) for each in (3, 2)]:
         classes = left - count * each
@@ -165,7 +167,8 @@ def _with_keypoints(
 
 
 def _like_points(points: Array) -> bool:
-    """[keypoints, 2 or 3, anchors]: every coordinate somewhere beyond a fraction, what stands third never."""
+    """Checks [keypoints, 2 or 3, anchors]: every coordinate is somewhere beyond a fraction, what stands third
+    never."""
     beyond = np.abs(points[:, :2]).max(axis=2, initial=0.0) > _BEYOND
     return bool(beyond.all()) and (points.shape[1] == 2 or _fractions(points[:, 2]))
 
@@ -209,7 +212,7 @@ def _of_rows(facts: Facts, table: OutputFact, claimed: bool) -> Iterator[Reading
 
 
 def _like_rows(rows: Array | None) -> bool:
-    """A fraction, then a whole number; also where there is not a row."""
+    """Looks for a fraction, then a whole number; also where there is not a row."""
     if rows is None:
         return False
     whole = bool((rows[:, 5] == np.rint(rows[:, 5])).all() and (rows[:, 5] >= 0).all())
@@ -220,7 +223,7 @@ def _like_rows(rows: Array | None) -> bool:
 
 
 def _pairs(facts: Facts) -> Iterator[Reading]:
-    """[n, 4] and [n, classes]; of two alike, the one called …box… holds the boxes."""
+    """Reads [n, 4] and [n, classes]; of two alike, the one called …box… holds the boxes."""
     tables = sorted(facts.floats(2), key=lambda one: not one.called("box"))
     for boxes in tables:
         for scores in tables:
@@ -238,7 +241,7 @@ def _pairs(facts: Facts) -> Iterator[Reading]:
 
 
 def _queries(facts: Facts, boxes: OutputFact, scores: OutputFact, logits: bool) -> Reading:
-    """DETR and its kin: logits, and centres with sizes from 0 to 1."""
+    """Reads DETR and its kin: logits, and centres with sizes from 0 to 1."""
     columns, named = scores.shape[1], len(facts.labels)
     activation = facts.claims.activation
     if activation is None and (columns == _SOFTMAX_DETR or (named and columns == named + 1)):
@@ -261,7 +264,7 @@ def _boxes_and_scores(boxes: OutputFact, scores: OutputFact) -> Reading:
     told = sample is not None and len(sample) >= _FEW and _largest(sample) > 0
     ordered = sample is not None and bool((sample[:, 2:] >= sample[:, :2]).all())
     if scores.shape[1] > 1 and _sum_to_one(scores.sample, 1):
-        ask = "set background in [detect] of model.toml: one class seems to stand for nothing"
+        ask = "set background in [detect] of model.toml: one class seems to be the background"
     elif told and not ordered:
         ask = 'set boxes = "corners" or "centers" in [detect] of model.toml'
     settings = DetectSettings(
@@ -273,7 +276,7 @@ def _boxes_and_scores(boxes: OutputFact, scores: OutputFact) -> Reading:
 
 
 def _labelled(facts: Facts) -> Iterator[Reading]:
-    """torchvision's and TensorFlow's detectors: boxes, and for each a label and a score."""
+    """Reads torchvision's and TensorFlow's detectors: boxes, and for each a label and a score."""
     boxes = _one(facts, 2, "box")
     scores, labels = _one(facts, 1, "score"), _one(facts, 1, "label", "class")
     if boxes is None or scores is None or labels is None or boxes.shape[1] != 4:
@@ -298,7 +301,7 @@ def _one(facts: Facts, rank: int, *words: str) -> OutputFact | None:
 
 
 def _rtdetr(facts: Facts) -> Iterator[Reading]:
-    """Ultralytics' RT-DETR: a table of centres and sizes from 0 to 1, and scores."""
+    """Reads Ultralytics' RT-DETR: a table of centres and sizes from 0 to 1, and scores."""
     for table in facts.floats(2):
         rows, columns = table.shape
         if rows > _MOST_ROWS or not 4 < columns <= _MOST_FIELDS or _anchors(facts, table):
@@ -315,7 +318,8 @@ def _rtdetr(facts: Facts) -> Iterator[Reading]:
 
 
 def _maps(facts: Facts) -> Iterator[Reading]:
-    """Several of one shape are the same at several depths, or a helper's: the first counts."""
+    """Reads maps, of which several of one shape are the same at several depths, or a helper's: the first
+    counts."""
     maps = [one for one in facts.floats(3, 2) if facts.insist or _is_map(facts, one)]
     others = [one for one in facts.outputs if len(one.shape) > 1 and one not in maps]
     if not maps or (not facts.insist and (others or len({one.shape for one in maps}) > 1)):
@@ -331,14 +335,14 @@ def _maps(facts: Facts) -> Iterator[Reading]:
     certain = named or classes in _SCENES or (classes == _VOC and whole)
     told = first.called("prob", "softmax") or _sum_to_one(first.sample, 0 if facts.planar else -1)
     settings = SegmentSettings("none" if told else "softmax", format="maps")
-    why = f"{first} are {classes} maps of the picture"
+    why = f"{first} are {classes} maps of the image"
     known = classes if classes != DYNAMIC else None
     yield Reading(Task.SEGMENT, settings, (first.spec,), why, known, certain and known is not None)
 
 
 def _single_map(first: OutputFact) -> Iterator[Reading]:
     """Of what stands out, or of depth: only its name can tell."""
-    why = f"{first} is one map of the picture"
+    why = f"{first} is one map of the image"
     deep = first.called("depth", "disp")
     inverse = True if first.called("disp", "inverse") else None
     yield Reading(Task.DEPTH, DepthSettings(inverse), (first.spec,), why, None, certain=deep)
@@ -357,7 +361,7 @@ def _text_maps(facts: Facts) -> Iterator[Reading]:
             continue
         maps = 1 if len(one.shape) == 2 else one.shape[0]
         if maps == 3 and facts.form != "db":
-            why = f"{one} are the middles of lines, and how far their edges are"
+            why = f"{one} are centers of lines and distances to their edges"
             yield Reading(Task.TEXT_REGIONS, TextRegionsSettings("lines"), (one.spec,), why)
             continue
         likely = one.sample is None or _fractions(one.sample)
@@ -367,7 +371,8 @@ def _text_maps(facts: Facts) -> Iterator[Reading]:
 
 
 def _characters(facts: Facts) -> Iterator[Reading]:
-    """Steps from left to right, and a value for each character and the blank, perhaps also for the space."""
+    """Reads steps from left to right, and a value for each character and the blank, perhaps also for the
+    space."""
     known = len(facts.labels)
     if not known and not facts.insist:
         return
@@ -382,17 +387,17 @@ def _characters(facts: Facts) -> Iterator[Reading]:
 
 
 def _written(facts: Facts) -> Iterator[Reading]:
-    """Text that the model writes itself: about what, only its settings can say."""
+    """Reads text that the model writes itself: about what, only its settings can say."""
     found = {one.spec.name: one for one in facts.outputs if one.spec.datatype is Datatype.BYTES}
     if WRITTEN in found:
         specs = tuple(found[name].spec for name in (WRITTEN, WRITTEN_END) if name in found)
-        why = f"{found[WRITTEN]} is text that it writes"
+        why = f"{found[WRITTEN]} is text that the model writes"
         yield Reading(Task.READ, ReadSettings(activation="none"), specs, why)
         yield Reading(Task.CAPTION, None, specs, why)
 
 
 def _is_map(facts: Facts, one: OutputFact) -> bool:
-    """In the picture's proportions, and not much smaller."""
+    """Returns whether it is in the picture's proportions, and not much smaller."""
     if DYNAMIC in (facts.height, facts.width):
         return False
     height, width = one.shape[-2:] if facts.planar or len(one.shape) == 2 else one.shape[:2]
@@ -440,7 +445,7 @@ def _classes(facts: Facts, one: OutputFact, sample: Array | None) -> Reading:
     activation = facts.claims.activation or ("sigmoid" if length == 1 else "softmax")
     how = f"the {activation} makes them scores"
     if shares or told:
-        activation, how = "none", "they add up to 1" if shares else "its name says probabilities"
+        activation, how = "none", "they add up to 1" if shares else "its name stands for probabilities"
     elif sample is not None and _fractions(sample) and _largest(sample) > 0 and _stays_small(one):
         activation, how = "none", "fractions that do not exclude each other"
     certain = length > 1 and (shares or one.called("logit", "prob", "softmax") or length in _IMAGENETS)

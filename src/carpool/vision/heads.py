@@ -1,4 +1,4 @@
-"""Which format a picture is in and how large it is, told from its first bytes before any memory is taken.
+"""Reads which format a picture is in and how large it is from its first bytes, before any memory is taken.
 
 Each reader walks a bounded number of steps and takes no memory to speak of.
 
@@ -81,7 +81,8 @@ _EXIF = b"Exif\0\0"
 
 
 def exif_orientation(block: memoryview) -> int:
-    """1 to 8 from an EXIF block, with or without its `Exif` prefix; 1 where it is absent or broken."""
+    """Returns 1 to 8 from an EXIF block, with or without its `Exif` prefix; 1 where it is absent or
+    broken."""
     if bytes(block[: len(_EXIF)]) == _EXIF:
         block = block[len(_EXIF) :]
     try:
@@ -106,7 +107,8 @@ _PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
 
 @dataclass(frozen=True, slots=True)
 class PictureHead:
-    """What the head of a picture says. Width and height are as stored; `orientation` is EXIF's, 1 to 8."""
+    """Describes what the head of a picture says. Width and height are as stored; `orientation` is EXIF's, 1
+    to 8."""
 
     format: str
     width: int
@@ -132,7 +134,8 @@ def jpeg(data: memoryview) -> PictureHead:
 
 
 def jpeg_frame(data: memoryview) -> tuple[PictureHead, int]:
-    """Without its scans, which only a look at the whole file tells; and the marker of its frame."""
+    """Reads a head without its scans, which only a look at the whole file tells; and the marker of its
+    frame."""
     orientation, at = UPRIGHT, 2
     for _ in range(_MAX_SEGMENTS):
         lead, marker = struct.unpack_from(">BB", data, at)
@@ -228,7 +231,7 @@ def bmp(data: memoryview) -> PictureHead:
 def tiff(data: memoryview) -> PictureHead:
     found = read_tags(data)
     if WIDTH not in found or HEIGHT not in found:
-        raise ValueError("it does not say its size")
+        raise ValueError("it does not declare its size")
     return PictureHead(
         "TIFF",
         found[WIDTH],
@@ -241,7 +244,7 @@ def tiff(data: memoryview) -> PictureHead:
 
 
 def gif(data: memoryview) -> PictureHead:
-    """The size of the canvas; a first frame that reaches beyond it is refused when it is decoded."""
+    """Returns the size of the canvas; a first frame that reaches beyond it is refused when it is decoded."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
     steps = 0
@@ -269,7 +272,7 @@ FIELD = "image"
 
 @dataclass(frozen=True, slots=True)
 class PictureLimits:
-    """What a picture may cost. Pixels and sides are of the picture before any reduction."""
+    """Limits what a picture may cost. Pixels and sides are of the picture before any reduction."""
 
     bytes: int = 64 << 20
     pixels: int = 50_000_000
@@ -298,15 +301,16 @@ _BEGINS = {
 _FOREIGN = (  # where, what, and the name of a format that is known and not read
     (4, b"ftyp", "an AVIF, HEIC or video file"),
     (0, b"%PDF", "a PDF"),
-    (0, b"\xff\x0a", "a JPEG XL picture"),
-    (0, b"\0\0\0\x0cJXL ", "a JPEG XL picture"),
+    (0, b"\xff\x0a", "a JPEG XL image"),
+    (0, b"\0\0\0\x0cJXL ", "a JPEG XL image"),
     (0, b"\0\0\0\x0cjP  ", "a JPEG 2000 picture"),
     (0, b"\xff\x4f\xff\x51", "a JPEG 2000 picture"),
 )
 
 
 def read_head(data: Buffer, limits: PictureLimits = DEFAULT_LIMITS) -> PictureHead:
-    """Format, size and orientation of a picture within the limits; InvalidInput or TooLarge otherwise."""
+    """Returns format, size and orientation of a picture within the limits; InvalidInput or TooLarge
+    otherwise."""
     view = memoryview(data).cast("B")
     if len(view) > limits.bytes:
         raise _too_large(f"has {len(view)} bytes, more than the {limits.bytes} allowed")
@@ -314,9 +318,9 @@ def read_head(data: Buffer, limits: PictureLimits = DEFAULT_LIMITS) -> PictureHe
     try:
         head = READERS[name](view)
     except struct.error:
-        raise InvalidInput(f"the {name} picture ends within its head", field=FIELD) from None
+        raise InvalidInput(f"the {name} image ends within its head", field=FIELD) from None
     except ValueError as error:
-        raise InvalidInput(f"the {name} picture cannot be read: {error}", field=FIELD) from None
+        raise InvalidInput(f"the {name} image cannot be read: {error}", field=FIELD) from None
     check(head, len(view), limits)
     return head
 
@@ -324,7 +328,7 @@ def read_head(data: Buffer, limits: PictureLimits = DEFAULT_LIMITS) -> PictureHe
 def sniff(data: Buffer) -> str:
     """The format by its first bytes, whatever follows them and whatever the file is called."""
     if not len(data):
-        raise InvalidInput("the picture is empty", field=FIELD)
+        raise InvalidInput("the image is empty", field=FIELD)
     start = bytes(data[:16])
     for name, begins in _BEGINS.items():
         if begins.match(start):
@@ -333,8 +337,8 @@ def sniff(data: Buffer) -> str:
         raise InvalidInput(f"an SVG, XML or HTML text has no pixels; {_READ_HERE}", field=FIELD)
     for at, mark, what in _FOREIGN:
         if start[at : at + len(mark)] == mark:
-            raise InvalidInput(f"{what} is not read here; {_READ_HERE}", field=FIELD)
-    raise InvalidInput(f"the bytes are no picture of a known format; {_READ_HERE}", field=FIELD)
+            raise InvalidInput(f"{what} is not supported; {_READ_HERE}", field=FIELD)
+    raise InvalidInput(f"the bytes are not an image of a known format; {_READ_HERE}", field=FIELD)
 
 
 def check(head: PictureHead, size: int, limits: PictureLimits = DEFAULT_LIMITS) -> None:
@@ -342,21 +346,21 @@ def check(head: PictureHead, size: int, limits: PictureLimits = DEFAULT_LIMITS) 
     width, height = head.width, head.height
     pixels = width * height
     if width < 1 or height < 1:
-        raise InvalidInput(f"the {head.format} picture says it is {width}×{height} pixels", field=FIELD)
+        raise InvalidInput(f"the {head.format} image declares {width}×{height} pixels", field=FIELD)
     if max(width, height) > limits.side:
-        raise TooLarge(f"the picture is {width}×{height} pixels; a side may have {limits.side}", field=FIELD)
+        raise TooLarge(f"the image is {width}×{height} pixels; a side may have {limits.side}", field=FIELD)
     if max(pixels, head.tile_pixels) > limits.pixels:
         raise TooLarge(
-            f"the picture is {width}×{height} pixels, more than the {limits.pixels} allowed", field=FIELD
+            f"the image is {width}×{height} pixels, more than the {limits.pixels} allowed", field=FIELD
         )
     if (head.frames or 1) > limits.frames:
         raise TooLarge(
-            f"the picture has {head.frames} frames, more than the {limits.frames} allowed", field=FIELD
+            f"the image has {head.frames} frames, more than the {limits.frames} allowed", field=FIELD
         )
     if pixels > limits.free_pixels + limits.pixels_per_byte * size:
         raise TooLarge(
-            f"the picture says it has {pixels} pixels in {size} bytes: "
-            f"more than {limits.pixels_per_byte} for each byte are no picture",
+            f"the image declares {pixels} pixels in {size} bytes, more than {limits.pixels_per_byte} per "
+            "byte",
             field=FIELD,
         )
     if head.scans > limits.scans or head.scans * pixels > limits.scanned_pixels:

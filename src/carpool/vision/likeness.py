@@ -1,4 +1,4 @@
-"""How alike two shapes are, from 0 to 1, and which things of two lists belong together."""
+"""Measures how alike two shapes are, from 0 to 1, and which things of two lists belong together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KEYPOINT = 0.1  # of the box's size: so far from each other two points are 0.6 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The difference between two answers to one picture."""
+    """Describes the difference between two answers to one picture."""
 
     differs: bool
     how_much: float  # 0 to 1: by this the worst come first
@@ -41,7 +41,7 @@ def keypoints_alike(a: Array, b: Array, area: float) -> float:
 
 
 def polygons_alike(a: Array, b: Array) -> float:
-    """The area that both cover over the area that either covers."""
+    """Returns the area that both cover over the area that either covers."""
     if np.array_equal(a, b, equal_nan=True):
         return 1.0
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
@@ -86,7 +86,7 @@ def cut_out(mask: Mapping[str, Any]) -> CutOut:
 
 
 def _pixels(mask: Mapping[str, Any]) -> Array:
-    """[height, width] of the picture: whether it is inside."""
+    """Returns [height, width] of the picture: whether it is inside."""
     from carpool.vision.mask_regions import from_run_lengths  # brings OpenCV along
 
     if "rle" in mask:
@@ -137,7 +137,7 @@ def _free_column(
     asked_by: dict[int, int],
     in_vain: set[int],
 ) -> int | None:
-    """The first that is free, or would be if others moved on."""
+    """Returns the first column that is free, or would be if others moved on."""
     waiting = [row]
     for here in waiting:  # grows while it is walked
         for column in columns[here]:
@@ -151,7 +151,7 @@ def _free_column(
 
 
 def _closest_first(close: Array) -> list[list[int]]:
-    """By row: the columns that are close at all."""
+    """Returns, by row, the columns that are close at all."""
     places = np.nonzero(close)
     columns: list[list[int]] = [[] for _ in close]
     order = np.lexsort((-close[places], places[0]))

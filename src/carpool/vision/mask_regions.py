@@ -1,4 +1,4 @@
-"""Probability maps of a model's input → which pixel of the picture belongs to which class."""
+"""Decides, from probability maps of a model's input, which pixel of the picture belongs to which class."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _UNFILTERED = (  # OpenCV 4 has no word for it
 
 
 def run_lengths(mask: Array) -> list[int]:
-    """[h, w] → lengths of runs down the columns, from left to right: pixels outside first, then inside, …
+    """Returns, of [h, w], lengths of runs down the columns, from left to right: pixels outside first, then
+    inside, …
 
     This is COCO's uncompressed form, without its "size". The lengths add up to h × w; the first is 0 when the
     first pixel is inside.
@@ -40,7 +41,7 @@ def run_lengths(mask: Array) -> list[int]:
 
 
 def from_run_lengths(counts: Sequence[int], height: int, width: int) -> Array:
-    """The mask [h, w] of these runs, as bytes of 0 and 1."""
+    """Returns the mask [h, w] of these runs, as bytes of 0 and 1."""
     lengths = np.asarray(counts, np.int64).reshape(-1)
     if (lengths < 0).any() or lengths.sum() != height * width:
         raise InvalidInput(f"run lengths must add up to {height} × {width} pixels", field="counts")
@@ -49,7 +50,7 @@ def from_run_lengths(counts: Sequence[int], height: int, width: int) -> Array:
 
 
 def png(mask: Array) -> bytes:
-    """An 8-bit greyscale PNG: 255 inside, 0 outside."""
+    """Returns an 8-bit greyscale PNG: 255 inside, 0 outside."""
     done, data = cv2.imencode(".png", np.where(mask, np.uint8(255), np.uint8(0)), _RUNS + _UNFILTERED)
     if not done:
         raise InvalidInput("this mask cannot be written as a PNG", field="format")
@@ -57,7 +58,7 @@ def png(mask: Array) -> bytes:
 
 
 def png_text(mask: Array) -> str:
-    """The PNG as base64, for JSON."""
+    """Returns the PNG as base64, for JSON."""
     return base64.b64encode(png(mask)).decode("ascii")
 
 
@@ -70,7 +71,7 @@ _LONGEST = 16384  # sides of that grid; OpenCV's transforms end at 32767
 
 @dataclass(frozen=True, slots=True)
 class MaskRegion:
-    """The pixels of one class."""
+    """Describes the pixels of one class."""
 
     class_id: int
     score: float  # their mean probability
@@ -87,12 +88,13 @@ class Regions:
     found: tuple[MaskRegion, ...]  # the best first
 
     def mask(self, region: MaskRegion) -> Array:
-        """[height, width] of the picture, as bytes: 1 inside, 0 outside."""
+        """Returns [height, width] of the picture, as bytes: 1 inside, 0 outside."""
         return _mask(self.index, region.class_id, self.width, self.height)
 
 
 def find(maps: Array, geometry: Geometry, threshold: float, skipped: int | None = None) -> Regions:
-    """The most probable class of each pixel, from maps [classes, h, w] of probabilities over the input.
+    """Returns the most probable class of each pixel, from maps [classes, h, w] of probabilities over the
+    input.
 
     Pixels below the threshold belong to none, nor do those of the class `skipped`, nor those that were
     cropped away and never reached the model. Maps are enlarged before they are compared, one class at a time,
@@ -112,7 +114,7 @@ def find(maps: Array, geometry: Geometry, threshold: float, skipped: int | None 
 
 
 def _grid(width: int, height: int) -> tuple[int, int]:
-    """The picture's size, or a smaller one in its proportions."""
+    """Returns the picture's size, or a smaller one in its proportions."""
     shrink = min(1.0, math.sqrt(_MOST_PIXELS / (width * height)), _LONGEST / max(width, height))
     return max(1, int(width * shrink)), max(1, int(height * shrink))
 
@@ -136,7 +138,7 @@ def _enlarged(probabilities: Array, geometry: Geometry, grid: tuple[int, int]) -
 
 
 def _laid(values: Array, geometry: Geometry, box: tuple[int, int, int, int], grid: tuple[int, int]) -> Array:
-    """A map over the input, where the box of the picture lies in it, enlarged to the grid."""
+    """Returns a map over the input, where the box of the picture lies in it, enlarged to the grid."""
     # Pixels of the map for one of the input, and for one of the grid; and where the grid begins in the map
     across = values.shape[1] / geometry.input_width
     down = values.shape[0] / geometry.input_height
@@ -165,7 +167,8 @@ def whole_picture(values: Array, geometry: Geometry, unseen: float) -> Array:
 
 
 def inside_box(values: Array, geometry: Geometry, box: Sequence[float], least: float) -> Array:
-    """[height, width] of the picture, as bytes: 1 where a map over the input has so much, within this box."""
+    """Returns [height, width] of the picture, as bytes: 1 where a map over the input has so much, within this
+    box."""
     x1, y1 = (max(0, math.floor(side)) for side in box[:2])
     x2, y2 = min(geometry.width, math.ceil(box[2])), min(geometry.height, math.ceil(box[3]))
     mask = np.zeros((geometry.height, geometry.width), np.uint8)
@@ -178,7 +181,7 @@ def inside_box(values: Array, geometry: Geometry, box: Sequence[float], least: f
 
 
 def _seen(geometry: Geometry, grid: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Top, bottom, left, right of what the model saw of the picture, on the grid."""
+    """Returns top, bottom, left, right of what the model saw of the picture, on the grid."""
     x1, y1, x2, y2 = geometry.to_picture(
         np.array([[0, 0, geometry.input_width, geometry.input_height]], np.float32)
     )[0].tolist()

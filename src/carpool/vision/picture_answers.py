@@ -1,4 +1,4 @@
-"""What the tasks answer: the exact JSON, field by field, and its schema for the OpenAPI document."""
+"""Defines what the tasks answer: the exact JSON, field by field, and its schema for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -11,36 +11,34 @@ from carpool.config.model import MAX_DETECTIONS, MAX_REGIONS
 from carpool.config.rules import shown
 from carpool.errors import InvalidInput
 
-Box = Annotated[
-    list[float], "x1, y1, x2, y2 in pixels of the picture as it is seen, from its top left corner; edges"
-]
-Label = Annotated[str, "the class's line in the labels file, or its number where there is none"]
+Box = Annotated[list[float], "x1, y1, x2, y2 in pixels of the upright image, from its top left corner; edges"]
+Label = Annotated[str, "the class's line in the labels file, or its number if there is none"]
 ClassId = Annotated[int, "the class's place in the model's output, from 0"]
 Score = Annotated[float, "from 0 to 1"]
 
 
 class Size(TypedDict):
-    width: Annotated[int, "pixels of the upright picture"]
-    height: Annotated[int, "pixels of the upright picture"]
+    width: Annotated[int, "pixels of the upright image"]
+    height: Annotated[int, "pixels of the upright image"]
 
 
 class Who(TypedDict):
     """The front end puts this before what a task answers."""
 
-    model: Annotated[str, "which model answered"]
-    version: Annotated[str, "which version of it"]
+    model: Annotated[str, "the model that answered"]
+    version: Annotated[str, "its version"]
     assumed: NotRequired[
         Annotated[
             list[str],
-            "settings of [image] that nothing says: the answer may be wrong; absent where all is known",
+            "settings of [image] that are not known, so the response may be wrong; absent if all are known",
         ]
     ]
 
 
 class Answer(TypedDict):
-    """What every task's answer has."""
+    """Defines what every task's answer has."""
 
-    image: Annotated[Size, "the picture, after its orientation was applied"]
+    image: Annotated[Size, "the image, after its orientation was applied"]
 
 
 class Class(TypedDict):
@@ -58,12 +56,12 @@ class Detection(TypedDict):
 
 class Pose(Detection):
     keypoints: Annotated[
-        list[list[float]], "x, y in pixels of the picture and, where the model says it, how sure that is"
+        list[list[float]], "x, y in pixels of the image and, if the model has it, their confidence"
     ]
 
 
 class RotatedBox(Detection):
-    corners: Annotated[list[list[float]], "four points x, y in pixels of the picture, in turn around the box"]
+    corners: Annotated[list[list[float]], "four points x, y in pixels of the image, in turn around the box"]
     angle: Annotated[float, "radians, clockwise, from the x axis to the side between the last two corners"]
 
 
@@ -77,7 +75,7 @@ class Mask(TypedDict):
     class_id: ClassId
     score: Annotated[float, "of the object, or the mean probability inside the mask, from 0 to 1"]
     box: Annotated[list[float], "of the object, or the smallest around the mask: x1, y1, x2, y2"]
-    png: NotRequired[Annotated[str, "base64 of an 8-bit PNG of the picture's size, 255 inside, 0 outside"]]
+    png: NotRequired[Annotated[str, "base64 of an 8-bit PNG of the image's size, 255 inside, 0 outside"]]
     rle: NotRequired[Annotated[RunLengths, "COCO's uncompressed run lengths"]]
 
 
@@ -107,11 +105,11 @@ class RotatedBoxes(Answer):
 class Range(TypedDict):
     low: Annotated[float, "what 0 in the PNG stands for"]
     high: Annotated[float, "what 65535 stands for"]
-    png: Annotated[str, "base64 of a 16-bit PNG of the picture's size; 0 also where the model saw nothing"]
+    png: Annotated[str, "base64 of a 16-bit PNG of the image's size; 0 also where the model has no value"]
 
 
 class Depths(Answer):
-    depth: Annotated[Range, "how far away each pixel is, in the model's own unit"]
+    depth: Annotated[Range, "distance of each pixel, in the model's own unit"]
 
 
 class Masks(Answer):
@@ -119,12 +117,13 @@ class Masks(Answer):
 
 
 class Embedding(Answer):
-    embedding: Annotated[list[float], "the picture as a vector"]
+    embedding: Annotated[list[float], "the image as a vector"]
 
 
 Polygon = Annotated[
     list[list[float]],
-    "four points x, y in pixels of the picture, in turn, from where reading begins; also beyond its edges",
+    "four points x, y in pixels of the image, in turn, from the start of the text; they may lie beyond the "
+    "edges",
 ]
 
 
@@ -139,7 +138,7 @@ class TextRegions(Answer):
 
 
 class TextLine(TypedDict):
-    text: Annotated[str, "what the line says"]
+    text: Annotated[str, "the text of the line"]
     score: Annotated[float, "the mean probability of its characters, from 0 to 1"]
     polygon: Polygon
     box: Box
@@ -156,7 +155,7 @@ class ReadText(Answer):
 
 
 class CaptionText(Answer):
-    text: Annotated[str, "what the model wrote"]
+    text: Annotated[str, "the text that the model wrote"]
     finish_reason: Finish
 
 
@@ -168,7 +167,7 @@ _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
 def schema_of(form: Any) -> dict[str, Any]:
-    """JSON schema of a TypedDict, or of what stands in one."""
+    """Returns the JSON schema of a TypedDict, or of what stands in one."""
     origin = get_origin(form)
     if origin is NotRequired:
         return schema_of(get_args(form)[0])
@@ -215,7 +214,8 @@ DEFAULT = Options()
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One of them: how its text is read, what OpenAPI says of it, and in words. `read` gets name and text."""
+    """Describes one of them: how its text is read, what OpenAPI says of it, and in words. `read` gets name
+    and text."""
 
     read: Callable[[str, str], object]
     schema: Mapping[str, Any]
@@ -262,29 +262,29 @@ _FRACTION = {"type": "number", "minimum": 0, "maximum": 1}
 TOP_K = Option(
     _whole(MAX_TOP_K),
     {"type": "integer", "minimum": 1, "maximum": MAX_TOP_K, "default": DEFAULT.top_k},
-    "How many classes to answer, the best ones.",
+    "Number of classes in the response, the best ones.",
 )
-SCORE = Option(fraction, _FRACTION, "Lowest score that counts, instead of the model's own setting.")
+SCORE = Option(fraction, _FRACTION, "Lowest score of a result, in place of the model's own setting.")
 IOU = Option(
     fraction,
     _FRACTION,
-    "Overlap above which the weaker of two boxes goes, instead of the model's own setting.",
+    "Overlap (IoU) above which the box with the lower score is dropped, in place of the model's own setting.",
 )
 MOST_BOXES = Option(
     _whole(MAX_DETECTIONS),
     {"type": "integer", "minimum": 1, "maximum": MAX_DETECTIONS},
-    "How many boxes to answer at most, the best ones.",
+    "Most boxes in the response, the best ones.",
 )
 MOST_REGIONS = Option(
     _whole(MAX_REGIONS),
     {"type": "integer", "minimum": 1, "maximum": MAX_REGIONS},
-    "How many regions to answer at most, the best ones.",
+    "Most regions in the response, the best ones.",
 )
 MAX_TOKENS = 1 << 20
 MOST_TOKENS = Option(
     _whole(MAX_TOKENS),
     {"type": "integer", "minimum": 1, "maximum": MAX_TOKENS},
-    "How many tokens to write at most; of models that write, the others refuse it.",
+    "Most tokens to write. Only for models that write text; others reject it.",
 )
 THRESHOLD = Option(
     fraction, _FRACTION, "Lowest probability of a pixel inside a mask, instead of the model's own setting."
@@ -292,10 +292,10 @@ THRESHOLD = Option(
 MASK_FORMAT = Option(
     _mask_format,
     {"type": "string", "enum": list(MASK_FORMATS), "default": DEFAULT.format},
-    "How masks are written: a PNG in base64, or COCO's uncompressed run lengths.",
+    "Format of masks: a PNG in base64, or COCO's uncompressed run lengths.",
 )
 OVERLAY = Option(
     flag,
     {"type": "boolean", "default": False},
-    "Answer the picture with the result drawn in, instead of JSON.",
+    "Respond with the image and the result drawn in, instead of JSON.",
 )

@@ -34,7 +34,7 @@ def picture_file(picture: Picture) -> bytes | bytearray | memoryview:
         picture = np.asarray(picture.convert("RGB"))
     if not isinstance(picture, np.ndarray):
         raise InvalidInput(
-            f"a picture is bytes, a path, an image of Pillow or an array, not {type(picture).__name__}",
+            f"an image must be bytes, a path, a Pillow image or an array, not {type(picture).__name__}",
             field="picture",
         )
     grey, colour = picture.ndim == 2, picture.ndim == 3 and picture.shape[2] == 3
@@ -53,7 +53,9 @@ def picture_file(picture: Picture) -> bytes | bytearray | memoryview:
 def _read(path: Path) -> bytes:
     try:
         if path.stat().st_size > _LARGEST:
-            raise InvalidInput(f"{path}: larger than {_LARGEST} bytes, which no picture is", field="picture")
+            raise InvalidInput(
+                f"{path}: larger than {_LARGEST} bytes, too large for an image", field="picture"
+            )
         return path.read_bytes()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
@@ -64,11 +66,12 @@ def _read(path: Path) -> bytes:
 
 
 class Answer(dict[str, Any]):
-    """What an image route answers, as it stands in the JSON; what is in it as arrays, in its properties."""
+    """Holds what an image route answers, as it stands in the JSON; what is in it as arrays, in its
+    properties."""
 
     @property
     def model(self) -> str:
-        """Which one answered."""
+        """Returns which one answered."""
         return str(self.get("model", ""))
 
     @property
@@ -77,12 +80,12 @@ class Answer(dict[str, Any]):
 
     @property
     def assumed(self) -> list[str]:
-        """Settings of [image] that nothing says: where there are any, set the model's preset."""
+        """Returns the settings of [image] that nothing says: where there are any, set the model's preset."""
         return list(self.get("assumed", ()))
 
     @property
     def width(self) -> int:
-        """Of the upright picture."""
+        """Returns the width of the upright picture."""
         return int(self["image"]["width"])
 
     @property
@@ -91,13 +94,13 @@ class Answer(dict[str, Any]):
 
 
 class Found(Answer):
-    """An answer that is a list, the best first: classes, boxes or masks."""
+    """Holds an answer that is a list, the best first: classes, boxes or masks."""
 
     key = ""
 
     @property
     def things(self) -> list[dict[str, Any]]:
-        """As they stand in the JSON."""
+        """Returns the things as they stand in the JSON."""
         listed: list[dict[str, Any]] = self[self.key]
         return listed
 
@@ -107,12 +110,12 @@ class Found(Answer):
 
     @property
     def scores(self) -> Array:
-        """[n] from 0 to 1."""
+        """Returns scores [n] from 0 to 1."""
         return np.array([thing["score"] for thing in self.things], np.float32)
 
     @property
     def class_ids(self) -> Array:
-        """[n], the place of each in the model's output."""
+        """Returns [n], the place of each in the model's output."""
         return np.array([thing["class_id"] for thing in self.things], np.int64)
 
 
@@ -125,14 +128,15 @@ class Detections(Found):
 
     @property
     def boxes(self) -> Array:
-        """[n, 4]: x1, y1, x2, y2 in pixels of the picture."""
+        """Returns [n, 4]: x1, y1, x2, y2 in pixels of the picture."""
         return np.array([thing["box"] for thing in self.things], np.float32).reshape(-1, 4)
 
 
 class Poses(Detections):
     @property
     def keypoints(self) -> Array:
-        """[n, points, 2 or 3]: x and y in pixels of the picture, and how sure each is, where that is told."""
+        """Returns [n, points, 2 or 3]: x and y in pixels of the picture, and how sure each is, where that is
+        told."""
         listed = [thing["keypoints"] for thing in self.things]
         return np.array(listed, np.float32) if listed else np.zeros((0, 0, 2), np.float32)
 
@@ -140,12 +144,13 @@ class Poses(Detections):
 class RotatedBoxes(Detections):
     @property
     def corners(self) -> Array:
-        """[n, 4, 2]: of the turned boxes, x and y in pixels of the picture; `boxes` lie around them."""
+        """Returns [n, 4, 2]: of the turned boxes, x and y in pixels of the picture; `boxes` lie around
+        them."""
         return np.array([thing["corners"] for thing in self.things], np.float32).reshape(-1, 4, 2)
 
     @property
     def angles(self) -> Array:
-        """[n], in radians, of the side along the width."""
+        """Returns angles [n], in radians, of the side along the width."""
         return np.array([thing["angle"] for thing in self.things], np.float32)
 
 
@@ -154,14 +159,14 @@ class Masks(Detections):
 
     @property
     def masks(self) -> Array:
-        """[n, height, width], true inside."""
+        """Returns [n, height, width], true inside."""
         found = np.zeros((len(self.things), self.height, self.width), np.bool_)
         for number in range(len(found)):
             found[number] = self.mask(number)
         return found
 
     def mask(self, number: int) -> Array:
-        """One of them, [height, width]."""
+        """Returns one of them, [height, width]."""
         thing = self.things[number]
         if "rle" in thing:
             from carpool.vision.mask_regions import from_run_lengths
@@ -171,23 +176,23 @@ class Masks(Detections):
 
         with Image.open(io.BytesIO(base64.b64decode(thing["png"])), formats=("PNG",)) as image:
             if image.size != (self.width, self.height):
-                raise InvalidInput(f"a mask has {image.size} pixels, its picture has others", field="png")
+                raise InvalidInput(f"a mask has {image.size} pixels, its image has others", field="png")
             return np.asarray(image.convert("L")) > 127
 
 
 class Embedding(Answer):
     @property
     def vector(self) -> Array:
-        """The picture as a vector."""
+        """Returns the picture as a vector."""
         return np.array(self["embedding"], np.float32)
 
 
 class Reading(Answer):
-    """What a page or a line says."""
+    """Holds what a page or a line says."""
 
     @property
     def text(self) -> str:
-        """All of it: rows in the order of reading, one below the other."""
+        """Returns all of it: rows in the order of reading, one below the other."""
         return str(self["text"])
 
     @property
@@ -203,29 +208,30 @@ class Reading(Answer):
 
     @property
     def texts(self) -> list[str]:
-        """Of each line."""
+        """Returns the text of each line."""
         return [line["text"] for line in self.lines]
 
     @property
     def scores(self) -> Array:
-        """[n]: the mean probability of a line's characters, from 0 to 1."""
+        """Returns [n]: the mean probability of a line's characters, from 0 to 1."""
         return np.array([line["score"] for line in self.lines], np.float32)
 
     @property
     def polygons(self) -> Array:
-        """[n, 4, 2]: corners of each line, x and y in pixels of the picture, from where reading begins."""
+        """Returns [n, 4, 2]: corners of each line, x and y in pixels of the picture, from where reading
+        begins."""
         return np.array([line["polygon"] for line in self.lines], np.float32).reshape(-1, 4, 2)
 
     @property
     def boxes(self) -> Array:
-        """[n, 4]: x1, y1, x2, y2 around each line, in pixels of the picture."""
+        """Returns [n, 4]: x1, y1, x2, y2 around each line, in pixels of the picture."""
         return np.array([line["box"] for line in self.lines], np.float32).reshape(-1, 4)
 
 
 class Outputs(Answer):
     @property
     def arrays(self) -> dict[str, Array]:
-        """Every output of the model by its name; nan where a number was not finite."""
+        """Returns every output of the model by its name; nan where a number was not finite."""
         return {one["name"]: _array(one) for one in self["outputs"]}
 
 
@@ -250,8 +256,8 @@ _PARTS: dict[str, type[Detections]] = {"keypoints": Poses, "corners": RotatedBox
 
 
 def typed(document: dict[str, Any], wanted: type[Answer] = Answer) -> Answer:
-    """By what is in it; where nothing was found, as it was `wanted`. An answer of a task from another package
-    stays a plain one."""
+    """Returns an answer by what is in it; where nothing was found, as it was `wanted`. An answer of a task
+    from another package stays a plain one."""
     kind = next((kind for key, kind in _KINDS.items() if key in document), Answer)
     if kind is Detections:
         things = document["detections"]

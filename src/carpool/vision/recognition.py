@@ -1,4 +1,4 @@
-"""What a model is for, told from facts: the shapes and values of a dry run, names, labels and metadata.
+"""Recognises what a model is for from facts: the shapes and values of a dry run, names, labels and metadata.
 
 Every rule (head_rules) gives readings: a task, and the settings with which the outputs make sense. No shape
 that fits decides alone: a reading is certain only where something speaks for it that other models lack, such
@@ -84,7 +84,8 @@ class Facts:
         return self.task is not None
 
     def floats(self, *ranks: int) -> list[OutputFact]:
-        """Outputs of so many dimensions. A length that is not known fits nothing, unless somebody insists."""
+        """Returns outputs of so many dimensions. A length that is not known fits nothing, unless somebody
+        insists."""
         return [
             one
             for rank in ranks
@@ -100,7 +101,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One way to understand the outputs."""
+    """Describes one way to understand the outputs."""
 
     task: str
     table: TaskTable | None  # the task's settings; what is None in it stays to be told
@@ -120,7 +121,7 @@ class Verdict:
 
 
 def recognise(facts: Facts, found: Iterable[Reading]) -> Verdict:
-    """Which of the readings it is, if that can be said."""
+    """Returns which of the readings it is, if that can be said."""
     found = list(found)
     evidence = list(facts.claims.lines)
     if facts.labels:
@@ -131,7 +132,7 @@ def recognise(facts: Facts, found: Iterable[Reading]) -> Verdict:
     if claimed is not None:
         found = [one for one in found if one.task == claimed]
         if not found:
-            say = f"its metadata says {claimed}, and its outputs {facts.in_words()} are none of that"
+            say = f"its metadata says {claimed}, but its outputs {facts.in_words()} do not match"
             return Verdict(None, (*evidence, say), f"{say}: {how_to_set()}")
     sure = _sure(facts, found, claimed is not None)
     if len(sure) == 1 and not sure[0].ask:
@@ -143,8 +144,9 @@ def recognise(facts: Facts, found: Iterable[Reading]) -> Verdict:
 
 
 def _sure(facts: Facts, found: Sequence[Reading], claimed: bool) -> list[Reading]:
-    """As many labels as classes decide, for heads that are not rare; else a claim that one reading alone
-    fits; else what is certain by itself, unless there are labels and their number is another."""
+    """Returns the sure readings: as many labels as classes decide, for heads that are not rare; else a claim
+    that one reading alone fits; else what is certain by itself, unless there are labels and their number is
+    another."""
     if facts.labels:
         exact = [one for one in found if one.classes == len(facts.labels)]
         exact = [one for one in exact if claimed or one.certain or one.task not in (Task.POSE, Task.OBB)]
@@ -178,7 +180,7 @@ def _question(facts: Facts, found: Sequence[Reading], tasks: Sequence[str]) -> s
 
 
 def how_to_set(*tasks: str) -> str:
-    """Which of them it is, only its owner knows."""
+    """Returns how to say which of them it is, which only its owner knows."""
     words = " or ".join(f'"{task}"' for task in tasks or ("…",))
     option = f"--task {tasks[0]}" if len(tasks) == 1 else "--task"
     return f"set task = {words} in model.toml, or give {option} to carpool serve"

@@ -29,8 +29,8 @@ class Quads(NamedTuple):
 
 
 def find_quads(maps: Array, table: TextRegionsSettings, most: int) -> Quads:
-    """The best first. `maps` is [height, width] for format db; for lines it is [3, height, width], and
-    distances are in pixels of the map."""
+    """Returns the best first. `maps` is [height, width] for format db; for lines it is [3, height, width],
+    and distances are in pixels of the map."""
     if maps.shape[-1] * maps.shape[-2] > MOST_PIXELS:
         raise ModelError(f"a map of {list(maps.shape)} has more than the {MOST_PIXELS} pixels allowed")
     likely = np.nan_to_num(maps if maps.ndim == 2 else maps[0], nan=0.0, posinf=1.0, neginf=0.0)
@@ -44,7 +44,7 @@ def find_quads(maps: Array, table: TextRegionsSettings, most: int) -> Quads:
 
 
 class _Regions:
-    """Connected pixels above the threshold: the largest of them, within the budget."""
+    """Holds connected pixels above the threshold: the largest of them, within the budget."""
 
     def __init__(self, likely: Array, table: TextRegionsSettings, most: int) -> None:
         self._likely, self._table = likely, table
@@ -58,14 +58,16 @@ class _Regions:
         self._chosen: list[int] = chosen[within].tolist()
 
     def _part(self, number: int) -> tuple[int, int, Array, Array]:
-        """The box around one: left, top, which of its pixels belong to it, and how likely they are."""
+        """Returns the box around one: left, top, which of its pixels belong to it, and how likely they
+        are."""
         left, top, width, height = self._stats[number, : cv2.CC_STAT_AREA].tolist()
         rows, columns = slice(top, top + height), slice(left, left + width)
         return left, top, self._labels[rows, columns] == number, self._likely[rows, columns]
 
     def rectangles(self) -> list[tuple[Array, float]]:
-        """The smallest around each region, grown by what training took away. To grow a rectangle by the same
-        on all sides, with round corners, and to take the smallest rectangle again only moves its sides."""
+        """Returns the smallest rectangle around each region, grown by what training took away. To grow a
+        rectangle by the same on all sides, with round corners, and to take the smallest rectangle again only
+        moves its sides."""
         found = []
         for number in self._chosen:
             left, top, own, likely = self._part(number)
@@ -120,7 +122,7 @@ _END = 0.15  # of a line's height: so much shorter than the line is its middle, 
 
 
 def _edges(x: Array, edges: tuple[Array, Array], width: int) -> tuple[float, tuple[float, float]]:
-    """One slope for both, and where they lie in the middle of the line."""
+    """Returns one slope for both, and where they lie in the middle of the line."""
     centred = x - x.mean()
     spread = float((centred**2).sum())
     tall = float((edges[1] - edges[0]).mean())

@@ -1,4 +1,5 @@
-"""Regions and what was read in them → lines in the order in which somebody reads them: arithmetic only."""
+"""Makes lines, in the order in which somebody reads them, of regions and what was read in them: arithmetic
+only."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ _INSIDE = 4  # of a region's middle and the points halfway to its corners: so ma
 
 
 def reading_order(boxes: Sequence[Box]) -> list[list[int]]:
-    """Rows from top to bottom, each from left to right, of numbers of boxes. Columns of running text are read
-    one after the other; anything else beside each other, such as labels and values, is one row."""
+    """Returns rows from top to bottom, each from left to right, of numbers of boxes. Columns of running text
+    are read one after the other; anything else beside each other, such as labels and values, is one row."""
     return _rows(boxes, list(range(len(boxes))), 0)
 
 
@@ -54,7 +55,7 @@ def _beside(one: Box, other: Box) -> bool:
 
 
 def _split(spans: Sequence[tuple[float, float, int]], gap: float) -> list[list[int]]:
-    """Where nothing lies for longer than `gap`."""
+    """Returns where nothing lies for longer than `gap`."""
     parts: list[list[int]] = []
     end = float("-inf")
     for low, high, number in sorted(spans):
@@ -66,7 +67,7 @@ def _split(spans: Sequence[tuple[float, float, int]], gap: float) -> list[list[i
 
 
 def _columns(boxes: Sequence[Box], chosen: Sequence[int]) -> list[list[int]]:
-    """Only where each is running text; otherwise all of them in one."""
+    """Returns columns only where each is running text; otherwise all of them in one."""
     usual = median(_height(boxes[one]) for one in chosen)
     parts = _split([(boxes[one][0], boxes[one][2], one) for one in chosen], _GUTTER * usual)
     running = all(
@@ -78,7 +79,7 @@ def _columns(boxes: Sequence[Box], chosen: Sequence[int]) -> list[list[int]]:
 
 
 def _blocks(boxes: Sequence[Box], chosen: Sequence[int]) -> list[list[int]]:
-    """Above each other, with more than a line's height between them."""
+    """Returns blocks above each other, with more than a line's height between them."""
     usual = median(_height(boxes[one]) for one in chosen)
     return _split([(boxes[one][1], boxes[one][3], one) for one in chosen], usual)
 
@@ -121,8 +122,8 @@ def _overlap(one: Box, other: Box) -> bool:
 def as_lines(
     regions: Sequence[Mapping[str, Any]], read: Sequence[Mapping[str, Any] | None]
 ) -> dict[str, Any]:
-    """`text` and `lines`, from the answers of the two tasks. Where nothing was read there is no line, and a
-    region inside a larger one that was read is part of that line; `score` is the reader's."""
+    """Returns `text` and `lines`, from the answers of the two tasks. Where nothing was read there is no line,
+    and a region inside a larger one that was read is part of that line; `score` is the reader's."""
     there = [number for number, found in enumerate(read) if found and found["text"]]
     there = whole_lines(regions, there)
     lines, text = list[dict[str, Any]](), list[str]()

@@ -1,4 +1,5 @@
-"""A small grey picture of a picture, and how much of it changed: enough to see whether a scene is the same.
+"""Makes a small grey picture of a picture, and measures how much of it changed: enough to see whether a scene
+is the same.
 
 A hash of the whole picture was tried: it does not see a person of a third of the frame's height, and on a
 plain wall it is noise. Here the largest change of any place counts, however small that place is.
@@ -21,7 +22,8 @@ SCALE = 8  # the most that a JPEG's decoder can leave out by itself, which saves
 
 
 def thumbnail(picture: bytes | memoryview) -> Array | None:
-    """Upright, grey, an eighth of each side, uint8 [h, w]; None for what would not be decoded either."""
+    """Returns it upright, grey, an eighth of each side, uint8 [h, w]; None for what would not be decoded
+    either."""
     try:
         head = read_head(picture)
         if head.format == "JPEG" and head.components in (1, 3):
@@ -32,7 +34,8 @@ def thumbnail(picture: bytes | memoryview) -> Array | None:
 
 
 def _of_jpeg(picture: bytes | memoryview, head: PictureHead) -> Array | None:
-    """Decoded at that scale. Strict, as pictures for models are: half a picture has changed, but not so."""
+    """Returns a JPEG decoded at that scale. Strict, as pictures for models are: half a picture has changed,
+    but not so."""
     height, width = _eighth(head.height), _eighth(head.width)
     try:
         grey = simplejpeg.decode_jpeg(picture, "GRAY", min_height=height, min_width=width, strict=True)
@@ -44,7 +47,7 @@ def _of_jpeg(picture: bytes | memoryview, head: PictureHead) -> Array | None:
 
 
 def thumbnail_of(pixels: Array) -> Array:
-    """The same of decoded pixels, RGB [h, w, 3]."""
+    """Returns the same of decoded pixels, RGB [h, w, 3]."""
     height, width = pixels.shape[:2]
     below, beside = -height % SCALE, -width % SCALE
     if below or beside:  # as a JPEG's last blocks are filled
@@ -59,7 +62,7 @@ def _eighth(side: int) -> int:
 
 
 def block_change(a: Array, b: Array) -> float:
-    """The largest change of any 3×3 block, in grey levels of 255; infinite where the sizes differ.
+    """Returns the largest change of any 3×3 block, in grey levels of 255; infinite where the sizes differ.
 
     What all have in common is taken off first: that is the light, not the scene; the median of every second
     row and column, which a few pixels more or less do not move. The same both ways.

@@ -1,4 +1,4 @@
-"""Upright pixels → the model's input, written straight into the memory it is given.
+"""Writes upright pixels straight into the memory of the model's input.
 
 The picture is resized once, as bytes; then one look-up per channel, which holds scale, mean, deviation and
 the rounding to the input's datatype, writes the result into its place.
@@ -26,7 +26,8 @@ _MOST_SIZES = 1024  # of pictures, whose places are kept
 
 
 class Transform:
-    """Made once per model, called from any thread. `where` names the model in errors about its settings."""
+    """Transforms pictures; made once per model, called from any thread. `where` names the model in errors
+    about its settings."""
 
     def __init__(self, settings: ImageSettings | None, spec: TensorSpec, where: str) -> None:
         self._settings = settings or ImageSettings()
@@ -39,17 +40,17 @@ class Transform:
         self._placed: dict[tuple[int, int], tuple[PicturePlacement, Geometry, int]] = {}
 
     def reduction(self, width: int, height: int) -> int:
-        """How many times smaller such a picture may be decoded and still give the same input."""
+        """Returns how many times smaller such a picture may be decoded and still give the same input."""
         return (self._placed.get((width, height)) or self._place(width, height))[0].grid
 
     def geometry(self, width: int, height: int) -> Geometry:
-        """Where such a picture lies in the input."""
+        """Returns where such a picture lies in the input."""
         return self._place(width, height)[1]
 
     def _place(self, width: int, height: int) -> tuple[PicturePlacement, Geometry, int]:
-        """With how its pixels are mixed. Kept, since cameras repeat their sizes. Two threads may work out the
-        same, and one of them is kept: each writes a whole entry, and what is cleared meanwhile is worked
-        out again."""
+        """Returns where a picture lies, with how its pixels are mixed. Kept, since cameras repeat their
+        sizes. Two threads may work out the same, and one of them is kept: each writes a whole entry, and what
+        is cleared meanwhile is worked out again."""
         found = self._placed.get((width, height))
         if found is None:
             placement = place(width, height, self._form.size, self._settings)
@@ -77,7 +78,8 @@ class Transform:
         return geometry
 
     def _resized(self, decoded: Decoded, at: PicturePlacement, kernel: int) -> Array:
-        """The part of the picture that is shown, in its size in the input, in a buffer of this thread."""
+        """Returns the part of the picture that is shown, in its size in the input, in a buffer of this
+        thread."""
         factor = decoded.width // decoded.pixels.shape[1]
         top, left = at.top // factor, at.left // factor
         part = decoded.pixels[top : top + at.height // factor, left : left + at.width // factor]

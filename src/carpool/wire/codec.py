@@ -21,7 +21,7 @@ _NO_LABELS: Mapping[str, Sequence[str]] = {}
 
 
 class Placed(NamedTuple):
-    """An output that was written to a client's memory: what the answer says of it."""
+    """Describes an output that was written to a client's memory: what the answer says of it."""
 
     datatype: Datatype
     shape: tuple[int, ...]
@@ -29,7 +29,7 @@ class Placed(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """A body in pieces to be written one after the other."""
+    """Holds a body in pieces to be written one after the other."""
 
     buffers: list[Buffer]
     size: int
@@ -65,7 +65,7 @@ def _encode_listed(
     batched: bool,
     placed: Mapping[str, Placed],
 ) -> Encoded:
-    """Each output in the form that was asked for."""
+    """Encodes each output in the form that was asked for."""
     listed: list[dict[str, Any]] = []
     tail: list[Buffer] = []
     if not outputs:
@@ -94,7 +94,8 @@ def _encode_listed(
 
 
 def is_all_binary(response: InferResponse, outputs: Sequence[RequestedOutput], binary_output: bool) -> bool:
-    """Whether the outputs are all that there is, and wanted as they are, as most clients want them."""
+    """Returns whether the outputs are all that there is, and wanted as they are, as most clients want
+    them."""
     if response.id or response.parameters:
         return False
     if not outputs:
@@ -139,7 +140,7 @@ def _binary_head(model: str, version: str, *tensors: tuple[str, Datatype, tuple[
 
 
 def with_id(body: bytes, header_length: int | None, request_id: str) -> Encoded:
-    """An answer without an id, as `encode_response` wrote it, for the request that has this one."""
+    """Returns an answer without an id, as `encode_response` wrote it, for the request that has this one."""
     if not request_id:
         return Encoded([body], len(body), header_length)
     field = b'{"id":%b,' % orjson.dumps(request_id)
@@ -168,7 +169,7 @@ def check_form(output: RequestedOutput, datatype: Datatype) -> None:
     elif not output.binary and datatype.binary_only and output.shared_memory is None:
         owner = f"output '{output.name}'"
         raise InvalidInput(
-            f"{owner} is {datatype.value}, which JSON cannot carry: ask for it with binary_data",
+            f"{owner} is {datatype.value}, which JSON cannot represent: request it with binary_data",
             field=f"{owner}.parameters.binary_data",
         )
 
@@ -216,8 +217,8 @@ def check_array(tensor: Tensor, kind: str) -> None:
     if tensor.data.shape != tensor.shape or tensor.data.dtype != tensor.datatype.dtype:
         owner = f"{kind} '{tensor.name}'"
         raise blame(kind)(
-            f"{owner} is {tensor.data.dtype}{list(tensor.data.shape)},"
-            f" not the {tensor.datatype.value}{list(tensor.shape)} it says",
+            f"{owner} is {tensor.data.dtype}{list(tensor.data.shape)}, not the "
+            f"{tensor.datatype.value}{list(tensor.shape)} that it declares",
             field=owner,
         )
 
@@ -405,7 +406,7 @@ def _flatten(values: list[Any], shape: tuple[int, ...], field: str) -> list[Any]
 
 
 def _levels(values: list[Any], field: str) -> int:
-    """How deep the first element lies."""
+    """Returns how deep the first element lies."""
     levels = 0
     first: Any = values
     while type(first) is list:
@@ -421,7 +422,7 @@ def _levels(values: list[Any], field: str) -> int:
 
 
 def to_binary(tensor: Tensor) -> Buffer:
-    """The tensor's bytes; a view where the array already is one block."""
+    """Returns the tensor's bytes; a view where the array already is one block."""
     if tensor.datatype is Datatype.BYTES:
         pieces: list[bytes] = []
         for element in tensor.data.ravel().tolist():

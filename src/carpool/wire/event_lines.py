@@ -1,5 +1,5 @@
-"""Server-sent events as they are read: the data of one event after the other, out of bytes that come in any
-pieces. Comments, which keep connections open, and names of events are read past."""
+"""Reads server-sent events: the data of one event after the other, out of bytes that come in any pieces.
+Comments, which keep connections open, and names of events are read past."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class EventReader:
         self._size = 0
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The data of the events that are complete now, in order."""
+        """Returns the data of the events that are complete now, in order."""
         *lines, self._rest = _LINE_END.split(self._rest + piece)
         found: list[bytes] = []
         for line in lines:

@@ -1,4 +1,4 @@
-"""The JSON head of a message: which tensors it lists, and where their bytes lie in the tail behind it.
+"""Reads the JSON head of a message: which tensors it lists, and where their bytes lie in the tail behind it.
 
 Reading a head needs no tensor bytes, so a server does it while the body is still arriving.
 """
@@ -28,7 +28,8 @@ _LOOKED_AT = 1 << 20
 
 @dataclass(slots=True)
 class TensorHead:
-    """One listed tensor. Its data is in the tail (`offset`, `size`), in the JSON (`data`), or elsewhere."""
+    """Describes one listed tensor. Its data is in the tail (`offset`, `size`), in the JSON (`data`), or
+    elsewhere."""
 
     name: str
     datatype: Datatype
@@ -42,7 +43,7 @@ class TensorHead:
 
 @dataclass(slots=True)
 class RequestHead:
-    """An infer request without its tensor bytes. Heads are cached and shared: never change one."""
+    """Describes an infer request without its tensor bytes. Heads are cached and shared: never change one."""
 
     id: str
     inputs: Sequence[TensorHead]
@@ -108,7 +109,7 @@ def read_list(document: dict[str, Any], key: str) -> list[Any]:
 
 
 def parse_tensors(document: dict[str, Any], kind: str, model: str = "") -> tuple[list[TensorHead], int]:
-    """The tensors listed under `inputs` or `outputs`, and how many tail bytes they take."""
+    """Returns the tensors listed under `inputs` or `outputs`, and how many tail bytes they take."""
     tail_size = 0
     heads: list[TensorHead] = []
     for entry in read_list(document, f"{kind}s"):
@@ -121,7 +122,7 @@ def parse_tensors(document: dict[str, Any], kind: str, model: str = "") -> tuple
 
 
 def begin_tensor(entry: Any, kind: str, offset: int) -> tuple[TensorHead, int]:
-    """A listed tensor and its number of elements, before it is known where its data is."""
+    """Returns a listed tensor and its number of elements, before it is known where its data is."""
     name = _read_name(entry, kind)
     datatype_name = entry.get("datatype")
     datatype = DATATYPES.get(datatype_name) if type(datatype_name) is str else None
@@ -153,7 +154,7 @@ def _place_data(head: TensorHead, entry: dict[str, Any], elements: int, owner: s
     if sum(ways) != 1:
         said = "no data" if not any(ways) else "its data in more than one way"
         raise InvalidInput(
-            f"{owner} carries {said}; give one of data, binary_data_size or shared_memory_region",
+            f"{owner} has {said}; give one of data, binary_data_size or shared_memory_region",
             field=f"{owner}.data",
         )
     if "shared_memory_region" in parameters:
@@ -165,7 +166,7 @@ def _place_data(head: TensorHead, entry: dict[str, Any], elements: int, owner: s
         head.size = read_uint(parameters["binary_data_size"], field)
         check_size(head, head.size, elements, field, model)
     elif head.datatype.binary_only:
-        sentence = f"{owner} is {head.datatype.value}, which JSON cannot carry: send it as binary"
+        sentence = f"{owner} is {head.datatype.value}, which JSON cannot represent: send it as binary"
         raise InvalidInput(sentence, field=f"{owner}.data")
     elif type(entry["data"]) is not list:
         raise wrong(f"{owner}.data", "must be a JSON array")
@@ -234,7 +235,7 @@ def check_unique(names: list[str], kind: str) -> None:
 
 
 def parse_requested(entries: Any) -> Sequence[RequestedOutput]:
-    """The outputs that are listed. As in Triton, each says for itself whether it is to be binary: the
+    """Returns the outputs that are listed. As in Triton, each says for itself whether it is to be binary: the
     request's `binary_data_output` is for those who list none."""
     if entries is None:
         return ()
@@ -307,7 +308,7 @@ def read_object(value: Any, field: str) -> dict[str, Any]:
 
 
 def read_source(value: Any, field: str) -> str:
-    """Who asks: the same rule for the parameter and for the header."""
+    """Returns who asks: the same rule for the parameter and for the header."""
     if type(value) is not str or len(value) > MAX_SOURCE_CHARS or not value.isprintable():
         raise wrong(field, f"must be printable text of at most {MAX_SOURCE_CHARS} characters")
     return value
@@ -325,7 +326,7 @@ _OPTIONS: Mapping[str, Callable[[Any, str], Any]] = {
 
 
 def read_options(parameters: dict[str, Any]) -> tuple[RequestOptions, bool]:
-    """The request's options, and whether outputs are binary unless they say otherwise."""
+    """Returns the request's options, and whether outputs are binary unless they say otherwise."""
     binary_output = False
     known: dict[str, Any] = {}
     custom: dict[str, Scalar] = {}

@@ -1,4 +1,4 @@
-"""What an HTTP server replies, read within bounds, for those who ask other servers. `ReplyReader` is given
+"""Reads what an HTTP server replies, within bounds, for those who ask other servers. `ReplyReader` is given
 the bytes as they come and knows no socket; `read_reply` and `begin_reply` read from a stream with it."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ReplyReader:
         self._behind = False  # behind the data of a chunk
 
     def feed(self, data: bytes) -> bytes:
-        """The part of the body that came with this."""
+        """Returns the part of the body that came with this."""
         self._buffer = self._buffer + data if self._buffer else data
         if not self.status and not self._read_head():
             return b""
@@ -61,7 +61,7 @@ class ReplyReader:
         self.keep = False
 
     def _read_head(self) -> bool:
-        """Whether it is complete; then it is known where the body will end."""
+        """Returns whether it is complete; then it is known where the body will end."""
         while True:
             head, end, rest = self._buffer.partition(b"\r\n\r\n")
             if len(head) > _MOST_HEAD:
@@ -82,7 +82,7 @@ class ReplyReader:
         self._chunked = status not in _NO_BODY and "transfer-encoding" in fields
         if self._chunked:
             if fields["transfer-encoding"].lower() != "chunked":
-                raise NotHttp("the reply comes in an unknown encoding")
+                raise NotHttp("the reply has an unknown encoding")
         elif status not in _NO_BODY:
             self._left = self._length(fields.get("content-length"))
         return True
@@ -91,7 +91,7 @@ class ReplyReader:
         if length is None:
             return None
         if not (length.isascii() and length.isdigit() and len(length) < 19):
-            raise NotHttp("the reply's length is no number")
+            raise NotHttp("the reply's length is not a number")
         self._expect(int(length))
         return int(length)
 
@@ -125,7 +125,8 @@ class ReplyReader:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _read_size(self) -> bool:
-        """The line before the next chunk, behind the end of the one before; after the last one, the rest."""
+        """Returns the line before the next chunk, behind the end of the one before; after the last one, the
+        rest."""
         start = 2 if self._behind else 0
         if start and not b"\r\n".startswith(self._buffer[:2]):
             raise NotHttp("a chunk is longer than it says")
@@ -148,7 +149,7 @@ class ReplyReader:
 
 
 def _fields_of(head: bytes) -> tuple[int, int, dict[str, str]]:
-    """The status, the minor version and the fields."""
+    """Returns the status, the minor version and the fields."""
     first, *lines = head.decode("latin-1").split("\r\n")
     found = _STATUS.fullmatch(first)
     if found is None or len(lines) > _MOST_FIELDS:
@@ -169,7 +170,7 @@ def _fields_of(head: bytes) -> tuple[int, int, dict[str, str]]:
 
 
 class ByteReader(Protocol):
-    """The part of `asyncio.StreamReader` that is used."""
+    """Defines the part of `asyncio.StreamReader` that is used."""
 
     async def read(self, n: int, /) -> bytes:
         """What comes next, up to this; nothing is the end."""
@@ -183,7 +184,7 @@ class Reply(NamedTuple):
 
 
 class ReplyBody:
-    """A reply whose body is read as it comes."""
+    """Represents a reply whose body is read as it comes."""
 
     def __init__(self, stream: ByteReader, reader: ReplyReader, part: bytes) -> None:
         self.status = reader.status
@@ -194,11 +195,11 @@ class ReplyBody:
 
     @property
     def keep(self) -> bool:
-        """Whether the connection can carry another request: known at the end."""
+        """Returns whether the connection can carry another request: known at the end."""
         return self._reader.keep
 
     async def next(self) -> bytes:
-        """What came next; nothing at the end."""
+        """Returns what came next; nothing at the end."""
         while not self._part and not self._reader.over:
             self._part = await _feed(self._stream, self._reader)
         part, self._part = self._part, b""
@@ -212,7 +213,8 @@ class ReplyBody:
 
 
 async def begin_reply(stream: ByteReader, most_bytes: int) -> ReplyBody:
-    """The head of a reply whose body is still to come. How long it may take is for the caller to bound."""
+    """Reads the head of a reply whose body is still to come. How long it may take is for the caller to
+    bound."""
     reader = ReplyReader(most_bytes)
     part = b""
     while not reader.status:

@@ -1,4 +1,5 @@
-"""Protocol v2 over HTTP, between bytes and messages: the one module the rest of Carpool imports from here.
+"""Translates protocol v2 over HTTP between bytes and messages: the one module the rest of Carpool imports
+from here.
 
 A server that receives the body in place uses the steps one by one:
 `read_header_length` → `read_head` (or `raw_head`) → `check_tail` → `bind`.
@@ -87,7 +88,7 @@ def _read_cached(json: bytes, signature: Signature) -> RequestHead:
 
 
 def decode_response(body: Buffer, header_length: int | None) -> InferResponse:
-    """The client's side: what a server answered to an infer request."""
+    """Decodes, on the client's side, what a server answered to an infer request."""
     view = memoryview(body)
     end = _head_end(header_length, len(view))
     document = load_object(view[:end], "response")
@@ -154,7 +155,7 @@ def check_head(head: RequestHead, signature: Signature) -> RequestHead:
     _check_outputs(head, signature)
     if head.options.sequence_id and not signature.told:  # 0 and "" are what clients send for none
         raise Unsupported(
-            "sequences are not offered: each request is answered on its own; leave sequence_id out",
+            "sequences are not supported here: leave sequence_id out",
             field="parameters.sequence_id",
         )
     head.batch = batch or 1
@@ -223,7 +224,7 @@ def _raw_shape(spec: TensorSpec, size: int) -> tuple[int, ...]:
 
 
 def _check_shape(tensor: TensorHead, spec: TensorSpec, signature: Signature) -> int:
-    """The tensor's batch size: its first dimension, or 1 when the model takes no batches."""
+    """Returns the tensor's batch size: its first dimension, or 1 when the model takes no batches."""
     shape, limit = tensor.shape, signature.max_batch
     if not limit:
         if shape != spec.shape and not _fits(shape, spec.shape):
@@ -282,8 +283,8 @@ def _check_missing(head: RequestHead, signature: Signature) -> None:
         if got or not signature.max_batch:
             return
         raise InvalidInput(
-            f"model '{signature.model}' needs one of its inputs at least: without any, a request does not"
-            " say how many rows it has",
+            f"model '{signature.model}' needs at least one of its inputs: without any, the number of rows "
+            "is not known",
             field="inputs",
         )
     most, least = len(signature.inputs), len(required)

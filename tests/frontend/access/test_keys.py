@@ -34,10 +34,10 @@ def test_a_key_tells_who_it_is_and_what_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "no key in it"),
-        ("# nobody\n\n", "no key in it"),
+        ("", "it has no key"),
+        ("# nobody\n\n", "it has no key"),
         ("alice\n", "line 1: must be"),
-        ("alice SECRET12\nalice SECRET34\n", "the name alice is there twice"),
+        ("alice SECRET12\nalice SECRET34\n", "the name alice is given twice"),
         ("alice SECRET12\nbob SECRET12\n", "alice and bob have the same key"),
         ("alice SECRET\n", "8 to 512"),
         ("al/ice SECRET12\n", "line 1: a name"),
@@ -85,7 +85,7 @@ def test_what_a_holder_calls_its_sources_is_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o604, 0o602, 0o644])
 def test_a_file_for_everybody_is_refused(tmp_path: Path, mode: int) -> None:
-    with pytest.raises(ConfigError, match="everybody on this machine"):
+    with pytest.raises(ConfigError, match="every user of this machine"):
         read_keys(write(tmp_path / "keys", f"alice {ALICE}\n", mode), "")
 
 

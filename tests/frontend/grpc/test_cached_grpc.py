@@ -1,4 +1,4 @@
-"""Kept answers over gRPC: the same as over HTTP, with metadata in the place of header fields."""
+"""Cached responses over gRPC: the same as over HTTP, with metadata in the place of header fields."""
 
 from __future__ import annotations
 

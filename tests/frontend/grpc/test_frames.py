@@ -706,7 +706,7 @@ def test_a_message_that_comes_too_slowly_is_given_up() -> None:
         said = client.answer(1)
         assert (said.status, said.fields["grpc-message"]) == (
             Status.DEADLINE_EXCEEDED,
-            "the message came too slowly",
+            "the message arrived too slowly",
         )
         client.send(data(3, MESSAGE[20:]))  # a stream has time
         assert client.answer(3).status == Status.OK

@@ -60,7 +60,7 @@ def test_without_outputs_the_models_own_come(client: triton.InferenceServerClien
 def test_a_bad_picture_fails_its_request_alone(
     served: FrontEnd, client: triton.InferenceServerClient
 ) -> None:
-    with pytest.raises(InferenceServerException, match="picture 1") as caught:
+    with pytest.raises(InferenceServerException, match="image 1") as caught:
         client.infer("namer", [pictures(picture(), b"bad")])
     assert "INVALID_ARGUMENT" in str(caught.value.status())
     with pytest.raises(InferenceServerException, match="batch-size"):

@@ -259,7 +259,7 @@ def test_priority_and_timeout_are_passed_on(front: FrontEnd, client: InferenceSe
 
 
 def test_sequences_are_not_offered(client: InferenceServerClient) -> None:
-    with pytest.raises(InferenceServerException, match="sequences are not offered") as caught:
+    with pytest.raises(InferenceServerException, match="sequences are not supported here") as caught:
         client.infer("image", [image()], sequence_id=7, sequence_start=True)
     assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
 

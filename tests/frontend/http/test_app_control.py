@@ -138,7 +138,7 @@ def test_a_load_that_fails_says_why_and_the_old_one_answers(tmp_path: Path, stag
 
 
 @pytest.mark.parametrize(
-    ("mode", "words"), [("none", "stay; to load"), ("poll", "follows its model folders by itself")]
+    ("mode", "words"), [("none", "at its start; to load"), ("poll", "follows its model folders")]
 )
 def test_the_other_modes_refuse_and_say_what_to_do(
     tmp_path: Path, stage: Stage, mode: str, words: str

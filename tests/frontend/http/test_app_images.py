@@ -465,7 +465,7 @@ def test_a_bug_in_a_thread_fails_its_picture_alone(served: FrontEnd, monkeypatch
 
 def test_an_answer_that_is_too_large_is_said_so(served: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
     def huge(*_: object) -> None:
-        raise TooLarge("the answer has too many numbers")
+        raise TooLarge("the response has too many numbers")
 
     monkeypatch.setattr("carpool.frontend.pictures.sent_pictures.PictureModel.of_one", huge)
     assert ask(served, "/models/plain/predict", picture()).status == 413

@@ -87,7 +87,7 @@ def test_tritonclient_can_send_pictures(served: FrontEnd) -> None:
     assert answers.shape == (2, 1)
     assert [orjson.loads(one)["classes"][0]["label"] for one in answers[:, 0]] == ["red", "blue"]
     given.set_data_from_numpy(np.array([[picture(RED)], [picture(BLUE)[:200]]], object))
-    with pytest.raises(InferenceServerException, match="picture 1"):
+    with pytest.raises(InferenceServerException, match="image 1"):
         client.infer("namer", [given])
     client.close()
 

@@ -110,7 +110,7 @@ def test_what_comes_out_is_counted_while_it_is_there() -> None:
 
 def test_what_is_too_much_for_all_bodies_is_refused() -> None:
     inflater = BodyInflater(b"gzip", gzip.compress(bytes(1 << 21)), 1 << 22, payer(1 << 20))
-    with pytest.raises(Fault, match="too many bodies"):
+    with pytest.raises(Fault, match="too many concurrent bodies"):
         finish(inflater)
 
 
@@ -170,7 +170,7 @@ def test_so_many_compressed_bodies_wait_and_no_more() -> None:
     with serving(max_inflating=0) as server, server.connect() as client:
         refused = client.post("/echo", gzip.compress(bytes(1 << 20)), GZIP)
         assert refused.status == 503
-        assert b"too many compressed bodies" in refused.body
+        assert b"too many concurrent compressed bodies" in refused.body
         assert client.post("/echo", gzip.compress(b"short"), GZIP).body == b"short"
 
 

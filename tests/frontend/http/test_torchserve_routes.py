@@ -63,8 +63,8 @@ def test_a_version_in_the_path(served: FrontEnd, version: str) -> None:
     [
         ("/predictions/nobody", 404, "nobody"),
         ("/predictions/finder/7", 404, "7"),
-        ("/predictions/finder/1.0?version=1", 400, "names the version already"),
-        ("/predictions/finder?model=other", 400, "names the model already"),
+        ("/predictions/finder/1.0?version=1", 400, "has a version already"),
+        ("/predictions/finder?model=other", 400, "has a model already"),
     ],
 )
 def test_what_is_not_there_is_told(served: FrontEnd, path: str, status: int, says: str) -> None:

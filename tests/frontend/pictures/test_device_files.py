@@ -91,10 +91,10 @@ def test_what_the_device_finds_wrong_reaches_the_client(served: FrontEnd) -> Non
         )
         client.send(picture())
         call = served.wait_for_call()
-        served.run(lambda: call.finish(InvalidInput("the JPEG picture cannot be decoded", field="image")))
+        served.run(lambda: call.finish(InvalidInput("the JPEG image cannot be decoded", field="image")))
         response = client.response()
     assert response.status == 400
-    assert error_of(response)["error"] == "the JPEG picture cannot be decoded"
+    assert error_of(response)["error"] == "the JPEG image cannot be decoded"
 
 
 def test_every_way_of_sending_gives_the_same_answer(served: FrontEnd) -> None:

@@ -55,12 +55,12 @@ def test_coco_is_read_and_checked(tmp_path: Path, pictures: Path) -> None:
         ({"images": 3}, "needs a list images"),
         ({"images": ["a.jpg"]}, r"images\[0\] must be an object"),
         ({"images": [{"id": "7", "file_name": "a.jpg"}]}, r"images\[0\].id must be a whole number"),
-        ({"images": GOOD["images"] * 2}, "the id 7 is there twice"),
+        ({"images": GOOD["images"] * 2}, "the id 7 is given twice"),
         ({"images": [{"id": 7, "file_name": "../a.jpg"}]}, r"file_name: \"../a.jpg\" must be a file inside"),
         ({"images": [{"id": 7, "file_name": "/etc/passwd"}]}, "must be a file inside"),
-        ({"images": [{"id": 7, "file_name": "c.jpg"}]}, "there is no picture"),
+        ({"images": [{"id": 7, "file_name": "c.jpg"}]}, "there is no image"),
         ({"images": []}, "no image 7"),
-        ({"images": [], "annotations": []}, "names no pictures"),
+        ({"images": [], "annotations": []}, "names no images"),
         ({"categories": [{"id": 3}]}, "every one needs a name"),
         ({"categories": []}, r"annotations\[0\].category_id: there is no category 3"),
         ({"annotations": [{**GOOD["annotations"][0], "image_id": 8}]}, "there is no image 8"),
@@ -79,19 +79,19 @@ def test_what_is_wrong_with_coco_is_named(
 
 def test_other_files_are_refused(tmp_path: Path, pictures: Path) -> None:
     for name, content, said in (
-        ("broken.json", "{", "is no JSON"),
+        ("broken.json", "{", "is not JSON"),
         ("list.json", "[]", "must hold an object"),
         ("labels.txt", "", "must be a .json or .csv file"),
         ("bare.csv", "picture,class\n", "no column 'file'"),
         ("empty.csv", "file,label\na.jpg,\n", "line 2: the label is empty"),
         ("outside.csv", "file,label\n../a.jpg,cat\n", "must be a file inside"),
-        ("none.csv", "file,label\n", "names no pictures"),
+        ("none.csv", "file,label\n", "names no images"),
     ):
         (tmp_path / name).write_text(content)
         with pytest.raises(InvalidInput, match=said):
             read_data(tmp_path / name, pictures)
     (tmp_path / "bytes.csv").write_bytes(b"file,label\n\xff\xfe")
-    with pytest.raises(InvalidInput, match="is no CSV file"):
+    with pytest.raises(InvalidInput, match="is not a CSV file"):
         read_data(tmp_path / "bytes.csv", pictures)
     with pytest.raises(InvalidInput, match="--data: there is no file or folder"):
         read_data(tmp_path / "absent.json", pictures)
@@ -133,7 +133,7 @@ def test_masks_belong_to_pictures_of_their_name(tmp_path: Path, pictures: Path) 
         read_data(masks, pictures)
     (masks / "z.png").write_bytes(b"")
     (pictures / "a.webp").unlink()
-    with pytest.raises(InvalidInput, match="has no picture for the mask z"):
+    with pytest.raises(InvalidInput, match="has no image for the mask z"):
         read_data(masks, pictures)
 
 

@@ -89,7 +89,7 @@ def test_a_version_is_asked_by_its_path() -> None:
         (
             Stub(fine, metadata={"inputs": [{"name": "x", "datatype": "FP99", "shape": [1]}]}),
             {},
-            "an input that is none",
+            "an invalid input",
         ),
         (Stub(fine), {"path": "/detect"}, "goes with --image"),
     ],
@@ -128,7 +128,7 @@ def test_an_answer_that_is_not_of_the_protocol() -> None:
 
 
 def test_nobody_there() -> None:
-    with pytest.raises(Unreachable, match=r"nobody answers at 127.0.0.1:1: .*Nothing was sent"):
+    with pytest.raises(Unreachable, match=r"there is no server at 127.0.0.1:1: .*Nothing was sent"):
         take_aim(Aim("http://127.0.0.1:1"))
 
 

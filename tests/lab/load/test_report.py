@@ -103,7 +103,7 @@ def test_a_generator_that_had_too_much_to_do() -> None:
 
 def test_a_generator_that_was_kept_from_running() -> None:
     (why,) = judge(replace(GENERATOR, start_lag_ms=lag(7), send_lag_ms=lag(7)), PLAN)
-    assert "Others keep it from running" in why
+    assert "Other processes keep it from running" in why
 
 
 def test_a_generator_without_a_free_connection() -> None:

@@ -55,7 +55,7 @@ def runs() -> list[MeasuredRun]:
             kept = min(round(rate * 10), 1000)
             found.append(run(PROMISED.name, rate, repeat, ms=[20.0 + repeat] * (kept - 5) + [45.0] * 5))
             late = [200.0] * 1500 if rate > CAPACITY else [30.0] * round(rate * 10)
-            void = ("the generator got to its requests late",) if repeat and rate == 90.0 else ()
+            void = ("the generator sent requests late",) if repeat and rate == 90.0 else ()
             found.append(run(DELAYED.name, rate, repeat, ms=late, void=void))
     return found
 
@@ -68,8 +68,8 @@ def results(**changes: Any) -> Results:
     ]
     values: dict[str, Any] = {
         "model": "detector",
-        "target": "a server of its own for each setting",
-        "requests": "3 pictures in turn, one in a request",
+        "target": "one server per setting",
+        "requests": "3 images in turn, one in a request",
         "slo_ms": SLO_MS,
         "curve": "1:5,8:20",
         "curve_from": "measured by the server",

@@ -44,12 +44,12 @@ def test_what_was_found_in_words() -> None:
     promise, knobs = results().words()
     assert promise == (
         "promise 50 ms: 90/s within 50 ms at load 0.9 (90/s), p99 44.8 ms. At load 1.5 (150/s), the highest, "
-        "100/s are answered in time, 33.3 % refused, p99 of what was answered 21 ms."
+        "100/s are answered within the SLO, 33.3 % rejected, p99 of responses 21 ms."
     ).replace("44.8", f"{results().rows[1].p99_ms:.3g}").replace(
         "21 ms", f"{results().rows[2].p99_ms:.3g} ms"
     )
     assert knobs.startswith("knobs 10 ms, batch 8: 90/s within 50 ms at load 0.9 (90/s)")
-    assert "0/s are answered in time, p99 of what was answered 200 ms" in knobs
+    assert "0/s are answered within the SLO, p99 of responses 200 ms" in knobs
     nowhere = sentences(rows_of([run("a", 10.0, ms=[200.0] * 100)], ["a"]), ["a"], SLO_MS)
     assert "no point had 99% answered within 50 ms; nearest at load 0.1 (10/s): 0.0 % of 10/s" in nowhere[0]
     unfinished = results(runs=tuple(runs()[:5])).words()
@@ -60,7 +60,7 @@ def test_the_noise_is_what_repeats_lie_apart() -> None:
     noise = noise_of([run("a", 10.0), run("a", 10.0, 1, ms=[22.0] * 100, steal=0.2), run("b", 10.0)])
     assert noise.goodput == 0
     assert noise.p99 == noise.p99_worst == pytest.approx(2 / 21, rel=0.05)
-    assert "0% apart in goodput and 10% in p99" in noise_words(noise)
+    assert "0% in goodput and 10% in p99" in noise_words(noise)
     assert "20% of the processor" in noise_words(noise)
     assert "the noise is not known" in noise_words(noise_of([run("a", 10.0)]))
     assert "1 run is void" in noise_words(noise_of(runs()))

@@ -66,7 +66,7 @@ def test_a_sweep_that_did_not_get_far_is_begun_again(tmp_path: Path) -> None:
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(InvalidInput, match="something else than a sweep"):
+    with pytest.raises(InvalidInput, match="no sweep"):
         Journal.open(tmp_path, ASKED)
     with pytest.raises(InvalidInput, match="--out"):
         Journal.open(tmp_path / "thesis.txt" / "below", ASKED)

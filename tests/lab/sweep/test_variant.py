@@ -83,6 +83,6 @@ def test_one_version_of_several_is_not_taken_for_the_model(tmp_path: Path) -> No
     file = tmp_path / "m" / "3" / "model.onnx"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"")
-    with pytest.raises(InvalidInput, match="name the model's folder"):
+    with pytest.raises(InvalidInput, match="give the model's folder"):
         check_place(file)
     check_place(tmp_path / "m")

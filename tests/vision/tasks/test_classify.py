@@ -91,5 +91,5 @@ def test_outputs_that_do_not_fit_are_the_models_fault() -> None:
     made = task({"y": (3,)}, "", LABELS)
     with pytest.raises(ModelError, match=r'"y" has the shape \[4\] instead of \[3\]'):
         made.answer({"y": np.zeros(4, np.float32)}, GEOMETRY, Options())
-    with pytest.raises(ModelError, match='did not answer the output "y"'):
+    with pytest.raises(ModelError, match='did not return the output "y"'):
         made.answer({}, GEOMETRY, Options())

@@ -176,7 +176,7 @@ def test_bfloat16() -> None:
 
 def test_rows_that_do_not_match_are_the_models_fault() -> None:
     made = task({"boxes": (-1, 4), "scores": (-1, 3)}, "[detect]")
-    with pytest.raises(ModelError, match="answered 5 boxes and 6 rows of scores"):
+    with pytest.raises(ModelError, match="returned 5 boxes and 6 rows of scores"):
         made.answer({"boxes": np.zeros((5, 4)), "scores": np.zeros((6, 3))}, SQUARE, Options())
 
 

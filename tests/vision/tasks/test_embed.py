@@ -54,11 +54,11 @@ def test_what_is_not_finite_is_the_models_fault(poison: float) -> None:
 
 
 def test_there_is_a_limit() -> None:
-    with pytest.raises(TooLarge, match="over the v2 protocol"):
+    with pytest.raises(TooLarge, match="with the v2 protocol"):
         embedding(np.zeros(100_001))
 
 
 def test_it_cannot_be_drawn() -> None:
     made = task({"y": (2,)}, "[embed]")
-    with pytest.raises(InvalidInput, match="answers of embed cannot be drawn"):
+    with pytest.raises(InvalidInput, match="responses of embed cannot be drawn"):
         made.draw(np.zeros((9, 9, 3), np.uint8), {}, GEOMETRY, Options())

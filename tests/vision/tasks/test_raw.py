@@ -56,10 +56,10 @@ def test_what_is_not_finite_is_null() -> None:
 def test_there_is_a_limit() -> None:
     made = task({"a": (-1,), "b": (-1,)}, 'task = "raw"')
     zeros = np.zeros(60_000, np.float32)
-    with pytest.raises(TooLarge, match="the answer has 120000 numbers, more than the 100000"):
+    with pytest.raises(TooLarge, match="the response has 120000 numbers, more than the 100000"):
         made.answer({"a": zeros, "b": zeros}, GEOMETRY, Options())
 
 
 def test_it_cannot_be_drawn() -> None:
-    with pytest.raises(InvalidInput, match="answers of raw cannot be drawn"):
+    with pytest.raises(InvalidInput, match="responses of raw cannot be drawn"):
         task({"y": (2,)}, 'task = "raw"').draw(np.zeros((9, 9, 3), np.uint8), {}, GEOMETRY, Options())

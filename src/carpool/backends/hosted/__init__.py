@@ -1,5 +1,6 @@
-"""Runtimes that run in processes of their own, because they cannot be stopped, keep the interpreter to
-themselves or take the whole process with them when they fail. The processes are those of Python models.
+"""Implements runtimes that run in processes of their own, because they cannot be stopped, keep the
+interpreter to themselves or take the whole process with them when they fail. The processes are those of
+Python models.
 
 Each file here has a class Model for such a process: `setup(settings)` loads, `tensors` then holds the inputs
 and the outputs, each as (name, datatype, whole shape), and `predict` runs a batch. Law of this folder: a
@@ -48,11 +49,11 @@ def _signature(config: ModelConfig, told: Any) -> ModelSignature:
             for side in told
         )
     except (TypeError, ValueError) as error:
-        raise ModelError(f"{config.name}: its process sent a broken answer: {error}") from None
+        raise ModelError(f"{config.name}: its process sent an invalid message: {error}") from None
     for kind, tensor in (*(("input", t) for t in inputs), *(("output", t) for t in outputs)):
         if tensor.datatype not in DATATYPES:
             what = f'{kind} "{tensor.name}" is {tensor.datatype}'
-            raise Unsupported(f"{config.name}: {what}, which this backend does not carry")
+            raise Unsupported(f"{config.name}: {what}, which this backend does not support")
     return ModelSignature(inputs, outputs)
 
 

@@ -1,4 +1,4 @@
-"""TensorFlow Lite files on LiteRT."""
+"""Runs TensorFlow Lite files on LiteRT."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class Model:
         )
 
     def _named(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """By the names of the file's signature where it has one: those of tensors say less."""
+        """Returns the tensors by the names of the file's signature where it has one: those of tensors say
+        less."""
         signatures = self._interpreter.get_signature_list()
         try:
             if signatures:
@@ -44,7 +45,7 @@ class Model:
                 return runner.get_input_details(), runner.get_output_details()
             inputs, outputs = self._interpreter.get_input_details(), self._interpreter.get_output_details()
         except ValueError:
-            raise ModelError("it has a tensor of a datatype that this backend does not carry") from None
+            raise ModelError("it has a tensor of a datatype that this backend does not support") from None
         return {it["name"]: it for it in inputs}, {it["name"]: it for it in outputs}
 
     def _datatype(self, tensor: Mapping[str, Any], *, taken: bool = False) -> str:

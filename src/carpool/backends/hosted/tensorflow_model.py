@@ -1,4 +1,4 @@
-"""TensorFlow's SavedModels, by the functions that they sign."""
+"""Runs TensorFlow's SavedModels, by the functions that they sign."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Model:
         tensorflow.config.threading.set_inter_op_parallelism_threads(1)
         loaded = tensorflow.saved_model.load(str(Path(settings["file"]).parent))
         if not loaded.signatures:
-            raise ModelError("it signs no function to call")
+            raise ModelError("it has no function with a signature")
         key = _MAIN if _MAIN in loaded.signatures else next(iter(loaded.signatures))
         self._loaded, self._function, self._tensor = loaded, loaded.signatures[key], tensorflow.constant
         self.tensors = (

@@ -59,6 +59,6 @@ class Model:
             self._context.set_tensor_address(name, tensor.data_ptr())
         stream = torch.cuda.current_stream()
         if not self._context.execute_async_v3(stream.cuda_stream):
-            raise ModelError("TensorRT refused to run the batch")
+            raise ModelError("TensorRT did not run the batch")
         stream.synchronize()
         return {name: held[name].cpu().numpy() for name in self._answered}

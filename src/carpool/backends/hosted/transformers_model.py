@@ -1,4 +1,5 @@
-"""Folders of Hugging Face's transformers: config.json and model.safetensors, which hold no code to run."""
+"""Runs folders of Hugging Face's transformers: config.json and model.safetensors, which hold no code to
+run."""
 
 from __future__ import annotations
 

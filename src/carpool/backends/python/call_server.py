@@ -51,7 +51,7 @@ _ERRORS: Mapping[int, type[CarpoolError]] = {
 
 
 def error_of(code: int, message: str) -> CarpoolError:
-    """What a client is told of a TritonError."""
+    """Returns what a client is told of a TritonError."""
     return _ERRORS.get(code, ModelError)(message)
 
 
@@ -106,7 +106,7 @@ class CallServer:
         finally:
             region.close()  # arrays keep the memory
         if full:
-            why = f"the calls of this instance that are open hold the {MAX_BYTES} bytes that they may"
+            why = f"the calls of this instance that are open hold {MAX_BYTES} bytes, which is the limit"
             self._answers.submit(self._answer, number, 0, Unavailable(why))
             return
 
@@ -118,7 +118,7 @@ class CallServer:
         wanted = [str(name) for name in message["wanted"]]
         details = str(message["details"]).encode()
         if len(details) > _MOST_DETAILS:
-            raise ValueError("so much to say of a request")
+            raise ValueError("the details of a request are too long")
         said = b"" if details == b"{}" else details
         self._calls.ask(model, version, inputs, wanted, timeout, answer, said)
 

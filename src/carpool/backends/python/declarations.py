@@ -1,4 +1,4 @@
-"""What a Python model's file declares about itself, read from its text without running it."""
+"""Reads what a Python model's file declares about itself from its text, without running it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Declarations:
     calls: tuple[str, ...] = ()  # other models that it names where it makes requests
 
     def signature(self, max_batch: int | None) -> ModelSignature:
-        """Whole shapes; the settings' `max_batch`, where they say it, decides whether there is a batch."""
+        """Returns whole shapes; the settings' `max_batch`, where they say it, decides whether there is a
+        batch."""
         if 0 in (max_batch, self.max_batch):
             return ModelSignature(self.inputs, self.outputs)
         inputs, outputs = (
@@ -40,7 +41,7 @@ class Declarations:
 
 
 def read_declarations(file: Path | None) -> Declarations:
-    """The declarations of one file; none of them where there is no file."""
+    """Returns the declarations of one file; none of them where there is no file."""
     if file is None:
         return Declarations()
     try:
@@ -71,7 +72,7 @@ def read_declarations(file: Path | None) -> Declarations:
 
 
 def _is_tritons(node: ast.AST) -> bool:
-    """The class of a model for Triton's Python backend, or its name from elsewhere."""
+    """Returns whether it is the class of a model for Triton's Python backend, or its name from elsewhere."""
     match node:
         case ast.ClassDef(name=name) if name == _TRITONS_CLASS:
             return True
@@ -81,7 +82,7 @@ def _is_tritons(node: ast.AST) -> bool:
 
 
 def _called(node: ast.AST) -> list[str]:
-    """The model that a request is for, where its name is written out."""
+    """Returns the model that a request is for, where its name is written out."""
     if not isinstance(node, ast.Call):
         return []
     named = [one.value for one in node.keywords if one.arg == "model_name"]
@@ -89,7 +90,7 @@ def _called(node: ast.AST) -> list[str]:
 
 
 def callees(config: ModelConfig, file: Path | None) -> tuple[tuple[str, ...], str]:
-    """The models that this one asks, and who says so: its parameter `calls`, or else its code."""
+    """Returns the models that this one asks, and who says so: its parameter `calls`, or else its code."""
     told = config.parameters.get("calls", "")
     if told:
         return tuple(name.strip() for name in str(told).split(",") if name.strip()), "its parameter calls"

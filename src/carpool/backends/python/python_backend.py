@@ -1,4 +1,5 @@
-"""Models written in Python: a file with a class `Model` or a function `predict`, run in a process of its own.
+"""Runs models written in Python: a file with a class `Model` or a function `predict`, in a process of its
+own.
 
     class Model:
         def setup(self, config):        # optional; name, version, instance, gpu, path, file, parameters, …
@@ -99,7 +100,7 @@ class PythonBackend:
         return WorkerProcess(placement.threads)
 
     def _settings(self, config: ModelConfig, version: ModelVersion, placement: Placement) -> dict[str, Any]:
-        """What `setup` gets."""
+        """Returns what `setup` gets."""
         self._outputs = [tensor.name for tensor in config.outputs]
         return {
             "name": config.name,
@@ -126,7 +127,7 @@ class PythonBackend:
         return self._run(inputs, list(wanted))[0]
 
     def _run(self, inputs: Mapping[str, Array], wanted: Any) -> tuple[dict[str, Array], dict[str, Any]]:
-        """The outputs, and all that was answered."""
+        """Returns the outputs, and all that was answered."""
         if not self.alive:
             raise self._died(self._process.end())
         answer = self._ask({"inputs": self._process.inputs.write(inputs), "wanted": wanted})
@@ -144,7 +145,7 @@ class PythonBackend:
 
     @property
     def most_open(self) -> int:
-        """Who says that its batches are of one has one at a time."""
+        """Returns how many may be open: who says that its batches are of one has one at a time."""
         return self._max_open or (MOST_OPEN if self._max_batch > 1 else 1)
 
     def run_many(self, riders: Sequence[Rider], more: Callable[[], Sequence[Rider]]) -> None:
@@ -167,8 +168,8 @@ class PythonBackend:
             raise ModelError(f"{self._model}: {said['error']}")
 
     def _boarding(self, aboard: Aboard, riders: Sequence[Rider]) -> dict[str, Any]:
-        """What the process is told of newcomers. Their inputs are its own when it speaks again, so that those
-        of the next may be written over them."""
+        """Returns what the process is told of newcomers. Their inputs are its own when it speaks again, so
+        that those of the next may be written over them."""
         if not riders:
             return {}
         try:
@@ -194,7 +195,7 @@ class PythonBackend:
             return self._ask(message)
         except WorkerTimeout:
             self._process.end()
-            late = f"{self._model} gave no answer within {(self._timeout or 0.0) * 1e3:.0f} ms"
+            late = f"{self._model} gave no response within {(self._timeout or 0.0) * 1e3:.0f} ms"
             raise DeadlineExceeded(late, reason="execution-timeout") from None
 
     def _failure(self, _code: int, message: str) -> CarpoolError:
@@ -241,7 +242,7 @@ class PythonBackend:
 
     def _broken(self, error: Exception) -> ModelError:
         self._process.end()
-        return ModelError(f"{self._model}: its process sent a broken answer: {error}")
+        return ModelError(f"{self._model}: its process sent an invalid message: {error}")
 
     def _died(self, how: str) -> ModelError:
         return (
@@ -282,7 +283,7 @@ class Aboard:
 
 
 class FirstAnswer:
-    """A `Rider` that has enough then."""
+    """Represents a `Rider` that has enough after the first answer."""
 
     details = b""
 
@@ -306,7 +307,7 @@ def _in_words(tensor: TensorConfig) -> dict[str, Any]:
 
 
 def _own(config: ModelConfig, *, inputs: bool) -> list[dict[str, Any]]:
-    """What the server gives a model with sequences, and keeps of it, beside what its clients do."""
+    """Returns what the server gives a model with sequences, and keeps of it, beside what its clients do."""
     if config.sequences is None:
         return []
     states = [
@@ -412,7 +413,7 @@ def _named_by_number(inputs: Sequence[Mapping[str, Array]], details: Sequence[by
 
 
 class CompletingBackend(PythonBackend):
-    """A process that calls `auto_complete_config` of the model and does nothing else."""
+    """Starts a process that calls `auto_complete_config` of the model and does nothing else."""
 
     def completed(self) -> str:
         return json.dumps(self._ask({})["config"])

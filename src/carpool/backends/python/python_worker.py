@@ -59,11 +59,12 @@ class Channel:
         self._socket.sendall(length + data)
 
     def receive(self) -> dict[str, Any]:
-        """The next message; EOFError when the other side is gone, ValueError when it sends nonsense."""
+        """Returns the next message; EOFError when the other side is gone, ValueError when it sends
+        nonsense."""
         return self._message(self._read(_LENGTH.size))
 
     def receive_with_file(self) -> tuple[dict[str, Any], int | None]:
-        """The same, with the descriptor that came along, which is the caller's."""
+        """Returns the same, with the descriptor that came along, which is the caller's."""
         data, files, _flags, _address = socket.recv_fds(self._socket, _LENGTH.size, 1)
         file = files[0] if files else None
         try:
@@ -131,12 +132,12 @@ class UserModel:
     def run(self, inputs: Mapping[str, Array], wanted: Collection[str]) -> dict[str, Array]:
         answer = self._predict(**inputs) if self._spread else self._predict(dict(inputs))
         if inspect.isgenerator(answer):
-            raise ModelError("predict yields its answers, and the settings do not say decoupled = true")
+            raise ModelError("predict yields its responses, but the settings do not have decoupled = true")
         outputs = self._named(answer, self._rows(inputs))
         missing = [name for name in wanted if name not in outputs]
         if missing:
             names = ", ".join(outputs) or "none"
-            raise ModelError(f"the answer has no output {missing[0]!r}; it has {names}")
+            raise ModelError(f"the result has no output {missing[0]!r}; it has {names}")
         return {name: self._array(name, outputs[name]) for name in wanted or outputs}
 
     def answers(
@@ -159,7 +160,7 @@ class UserModel:
     def _named(self, answer: Any, rows: int | None) -> Mapping[str, Any]:
         if isinstance(answer, list) and rows is not None:
             if len(answer) != rows:
-                raise ModelError(f"predict answered {len(answer)} results for a batch of {rows}")
+                raise ModelError(f"predict returned {len(answer)} results for a batch of {rows}")
             if answer and all(isinstance(item, Mapping) for item in answer):
                 return {name: [item[name] for item in answer] for name in answer[0]}
         if isinstance(answer, Mapping):
@@ -167,7 +168,7 @@ class UserModel:
         if len(self._outputs) != 1:
             names = ", ".join(self._outputs) or "none are declared"
             kind = type(answer).__name__
-            raise ModelError(f"predict answered a {kind}; answer a dict with the outputs' names ({names})")
+            raise ModelError(f"predict returned a {kind}; return a dict with the outputs' names ({names})")
         return dict.fromkeys(self._outputs, answer)
 
     def _array(self, name: str, value: Any) -> Array:
@@ -207,7 +208,8 @@ class _FromSource(machinery.SourceFileLoader):
 
 
 def import_model(file: Path) -> ModuleType:
-    """The file as a module that finds its neighbours, and that pickle and dataclasses find in turn."""
+    """Returns the file as a module that finds its neighbours, and that pickle and dataclasses find in
+    turn."""
     folder = file.parent
     sys.path.insert(0, str(folder))
     sys.path_hooks.insert(0, _finder_in(folder))
@@ -239,7 +241,7 @@ def _finder_in(folder: Path) -> Callable[[str], PathEntryFinder]:
 
 
 def _spreads(predict: Callable[..., Any], inputs: Mapping[str, bool]) -> bool:
-    """True when the parameters are the inputs, False when one parameter takes the dict of all inputs.
+    """Returns True when the parameters are the inputs, False when one parameter takes the dict of all inputs.
 
     `inputs` tells which are optional: a parameter for one of those needs a default.
     """
@@ -266,7 +268,8 @@ def _spreads(predict: Callable[..., Any], inputs: Mapping[str, bool]) -> bool:
 
 
 def explain(error: BaseException, file: Path) -> str:
-    """Type, message and where in the user's own code, in one line. The code itself is for the log only."""
+    """Returns type, message and where in the user's own code, in one line. The code itself is for the log
+    only."""
     message = " ".join(str(error).split())[:_SHOWN]
     text = message if isinstance(error, ModelError) else f"{type(error).__name__}: {message}".rstrip(": ")
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
@@ -308,16 +311,16 @@ class AnswerChannel:
         self._looked = 0.0
 
     def begin(self, batch: Mapping[str, Any]) -> None:
-        """With who comes first, when nobody was there."""
+        """Begins with who comes first, when nobody was there."""
         self.gone.clear()
         self._hear(batch)
 
     def write(self, answer: Mapping[str, Array]) -> list[WrittenTensor]:
-        """Where it lies; ModelError for what cannot be sent."""
+        """Returns where it lies; ModelError for what cannot be sent."""
         return self._outputs.write(answer)
 
     def send(self, number: int, places: list[WrittenTensor], *, last: bool = False) -> None:
-        """What was written last."""
+        """Sends what was written last."""
         self._tell({"part": number, "outputs": places, "last": last})
 
     def end(self, number: int, error: tuple[int, str] | None) -> None:
@@ -356,8 +359,8 @@ class Newcomer(NamedTuple):
 
 
 def requests_of(batch: Mapping[str, Any], inputs: BatchRegion) -> tuple[list[dict[str, Array]], list[bytes]]:
-    """What belongs to each request of a batch, and what each says of itself. In the memory that they share
-    tensors are named `number of the request/name`."""
+    """Returns what belongs to each request of a batch, and what each says of itself. In the memory that they
+    share tensors are named `number of the request/name`."""
     given: list[dict[str, Array]] = [{} for _ in batch["wanted"]]
     found = dict(inputs.read(batch["inputs"]))
     details = list(found.pop("details", [b""] * len(given)))
@@ -368,8 +371,8 @@ def requests_of(batch: Mapping[str, Any], inputs: BatchRegion) -> tuple[list[dic
 
 
 class Rounds:
-    """Whose turn it is: everybody in a round, an answer of each. A newcomer need not wait for the end of one,
-    and yet at most every other turn is a newcomer's, so that a round does end."""
+    """Decides whose turn it is: everybody in a round, an answer of each. A newcomer need not wait for the end
+    of one, and yet at most every other turn is a newcomer's, so that a round does end."""
 
     def __init__(self) -> None:
         self._old: deque[int] = deque()
@@ -425,8 +428,8 @@ def _answer_many(
 
 
 def connect(arguments: list[str]) -> tuple[Channel, BatchRegion, BatchRegion, list[int]]:
-    """What the server named on the command line: the way to it, memory for inputs and for outputs, and
-    further files for some."""
+    """Returns what the server named on the command line: the way to it, memory for inputs and for outputs,
+    and further files for some."""
     control, inputs, outputs, lifeline, *more = files = [int(fd) for fd in arguments]
     for fd in files:
         os.set_inheritable(fd, False)

@@ -1,4 +1,5 @@
-"""What a model for Triton's Python backend imports under this name: tensors, requests, answers and settings.
+"""Defines what a model for Triton's Python backend imports under this name: tensors, requests, answers and
+settings.
 
 triton_worker.py puts it where the model finds it, in the process of that model, and gives it `asker`, the way
 to the other models of this server. Names, order and defaults of arguments are Triton's.
@@ -39,17 +40,17 @@ _BY_DTYPE = {kind.dtype: kind for kind in _NUMBERED.values() if kind is not Data
 
 def __getattr__(name: str) -> Any:
     raise AttributeError(
-        f"there is no {name} in the triton_python_backend_utils of Carpool: "
-        'docs/coming-from.md, "Triton\'s Python models", lists what there is'
+        f"there is no {name} in the triton_python_backend_utils of Carpool: docs/coming-from.md, "
+        '"Triton\'s Python models", lists what is supported'
     )
 
 
 class TritonModelException(Exception):
-    """What a model raises when it gives up on a whole batch."""
+    """Represents what a model raises when it gives up on a whole batch."""
 
 
 class TritonError:
-    """What is wrong with one request."""
+    """Describes what is wrong with one request."""
 
     class ErrorCode(enum.IntEnum):
         UNKNOWN = 0
@@ -89,7 +90,7 @@ def numpy_to_triton_type(data_type: Any) -> int | None:
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:
-    """Of the names in a model's settings, such as TYPE_FP32."""
+    """Returns the type of the names in a model's settings, such as TYPE_FP32."""
     name = triton_type_string.removeprefix("TYPE_")
     kind = DATATYPES["BYTES" if name == "STRING" else name]
     if kind is Datatype.BF16:
@@ -98,7 +99,7 @@ def triton_string_to_numpy(triton_type_string: str) -> Any:
 
 
 def serialize_byte_tensor(input_tensor: Array) -> bytes | tuple[()] | None:
-    """Every string behind its length in four bytes; None for an array of numbers, as in Triton."""
+    """Writes every string behind its length in four bytes; None for an array of numbers, as in Triton."""
     if input_tensor.size == 0:
         return ()
     if input_tensor.dtype.kind not in "OS":
@@ -137,7 +138,7 @@ class _Capsule:
 
 
 class Tensor:
-    """A named array in the memory of the CPU."""
+    """Represents a named array in the memory of the CPU."""
 
     def __init__(self, name: str, data: Array) -> None:
         if not isinstance(data, np.ndarray):
@@ -146,7 +147,9 @@ class Tensor:
             )
         kind = numpy_to_triton_type(data.dtype)
         if kind is None:
-            raise TritonModelException(f"the tensor {name!r} is an array of {data.dtype}, which no tensor is")
+            raise TritonModelException(
+                f"the tensor {name!r} is an array of {data.dtype}, which is not a type of tensors"
+            )
         self._name = str(name)
         self._data = data
         self._number = kind
@@ -217,7 +220,7 @@ class InferenceTrace:
 
 
 class InferenceResponse:
-    """The answer to one request: tensors, or what is wrong with it."""
+    """Represents the answer to one request: tensors, or what is wrong with it."""
 
     def __init__(
         self,
@@ -247,7 +250,7 @@ class InferenceResponse:
 
 
 class Answers(Protocol):
-    """Where the answers to one request of a decoupled model go. For every thread."""
+    """Defines where the answers to one request of a decoupled model go. For every thread."""
 
     @property
     def gone(self) -> bool: ...
@@ -277,7 +280,7 @@ class InferenceResponseSender:
             return
         with self._sending:  # threads of the model may race for it
             if response is None and not self.answer.done():
-                self.answer.set_exception(TritonModelException("a request was ended without an answer"))
+                self.answer.set_exception(TritonModelException("a request was ended without a response"))
             elif response is not None and self.answer.done():
                 raise TritonModelException(f"a request was answered before, and {_ONE_ANSWER}")
             elif response is not None:
@@ -293,7 +296,8 @@ asker: Asker | None = None
 
 
 class InferenceRequest:
-    """One that came for this model, or one that it makes of another model and sends with `exec`."""
+    """Represents a request that came for this model, or one that it makes of another model and sends with
+    `exec`."""
 
     def __init__(
         self,
@@ -347,7 +351,7 @@ class InferenceRequest:
         self._flags = flags
 
     def timeout(self) -> int:
-        """In microseconds; 0: none."""
+        """Returns the timeout in microseconds; 0: none."""
         return self._timeout
 
     def parameters(self) -> str:
@@ -378,13 +382,11 @@ class InferenceRequest:
 
     def _asked(self, decoupled: bool) -> Future[InferenceResponse]:
         if decoupled:
-            raise TritonModelException("other models are asked for exactly one answer here")
+            raise TritonModelException("other models can only be called for exactly one response here")
         if not self.model_name:
             raise TritonModelException("a request of another model needs its model_name")
         if asker is None:
-            raise TritonModelException(
-                "nobody is here to ask other models: there is no server around this one"
-            )
+            raise TritonModelException("other models cannot be called: this model runs without a server")
         return asker(self)
 
 
@@ -410,7 +412,8 @@ def _named(tensors: Sequence[Config], name: str) -> Config | None:
 
 
 class ModelConfig:
-    """A model's settings, which `auto_complete_config` completes; what the user wrote stays as it is."""
+    """Holds a model's settings, which `auto_complete_config` completes; what the user wrote stays as it
+    is."""
 
     def __init__(self, model_config: str) -> None:
         self._config: Config = json.loads(model_config)
@@ -444,7 +447,7 @@ class ModelConfig:
         policy = self._config.setdefault("model_transaction_policy", {})
         wanted = transaction_policy_dict.get("decoupled", policy.get("decoupled", False))
         if policy.setdefault("decoupled", wanted) != wanted:
-            raise ValueError("model_transaction_policy: the settings and the model say the contrary")
+            raise ValueError("model_transaction_policy: the settings and the model contradict each other")
 
     def _add(self, kind: str, tensor: Config, known: set[str]) -> None:
         where = f"{kind} {tensor.get('name', '')!r}"
@@ -469,7 +472,8 @@ class ModelConfig:
 
 
 class Logger:
-    """Lines on standard error, which is where the server's log is; verbose ones at --log-level debug."""
+    """Writes lines on standard error, which is where the server's log is; verbose ones at --log-level
+    debug."""
 
     class LogLevel(enum.Enum):
         INFO = "info"

@@ -1,5 +1,5 @@
-"""The process of a model that was written for Triton's Python backend: like python_worker.py, with a list of
-requests for every batch, an answer to each of them, and a way to ask other models of the server."""
+"""Runs the process of a model that was written for Triton's Python backend: like python_worker.py, with a
+list of requests for every batch, an answer to each of them, and a way to ask other models of the server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LOOK_S = 0.02  # between two looks at who has come, while no answer is sent
 
 
 class TritonModel:
-    """The user's class, and `execute` of it from tensors to tensors."""
+    """Wraps the user's class, and `execute` of it from tensors to tensors."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         kind = _class_of(settings)
@@ -55,13 +55,13 @@ class TritonModel:
             initialize(dict(settings["arguments"]))
 
     def run(self, requests: Sequence[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
-        """One answer to each request."""
+        """Returns one answer to each request."""
         answered = self.execute(requests)
         if answered is None:
             answered = [None] * len(requests)
         if not isinstance(answered, Sequence) or len(answered) != len(requests):
             found = len(answered) if isinstance(answered, Sequence) else f"a {type(answered).__name__}"
-            raise ModelError(f"execute must answer a list of {len(requests)} responses, not {found}")
+            raise ModelError(f"execute must return a list of {len(requests)} responses, not {found}")
         return [_response(*pair) for pair in zip(requests, answered, strict=True)]
 
     def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> Any:
@@ -95,8 +95,8 @@ _FLAGS = {
 
 
 def _said(details: bytes) -> dict[str, Any]:
-    """What a request says of itself, under the names of Triton's arguments. What Carpool itself understands
-    is no parameter of the model's."""
+    """Returns what a request says of itself, under the names of Triton's arguments. What Carpool itself
+    understands is no parameter of the model's."""
     if not details:
         return {}
     document = json.loads(details)
@@ -112,11 +112,11 @@ def _said(details: bytes) -> dict[str, Any]:
 
 
 def _response(request: pb_utils.InferenceRequest, returned: object) -> pb_utils.InferenceResponse:
-    """What was returned for a request, or else is sent for it."""
+    """Returns what was returned for a request, or else is sent for it."""
     if returned is None and request.sender is not None:
         returned = request.sender.answer.result()
     if not isinstance(returned, pb_utils.InferenceResponse):
-        raise ModelError(f"execute answered a {type(returned).__name__} where an InferenceResponse belongs")
+        raise ModelError(f"execute returned a {type(returned).__name__} in place of an InferenceResponse")
     return returned
 
 
@@ -180,7 +180,7 @@ class OpenRequest:
     def forsaken(self) -> None:
         with self._lock:
             if not self.over:
-                self._end("the model let go of a request without saying that it is complete")
+                self._end("the model dropped a request without completing it")
 
     def fail(self, text: str) -> None:
         with self._lock:
@@ -197,7 +197,8 @@ class OpenRequest:
 
 
 class OpenRequests:
-    """Of one instance, until none is left. The way to the server is for who has the lock.
+    """Holds the open requests of one instance, until none is left. The way to the server is for who has the
+    lock.
 
     A sender may be collected while its own thread is on that way: what ends by that is only noted, and told
     by whoever comes by next; at the latest by the thread that waits here.
@@ -246,7 +247,7 @@ class OpenRequests:
             request.answers = answers
         try:
             if self._model.execute(requests) is not None:
-                raise ModelError("execute of a decoupled model must return None, and send its answers")
+                raise ModelError("execute of a decoupled model must return None, and send its responses")
             for request, answers in zip(requests, waiting, strict=True):
                 if request.sender is None and not answers.over:
                     answers.fail("execute took no response sender for a request")
@@ -342,7 +343,7 @@ class ServerCalls:
 
 
 def _details(request: pb_utils.InferenceRequest) -> dict[str, Any]:
-    """As clients say it of theirs; empty for one that says nothing."""
+    """Returns what a request says of itself, as clients say it of theirs; empty for one that says nothing."""
     parameters = json.loads(request.parameters())
     if request.correlation_id():
         parameters["sequence_id"] = request.correlation_id()

@@ -1,4 +1,4 @@
-"""The process of one Python model, seen from the server: started, watched, ended."""
+"""Represents the process of one Python model, seen from the server: started, watched, ended."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _shares(threads: int | None) -> dict[str, str]:
 
 
 class WorkerProcess:
-    """A fresh interpreter in a process group of its own, so that whatever it starts ends with it.
+    """Represents a fresh interpreter in a process group of its own, so that whatever it starts ends with it.
 
     It holds the other end of a pipe that nobody writes to. When the server ends, in whatever way, the kernel
     closes the server's end and kills the group: see `tie_to_server` in python_worker.py.
@@ -99,7 +99,8 @@ class WorkerProcess:
             raise WorkerDied(self.end())
 
     def kill(self) -> None:
-        """From any thread. The number stays ours until `end` collects the process, so nobody else is hit."""
+        """Kills the process from any thread. The number stays ours until `end` collects the process, so
+        nobody else is hit."""
         with self._ending:
             if self._process.returncode is None:
                 self._kill_group()

@@ -1,4 +1,4 @@
-"""Where a decoder's weights lie in the files of others: one map for each kind of file."""
+"""Finds where a decoder's weights lie in the files of others: one map for each kind of file."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ SHARE = 0.9  # of what is free when the first model comes, where nobody says how
 
 
 class MemoryLedger:
-    """Bytes by holder. A model's instances share its weights, and hold their own buffers."""
+    """Counts bytes by holder. A model's instances share its weights, and hold their own buffers."""
 
     def __init__(self, device: str, most: int) -> None:
         self.device = device
@@ -89,14 +89,14 @@ _PICTURES_SHARE = 8  # at most this part of what models leave
 
 
 def room_for_pictures(device: Any) -> int:
-    """Bytes of it for pictures that stay there between the steps of a pipeline. Asked once, when the first
-    comes: from then on models have that much less."""
+    """Returns the bytes of it for pictures that stay there between the steps of a pipeline. Asked once, when
+    the first comes: from then on models have that much less."""
     with _lock:
         ledger = _ledgers.get(str(device))
     if ledger is None:  # a CPU, whose memory nobody counts
         return _MOST_PICTURES // _PICTURES_SHARE
     size = min(_MOST_PICTURES, ledger.room // _PICTURES_SHARE)
-    ledger.hold(room_for_pictures, "pictures between steps", size)
+    ledger.hold(room_for_pictures, "images between steps", size)
     return size
 
 

@@ -18,7 +18,8 @@ END = 0  # of the text, and what comes before its first character; characters ar
 
 
 class LineReader(nn.Module):
-    """3.9 million parameters: a convolutional stem, and four layers each of encoder and decoder."""
+    """Implements a network of 3.9 million parameters: a convolutional stem, and four layers each of encoder
+    and decoder."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,14 +49,15 @@ class LineReader(nn.Module):
                     nn.init.xavier_uniform_(parameter)
 
     def encode(self, pictures: torch.Tensor) -> torch.Tensor:
-        """[lines, 1, 32, pixels], grey from 0 to 1, to [lines, pixels / 8, 192]."""
+        """Encodes [lines, 1, 32, pixels], grey from 0 to 1, to [lines, pixels / 8, 192]."""
         found = self.stem((pictures - 0.5) * 4.0)
         rows = self.columns(found.flatten(1, 2).transpose(1, 2))
         encoded: torch.Tensor = self.encoder(rows + self.places[: rows.shape[1]])
         return encoded
 
     def forward(self, pictures: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-        """What each character should be, from those `before` it [lines, characters], for all at once."""
+        """Returns what each character should be, from those `before` it [lines, characters], for all at
+        once."""
         return self.write(self.encode(pictures), before)
 
     def write(self, encoded: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
@@ -71,6 +73,6 @@ def _convolution(channels: int, made: int, stride: int) -> tuple[nn.Module, ...]
 
 
 def text_of(tokens: list[int]) -> str:
-    """Up to the end of the text, or all of it."""
+    """Returns the text up to its end, or all of it."""
     written = tokens[: tokens.index(END)] if END in tokens else tokens
     return "".join(ALPHABET[token - 1] for token in written)

@@ -1,4 +1,4 @@
-"""What each ONNX operator computes, in PyTorch: the table that `torch_onnx` runs a graph with.
+"""Computes each ONNX operator in PyTorch: the table that `torch_onnx` runs a graph with.
 
 Sizes are no tensors here. What a graph computes from shapes (`Shape`, `Gather`, `Concat` …) are numbers and
 tuples of numbers, which a compiler takes for constants and for which a captured graph need not ask a device.
@@ -39,7 +39,7 @@ class Node:
 
 
 class NoCounterpart(Exception):
-    """The operator, or this form of it, has none in PyTorch."""
+    """Means that the operator, or this form of it, has no counterpart in PyTorch."""
 
 
 Operator: TypeAlias = Callable[..., Value]
@@ -73,7 +73,7 @@ def as_tensor(value: Value, like: Tensor) -> Tensor:
 
 
 def _number(value: Value) -> Any:
-    """One number, for what takes no tensor in its place."""
+    """Returns one number, for what takes no tensor in its place."""
     if isinstance(value, Tensor):
         return value.item()
     return value[0] if isinstance(value, tuple) else value
@@ -160,7 +160,7 @@ OPERATORS["PRelu"] = lambda _node, x, slope: torch.where(x < 0, x * slope, x)
 
 
 def _elementwise(function: Callable[[Any, Any], Any], x: Value, y: Value) -> Value:
-    """Of tensors and numbers, or of sizes alone."""
+    """Applies a function to tensors and numbers, or to sizes alone."""
     if isinstance(x, Tensor) or isinstance(y, Tensor):
         like = x if isinstance(x, Tensor) else y
         return function(*(as_tensor(one, like) if isinstance(one, tuple) else one for one in (x, y)))
@@ -173,7 +173,7 @@ def _elementwise(function: Callable[[Any, Any], Any], x: Value, y: Value) -> Val
 
 
 def _divided(x: Any, y: Any) -> Any:
-    """Whole numbers towards zero."""
+    """Divides whole numbers towards zero."""
     if isinstance(x, Tensor) or isinstance(y, Tensor):
         floats = any(
             one.is_floating_point() if isinstance(one, Tensor) else isinstance(one, float) for one in (x, y)
@@ -281,14 +281,14 @@ _FLOATS = (1, 10, 11, 16)  # of any length: the network computes in one of its o
 
 @dataclass(frozen=True, slots=True)
 class RunPlace:
-    """Where a network runs, and in which floats."""
+    """Describes where a network runs, and in which floats."""
 
     kind: torch.dtype
     device: torch.device
 
 
 def _cast(node: Node, x: Value, *, place: RunPlace) -> Value:
-    """To floats of the precision in which the network runs, whatever the file says."""
+    """Converts to floats of the precision in which the network runs, whatever the file says."""
     to = int(node.get("to", 1))
     if to not in _FLOATS and to not in _TYPES:
         raise NoCounterpart(f"Cast to ONNX's datatype {to}")
@@ -596,7 +596,7 @@ def _text(value: Any) -> str:
 
 
 def _around(node: Node, x: Tensor, kernel: Sequence[int]) -> tuple[list[int], list[int]]:
-    """What is added before and behind each side of the picture."""
+    """Returns what is added before and behind each side of the picture."""
     sides, told = len(kernel), _text(node.get("auto_pad", "NOTSET"))
     if told in ("NOTSET", "VALID"):
         pads = list(node.get("pads", [0] * (2 * sides))) if told == "NOTSET" else [0] * (2 * sides)
@@ -764,7 +764,7 @@ def _sample(node: Node, x: Tensor, grid: Tensor) -> Tensor:
 
 
 def _along(node: Node, x: Tensor, one: Value) -> Value:
-    """A number for the whole tensor, or one for each row along an axis; in floats."""
+    """Returns a number for the whole tensor, or one for each row along an axis; in floats."""
     if not isinstance(one, Tensor):
         return float(_number(one))
     if one.numel() == 1:

@@ -1,4 +1,5 @@
-"""PyTorch models: TorchScript, exported programs, and a Python file with its weights. See docs/gpu.md."""
+"""Runs PyTorch models: TorchScript, exported programs, and a Python file with its weights. See
+docs/gpu.md."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def describe(config: ModelConfig, version: ModelVersion) -> ModelConfig:
 
 
 def describe_text(config: ModelConfig, version: ModelVersion) -> ModelConfig:
-    """As `describe`, for a model that writes."""
+    """Does the same as `describe`, for a model that writes."""
     home = _home(config, "text_network")
     network, device = home.read_network(config, version.file), _device(config, config.pytorch.device)
     told = replace(config.generate or GenerateSettings(), max_tokens=home.longest_answer(config, network))
@@ -73,7 +74,7 @@ def load_text(config: ModelConfig, version: ModelVersion, placement: Placement, 
 
 
 def devices(config: ModelConfig) -> tuple[int, ...]:
-    """The GPUs that this model may run on; none: the CPU. The settings are settled."""
+    """Returns the GPUs that this model may run on; none: the CPU. The settings are settled."""
     device = config.pytorch.device
     if device == "cpu":
         return ()

@@ -33,8 +33,8 @@ Encode = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """What an encoder takes: uint8 [channels, height, width]. A width that may be less is a multiple of
-    `grain`; 0: it may not."""
+    """Describes what an encoder takes: uint8 [channels, height, width]. A width that may be less is a
+    multiple of `grain`; 0: it may not."""
 
     shape: tuple[int, int, int]
     rows: int  # of what comes out of the widest
@@ -101,7 +101,7 @@ def line_network(network: LineReader) -> TextNetwork:
 
 
 def read_line_reader(file: Path) -> LineReader:
-    """From what tools/reader writes: numbers in fp16, or bytes with a scale for each row."""
+    """Reads what tools/reader writes: numbers in fp16, or bytes with a scale for each row."""
     from safetensors.torch import load_file
 
     network = LineReader()
@@ -135,7 +135,8 @@ _SPECIAL = frozenset(("<s>", "</s>", "<pad>", "<unk>", "<mask>", "<s>NOTUSED", "
 
 
 def read_trocr(folder: Path) -> TextNetwork:
-    """config.json, model.safetensors and tokenizer.json or vocab.json of a VisionEncoderDecoderModel."""
+    """Reads config.json, model.safetensors and tokenizer.json or vocab.json of a
+    VisionEncoderDecoderModel."""
     from safetensors.torch import load_file
 
     try:
@@ -228,7 +229,7 @@ def _transformed(
 
 
 def _pieces(folder: Path, count: int) -> Sequence[bytes]:
-    """By token: the bytes that it stands for."""
+    """Returns, by token, the bytes that it stands for."""
     whole = folder / "tokenizer.json"
     model = _json(whole)["model"] if whole.is_file() else {"vocab": _json(folder / "vocab.json")}
     vocabulary = model["vocab"]
@@ -245,8 +246,8 @@ def _pieces(folder: Path, count: int) -> Sequence[bytes]:
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """Byte-level vocabularies write each byte as a character that can be printed: most as themselves, the
-    others, in their order, as those from 256 on."""
+    """Returns the byte of each character, since byte-level vocabularies write each byte as a character that
+    can be printed: most as themselves, the others, in their order, as those from 256 on."""
     plain = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + n): byte for n, byte in enumerate(others)}

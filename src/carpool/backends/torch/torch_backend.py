@@ -143,7 +143,7 @@ class TorchBackend:
         names = check_wanted(self._model, wanted, self._outputs)
         fill = self._fill
         if fill is None:
-            raise ModelError(f"{self._model} takes no encoded pictures on {self._device.name}")
+            raise ModelError(f"{self._model} takes no encoded images on {self._device.name}")
         errors: dict[int, CarpoolError] = {}
         done = 0
 
@@ -163,7 +163,7 @@ class TorchBackend:
         return _joined(self._fitting(pictures, [1] * len(pictures), once)), errors
 
     def _once(self, count: int, names: Sequence[str], stage: Callable[[Inputs], object]) -> Outputs:
-        """Rows filled, program replayed, answers copied; back when all of it is done."""
+        """Fills rows, replays the program and copies the answers; back when all of it is done."""
         with self._device.turn():
             if self._programs is None or self._aborted:
                 raise aborted(self._model)
@@ -183,7 +183,8 @@ class TorchBackend:
     def _fitting(
         self, units: Sequence[T], sizes: Sequence[int], once: Callable[[Sequence[T], int], Outputs]
     ) -> list[Outputs]:
-        """In one piece, or in two where a batch like this did not fit into memory before, or does not now."""
+        """Runs it in one piece, or in two where a batch like this did not fit into memory before, or does not
+        now."""
         count = sum(sizes)
         if count <= self._cap:
             try:

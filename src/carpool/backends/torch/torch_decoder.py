@@ -1,4 +1,5 @@
-"""A transformer's decoder that writes many answers at once, each in its own slot and at its own position.
+"""Implements a transformer's decoder that writes many answers at once, each in its own slot and at its own
+position.
 
 The caches [layer, slot, head, position, …] and all else that a step reads lie in the same place always, so
 that a step is one CUDA graph for each width. What a slot may attend to is said by its own row of a tensor:
@@ -31,7 +32,7 @@ Weights = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class DecoderForm:
-    """What the weights do not say of themselves."""
+    """Describes what the weights do not say of themselves."""
 
     layers: int
     heads: int
@@ -44,7 +45,7 @@ class DecoderForm:
 
 
 class _Launched:
-    """A step on its way, and where its tokens go."""
+    """Describes a step on its way, and where its tokens go."""
 
     def __init__(self, device: Device, slots: int, widths: Sequence[int]) -> None:
         told = device.staging((slots,), torch.int64)
@@ -196,7 +197,7 @@ class TorchDecoder:
 
     @torch.inference_mode()
     def _forward(self, rows: slice) -> torch.Tensor:
-        """The next token of each of these slots, which is also what their next step begins with."""
+        """Returns the next token of each of these slots, which is also what their next step begins with."""
         form, w = self.form, self._weights
         at = self._at[rows]
         x = w["embed"][self._tokens[rows]] * form.scale + w["positions"][at + form.offset]
@@ -231,7 +232,7 @@ class TorchDecoder:
         return self._after(x, self._linear(found.flatten(1), f"{layer}.out"), f"{layer}.norm1")
 
     def _across(self, x: torch.Tensor, layer: int, rows: slice, seen: torch.Tensor) -> torch.Tensor:
-        """Attention to what the encoder made of the picture."""
+        """Computes attention to what the encoder made of the picture."""
         y = self._linear(self._before(x, f"{layer}.norm2"), f"{layer}.cross_q")
         query = y.view(len(y), self.form.heads, 1, -1)
         found = functional.scaled_dot_product_attention(
@@ -259,5 +260,5 @@ class TorchDecoder:
 
 
 def sizes(largest: int) -> list[int]:
-    """Powers of two, and the largest itself: what programs are prepared for."""
+    """Returns powers of two, and the largest itself: what programs are prepared for."""
     return sorted({largest, *(1 << power for power in range(largest.bit_length()))})

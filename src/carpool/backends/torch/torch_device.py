@@ -1,4 +1,4 @@
-"""Where a PyTorch model runs, behind one seam: a GPU with a stream of its own, or the CPU.
+"""Defines where a PyTorch model runs, behind one seam: a GPU with a stream of its own, or the CPU.
 
 Everything that differs between the two is here, so that batches, buckets and padding are one code path, which
 tests can walk without a GPU.
@@ -41,7 +41,8 @@ def carried(datatype: Datatype) -> torch.dtype:
 
 
 def as_tensor(array: Array | torch.Tensor) -> torch.Tensor:
-    """Where it lies. What is read-only, unaligned or not contiguous is copied first."""
+    """Returns the array as a tensor where it lies. What is read-only, unaligned or not contiguous is copied
+    first."""
     if isinstance(array, np.ndarray):
         return torch.from_numpy(array if lies_well(array) else np.array(array, order="C"))
     return array
@@ -64,11 +65,11 @@ Run = Callable[[], Mapping[str, torch.Tensor]]
 
 
 class Program(Protocol):
-    """A model prepared for one batch size, from its static inputs to its outputs."""
+    """Defines a model prepared for one batch size, from its static inputs to its outputs."""
 
     @property
     def outputs(self) -> Mapping[str, torch.Tensor]:
-        """Of the last `replay`, until the next."""
+        """Returns the outputs of the last `replay`, until the next."""
 
     def replay(self) -> None: ...
 
@@ -83,7 +84,8 @@ class Called:
 
 
 class Captured:
-    """A CUDA graph: all kernels of the model in one launch, with the outputs always in the same place."""
+    """Holds a CUDA graph: all kernels of the model in one launch, with the outputs always in the same
+    place."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph, outputs: Mapping[str, torch.Tensor]) -> None:
         self.outputs = outputs
@@ -94,10 +96,10 @@ _spoilt: list[torch.cuda.CUDAGraph] = []
 
 
 class Marker(Protocol):
-    """A place in what was asked of a device."""
+    """Defines a place in what was asked of a device."""
 
     def record(self) -> None:
-        """Here: behind everything so far."""
+        """Marks this place: behind everything so far."""
 
     def wait(self) -> None:
         """Until the device has come there, if it was recorded at all."""
@@ -146,27 +148,28 @@ class Device:
                 torch.set_num_threads(self._threads)  # of this thread, whatever the name says
 
     def staging(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Zeros in host memory that the device copies from and to without a detour."""
+        """Returns zeros in host memory that the device copies from and to without a detour."""
         return torch.zeros(tuple(shape), dtype=dtype)
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(tuple(shape), dtype=dtype)
 
     def warm(self, run: Run) -> int:
-        """So often that libraries have chosen their kernels and made their workspaces. Returns the bytes that
-        a run takes of the device beside what it held already."""
+        """Runs so often that libraries have chosen their kernels and made their workspaces. Returns the bytes
+        that a run takes of the device beside what it held already."""
         run()
         return 0
 
     def capture(self, run: Run) -> Program:
-        """Of a run that is warm. Raises RuntimeError where the model cannot be captured."""
+        """Captures a run that is warm. Raises RuntimeError where the model cannot be captured."""
         return Called(run)
 
     def call(self, run: Run) -> Program:
         return Called(run)
 
     def launch(self, program: Program, images: int) -> None:  # noqa: ARG002 - it runs here and now
-        """Replay it. Returns when it is on its way; large batches compute one after the other."""
+        """Replays it, and returns when it is on its way; large batches compute one after the other. Returns
+        when it is on its way; large batches compute one after the other."""
         program.replay()
 
     def wait(self, images: int | None = None) -> None:
@@ -176,31 +179,31 @@ class Device:
         return _Passed()
 
     def turn(self) -> threading.Lock:
-        """Held while a batch runs, so that nobody captures beside it."""
+        """Returns a lock that is held while a batch runs, so that nobody captures beside it."""
         return self._turn
 
     def look_for_kernels(self, look: bool) -> None:
-        """Whether libraries try several kernels for each new shape, which takes seconds for a network. What
-        is compiled behind its traffic does without."""
+        """Sets whether libraries try several kernels for each new shape, which takes seconds for a network.
+        What is compiled behind its traffic does without."""
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """What this thread does inside runs beside the instance's batches, and after them if it can."""
+        """Makes what this thread does inside run beside the instance's batches, and after them if it can."""
         self.enter()
         yield
 
     def seconds(self, program: Program) -> float:
-        """What one replay takes of the device."""
+        """Returns what one replay takes of the device."""
         began = time.perf_counter()
         program.replay()
         return time.perf_counter() - began
 
     def allocated(self) -> int:
-        """Bytes of the device that this process holds."""
+        """Returns bytes of the device that this process holds."""
         return 0
 
     def free(self) -> int:
-        """Bytes of the device that nobody holds."""
+        """Returns bytes of the device that nobody holds."""
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
     def limit(self, most: int) -> None:
@@ -215,7 +218,8 @@ class Device:
 
 
 class CudaDevice(Device):
-    """One stream on one GPU. Its graphs share a pool of memory, since they never run at the same time."""
+    """Represents one stream on one GPU. Its graphs share a pool of memory, since they never run at the same
+    time."""
 
     bounded = captures = True
 
@@ -362,7 +366,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Also where a library below PyTorch says so in words only."""
+    """Returns whether memory ran out, also where a library below PyTorch says so in words only."""
     return isinstance(error, torch.cuda.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
     )

@@ -1,4 +1,5 @@
-"""Model files of PyTorch: TorchScript, exported programs, and weights with the Python file that uses them.
+"""Opens model files of PyTorch: TorchScript, exported programs, and weights with the Python file that uses
+them.
 
 A pickle can run anything when it is opened, and weights are often passed around. So only files that need no
 pickle of Python objects are opened; the Python file of a model is code by intent, and runs in this process.
@@ -36,7 +37,7 @@ _WHOLE_LINE = 500  # characters of a library's message that an error repeats
 def open_module(
     config: ModelConfig, file: Path, place: torch.device | None = None
 ) -> tuple[torch.nn.Module, Any]:
-    """The network, ready to answer, and the exported program where it came from one.
+    """Returns the network, ready to answer, and the exported program where it came from one.
 
     Weights are on the CPU yet; `place` is where they will go, which is written into exported programs.
     """
@@ -103,7 +104,8 @@ def _kind(file: Path) -> str:
 
 
 def _names(archive: zipfile.ZipFile) -> list[str]:
-    """Two entries of one name are a trick: who checks the one may open the other."""
+    """Returns the names of an archive, of which two that are alike are a trick: who checks the one may open
+    the other."""
     names = archive.namelist()
     if len(names) > _MOST_ENTRIES or len(set(names)) < len(names):
         raise ModelError(f"{archive.filename}: its list of entries cannot be right")

@@ -1,4 +1,5 @@
-"""A network and its tensors: which is which, how they are converted on the way, what clients are told."""
+"""Describes a network and its tensors: which is which, how they are converted on the way, what clients are
+told."""
 
 from __future__ import annotations
 
@@ -39,21 +40,22 @@ Named = tuple[str | None, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class CallingConvention:
-    """How a network takes its inputs: some by place, in this order, the others by name."""
+    """Describes how a network takes its inputs: some by place, in this order, the others by name."""
 
     by_place: tuple[str, ...]
     by_name: tuple[str, ...] = ()
 
 
 def numbers(names: Sequence[str]) -> list[int] | None:
-    """Of names like INPUT__0, if all are numbered, each number once and none left out."""
+    """Returns the numbers of names like INPUT__0, if all are numbered, each number once and none left out."""
     found = [_NUMBERED.fullmatch(name) for name in names]
     places = [int(match[1]) for match in found if match]
     return places if sorted(places) == list(range(len(names))) else None
 
 
 def call_for(model: str, names: Sequence[str], module: torch.nn.Module, exported: Any) -> CallingConvention:
-    """By their numbers, else by the names of the parameters, else in the order in which they are declared."""
+    """Finds the inputs by their numbers, else by the names of the parameters, else in the order in which they
+    are declared."""
     places = numbers(names)
     if places is not None:
         return CallingConvention(tuple(name for _, name in sorted(zip(places, names, strict=True))))
@@ -95,7 +97,8 @@ def _parameters(module: torch.nn.Module) -> tuple[list[str], set[str]]:
 
 
 def flatten(answer: Any) -> list[Named]:
-    """Every tensor of an answer, with the key of the dict or the field of the named tuple that holds it."""
+    """Returns every tensor of an answer, with the key of the dict or the field of the named tuple that holds
+    it."""
     if isinstance(answer, torch.Tensor):
         return [(None, answer)]
     if hasattr(answer, "_fields"):
@@ -111,14 +114,15 @@ def flatten(answer: Any) -> list[Named]:
 
 
 def names_of(keys: Sequence[str | None]) -> list[str]:
-    """The keys, where there are keys and no two alike; else numbers."""
+    """Returns the keys, where there are keys and no two alike; else numbers."""
     if None not in keys and len(set(keys)) == len(keys):
         return [str(key) for key in keys]
     return [OUTPUT.format(number) for number in range(len(keys))]
 
 
 def places_of(model: str, names: Sequence[str], keys: Sequence[str | None]) -> list[int]:
-    """Where the outputs of these names are: by key, else by number, else in the order they are declared."""
+    """Returns where the outputs of these names are: by key, else by number, else in the order they are
+    declared."""
     known = names_of(keys)
     if set(names) <= set(known):
         return [known.index(name) for name in names]
@@ -205,7 +209,7 @@ def _input(config: ModelConfig, tensor: TensorConfig, place: torch.device) -> Co
 
 
 def _values(image: ImageSettings, tensor: TensorConfig, place: torch.device) -> Convert:
-    """(pixel × scale − mean) ÷ std, as one multiplication and one addition in single precision."""
+    """Computes (pixel × scale − mean) ÷ std, as one multiplication and one addition in single precision."""
     std = torch.tensor(image.std, dtype=torch.float64)
     mean = torch.tensor(image.mean, dtype=torch.float64)
     gain = torch.full_like(std, 1.0 if image.scale is None else image.scale) / std
@@ -286,7 +290,7 @@ def _exported(config: ModelConfig, exported: Any) -> ModelSignature:
 
 def _found(config: ModelConfig, name: str, value: Any) -> TensorSignature:
     if not isinstance(value, torch.Tensor) or value.dtype not in DATATYPE_OF:
-        raise Unsupported(f'{config.name}: "{name}" is no tensor that the v2 protocol can carry')
+        raise Unsupported(f'{config.name}: "{name}" is not a tensor of the v2 protocol')
     datatype = DATATYPE_OF[value.dtype]
     if datatype in FLOATS:  # whichever the network computes with, unless the settings say otherwise
         datatype = Datatype.FP32
@@ -297,7 +301,8 @@ def _found(config: ModelConfig, name: str, value: Any) -> TensorSignature:
 def _as_declared(
     config: ModelConfig, declared: Sequence[TensorConfig], found: Sequence[TensorSignature]
 ) -> tuple[TensorSignature, ...]:
-    """With the names, floats and bytes of the settings, which are converted on the way."""
+    """Returns the tensors with the names, floats and bytes of the settings, which are converted on the
+    way."""
     places = numbers([tensor.name for tensor in declared])
     if places is not None and len(places) == len(found) and declared:
         by_place = sorted(zip(places, declared, strict=True), key=lambda pair: pair[0])
@@ -344,7 +349,7 @@ def _tried(config: ModelConfig, module: torch.nn.Module) -> ModelSignature:
 def _run_once(
     config: ModelConfig, module: torch.nn.Module, inputs: Sequence[TensorConfig], batched: bool
 ) -> Sequence[Named]:
-    """On zeros, on the CPU, in full precision: only names and shapes matter."""
+    """Runs the network on zeros, on the CPU, in full precision: only names and shapes matter."""
     plain = replace(config.pytorch, precision="fp32", channels_last=False)
     trial = replace(config, inputs=tuple(inputs), pytorch=plain)
     given = []

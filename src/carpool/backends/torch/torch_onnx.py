@@ -1,4 +1,4 @@
-"""An ONNX file as a PyTorch network: for GPUs where onnxruntime has no CUDA.
+"""Runs an ONNX file as a PyTorch network: for GPUs where onnxruntime has no CUDA.
 
 What the file computes with constants alone, such as weights that are stored in 8 bits, is computed once by
 onnxruntime before, which every server has. The rest runs node by node (`onnx_operators`), in the precision of
@@ -96,7 +96,7 @@ class OnnxNetwork(torch.nn.Module):
         return {name: self._answer(values.get(name), name, place) for name in self._outputs}
 
     def _given(self, node: Node, values: dict[str, Value]) -> list[Value]:
-        """Constants as sizes where the operator takes sizes, or where nothing else is a tensor."""
+        """Returns constants as sizes where the operator takes sizes, or where nothing else is a tensor."""
         computed = any(isinstance(values.get(name), Tensor) for name in node.inputs)
         at = SIZES_AT.get(node.kind, ())
         found: list[Value] = []
@@ -129,7 +129,7 @@ def _constant(node: Any) -> Array:
 
 
 def _in_order(graph: Any, version: int, outputs: Sequence[str]) -> tuple[Node, ...]:
-    """All nodes but constants, each with what nobody needs after it."""
+    """Returns all nodes but constants, each with what nobody needs after it."""
     from onnx import TensorProto, helper, numpy_helper
 
     lacking: set[str] = set()
@@ -186,7 +186,7 @@ def open_onnx(config: ModelConfig, file: Path) -> OnnxNetwork:
 
 
 def _compare(config: ModelConfig, session: Any, network: OnnxNetwork) -> None:
-    """On noise, once."""
+    """Compares both on noise, once."""
     random = np.random.default_rng(1)
     height, width = (config.image.size if config.image is not None else None) or (_SIDE, _SIDE)
     sides = {2: height, 3: width}  # of pictures in planes; what else varies is 1

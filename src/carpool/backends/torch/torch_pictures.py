@@ -58,7 +58,7 @@ def loaded_library() -> Any:
 
 
 def declared(library: Any) -> Any:
-    """With the types of what is called, so that pointers are not cut off."""
+    """Declares the types of what is called, so that pointers are not cut off."""
     library.nvjpegCreateEx.argtypes = (c_int, c_void_p, c_void_p, c_uint, POINTER(c_void_p))
     library.nvjpegDestroy.argtypes = (c_void_p,)
     library.nvjpegJpegStateCreate.argtypes = (c_void_p, POINTER(c_void_p))
@@ -117,7 +117,7 @@ class Nvjpeg:
         return self._heights[0], self._widths[0]
 
     def _room(self, sizes: list[tuple[int, int]]) -> tuple[list[torch.Tensor], np.ndarray[Any, Any]]:
-        """Memory for all pictures, taken once for each size, and where each of their planes goes."""
+        """Takes memory for all pictures, once for each size, and returns where each of their planes goes."""
         pictures: list[torch.Tensor] = [torch.empty(0)] * len(sizes)
         destinations = np.zeros((len(sizes), _DESTINATION), np.uint64)
         rows_of: dict[tuple[int, int], list[int]] = {}
@@ -169,7 +169,7 @@ class CpuResize:
             into[row] = torch.from_numpy(whole.transpose(2, 0, 1) if form.planar else whole)
 
     def cut(self, cuts: Sequence[Cut], into: torch.Tensor) -> None:
-        """Parts of pictures, one for each row."""
+        """Cuts parts of pictures, one for each row."""
         self([cut.part for cut in cuts], range(len(cuts)), into)
 
 
@@ -192,7 +192,7 @@ DecodeAll = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 
 def can_decode(device: torch.device) -> bool:
-    """Whether the device reads and resizes JPEGs itself, and not merely through the CPU."""
+    """Returns whether the device reads and resizes JPEGs itself, and not merely through the CPU."""
     return device.type == "cuda" and None not in (find_spec("torchvision"), find_spec("triton"))
 
 
@@ -257,7 +257,8 @@ class DevicePictures:
         errors: dict[int, CarpoolError],
         ways: Sequence[DecodeAll],
     ) -> list[torch.Tensor]:
-        """Each as [3, h, w]; without those that are in `errors` now. `first` is the number of the first.
+        """Decodes each as [3, h, w]; without those that are in `errors` now. `first` is the number of the
+        first.
 
         One bad file fails them all, so they are halved until it is alone: its neighbours stay on the device,
         and a client who sends bad ones costs the others little.
@@ -374,7 +375,8 @@ class KeptBoxes:
 def candidates(
     sources: Sequence[torch.Tensor], form: BoxForm
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Boxes by corners [n, anchors, 4], scores and classes [n, anchors]; −1 for what does not count."""
+    """Returns boxes by corners [n, anchors, 4], scores and classes [n, anchors]; −1 for what does not
+    count."""
     if form.format == "boxes_scores":
         boxes, (scores, classes) = sources[0], sources[1].max(dim=2)
     elif form.format == "yolov8":
@@ -395,13 +397,13 @@ def candidates(
 
 
 def _corners(boxes: torch.Tensor) -> torch.Tensor:
-    """From centre x, centre y, width, height."""
+    """Returns corners from centre x, centre y, width, height."""
     half = boxes[:, :, 2:] / 2
     return torch.cat((boxes[:, :, :2] - half, boxes[:, :, :2] + half), dim=2)
 
 
 def _covers(boxes: torch.Tensor, limit: float) -> torch.Tensor:
-    """[n, k, k]: which pairs overlap by more than the limit."""
+    """Returns [n, k, k]: which pairs overlap by more than the limit."""
     first, second = boxes.unsqueeze(2), boxes.unsqueeze(1)
     sides = torch.minimum(first[..., 2:], second[..., 2:]) - torch.maximum(first[..., :2], second[..., :2])
     shared = sides.clamp_(min=0).prod(dim=3)
@@ -413,7 +415,7 @@ def _covers(boxes: torch.Tensor, limit: float) -> torch.Tensor:
 def _listed(
     boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor, stays: torch.Tensor, most: int
 ) -> torch.Tensor:
-    """Those that stay, in front; rows of NOBODY behind them."""
+    """Returns those that stay, in front; rows of NOBODY behind them."""
     rows = torch.cat((boxes, scores.unsqueeze(2), classes.unsqueeze(2).to(boxes.dtype)), dim=2)
     place = torch.where(stays, stays.cumsum(dim=1) - 1, most).clamp(max=most)  # the last row is cut off
     found = torch.zeros(len(boxes), most + 1, 6, dtype=boxes.dtype, device=boxes.device)

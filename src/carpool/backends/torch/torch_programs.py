@@ -1,4 +1,5 @@
-"""What is prepared when an instance is loaded: the network, static inputs, a program for each batch size."""
+"""Prepares what an instance needs when it is loaded: the network, static inputs, a program for each batch
+size."""
 
 from __future__ import annotations
 
@@ -46,15 +47,15 @@ Part: TypeAlias = Mapping[str, Array | torch.Tensor]
 
 class Inputs(Protocol):
     def rows(self, count: int) -> list[torch.Tensor]:
-        """The first rows of every input on the device, in the order of the settings."""
+        """Returns the first rows of every input on the device, in the order of the settings."""
 
     def gather(self, parts: Sequence[Part], count: int) -> None:
-        """The inputs of these requests, one behind the other, into those rows."""
+        """Gathers the inputs of these requests, one behind the other, into those rows."""
 
 
 class FixedInputs:
-    """One buffer on the device for the largest batch, whose first rows serve the smaller ones, and one to
-    gather in. Rows behind the batch keep what an earlier one left there: they are computed and dropped."""
+    """Holds one buffer on the device for the largest batch, whose first rows serve the smaller ones, and one
+    to gather in. Rows behind the batch keep what an earlier one left there: they are computed and dropped."""
 
     def __init__(self, device: Device, tensors: Sequence[TensorConfig], largest: int | None) -> None:
         self._batched = largest is not None
@@ -71,8 +72,8 @@ class FixedInputs:
         return [static for _, static in self._of(count).values()]
 
     def gather(self, parts: Sequence[Part], count: int) -> None:
-        """All rows of one input in one call into pinned memory, and one copy from there. Each call gives up
-        the interpreter and has to get it back, so that few calls matter more than few bytes."""
+        """Copies all rows of one input in one call into pinned memory, and with one copy from there. Each
+        call gives up the interpreter and has to get it back, so that few calls matter more than few bytes."""
         for name, (staged, static) in self._of(count).items():
             torch.cat([as_tensor(part[name]) for part in parts], out=staged)
             static.copy_(staged, non_blocking=True)
@@ -195,7 +196,7 @@ class Network:
         return self._make is not None
 
     def runs(self, rows: Sequence[torch.Tensor], *, compiled: bool) -> Run:
-        """The whole way from these rows to the outputs, for a program to repeat."""
+        """Returns the whole way from these rows to the outputs, for a program to repeat."""
         call: Callable[..., Any] | None = self._compiled if compiled else self.pipeline
         assert call is not None
 
@@ -235,7 +236,7 @@ class Network:
             return self._fails
 
     def _difference(self, plain: Mapping[str, torch.Tensor], compiled: Mapping[str, torch.Tensor]) -> str:
-        """What is wrong with compiled answers, or nothing."""
+        """Returns what is wrong with compiled answers, or nothing."""
         for name, before in plain.items():
             after = compiled[name]
             if before.shape != after.shape or before.dtype != after.dtype:
@@ -261,7 +262,7 @@ class Network:
 
 
 def network_for(config: ModelConfig, file: Path, device: Device, ledger: MemoryLedger | None) -> Network:
-    """The one that another instance on the same device has, or a new one."""
+    """Returns the one that another instance on the same device has, or a new one."""
     used = config.pytorch
     key = (
         file,
@@ -493,7 +494,7 @@ class Programs:
         return shortest
 
     def _cheaper(self) -> dict[int, int]:
-        """For sizes that are not compiled yet: the compiled one that takes the least, if less."""
+        """Returns, for sizes that are not compiled yet, the compiled one that takes the least, if less."""
         found = {}
         for size, seconds in self._seconds.items():
             larger = [other for other in self._fast if other > size]
@@ -505,7 +506,7 @@ class Programs:
     # ---- running ----------------------------------------------------------------------------------------
 
     def padded(self, count: int) -> int:
-        """The batch that runs for so many images."""
+        """Returns the batch that runs for so many images."""
         if not self.sizes:
             return count
         place = bisect_left(self.sizes, count)
@@ -516,14 +517,15 @@ class Programs:
         return self._instead.get(size, size)
 
     def smaller(self, count: int) -> int:
-        """What to try where the batch for so many images did not fit: half, or the next bucket; 0: none."""
+        """Returns what to try where the batch for so many images did not fit: half, or the next bucket; 0:
+        none."""
         size = self.padded(count)
         if not self.sizes:
             return size // 2
         return max((other for other in self.sizes if other < size), default=0)
 
     def replay(self, count: int, stage: Callable[[Inputs], object]) -> tuple[Mapping[str, torch.Tensor], int]:
-        """The outputs, on their way, and the size of the batch that ran."""
+        """Returns the outputs, on their way, and the size of the batch that ran."""
         stage(self.inputs)
         size = self.padded(count)
         program = self._ready.get(size)
@@ -549,7 +551,8 @@ class _Steps:
 
 
 def _noise(row: torch.Tensor) -> torch.Tensor:
-    """An input to compare by. Whole numbers may be places in a table: only those of pictures can be any."""
+    """Returns an input to compare by. Whole numbers may be places in a table: only those of pictures can be
+    any."""
     if row.is_floating_point():
         return torch.rand_like(row)
     if row.dtype is torch.uint8:
@@ -558,7 +561,7 @@ def _noise(row: torch.Tensor) -> torch.Tensor:
 
 
 def _expected(seen: Sequence[tuple[int, int]], size: int) -> int:
-    """What a batch of this size will take, on the line through the two largest that were tried."""
+    """Returns what a batch of this size will take, on the line through the two largest that were tried."""
     if not seen:
         return 0
     last, used = seen[-1]

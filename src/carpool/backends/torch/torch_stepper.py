@@ -1,4 +1,4 @@
-"""Models that write in slots, with PyTorch: an encoder of pictures before torch_decoder.py."""
+"""Runs models that write in slots, with PyTorch: an encoder of pictures before torch_decoder.py."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class TorchStepper:
 
     @torch.inference_mode()
     def encode(self, pictures: Sequence[Array]) -> Sequence[Any]:
-        """Those of the same width go together."""
+        """Encodes those of the same width together."""
         found: list[Any] = [None] * len(pictures)
         with self._device.turn(), self._noticing():
             self._device.enter()

@@ -1,4 +1,5 @@
-"""Pictures of any size into rows of the input, in one kernel for the whole batch. Imported on CUDA only.
+"""Resizes pictures of any size into rows of the input, in one kernel for the whole batch. Imported on CUDA
+only.
 
 Each program writes a few pixels of one row: it reads from a table where its picture lies and what goes where,
 and sums the source pixels that count. The table is filled on the CPU and goes over in one copy.
@@ -25,7 +26,7 @@ _ROOM = 256  # pictures in a batch, to begin with
 
 @triton.jit
 def _cubic(distance):
-    """Cubic convolution with a = −0.75."""
+    """Computes cubic convolution with a = −0.75."""
     near = (1.25 * distance - 2.25) * distance * distance + 1.0
     far = ((-0.75 * distance + 3.75) * distance - 6.0) * distance + 3.0
     return tl.where(distance <= 1.0, near, tl.where(distance < 2.0, far, 0.0))
@@ -33,8 +34,8 @@ def _cubic(distance):
 
 @triton.jit
 def _along(target, source_length, target_length, area, CUBIC: tl.constexpr):
-    """Along one side: the first source pixel that counts for a target pixel, the point that weights are told
-    from, and how many source pixels a target pixel is long."""
+    """Returns, along one side, the first source pixel that counts for a target pixel, the point that weights
+    are told from, and how many source pixels a target pixel is long."""
     step = source_length.to(tl.float32) / target_length.to(tl.float32)
     at = target.to(tl.float32)
     if CUBIC:
@@ -50,7 +51,7 @@ def _along(target, source_length, target_length, area, CUBIC: tl.constexpr):
 
 @triton.jit
 def _inside(pixel, length):
-    """Edges repeat."""
+    """Returns a pixel inside, where edges repeat."""
     return tl.minimum(tl.maximum(pixel, 0), length - 1)
 
 
@@ -66,7 +67,7 @@ def _weight(pixel, point, step, area, CUBIC: tl.constexpr):
 
 @triton.jit
 def _four(at):
-    """Numbers of the table that lie side by side."""
+    """Returns numbers of the table that lie side by side."""
     first, second = tl.load(at).to(tl.int32), tl.load(at + 1).to(tl.int32)
     third, fourth = tl.load(at + 2).to(tl.int32), tl.load(at + 3).to(tl.int32)
     return first, second, third, fourth
@@ -138,7 +139,7 @@ def _rounded(value, shown, pad):
 
 
 class FusedResize:
-    """As CpuResize, on CUDA."""
+    """Does the same as CpuResize, on CUDA."""
 
     def __init__(self, form: PictureForm, device: torch.device, place: Place) -> None:
         self._form = form
@@ -214,8 +215,8 @@ class FusedResize:
             self._table = torch.empty(count, _FIELDS, dtype=torch.int64, device=self._device)
 
     def _line(self, source: torch.Tensor) -> bytes:
-        """All but the first number and the last, which are 0: the same for all pictures of one size, but for
-        the few that the CPU decodes, whose pixels lie otherwise."""
+        """Returns all but the first number and the last, which are 0: the same for all pictures of one size,
+        but for the few that the CPU decodes, whose pixels lie otherwise."""
         _, height, width = source.shape
         place = self._place(width, height)
         self._cubic = place.kernel == "bicubic"  # a model has it for all of its pictures or for none

@@ -30,10 +30,10 @@ export function drawable(answer) {
 
 /** One sentence for people who cannot see the picture, and for everybody above it. */
 export function summary(answer, things) {
-  if (Array.isArray(answer.detections)) return things.length ? found(things, "object") : "Nothing found in this picture.";
-  if (Array.isArray(answer.masks)) return things.length ? found(things, "mask") : "No part of this picture stands out.";
-  if (typeof answer.text === "string") return answer.text ? `“${answer.text.slice(0, 120)}”` : "Nothing to read in this picture.";
-  if (Array.isArray(answer.regions)) return things.length ? `${count(things.length, "region")} of text` : "No text in this picture.";
+  if (Array.isArray(answer.detections)) return things.length ? found(things, "object") : "Nothing found in this image.";
+  if (Array.isArray(answer.masks)) return things.length ? found(things, "mask") : "No object found in this image.";
+  if (typeof answer.text === "string") return answer.text ? `“${answer.text.slice(0, 120)}”` : "No text to read in this image.";
+  if (Array.isArray(answer.regions)) return things.length ? `${count(things.length, "region")} of text` : "No text in this image.";
   const [best] = list(answer.classes);
   if (best) return `${nameOf(best)}, ${percent(scoreOf(best))}`;
   if (answer.depth) return `Depth from ${number2(answer.depth.low)} to ${number2(answer.depth.high)}, in the model's own unit`;

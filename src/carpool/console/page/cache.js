@@ -16,7 +16,7 @@ const KINDS = [
 const COMPUTED = ["miss", "bypass"];
 
 export class CachePanel {
-  #card = card("Kept answers", "wide");
+  #card = card("Cached responses", "wide");
   #kinds = el("ul", { class: "kinds" });
   #audit = el("p", { class: "hint" });
 

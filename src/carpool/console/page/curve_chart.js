@@ -70,13 +70,13 @@ function axes({ box, x, y, most }, height) {
 /** The promise, and half of it: who comes just after a batch began waits for that one and rides in the next. */
 function promised({ box, y, most }, slo) {
   if (!slo) return [[], []];
-  const limits = [["slo", slo, `promise ${milliseconds(slo)}`], ["half", slo / 2, `half of it, ${milliseconds(slo / 2)}: two such batches fit`]];
+  const limits = [["slo", slo, `SLO ${milliseconds(slo)}`], ["half", slo / 2, `half of it, ${milliseconds(slo / 2)}: two such batches fit`]];
   const inside = limits.filter(([, ms]) => ms <= most.ms);
   const above = slo > most.ms;
   // Words that would lie on those of the promise above the chart go below their line.
   const place = (ms) => (above && y(ms) < box.top + 16 ? y(ms) + 13 : y(ms) - 5);
   const words = inside.map(([, ms, text]) => limitLabel(box, place(ms), text));
-  if (above) words.push(limitLabel(box, box.top - 4, `promise ${milliseconds(slo)}, far above`));
+  if (above) words.push(limitLabel(box, box.top - 4, `SLO ${milliseconds(slo)}, far above`));
   return [inside.map(([name, ms]) => svg("path", { class: `limit ${name}`, d: `M${box.left} ${y(ms).toFixed(1)}H${box.right}` })), words];
 }
 

@@ -4,9 +4,9 @@ import { count, milliseconds, NOTHING, number, percent, rate } from "./format.js
 
 const STEADY = 0.05; // less than this is the weather
 const QUIET = {
-  LOADING: "It is being loaded and measured. The curve comes with it.",
-  UNLOADING: "It finishes what it has and leaves.",
-  UNAVAILABLE: "It does not serve, so there is nothing to measure.",
+  LOADING: "It is being loaded and measured. The curve follows.",
+  UNLOADING: "It finishes its requests and is unloaded.",
+  UNAVAILABLE: "It does not serve, so nothing is measured.",
 };
 
 /** Why there is no curve; "" when there should be one. */
@@ -35,17 +35,17 @@ export function settings(model, profile) {
   if (model.slo_ms) {
     const { largest_batch: largest, promised_batch: near, capacity_rps: carried } = profile?.promise ?? {};
     return [
-      ["Promise", milliseconds(model.slo_ms)],
+      ["SLO", milliseconds(model.slo_ms)],
       ["Largest batch", profile ? `${largest} of ${profile.max_batch}` : NOTHING],
-      ["Batch under load", profile ? (near ? `near ${near}` : "nothing is sure") : NOTHING],
-      ["Carries", profile ? (near ? `${rate(carried).replace(" /s", "")} images/s` : NOTHING) : NOTHING],
+      ["Batch under load", profile ? (near ? `near ${near}` : "not known") : NOTHING],
+      ["Capacity", profile ? (near ? `${rate(carried).replace(" /s", "")} images/s` : NOTHING) : NOTHING],
       ["Instances", at],
     ];
   }
   const knobs = profile?.knobs;
-  const delay = knobs ? (knobs.max_delay_ms ? milliseconds(knobs.max_delay_ms) : "none: what waits goes at once") : NOTHING;
+  const delay = knobs ? (knobs.max_delay_ms ? milliseconds(knobs.max_delay_ms) : "none: waiting requests run at once") : NOTHING;
   return [
-    ["Promise", "none"],
+    ["SLO", "none"],
     ["Largest batch", knobs ? String(knobs.max_batch) : NOTHING],
     ["Waits for more", delay],
     ["Queue", knobs ? (knobs.max_queue_size ? `at most ${number(knobs.max_queue_size)}` : "no limit set") : NOTHING],
@@ -57,8 +57,8 @@ export function settings(model, profile) {
 export function reasons(model) {
   const said = [...(model.choices ?? [])];
   if (model.state !== "READY") return said;
-  if (model.mode === "knobs") said.push("Batching follows the knobs of the model's settings; nothing is refused to keep a time.");
-  if (model.mode === "eager") said.push("No promise and no knobs: whatever waits when an instance is free rides together.");
+  if (model.mode === "knobs") said.push("Batching follows the fixed settings of the model; no request is rejected to meet an SLO.");
+  if (model.mode === "eager") said.push("No SLO and no fixed settings: requests that wait when an instance is free form a batch.");
   if (!(model.max_batch > 1)) said.push("It takes one image at a time, so there is no batch to choose.");
   return said;
 }
@@ -69,8 +69,8 @@ export function described(profile, slo, point) {
   const said = ["Time of a batch by its size."];
   if (parts.length) said.push(`Measured ${parts.join(", ")}.`);
   said.push(`Line: ${line(profile.fit)}.`);
-  if (slo) said.push(`Promise ${milliseconds(slo)}, half of it ${milliseconds(slo / 2)}.`);
-  said.push(point ? `Now: ${operating(point)}.` : "Nothing ran lately.");
+  if (slo) said.push(`SLO ${milliseconds(slo)}, half of it ${milliseconds(slo / 2)}.`);
+  said.push(point ? `Now: ${operating(point)}.` : "Nothing ran recently.");
   return said.join(" ");
 }
 

@@ -10,7 +10,7 @@ const LISTED = 8;
 
 export class Differences {
   node = el("details", { class: "differences", hidden: true });
-  #title = el("summary", {}, "Pictures that differ");
+  #title = el("summary", {}, "Images that differ");
   #says = el("p", { class: "hint", role: "status" });
   #list = el("ol");
   #again = el("button", { class: "button", type: "button" }, "Look again");
@@ -30,7 +30,7 @@ export class Differences {
   use(name, found) {
     const counts = found?.counts;
     this.node.hidden = !counts || (!counts.compared && !counts.seen);
-    if (counts) setText(this.#title, `Pictures that differ: ${count(counts.differ, "picture")} of ${count(counts.compared, "comparison")} that count`);
+    if (counts) setText(this.#title, `Images that differ: ${count(counts.differ, "image")} of ${count(counts.compared, "comparison")}`);
     if (name === this.#name) return;
     this.#name = name;
     this.node.open = false;

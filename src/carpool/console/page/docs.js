@@ -48,7 +48,7 @@ function form(path, parameters) {
   const drawn = parameters.some((one) => one.name === "overlay");
   const draw = el("label", {}, el("input", { type: "checkbox", name: "overlay", value: "1" }), " draw the answer");
   const file = el("input", { type: "file", required: true });
-  const node = el("form", {}, el("label", { class: "file" }, "Picture ", file), ...fields(parameters), drawn ? draw : null, el("button", {}, "Send"));
+  const node = el("form", {}, el("label", { class: "file" }, "Image ", file), ...fields(parameters), drawn ? draw : null, el("button", {}, "Send"));
   node.addEventListener("submit", async (event) => {
     event.preventDefault();
     const asked = [...new FormData(node)].filter(([, value]) => value !== "");
@@ -63,7 +63,7 @@ function form(path, parameters) {
 async function sent(path, body) {
   const response = await fetch(path, { method: "POST", body, headers: keyed() });
   if (response.headers.get("content-type").startsWith("image/")) {
-    return el("img", { src: URL.createObjectURL(await response.blob()), alt: "The picture with its answer" });
+    return el("img", { src: URL.createObjectURL(await response.blob()), alt: "The image with its response" });
   }
   const text = await response.text();
   const isJson = response.headers.get("content-type").startsWith("application/json");
@@ -78,7 +78,7 @@ function section(path, verb, operation) {
     [code(one.name), one.in, words(values(one.schema)), words(one.description)]);
   const pictures = Object.keys(answers).filter((kind) => kind.startsWith("image/"));
   const tries = path.includes("{") || !takesPicture ? [] : form(path, parameters);
-  const call = takesPicture && !path.includes("{") ? el("pre", {}, `curl -s -F file=@picture.jpg ${location.origin}${path}`) : null;
+  const call = takesPicture && !path.includes("{") ? el("pre", {}, `curl -s -F file=@image.jpg ${location.origin}${path}`) : null;
   return el("section", {},
     el("h2", { id: operation.operationId }, el("span", { class: "verb" }, verb.toUpperCase()), " ", code(path)),
     el("p", {}, ...words(`${operation.summary}. ${operation.description ?? ""}`)),
@@ -86,10 +86,10 @@ function section(path, verb, operation) {
     call,
     options.length ? el("details", {}, el("summary", {}, "Options"), table(["option", "where", "value", ""], options)) : null,
     ...Object.entries(answers["application/json"]?.examples ?? {}).map(([kind, example]) =>
-      el("details", {}, el("summary", {}, `What comes back: ${kind}`),
+      el("details", {}, el("summary", {}, `Response: ${kind}`),
         el("pre", {}, JSON.stringify(example.value, null, 2)))),
     pictures.length
-      ? el("p", {}, ...words(`Or the picture with the answer drawn in, by \`overlay=1\` or Accept: ${pictures.join(", ")}.`))
+      ? el("p", {}, ...words(`Or the image with the result drawn in, by \`overlay=1\` or Accept: ${pictures.join(", ")}.`))
       : null);
 }
 
@@ -118,7 +118,7 @@ function folded(idle) {
 }
 
 function models(served) {
-  if (!served.length) return [el("p", {}, "No model here takes pictures now.")];
+  if (!served.length) return [el("p", {}, "No model takes images now.")];
   const rows = served.map((model) => [code(model.name), model.version, model.task]);
   return [el("h2", {}, "Models"), table(["model", "version", "task"], rows)];
 }

@@ -116,6 +116,6 @@ function camera({ source, state, alarms, pictures }) {
     { "data-tone": state ? "warn" : "good" },
     el("bdi", {}, source),
     el("span", { class: "word" }, state ? `${state}${why}` : "well"),
-    el("span", { class: "hint figure" }, count(pictures, "picture")),
+    el("span", { class: "hint figure" }, count(pictures, "image")),
   );
 }

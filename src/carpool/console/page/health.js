@@ -6,7 +6,7 @@ import { sumOf } from "./history.js";
 
 const STATES = {
   LOADING: { word: "loading", tone: "quiet", why: "The model is being loaded and warmed up." },
-  UNLOADING: { word: "unloading", tone: "quiet", why: "The model finishes what it has and leaves." },
+  UNLOADING: { word: "unloading", tone: "quiet", why: "The model finishes its requests and is unloaded." },
   UNAVAILABLE: { word: "unavailable", tone: "bad", why: "The model could not be loaded." },
 };
 const GOOD_SHARE = 0.99;
@@ -29,18 +29,18 @@ export function health(model, recent, bounds) {
   const refused = sumOf(recent.sheds);
   if (refused) {
     const share = refused / (refused + recent.ok);
-    return { word: "refusing", tone: "warn", why: `It refuses ${percent(share)} of its requests to keep the rest in time.` };
+    return { word: "rejecting", tone: "warn", why: `It rejects ${percent(share)} of its requests to answer the others within the SLO.` };
   }
   if (!total(recent.request.buckets)) return { word: "idle", tone: "quiet", why: "" };
   if (!model.slo_ms) return { word: "serving", tone: "good", why: "" };
   const kept = shareWithin(recent.request.buckets, bounds.seconds, model.slo_ms / 1000);
   if (kept >= GOOD_SHARE) return { word: "on time", tone: "good", why: "" };
-  return { word: "late", tone: "warn", why: `Only ${percent(kept)} of its answers came within ${milliseconds(model.slo_ms)}.` };
+  return { word: "late", tone: "warn", why: `Only ${percent(kept)} of its responses were within ${milliseconds(model.slo_ms)}.` };
 }
 
 export const taskName = (task) => TASKS[task] ?? (task ? String(task) : "Tensors only");
 
 export function promise(model) {
-  if (model.slo_ms) return `promises ${milliseconds(model.slo_ms)}`;
-  return model.mode === "knobs" ? "fixed batching knobs" : "no promise";
+  if (model.slo_ms) return `SLO ${milliseconds(model.slo_ms)}`;
+  return model.mode === "knobs" ? "fixed batching settings" : "no SLO";
 }

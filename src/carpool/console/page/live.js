@@ -59,7 +59,7 @@ export class LivePanel {
     lineChart(this.#chart, series, { span, limit: slo, format: milliseconds, end: history.clock(end) });
     this.#span = span;
     const said = now.map(([name, value]) => `${name} ${milliseconds(value)}`).join(", ");
-    this.#chart.setAttribute("aria-label", `Latency: ${said}${slo ? `; promise ${milliseconds(slo)}` : ""}`);
+    this.#chart.setAttribute("aria-label", `Latency: ${said}${slo ? `; SLO ${milliseconds(slo)}` : ""}`);
     const answers = recent ? total(recent.request.buckets) : 0;
     setText(this.#latency.note, answers ? `${count(answers, "answer")} in ${covered(recent)}` : `no answers in ${covered(recent) || NOTHING}`);
   }

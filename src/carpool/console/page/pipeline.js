@@ -12,7 +12,7 @@ const PHASES = [
 ];
 
 export class PipelinePanel {
-  #card = card("One promise, step by step", "wide");
+  #card = card("One SLO, step by step", "wide");
   #bar = el("div", { class: "stack", role: "img" });
   #legend = el("ul", { class: "legend" });
   #steps = el("ul", { class: "kinds" });
@@ -35,7 +35,7 @@ export class PipelinePanel {
     stackBar(this.#bar, this.#legend, parts);
     this.#steps.replaceChildren(
       ...steps.map((step) => {
-        const images = step.fan_out.count ? `${number(step.fan_out.sum / step.fan_out.count)} images a request` : "the whole picture";
+        const images = step.fan_out.count ? `${number(step.fan_out.sum / step.fan_out.count)} images per request` : "the whole image";
         const later = step.later_s ? `leaves ${milliseconds(step.later_s * 1e3)} to later steps` : "";
         return el("li", {}, el("span", {}, step.step), el("span", { class: "hint" }, images), el("span", { class: "hint" }, later));
       }),

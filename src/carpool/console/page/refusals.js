@@ -3,47 +3,47 @@
 import { milliseconds } from "./format.js";
 
 const BY_REASON = {
-  "cannot-finish": "The queue is too long for the promise, so the server said no at once instead of answering late.",
-  overload: "The model is at its limit. Taking this one would have made others late.",
+  "cannot-finish": "The queue is too long for the SLO, so the server rejected it at once instead of answering late.",
+  overload: "The model is at its limit. Accepting this request would have made others late.",
   "over-share": "This source already has its fair share of a busy model.",
   "queue-full": "The queue is full.",
-  "given-up": "It was waiting, and was given up so that those behind it could make it.",
+  "given-up": "It waited, and was dropped so that the requests behind it meet their deadlines.",
   deadline: "Its deadline passed while it waited.",
   timeout: "It waited longer than the model's queue allows.",
-  replaced: "A newer frame of the same source took its place.",
+  replaced: "A newer frame of the same source replaced it.",
   "not-serving": "The server is starting, stopping or restarting.",
   stopping: "The server is stopping.",
   "model-not-ready": "The model is still loading.",
-  restarting: "The model died and is being started again.",
-  "no-slots": "All of the server's memory for pictures is in use.",
-  "model-error": "The model failed on this picture.",
-  "too-large": "The picture is larger than the server takes.",
+  restarting: "The model died and is being restarted.",
+  "no-slots": "All of the server's memory for images is in use.",
+  "model-error": "The model failed on this image.",
+  "too-large": "The image is larger than the server accepts.",
   "unknown-model": "The server has no model of that name any more.",
 };
 const BY_STATUS = [
-  [429, "Refused, to keep the promise", "warn"],
-  [409, "Replaced by a newer picture", "warn"],
+  [429, "Rejected, to meet the SLO", "warn"],
+  [409, "Replaced by a newer image", "warn"],
   [504, "Too late", "warn"],
   [503, "Not now", "warn"],
-  [400, "This picture cannot be used", "bad"],
-  [413, "This picture is too large", "bad"],
-  [415, "This picture cannot be read", "bad"],
+  [400, "This image cannot be used", "bad"],
+  [413, "This image is too large", "bad"],
+  [415, "This image cannot be read", "bad"],
   [404, "Not found", "bad"],
-  [405, "This server takes no pictures yet", "bad"],
-  [501, "Not done here", "bad"],
+  [405, "This server takes no images yet", "bad"],
+  [501, "Not supported", "bad"],
 ];
 
 const SHEDS = {
-  "cannot-finish": "What ran and waited before them took too long for their deadline, so they were told at once.",
-  overload: "Taking them would have made batches too small to keep up, and others late.",
+  "cannot-finish": "The running batch and the queue took too long for their deadline, so they were rejected at once.",
+  overload: "Accepting them would have made batches too small, and other requests late.",
   "over-share": "Their source already had its fair share of a busy model.",
-  "given-up": "Accepted, then dropped so that those behind them made it.",
+  "given-up": "Accepted, then dropped so that the requests behind them met their deadlines.",
   deadline: "Their deadline passed while they waited.",
   "queue-full": "The queue was at its limit.",
   timeout: "They waited longer than the model's queue allows.",
-  "too-large": "They brought more images than a batch may hold.",
-  replaced: "A newer frame of the same source took their place.",
-  restarting: "The model had died and was being started again.",
+  "too-large": "They had more images than a batch may have.",
+  replaced: "A newer frame of the same source replaced them.",
+  restarting: "The model had died and was being restarted.",
 };
 
 /** What a reason of the counters means, for many requests; "" for one that this page does not know. */
@@ -53,15 +53,15 @@ export const meaningPage = (word) => `/console/refusals.html#${encodeURIComponen
 
 /** `body` is the error document, or null where there was none. */
 export function explain(status, body) {
-  const [, title, tone] = BY_STATUS.find(([known]) => known === status) ?? [0, "The server failed on this picture", "bad"];
+  const [, title, tone] = BY_STATUS.find(([known]) => known === status) ?? [0, "The server failed on this image", "bad"];
   const lines = [];
   const kind = BY_REASON[body?.reason];
   if (kind) lines.push(kind);
   if (typeof body?.predicted_ms === "number") {
-    lines.push(`The answer would have taken about ${milliseconds(body.predicted_ms)}.`);
+    lines.push(`The response would have taken about ${milliseconds(body.predicted_ms)}.`);
   }
   if (typeof body?.retry_after_s === "number") {
-    lines.push(`Try again in ${milliseconds(Math.max(1, body.retry_after_s * 1000))}.`);
+    lines.push(`Retry in ${milliseconds(Math.max(1, body.retry_after_s * 1000))}.`);
   }
   const said = typeof body?.error === "string" ? body.error : `The server answered ${status}.`;
   return { title, tone, lines, said, reason: typeof body?.reason === "string" ? body.reason : "" };
@@ -70,15 +70,15 @@ export function explain(status, body) {
 export const unreachable = {
   title: "The server cannot be reached",
   tone: "bad",
-  lines: ["Nothing came back. It may be restarting, or the network between is down."],
+  lines: ["There was no response. The server may be restarting, or the network is down."],
   said: "",
   reason: "",
 };
 
 export const notAPicture = {
-  title: "That is not a picture",
+  title: "That is not an image",
   tone: "bad",
-  lines: ["JPEG, PNG, WebP and a few others will do."],
+  lines: ["Use JPEG, PNG, WebP, BMP, TIFF or GIF."],
   said: "",
   reason: "",
 };

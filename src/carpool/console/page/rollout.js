@@ -251,5 +251,5 @@ function drawCurves(node, { curves, stable, candidate }) {
   const axis = [words(milliseconds(most), 36, y(most) + 4, "end"), words("0", 36, y(0) + 4, "end"), words(`batches of up to ${number(largest)}`, WIDTH - 10, HEIGHT - 4, "end")];
   node.replaceChildren(grid, ...axis, ...drawn);
   const carries = known.map(([side, { capacity_rps: most_rps }]) => `${side} ${most_rps ? rate(most_rps) : NOTHING}`);
-  node.setAttribute("aria-label", `Time of a batch by its size. Within the promise: ${carries.join(", ")}`);
+  node.setAttribute("aria-label", `Time of a batch by its size. Within the SLO: ${carries.join(", ")}`);
 }

@@ -4,9 +4,9 @@ import { duration, percent } from "./format.js";
 
 const TONES = { "rolled-back": "bad", failed: "bad", paused: "warn", done: "good" };
 const SURE = {
-  promote: "Promote asks no guard: what is not proven yet goes on all the same.",
-  pause: "It stays as it is until somebody resumes it.",
-  resume: "It goes on where it stood.",
+  promote: "Promote ignores the guards: the rollout continues without proof.",
+  pause: "It stays in this state until it is resumed.",
+  resume: "It continues where it was paused.",
   abort: "Every request goes to the stable version again, at once.",
 };
 
@@ -27,7 +27,7 @@ export function standing({ state, step, steps, paused_in: pausedIn, elapsed_s: e
 export function sentence({ state, why, needs = [], trouble }) {
   const waits = why && ["shadow", "canary"].includes(state) ? `it waits: ${why}` : why;
   const said = [waits, ...needs, trouble].filter(Boolean).join(". ");
-  return said ? `${said[0].toUpperCase()}${said.slice(1)}.` : "Nothing is waited for.";
+  return said ? `${said[0].toUpperCase()}${said.slice(1)}.` : "It waits for nothing.";
 }
 
 /** The steps of its plan, each with its name and whether it is past, now or to come. */

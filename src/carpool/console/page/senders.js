@@ -7,7 +7,7 @@ import { card } from "./live.js";
 const MOST = 8;
 
 export class SendersPanel {
-  #senders = card("Who asks most", "senders");
+  #senders = card("Busiest clients", "senders");
   #list = el("ul", { class: "reasons" });
 
   constructor() {
@@ -23,13 +23,13 @@ export class SendersPanel {
     if (!senders) return; // who may not see them
     const own = senders.filter((sender) => sender.model === model.name).slice(0, MOST);
     this.#list.replaceChildren(...own.map(line));
-    if (!own.length) this.#list.append(el("li", { class: "hint" }, "Nobody asked in this second."));
+    if (!own.length) this.#list.append(el("li", { class: "hint" }, "No requests in this second."));
     setText(this.#senders.note, "images per second, by source and key");
   }
 }
 
 function line({ source, key, offered_rps: offered, queued, rejected }) {
-  const name = el("b", {}, el("bdi", {}, source || "no source named"));
+  const name = el("b", {}, el("bdi", {}, source || "no source"));
   const more = [key && `key ${key}`, queued && `${number(queued)} queued`, rejected && "some rejected"].filter(Boolean).join(" · ");
   return el("li", {}, name, el("p", { class: "hint" }, more), el("span", { class: "figure" }, rate(offered)));
 }

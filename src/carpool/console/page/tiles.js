@@ -46,7 +46,7 @@ const TILES = [
     name: "In time",
     read: ({ minute, bounds, slo }) => {
       const share = kept(minute, bounds, slo);
-      const note = slo ? "of answers, in 60 s" : "no promise";
+      const note = slo ? "of responses, in 60 s" : "no SLO";
       return { text: percent(share), note, tone: share !== null && share < 0.99 ? "warn" : "" };
     },
     series: ({ history, span, end, bounds, slo }) => ({
@@ -70,9 +70,9 @@ const TILES = [
   {
     name: "Saturation",
     read: ({ short, slo }) => {
-      if (!slo || !short) return { text: NOTHING, note: slo ? "of the time to wait" : "no promise" };
+      if (!slo || !short) return { text: NOTHING, note: slo ? "of the allowed wait" : "no SLO" };
       const tone = short.saturation >= 0.9 ? "warn" : "";
-      return { text: percent(Math.min(1, short.saturation)), note: "of the time to wait", tone };
+      return { text: percent(Math.min(1, short.saturation)), note: "of the allowed wait", tone };
     },
     series: ({ history, span, end, slo }) => ({
       points: slo ? history.series(span, 0, (period) => period?.saturation ?? null, end) : [],

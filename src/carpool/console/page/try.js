@@ -12,9 +12,9 @@ import { notAPicture } from "./refusals.js";
 import { stackBar } from "./stack.js";
 import { breakdown } from "./timing.js";
 
-const NO_PICTURES = "This model takes tensors through the v2 protocol, not pictures.";
-const noPictures = (model) => (model?.ask ? `${NO_PICTURES} For pictures: ${model.ask}.` : NO_PICTURES);
-const INVITATION = "Drop a picture here, paste one, or choose one.";
+const NO_PICTURES = "This model takes tensors through the v2 protocol, not images.";
+const noPictures = (model) => (model?.ask ? `${NO_PICTURES} For images: ${model.ask}.` : NO_PICTURES);
+const INVITATION = "Drop an image here, paste one, or choose one.";
 
 export class TryPanel {
   #overlay = new Overlay();
@@ -43,7 +43,7 @@ export class TryPanel {
     document.querySelector(".actions").hidden = !model.task;
     this.#showCommand();
     if (this.#file && model.task) this.#send();
-    else if (before) this.#forget(model.task ? "No picture yet." : noPictures(model));
+    else if (before) this.#forget(model.task ? "No image yet." : noPictures(model));
     else if (!model.task) setText(this.#status, noPictures(model));
   }
 
@@ -51,7 +51,7 @@ export class TryPanel {
     this.#file = file;
     if (this.#url) URL.revokeObjectURL(this.#url);
     this.#url = URL.createObjectURL(file);
-    this.#picture.alt = `The picture ${file.name}`;
+    this.#picture.alt = `The image ${file.name}`;
     this.#picture.src = this.#url;
     find("stage-empty").hidden = true;
     this.#showCommand();
@@ -118,14 +118,14 @@ export class TryPanel {
     stackBar(find("time-bar"), find("time-legend"), parts);
     const notes = [`${milliseconds(totalMs)} in all`];
     if (timing.batch) notes.push(timing.batch === 1 ? "alone in its batch" : `batch of ${timing.batch}`);
-    if (this.#model?.slo_ms && server) notes.push(`${milliseconds(server)} of ${milliseconds(this.#model.slo_ms)} promised`);
+    if (this.#model?.slo_ms && server) notes.push(`${milliseconds(server)} of ${milliseconds(this.#model.slo_ms)} SLO`);
     setText(find("time-note"), notes.join(" · "));
   }
 
   #showCommand() {
     const { name, version, task } = this.#model ?? { name: "", version: "", task: null };
     const line = task
-      ? predictLine(location.origin, name, this.#file?.name ?? "picture.jpg", this.#file?.type ?? "image/jpeg", hasKey())
+      ? predictLine(location.origin, name, this.#file?.name ?? "image.jpg", this.#file?.type ?? "image/jpeg", hasKey())
       : metadataLine(location.origin, name, version, hasKey());
     setText(find("curl"), name ? line : "");
   }

@@ -33,7 +33,7 @@ export class WritingPanel {
     const short = history.window(SMOOTH_S, end);
     const tokens = short?.text ? short.text.tokens / short.seconds : null;
     const first = recent?.text ? quantile(recent.text.first.buckets, bounds.seconds, 0.99) : null;
-    const promised = profile?.ttft_ms ? `, promise ${milliseconds(profile.ttft_ms)}` : "";
+    const promised = profile?.ttft_ms ? `, SLO ${milliseconds(profile.ttft_ms)}` : "";
     const figures = [
       ["Tokens", rate(tokens)],
       ["First token, p99", `${milliseconds(first && first.value * 1000)} in ${seconds} s${promised}`],

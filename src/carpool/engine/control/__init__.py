@@ -1,1 +1,1 @@
-"""What operators and registries ask of a running engine: rollouts, drift, questions."""
+"""Implements what operators and registries ask of a running engine: rollouts, drift, questions."""

@@ -42,7 +42,7 @@ _log = logger("drift")
 
 @dataclass(frozen=True, slots=True)
 class WatchedVersion:
-    """A version that is served, as far as it matters here."""
+    """Describes a version that is served, as far as it matters here."""
 
     name: str
     version: str
@@ -133,7 +133,7 @@ class DriftDesk:
         try:
             picture = base64.b64decode(arguments["picture"], validate=True)
         except binascii.Error:
-            raise InvalidInput("picture must be base64", field="picture") from None
+            raise InvalidInput("the image must be base64", field="picture") from None
         line = {"model": watched.name, "version": watched.version, **arguments["line"]}
         kept = await self._work(self._books.keep, watched, picture, str(arguments["form"]), line, now)
         if kept:
@@ -167,7 +167,7 @@ class DriftDesk:
         watched, now = self._find(arguments), self._clock()
         file = watched.settings.reference_file
         if file:
-            raise InvalidInput(f"its reference is the file {file}, as its model.toml says; change it there")
+            raise InvalidInput(f"its reference is the file {file}, set in its model.toml; change it there")
         await self._work(self._books.learn, watched, float(hours), now)
         return await self._tell(arguments)
 
@@ -187,7 +187,7 @@ def _watched(served: Served) -> WatchedVersion | None:
 
 
 class DriftBooks:
-    """What is known of each model, and its files. Used in one thread."""
+    """Holds what is known of each model, and its files. Used in one thread."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder

@@ -1,4 +1,5 @@
-"""What front ends ask of the engine besides inference: clients' memory, profiles, loading, unloading."""
+"""Answers what front ends ask of the engine besides inference: clients' memory, profiles, loading,
+unloading."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ class MemoryRegistry:
         return {}
 
     async def unregister(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """One region, or all of them without a name. One that is not there is no error, as in Triton."""
+        """Returns one region, or all of them without a name. One that is not there is no error, as in
+        Triton."""
         name = str(arguments.get("name", ""))
         gone = [known for known in self._regions if name in ("", known)]
         numbers = [self._regions.pop(known).number for known in gone]
@@ -158,12 +160,13 @@ def answer_cache_questions(host: EngineHost) -> None:
 
 
 def profile_document(served: Served, now: float) -> dict[str, Any]:
-    """Times in ms. `points` were measured at loading; `believed` is what batches are planned with now."""
+    """Returns what is known of a model's times, in ms. `points` were measured at loading; `believed` is what
+    batches are planned with now."""
     runtime = served.runtime
     if isinstance(runtime, TextRuntime):
         return runtime.document()
     if not isinstance(runtime, BatchRuntime):
-        raise NotFound(f"{served.name} is an ensemble: its steps have profiles, each its own")
+        raise NotFound(f"{served.name} is an ensemble: each of its steps has its own profile")
     profile, scheduler = served.profile, runtime.driver.scheduler
     policy = served.config.policy
     measured = () if profile is None else profile.points
@@ -248,7 +251,7 @@ def _knobs(policy: object) -> dict[str, Any] | None:
 
 
 def _recent(batches: RecentBatches, now: float) -> dict[str, Any]:
-    """The operating point: the mean batch of the last seconds, and what it took."""
+    """Returns the operating point: the mean batch of the last seconds, and what it took."""
     sizes = batches.sizes(now)
     count = sum(size.batches for size in sizes)
     return {
@@ -268,8 +271,8 @@ _TOLD_EVERY_S = 0.25
 
 _NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"  # Triton's, in both modes
 _REFUSALS = {
-    "none": "here models are loaded when the server starts, and stay",
-    "poll": "this server follows its model folders by itself",
+    "none": "models of this server are loaded at its start",
+    "poll": "this server follows its model folders",
 }
 
 
@@ -372,7 +375,7 @@ class ControlDesk:
         return tell
 
     def _tidy(self) -> None:
-        """Counters of what the engine before had, and this one has not."""
+        """Removes counters of what the engine before had, and this one has not."""
         served = {(served.name, served.version) for served in self._engine.served.values()}
         for model, version in self._engine.table.directory.live().values():
             if (model, version) not in served:
@@ -430,7 +433,7 @@ class ControlDesk:
         return {}
 
     async def _unload(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """With `dependents`, the steps of an ensemble as well."""
+        """Unloads a model; with `dependents`, the steps of an ensemble as well."""
         self._check_mode()
         dependents = arguments.get("dependents") is True
         await self._engine.unload(str(arguments["model"]), dependents=dependents)
@@ -459,7 +462,8 @@ def _loadable(name: str) -> str:
 
 
 def _in_tritons_words(name: str, error: CarpoolError) -> CarpoolError:
-    """Clients match on how the sentence begins: whether it was read at all, or read and not loaded."""
+    """Returns the error in Triton's words, since clients match on how the sentence begins: whether it was
+    read at all, or read and not loaded."""
     shown = name[:_LONGEST_SHOWN]
     if error.while_loading:
         error.message = f"load failed for model '{shown}': {error.message}"

@@ -83,7 +83,7 @@ class LabelledCheck:
         model = self._control.known(record.model)
         try:
             if model is None or any(served.config.file is None for served in model.serving.values()):
-                found = Labelled("its versions are no files that could be loaded apart")
+                found = Labelled("its versions are not files that can be loaded separately")
             else:
                 found = await asyncio.to_thread(_run, command, environment, wanted)
         except OSError as error:
@@ -116,7 +116,7 @@ def _run(command: list[str], environment: dict[str, str], wanted: Callable[[], b
                 break
             except subprocess.TimeoutExpired:
                 if not wanted():
-                    return Labelled("nobody waits for it any more")
+                    return Labelled("its request was cancelled")
                 if monotonic() > end:
                     return Labelled(f"it took longer than {_LONGEST_S / 60:.0f} minutes")
     finally:
@@ -128,12 +128,12 @@ def _run(command: list[str], environment: dict[str, str], wanted: Callable[[], b
 
 
 def read_evaluation(said: bytes, complained: bytes) -> Labelled:
-    """Of what `carpool evaluate --against --json` printed."""
+    """Reads what `carpool evaluate --against --json` printed."""
     try:
         found: Any = json.loads(said)
         gap, unanswered = found["gap"], len(found["failed"])
         if unanswered:
-            return Labelled(f"{unanswered} of its pictures were not answered")
+            return Labelled(f"{unanswered} of its images were not answered")
         figures = [float(gap[key]) for key in ("difference", "low", "high", "tolerate")]
         worse = bool(gap["worse"])
         if not all(map(isfinite, figures)):
@@ -141,7 +141,7 @@ def read_evaluation(said: bytes, complained: bytes) -> Labelled:
         difference, low, high, tolerate = figures
         between = f"{difference:+.4f} ({low:+.4f} to {high:+.4f})"
         told = "worse than" if worse else "within"
-        sentence = f"{str(gap['figure'])[:40]} on {found['pictures']} labelled pictures: {between}"
+        sentence = f"{str(gap['figure'])[:40]} on {found['pictures']} labelled images: {between}"
         return Labelled(f"{sentence}, {told} the {tolerate:g} that are tolerated", worse)
     except (ValueError, KeyError, TypeError):
         lines = complained.decode(errors="replace").strip().splitlines()

@@ -1,4 +1,5 @@
-"""What becomes of a model whose addresses in a registry moved: a rollout, of which the registry hears.
+"""Decides what becomes of a model whose addresses in a registry moved: a rollout, of which the registry
+hears.
 
 The candidate's address is rolled out as [rollout] says, or as its defaults do; so is the stable one where
 there is a [rollout], and else it takes over at once. A registry that is down stops nothing of this: a
@@ -39,7 +40,7 @@ class _News(NamedTuple):
 
 
 class RegistryRollouts:
-    """All of it in the engine's loop."""
+    """Runs wholly in the engine's loop."""
 
     def __init__(self, watch: RegistryWatch, rollouts: Rollouts) -> None:
         self._watch = watch

@@ -39,9 +39,9 @@ log = logger("registry")
 
 
 class Follower(Protocol):
-    """What becomes of a model whose addresses moved. Called in the engine's loop, one move at a time; the
-    files of all versions that are named lie in the model's folder already. Errors are logged; the same move
-    is not told again until an address moves once more, except for `NotReady`."""
+    """Decides what becomes of a model whose addresses moved. Called in the engine's loop, one move at a time;
+    the files of all versions that are named lie in the model's folder already. Errors are logged; the same
+    move is not told again until an address moves once more, except for `NotReady`."""
 
     async def moved(self, model: str, stable: Pin | None, candidate: Pin | None) -> None:
         """Where they point now, of what is neither served nor was decided on. Told again after a start while
@@ -125,10 +125,10 @@ class RegistryWatch:
         judged: int = 0,
         instead_of: int = 0,
     ) -> None:
-        """Which versions of the model a load takes from now on, the stable one first. The registry is told
-        how that one fares, and its stable alias follows, where that is wanted and it answers. `judged` is the
-        version that was decided on, `instead_of` the one that it was compared with: neither is told again
-        where it is pointed to, until an address moves."""
+        """Sets which versions of the model a load takes from now on, the stable one first. The registry is
+        told how that one fares, and its stable alias follows, where that is wanted and it answers. `judged`
+        is the version that was decided on, `instead_of` the one that it was compared with: neither is told
+        again where it is pointed to, until an address moves."""
         watched = self._of(model)
         settings, version = watched.model.settings, serve[0]
 
@@ -189,8 +189,8 @@ class RegistryWatch:
     async def _remember(
         self, watched: _FollowedState, change: Callable[[FollowedState], FollowedState]
     ) -> tuple[FollowedState, FollowedState]:
-        """What the model's folder knew, and knows now; nothing, if nothing came from the registry yet. Looks
-        and rollouts both do this, each in its own time."""
+        """Returns what the model's folder knew, and knows now; nothing, if nothing came from the registry
+        yet. Looks and rollouts both do this, each in its own time."""
 
         def work() -> tuple[FollowedState, FollowedState]:
             before = watched.model.state
@@ -234,7 +234,7 @@ class RegistryWatch:
         return {} if known is None else known.serving
 
     def followed(self, model: str) -> FollowedModel | None:
-        """None for a model that has nothing to do with a registry."""
+        """Returns None for a model that has nothing to do with a registry."""
         found = (one.model for one in self._watched.values() if one.model.name == model)
         return next(found, None)
 
@@ -244,7 +244,8 @@ class RegistryWatch:
     # ---- looking
 
     async def _find(self) -> None:
-        """Which models follow a registry: their settings say so, whether or not they could be loaded."""
+        """Finds which models follow a registry: their settings say so, whether or not they could be
+        loaded."""
         try:
             found = await asyncio.to_thread(self._registries.folders, self._engine.paths)
         except CarpoolError as error:

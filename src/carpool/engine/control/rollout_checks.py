@@ -43,8 +43,8 @@ def pinned(
     serving: Collection[int] = (),
     sent_back: Collection[int] = (),
 ) -> ModelConfig:
-    """The settings with the versions that a rollout wants loaded: the one that serves first, and alone until
-    it does, so that a candidate which does not load keeps nobody waiting. For any thread."""
+    """Returns the settings with the versions that a rollout wants loaded: the one that serves first, and
+    alone until it does, so that a candidate which does not load keeps nobody waiting. For any thread."""
     present = version_folders(folder)
     wanted: tuple[int, ...] = ()
     if rollout is None:
@@ -69,8 +69,8 @@ def swapped_in(
     versions: Collection[int],
     sent_back: Collection[int],
 ) -> bool:
-    """Whether the newest of these serves as if there had been no rollout: the last one was asked for by hand
-    and is over, the settings ask for none, and nobody has sent back what came since."""
+    """Returns whether the newest of these serves as if there had been no rollout: the last one was asked for
+    by hand and is over, the settings ask for none, and nobody has sent back what came since."""
     newest = max(versions, default=0)
     known = rollout.over and newest > int(rollout.candidate) and newest not in sent_back
     return known and by_hand and config.rollout is None
@@ -89,7 +89,7 @@ def _without_serving(
         judged = "" if over else f", and version {rollout.candidate} is {rollout.state}"
         raise ConfigError(
             f"{config.name}: version {rollout.serving}, which serves, is not in its folder{judged}: "
-            "put it back, or name another in versions, without [rollout]"
+            "restore it, or set another in versions and remove [rollout]"
         )
     stable = int(rollout.stable)  # of a candidate that had taken over, and is gone
     return replace(config, versions=SpecificVersions((stable if stable in others else max(others),)))
@@ -107,7 +107,8 @@ def first_pair(config: ModelConfig, present: Collection[int]) -> tuple[int | Non
 
 
 def digest_of(folder: Path, version: str) -> str:
-    """Of a version's content. One without files is known by its number. Not for the loop's thread."""
+    """Returns a digest of a version's content. One without files is known by its number. Not for the loop's
+    thread."""
     home = version_folders(folder).get(int(version))
     if home is None or not any(path.is_file() for path in home.rglob("*")):
         return blake2b(f"{folder.name}/{version}".encode(), digest_size=20).hexdigest()
@@ -115,22 +116,23 @@ def digest_of(folder: Path, version: str) -> str:
 
 
 def not_for_two(model: ModelState | None) -> str:
-    """Why requests of this model cannot be divided between two versions, or sent to both. Empty: they can."""
+    """Returns why requests of this model cannot be divided between two versions, or sent to both. Empty: they
+    can."""
     for served in () if model is None else model.serving.values():
         if served.config.sequences is not None:
             return "it takes sequences, whose requests cannot go to two versions"
         if served.writes:
-            return "it writes token by token, and such answers are not compared"
+            return "it writes token by token, and such responses are not compared"
         if served.config.decoupled:
-            return "it is decoupled, and any number of answers to a request is not compared"
+            return "it is decoupled, and several responses to a request are not compared"
         if served.is_ensemble:
             return "its versions have the same steps; roll out the models that are its steps"
     return ""
 
 
 def differences(stable: Served, candidate: Served) -> list[str]:
-    """What clients of one would notice about the other, in words. Labels may grow; and where clients send
-    pictures, their size is nobody's business."""
+    """Returns what clients of one would notice about the other, in words. Labels may grow; and where clients
+    send pictures, their size is nobody's business."""
     return list(_differences(stable, candidate))
 
 
@@ -184,7 +186,7 @@ def carrier(served: Served) -> Carrier:
 
 
 def curve_document(served: Served) -> dict[str, Any]:
-    """Times in ms."""
+    """Returns the batch times of a version, in ms."""
     one = carrier(served)
     policy = one.policy
     promise = policy if isinstance(policy, Promise) else None
@@ -199,7 +201,8 @@ def curve_document(served: Served) -> dict[str, Any]:
 def status_document(
     record: Record, now: float, route: RolloutSplit | None, more: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What `GET …/rollout` answers: rich enough for a page that draws it. `route` is what front ends do."""
+    """Returns what `GET …/rollout` answers: rich enough for a page that draws it. `route` is what front ends
+    do."""
     rollout, plan = record.rollout, record.plan
     traffic = rollout.traffic(plan)
     if route is None and rollout.serving == rollout.stable:  # the candidate is not loaded, or may not answer
@@ -227,7 +230,7 @@ def status_document(
 
 
 def route_of(record: Record, epoch: int) -> RolloutSplit:
-    """What front ends do for it."""
+    """Returns what front ends do for it."""
     rollout, plan = record.rollout, record.plan
     traffic = rollout.traffic(plan)
     return RolloutSplit(
@@ -257,7 +260,7 @@ def requests_so_far(table: Table) -> dict[str, float]:
 
 
 def resident_gb() -> float:
-    """Memory that this process and those that it started have for themselves."""
+    """Returns the memory that this process and those that it started have for themselves."""
     return sum(map(_own_bytes, [os.getpid(), *_below(os.getpid())])) / 1e9
 
 
@@ -277,7 +280,7 @@ def _own_bytes(pid: int) -> int:
 
 
 def write_row(row: Row, rollout: Rollout, plan: RolloutSettings, guards: Iterable[GuardResult]) -> None:
-    """What the metrics page says of a candidate."""
+    """Writes what the metrics page says of a candidate."""
     traffic = rollout.traffic(plan)
     for word, column in columns.ROLLOUT_STATE.items():
         row.set(column, float(word == rollout.state))

@@ -1,4 +1,5 @@
-"""What front ends tell and ask about rollouts: what they saw, how one stands, what to do, complaints."""
+"""Answers what front ends tell and ask about rollouts: what they saw, how one stands, what to do,
+complaints."""
 
 from __future__ import annotations
 
@@ -135,7 +136,7 @@ class RolloutDesk:
         self.rollouts.bring(name)
 
     def _plan(self, known: RolloutSettings | None, given: object) -> tuple[RolloutSettings, bool]:
-        """What the request says over what the model's settings say."""
+        """Returns what the request says over what the model's settings say."""
         if given is None or given == {}:
             return known or RolloutSettings(), known is None
         if not isinstance(given, dict):
@@ -159,7 +160,7 @@ class RolloutDesk:
         if watched is not None:
             record = watched.record
             shared, counts = self.rollouts.shared, watched.counts
-            missing = f"version {watched.missing} is not here yet" if watched.missing else ""
+            missing = f"version {watched.missing} is not on this replica yet" if watched.missing else ""
             more = {
                 "counts": counts.as_document(),
                 **({"why": _LOADING_AGAIN} if watched.loads_again else {}),
@@ -190,7 +191,7 @@ class RolloutDesk:
         }
 
     def _not_loaded(self, name: str) -> str:
-        """Why nobody answers for this model, if nobody does."""
+        """Returns why nobody answers for this model, if nobody does."""
         model = self._engine.control.known(name)
         if model is None or model.serving:
             return ""
@@ -200,7 +201,8 @@ class RolloutDesk:
     # ---- what front ends saw ----------------------------------------------------------------------------
 
     async def _seen(self, arguments: Mapping[str, Any]) -> None:
-        """In bulk: counts of both sides, comparisons, what was skipped, ids, pictures that differ."""
+        """Takes reports in bulk: counts of both sides, comparisons, what was skipped, ids, pictures that
+        differ."""
         for seen in arguments["seen"]:
             watched = self.rollouts.find(str(seen["model"]))
             if watched is None:
@@ -266,18 +268,18 @@ class RolloutDesk:
                 if ring is not None:
                     ring.add(kept, picture)
             except OSError as error:
-                watched.trouble = f"pictures that differ cannot be kept: {error.strerror or error}"
+                watched.trouble = f"images that differ cannot be stored: {error.strerror or error}"
 
         waiting = self._keeping
         while waiting and waiting[0][0].done():
             waiting.popleft()
         if waiting and sum(size for _, size in waiting) + len(picture) > _MOST_KEEPING:
-            watched.trouble = "pictures that differ come faster than they can be kept"
+            watched.trouble = "images that differ arrive faster than they can be stored"
             return
         waiting.append((self.rollouts.disk.submit(write), len(picture)))
 
     async def _disagreements(self, arguments: Mapping[str, Any]) -> Any:
-        """The list, or with a number one picture in base64."""
+        """Returns the list, or with a number one picture in base64."""
         watched = self.rollouts.find(str(arguments["model"]))
         loop, disk = asyncio.get_running_loop(), self.rollouts.disk
         ring = None if watched is None else await loop.run_in_executor(disk, self._ring, watched)
@@ -290,7 +292,7 @@ class RolloutDesk:
             return {"kept": True, "disagreements": await loop.run_in_executor(disk, work)}
         picture = None if ring is None else await loop.run_in_executor(disk, ring.picture, int(number))
         if picture is None:
-            raise NotFound(f"there is no picture {number}", reason="no-picture")
+            raise NotFound(f"there is no image {number}", reason="no-picture")
         return base64.b64encode(picture).decode()
 
     # ---- feedback ---------------------------------------------------------------------------------------
@@ -305,7 +307,7 @@ class RolloutDesk:
             self._answered.popitem(last=False)
 
     async def _feedback(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Which version answered, and whether it counts."""
+        """Returns which version answered, and whether it counts."""
         name, identity, verdict = (arguments[key] for key in ("model", "id", "verdict"))
         watched = self.rollouts.find(name)
         if watched is None or watched.record.rollout.over:
@@ -313,7 +315,9 @@ class RolloutDesk:
         version = self._version_of(name, identity)
         side = _side(watched, version)
         if side is None:
-            raise NotFound(f"nobody remembers an answer {shown(identity)}", field="id", reason="unknown-id")
+            raise NotFound(
+                f"there is no response {shown(identity)}, or it is too old", field="id", reason="unknown-id"
+            )
         if (name, identity) in self._judged:
             return {"counted": False, "version": version, "why": "it was judged already"}
         self._judged[name, identity] = verdict
@@ -328,7 +332,8 @@ class RolloutDesk:
         return {"counted": True, "version": version}
 
     def _version_of(self, name: str, identity: str) -> str:
-        """Of an id that a client chose, which was remembered; or of one that came with an answer."""
+        """Returns the version of an id that a client chose, which was remembered; or of one that came with an
+        answer."""
         found = self._answered.get((name, identity))
         if found is not None:
             return found[0]
@@ -342,7 +347,7 @@ def _side(watched: WatchedRollout, version: str) -> Any:
 
 
 def checked_version(text: object) -> str:
-    """Of a request."""
+    """Returns the version that a request names, checked."""
     if type(text) is int and 0 < text < 10**18:
         return str(text)
     if not isinstance(text, str) or not text.isascii() or not text.isdigit() or not 0 < len(text) <= 18:

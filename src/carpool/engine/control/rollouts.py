@@ -61,7 +61,7 @@ _CHANGED = "changed"  # in a digest's place: nothing starts by itself any more
 
 
 class Rollouts(LoadListener):
-    """Everything in the engine's loop."""
+    """Does everything in the engine's loop."""
 
     def __init__(self, host: EngineHost, settings: ServerSettings) -> None:
         self._host = host
@@ -115,7 +115,7 @@ class Rollouts(LoadListener):
         )
 
     def known(self, name: str, home: Path) -> WatchedRollout | None:
-        """Its rollout, the last or the one under way; from the file the first time."""
+        """Returns its rollout, the last or the one under way; from the file the first time."""
         if name not in self._models:
             self._models[name] = None
             file = None if self._folder is None else file_for(self._folder, name, home)
@@ -142,7 +142,8 @@ class Rollouts(LoadListener):
                 self._fail_changed(watched, version)
 
     def _fail_changed(self, watched: WatchedRollout, version: str) -> None:
-        """Whoever changes files in the middle of it has to say that they are whole: by `start`."""
+        """Fails a rollout whose files changed: whoever changes files in the middle of it has to say that they
+        are whole, by `start`."""
         record = watched.record
         if not self._retire_without(watched, version, f"the files of version {version} changed"):
             record.digests[record.rollout.candidate] = _CHANGED
@@ -153,11 +154,11 @@ class Rollouts(LoadListener):
         rollout = watched.record.rollout
         if rollout.over or rollout.serving != rollout.candidate or version != rollout.stable:
             return False
-        self.moved(watched, retired(rollout, monotonic(), f"{why}, so that no way leads back to it"))
+        self.moved(watched, retired(rollout, monotonic(), f"{why}, so it cannot be rolled back to"))
         return True
 
     def home(self, name: str) -> Path | None:
-        """The folder of its versions; None for a model that is a single file, which has none."""
+        """Returns the folder of its versions; None for a model that is a single file, which has none."""
         model = self._control.known(name)
         home = model.places[0] if model is not None and model.places else None
         return None if home is None or home.is_file() else home
@@ -181,7 +182,7 @@ class Rollouts(LoadListener):
             log.exception("rollout-failed", model=name)
             watched = self._models.get(name)
             if watched is not None:
-                self._fail(watched, f"it could not be carried through: {error}")
+                self._fail(watched, f"the rollout failed: {error}")
         finally:
             self._busy.discard(name)
 
@@ -194,7 +195,7 @@ class Rollouts(LoadListener):
             await self._bring(watched)
 
     async def _begin_if_new(self, name: str, watched: WatchedRollout | None) -> None:
-        """A version that was not judged yet, where its settings ask for a rollout."""
+        """Begins with a version that was not judged yet, where its settings ask for a rollout."""
         model, home = self._control.known(name), self.home(name)
         if model is None or home is None or home.is_file() or not model.serving:
             return
@@ -252,7 +253,7 @@ class Rollouts(LoadListener):
             await self.shared.begin(record, None if before is None else before.record)
 
     def new(self, record: Record) -> None:
-        """From here on it is what is watched."""
+        """Watches this rollout from here on."""
         name, before = record.model, self._models.get(record.model)
         if before is not None:
             record.sent_back, record.rollbacks = before.record.sent_back, before.record.rollbacks
@@ -300,7 +301,7 @@ class Rollouts(LoadListener):
             self.do(self._unload_loser(name))  # somebody ended it while its candidate was being loaded
             return
         if missing := self._missing(record):
-            why = f"version {missing[0]} is not there"
+            why = f"version {missing[0]} does not exist"
             if not self._retire_without(watched, missing[0], why):
                 self._fail(watched, why)
             return
@@ -310,8 +311,8 @@ class Rollouts(LoadListener):
             self._fail(watched, "its settings changed")
 
     async def _load_wanted(self, record: Record) -> str:
-        """Why that cannot be done, if it cannot. Where the version that serves is not there either, it is
-        loaded first, alone, and then both."""
+        """Returns why that cannot be done, if it cannot. Where the version that serves is not there either,
+        it is loaded first, alone, and then both."""
         before, most = resident_gb(), record.plan.guards.memory_gb
         for _ in range(2):
             asked = self._control.under_way.get(record.model)
@@ -379,7 +380,7 @@ class Rollouts(LoadListener):
     # ---- decisions --------------------------------------------------------------------------------------
 
     def decide(self, watched: WatchedRollout) -> None:
-        """As far as it goes now. Looked at after every report and twice a second."""
+        """Takes the rollout as far as it goes now. Looked at after every report and twice a second."""
         record = watched.record
         while not (record.rollout.over or self._control.closed):
             rollout, counts = record.rollout, watched.counts
@@ -465,7 +466,7 @@ class Rollouts(LoadListener):
         self._host.publish()
 
     def route(self, watched: WatchedRollout) -> RolloutSplit | None:
-        """What front ends do for it, if they have anything to do."""
+        """Returns what front ends do for it, if they have anything to do."""
         rollout = watched.record.rollout
         if not watched.ready or rollout.over:
             return None
@@ -474,7 +475,7 @@ class Rollouts(LoadListener):
         return route_of(watched.record, watched.epoch)
 
     def _tell_states(self) -> None:
-        """With the next catalogue, for the console."""
+        """Reports the states with the next catalogue, for the console."""
         known = [self.find(name) for name in self._models]
         records = [watched.record for watched in known if watched is not None]
         self._host.extra["rollouts"] = {record.model: str(record.rollout.state) for record in records}
@@ -514,19 +515,19 @@ class Rollouts(LoadListener):
     # ---- what others see --------------------------------------------------------------------------------
 
     def _show(self, watched: WatchedRollout) -> None:
-        """On the metrics page, in the candidate's row, while it is loaded."""
+        """Shows it on the metrics page, in the candidate's row, while it is loaded."""
         record = watched.record
         row = self._engine.fleet.row_of(record.model, record.rollout.candidate)
         if row is not None and record.begun:
             write_row(row, record.rollout, record.plan, watched.guards)
 
     def find(self, name: str) -> WatchedRollout | None:
-        """The last rollout of a model, or the one under way."""
+        """Returns the last rollout of a model, or the one under way."""
         watched = self._models.get(name)
         return watched if watched is not None and watched.record.begun else None
 
     def moved(self, watched: WatchedRollout, after: Rollout) -> None:
-        """By hand."""
+        """Moves a rollout by hand."""
         before = watched.record.rollout
         if self.shared is not None and goes_on(after):
             self.shared.propose(watched, after)

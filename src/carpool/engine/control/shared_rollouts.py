@@ -59,12 +59,12 @@ Change = Callable[[SharedRollout | None], SharedRollout | None]
 
 
 def goes_on(after: Rollout) -> bool:
-    """Rather than towards stable."""
+    """Returns whether it goes on, rather than towards stable."""
     return after.state not in _BACKWARD
 
 
 class SharedRollouts:
-    """In the engine's loop."""
+    """Belongs to the engine's loop."""
 
     def __init__(self, place: SharedPlace, rollouts: Rollouts) -> None:
         self.place = place
@@ -155,7 +155,7 @@ class SharedRollouts:
                 if decided:  # more may have been decided meanwhile
                     self._decided[name] = self._decided[name][len(decided) :]
                 return shared
-        raise OutOfReach("others change it all the time")
+        raise OutOfReach("other replicas keep changing it")
 
     def _understood(self, name: str, found: StoredState) -> SharedRollout | None:
         """Half a file, or one that nobody here wrote, is nothing: whoever knows more writes it again."""
@@ -259,7 +259,7 @@ class SharedRollouts:
         self._wake.set()
 
     def propose(self, watched: WatchedRollout, after: Rollout) -> None:
-        """To go on. Whoever is first does it for all."""
+        """Proposes to go on. Whoever is first does it for all."""
         record = watched.record
         rollout = record.rollout
         if rollout.state is State.LOADING and rollout.elapsed(monotonic()) < _INTRODUCED_S:
@@ -272,7 +272,7 @@ class SharedRollouts:
             self._rollouts.do(self._go_on(record.model, rank_of(record), after))
 
     def _behind(self, record: Record) -> str:
-        """A replica that is alive and has to load the candidate first."""
+        """Returns a replica that is alive and has to load the candidate first."""
         shared = self._known.get(record.model)
         if shared is None or record.rollout.state is State.RETIRED:
             return ""
@@ -294,7 +294,8 @@ class SharedRollouts:
             self._proposed.discard(name)
 
     async def act(self, watched: WatchedRollout, action: Callable[[Rollout], Rollout]) -> None:
-        """By hand. What goes on is done to what all know, so that nobody goes on from what is over."""
+        """Does what was asked by hand. What goes on is done to what all know, so that nobody goes on from
+        what is over."""
         record = watched.record
         after = action(record.rollout)
         if not goes_on(after):
@@ -338,7 +339,7 @@ class SharedRollouts:
             await self._exchange(name, change)
         except OutOfReach as error:
             raise Unavailable(
-                f"where replicas share rollouts cannot be reached ({error}): only pause and abort work now",
+                f"the shared rollout state cannot be reached ({error}): only pause and abort are possible",
                 reason="rollout-state",
             ) from None
 

@@ -20,7 +20,7 @@ log = logger("rollout")
 
 
 class WatchedRollout:
-    """In the engine's loop, but for `_write`."""
+    """Belongs to the engine's loop, but for `_write`."""
 
     def __init__(self, record: Record, file: Path | None) -> None:
         self.record = record
@@ -43,7 +43,7 @@ class WatchedRollout:
 
     @property
     def counts(self) -> Counts:
-        """Of all replicas."""
+        """Returns the counts of all replicas."""
         return self.record.counts.plus(self.others)
 
     def save(self, disk: Executor) -> None:
@@ -69,8 +69,8 @@ class WatchedRollout:
             await asyncio.wrap_future(self.saving)
 
     def _write(self, file: Path) -> None:
-        """In the disk's thread. A disk that is full or read-only stops no rollout: it is told, and tried
-        again."""
+        """Writes in the disk's thread. A disk that is full or read-only stops no rollout: it is told, and
+        tried again."""
         with self._lock:
             document, self._unwritten = self._unwritten, None
         assert document is not None  # whoever puts one there has it written
@@ -80,4 +80,4 @@ class WatchedRollout:
         except OSError as error:
             if not self.trouble:
                 log.error("rollout-not-kept", model=self.record.model, error=str(error))
-            self.trouble = f"its state cannot be kept: {error.strerror or error}"
+            self.trouble = f"its state cannot be stored: {error.strerror or error}"

@@ -1,1 +1,1 @@
-"""The loaded versions of all models: which are wanted, which serve, who may call whom."""
+"""Keeps the loaded versions of all models: which are wanted, which serve, who may call whom."""

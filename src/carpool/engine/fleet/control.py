@@ -1,4 +1,4 @@
-"""Loading, replacing and unloading models while others, and their own older versions, serve."""
+"""Implements loading, replacing and unloading models while others, and their own older versions, serve."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _WHOLE = 0  # among the versions: the model as such
 
 @dataclass(frozen=True, slots=True)
 class KeptConfig:
-    """Settings that a request to load brought. As in Triton they hold for later loads that bring none, until
-    the files in the model's folder change."""
+    """Holds settings that a request to load brought. As in Triton they hold for later loads that bring none,
+    until the files in the model's folder change."""
 
     config: str
     files: Fingerprint
@@ -55,7 +55,7 @@ class ModelState:
     _unloaded: set[int] = field(default_factory=set)
 
     def failed(self, reason: str, versions: Collection[int] = ()) -> None:
-        """The last load; what served before goes on."""
+        """Notes that the last load failed; what served before goes on."""
         self._failed = dict.fromkeys(versions or (_WHOLE,), reason)
 
     def now_serves(self, serving: dict[int, Served]) -> None:
@@ -99,7 +99,7 @@ _MOST_NAMED, _LONGEST_NAME = 20, 80
 
 
 def silent(_model: str, _step: str) -> None:
-    """For those who do not want to know."""
+    """Does nothing, for those who do not want to know."""
 
 
 class LoadListener:
@@ -109,7 +109,7 @@ class LoadListener:
         """It is about to be loaded."""
 
     def pin(self, model: ModelState, files: Fingerprint) -> Pin | None:
-        """Which of its versions are loaded, given what its files look like now."""
+        """Returns which of its versions are loaded, given what its files look like now."""
 
     def loaded(self, model: ModelState) -> None:
         """It was loaded, and serves."""
@@ -132,13 +132,13 @@ class Checks:
                     begin.set_result(None)
 
     async def of_all(self, name: str) -> None:
-        """This one is in order; wait for the others."""
+        """Notes that this one is in order, and waits for the others."""
         asyncio.get_running_loop().call_soon(self.passed, name)  # later: who comes last may not go first
         await self._begin[name]
 
 
 class ModelControl:
-    """Models load side by side; what is asked of one model happens in its order."""
+    """Loads models side by side; what is asked of one model happens in its order."""
 
     def __init__(
         self,
@@ -197,7 +197,8 @@ class ModelControl:
         return list(places)
 
     def note_mistakes(self, mistakes: Mapping[str, CarpoolError]) -> Mapping[str, CarpoolError]:
-        """In the settings of models that nobody has asked for yet; by name, and returned as they are."""
+        """Notes mistakes in the settings of models that nobody has asked for yet; by name, and returned as
+        they are."""
         for name, mistake in mistakes.items():
             log.error("model-not-loaded", model=name, error=mistake.message)
             self.models[name].failed(mistake.message)
@@ -228,7 +229,7 @@ class ModelControl:
         that it was made for have passed theirs.
         """
         if override is not None and override.files and override.config is None:
-            raise InvalidInput("a model that comes as files needs its settings too", field="config")
+            raise InvalidInput("a model that is sent as files needs its settings too", field="config")
         task = self._unbegun.get(name) if override is None else None
         if task is None:
             task = self._follow(name, lambda: self._load_checked(name, override, progress, checks))
@@ -393,7 +394,7 @@ class ModelControl:
         progress: Progress,
         checks: Checks,
     ) -> list[Served]:
-        """All of them, or none and the reason."""
+        """Returns all of them, or none and the reason."""
         new: list[Served] = []
         at_fault: list[int] = []
         config = found.source.config
@@ -429,8 +430,8 @@ class ModelControl:
         return new
 
     async def _load_first(self, name: str, asked: Sequence[str], why: str) -> None:
-        """Models that this one asks, and that load now: measuring it would find nobody. Not where they wait
-        for this one in turn."""
+        """Waits for models that this one asks, and that load now: measuring it would find nobody. Not where
+        they wait for this one in turn."""
         under_way = {
             other: self.under_way[other]
             for other in asked
@@ -445,7 +446,7 @@ class ModelControl:
                 del self._waits[name]
 
     def _behind(self, name: str) -> set[str]:
-        """All that this one waits for."""
+        """Returns all that this one waits for."""
         found: set[str] = set()
         left = [name]
         while left:
@@ -477,7 +478,7 @@ class ModelControl:
 
 
 async def _outcome(task: asyncio.Task[None]) -> None:
-    """Of a task that goes on when its caller does not; also when it was given up."""
+    """Waits for a task that goes on when its caller does not; also when it was given up."""
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:

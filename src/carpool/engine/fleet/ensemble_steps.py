@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class StepPromise(NamedTuple):
-    """What an ensemble or a pipeline promises, in seconds."""
+    """Describes what an ensemble or a pipeline promises, in seconds."""
 
     slo: float
     may_grow: bool
@@ -31,7 +31,7 @@ class EnsembleSteps:
         self._promised: dict[str, dict[str, StepPromise]] = {}  # by step, and by the ensemble that has it
 
     def expect(self, configs: Iterable[ModelConfig]) -> None:
-        """Of those that are about to be loaded: what an ensemble promises, its steps have to keep."""
+        """Notes what an ensemble that is about to be loaded promises, which its steps have to keep."""
         for config in configs:
             if isinstance(config.policy, Promise):
                 promise = StepPromise(config.policy.slo, config.slo_may_grow)
@@ -39,15 +39,15 @@ class EnsembleSteps:
                     self._promised.setdefault(step, {})[config.name] = promise
 
     def promised(self, config: ModelConfig) -> StepPromise | None:
-        """For a step that says nothing itself about when its batches leave: the longest. It may grow unless
-        somebody counts on it."""
+        """Returns the longest promise, for a step that says nothing itself about when its batches leave. It
+        may grow unless somebody counts on it."""
         if config.mode is not Mode.EAGER or config.needs or config.name not in self._promised:
             return None
         promises = self._promised[config.name].values()
         return StepPromise(max(one.slo for one in promises), all(one.may_grow for one in promises))
 
     async def load(self, config: ModelConfig) -> None:
-        """Before the ensemble or the pipeline itself, and only those that are not there."""
+        """Loads the steps before the ensemble or the pipeline itself, and only those that are not there."""
         known = await asyncio.to_thread(self._below, config)
         circular = circle(config.name, known)
         if circular is not None:
@@ -70,7 +70,7 @@ class EnsembleSteps:
                 raise ConfigError(f"{at}: {step} is not loaded{why and ': '}{why}", field=_field(at))
 
     def _below(self, config: ModelConfig) -> dict[str, tuple[str, ...]]:
-        """What the models that it needs need, and so on, as their settings are now."""
+        """Returns what the models that it needs need, and so on, as their settings are now."""
         found = {config.name: config.needs}
         waiting = list(config.needs)
         while waiting:
@@ -90,7 +90,7 @@ class EnsembleSteps:
         return list(dict.fromkeys(step for one in serving for step in one.config.needs))
 
     def needing(self, name: str) -> list[ModelState]:
-        """The ensembles that have it as a step, and those that have these, the outermost first."""
+        """Returns the ensembles that have it as a step, and those that have these, the outermost first."""
         found: list[ModelState] = []
         for model in self._control.models.values():
             if name in self.of(model.name):
@@ -99,5 +99,5 @@ class EnsembleSteps:
 
 
 def _field(at: str) -> str:
-    """Without the file."""
+    """Returns the field without the file."""
     return at.rpartition(": ")[2]

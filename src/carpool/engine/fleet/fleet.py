@@ -1,4 +1,4 @@
-"""Every model version in memory: what is offered, and what was replaced but still has riders."""
+"""Holds every model version in memory: what is offered, and what was replaced but still has riders."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Publisher:
         that are on their way."""
 
     def gate(self, _key: int) -> Gate:
-        """What becomes of a version's advice to newcomers."""
+        """Returns what becomes of a version's advice to newcomers."""
         return lambda _scheduler, _now: False
 
 
@@ -88,7 +88,8 @@ class Fleet:
     def build(
         self, config: ModelConfig, version: ModelVersion, identity: object, upload: Upload | None
     ) -> Served:
-        """A version that is to be loaded, then swapped in or dropped. It counts where its like counted."""
+        """Returns a version that is to be loaded, then swapped in or dropped. It counts where its like
+        counted."""
         slot = self._table.directory.assign(config.name, str(version.number))
         counters = VersionCounters(slot, self._block.row(slot), self._block.server)
         make: Callable[[Served], Runtime]
@@ -104,7 +105,7 @@ class Fleet:
         return served
 
     def row_of(self, name: str, version: str) -> Row | None:
-        """This process's counters of a version that is there."""
+        """Returns this process's counters of a version that is there."""
         slot = self._table.directory.find(name, version)
         return None if slot is None else self._block.row(slot)
 
@@ -176,7 +177,8 @@ class Fleet:
         return None if key is None else (key, self.offered[key], self.routes[key])
 
     def spare_route(self, key: int) -> Spare:
-        """For work that nobody waits for; the first one has its model ask the others for slack."""
+        """Returns the route for work that nobody waits for; the first one has its model ask the others for
+        slack."""
         served = self.offered.get(key) or self.leaving.get(key)
         if served is None:
             raise Unavailable("the model was unloaded meanwhile", reason="unloading")

@@ -65,18 +65,18 @@ class AskedEngine(Protocol):
 
 
 class ModelCalls:
-    """All calls that are open. Everything but `caller` happens on the loop's thread."""
+    """Holds all calls that are open. Everything but `caller` happens on the loop's thread."""
 
     def __init__(self, engine: AskedEngine) -> None:
         self.engine = engine
         self.busy: set[InstanceCalls] = set()  # those with open calls
 
     def caller(self, served: Served, index: int) -> InstanceCalls:
-        """From a thread that loads the instance of this number."""
+        """Returns the calls of the instance of this number, from the thread that loads it."""
         return InstanceCalls(self, served, index)
 
     def all_wait(self, caller: InstanceCalls) -> bool:
-        """Whether what this one waits for can never come.
+        """Returns whether what this one waits for can never come.
 
         Takes everybody who calls for stuck, and then, until nothing changes, lets go of those whose every
         call runs on an instance that is not, or waits for a model that has such an instance.
@@ -90,7 +90,7 @@ class ModelCalls:
 
 
 class InstanceCalls:
-    """The calls of one instance: `AsksModels` for its backend."""
+    """Holds the calls of one instance: `AsksModels` for its backend."""
 
     def __init__(self, calls: ModelCalls, served: Served, index: int) -> None:
         self._calls = calls
@@ -148,7 +148,7 @@ class InstanceCalls:
                 if not self.open:
                     self._calls.busy.discard(self)
             if outcome.outputs is None:
-                call.answer(outcome.error or CarpoolError(f"{call.model} gave no answer"))
+                call.answer(outcome.error or CarpoolError(f"{call.model} gave no response"))
             else:
                 call.answer({name: one[0] if single else one for name, one in outcome.outputs.items()})
 
@@ -193,9 +193,9 @@ class InstanceCalls:
             if not self.open:
                 self._calls.busy.discard(self)
             raise Unavailable(
-                f"{self.served.name} cannot ask {target.name} now: every instance of {target.name} waits for"
-                " calls of its own, so that this one would never be answered; give it more instances, or let"
-                " no model call itself",
+                f"{self.served.name} cannot call {target.name} now: every instance of {target.name} waits "
+                "for its own calls, so this one would never be answered. Give it more instances, or let "
+                "no model call itself",
                 reason="deadlock",
             )
 
@@ -203,7 +203,7 @@ class InstanceCalls:
         return min(self._deadline(), now + timeout if timeout > 0 else INFINITY)
 
     def _deadline(self) -> float:
-        """The latest of the batch that it runs, which may be a trial that nobody sent."""
+        """Returns the latest of the batch that it runs, which may be a trial that nobody sent."""
         return max((job.deadline for job in self.served.runtime.riding(self.index)), default=INFINITY)
 
     def _leave(self) -> None:
@@ -215,7 +215,7 @@ class InstanceCalls:
 
 
 def _is_held(work: Work, target: Served, stuck: set[InstanceCalls]) -> bool:
-    """Whether this call runs on an instance that is stuck, or waits while all of them are.
+    """Returns whether this call runs on an instance that is stuck, or waits while all of them are.
 
     One without a batch is not, whatever threads of its model may be waiting for. A call of an ensemble is
     held where one of its steps is that is under way.

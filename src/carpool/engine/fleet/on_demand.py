@@ -41,7 +41,7 @@ _GB = 1e9
 
 @dataclass(slots=True)
 class Known:
-    """Of one model, loaded or not."""
+    """Describes what is known of one model, loaded or not."""
 
     files: int = 0  # bytes: it takes no less
     bytes: int = 0  # as it was measured last, or else the size of its files
@@ -81,7 +81,8 @@ class OnDemand:
         self.tasks: dict[str, str] = {}  # by model: what its settings say it is for, or nothing
 
     def expect(self, names: Collection[str], sources: Mapping[str, ModelSource]) -> None:
-        """The models that there are. Not all have settings that can be read: loading those will tell."""
+        """Notes the models that there are. Not all have settings that can be read: loading those will
+        tell."""
         for name in names:
             source = sources.get(name)
             self.tasks[name] = "" if source is None else source.config.task or ""
@@ -128,7 +129,7 @@ class OnDemand:
                     await self._load(other, self._known[other])
 
     def _in_order(self, name: str, found: list[str]) -> list[str]:
-        """With the models that it asks, and those that they ask, before it."""
+        """Returns the model with the models that it asks, and those that they ask, before it."""
         if name not in found:
             found.append(name)
             for other in self._known[name].asks:
@@ -161,7 +162,7 @@ class OnDemand:
             """It takes more than was thought."""
 
     def _running(self, name: str) -> int:
-        """Bytes that it takes while it runs, and gave back when it was loaded."""
+        """Returns bytes that it takes while it runs, and gave back when it was loaded."""
         profiles = [served.profile for served in self._fleet.offered.values() if served.name == name]
         return sum(profile.memory.service for profile in profiles if profile is not None)
 
@@ -176,14 +177,14 @@ class OnDemand:
     async def _make_room(self, name: str, known: Known) -> None:
         if known.bytes > self._most:
             raise InvalidInput(
-                f"{name} takes about {_gb(known.bytes)}, more than the {_gb(self._most)} that models may "
-                "take together: allow more with --memory-gb",
+                f"{name} takes about {_gb(known.bytes)}, more than the {_gb(self._most)} for all models: "
+                "allow more with --memory-gb",
                 reason="memory",
             )
         while self._held() + known.bytes > self._most:
             if not await self._free_one():
                 raise _later(
-                    f"there is no room for {name}: the models in memory are in use or were only just loaded",
+                    f"there is no room for {name}: the loaded models are in use or were loaded just now",
                     "no-room",
                     self._until_room(known),
                 )
@@ -193,7 +194,7 @@ class OnDemand:
         return sum(self._known[name].bytes for name in names if name in self._known)
 
     async def _free_one(self, *, on_device: bool = False, for_one: str = "") -> bool:
-        """The one that was asked least lately; False where none may go now.
+        """Unloads the one that was asked least lately; False where none may go now.
 
         For one that was just loaded, and takes more than its files said, it need not have stayed: what that
         one takes is known from then on, so that this happens once.
@@ -242,7 +243,7 @@ def _is_on_device(config: ModelConfig) -> bool:
 
 
 def _later(why: str, reason: str, seconds: float) -> Unavailable:
-    error = Unavailable(f"{why}; ask again in {numeral(max(1.0, seconds))} s", reason=reason)
+    error = Unavailable(f"{why}; retry in {numeral(max(1.0, seconds))} s", reason=reason)
     error.retry_after_s = max(1.0, seconds)
     return error
 
@@ -265,7 +266,8 @@ def _file_bytes(source: ModelSource) -> int:
 
 
 def held_memory() -> int:
-    """Bytes that this process and all that it started hold for themselves: no files, no shared memory."""
+    """Returns bytes that this process and all that it started hold for themselves: no files, no shared
+    memory."""
     return sum(map(_anonymous_bytes, _family(os.getpid())))
 
 
@@ -289,11 +291,11 @@ def _anonymous_bytes(pid: int) -> int:
 
 
 def free_memory() -> int:
-    """Bytes that could be taken now: of the machine, and of the container's limit if there is one."""
+    """Returns bytes that could be taken now: of the machine, and of the container's limit if there is one."""
     try:
         free = _kilobytes(Path("/proc/meminfo").read_text(), "MemAvailable:")
     except OSError:
-        raise ConfigError("how much memory is free cannot be told here: give --memory-gb") from None
+        raise ConfigError("the free memory cannot be measured here: give --memory-gb") from None
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())

@@ -1,1 +1,2 @@
-"""Models that write token by token: core/text_scheduler.py with a clock, a thread and a device."""
+"""This module has models that write token by token: core/text_scheduler.py with a clock, a thread and a
+device."""

@@ -46,10 +46,10 @@ class Writes(Protocol):
     def submit(self, number: int, work: Work, limit: int) -> None: ...
 
     def cancel(self, number: int) -> None:
-        """Nothing of it will be heard any more but what is on its way."""
+        """Cancels an answer: nothing of it will be heard any more but what is on its way."""
 
     def abort(self) -> None:
-        """It hangs."""
+        """Gives up an instance that hangs."""
 
     def close(self) -> None: ...
 
@@ -110,7 +110,7 @@ class LocalText:
 
 
 class TextObserver(Protocol):
-    """Who counts, and who replaces instances."""
+    """Defines who counts, and who replaces instances."""
 
     def first_token(self, seconds: float) -> None: ...
 
@@ -119,7 +119,7 @@ class TextObserver(Protocol):
     def worked(self, index: int, work: Worked) -> None: ...
 
     def wrote(self, timing: StepTiming) -> None:
-        """A whole answer."""
+        """Counts a whole answer."""
 
     def writer_lost(self, index: int, why: str) -> None: ...
 
@@ -216,7 +216,7 @@ class TextDriver:
             self._end(ride, Outcome(error=error))
 
     def _look(self) -> None:
-        """For instances that say nothing although they have riders."""
+        """Looks for instances that say nothing although they have riders."""
         assert self._timeout is not None
         self._looking = self._loop.call_later(_LOOK_S, self._look)
         now = monotonic()
@@ -235,7 +235,7 @@ class TextDriver:
                 del self._writers[index], self._heard_at[writer]
                 writer.abort()
                 writer.close()
-                self._watcher.writer_lost(index, "it did not answer in time")
+                self._watcher.writer_lost(index, "it did not answer within its time limit")
 
     # ---- riders -----------------------------------------------------------------------------------------
 
@@ -249,7 +249,7 @@ class TextDriver:
                 self._coming.add(work)
 
     def ready(self, work: Work) -> None:
-        """Nothing, if it left meanwhile."""
+        """Takes work that is ready, or does nothing if it left meanwhile."""
         if work in self._coming:
             self._coming.discard(work)
             self._take(work)
@@ -368,7 +368,7 @@ class TextDriver:
         return StepTiming(ride.waited, 0.0, ride.encoded + writing, 0.0, 1, steps)
 
     def _end(self, ride: _Ride, outcome: Outcome) -> None:
-        """The one answer of an accepted work. Never raises: others wait behind it."""
+        """Gives the one answer of an accepted work. Never raises: others wait behind it."""
         self._rides.pop(ride.number, None)
         self._of.pop(ride.work, None)
         rides = self._live.get(ride.work.source, []) if ride.work.latest else []
@@ -416,7 +416,7 @@ def outputs(text: str, finish: str) -> dict[str, Array]:
 
 
 def read_limit(details: bytes, most: int) -> int:
-    """How many tokens a request asks for at most: the model's own limit holds as well."""
+    """Returns how many tokens a request asks for at most: the model's own limit holds as well."""
     if not details:
         return most
     asked = orjson.loads(details).get("parameters", {}).get(MAX_TOKENS, most)

@@ -1,4 +1,4 @@
-"""From the files of a model that writes to instances that are warm and measured: e(B) and s(n) apart."""
+"""Makes instances that are warm and measured, e(B) and s(n) apart, from the files of a model that writes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LONG_S = 0.1  # one run that takes longer is enough: what it leaves out is lear
 
 
 class TextLoading:
-    """As `Loading`, for a model that writes. Not for the loop."""
+    """Does the same as `Loading`, for a model that writes. Not for the loop."""
 
     def __init__(self, config: ModelConfig, version: ModelVersion) -> None:
         self.config = config
@@ -138,7 +138,7 @@ class TextLoading:
         return Ready(config, signature, curve, opened, {}, self._vision, profile, 1, said, steps)
 
     def measured(self, instance: TextInstance, tell: ReportStep) -> tuple[Measured, Measured]:
-        """Its encoder, and its steps."""
+        """Measures its encoder, and its steps."""
         encoder, decoder = instance.encoders[0], instance.decoders[0]
         if self.config.fake is not None:
             curves = [
@@ -166,7 +166,7 @@ class TextLoading:
 
 
 def measure(run: Callable[[], object], size: int, now: Callable[[], float] = monotonic) -> Point:
-    """The median of some runs, after one that nobody counts."""
+    """Returns the median of some runs, after one that nobody counts."""
     run()
     times: list[float] = []
     began = now()
@@ -185,7 +185,7 @@ def _most_encoded(instance: TextInstance) -> int:
 
 
 def pools_of(config: ModelConfig) -> tuple[EncoderSettings, PoolSettings]:
-    """Of encoders and of decoders."""
+    """Returns the settings of encoders and of decoders."""
     return config.encoder or EncoderSettings(), config.decoder or PoolSettings()
 
 
@@ -207,23 +207,23 @@ def promise_of(config: ModelConfig, slots: int) -> TextPromise:
 def _in_words(config: ModelConfig, encoder: BatchCurve, step: BatchCurve) -> Sequence[str]:
     slots = step.max_batch
     said = [
-        f"Encoding one picture takes {encoder.times[1] * 1e3:.3g} ms, {encoder.max_batch} take "
-        f"{encoder.times[encoder.max_batch] * 1e3:.3g} ms; a step of one answer takes "
+        f"Encoding one image takes {encoder.times[1] * 1e3:.3g} ms, {encoder.max_batch} take "
+        f"{encoder.times[encoder.max_batch] * 1e3:.3g} ms; a step of one response takes "
         f"{step.times[1] * 1e3:.3g} ms, of {slots} {step.times[slots] * 1e3:.3g} ms."
     ]
     if config.per_token is not None:
         fits = max(1, step.fits(config.per_token))
         if step.times[1] > config.per_token:
             said.append(
-                f"per_token_ms is {config.per_token * 1e3:g}, and even one answer alone takes "
-                f"{step.times[1] * 1e3:.3g} ms for a token: the promise cannot be kept here."
+                f"per_token_ms is {config.per_token * 1e3:g}, but a single response takes "
+                f"{step.times[1] * 1e3:.3g} ms for a token: the SLO cannot be met here."
             )
         elif fits < slots:
-            said.append(f"per_token_ms allows {fits} answers at once.")
+            said.append(f"per_token_ms allows {fits} concurrent responses.")
     first = encoder.times[1] + step.times[1]
     if config.ttft is not None and first > config.ttft:
         said.append(
             f"ttft_ms is {config.ttft * 1e3:g}, and the first token takes {first * 1e3:.3g} ms on an idle "
-            "server: all will be refused."
+            "server: all requests will be rejected."
         )
     return said

@@ -1,5 +1,5 @@
-"""One instance of a model that writes: a thread that encodes and steps as core/text_scheduler.py says, or,
-where its encoders and decoders are apart, one thread for each of them.
+"""Runs one instance of a model that writes: a thread that encodes and steps as core/text_scheduler.py says,
+or, where its encoders and decoders are apart, one thread for each of them.
 
 The scheduler is shared between these threads and whoever submits and cancels, under one lock, which is never
 held while a device works: an arrival is let in or refused at once, whatever the devices are at. Whoever has
@@ -42,7 +42,7 @@ Tell = Callable[[Sequence[Event]], None]
 
 
 class _TextAnswer:
-    """One answer under way."""
+    """Represents one answer under way."""
 
     __slots__ = ("begun", "decoder", "encoded", "number", "picture", "rows")
 
@@ -56,7 +56,7 @@ class _TextAnswer:
 
 
 class _Flight:
-    """A step that was launched."""
+    """Describes a step that was launched."""
 
     __slots__ = ("began", "encoded", "work")
 
@@ -197,7 +197,7 @@ class TextLoop:
         return True
 
     def _share_out(self, thread: int, now: float) -> tuple[list[Event], float | None]:
-        """Holding the lock: what the scheduler wants done, to whom it is for."""
+        """Gives what the scheduler wants done to whom it is for, while it holds the lock."""
         events: list[Event] = []
         while True:
             decision = self._scheduler.decide(now)
@@ -235,7 +235,7 @@ class TextLoop:
         self._tell(events)
 
     def _admitted(self, jobs: Sequence[TextJob], encoder: int) -> dict[TextJob, CarpoolError]:
-        """All at once; where that fails one by one, so that only those who are to blame go without."""
+        """Admits all at once; where that fails one by one, so that only those who are to blame go without."""
         try:
             self._admit(jobs, encoder)
             return {}
@@ -275,7 +275,7 @@ class TextLoop:
         self._flights[thread].append(flight)
 
     def _look_ahead(self, thread: int) -> None:
-        """Launch what may come behind the step that runs."""
+        """Launches what may come behind the step that runs."""
         flights = self._flights[thread]
         if not self._instance.decoders[flights[0].work.decoder].overlaps:
             return
@@ -296,7 +296,7 @@ class TextLoop:
                 return
 
     def _land(self, thread: int) -> None:
-        """Wait for the first step that was launched, and tell what it says."""
+        """Waits for the first step that was launched, and tells what it says."""
         if not self._flights[thread]:
             return  # it failed
         flight = self._flights[thread].popleft()
@@ -333,8 +333,8 @@ class TextLoop:
                 self._scheduler.took(encoded, beyond, now)
 
     def _text(self, job: TextJob, token: int, decoder: Decoder, done: bool) -> str:
-        """What it adds to the answer. A character may come in several tokens: what is not whole yet is held
-        back."""
+        """Returns what it adds to the answer. A character may come in several tokens: what is not whole yet
+        is held back."""
         rider: _TextAnswer = job.payload
         if token not in self._texts:
             piece = b"" if token == decoder.end else decoder.piece(token)
@@ -377,11 +377,11 @@ class TextLoop:
 
     @property
     def _full(self) -> tuple[int, int]:
-        """Slots used, and how many wait."""
+        """Returns the slots used, and how many wait."""
         return self._scheduler.used, self._scheduler.waiting
 
     def _worked(self, encoded: int, stepped: int, seconds: float) -> Worked:
-        """Holding the lock."""
+        """Reports work, while it holds the lock."""
         self._told = self._full
         return Worked(encoded, stepped, seconds, *self._told)
 

@@ -1,4 +1,4 @@
-"""What is about to be loaded: its settings and files, also those that came over the network."""
+"""Describes what is about to be loaded: its settings and files, also those that came over the network."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ def check_files(files: Mapping[str, bytes]) -> None:
 
 
 def remove_abandoned() -> int:
-    """Folders of processes of this user that ended without removing them; how many there were."""
+    """Removes folders of processes of this user that ended without removing them, and returns how many there
+    were."""
     try:
         homes = list(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"))
     except OSError:
@@ -132,7 +133,7 @@ Pin = Callable[[ModelConfig, Path], ModelConfig]
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """What a request to load says instead of the model's own folder."""
+    """Holds what a request to load says instead of the model's own folder."""
 
     config: str | None = None  # Triton's JSON form
     files: Mapping[str, bytes] | None = None  # by name, like 1/model.onnx: all that the model has
@@ -148,8 +149,8 @@ class Candidate:
     upload: Upload | None = None
 
     def identity(self, version: ModelVersion) -> object:
-        """Equal for a version that need not be loaded again. Which other versions there are is no matter, nor
-        how one takes over from another."""
+        """Returns a value that is equal for a version that need not be loaded again. Which other versions
+        there are is no matter, nor how one takes over from another."""
         config = replace(self.source.config, versions=LatestVersions(), rollout=None)
         return config, self.fingerprint.of(version.number)
 
@@ -163,7 +164,8 @@ class Candidate:
             )
 
     def explained(self, cause: Exception) -> CarpoolError:
-        """Why it did not load. Half of a file is no model, but that is not what the user has to know."""
+        """Returns why it did not load. Half of a file is no model, but that is not what the user has to
+        know."""
         try:
             self.check_unchanged()
         except CarpoolError as change:
@@ -182,7 +184,8 @@ def as_known(name: str, cause: Exception) -> CarpoolError:
 
 
 def fingerprint_of(places: Sequence[Path]) -> Fingerprint:
-    """Also of what cannot be loaded, since it was looked at: an empty one where even that fails."""
+    """Returns a fingerprint also of what cannot be loaded, since it was looked at: an empty one where even
+    that fails."""
     try:
         return take_fingerprint(places[0]) if places else Fingerprint()
     except CarpoolError:
@@ -196,7 +199,7 @@ def read_candidate(
     with_promise: Callable[[ModelConfig], ModelConfig],
     pin: Pin | None = None,
 ) -> Candidate:
-    """Its settings, versions and files; not for the loop's thread. `pin` may choose the versions."""
+    """Reads its settings, versions and files; not for the loop's thread. `pin` may choose the versions."""
     upload = Upload(name, override.files) if override is not None and override.files else None
     try:
         place = the_place(name, {name: tuple(places)}) if upload is None else upload.folder

@@ -1,4 +1,5 @@
-"""Pictures that go to the model's device as files: which models take them, and what their decoder needs."""
+"""Handles pictures that go to the model's device as files: which models take them, and what their decoder
+needs."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ OUTPUT = "detections"
 def with_boxes(
     config: ModelConfig, signature: Signature, vision: VisionSettings | None
 ) -> tuple[ModelConfig, Signature, VisionSettings | None, Finish | None]:
-    """All of them as they are, where the front end is to suppress."""
+    """Returns all of them as they are, where the front end is to suppress."""
     table = None if vision is None else vision.table
     if vision is None or not isinstance(table, DetectSettings):
         return config, signature, vision, None
@@ -154,7 +155,7 @@ def _pixels(file: Array) -> Array:
 
 @lru_cache(maxsize=1)
 def sample_picture() -> Array:
-    """An ordinary photo, as a file: what a model that decodes on its device is measured with."""
+    """Returns an ordinary photo, as a file: what a model that decodes on its device is measured with."""
     import cv2
     import simplejpeg
 

@@ -56,14 +56,14 @@ def _is_installed(name: str) -> bool:
 
 
 def imported_names(said: object) -> list[str]:
-    """What another process says that it has imported, as far as it can be passed on."""
+    """Returns what another process says that it has imported, as far as it can be passed on."""
     names = said if isinstance(said, list | tuple) else ()
     good = [name for name in names if isinstance(name, str) and name.replace(".", "_").isidentifier()]
     return good[: 2 * _MOST]
 
 
 def cache_folders(cache_dir: Path | None) -> dict[str, str]:
-    """Where compilers keep what they made, so that the next process need not make it again."""
+    """Returns where compilers keep what they made, so that the next process need not make it again."""
     if cache_dir is None:
         return {}
     kept = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
@@ -72,7 +72,7 @@ def cache_folders(cache_dir: Path | None) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class LoadOrder:
-    """Which version to load."""
+    """Names which version to load."""
 
     config: ModelConfig
     version: ModelVersion
@@ -80,7 +80,7 @@ class LoadOrder:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """One more instance of what was loaded before, with what was found out then."""
+    """Describes one more instance of what was loaded before, with what was found out then."""
 
     asked: LoadOrder
     ready: Ready
@@ -105,14 +105,14 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class CompiledInstances:
-    """What became of one batch size, for each instance that serves."""
+    """Describes what became of one batch size, for each instance that serves."""
 
     instances: list[CompiledSize]
 
 
 @dataclass(frozen=True, slots=True)
 class SavedArtifacts:
-    """What a compiler process leaves for other processes; no path: nothing."""
+    """Describes what a compiler process leaves for other processes; no path: nothing."""
 
     path: str
     key: str  # JSON, of what it was compiled from
@@ -210,7 +210,8 @@ _pack_place = records.RUN_PLACE.pack
 
 
 class HostedLoading:
-    """As `Loading`, for one version in the runner. Its methods wait, and are not for the loop."""
+    """Does the same as `Loading`, for one version in the runner. Its methods wait, and are not for the
+    loop."""
 
     def __init__(self, runner: Runner, number: int, config: ModelConfig, version: ModelVersion) -> None:
         self._runner = runner
@@ -253,7 +254,7 @@ class HostedLoading:
         )
 
     def keep(self, profile: Profile) -> None:
-        """For the next start, and for instances that replace others."""
+        """Keeps a profile for the next start, and for instances that replace others."""
         assert self._found is not None
         ready, threads = self._found
         self._found = replace(ready, profile=profile), threads
@@ -267,7 +268,7 @@ class HostedLoading:
 
 
 class Settles(Protocol):
-    """An instance in the runner that serves."""
+    """Represents an instance in the runner that serves."""
 
     number: int
 
@@ -311,7 +312,7 @@ class InRunner:
         self._freed.wait(timeout)
 
     def _gone(self) -> None:
-        """Closed as it was asked to, or its process died."""
+        """Notes that it was closed as it was asked to, or that its process died."""
         self.alive = False
         self._freed.set()
         self._runner.left(self)
@@ -330,7 +331,7 @@ class HostedInstance(InRunner):
         self._spins_until = 0.0
 
     def serve(self, piece: int, driver: Driver) -> HostedInstance:
-        """From here on it takes batches, and runs one that is larger than `piece` in pieces."""
+        """Serves from here on: it takes batches, and runs one that is larger than `piece` in pieces."""
         self._driver = driver
         self._loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()

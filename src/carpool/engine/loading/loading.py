@@ -1,4 +1,4 @@
-"""From a version's file to instances that are warm and measured. All of it runs off the loop."""
+"""Makes instances that are warm and measured from a version's file. All of it runs off the loop."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def settle(
     seen: ModelFacts = NOTHING_SEEN,
     told: dict[str, str] | None = None,
 ) -> Settled:
-    """With the output that its device adds, if it does. Raises what its settings say and it cannot be. `told`
-    hears what it was recognised as, for clients who read its settings."""
+    """Returns the settings with the output that its device adds, if it does. Raises what its settings say and
+    it cannot be. `told` hears what it was recognised as, for clients who read its settings."""
     vision, notes, ask, _ = describe(config, signature, labels, seen)
     try:
         if vision is not None:
@@ -130,7 +130,7 @@ Opened = tuple[list[Backend], Profile, BatchCurve]
 
 @dataclass(slots=True)
 class Ready:
-    """What loading produced, before it serves."""
+    """Describes what loading produced, before it serves."""
 
     config: ModelConfig
     signature: Signature
@@ -213,7 +213,7 @@ class Loading:
         return self._ready(*found)
 
     def keep(self, profile: Profile) -> None:
-        """For the next start."""
+        """Keeps a profile for the next start."""
         if self._kept_as is not None and self._profiles is not None and profile.points:
             self._profiles.write(self._kept_as, profile)
 
@@ -263,7 +263,8 @@ class Loading:
         self._place()
 
     def _settle(self) -> None:
-        """The settings with nothing left open. What is wrong is told before anything is loaded for good."""
+        """Settles the settings with nothing left open. What is wrong is told before anything is loaded for
+        good."""
 
         def load(config: ModelConfig) -> Backend:
             self._config = config
@@ -304,7 +305,7 @@ class Loading:
         hurry: bool = False,
         plain: bool = False,
     ) -> Backend:
-        """One more instance; how many threads it has was found out at the first."""
+        """Returns one more instance; how many threads it has was found out at the first."""
         threads = self.threads or backends.default_threads(count, usable_cores())
         gpu = self._gpus[index % len(self._gpus)] if self._gpus else None
         fill = filling(self._config, self._vision)
@@ -324,7 +325,7 @@ class Loading:
         return opened
 
     def _place(self) -> None:
-        """Instances beyond those that the settings ask for go where the first ones went, in turn."""
+        """Places instances beyond those that the settings ask for where the first ones went, in turn."""
         devices = backends.devices(self._config)
         self._gpus = places(self._config, devices) if devices else ()
 
@@ -366,8 +367,9 @@ class Loading:
             return None
 
     def _reuse(self, kept: Profile, tell: ReportStep) -> Opened | None:
-        """With the instances it was measured with, if a few runs still take what it says. A provisional one
-        is given up as soon as the machine is calm: models that run elsewhere have no other second look."""
+        """Returns the instances that it was measured with, if a few runs still take what it says. A
+        provisional one is given up as soon as the machine is calm: models that run elsewhere have no other
+        second look."""
         model = self._config.name
         curve = kept.measured.curve(self._largest, self._config.pytorch.buckets)
         promised = promised_batch(curve, self._slo) or 1
@@ -422,7 +424,7 @@ class Loading:
                     measured = min(measured, again, key=lambda found: found.points[0].seconds)
             except ModelError as error:
                 if promises:
-                    why = f"{name}: a promise needs a measured model, and warming up failed: {error.message}"
+                    why = f"{name}: an SLO needs a measured model, and warming up failed: {error.message}"
                     raise ModelError(why) from error
                 if not all(backend.alive for backend in opened):
                     raise
@@ -458,7 +460,7 @@ class Loading:
     def _measuring(
         self, opened: Sequence[Backend], effort: Effort = FOR_SERVING, *, warm: bool = False
     ) -> Measuring:
-        """With pictures, where the device decodes them."""
+        """Measures with pictures, where the device decodes them."""
         encoded = self._vision is not None and self._vision.encoded
         picture = sample_picture() if encoded else None
         return Measuring(
@@ -470,7 +472,8 @@ class Loading:
         )
 
     def _as_pictures(self) -> Signature:
-        """With the size that pictures have, where the input leaves it open: that is what will be asked."""
+        """Returns the signature with the size that pictures have, where the input leaves it open: that is
+        what will be asked."""
         vision, signature = self._vision, self._signature
         if vision is None or len(signature.inputs) != 1 or DYNAMIC not in vision.input.shape:
             return signature
@@ -503,8 +506,9 @@ class Loading:
 
 
 def _as_elsewhere(kept: Profile, off: float) -> Profile:
-    """What another replica of the same hardware measured is not measured again before this one serves. Where
-    it does not fit, that is looked into in service, once the machine is calm."""
+    """Returns a profile that another replica of the same hardware measured, which is not measured again
+    before this one serves. Where it does not fit, that is looked into in service, once the machine is
+    calm."""
     log.debug("profile-reused", ratio=round(off, 3), of=kept.measured_at, elsewhere=True)
     said = f"Another replica's profile of {kept.measured_at} was used: batches take {off:.3g} × what it says."
     doubt = kept.provisional
@@ -526,7 +530,7 @@ _TIMES_AS_LONG, _SHORTEST_TIMEOUT_S = 100.0, 10.0  # as its largest batch: then 
 
 
 def execution_timeout(config: ModelConfig, curve: BatchCurve) -> tuple[float | None, str]:
-    """After how long a batch is given up, and the words for it where that was chosen here.
+    """Returns after how long a batch is given up, and the words for it where that was chosen here.
 
     A promise knows what a batch should take; a hundred times that is no batch any more. Models without a
     promise are not measured, and may be meant to take minutes.

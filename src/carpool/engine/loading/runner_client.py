@@ -96,7 +96,7 @@ class Runner:
         return None if self._child is None else self._child.pid
 
     def loading(self, config: ModelConfig, version: ModelVersion) -> HostedLoading | None:
-        """None for a model that runs in the engine's own process."""
+        """Returns None for a model that runs in the engine's own process."""
         if kind_of(config.backend).process != "runner":
             return None
         self._keep_zygote()
@@ -124,7 +124,7 @@ class Runner:
     def wait_for(
         self, word: str, kind: type[T], document: object, tell: ReportStep = lambda _: None, **fields: int
     ) -> T:
-        """From a thread that may wait: its answer, of that kind. Raises what it says is wrong."""
+        """Waits for its answer, of that kind, from a thread that may wait. Raises what it says is wrong."""
         asking = self._ask(word, document, tell, fields)
         file: int = asyncio.run_coroutine_threadsafe(asking, self._loop).result()
         try:
@@ -152,7 +152,7 @@ class Runner:
     async def _question(
         self, word: str, document: object, tell: ReportStep, fields: Mapping[str, int]
     ) -> int:
-        """The file with its answer."""
+        """Returns the file with its answer."""
         number = next(self._questions)
         answer: asyncio.Future[int] = self._loop.create_future()
         self._asks[number] = (answer, tell)
@@ -163,7 +163,8 @@ class Runner:
     # ---- the zygote, and what is forked from it ---------------------------------------------------------
 
     def stand_by_with(self, packages: object) -> None:
-        """From a loader's thread: what the runner has imported, for the next one to have at hand."""
+        """Passes on, from a loader's thread, what the runner has imported, for the next one to have at
+        hand."""
         self._loop.call_soon_threadsafe(self._bring, imported_names(packages))
 
     def _bring(self, packages: Sequence[str]) -> None:
@@ -191,7 +192,7 @@ class Runner:
             _log.info("runner-stands-by", pid=self._zygote.pid)
 
     def _zygote_gone(self) -> None:
-        """One that packages made useless is followed by one without them."""
+        """Replaces a zygote that packages made useless by one without them."""
         gone, self._zygote = self._zygote, None
         if gone is not None and gone.spoiled:
             self._brings, self._packages = False, ()
@@ -307,7 +308,7 @@ class Runner:
         self._say("abort", instance=instance.number)
 
     def drop(self, instance: HostedInstance) -> None:
-        """One that never served; from any thread."""
+        """Drops an instance that never served; from any thread."""
         self._loop.call_soon_threadsafe(lambda: self._say("drop", instance=instance.number))
 
     def left(self, instance: Settles) -> None:
@@ -344,13 +345,14 @@ class Runner:
             self._pulse_file = -1
 
     def _say(self, word: str, files: list[int] | None = None, **fields: object) -> None:
-        """Nothing where there is no process; what is waited for then ends with it."""
+        """Sends a word, or nothing where there is no process; what is waited for then ends with it."""
         if self._child is not None and not self._child.control.send(word, files or [], **fields):
             self._child.kill()  # it is gone, or has not listened for as long as it takes to fill a socket
 
 
 class Compiler:
-    """A process that compiles one model, for as long as it is entered. Only few are there at once."""
+    """Represents a process that compiles one model, for as long as it is entered. Only few are there at
+    once."""
 
     def __init__(self, runner: Runner, opening: Opening) -> None:
         self._runner = runner

@@ -1,4 +1,4 @@
-"""A model looked at before it is measured: what its file says, and what it answers to a picture of noise.
+"""Looks at a model before it is measured: what its file says, and what it answers to a picture of noise.
 
 Shapes that a file leaves open are known then; values tell probabilities from logits, and pixels from scores.
 """
@@ -46,7 +46,7 @@ class Examined(NamedTuple):
 
 
 def examine(config: ModelConfig, version: ModelVersion) -> Examined:
-    """What can be known of a model without running it."""
+    """Returns what can be known of a model without running it."""
     claims = read_claims(read_metadata(version.file, config.path))
     config = backends.describe(_with_size(config, claims), version)
     return Examined(config, signature_of(config), read_labels(config), ModelFacts(claims))
@@ -65,7 +65,7 @@ def try_out(found: Examined, load: Callable[[ModelConfig], Backend]) -> Examined
         finally:
             backend.close()
     except CarpoolError as error:
-        seen = ModelFacts(claims, trouble=f"it could not be tried with a picture of noise: {error.message}")
+        seen = ModelFacts(claims, trouble=f"it could not be tried with an image of noise: {error.message}")
     return found._replace(seen=seen)
 
 
@@ -79,7 +79,8 @@ def _with_size(config: ModelConfig, claims: Claims) -> ModelConfig:
 
 
 def read_labels(config: ModelConfig) -> Mapping[str, Sequence[str]]:
-    """Class names by output: the output's own file, else the model's, which is for its first output."""
+    """Returns class names by output: the output's own file, else the model's, which is for its first
+    output."""
     labels: dict[str, Sequence[str]] = {}
     for index, output in enumerate(config.outputs):
         name = output.labels or (config.labels if index == 0 else None)
@@ -104,7 +105,8 @@ def _lines(folder: Path, name: str) -> list[str] | None:
 
 
 def trial_shape(found: Examined) -> tuple[int, ...] | None:
-    """Of the picture of noise. None: nothing would be learned, or it takes no pictures, or of any size."""
+    """Returns the shape of the picture of noise. None: nothing would be learned, or it takes no pictures, or
+    of any size."""
     picture = find_picture(found.config, found.signature)
     if picture is None or not _tells(found.config):
         return None
@@ -147,7 +149,7 @@ def _like_fractions(array: Array) -> bool:
 
 
 def _grows(run: Callable[..., Mapping[str, Array]]) -> bool:
-    """Whether each output has a row for each picture, of a model that is asked for one at a time."""
+    """Returns whether each output has a row for each picture, of a model that is asked for one at a time."""
     try:
         return all(array.shape[:1] == (2,) for array in run(2).values())
     except CarpoolError:
@@ -179,7 +181,7 @@ def _noise(shape: tuple[int, ...], datatype: Datatype) -> Array:
 def _samples(
     signature: Signature, picture: Picture, answered: Mapping[str, Array], whole: bool
 ) -> dict[str, Array]:
-    """By output, as it is for one picture."""
+    """Returns the answers by output, as they are for one picture."""
     found = {}
     for spec in signature.outputs if whole else outputs_of(signature, picture):
         array = answered.get(spec.name)

@@ -1,1 +1,1 @@
-"""The models of an engine: loaded, placed, replaced and taken away."""
+"""Implements the models of an engine: loaded, placed, replaced and taken away."""

@@ -1,4 +1,4 @@
-"""What answers in batches: the instances of a version, their scheduler, and the route to them."""
+"""Implements what answers in batches: the instances of a version, their scheduler, and the route to them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
 
     @property
     def _own(self) -> SequenceRoute | StreamRoute | None:
-        """Where requests wait before they come to the driver."""
+        """Returns where requests wait before they come to the driver."""
         return self._sequences or self._streams
 
     def route(self) -> Route:
@@ -93,7 +93,8 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         """From the first on, whoever shares its device must be asked."""
         if self._sequences is not None:
             raise Unsupported(
-                f"{self.served.name}: nothing is run beside its sequences, whose states it would change"
+                f"{self.served.name}: no background work runs on it, since that would change the states of "
+                "its sequences"
             )
         if self._spare is None:
             self._parts.devices.join_spare(self.driver.scheduler)
@@ -165,7 +166,7 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         return [Executor(backend, signature, max(1, signature.max_batch), self._piece, report, self._brief)]
 
     def _seated(self, number: int) -> Sequence[Instance]:
-        """What the scheduler takes for instances, and are the seats of this one."""
+        """Returns what the scheduler takes for instances, and are the seats of this one."""
         return list(self.driver.scheduler.instances)[number * self.seats :][: self.seats]
 
     def riding(self, number: int) -> Sequence[Job]:
@@ -269,7 +270,7 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
             log.info("compiled-not-shared", model=model, error=profiles.why_no_artifacts)
 
     def images_by_size(self, sizes: Sequence[int]) -> dict[int, int]:
-        """Images that ran, by the size of these that their batches were padded to."""
+        """Returns images that ran, by the size of these that their batches were padded to."""
         found = dict.fromkeys(sizes, 0)
         for images, count in self._images.items():
             size = min((size for size in sizes if size >= images), default=None)

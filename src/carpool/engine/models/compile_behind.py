@@ -45,8 +45,8 @@ def compiles_behind(served: Served) -> bool:
 
 
 class CompileBehind:
-    """Of one version, until it is withdrawn. When its instances are replaced it begins anew, with what lies
-    in the compiler's cache by then."""
+    """Compiles one version, until it is withdrawn. When its instances are replaced it begins anew, with what
+    lies in the compiler's cache by then."""
 
     def __init__(self, runtime: BatchRuntime) -> None:
         assert isinstance(runtime.loading, HostedLoading)
@@ -103,7 +103,8 @@ class CompileBehind:
     # ---- compiling, in processes of their own -----------------------------------------------------------
 
     async def _compiler(self, number: int) -> None:
-        """The first one begins at once; each further one only while requests leave half of the device."""
+        """Compiles sizes: the first one begins at once; each further one only while requests leave half of
+        the device."""
         await asyncio.sleep(number * _NEXT_AFTER_S)
         while number and self._todo and self._is_busy():
             await asyncio.sleep(_NEXT_AFTER_S)
@@ -139,8 +140,8 @@ class CompileBehind:
             self._compiled.put_nowait(size)
 
     def _in_order(self, sizes: set[int] | Sequence[int]) -> list[int]:
-        """By the images that ran in batches of this size; where none did, the size that the promise needs
-        most, then a single image, then the largest."""
+        """Orders sizes by the images that ran in batches of this size; where none did, the size that the
+        promise needs most, then a single image, then the largest."""
         used = self._runtime.images_by_size(self._sizes)
         curve = self._runtime.driver.scheduler.curve
         first = curve.padded(promised_batch(curve, self._served.slo) or curve.max_batch)
@@ -192,8 +193,8 @@ class CompileBehind:
     # ---- what becomes of it -----------------------------------------------------------------------------
 
     def _points(self, size: int, found: Sequence[CompiledSize]) -> tuple[Point, ...]:
-        """Those of the sizes that are compiled by now: as an earlier start measured them, or as they were
-        timed when they were adopted."""
+        """Returns the points of the sizes that are compiled by now: as an earlier start measured them, or as
+        they were timed when they were adopted."""
         known = self._known.get(size)
         plain = next((point for point in self._plain if point.size == size), None)
         if known is None and plain is not None and (point := compiled_point(plain, found)) is not None:
@@ -244,7 +245,8 @@ class CompileBehind:
         await asyncio.to_thread(self._keep, profile)
 
     def _keep(self, profile: Profile) -> None:
-        """For the next start. Nothing that goes wrong with it keeps the model from being served."""
+        """Keeps a profile for the next start. Nothing that goes wrong with it keeps the model from being
+        served."""
         try:
             self._loading.keep(profile)
             made, self._artifacts = [one for one in self._artifacts if one.path], []

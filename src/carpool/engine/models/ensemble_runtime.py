@@ -1,4 +1,4 @@
-"""What runs an ensemble: no instances and no queue, but the models that are its steps."""
+"""Runs an ensemble: no instances and no queue, but the models that are its steps."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ Stepped: TypeAlias = EnsembleRoute | PipelineRoute
 
 
 class Models(Protocol):
-    """All that is served, by name and version (-1: the newest): the key, the model and its route."""
+    """Finds all that is served, by name and version (-1: the newest): the key, the model and its route."""
 
     memory: StepMemory | None
 
     def step_row(self, name: str, version: str, step: str) -> Row:
-        """Where a step of a pipeline is counted."""
+        """Returns where a step of a pipeline is counted."""
 
     def find(self, name: str, version: int = -1) -> tuple[int, Served, Route] | None: ...
 
@@ -94,12 +94,13 @@ class EnsembleRuntime(Runtime):
         )
 
     def _bound(self, binding: Binding, /) -> Iterable[str]:
-        """What is known with its models, in words."""
+        """Returns what is known with its models, in words."""
         self.served.labels = self._labels_of(binding)
         return _words(self.steps, binding, self.served.slo)
 
     def _bind(self) -> Binding:
-        """The models of its steps as they are now. Raises what is missing, or does not fit any more."""
+        """Returns the models of its steps as they are now. Raises what is missing, or does not fit any
+        more."""
         found = [self._found(number, step) for number, step in enumerate(self.steps)]
         check_models(self.served.config, [served.signature for _, served, _ in found])
         steps: list[BoundStep] = []
@@ -161,7 +162,7 @@ class EnsembleRuntime(Runtime):
         config, hosted = found[1].config, found[1].hosted
         unfit = {
             "writes token by token, and no step does that": found[1].writes,
-            "is decoupled, and a step needs exactly one answer": config.decoupled,
+            "is decoupled, and a step needs exactly one response": config.decoupled,
             "takes sequences, and requests of a step belong to none": config.sequences,
             "is a pipeline, which only front ends run: no step can be one": config.pipeline,
             "runs in a process that only a server reaches": hosted and self._models.memory is None,
@@ -172,7 +173,7 @@ class EnsembleRuntime(Runtime):
         return found
 
     def _labels_of(self, binding: Binding) -> Mapping[str, Sequence[str]]:
-        """Of an output, those of the model that writes it."""
+        """Returns the labels of an output: those of the model that writes it."""
         written: dict[str, tuple[ServedStep, str]] = {
             tensor: (bound.served, name) for bound in binding.steps for name, tensor in bound.step.outputs
         }
@@ -193,7 +194,7 @@ class EnsembleRuntime(Runtime):
         )
 
     def _current(self) -> Binding | None:
-        """None before it was loaded. Raises what is missing."""
+        """Returns the binding, or None before it was loaded. Raises what is missing."""
         return None if self._stepped is None else self._stepped.binding
 
     @property
@@ -243,8 +244,8 @@ def _words(steps: Sequence[EnsembleStep], binding: Binding, slo: float) -> Itera
     yield f"{len(steps)} steps, in an order that works: {names}."
     if slo < float("inf"):
         yield (
-            f"One promise of {slo * 1e3:g} ms for all of them: each step plans with what is left of it after "
-            "the later ones, which is learned."
+            f"One SLO of {slo * 1e3:g} ms for all steps: each step plans with what the later ones leave of "
+            "it, which is learned."
         )
 
 

@@ -17,7 +17,7 @@ from carpool.observe.logs import logger
 from carpool.pipelines.picture_graph import PictureGraph, StepFacts
 
 _log = logger("engine")
-_FEW = "a picture with a few crops"
+_FEW = "an image with a few crops"
 
 
 class PipelineRuntime(EnsembleRuntime):
@@ -68,7 +68,7 @@ class PipelineRuntime(EnsembleRuntime):
         return [said] if said else []
 
     def _bind(self) -> Binding:
-        """Its steps stand in an order in which each comes after the one that it waits for."""
+        """Binds its steps, which stand in an order in which each comes after the one that it waits for."""
         self._now = found = [self._found(number, step)[1] for number, step in enumerate(self.steps)]
         self.graph.check([_facts(served) for served in found])
         order, leaves = self.graph.order, []
@@ -85,7 +85,7 @@ class PipelineRuntime(EnsembleRuntime):
 
 
 def _facts(served: Served) -> StepFacts:
-    """Of a model as a step."""
+    """Returns the facts of a model as a step."""
     vision = served.vision
     if vision is None:
         return StepFacts(None, runs_nothing=served.is_ensemble)

@@ -1,4 +1,4 @@
-"""What answers the requests of a version; and how instances are loaded for that, and replaced."""
+"""Defines what answers the requests of a version; and how instances are loaded for that, and replaced."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ class Runtime:
         return True
 
     def route(self) -> Route:
-        """How requests are answered."""
+        """Returns how requests are answered."""
         raise NotImplementedError
 
     def spare_route(self) -> Spare:
-        """For work that nobody waits for."""
-        why = f"{self.served.name} forms no batches: only beside those is there work that nobody waits for"
+        """Returns the route for work that nobody waits for."""
+        why = f"{self.served.name} forms no batches, and background work runs only beside batches"
         raise Unavailable(why, reason="spare")
 
     def riding(self, _number: int) -> Sequence[Job]:
@@ -84,14 +84,14 @@ class Runtime:
         return ()
 
     def made_of(self) -> Sequence[str]:
-        """Digests of its files."""
+        """Returns digests of its files."""
         raise NotImplementedError
 
     async def check(self) -> None:
         """Raises what can be seen to be wrong without loading."""
 
     async def load(self, progress: Callable[[str], None]) -> None:
-        """Until it can run. What its version learns of itself by that is written there."""
+        """Loads until it can run. What its version learns of itself by that is written there."""
         raise NotImplementedError
 
     def offered(self, gate: Gate) -> None:
@@ -104,7 +104,7 @@ class Runtime:
         """Front ends said no on its advice."""
 
     async def finish(self, timeout: float | None) -> int | None:
-        """Wait for what was accepted. With a time limit nothing new is accepted, and the number of those who
+        """Waits for what was accepted. With a time limit nothing new is accepted, and the number of those who
         wait when it is over is returned; None if nothing is left."""
         raise NotImplementedError
 
@@ -114,7 +114,7 @@ class Runtime:
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """What all versions of an engine load with."""
+    """Holds what all versions of an engine load with."""
 
     devices: Devices
     turn: AbstractContextManager[object]  # held while times are taken: others would disturb that
@@ -199,7 +199,7 @@ class InstancesRuntime(Runtime, Generic[DriverT]):
         return [self._digest]
 
     async def _off_the_loop(self, work: Callable[[], T], drop: Callable[[T], None]) -> T:
-        """Work in the loader's thread. What it made is dropped when nobody waits for it any more."""
+        """Does work in the loader's thread. What it made is dropped when nobody waits for it any more."""
         future = self._loader.submit(work)
         try:
             return await asyncio.wrap_future(future)

@@ -42,8 +42,8 @@ Sleep = Callable[[float], Awaitable[object]]
 
 
 class SecondLook:
-    """At one version. `run` ends when it was measured, when it is no longer offered, or when the tries are
-    over."""
+    """Looks a second time at one version. `run` ends when it was measured, when it is no longer offered, or
+    when the tries are over."""
 
     def __init__(
         self, runtime: BatchRuntime, watch: Callable[[], Watches] = CpuWatch, sleep: Sleep = asyncio.sleep
@@ -78,7 +78,7 @@ class SecondLook:
     # ---- runs -------------------------------------------------------------------------------------------
 
     async def _ratios(self) -> dict[int, float]:
-        """By size: what it takes now over what was measured. Empty: there was no room for it."""
+        """Returns, by size, what it takes now over what was measured. Empty: there was no room for it."""
         profile = self._served.profile
         assert profile is not None
         end = monotonic() + _PATIENCE_S
@@ -97,7 +97,8 @@ class SecondLook:
         return found
 
     async def _once(self, images: int) -> float | None:
-        """The mean of all instances, at the same time, as it was measured. None: one of them was skipped."""
+        """Returns the mean of all instances, at the same time, as it was measured. None: one of them was
+        skipped."""
         loop, answers = asyncio.get_running_loop(), []
         route = self._runtime.spare_route()
         for number in range(len(self._runtime.driver.scheduler.instances)):
@@ -152,7 +153,7 @@ def wants_second_look(served: Served) -> bool:
 
 
 def _few(points: Sequence[Point], slo: float) -> list[Point]:
-    """A single image, and the largest batch that background work may run at any time."""
+    """Returns a single image, and the largest batch that background work may run at any time."""
     short = [point for point in points if point.seconds <= _SHORT * slo]
     return [points[0], *short[-1:]] if short and short[-1] is not points[0] else [points[0]]
 

@@ -1,4 +1,5 @@
-"""One version of one model, from loading to unloading: what it is, what runs it, what is counted."""
+"""Represents one version of one model, from loading to unloading: what it is, what runs it, what is
+counted."""
 
 from __future__ import annotations
 
@@ -95,7 +96,7 @@ class Served:
 
     @property
     def able(self) -> bool:
-        """Whether it could run a request now."""
+        """Returns whether it could run a request now."""
         return not self.runtime.why_not
 
     @property
@@ -107,7 +108,8 @@ class Served:
         return self.runtime.scheduler
 
     def answers_digest(self) -> str:
-        """Of all that its answers follow from: two models that have the same one answer the same."""
+        """Returns a digest of all that its answers follow from: two models that have the same one answer the
+        same."""
         settings = settings_of_answers(self.config)
         parts = [self.runtime.made_of(), settings, self.pictures, self.labels]
         text = orjson.dumps(parts, default=list, option=orjson.OPT_NON_STR_KEYS)

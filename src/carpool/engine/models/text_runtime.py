@@ -1,4 +1,4 @@
-"""What writes answers token by token: the instances of a version, and their slots."""
+"""Writes answers token by token: with the instances of a version, and their slots."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class TextRuntime(InstancesRuntime[TextDriver]):
     # ---- in a document ----------------------------------------------------------------------------------
 
     def document(self) -> dict[str, Any]:
-        """What was measured, of encoder and step apart. Times in ms."""
+        """Returns what was measured, of encoder and step apart. Times in ms."""
         assert self.curves is not None
         encoder, step = self.curves
         served, profile = self.served, self.served.profile

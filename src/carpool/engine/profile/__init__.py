@@ -1,1 +1,1 @@
-"""What a model costs by batch size: measured, chosen from, and kept."""
+"""Finds what a model costs by batch size: measured, chosen from, and kept."""

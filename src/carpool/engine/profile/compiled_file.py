@@ -1,4 +1,5 @@
-"""What a compiler made for one model, and the profile measured with it, in one file that other servers use.
+"""Keeps what a compiler made for one model, and the profile measured with it, in one file that other servers
+use.
 
     magic, length of the head, head (JSON: key, sizes, profile, parts), then the parts: torch's own artifacts
 
@@ -41,7 +42,7 @@ _OTHERS_WRITE = 0o022
 
 @dataclass(frozen=True, slots=True)
 class CompiledFile:
-    """One that was checked."""
+    """Describes a compiled file that was checked."""
 
     path: Path
     sizes: tuple[int, ...]  # that were compiled
@@ -50,7 +51,8 @@ class CompiledFile:
 
 
 def compiled_key(config: ModelConfig, version: ModelVersion) -> Key | None:
-    """What compiled code follows from: all of a profile's but the SLO, the instances and the processors."""
+    """Returns what compiled code follows from: all of a profile's but the SLO, the instances and the
+    processors."""
     key = profile_key(config, version)
     if key is None or key["settings"]["pytorch"] is None:
         return None
@@ -127,7 +129,7 @@ def _read(file: Path, key: Key, profile_key: Key | None) -> CompiledFile:
 
 
 def _difference(theirs: Any, ours: Any, where: str = "") -> str:
-    """The first place in which two keys differ, in words."""
+    """Returns the first place in which two keys differ, in words."""
     if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
         for name in (*ours, *(set(theirs) - set(ours))):
             if theirs.get(name) != ours.get(name):
@@ -158,7 +160,7 @@ def write_compiled(
     profile: Profile | None = None,
     profile_key: str = "",
 ) -> Path:
-    """The whole file at once. The keys are those of `key_text`. Raises OSError."""
+    """Writes the whole file at once. The keys are those of `key_text`. Raises OSError."""
     said = None if profile is None else {"key": json.loads(profile_key), "profile": as_json(profile)}
     listed = [{"bytes": len(part), "sha256": sha256(part).hexdigest()} for part in parts]
     about = {"key": json.loads(key), "sizes": list(sizes), "profile": said, "parts": listed}
@@ -174,7 +176,8 @@ def write_compiled(
 
 
 def keep_few(folder: Path) -> None:
-    """Of a cache folder: those written last, and nothing that a killed process left half written."""
+    """Keeps those of a cache folder that were written last, and nothing that a killed process left half
+    written."""
     for suffix, most in ((COMPILED, _KEPT), (".part", 8)):
         found = [(path.stat().st_mtime, path) for path in folder.glob(f"*{suffix}")]
         for _, old in sorted(found)[:-most]:
@@ -183,7 +186,7 @@ def keep_few(folder: Path) -> None:
 
 
 def saved_artifacts() -> bytes | None:
-    """What torch's compiler made in this process, or took from its cache; None: nothing."""
+    """Returns what torch's compiler made in this process, or took from its cache; None: nothing."""
     import torch
 
     saved = torch.compiler.save_cache_artifacts()
@@ -191,7 +194,7 @@ def saved_artifacts() -> bytes | None:
 
 
 def load_artifacts(parts: Sequence[bytes]) -> None:
-    """Into the compiler's caches, for this process and those after it."""
+    """Loads them into the compiler's caches, for this process and those after it."""
     import torch
 
     for part in parts:

@@ -25,7 +25,8 @@ class Contention:
     waited: float = 0.0
 
     def calm_seconds(self, times: Sequence[float]) -> float:
-        """What such runs take without others: their time less the waiting, and no more than the shortest."""
+        """Returns what such runs take without others: their time less the waiting, and no more than the
+        shortest."""
         return min(min(times), fmean(times) * (1 - self.waited))
 
 

@@ -1,5 +1,5 @@
-"""What a measurement depends on besides the model: the processor, the cores we may use, the GPUs; and how
-much of the processor others took meanwhile."""
+"""Describes what a measurement depends on besides the model: the processor, the cores we may use, the GPUs;
+and how much of the processor others took meanwhile."""
 
 from __future__ import annotations
 
@@ -62,8 +62,9 @@ def _field(file: Path, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CpuTaken:
-    """What others took meanwhile: shares of the time of our cores that went to the machine below and to other
-    processes, and the share of their time in which our threads waited for a core. None: nobody says here."""
+    """Describes what others took meanwhile: shares of the time of our cores that went to the machine below
+    and to other processes, and the share of their time in which our threads waited for a core. None: nobody
+    says here."""
 
     steal: float = 0.0
     others: float = 0.0
@@ -71,7 +72,8 @@ class CpuTaken:
 
 
 class CpuReading(NamedTuple):
-    """Seconds, counted from some beginning: of the cores that we may use, and of our processes on them."""
+    """Holds seconds, counted from some beginning: of the cores that we may use, and of our processes on
+    them."""
 
     total: float = 0.0
     busy: float = 0.0
@@ -98,7 +100,7 @@ def taken_between(before: CpuReading, after: CpuReading, seconds: float) -> CpuT
 
 
 class CpuWatch:
-    """Watches from when it is made. Where nothing can be read, nobody took anything."""
+    """Watches the processors from when it is made. Where nothing can be read, nobody took anything."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
@@ -135,7 +137,7 @@ def process_age(proc: Path = Path("/proc")) -> float:
 
 
 def _tree(proc: Path, root: int) -> list[int]:
-    """This process and all below it."""
+    """Returns this process and all below it."""
     children: dict[int, list[int]] = {}
     for entry in proc.iterdir():
         if entry.name.isdigit() and (fields := _process_fields(entry)):
@@ -147,13 +149,14 @@ def _tree(proc: Path, root: int) -> list[int]:
 
 
 def _cpu_ticks(process: Path) -> int:
-    """Of its own, and of its children that have ended."""
+    """Returns the ticks of its own, and of its children that have ended."""
     fields = _process_fields(process)
     return sum(map(int, fields[11:15])) if fields else 0
 
 
 def _process_fields(process: Path) -> list[str]:
-    """Those after its name, from which anything may stand in brackets; none when it has ended."""
+    """Returns the fields after its name, from which anything may stand in brackets; none when it has
+    ended."""
     try:
         return (process / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     except OSError:

@@ -89,7 +89,7 @@ class _Trial:
 
     @property
     def rate(self) -> float:
-        """Images per second that can be promised. What disturbs a pass only makes it slower: the best
+        """Returns images per second that can be promised. What disturbs a pass only makes it slower: the best
         counts."""
         return max(self.rates, default=0.0)
 
@@ -150,7 +150,8 @@ def other_work(cores: int) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Trying:
-    """What layouts are tried with. `turn` is held while times are taken, not while the model is opened."""
+    """Holds what layouts are tried with. `turn` is held while times are taken, not while the model is
+    opened."""
 
     signature: Signature
     open: Callable[[Layout], Sequence[Backend]]
@@ -161,7 +162,8 @@ class Trying:
     earlier: Layout | None = None  # what an earlier start of the same model chose
 
     def limit(self, value: float, layout: Layout) -> float:
-        """Below it this layout is taken, and later on as long as that is not clearly wrong."""
+        """Returns the limit below which this layout is taken, and later on as long as that is not clearly
+        wrong."""
         if self.earlier is None:
             return value
         return value * _STAYS if layout == self.earlier else value / _STAYS
@@ -171,13 +173,15 @@ class Trying:
 
 
 def even_layouts(cores: int) -> list[Layout]:
-    """Every core busy with one thread: one instance with all of them, one for each core, and one between."""
+    """Returns layouts with every core busy with one thread: one instance with all of them, one for each core,
+    and one between."""
     counts = {1, cores, cores // 2} if cores >= 4 else {1, cores}
     return [Layout(count, cores // count) for count in sorted(counts)]
 
 
 def choose_by_capacity(cores: int, slo: float, trying: Trying) -> Chosen:
-    """The layout that can promise most; where several are about as good, one that answers fast enough."""
+    """Returns the layout that can promise most; where several are about as good, one that answers fast
+    enough."""
     trials: list[_Trial] = []
     chosen = Chosen(Layout(1, cores))
 
@@ -232,9 +236,9 @@ def _compare(trials: Sequence[_Trial], cores: int, slo: float, trying: Trying, *
 
 
 def _single(measuring: Measuring, quick: float, watched: Watches) -> float:
-    """Seconds of one image, as they would be without others. One run tells of most models that they are
-    neither short nor quick, though a first one may take several times as long as the next; others are looked
-    at until it was found twice."""
+    """Returns the seconds of one image, as they would be without others. One run tells of most models that
+    they are neither short nor quick, though a first one may take several times as long as the next; others
+    are looked at until it was found twice."""
     found = [measuring.once(1)]
     calm = found[0] * (1 - contention(watched.read()).waited)
     if calm > max(_SURELY_LONG_S, min(_COLD * quick, _SLOW_S)):
@@ -245,7 +249,7 @@ def _single(measuring: Measuring, quick: float, watched: Watches) -> float:
 
 
 def _found_twice(rates: Sequence[float]) -> bool:
-    """Whether the best of them is no luck, and not the only one that nothing disturbed."""
+    """Returns whether the best of them is no luck, and not the only one that nothing disturbed."""
     best = sorted(rates)[-2:]
     return len(best) == 2 and best[1] <= _SAME * best[0]
 
@@ -274,12 +278,12 @@ def _best(
 def _compared(best: _Trial, trials: Sequence[_Trial], how: str) -> str:
     others = [trial for trial in trials if trial is not best]
     against = ", against " + ", ".join(f"{other} with {other.layout}" for other in others) if others else ""
-    within = " within the promise" if best.promises else ""
+    within = " within the SLO" if best.promises else ""
     return f"{best}{within}{how}{against}"
 
 
 def _close(best: _Trial, good: Sequence[_Trial], earlier: Layout | None) -> str:
-    """Why this one of several, in words."""
+    """Returns why this one of several, in words."""
     if best.layout == earlier:
         return "; no other is clearly better, so it stays as an earlier start chose"
     about = best.rate >= _ABOUT_AS_MUCH * max(trial.rate for trial in good)
@@ -292,12 +296,13 @@ def _too_short(seconds: float) -> str:
 
 
 def _quick_enough(seconds: float) -> str:
-    takes = f"one image takes {numeral(seconds * 1e3)} ms with one thread, little of the promise"
-    return f"{takes}, and threads that wait for nobody carry most"
+    takes = f"one image takes {numeral(seconds * 1e3)} ms with one thread, a small part of the SLO"
+    return f"{takes}, and independent threads give the highest throughput"
 
 
 def choose_threads(instances: int, shared: int, trying: Trying) -> Chosen:
-    """Several threads for one run only where they clearly shorten it: small models only pay for them."""
+    """Chooses several threads for one run only where they clearly shorten it: small models only pay for
+    them."""
     times = []
     for threads in (1, shared):
         opened = trying.open(Layout(1, threads))
@@ -315,7 +320,7 @@ def choose_threads(instances: int, shared: int, trying: Trying) -> Chosen:
 
 
 def _try(trial: _Trial, slo: float, trying: Trying, *, once: bool) -> None:
-    """Once more."""
+    """Tries a layout once more."""
     measuring = trying.measuring(trial.backends)
     largest = max(1, trying.signature.max_batch)
     alone = measuring.once(1) if once else measuring.shortest(1)
@@ -348,7 +353,8 @@ def instance_count(config: ModelConfig) -> int:
 
 
 def places(config: ModelConfig, devices: Sequence[int]) -> list[int]:
-    """The GPU of each instance that the settings ask for: one on each device, where they ask for nothing."""
+    """Returns the GPU of each instance that the settings ask for: one on each device, where they ask for
+    nothing."""
     found: list[int] = []
     for group in config.instances:
         if group.kind is InstanceKind.CPU:
@@ -368,7 +374,7 @@ def places(config: ModelConfig, devices: Sequence[int]) -> list[int]:
 def choose_on_cpu(
     config: ModelConfig, cores: int, trying: Trying, tell: Callable[[str], None] = lambda _: None
 ) -> Chosen:
-    """Instances and threads, which share the cores."""
+    """Chooses instances and threads, which share the cores."""
     count = instance_count(config)
     shared = backends.default_threads(count, cores)
     told = config.onnxruntime.intra_op_threads
@@ -393,8 +399,8 @@ def choose_on_gpus(
     open_one: OpenOne,
     measuring: Callable[[Sequence[Backend], Effort], Measuring],
 ) -> Chosen:
-    """As many as the settings say; else one more on every GPU for as long as that clearly brings more. The
-    first ones are kept: an instance is slow to prepare."""
+    """Chooses as many as the settings say; else one more on every GPU for as long as that clearly brings
+    more. The first ones are kept: an instance is slow to prepare."""
     if any(group.given for group in config.instances):
         return Chosen(Layout(len(gpus), 1))
     devices = len(gpus)
@@ -443,8 +449,8 @@ def usual_on_gpus(gpus: Sequence[int], open_one: OpenOne) -> Chosen:
 
 
 def _capacity(measuring: Measuring, instances: int, slo: float, largest: int) -> float:
-    """Images per second that all of them can promise together, or do at all: with the largest batch that
-    takes no more than half of the promise while all of them run."""
+    """Returns images per second that all of them can promise together, or do at all: with the largest batch
+    that takes no more than half of the promise while all of them run."""
     size = largest
     while True:
         rate = measuring.rate(size)
@@ -455,7 +461,7 @@ def _capacity(measuring: Measuring, instances: int, slo: float, largest: int) ->
 
 @dataclass(slots=True)
 class _Member:
-    """A model, and where its instances are."""
+    """Describes a model, and where its instances are."""
 
     model: str
     scheduler: Scheduler
@@ -467,7 +473,7 @@ class _Member:
 
 
 class Devices:
-    """Of one engine. A device is known by its name, and for as long as somebody uses it.
+    """Holds the devices of one engine. A device is known by its name, and for as long as somebody uses it.
 
     Models on processors take no turns. Only when there is work that nobody waits for do the versions of its
     model get an arbiter, which keeps that work out of the way of theirs.
@@ -541,5 +547,5 @@ class Devices:
 
 
 def _processors(model: str) -> str:
-    """Of all versions of one model that are on no device: a name that no device has."""
+    """Returns, for all versions of one model that are on no device, a name that no device has."""
     return f"\0{model}"

@@ -42,7 +42,8 @@ _Threads = ThreadPoolExecutor | None
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Batches of one size. `spread` is how far the middle half of the runs lies apart, over `seconds`."""
+    """Describes batches of one size. `spread` is how far the middle half of the runs lies apart, over
+    `seconds`."""
 
     size: int
     seconds: float
@@ -56,7 +57,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much looking an answer is worth. Times in seconds, per size unless said."""
+    """Defines how much looking an answer is worth. Times in seconds, per size unless said."""
 
     least_runs: int = 5
     most_runs: int = 15
@@ -92,7 +93,7 @@ class Measured:
 
 
 def sample(signature: Signature, images: int) -> dict[str, Array]:
-    """Zeros in the shape of a request."""
+    """Returns zeros in the shape of a request."""
     inputs = {}
     for spec in signature.inputs:
         shape = tuple(_ANY_LENGTH if length < 0 else length for length in spec.shape)
@@ -111,7 +112,7 @@ class Watches(Protocol):
 
 
 class NotWatched:
-    """For times that no other process can disturb, as those of a script."""
+    """Watches nothing, for times that no other process can disturb, as those of a script."""
 
     def read(self) -> CpuTaken:
         return CpuTaken()
@@ -135,8 +136,8 @@ class Measuring:
     def points(
         self, wanted: Iterable[int], budget: float = inf, tell: Callable[[int], None] = lambda _: None
     ) -> Measured:
-        """Sizes in rising order, as far as they matter: up to the first that takes longer than the budget,
-        or, with a budget, that larger batches bring nothing more."""
+        """Measures sizes in rising order, as far as they matter: up to the first that takes longer than the
+        budget, or, with a budget, that larger batches bring nothing more."""
         with self._threads() as threads:
             watched = self.watch()
             times, ended = self._all_times(wanted, budget, tell, threads)
@@ -175,17 +176,17 @@ class Measuring:
             return _point(images, self._times(images, threads))
 
     def shortest(self, images: int) -> float:
-        """Seconds of the run that was disturbed least, for comparing. Instances run at the same time, and
-        count together: one of them alone has the others' share of the memory, too."""
+        """Returns seconds of the run that was disturbed least, for comparing. Instances run at the same time,
+        and count together: one of them alone has the others' share of the memory, too."""
         with self._threads() as threads:
             times, count = self._times(images, threads), len(self.backends)
         return min(fmean(times[at : at + count]) for at in range(0, len(times), count))
 
     def rate(self, images: int) -> float:
-        """Images per second of all instances together, each of which begins its next batch when it has ended
-        one, and when a pause is over like the one that service makes there. Instances that begin in step, as
-        in the other measurements, all copy and decode at the same time and then all compute: what they can do
-        beside each other is not seen."""
+        """Returns images per second of all instances together, each of which begins its next batch when it
+        has ended one, and when a pause is over like the one that service makes there. Instances that begin in
+        step, as in the other measurements, all copy and decode at the same time and then all compute: what
+        they can do beside each other is not seen."""
         with self._threads() as threads:
             runs = self._runs(images, threads)
             runs.once()  # what only a first batch needs
@@ -199,7 +200,7 @@ class Measuring:
 
     @contextmanager
     def _threads(self) -> Iterator[_Threads]:
-        """One for each instance, where there are several."""
+        """Yields one thread for each instance, where there are several."""
         if len(self.backends) == 1:
             yield None
             return
@@ -266,15 +267,16 @@ class Measuring:
         return times if warm else []
 
     def _is_over(self, before: Point, images: int, end: float) -> bool:
-        """Whether another size would take too long. The first few are seen even where something else took the
-        time: by one or two that it disturbed batches seem to bring nothing, and nobody runs one to learn."""
+        """Returns whether another size would take too long. The first few are seen even where something else
+        took the time: by one or two that it disturbed batches seem to bring nothing, and nobody runs one to
+        learn."""
         takes = self._expected(before, images)
         if images <= _SEEN_ANYWAY and takes < _LONG_S:
             return False
         return self.now() + takes > end
 
     def _expected(self, before: Point, images: int) -> float:
-        """Seconds that another size will take, at least."""
+        """Returns seconds that another size will take, at least."""
         return _STEADY_RUNS * before.seconds * images / before.size
 
 
@@ -356,7 +358,7 @@ def _point(images: int, times: Sequence[float]) -> Point:
 
 
 def _enough(found: Sequence[Point], budget: float) -> str:
-    """Why a larger batch need not be measured, or nothing."""
+    """Returns why a larger batch need not be measured, or nothing."""
     if found[-1].seconds > budget:
         return f"the last takes longer than {budget * 1e3:g} ms"
     if budget < inf and _no_gain(found):
@@ -375,6 +377,6 @@ def _is_clear(times: Sequence[float]) -> bool:
 
 
 def _middle(times: Sequence[float]) -> tuple[float, float]:
-    """The lower quartile, and how far above it the upper one is."""
+    """Returns the lower quartile, and how far above it the upper one is."""
     low, high = np.quantile(times, [0.25, 0.75])
     return float(low), float(high - low)

@@ -1,4 +1,4 @@
-"""Profiles kept from one start to the next, one JSON file each, in the user's cache folder.
+"""Keeps profiles from one start to the next, one JSON file each, in the user's cache folder.
 
 A file is only a hint. One that cannot be read, or was made for another model, machine or setting, is ignored
 with a warning; one that fits is checked against a few runs before it is believed.
@@ -47,7 +47,8 @@ LEAST = 2.2
 
 
 def keepable(config: ModelConfig, curve: BatchCurve, *, provisional: bool = False) -> tuple[ModelConfig, str]:
-    """The settings to serve with, and in words what became of the promise. Raises where it cannot be kept."""
+    """Returns the settings to serve with, and in words what became of the promise. Raises where it cannot be
+    kept."""
     policy = config.policy
     if not isinstance(policy, Promise):
         return config, ""
@@ -65,23 +66,24 @@ def cannot_keep(name: str, slo: float, alone: float, what: str) -> str:
     if alone <= slo:
         return ""
     return (
-        f"{name}: {what} takes {numeral(alone * 1e3)} ms here, so slo_ms = {slo * 1e3:g} cannot be kept; "
-        f"promise at least {numeral(LEAST * alone * 1e3)} ms"
+        f"{name}: {what} takes {numeral(alone * 1e3)} ms here, so slo_ms = {slo * 1e3:g} cannot be met; "
+        f"use at least {numeral(LEAST * alone * 1e3)} ms"
     )
 
 
 def grown(
     config: ModelConfig, alone: float, what: str, *, provisional: bool = False
 ) -> tuple[ModelConfig, str]:
-    """With the promise that can be kept where this takes so long alone, and that in words; as it is, if its
-    promise is long enough. A promise does not grow because others used the machine: by `provisional` times it
-    does so only where it could not even be kept for one who finds the model idle."""
+    """Returns the settings with the promise that can be kept where this takes so long alone, and that in
+    words; as it is, if its promise is long enough. A promise does not grow because others used the
+    machine: by `provisional` times it does so only where it could not even be kept for one who finds the
+    model idle."""
     policy = config.policy
     if not isinstance(policy, Promise) or policy.slo >= (1.0 if provisional else LEAST) * alone:
         return config, ""
     slo = _rounded_up(LEAST * alone)
     takes = f"{what} takes {numeral(alone * 1e3)} ms here"
-    said = f"Promised: {numeral(slo * 1e3)} ms instead of {numeral(policy.slo * 1e3)}, since {takes}."
+    said = f"SLO: {numeral(slo * 1e3)} ms instead of {numeral(policy.slo * 1e3)}, since {takes}."
     return replace(config, policy=replace(policy, slo=slo)), said
 
 
@@ -129,7 +131,7 @@ class Profile:
 
 
 def read_profile(document: object) -> Profile:
-    """What `as_json` made of one. Raises ValueError, KeyError or TypeError for what cannot be right."""
+    """Reads what `as_json` made of one. Raises ValueError, KeyError or TypeError for what cannot be right."""
     profile: Profile = from_json(Profile, document)
     counts = [
         profile.layout.instances,
@@ -145,8 +147,8 @@ def read_profile(document: object) -> Profile:
 
 
 def best_piece(curve: BatchCurve, kind: BackendKind, memory: int = 0) -> int:
-    """The size in which a large batch is run: the whole, unless pieces are clearly cheaper per image, or
-    about as cheap where large batches take much `memory`: then the smallest that is."""
+    """Returns the size in which a large batch is run: the whole, unless pieces are clearly cheaper per image,
+    or about as cheap where large batches take much `memory`: then the smallest that is."""
     whole = curve.max_batch
     if not kind.in_pieces:
         return whole
@@ -164,7 +166,7 @@ def best_piece(curve: BatchCurve, kind: BackendKind, memory: int = 0) -> int:
 def choices(
     profile: Profile, curve: BatchCurve, piece: int, slo: float | None, measured_with: str = ""
 ) -> tuple[str, ...]:
-    """What was chosen and why, a sentence each."""
+    """Returns what was chosen and why, a sentence each."""
     said = []
     if profile.layout_reason:
         said.append(f"{profile.layout}: {profile.layout_reason}.")
@@ -236,7 +238,8 @@ Key = Mapping[str, Any]
 
 
 def profile_key(config: ModelConfig, version: ModelVersion, machine: Hardware | None = None) -> Key | None:
-    """Everything that a profile depends on, as JSON; None for a model without files. It reads them all."""
+    """Returns everything that a profile depends on, as JSON; None for a model without files. It reads them
+    all."""
     if version.file is None:
         return None
     slo = config.policy.slo if isinstance(config.policy, Promise) else None
@@ -268,12 +271,12 @@ def profile_key(config: ModelConfig, version: ModelVersion, machine: Hardware | 
 
 
 def key_text(key: Key | None) -> str:
-    """The same for the same key."""
+    """Returns the same text for the same key."""
     return json.dumps(key, sort_keys=True)
 
 
 def _pytorch(config: ModelConfig, file: Path) -> dict[str, Any] | None:
-    """Its settings as they were settled, the code of its network, and the devices by name."""
+    """Returns its settings as they were settled, the code of its network, and the devices by name."""
     if not kind_of(config.backend).values_on_device:
         return None
     used = asdict(config.pytorch)
@@ -314,7 +317,7 @@ class ProfileStore:
     def of(
         cls, cache_dir: Path | None, shared: str = "", secret: str = "", *, looks_again: bool = False
     ) -> ProfileStore | None:
-        """None where nothing is to be kept."""
+        """Returns None where nothing is to be kept."""
         if cache_dir is None and not shared:
             return None
         store = cls(cache_dir, shared_files(shared, secret) if shared else None, looks_again=looks_again)
@@ -324,7 +327,7 @@ class ProfileStore:
         return store
 
     def read(self, key: Key) -> Profile | None:
-        """The first that was measured on a calm machine, else any."""
+        """Returns the first that was measured on a calm machine, else any."""
         name, found = _file_name(key), None
         for place in self._places:
             profile = self._read(place, name, key)
@@ -391,7 +394,7 @@ def last_start(cache_dir: Path, version: ModelVersion) -> StartTimes | None:
 
 
 def _file_name(key: Key) -> str:
-    """By all that the profile depends on, the hardware too: replicas on other machines find others."""
+    """Returns a name by all that the profile depends on, the hardware too."""
     return _named(key_text(key))
 
 

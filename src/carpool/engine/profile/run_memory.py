@@ -22,14 +22,14 @@ REST_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RunMemory:
-    """Bytes while all instances run at once; none where the runtime keeps its memory to itself."""
+    """Counts the bytes while all instances run at once; none where the runtime keeps its memory to itself."""
 
     measuring: int = 0  # what it held after every size was measured
     service: int = 0  # what batches take in the size in which they are run
 
 
 def give_back_all(instances: Iterable[object]) -> None:
-    """What these keep of the memory of their batches, and what the C library keeps of that."""
+    """Gives back what these keep of the memory of their batches, and what the C library keeps of that."""
     for instance in instances:
         if isinstance(instance, KeepsMemory):
             instance.give_back()
@@ -37,8 +37,8 @@ def give_back_all(instances: Iterable[object]) -> None:
 
 
 def kept_bytes(instances: Sequence[Backend]) -> int:
-    """What they keep, which they give back by this. All of the process is looked at: what another model loads
-    in this moment is counted as well."""
+    """Returns what they keep, which they give back by this. All of the process is looked at: what another
+    model loads in this moment is counted as well."""
     give_back()
     before = own_bytes()
     give_back_all(instances)
@@ -46,8 +46,8 @@ def kept_bytes(instances: Sequence[Backend]) -> int:
 
 
 def batch_bytes(measuring: Measuring, images: int) -> int:
-    """What a batch takes on every instance at once. One instance runs alone: whether all of them would need
-    their memory at the same moment is chance."""
+    """Returns what a batch takes on every instance at once. One instance runs alone: whether all of them
+    would need their memory at the same moment is chance."""
     instances = measuring.backends
     give_back_all(instances)
     before = own_bytes()

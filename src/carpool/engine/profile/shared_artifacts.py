@@ -96,7 +96,7 @@ def why_not_shared(setting: str, secret: str) -> str:
         )
     if len(secret) < _SHORTEST_SECRET:
         return (
-            "artifacts are code, and without a secret nobody can tell who wrote them: give all servers the "
+            "artifacts are code, and without a secret their writer is unknown: give all servers the "
             f"same cache_secret of {_SHORTEST_SECRET} characters or more"
         )
     return ""

@@ -1,5 +1,5 @@
-"""Where replicas share what was measured, so that a fleet measures a model once: a folder on a volume that
-all of them see, a Redis server, or an address like s3://bucket/profiles.
+"""Finds where replicas share what was measured, so that a fleet measures a model once: a folder on a volume
+that all of them see, a Redis server, or an address like s3://bucket/profiles.
 
 Files are small, and are read and written whole, by name. A place that does not answer within a few seconds
 is not waited for: whoever reads nothing measures.
@@ -36,7 +36,7 @@ class SharedFiles(Protocol):
 
 
 def shared_files(setting: str, secret: str) -> SharedFiles:
-    """Of the setting `shared_profiles`, which was checked."""
+    """Returns the files of the setting `shared_profiles`, which was checked."""
     if setting.startswith(FILE):
         return PatientFiles(ProfileFolder(Path(setting.removeprefix(FILE)) / "profiles"))
     if setting.startswith(("redis", "unix")):
@@ -73,7 +73,7 @@ class PatientFiles:
         thread.join(self._patience)
         if answers:
             return answers[0]
-        raise OSError(f"{self.where}: {errors[0] if errors else 'no answer in time'}")
+        raise OSError(f"{self.where}: {errors[0] if errors else 'no response within the timeout'}")
 
 
 class ProfileFolder:
@@ -123,7 +123,7 @@ class ProfileFolder:
 
 
 class ProfileBucket:
-    """Over fsspec, with the keys that each store's own tools would find."""
+    """Stores files over fsspec, with the keys that each store's own tools would find."""
 
     def __init__(self, address: str, most: int = MOST_BYTES) -> None:
         from carpool.config.remote_address import shown_address
@@ -203,5 +203,5 @@ async def _asked(store: Any, question: Callable[[Callable[[Any], None]], None]) 
     question(lambda value: None if told.done() else told.set_result(value))
     found = await told
     if found is None:
-        raise OSError(store.said or "the Redis server did not answer, or refused")
+        raise OSError(store.said or "the Redis server did not answer, or answered with an error")
     return found

@@ -1,1 +1,1 @@
-"""How requests come to a driver: directly, by sequence, or as streams of answers."""
+"""Leads requests to a driver: directly, by sequence, or as streams of answers."""

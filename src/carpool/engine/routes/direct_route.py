@@ -1,4 +1,4 @@
-"""How the requests of a served version come to its driver.
+"""Leads the requests of a served version to its driver.
 
 Every served version has a route, and a caller that submits need not know which. That of most models is their
 driver; `Eager` and `Spare` stand before it, for deadlines and for background work. Beside it are the routes
@@ -51,7 +51,7 @@ class Spare:
 
 
 class _Unloaded:
-    """The route of a version that is gone."""
+    """Represents the route of a version that is gone."""
 
     def submit(self, works: Sequence[Work]) -> None:
         error = Unavailable("the model was unloaded meanwhile", reason="unloading")

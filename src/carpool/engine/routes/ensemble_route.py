@@ -1,4 +1,4 @@
-"""The route of an ensemble, which asks the routes of other models.
+"""Implements the route of an ensemble, which asks the routes of other models.
 
 Every step is a work of its own, offered to its model like any other, so that it shares batches with all other
 requests for that model. Tensors are handed on as the arrays that they are: what one model gave is what the
@@ -31,7 +31,8 @@ _log = logger("engine")
 
 
 class Whole(NamedTuple):
-    """For a nested ensemble: the booking that it is a part of, and the place of its first model there."""
+    """Describes, for a nested ensemble, the booking that it is a part of, and the place of its first model
+    there."""
 
     booking: Booking
     first: int
@@ -127,7 +128,8 @@ class EnsembleRoute(SteppedRoute):
 
 
 class EnsembleRun:
-    """One request. `tensors` has what is known by now: None is a tensor that will never be there."""
+    """Represents one request. `tensors` has what is known by now: None is a tensor that will never be
+    there."""
 
     __slots__ = (
         *("_ending", "_needed", "_route", "_timings", "_under_way", "_waiting", "_whole"),
@@ -229,7 +231,8 @@ class EnsembleRun:
         return inputs, max(sizes)
 
     def _child(self, bound: BoundStep, inputs: dict[str, Array], images: int, number: int) -> Work:
-        """Its request to one model: with the deadline of the whole, less what is left to the later steps."""
+        """Returns its request to one model: with the deadline of the whole, less what is left to the later
+        steps."""
         work, served, now = self._work, bound.served, monotonic()
         child = Work(
             inputs,
@@ -264,7 +267,7 @@ class EnsembleRun:
                 self._finish()
             return
         if outcome.outputs is None:
-            error = outcome.error or CarpoolError(f"{bound.step.model} gave no answer")
+            error = outcome.error or CarpoolError(f"{bound.step.model} gave no response")
             self.end(self._in_ensemble(error))
             return
         self._note(bound, outcome.timing)
@@ -322,7 +325,7 @@ class EnsembleRun:
         return outputs
 
     def _in_ensemble(self, error: CarpoolError) -> CarpoolError:
-        """The step's own error, with the ensemble's name before what it says."""
+        """Returns the step's own error, with the ensemble's name before what it says."""
         prefix = f"in ensemble '{self._route.name}', "
         if error.message.startswith(prefix):
             return error

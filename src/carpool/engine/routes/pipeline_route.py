@@ -1,4 +1,4 @@
-"""The route of a pipeline over pictures: the engine's part of requests that front ends carry.
+"""Implements the route of a pipeline over pictures: the engine's part of requests that front ends carry.
 
 A front end says of each request which booking and which step it belongs to (`STEP`), and between the steps
 where the booked request is (`BOOKING`). A booking begins with its first step, if the gate lets all of it in.
@@ -53,7 +53,7 @@ class PipelineRoute(SteppedRoute):
         *,
         slo: float = INFINITY,
     ) -> None:
-        """`rows` count what becomes of each step."""
+        """Makes a route whose `rows` count what becomes of each step."""
         super().__init__(name, bind, answered, slo=slo)
         self.graph = graph
         self.place = {number: place for place, number in enumerate(graph.order)}
@@ -62,7 +62,7 @@ class PipelineRoute(SteppedRoute):
         self.waiting: dict[tuple[int, str], OpenBooking] = {}  # by step and live source: which came last
 
     def submit(self, works: Sequence[Work]) -> None:
-        why = f"{self.name} is a pipeline over pictures: only the front ends of a server can run it"
+        why = f"{self.name} is a pipeline over images: only the front ends of a server can run it"
         for work in works:
             work.state = GONE
             work.done(work, Outcome(error=Unsupported(why)))
@@ -75,7 +75,7 @@ class PipelineRoute(SteppedRoute):
 
 
 class OpenBooking:
-    """One request. `left` has, by step, the images that its step has still to answer."""
+    """Represents one request. `left` has, by step, the images that its step has still to answer."""
 
     __slots__ = (
         *("_booking", "arrived", "binding", "deadline", "left", "live", "route"),
@@ -229,7 +229,7 @@ def _failed(pipeline: str, bug: Exception) -> CarpoolError:
 
 
 class LinkBookings:
-    """Those of one front end."""
+    """Holds the bookings of one front end."""
 
     def __init__(self, pipeline: Callable[[int], PipelineRoute | None], most: int) -> None:
         self._pipeline = pipeline
@@ -240,7 +240,7 @@ class LinkBookings:
         """A request that is a step; returns the rest of what it says. Raises the refusal of all of it, or of
         this step."""
         if len(payload) < STEP_PART.size:
-            raise ProtocolError("a step that does not say of what")
+            raise ProtocolError("a step without a booking")
         number, key, step = STEP_PART.unpack_from(payload)
         booking = self._open.get(number)
         route = self._pipeline(key) if booking is None else booking.route
@@ -262,7 +262,7 @@ class LinkBookings:
         try:
             what, step, images = BOOKING_NEWS.unpack(payload)
         except struct.error:
-            raise ProtocolError("news of a booking that are none") from None
+            raise ProtocolError("a malformed update of a booking") from None
         booking = self._open.get(number)
         if booking is None:
             return
@@ -277,7 +277,7 @@ class LinkBookings:
             del self._open[number]
             booking.over(now, answered=what == ANSWERED)
         else:
-            raise ProtocolError(f"a booking that does {what}")
+            raise ProtocolError(f"an unknown booking action {what}")
 
     def end(self) -> None:
         """The front end is gone; its requests are cancelled by who has them."""

@@ -35,8 +35,8 @@ _CATCH_UP_S = 0.02  # the gauges show within so much how many sequences there ar
 
 _TOO_MUCH = {
     Why.FULL: ": {law.waiting} requests for {model} wait already",
-    Why.CROWDED: ": {law.backlog} sequences wait already for one of {model}'s {places} places",
-    Why.HEAVY: ": what waits for {model} takes {law.size} bytes already",
+    Why.CROWDED: ": {law.backlog} sequences wait already for one of {model}'s {places} slots",
+    Why.HEAVY: ": what waits for {model} already uses {law.size} bytes",
 }
 _LOST = "sequence-lost"
 """The reason of requests whose sequence has ended with its instance."""
@@ -120,7 +120,7 @@ class SequenceRoute:
             why = "a frame of a sequence is not replaced by a newer one: leave latest out"
             return InvalidInput(f"{self._model}: {why}", field="parameters.latest")
         if work.ready_at != -INFINITY or work.encoded:
-            return Unsupported(f"{self._model}: requests of a sequence bring tensors, not pictures")
+            return Unsupported(f"{self._model}: requests of a sequence bring tensors, not images")
         said = orjson.loads(work.details).get("parameters", {}) if work.details else {}
         name: SequenceId = said.get("sequence_id", 0)
         start, end = said.get("sequence_start") is True, said.get("sequence_end") is True
@@ -142,7 +142,7 @@ class SequenceRoute:
         return None
 
     def _refusal(self, why: Why, holder: str, name: SequenceId, now: float) -> CarpoolError:
-        """In Triton's words where it has any: clients look for them."""
+        """Returns the error in Triton's words where it has any: clients look for them."""
         if why in _TOO_MUCH:
             about = _TOO_MUCH[why].format(model=self._model, places=self._places, law=self.law)
             full = Unavailable(f"Exceeds maximum queue size{about}", reason="queue-full")
@@ -157,9 +157,10 @@ class SequenceRoute:
         ended = self.law.why_ended(name, holder)
         hint = {
             Why.IDLE: f"; it was ended after {self._settings.idle:g} s without a request",
-            Why.LOST: "; it was ended when its instance died, with what that had kept of it",
+            Why.LOST: "; it was ended when its instance died, which had its state",
             Why.NEVER_BEGAN: "; the request that started it was not run",
-            Why.YIELDED: f"; it was ended: its client had more than its share of {self._places} places",
+            Why.YIELDED: f"; it was ended, because its client had more than its share of {self._places} "
+            "slots",
         }.get(ended or why, "")
         return InvalidInput(
             f"inference request for sequence {str(name)[:_SHOWN]} to model '{self._model}' must specify the "
@@ -200,14 +201,14 @@ class SequenceRoute:
             return self._lost_error(step)
         if why is Why.YIELDED:
             what = f"{self._model}: sequence {str(step.sequence.key[1])[:_SHOWN]} was ended"
-            share = f"its client had more than its share of {self._places} places; start it again"
+            share = f"its client had more than its share of {self._places} slots; restart it"
             return Unavailable(f"{what}: {share}", reason="sequence-yielded")
         if why is Why.DEADLINE and not step.start and job.deadline <= now:
             return DeadlineExceeded(f"{self._model}: the deadline passed before it was this request's turn")
         if why is Why.NO_PLACE:
             late = Unavailable(
                 f"timeout of the corresponding sequence has been expired: none of {self._model}'s "
-                f"{self._places} places was free within {self._settings.max_wait:g} s",
+                f"{self._places} slots was free within {self._settings.max_wait:g} s",
                 reason="timeout",
             )
             late.retry_after_s = self.law.until_free(now)
@@ -219,8 +220,7 @@ class SequenceRoute:
     def _lost_error(self, step: SequenceStep, cause: CarpoolError | None = None) -> ModelError:
         how, name = "" if cause is None else f" ({cause.message})", str(step.sequence.key[1])[:_SHOWN]
         return ModelError(
-            f"{self._model}: sequence {name} has ended with the instance that had its state{how}; "
-            "start it again",
+            f"{self._model}: sequence {name} has ended with the instance that had its state{how}; restart it",
             reason=_LOST,
         )
 

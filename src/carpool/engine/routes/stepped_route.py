@@ -1,5 +1,5 @@
-"""What the routes of ensembles and of pipelines have in common: the models of the steps as they are now, one
-SLO for all of them, and a gate that lets a request into all steps or into none.
+"""Implements what the routes of ensembles and of pipelines have in common: the models of the steps as they
+are now, one SLO for all of them, and a gate that lets a request into all steps or into none.
 
 What goes from step to step differs, and with it the place where a request runs: tensors stay in the engine
 (ensemble_route.py), pictures in the front end that decoded them (pipeline_route.py keeps their bookings).
@@ -22,7 +22,7 @@ from carpool.types import Signature, Timing
 
 
 class ServedStep(Protocol):
-    """A served version, as far as what it is a step of has to know it."""
+    """Represents a served version, as far as what it is a step of has to know it."""
 
     name: str
     signature: Signature
@@ -48,8 +48,8 @@ class ServedStep(Protocol):
 
 
 class BoundStep(NamedTuple):
-    """A step of an ensemble, and the model that runs it now. `first` is its place among all models that run
-    something, of which a nested ensemble has several."""
+    """Describes a step of an ensemble, and the model that runs it now. `first` is its place among all models
+    that run something, of which a nested ensemble has several."""
 
     step: GraphStep
     key: int
@@ -59,8 +59,8 @@ class BoundStep(NamedTuple):
 
 
 class Binding(NamedTuple):
-    """The models as they are now: those that run something, in an order in which each comes after those that
-    it waits for, and with them the ensembles between."""
+    """Describes the models as they are now: those that run something, in an order in which each comes after
+    those that it waits for, and with them the ensembles between."""
 
     leaves: tuple[Step, ...]
     models: tuple[ServedStep, ...]
@@ -68,7 +68,7 @@ class Binding(NamedTuple):
 
 
 class SteppedRoute:
-    """The part of `Route` that is about all steps together. Used in the loop's thread."""
+    """Implements the part of `Route` that is about all steps together. Used in the loop's thread."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class SteppedRoute:
 
     @property
     def remaining(self) -> Remaining:
-        """What is known of the way of requests through these models."""
+        """Returns what is known of the way of requests through these models."""
         _ = self.binding
         return self._remaining
 

@@ -103,8 +103,8 @@ class StreamRoute:
         work.done = self._answers.pop(work)
         if work.gives_way:
             what = f"{self._model}: the request was ended after {monotonic() - work.arrived:.1f} s"
-            why = f"its client had more than its share of {self._places} places, and others wait"
-            error = Unavailable(f"{what}: {why}; ask again", reason="place-yielded")
+            why = f"its client had more than its share of {self._places} slots, and others wait"
+            error = Unavailable(f"{what}: {why}; retry", reason="place-yielded")
             outcome = Outcome(error=error, timing=outcome.timing)
         if not self._planned:
             self._planned = True

@@ -1,4 +1,4 @@
-"""One batch on one instance, in its thread: gathered, run, checked and split; halved where it fails."""
+"""Runs one batch on one instance, in its thread: gathered, run, checked and split; halved where it fails."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _UNTIMED = Timing()  # shared: a timing is replaced by the next owner's, not cha
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(slots=True)
 class Outcome:
-    """Either outputs by name, in the order asked for, or an error."""
+    """Holds either outputs by name, in the order asked for, or an error."""
 
     outputs: Mapping[str, Array] | None = None
     error: CarpoolError | None = None
@@ -47,10 +47,10 @@ class Outcome:
 
 
 class Route(Protocol):
-    """Called on the loop's thread. `done` of every work is called once, whatever happens."""
+    """Defines what is called on the loop's thread. `done` of every work is called once, whatever happens."""
 
     def submit(self, works: Sequence[Work]) -> None:
-        """What came at once."""
+        """Submits what came at once."""
 
     def ready(self, work: Work) -> None:
         """The inputs of a work that was submitted before them (`ready_at`) are there."""
@@ -107,7 +107,7 @@ class Work(Job):
 def answer_each(
     _first: int, works: Sequence[Work], outputs: Mapping[str, Array], errors: Mapping[int, CarpoolError]
 ) -> list[Outcome]:
-    """The `Answer` for requests that say themselves where their rows go."""
+    """Implements the `Answer` for requests that say themselves where their rows go."""
     if len(works) == 1 and not errors:
         work = works[0]
         wanted, all_wanted = work.wanted, len(outputs) == len(work.wanted) and not work.may_omit
@@ -122,7 +122,7 @@ def answer_each(
 
 
 def _split(outputs: Mapping[str, Array], works: Sequence[Work]) -> list[Mapping[str, Array]]:
-    """Each request's rows, only the outputs it asked for, without copying."""
+    """Returns each request's rows, only the outputs it asked for, without copying."""
     if len(works) == 1:  # also where there are no rows, but one answer to one request
         return [_chosen(outputs, works[0])]
     parts: list[Mapping[str, Array]] = []
@@ -144,7 +144,7 @@ def _rows(works: Sequence[InBatch]) -> list[SequenceRow]:
 
 
 def _kept_bytes(signature: Signature) -> float:
-    """Of the outputs for one image; without end where that cannot be told."""
+    """Returns the bytes of the outputs for one image; without end where that cannot be told."""
     fixed = all(spec.datatype is not Datatype.BYTES and -1 not in spec.shape for spec in signature.outputs)
     return sum(prod(spec.shape) * spec.datatype.size for spec in signature.outputs) if fixed else INFINITY
 
@@ -163,7 +163,8 @@ _NO_ERRORS: Mapping[int, CarpoolError] = {}
 
 @dataclass(slots=True)
 class BatchResult:
-    """What became of a batch: an outcome for every request, in order, still without its own timing."""
+    """Describes what became of a batch: an outcome for every request, in order, still without its own
+    timing."""
 
     outcomes: list[Outcome]
     seconds: float  # on the instance, gathering included
@@ -223,7 +224,8 @@ class BatchRun(Generic[RequestT]):
         return BatchResult(outcomes, monotonic() - began, timing, clean, short)
 
     def _chunks(self, works: Sequence[RequestT]) -> list[Sequence[RequestT]]:
-        """Some models run a large batch faster in pieces that stay in the cache; riders see one batch."""
+        """Divides the works, since some models run a large batch faster in pieces that stay in the cache;
+        riders see one batch."""
         chunks: list[list[RequestT]] = [[]]
         images = 0
         for work in works:
@@ -278,8 +280,8 @@ class BatchRun(Generic[RequestT]):
         return outcomes
 
     def _run_encoded(self, works: Sequence[RequestT], first: int, timing: Timing) -> list[Outcome]:
-        """Files, one picture each, whose mistakes are only their owners' affair; or parts of pictures that
-        are on the device, of which a request has a list."""
+        """Runs files, one picture each, whose mistakes are only their owners' affair; or parts of pictures
+        that are on the device, of which a request has a list."""
         start = monotonic()
         wanted = self._wanted(works)
         (name,) = works[0].inputs
@@ -297,8 +299,8 @@ class BatchRun(Generic[RequestT]):
     def _run_rows(
         self, backend: RunsRows, works: Sequence[RequestT], first: int, timing: Timing
     ) -> list[Outcome]:
-        """Rows of sequences. One whose inputs cannot be read is not run as zeros, which its state would go on
-        from; and what fails is not tried again, since the model may have changed what it keeps."""
+        """Runs rows of sequences. One whose inputs cannot be read is not run as zeros, which its state would
+        go on from; and what fails is not tried again, since the model may have changed what it keeps."""
         start = monotonic()
         errors: dict[int, CarpoolError] = {}
         inputs = self._collator.gather(works, errors)

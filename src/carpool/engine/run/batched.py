@@ -32,7 +32,7 @@ _MEASURE_S = 2.0
 
 
 class Pending(Generic[Result]):
-    """An answer on its way: `await` it in asyncio, or call `result()` in a thread."""
+    """Represents an answer on its way: `await` it in asyncio, or call `result()` in a thread."""
 
     def __init__(self, future: Future[Result]) -> None:
         self._future = future
@@ -58,7 +58,7 @@ def batched(
     take ("4+1" is ms per batch + ms per image). Without `slo_ms` it gathers for at most `max_delay_ms`.
     """
     if slo_ms is not None and max_delay_ms:
-        raise ValueError("choose: slo_ms promises a latency, max_delay_ms is a knob")
+        raise ValueError("slo_ms and max_delay_ms exclude each other: give one of them")
     policy: Promise | Knobs = (
         Knobs(max_batch, max_delay=max_delay_ms / 1e3) if slo_ms is None else Promise(slo_ms / 1e3, max_batch)
     )
@@ -80,7 +80,7 @@ def batched(
 
 
 class _Function:
-    """The user's function as a backend: lists in and out, carried as arrays of objects."""
+    """Wraps the user's function as a backend: lists in and out, carried as arrays of objects."""
 
     alive = True
 
@@ -97,14 +97,14 @@ class _Function:
             failed.__cause__ = error  # compiled code leaves out what `raise` is `from`
             raise failed from error
         if len(results) != len(items):
-            raise ModelError(f"the function got {len(items)} items and answered {len(results)}")
+            raise ModelError(f"the function got {len(items)} items and returned {len(results)}")
         return {_RESULTS: as_objects(results)}
 
     def abort(self) -> None:
         """A function in this process cannot be stopped."""
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Has nothing to free."""
 
 
 def as_objects(items: Sequence[Any]) -> Array:
@@ -115,7 +115,7 @@ def as_objects(items: Sequence[Any]) -> Array:
 
 
 class _Gatherer:
-    """One scheduler for one function, on a loop in a thread of its own, made at the first call."""
+    """Holds one scheduler for one function, on a loop in a thread of its own, made at the first call."""
 
     def __init__(
         self, function: Callable[[list[Any]], Sequence[Any]], policy: Promise | Knobs, curve: str | None

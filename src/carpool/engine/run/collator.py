@@ -14,26 +14,27 @@ from carpool.types import Array, Datatype, Signature, TensorSpec
 
 
 class InBatch(Protocol):
-    """A request as the batch that it is part of sees it."""
+    """Describes a request as the batch that it is part of sees it."""
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """Arrays, or what its backend has made of them (`Gathers.view`); the batch dimension included."""
+        """Returns arrays, or what its backend has made of them (`Gathers.view`); the batch dimension
+        included."""
 
     @property
     def images(self) -> int: ...
 
     @property
     def wanted(self) -> Sequence[str]:
-        """None: all outputs."""
+        """Returns the outputs that are wanted; None: all outputs."""
 
     @property
     def encoded(self) -> bool:
-        """The one input is a picture's file."""
+        """Returns whether the one input is a picture's file."""
 
     @property
     def details(self) -> bytes:
-        """Its id and parameters in JSON, for a model that is told them."""
+        """Returns its id and parameters in JSON, for a model that is told them."""
 
     @property
     def may_omit(self) -> bool:
@@ -41,7 +42,7 @@ class InBatch(Protocol):
 
     @property
     def reads(self) -> RegionReads | None:
-        """Where its inputs are, if nobody has put them into the memory of `inputs` yet."""
+        """Returns where its inputs are, if nobody has put them into the memory of `inputs` yet."""
 
 
 class Collator:
@@ -53,8 +54,8 @@ class Collator:
         self._buffers: dict[str, Array] = {}
 
     def gather(self, works: Sequence[InBatch], errors: dict[int, CarpoolError]) -> Mapping[str, Array]:
-        """The inputs of these requests, one behind the other along the batch dimension. Those whose client
-        has taken its memory away are zeros, and `errors` says so by their index."""
+        """Returns the inputs of these requests, one behind the other along the batch dimension. Those whose
+        client has taken its memory away are zeros, and `errors` says so by their index."""
         if len(works) == 1:
             return alone(works[0], 0, errors)
         return {name: self._stack(name, works, errors) for name in works[0].inputs}
@@ -86,7 +87,7 @@ class Collator:
         """
         for name in wanted:
             if name not in outputs:
-                raise ModelError(f'{self._signature.model} did not answer the output "{name}"')
+                raise ModelError(f'{self._signature.model} did not return the output "{name}"')
             spec, array = self._signature.output_named[name], outputs[name]
             empty = apart and not array.size and -1 in spec.shape and array.dtype == spec.datatype.dtype
             if not empty:
@@ -103,13 +104,13 @@ class Collator:
         model = self._signature.model
         if not fits:
             raise ModelError(
-                f'{model} answered the output "{spec.name}" with shape {list(array.shape)}, '
-                f"declared is {list(expected)}"
+                f'{model} returned the output "{spec.name}" with shape {list(array.shape)}, but '
+                f"{list(expected)} is declared"
             )
         if array.dtype != spec.datatype.dtype:
             declared = spec.datatype.value
             raise ModelError(
-                f'{model} answered the output "{spec.name}" as {array.dtype}, declared is {declared}'
+                f'{model} returned the output "{spec.name}" as {array.dtype}, declared is {declared}'
             )
 
 
@@ -132,8 +133,8 @@ def alone(work: InBatch, index: int, errors: dict[int, CarpoolError]) -> dict[st
 
 
 def _fetched(work: InBatch, name: str, index: int, errors: dict[int, CarpoolError]) -> Array:
-    """An input, in memory of its own if it was in the client's: the slot that was put aside for it may be
-    another's by now, if this batch took too long."""
+    """Returns an input, in memory of its own if it was in the client's: the slot that was put aside for it
+    may be another's by now, if this batch took too long."""
     array: Array = work.inputs[name]
     if work.reads is not None:
         array = np.empty(array.shape, array.dtype)
@@ -173,7 +174,7 @@ class InTurn(Iterator[Mapping[str, Array]]):
 
 
 def inputs_of(works: Sequence[InBatch], errors: dict[int, CarpoolError]) -> list[Mapping[str, Any]]:
-    """Of each of them, wherever they are."""
+    """Returns the inputs of each of them, wherever they are."""
     return [
         work.inputs
         if work.reads is None
@@ -183,7 +184,7 @@ def inputs_of(works: Sequence[InBatch], errors: dict[int, CarpoolError]) -> list
 
 
 def _read(reads: RegionReads, name: str, into: Array, index: int, errors: dict[int, CarpoolError]) -> None:
-    """What is wrong with one request's memory is no affair of the others in its batch."""
+    """Reads one input; what is wrong with one request's memory is no affair of the others in its batch."""
     try:
         reads.into(name, into)
     except CarpoolError as error:

@@ -1,4 +1,4 @@
-"""Many answers to one request: their way from a model's thread to the front end that waits for them."""
+"""Sends many answers to one request: their way from a model's thread to the front end that waits for them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ANY = -1  # images: an answer has as many rows as it has
 
 
 class PartSink(Protocol):
-    """Where the answers of one request go, until it is `done`. Of the loop's thread."""
+    """Receives the answers of one request, until it is `done`. Of the loop's thread."""
 
     @property
     def full(self) -> bool:
@@ -45,9 +45,9 @@ class PartSink(Protocol):
 
 
 class OutgoingParts:
-    """The parts that wait for one front end, a lane for each model. They go into its outbox in turns, one of
-    each model, and only while little waits there: a reader who is slow, or who asks for more than anybody can
-    read, delays the streams of one model, and neither other models nor whole answers."""
+    """Holds the parts that wait for one front end, a lane for each model. They go into its outbox in turns,
+    one of each model, and only while little waits there: a reader who is slow, or who asks for more than
+    anybody can read, delays the streams of one model, and neither other models nor whole answers."""
 
     def __init__(self, outbox: Outbox, loop: asyncio.AbstractEventLoop) -> None:
         self.outbox = outbox
@@ -63,13 +63,13 @@ class OutgoingParts:
         self._total = 0
 
     def size(self, key: int) -> int:
-        """Bytes of this model's that wait."""
+        """Returns bytes of this model's that wait."""
         return self._sizes.get(key, 0)
 
     def put(self, key: int, piece: bytes) -> None:
         """What is said of the calls of one model is sent in this order."""
         if self._total > MAX_UNSENT:
-            self.outbox.failed("it does not take its answers")
+            self.outbox.failed("it does not read its responses")
             return
         lane = self._lanes.setdefault(key, deque())
         lane.append(piece)
@@ -131,8 +131,8 @@ class LinkParts:
 
 
 class PartWay:
-    """From the thread of one instance to the loop. The thread waits when it is too far ahead, so that a model
-    which answers without end fills no memory.
+    """Brings answers from the thread of one instance to the loop. The thread waits when it is too far ahead,
+    so that a model which answers without end fills no memory.
 
     Answers keep their order, and the end comes after them: all of it goes through the loop's one queue.
     """
@@ -142,7 +142,8 @@ class PartWay:
         self._room = threading.Semaphore(_AHEAD)  # taken in the thread, given back in the loop
 
     def send(self, work: Work, outputs: Mapping[str, Array], finish: str = "", *, last: bool = False) -> bool:
-        """In the model's thread. False: nobody wants more of it. ModelError for what cannot be sent."""
+        """Sends a part, in the model's thread. False: nobody wants more of it. ModelError for what cannot be
+        sent."""
         # Only the loop's thread changes the state, and only away from RUNNING: to read it late costs one
         # answer, which `_deliver` drops.
         if work.state is not RUNNING or work.place is None or work.gives_way:
@@ -228,7 +229,7 @@ class DecoupledPlace:
         self.instance.join(timeout)
 
     def ended(self, index: int, error: CarpoolError | None) -> None:
-        """In the instance's thread, once for each of the works."""
+        """Notes the end, in the instance's thread, once for each of the works."""
         self.instance.riding.pop((self, index), None)
         self._outcomes[index] = Outcome(error=None if error is None else without_stack(error))
         works = self._works
@@ -242,8 +243,8 @@ class DecoupledPlace:
 
 
 class DecoupledInstance:
-    """One instance of a decoupled model, whose places share its thread and its process. A request that takes
-    one while others are under way joins them."""
+    """Represents one instance of a decoupled model, whose places share its thread and its process. A request
+    that takes one while others are under way joins them."""
 
     def __init__(
         self, backend: Backend, signature: Signature, report: Report, loop: asyncio.AbstractEventLoop
@@ -292,7 +293,7 @@ class DecoupledInstance:
         error: CarpoolError
         try:
             self._many.run_many(riders, self._board)
-            error = ModelError(f"{self._model}: its process forgot a request")
+            error = ModelError(f"{self._model}: its process lost a request")
         except CarpoolError as ended:
             error = ended
         except Exception as fault:  # of ours: it must take neither the thread nor its riders down

@@ -104,7 +104,7 @@ class Driver:
         self.plan_turn()
 
     def submit(self, works: Sequence[Work]) -> None:
-        """What came at once: the same moment counts for all of them."""
+        """Submits what came at once: the same moment counts for all of them."""
         closed = self._closed or self._down
         if closed is not None:
             for work in works:
@@ -324,7 +324,7 @@ class Driver:
     # ---- who is told ------------------------------------------------------------------------------------
 
     def _tell(self, work: Work, outcome: Outcome) -> None:
-        """The one answer of an accepted work. Never raises: others wait behind it."""
+        """Gives the one answer of an accepted work. Never raises: others wait behind it."""
         if work in self._open:
             self._open.discard(work)
             try:
@@ -333,7 +333,7 @@ class Driver:
                 log.exception("answer-failed", model=self._model)
 
     def _turn_away(self, work: Work, error: CarpoolError) -> None:
-        """The one answer of a work that was not accepted."""
+        """Gives the one answer of a work that was not accepted."""
         try:
             work.done(work, Outcome(error=error))
         except Exception:
@@ -342,7 +342,7 @@ class Driver:
     # ---- a batch ends -----------------------------------------------------------------------------------
 
     def report(self, executor: Executes, result: BatchResult) -> None:
-        """From an executor's thread."""
+        """Reports a result from an executor's thread."""
         self._loop.call_soon_threadsafe(self.ended, executor, result)
 
     def ended(self, executor: Executes, result: BatchResult) -> None:
@@ -360,8 +360,8 @@ class Driver:
     def _finish(
         self, batch: Batch, now: float, result: BatchResult | None = None, executor: Executes | None = None
     ) -> tuple[bool, Sequence[Job]]:
-        """Whether answers wait for their turn, and whose turn it is now. Without a scheduler that can say so
-        nobody waits for it. An executor that has died of it is replaced."""
+        """Returns whether answers wait for their turn, and whose turn it is now. Without a scheduler that can
+        say so nobody waits for it. An executor that has died of it is replaced."""
         seconds = result.seconds if result is not None and result.clean else None
         in_order = self.scheduler.policy.preserve_ordering and not isinstance(batch.turn, SpareTurn)
         try:
@@ -417,7 +417,7 @@ class Driver:
             executor.abort()
         except Exception:
             log.exception("abort-failed", model=self._model)
-        self._lose(batch.instance, "it did not finish in time")
+        self._lose(batch.instance, "it did not finish within its time limit")
         for work in _works(batch.jobs):
             work.held = Outcome(error=error)
             if not in_order or work.state is GONE:
@@ -465,7 +465,7 @@ class Driver:
 
     @property
     def riders(self) -> int:
-        """How many wait."""
+        """Returns how many wait."""
         return self.scheduler.lanes.requests
 
     def close(self) -> list[Executes]:
@@ -488,7 +488,7 @@ class Driver:
 
 
 def _works(jobs: Sequence[Job]) -> Sequence[Work]:
-    """All that is ever offered to a driver's scheduler."""
+    """Returns all that is ever offered to a driver's scheduler."""
     return cast(Sequence[Work], jobs)
 
 

@@ -1,4 +1,4 @@
-"""What runs the batches of one instance: a thread of its own, or the loop's, where that is over at once."""
+"""Runs the batches of one instance: in a thread of its own, or the loop's, where that is over at once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ STOPPED_S = 2 * _LOOK_S
 
 
 class LoopTime:
-    """How much of its loop's time an engine spends on batches, of all its models: at most two thirds.
+    """Measures how much of its loop's time an engine spends on batches, of all its models: at most two
+    thirds.
 
     Each model alone sees that nobody else waits for it; but what comes for many others waits for the loop.
     """
@@ -49,7 +50,8 @@ class LoopTime:
 
 
 class Brief:
-    """Of one model version whose batches the loop may run: whether they are as short as they were measured.
+    """Decides, of one model version whose batches the loop may run, whether they are as short as they were
+    measured.
 
     Only computing counts. Whoever takes the processor away from the loop's thread takes it from the loop in
     any case, and then the way through another thread is longest. A model that stays slow gets another curve.
@@ -65,7 +67,7 @@ class Brief:
         return self._credit > 0 and self.loop_time.is_free(now)
 
     def ran(self, computed: float) -> None:
-        """For so many seconds. Once its chances are used up, it never comes back."""
+        """Notes a run of so many seconds. Once its chances are used up, it never comes back."""
         if computed > _FAR_TOO_LONG_S:
             self._credit = 0
         elif computed > _HELD_S:
@@ -75,7 +77,8 @@ class Brief:
 
 
 class Executes(Protocol):
-    """What runs the batches of one instance. Called on the loop's thread; how batches end is reported."""
+    """Defines what runs the batches of one instance. Called on the loop's thread; how batches end is
+    reported."""
 
     @property
     def alive(self) -> bool:
@@ -83,7 +86,7 @@ class Executes(Protocol):
 
     @property
     def responsive(self) -> bool:
-        """False while the process that runs it does not move."""
+        """Returns False while the process that runs it does not move."""
 
     def run(self, works: Sequence[Work]) -> None: ...
 
@@ -203,7 +206,8 @@ class Executor:
             _log.exception("close-failed", model=self._model)
 
     def _look(self, before: int) -> None:
-        """So long after `before`. One that is the same is stopped; if there was none, nobody need look."""
+        """Looks so long after `before`. One that is the same is stopped; if there was none, nobody need
+        look."""
         if self._runs == before:
             if before % 2:
                 _log.error("batch-stopped", model=self._model, after_s=_LOOK_S)

@@ -1,4 +1,4 @@
-"""What a model takes: its signature, and whether given arrays fit it."""
+"""Describes what a model takes: its signature, and whether given arrays fit it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def signature_of(config: ModelConfig) -> Signature:
 
 
 def shape_key(signature: Signature, arrays: Mapping[str, Array]) -> tuple[Any, ...] | None:
-    """What must be equal to share a batch: only what may vary in shape, or be left out, can differ."""
+    """Returns what must be equal to share a batch: only what may vary in shape, or be left out, can
+    differ."""
     varying = [spec.name for spec in signature.inputs if spec.optional or -1 in spec.shape]
     if not varying:
         return None
@@ -37,7 +38,7 @@ def only_input(signature: Signature) -> TensorSpec:
 
 
 def check_inputs(signature: Signature, given: Mapping[str, Array]) -> tuple[dict[str, Array], bool]:
-    """Arrays with their batch dimension, and whether we added it."""
+    """Returns arrays with their batch dimension, and whether we added it."""
     for name in given:
         if name not in signature.input_named:
             raise InvalidInput(f"{signature.model} has no input {name!r}", field=name)
@@ -58,7 +59,7 @@ def check_inputs(signature: Signature, given: Mapping[str, Array]) -> tuple[dict
         arrays[spec.name] = array[np.newaxis] if alone else array
         _check_shape(spec, arrays[spec.name], signature)
     if not arrays and signature.max_batch:
-        raise InvalidInput(f"{signature.model} needs one of its inputs at least")
+        raise InvalidInput(f"{signature.model} needs at least one of its inputs")
     if len({len(array) for array in arrays.values()} if signature.max_batch else {1}) > 1 or len(added) > 1:
         raise InvalidInput(f"the inputs of {signature.model} hold different numbers of images")
     return arrays, added == {True}

@@ -1,5 +1,5 @@
-"""Memory of the engine's own, for requests that it makes itself of models in the runner: steps of ensembles,
-and calls that Python models make of others.
+"""Lends memory of the engine's own to requests that it makes itself of models in the runner: steps of
+ensembles, and calls that Python models make of others.
 
 The inputs are copied there, and the outputs from there: the other process maps nothing else of the engine.
 """
@@ -35,7 +35,8 @@ _WRITING_S = 0.001
 
 
 class StepMemory:
-    """Of the loop's thread. `share` gives the file to the runner, `entry_of` knows what front ends know."""
+    """Belongs to the loop's thread. `share` gives the file to the runner, `entry_of` knows what front ends
+    know."""
 
     def __init__(
         self,
@@ -61,7 +62,8 @@ class StepMemory:
         work.done = partial(lent.ended, work.done)
 
     def lend(self, key: int, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Lent:
-        """A place with these inputs in it, for the model of this key. Raises where there is no room."""
+        """Returns a place with these inputs in it, for the model of this key. Raises where there is no
+        room."""
         entry = self._entry_of(key)
         if entry is None:
             raise Unavailable("the model was unloaded meanwhile", reason="unloading")
@@ -114,7 +116,7 @@ class StepMemory:
 
 
 class Lent:
-    """A piece of it, until it is given back, once."""
+    """Represents a piece of it, until it is given back, once."""
 
     def __init__(self, place: RequestPlace, slot: ArenaSlot) -> None:
         self.place = place
@@ -130,7 +132,8 @@ class Lent:
         done(work, outcome)
 
     def outputs(self) -> dict[str, Array]:
-        """What the model wrote, which is the caller's own from here on. Raises what is wrong with it."""
+        """Returns what the model wrote, which is the caller's own from here on. Raises what is wrong with
+        it."""
         place = self.place
         if place.error is not None:
             raise place.error
@@ -166,7 +169,7 @@ class Lent:
         return {tensor.name: tensor.data.copy() for tensor in bind(heads, memory, "output")}
 
     def give_back(self) -> None:
-        """When nothing is written there any more, which may be a little later."""
+        """Gives it back when nothing is written there any more, which may be a little later."""
         if self.place.close():
             self._slot.release()
             self.place.forget()

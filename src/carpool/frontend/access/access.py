@@ -1,4 +1,4 @@
-"""All that stands between the network and a front end, built from the settings and kept up to date.
+"""Builds all that stands between the network and a front end from the settings, and keeps it up to date.
 
 A certificate is tried in a handshake with itself before anybody meets it, so that one that is half written,
 expired or mismatched never replaces one that works.
@@ -29,14 +29,14 @@ from carpool.observe.logs import logger
 log = logger("access")
 
 _MOST_BYTES = 1 << 20
-_TOO_LONG = f"over {_MOST_BYTES} bytes is no certificate"
+_TOO_LONG = f"over {_MOST_BYTES} bytes is too large for a certificate"
 _MOST_STEPS = 10  # of a handshake, there and back
 _EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Pair:
-    """PEM, as it was read at one moment. `client_ca` signs whoever may connect; empty: anybody may."""
+    """Holds PEM, as it was read at one moment. `client_ca` signs whoever may connect; empty: anybody may."""
 
     cert: bytes
     key: bytes
@@ -44,7 +44,7 @@ class Pair:
 
 
 class Tls:
-    """What new connections are met with."""
+    """Holds what new connections are met with."""
 
     def __init__(
         self, cert_file: str, key_file: str, client_ca_file: str = "", protocol: str = "http/1.1"
@@ -57,14 +57,14 @@ class Tls:
         self.context.sslobject_class = AnswersPlainHttp
         self._read()
         if Path(key_file).stat().st_mode & stat.S_IROTH:
-            log.warning("private-key-readable", file=key_file, why="everybody on this machine can read it")
+            log.warning("private-key-readable", file=key_file, why="every user of this machine can read it")
 
     def reload(self) -> None:
         """The files have changed. Connections that are open keep what they began with."""
         try:
             self._read()
         except ConfigError as error:
-            log.error("certificate-not-read", error=error.message, keeps="the one before")
+            log.error("certificate-not-read", error=error.message, keeps="the previous one")
 
     def _read(self) -> None:
         pair, until = read_pair(*self._files)
@@ -89,14 +89,15 @@ def _in_words(files: str) -> Iterator[None]:
     try:
         yield
     except ssl.SSLCertVerificationError as error:
-        raise ConfigError(f"{files}: clients would refuse it: {error.verify_message}") from None
+        raise ConfigError(f"{files}: clients would reject it: {error.verify_message}") from None
     except (ssl.SSLError, ValueError) as error:
         why = (getattr(error, "reason", None) or "not PEM").replace("_", " ").lower()
         raise ConfigError(f"{files}: not a certificate and its key: {why}") from None
 
 
 def _use(context: ssl.SSLContext, pair: Pair) -> None:
-    """For the handshakes from now on. The bytes were tried before: what is in the files may be newer."""
+    """Uses this pair for the handshakes from now on. The bytes were tried before: what is in the files may be
+    newer."""
     with _file_of(pair.cert) as cert, _file_of(pair.key) as key:
         context.load_cert_chain(cert, key, password=_no_password)
     if pair.client_ca:
@@ -181,7 +182,7 @@ def _stamp(file: str) -> tuple[int, ...]:
 
 
 class Access:
-    """One per front end. `tls` is None where connections are not encrypted."""
+    """Guards one front end. `tls` is None where connections are not encrypted."""
 
     def __init__(self, settings: ServerSettings, *, loopback: bool, over_grpc: bool = False) -> None:
         """Raises `ConfigError` for files that will not do."""

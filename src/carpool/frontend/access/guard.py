@@ -78,7 +78,8 @@ def read_restrictions(given: Sequence[str], option: str, prefix: str = "") -> Re
 
 
 class Names:
-    """By which a server may be called. `loopback`: it listens on this machine's own addresses only."""
+    """Holds the names by which a server may be called. `loopback`: it listens on this machine's own addresses
+    only."""
 
     def __init__(self, *, loopback: bool = False, allowed: Collection[str] = ()) -> None:
         self._loopback = loopback
@@ -93,15 +94,17 @@ class Names:
         if name in self._allowed or name == "localhost" or self._is_address(name):
             return
         raise Forbidden(
-            f"this server is not called '{name[:_LONGEST_SHOWN]}': it answers to localhost,"
-            " and to other names after --allowed-host NAME"
+            f"this server is not called '{name[:_LONGEST_SHOWN]}': it accepts localhost, and other names "
+            "given with --allowed-host NAME"
         )
 
     def check_site(self, headers: Mapping[bytes, bytes]) -> None:
         """Raise `Forbidden` when a browser says that another site's page sends this."""
         site, origin = headers.get(b"sec-fetch-site", _OWN[0]), headers.get(b"origin")
         if site not in _OWN or (origin is not None and not self._is_own(origin, headers.get(b"host", b""))):
-            raise Forbidden("a browser sends this for a page of another site, which may change nothing here")
+            raise Forbidden(
+                "a browser sent this for a page of another site, which must not change this server"
+            )
 
     def _is_own(self, origin: bytes, host: bytes) -> bool:
         scheme, _, authority = origin.decode("ascii", "replace").partition("://")
@@ -135,7 +138,7 @@ def _plain(name: str) -> str:
 
 
 class Guard:
-    """One per front end, used in its loop's thread only.
+    """Guards one front end, and is used in its loop's thread only.
 
     `generation` changes with the keys: what was decided under another one has to be decided again.
     """
@@ -162,7 +165,7 @@ class Guard:
 
     @property
     def looks_at_fields(self) -> bool:
-        """Whether what a call says beside its message decides whether it may pass."""
+        """Returns whether what a call says beside its message decides whether it may pass."""
         return self.has_keys or bool(self._restricted)
 
     @property
@@ -173,15 +176,15 @@ class Guard:
 
     @property
     def asks_for_keys(self) -> bool:
-        """For inference."""
+        """Returns whether keys are needed for inference."""
         return bool(self._files[0])
 
     def reload(self) -> None:
-        """The files have changed. Those that will not do leave the keys as they were."""
+        """The files have changed. Those that will not do leave the previous keys."""
         try:
             keys = read_keys(*self._files)
         except ConfigError as error:
-            log.error("keys-not-read", error=error.message, keeps="the keys as they were")
+            log.error("keys-not-read", error=error.message, keeps="the previous keys")
             return
         self._keys = keys
         self.generation += 1
@@ -251,7 +254,7 @@ class Guard:
             sentence = "a key is needed: " if key is None else "this key is not known: "
             raise Unauthenticated(f"{sentence}send one as 'Authorization: Bearer …' or 'X-API-Key: …'")
         if rule.kind is Kind.CONTROL and not who.admin:
-            raise Forbidden(f"the key of {who.name} is for inference: this takes a key of --admin-key-file")
+            raise Forbidden(f"the key of {who.name} is for inference: this needs a key of --admin-key-file")
         return who
 
     def _tell_refused(self, error: CarpoolError, what: str) -> None:
@@ -274,13 +277,16 @@ def check_model(who: Principal | None, model: str, *, whole_server: bool = False
     if who is None or not who.models:
         return
     if not model and whole_server:
-        raise Forbidden(f"the key of {who.name} is for some models, and this concerns the whole server")
+        raise Forbidden(
+            f"the key of {who.name} is for some models, but this request concerns the whole server"
+        )
     if model and not who.may_use(model):
         raise Forbidden(f"the key of {who.name} is not for model '{model[:80]}'")
 
 
 def presented(authorization: bytes | None, api_key: bytes | None) -> bytes | None:
-    """The key in one of the two fields. Another scheme is not ours: a proxy in front may have its own."""
+    """Returns the key in one of the two fields. Another scheme is not ours: a proxy in front may have its
+    own."""
     if authorization is not None and authorization[: len(_BEARER)].lower() == _BEARER:
         return authorization[len(_BEARER) :].strip(b" ")
     return api_key

@@ -1,4 +1,4 @@
-"""Key files: who holds a key, and what for.
+"""Reads key files: who holds a key, and what for.
 
 One key a line, `name key [priority=N] [models=a,b*] [weight=W]`; lines that start with # are remarks. No part
 of a key is ever in an error or in the log: lines are named by number.
@@ -45,18 +45,18 @@ class Principal:
 
 
 def told(who: Principal | None) -> dict[str, object]:
-    """For the engine, with what somebody asks of it."""
+    """Returns who asks, for the engine, with what somebody asks of it."""
     return {} if who is None else {"by": who.name, "admin": who.admin}
 
 
 def digest_of(key: bytes) -> bytes:
-    """Keyed with what nobody outside this process knows: how long it takes to compare two of them, or to look
-    one up, says nothing about the keys."""
+    """Returns a digest keyed with what nobody outside this process knows: how long it takes to compare two of
+    them, or to look one up, says nothing about the keys."""
     return hashlib.blake2b(key, key=_pepper, digest_size=32).digest()
 
 
 class Keys:
-    """The keys of both files, as they were read together."""
+    """Holds the keys of both files, as they were read together."""
 
     def __init__(self, principals: Iterable[Principal] = ()) -> None:
         self._by_digest = {principal.digest: principal for principal in principals}
@@ -77,7 +77,7 @@ def read_keys(api_file: str, admin_file: str) -> Keys:
         if file:
             principals = list(_parsed(file, _text(file), admin))
             if not principals:
-                raise ConfigError(f"{file}: there is no key in it: one 'name key' a line")
+                raise ConfigError(f"{file}: it has no key; write one 'name key' per line")
             found += principals
             _check_unique(found, file)
     return Keys(found)
@@ -91,14 +91,14 @@ def _text(file: str) -> str:
                 raise ConfigError(f"{file}: is not a file")
             if mode & (stat.S_IROTH | stat.S_IWOTH):
                 raise ConfigError(
-                    f"{file}: everybody on this machine can read or write it: chmod o-rw {file}"
-                    " (a secret of Kubernetes: defaultMode 0440)"
+                    f"{file}: every user of this machine can read or write it: chmod o-rw {file} (for a "
+                    "Kubernetes Secret: defaultMode 0440)"
                 )
             content = opened.read(_MOST_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from None
     if len(content) > _MOST_BYTES:
-        raise ConfigError(f"{file}: over {_MOST_BYTES} bytes is no key file")
+        raise ConfigError(f"{file}: over {_MOST_BYTES} bytes is too large for a key file")
     try:
         return content.decode("ascii")
     except UnicodeDecodeError:
@@ -134,7 +134,9 @@ def _options(where: str, words: list[str]) -> dict[str, str]:
     for word in words:
         option, equals, value = word.partition("=")
         if option not in ("priority", "models", "weight") or not equals or option in given:
-            raise ConfigError(f"{where}: after the key come priority=N, models=a,b* and weight=W, once each")
+            raise ConfigError(
+                f"{where}: after the key, priority=N, models=a,b* and weight=W may follow, once each"
+            )
         given[option] = value
     return given
 
@@ -165,9 +167,9 @@ def _check_unique(principals: Iterable[Principal], file: str) -> None:
     digests: dict[bytes, str] = {}
     for principal in principals:
         if principal.name in names:
-            raise ConfigError(f"{file}: the name {principal.name} is there twice")
+            raise ConfigError(f"{file}: the name {principal.name} is given twice")
         if principal.digest in digests:
             both = f"{digests[principal.digest]} and {principal.name}"
-            raise ConfigError(f"{file}: {both} have the same key, and need two")
+            raise ConfigError(f"{file}: {both} have the same key: give each its own")
         names.add(principal.name)
         digests[principal.digest] = principal.name

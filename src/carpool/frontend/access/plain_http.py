@@ -1,4 +1,4 @@
-"""An answer for clients that send plain HTTP to a port that speaks TLS, where the connection would be closed
+"""Answers clients that send plain HTTP to a port that speaks TLS, where the connection would be closed
 without a word."""
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ _ANSWER = _ANSWER % len(_BODY) + b"connection: close\r\n\r\n" + _BODY
 
 
 class AnswersPlainHttp(ssl.SSLObject):
-    """The side of a server, for `SSLContext.sslobject_class`. The event loop writes what lies in `outgoing`
-    when a handshake wants more, so that is where the answer goes; what comes then ends the connection."""
+    """Represents the side of a server, for `SSLContext.sslobject_class`. The event loop writes what lies in
+    `outgoing` when a handshake wants more, so that is where the answer goes; what comes then ends the
+    connection."""
 
     _outgoing: ssl.MemoryBIO
     _told = False

@@ -1,4 +1,4 @@
-"""Every route of both doors, and what it takes to use it. What is not listed takes the most."""
+"""Lists every route of both doors, and what it takes to use it. What is not listed takes the most."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Kind(StrEnum):
-    """What a route is for, and so whose key opens it once keys are asked for."""
+    """Names what a route is for, and so whose key opens it once keys are asked for."""
 
     HEALTH = "health"  # anybody's, always
     PAGE = "page"  # the console's files, which say nothing about this server: anybody's, always
@@ -92,5 +92,6 @@ RULES: dict[str, Rule] = {name: rule for rule, names in _TABLE.items() for name 
 
 
 def rule_of(name: str) -> Rule:
-    """A route that somebody forgot to list is for administrators, and for no other site's pages."""
+    """Returns the rule of a route; one that somebody forgot to list is for administrators, and for no other
+    site's pages."""
     return RULES.get(name, Rule(Kind.CONTROL, True))

@@ -1,5 +1,5 @@
-"""How often is a cache wrong? Some of its answers are computed all the same, and compared with what was
-sent."""
+"""Measures how often a cache is wrong. Some of its answers are computed all the same, and compared with what
+was sent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logger("cache")
 
 
 class CacheAudit(Recomputation[Difference]):
-    """One answer to a picture of a picture route, after it was sent."""
+    """Audits one answer to a picture of a picture route, after it was sent."""
 
     def __init__(
         self, service: CallService, name: str, model: ModelCache, picture: RoutePicture, hit: Hit

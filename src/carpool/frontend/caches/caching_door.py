@@ -1,5 +1,5 @@
-"""The feature of models whose answers are kept: one look for each request, and one computation for all that
-ask the same at once.
+"""Implements the feature of models whose answers are kept: one look for each request, and one computation for
+all that ask the same at once.
 
     known? ──► answered
       │ no: is it being computed? ──► waits for that answer
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class Caching:
-    """The feature, for versions whose settings ask for it."""
+    """Implements the feature, for versions whose settings ask for it."""
 
     def __init__(self, service: CallService, caches: Caches) -> None:
         self._service = service
@@ -84,7 +84,8 @@ class CachingDoor:
 
 
 class Lookup:
-    """One request, from the look to its answer. Implements `Call` for who asks and `Hears` for what runs."""
+    """Represents one request, from the look to its answer. Implements `Call` for who asks and `Hears` for
+    what runs."""
 
     __slots__ = (
         *("_ask", "_asker", "_began", "_bytes", "_caches", "_computing", "_content", "_door", "_fast"),
@@ -165,7 +166,7 @@ class Lookup:
         return sum(map(len, self._question.pieces))
 
     def _make_sure(self, looked: Looked, entry: Entry | None) -> bool:
-        """The keyed digest, of what may be known or will be kept."""
+        """Takes the keyed digest, of what may be known or will be kept."""
         digests, text, pieces = self._caches.digests, self._said.text, self._question.pieces
         if self._size <= _AT_ONCE:
             if self._keep:
@@ -194,7 +195,7 @@ class Lookup:
         return True
 
     def is_same(self, other: Lookup) -> bool:
-        """Told from their bytes, which both still have."""
+        """Returns whether both are the same, told from their bytes, which both still have."""
         if (self._in_slot and self._content.gone) or other._said.text != self._said.text:
             return False
         return same_bytes(self._question.pieces, other._question.pieces)
@@ -217,7 +218,7 @@ class Lookup:
 
     def _too_late(self) -> None:
         self._timer = None
-        why = f"{self._ask.entry.name}: the deadline passed while another request computed the same"
+        why = f"{self._ask.entry.name}: the deadline passed while an identical request was computed"
         self._fail(DeadlineExceeded(why))
 
     # ── threads ──
@@ -273,7 +274,7 @@ class Lookup:
         return True
 
     def _compare(self, seen: PictureLook | None) -> bool:
-        """With what was computed."""
+        """Compares it with what was computed."""
         source, wish, now = self._source, self._question.wish, monotonic()
         assert source is not None
         found = self._caches.similar_hit(self._model, source, seen, wish, now)
@@ -303,12 +304,13 @@ class Lookup:
 
     @property
     def _audited_picture(self) -> RoutePicture | None:
-        """What can be computed again and compared."""
+        """Returns what can be computed again and compared."""
         content = self._content
         return content if isinstance(content, RoutePicture) and content.drawn is None else None
 
     def _audit(self, found: Hit) -> Callable[[], None] | None:
-        """To be begun when the answer is away, which may give back the memory of the picture."""
+        """Returns an audit to be begun when the answer is away, which may give back the memory of the
+        picture."""
         picture = self._audited_picture
         if picture is None:
             return None
@@ -337,7 +339,7 @@ class Lookup:
 
     @property
     def _is_decoded(self) -> bool:
-        """Here, once it is offered."""
+        """Returns whether it is decoded here, once it is offered."""
         return isinstance(self._content, SentPictures) and not self._content.is_file
 
     def _shared_name(self) -> bytes | None:
@@ -453,7 +455,7 @@ class Lookup:
                     other._answer_joined(kept)
 
     def _send(self, made: Made) -> None:
-        """The end of it, once."""
+        """Ends it, once."""
         over, self._over = self._over, True
         self._content.drop()
         if not over and not self.abandoned:
@@ -548,7 +550,7 @@ def _question(ask: Ask, asker: Asker, content: Content) -> Question:
 
 
 def _read_value(value: bytes) -> Kept | None:
-    """What another server kept; None for what is no such thing."""
+    """Returns what another server kept; None for what is no such thing."""
     if len(value) < _VALUE.size:
         return None
     number, length = _VALUE.unpack_from(value)

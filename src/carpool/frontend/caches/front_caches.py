@@ -1,4 +1,5 @@
-"""The caches of one front end: what is kept for each model, in how much memory, and how it is counted."""
+"""Keeps the caches of one front end: what is kept for each model, in how much memory, and how it is
+counted."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ class SharedAnswers(Protocol):
 
 
 class Question(NamedTuple):
-    """What is looked up: what identifies it besides its bytes, and those, in pieces."""
+    """Describes what is looked up: what identifies it besides its bytes, and those, in pieces."""
 
     form: str
     head: RequestHead
@@ -73,7 +74,8 @@ class Question(NamedTuple):
 
 
 class Hit(NamedTuple):
-    """An answer that is known. `source` and `change` are of one to another picture that shows the same."""
+    """Describes an answer that is known. `source` and `change` are of one to another picture that shows the
+    same."""
 
     kept: Kept
     status: CacheStatus
@@ -83,7 +85,8 @@ class Hit(NamedTuple):
 
 
 class Looked(NamedTuple):
-    """What was found: an answer, or what has the same fast digest, and whether its scene was looked at."""
+    """Describes what was found: an answer, or what has the same fast digest, and whether its scene was looked
+    at."""
 
     said: Said
     fast: int = 0
@@ -96,7 +99,7 @@ class Looked(NamedTuple):
 
 
 class CacheParts(NamedTuple):
-    """What a front end may keep, and with whom it shares."""
+    """Defines what a front end may keep, and with whom it shares."""
 
     most_bytes: int = 64 * MIB
     secret: str = ""
@@ -104,7 +107,7 @@ class CacheParts(NamedTuple):
 
 
 class ModelCache:
-    """The cache of one model's version, as long as the catalogue has it. Counts what it has."""
+    """Implements the cache of one model's version, as long as the catalogue has it. Counts what it has."""
 
     def __init__(self, entry: ModelEntry, row: Row, digests: Digests) -> None:
         assert entry.cache is not None
@@ -121,8 +124,8 @@ class ModelCache:
     def said(
         self, form: str, head: RequestHead, options: Options | None, drawn: str | None, sender: Sender
     ) -> Said | None:
-        """What identifies a request besides its bytes; None for one that is never looked up. Of heads and
-        options that come again and again, the very objects, it is known already."""
+        """Returns what identifies a request besides its bytes; None for one that is never looked up. Of heads
+        and options that come again and again, the very objects, it is known already."""
         whose = sender.source if self._by_source else sender.holder
         key = form, id(head), id(options), drawn, whose
         known = self._described.get(key)
@@ -138,8 +141,8 @@ class ModelCache:
         return made
 
     def way(self, form: str, head: RequestHead, options: Options | None, sender: Sender) -> bytes:
-        """What a picture has in common with others of its source that are asked for in the same way: all but
-        its length."""
+        """Returns what a picture has in common with others of its source that are asked for in the same way:
+        all but its length."""
         key = form, id(head), id(options), sender.source
         known = self._ways.get(key)
         if known is not None:
@@ -153,7 +156,7 @@ class ModelCache:
         return made
 
     def is_audited(self, source: SourceAnswers | None, now: float) -> bool:
-        """Whether the turn of this hit has come. Without a source, it is the same request again."""
+        """Returns whether the turn of this hit has come. Without a source, it is the same request again."""
         if source is None:
             return random() < self.settings.audit * _EXACT_PART
         return is_audited(source, self.settings, now)
@@ -184,7 +187,7 @@ class ModelCache:
 
     @property
     def holds_back(self) -> bool:
-        """Whether the gate's no waits until the request was looked up."""
+        """Returns whether the gate's no waits until the request was looked up."""
         return self._hits * _WORTH_READING >= max(1, self._looks)
 
 
@@ -194,7 +197,7 @@ def exact_hit(entry: Entry, now: float) -> Hit:
 
 
 class Caches:
-    """One per front end. What looks is made when the first model comes that keeps answers.
+    """Holds the caches of one front end. What looks is made when the first model comes that keeps answers.
 
     What is shared has its model's mark in the key: a word that whoever clears a model's answers renews, for
     all servers. While it is not known, nothing of that model is shared. To delete what there is instead, a
@@ -234,8 +237,8 @@ class Caches:
         return found
 
     def known(self, model: ModelCache, asked: Question, now: float) -> Looked | None:
-        """The one look for an answer, as far as it takes no thread. None: this is neither looked up nor
-        kept."""
+        """Returns the one look for an answer, as far as it takes no thread. None: this is neither looked up
+        nor kept."""
         form, head, pieces, sender, wish, options, drawn, is_picture = asked
         said = model.said(form, head, options, drawn, sender)
         size = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
@@ -274,7 +277,7 @@ class Caches:
     def similar_hit(
         self, model: ModelCache, source: SourceAnswers, seen: PictureLook | None, wish: Wish, now: float
     ) -> Hit | None:
-        """What was computed of another picture that shows the same."""
+        """Returns what was computed of another picture that shows the same."""
         if seen is None or not wish.look:
             return None
         found = self.similar.look(source, seen, model.settings, now, wish.max_age)
@@ -318,12 +321,13 @@ class Caches:
         return known and self._models.get(entry.key) is model
 
     def is_shared(self, model: ModelCache) -> bool:
-        """Whether other servers can be asked now."""
+        """Returns whether other servers can be asked now."""
         return self.shared is not None and self.shared.up and model.entry.name in self.marks
 
     @property
     def is_waited_for(self) -> bool:
-        """By what is ready for the engine: while others know enough of it, and say so in time."""
+        """Returns whether what is ready for the engine waits for it: while others know enough of it, and say
+        so in time."""
         known = self._shared_hits * _WORTH_READING >= self._shared_looks
         return known and self.shared is not None and self.shared.is_prompt
 
@@ -335,7 +339,7 @@ class Caches:
             self._shared_hits //= 2
 
     async def clear_shared(self, name: str) -> bool | None:
-        """For all servers, those that look once a second. None: nothing is shared."""
+        """Clears a cache for all servers, those that look once a second. None: nothing is shared."""
         if self.shared is None:
             return None
         done: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
@@ -343,7 +347,7 @@ class Caches:
         return await done is not None
 
     def _follow(self, shared: SharedAnswers) -> None:
-        """Once a second: for the metrics, and whether somebody cleared something."""
+        """Looks once a second: for the metrics, and whether somebody cleared something."""
         loop, row = asyncio.get_running_loop(), self._block.server
         if self._noting is not None:
             self._noting.cancel()

@@ -1,4 +1,4 @@
-"""What goes down and up between a request and the features around the engine.
+"""Defines what goes down and up between a request and the features around the engine.
 
 A feature is a wrapper: it has the `infer` of a door, and passes on what it does not answer itself. Above the
 bottom (`placed_call.Placing`) an `Ask` has a content in the place of a slot, and answers come as `Made`. A
@@ -24,7 +24,7 @@ from carpool.wire.v2 import Placed, RequestHead
 
 
 class Infers(Protocol):
-    """A door, or what is wrapped around one."""
+    """Defines a door, or what is wrapped around one."""
 
     def infer(self, ask: Ask, hears: Hears) -> Call: ...
 
@@ -33,22 +33,22 @@ class Feature(Protocol):
     """Something that requests for some versions get besides being run."""
 
     def around(self, inner: Infers, entry: ModelEntry) -> Infers:
-        """What serves this version, with the feature; `inner` itself where that is switched off."""
+        """Returns what serves this version, with the feature; `inner` itself where that is switched off."""
 
 
 class Asker(Protocol):
-    """The request's own side: what is known of it besides what is asked."""
+    """Defines the request's own side: what is known of it besides what is asked."""
 
     @property
     def entry(self) -> ModelEntry:
-        """What was to serve it when it came, and where that is counted."""
+        """Returns what was to serve it when it came, and where that is counted."""
 
     @property
     def row(self) -> Row | None: ...
 
     @property
     def client(self) -> str:
-        """Whose account it is charged to, or its address."""
+        """Returns whose account it is charged to, or its address."""
 
     @property
     def form(self) -> str:
@@ -56,15 +56,15 @@ class Asker(Protocol):
 
     @property
     def wish(self) -> Wish:
-        """What it says about caches."""
+        """Returns what it says about caches."""
 
     @property
     def looked(self) -> object:
-        """What was found where its answer was looked for already."""
+        """Returns what was found where its answer was looked for already."""
 
     @property
     def rollout(self) -> object:
-        """Between two versions, one of which was chosen for it: what chose; None where it named one."""
+        """Returns what chose between two versions for it; None where it named one."""
 
     @property
     def refuses_many(self) -> str: ...
@@ -76,19 +76,20 @@ class Asker(Protocol):
     def sent_fields(self) -> Mapping[bytes, bytes]: ...
 
     def named(self, head: RequestHead) -> RequestHead:
-        """With the request's own id, where the head is one that many share."""
+        """Returns the head with the request's own id, where the head is one that many share."""
 
     def answer_takes_long(self) -> None:
-        """A thread works on the answer."""
+        """Notes that a thread works on the answer."""
 
     def encode(self, made: Made) -> Kept:
-        """The outputs as they are sent, without what belongs to this request alone. Also when its client has
-        left: others may wait for the same."""
+        """Returns the outputs as they are sent, without what belongs to this request alone. Also when its
+        client has left: others may wait for the same."""
 
 
 @dataclass(slots=True)
 class Made(Answer):
-    """An answer that is ready to be written. Its outputs may be views that end with `Hears.done`."""
+    """Describes an answer that is ready to be written. Its outputs may be views that end with
+    `Hears.done`."""
 
     entry: ModelEntry | None = None  # who gave it
     pictures: SentPictures | None = None  # what it answers, where that were pictures

@@ -1,4 +1,4 @@
-"""One request from its head to its answer, whatever protocol it comes over.
+"""Leads one request from its head to its answer, whatever protocol it comes over.
 
 A protocol reads a request, and says where its tensors lie: in the slot that its body came into
 (`_offer_in_place`), in pieces (`_offer_pieces`), or still in pictures (`_offer_pictures`). It writes what
@@ -60,8 +60,8 @@ class ClientCall(RequestPlacement):
         raise NotImplementedError
 
     def _say_part(self, answer: Answer) -> None:
-        """One of the answers of a decoupled model, in their order; then `_write` for the end, without any
-        outputs, or `_write_error`. What this raises ends the request: who reads too slowly is cut off."""
+        """Writes one of the answers of a decoupled model, in their order; then `_write` for the end, without
+        any outputs, or `_write_error`. What this raises ends the request: who reads too slowly is cut off."""
 
     def encode(self, made: Made) -> Kept:
         """The outputs as `_write` sends them, without what belongs to this request alone."""
@@ -72,12 +72,12 @@ class ClientCall(RequestPlacement):
         raise NotImplementedError
 
     def origin(self, error: CarpoolError | None) -> Origin:
-        """How it came, and how it was answered, for its span."""
+        """Returns how it came, and how it was answered, for its span."""
         raise NotImplementedError
 
     @property
     def pictures(self) -> SentPictures | None:
-        """Until it has been answered, and while observers are told."""
+        """Returns the pictures until it has been answered, and while observers are told."""
         return self._pictures
 
     @property
@@ -189,7 +189,7 @@ class ClientCall(RequestPlacement):
         self.row.observe(REQUEST_SECONDS, now - self.arrived)
 
     def _times(self, timing: Timing) -> Times:
-        """With the front end's own seconds around those of the engine."""
+        """Returns the times with the front end's own seconds around those of the engine."""
         before, after = self._offered_at - self.arrived, monotonic() - self._done_at
         return Times(
             (before + timing.input) * 1e3,

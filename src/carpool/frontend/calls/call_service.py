@@ -1,5 +1,5 @@
-"""What every request needs of its front end: the door, memory, threads, counters, and what is wrapped around
-the door for its model."""
+"""Holds what every request needs of its front end: the door, memory, threads, counters, and what is wrapped
+around the door for its model."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ class Observer(Protocol):
     """Sees how requests end, in the loop's thread: it must not raise or take long."""
 
     def answered(self, call: ClientCall, answer: Answer, times: tuple[float, float, float]) -> None:
-        """Well: when it was offered, when that was done, and now, by `time.monotonic()`."""
+        """Notes that a call was answered well: when it was offered, when that was done, and now, by
+        `time.monotonic()`."""
 
     def failed(self, call: ClientCall, error: CarpoolError, timing: Timing | None, now: float) -> None: ...
 
 
 class CallService:
-    """One per front end, used in its loop's thread only."""
+    """Serves the calls of one front end, and is used in its loop's thread only."""
 
     def __init__(
         self,
@@ -60,7 +61,8 @@ class CallService:
         self._rows_of: Catalog | None = None
 
     def row(self, entry: ModelEntry) -> Row:
-        """This process's counters for a model version, kept as long as the catalogue they were taken for."""
+        """Returns this process's counters for a model version, kept as long as the catalogue they were taken
+        for."""
         catalog = self.door.catalog
         if self._rows_of is not catalog:
             self._rows_of = catalog

@@ -1,4 +1,4 @@
-"""Clients' shared memory as front ends use it, HTTP and gRPC alike.
+"""Implements clients' shared memory as front ends use it, HTTP and gRPC alike.
 
     fetch = memory.fetch(head, entry)     # which regions, and where everything will lie in a slot
     fetch.into(slot.view)                 # copies the inputs; in a thread if `fetch.takes_long`
@@ -48,7 +48,7 @@ def names_regions(head: RequestHead) -> bool:
 
 
 class ClientMemory:
-    """The regions that the catalogue names, open. For one thread; what it hands out is for any."""
+    """Keeps the regions that the catalogue names open. For one thread; what it hands out is for any."""
 
     def __init__(self, door: Door, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -59,8 +59,8 @@ class ClientMemory:
         door.watch(self._renewed)
 
     def fetch(self, head: RequestHead, *, by_engine: bool = False) -> Fetch:
-        """For a request whose other inputs lie in the first `tail_size` bytes of the slot. The engine may be
-        able to fetch them itself, if that is all there is to do for them."""
+        """Returns a plan for a request whose other inputs lie in the first `tail_size` bytes of the slot. The
+        engine may be able to fetch them itself, if that is all there is to do for them."""
         inputs = head.inputs
         known = self._known.get(id(inputs))
         if known is None or known.inputs is not inputs:
@@ -71,7 +71,7 @@ class ClientMemory:
         return last
 
     def outlets(self, outputs: Sequence[RequestedOutput]) -> Outlets | None:
-        """Where the outputs go that are wanted in regions; None when there are none."""
+        """Returns where the outputs go that are wanted in regions; None when there are none."""
         if not outputs:
             return None
         found = [
@@ -135,7 +135,7 @@ class ClientMemory:
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """One input, from its region to a slot."""
+    """Represents one input, from its region to a slot."""
 
     owner: str
     place: SharedMemory
@@ -145,7 +145,7 @@ class _Move:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What all requests with the same inputs have in common."""
+    """Holds what all requests with the same inputs have in common."""
 
     inputs: Sequence[TensorHead]
     size: int
@@ -156,7 +156,7 @@ class _Plan:
 
 
 def _plan(inputs: Sequence[TensorHead], tail_size: int) -> _Plan:
-    """Behind the inputs that came with the request, each on a boundary that arrays like."""
+    """Places them behind the inputs that came with the request, each on a boundary that arrays like."""
     placed: list[TensorHead] = []
     moves: list[_Move] = []
     checked: list[TensorHead] = []
@@ -195,8 +195,8 @@ class _Known:
 
 
 class Fetch:
-    """A request on its way from regions to a slot of `size` bytes, where `head` finds all its inputs. Others
-    that ask for the same share it: nothing in it changes."""
+    """Describes a request on its way from regions to a slot of `size` bytes, where `head` finds all its
+    inputs. Others that ask for the same share it: nothing in it changes."""
 
     __slots__ = ("_plan", "_regions", "asked", "by_engine", "head", "outlets", "size", "takes_long")
 
@@ -231,7 +231,7 @@ class Outlet:
 
 
 class Outlets:
-    """Where the outputs of one request go."""
+    """Describes where the outputs of one request go."""
 
     __slots__ = ("_outlets",)
 

@@ -25,12 +25,12 @@ class ForwardedHeaders:
 
     @classmethod
     def of(cls, pattern: str, hidden: Collection[str]) -> ForwardedHeaders | None:
-        """None for no pattern."""
+        """Returns None for no pattern."""
         return cls(pattern, hidden) if pattern else None
 
     def added(self, head: RequestHead, sent: Mapping[bytes, bytes]) -> RequestHead:
-        """The head with the headers as parameters. A header, which a proxy may have set, counts for more than
-        a parameter of the same name."""
+        """Returns the head with the headers as parameters. A header, which a proxy may have set, counts for
+        more than a parameter of the same name."""
         found: dict[str, str] = {}
         for field, value in sent.items():
             name = field.decode("latin-1")

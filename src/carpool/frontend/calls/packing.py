@@ -62,14 +62,14 @@ Charge = Callable[[bytes | bytearray, float], None]
 
 
 def is_in_place(head: RequestHead) -> bool:
-    """Whether the tensors can stay where they are, after a look at them that does not take long."""
+    """Returns whether the tensors can stay where they are, after a look at them that does not take long."""
     if any(tensor.data is not None or tensor.shared_memory is not None for tensor in head.inputs):
         return False
     return sum(math.prod(tensor.shape) for tensor in head.inputs if tensor.datatype is _BYTES) <= _FEW_STRINGS
 
 
 def takes_long(size: int, header_length: int | None, signature: Signature) -> bool:
-    """Whether a body is better not read in the loop."""
+    """Returns whether a body is better not read in the loop."""
     if size <= AT_ONCE:
         return False
     json = header_length is None or header_length > AT_ONCE
@@ -86,7 +86,7 @@ def check(head: RequestHead, tail: Buffer, model: str) -> None:
 def prepare(
     body: bytes | bytearray, header_length: int | None, signature: Signature
 ) -> tuple[RequestHead, list[Buffer]]:
-    """A whole body as a head and the bytes of its tensors, all of them binary. Safe in any thread.
+    """Returns a whole body as a head and the bytes of its tensors, all of them binary. Safe in any thread.
 
     Inputs in a client's memory stay there, and in the head.
     """
@@ -132,7 +132,7 @@ class LongJson:
     def prepare(
         self, body: bytes | bytearray, header_length: int | None, signature: Signature
     ) -> tuple[RequestHead, Sequence[Buffer]]:
-        """As the function of this name, for what is long."""
+        """Does the same as the function of this name, for what is long."""
         if (len(body) if header_length is None else header_length) <= LONG:
             return prepare(body, header_length, signature)
         return self.read(_packed, body, header_length, signature)
@@ -140,8 +140,8 @@ class LongJson:
     def read(
         self, read: Callable[..., Found], body: bytes | bytearray, *more: object, at_most: int = LONG
     ) -> Found:
-        """`read` of a body and what else it needs, here if the body is no longer than that. It is a function
-        of a module, so that the other process finds it, too."""
+        """Applies `read` to a body and what else it needs, here if the body is no longer than that. It is a
+        function of a module, so that the other process finds it, too."""
         if len(body) <= at_most:
             return read(body, *more)
         with self._lock:
@@ -156,7 +156,7 @@ class LongJson:
                     name, message, field = failure
                     raise getattr(carpool.errors, name)(message, field=field)
                 return cast(Found, found)
-        raise Unavailable("the body's JSON could not be read; try again", reason="busy")
+        raise Unavailable("the body's JSON could not be read; retry", reason="busy")
 
     def _ask(self, read: Callable[..., object], body: bytes | bytearray, more: tuple[object, ...]) -> _Told:
         pipe = self._pipe or self._start()

@@ -83,7 +83,7 @@ class PlacedCall(RequestPlacement):
             self._content.drop()
 
     def release(self) -> None:
-        """What it held was given back when it was done."""
+        """Does nothing, since what it held was given back when it was done."""
 
     # ── as `RequestPlacement` asks ──
 
@@ -164,7 +164,7 @@ class PlacedCall(RequestPlacement):
 
 
 class Placing:
-    """Where all features end."""
+    """Places a request, where all features end."""
 
     def __init__(self, service: CallService, door: Infers) -> None:
         self._service = service

@@ -1,5 +1,5 @@
-"""One request between the content that its protocol read and the answer that is written: memory and who gives
-it back, the gate, what is decoded and when, clients' own memory, threads.
+"""Places one request between the content that its protocol read and the answer that is written: memory and
+who gives it back, the gate, what is decoded and when, clients' own memory, threads.
 
     READING ──► OFFERED ──► RUNNING ──► ANSWERING ──► OVER
        │           │           │            │           ▲
@@ -91,7 +91,7 @@ class RequestPlacement:
         raise NotImplementedError
 
     def _say_part(self, answer: Answer) -> None:
-        """One of the answers of a decoupled model, in their order."""
+        """Writes one of the answers of a decoupled model, in their order."""
         raise NotImplementedError
 
     def _fail(self, error: CarpoolError, timing: Timing | None = None) -> None:
@@ -99,23 +99,23 @@ class RequestPlacement:
         raise NotImplementedError
 
     def _current(self) -> tuple[ModelEntry, Row]:
-        """What serves it now."""
+        """Returns what serves it now."""
         raise NotImplementedError
 
     @property
     def sent_fields(self) -> Mapping[bytes, bytes]:
-        """What its client sent beside it, by its name in lower case: headers, or metadata."""
+        """Returns what its client sent beside it, by its name in lower case: headers, or metadata."""
         return {}
 
     def named(self, head: RequestHead) -> RequestHead:
-        """With the request's own id, where the head is one that many share."""
+        """Returns the head with the request's own id, where the head is one that many share."""
         return head
 
     def _what(self) -> Mapping[str, str]:
         return {"model": self.entry.name}
 
     def answer_takes_long(self) -> None:
-        """A thread works on the answer."""
+        """Notes that a thread works on the answer."""
 
     # ── into the engine ──
 
@@ -181,15 +181,15 @@ class RequestPlacement:
         return self._aside(takes_long, fill, lambda _: self._offer(placed, slot, 0), slot)
 
     def _with_headers(self, head: RequestHead) -> RequestHead:
-        """With those that its model is told."""
+        """Returns the head with the headers that its model is told."""
         forward = self.service.forward
         if forward is None or not self.entry.signature.told:
             return head
         return forward.added(head, self.sent_fields)
 
     def place_pictures(self, pictures: SentPictures) -> None:
-        """Offered at once, decoded when they are let in. Or as a file, for the model's device to decode; it
-        may be in a slot already."""
+        """Offers pictures at once, which are decoded when they are let in. Or as a file, for the model's
+        device to decode; it may be in a slot already."""
         service, on_route = self.service, pictures.on_route
         self._enter(pictures.asked, gate=not on_route)
         if pictures.asked.outputs:
@@ -223,7 +223,7 @@ class RequestPlacement:
         self.state = OFFERED
 
     def _offer(self, head: RequestHead, slot: Slot, tail: int, ready_in: float | None = None) -> None:
-        """The one way through the door."""
+        """Goes the one way through the door."""
         self._offered_at = monotonic()
         entry, pictures = self.entry, self._pictures
         if entry.signature.told:
@@ -316,7 +316,7 @@ class RequestPlacement:
             call.ready(slot)
 
     def _break_off(self, fault: Exception) -> None:
-        """A bug while the engine waits for the input. Never raises."""
+        """Ends the call after a bug while the engine waits for the input. Never raises."""
         call, self._call = self._call, None
         if call is not None:
             call.cancel()
@@ -333,7 +333,7 @@ class RequestPlacement:
     # ── the answer ──
 
     def part(self, answer: Answer) -> None:
-        """One answer of several."""
+        """Takes one answer of several."""
         try:
             if self.state != OVER:
                 if isinstance(self._pictures, RoutePicture):

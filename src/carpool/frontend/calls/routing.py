@@ -1,4 +1,4 @@
-"""Which version of a model answers a request that names none, while one takes over from another.
+"""Chooses which version of a model answers a request that names none, while one takes over from another.
 
 The one place that chooses. What keeps to one side (a camera's name, a header) is hashed with the candidate's
 digest: whoever is in a share of a tenth is also in that of a half, and all replicas choose alike. A request
@@ -22,7 +22,7 @@ _FEWEST_TIMES, _MOST_TIMES = 50, 501
 
 
 class Usual:
-    """How long something usually takes: the middle of the last times."""
+    """Measures how long something usually takes: the middle of the last times."""
 
     __slots__ = ("_last", "_sorted")
 
@@ -43,7 +43,7 @@ class Usual:
 
 
 class Split:
-    """Two versions of one model, and who gets which."""
+    """Describes two versions of one model, and who gets which."""
 
     __slots__ = (
         *("_header", "_of_candidate", "_salt", "alike", "candidate", "route", "stable", "stable_s"),
@@ -82,7 +82,7 @@ class Split:
         return named[:_LONGEST_KEY] if named else b"\0%r" % at
 
     def spares(self, entry: ModelEntry) -> bool:
-        """Whether what this version refuses or fails is run on stable instead."""
+        """Returns whether what this version refuses or fails is run on stable instead."""
         return entry is self.candidate and self.route.fallback
 
     def other(self, entry: ModelEntry) -> ModelEntry:
@@ -90,7 +90,8 @@ class Split:
 
 
 class Routing:
-    """One per front end, used in its loop's thread only. `splits` is empty while nothing is rolled out."""
+    """Routes the requests of one front end, in its loop's thread only. `splits` is empty while nothing is
+    rolled out."""
 
     def __init__(self, door: Door) -> None:
         self.splits: dict[str, Split] = {}
@@ -112,8 +113,8 @@ class Routing:
                     split.usual = known.usual
 
     def split(self, name: str, wish: str = "", *, tensors: bool) -> Split | None:
-        """Who answers requests for this model, if that is a question. For versions that take pictures of
-        different sizes it is one for pictures only: whoever sends tensors has made them for stable."""
+        """Returns who answers requests for this model, if that is a question. For versions that take pictures
+        of different sizes it is one for pictures only: whoever sends tensors has made them for stable."""
         split = self.splits.get(name)
         if split is not None and tensors and not split.alike:
             split = None

@@ -1,4 +1,5 @@
-"""What each client makes a front end hold and do: one account, which every route of both protocols charges.
+"""Counts what each client makes a front end hold and do: one account, which every route of both protocols
+charges.
 
 A client is the holder of an API key, or an address where no key is known. Its account has the bytes that are
 held for it (bodies, messages, decoded heads, answers that it has not read), its connections and calls, and
@@ -43,11 +44,11 @@ _MORE_ROOM = 1 / 32  # of all bytes, made at once
 
 
 class Holder(Protocol):
-    """A connection or a call, whose client may be asked to yield."""
+    """Defines a connection or a call, whose client may be asked to yield."""
 
     @property
     def taken(self) -> int:
-        """Bytes that went out to it, ever."""
+        """Returns bytes that went out to it, ever."""
 
     @property
     def silent(self) -> bool:
@@ -58,7 +59,7 @@ class Holder(Protocol):
 
 
 class Shares:
-    """Something of which there is a bounded amount, by the names of those who have some of it."""
+    """Divides something of which there is a bounded amount, by the names of those who have some of it."""
 
     __slots__ = ("_of", "_times", "most", "total")
 
@@ -73,11 +74,11 @@ class Shares:
         return self._of.get(name, 0)
 
     def free(self, name: str) -> int:
-        """How much more it may take."""
+        """Returns how much more it may take."""
         return self._times * (self.most - self.total) - self._of.get(name, 0)
 
     def take(self, name: str, amount: int) -> bool:
-        """False, and nothing taken, if that is more than is left for the others."""
+        """Takes an amount; False, and nothing taken, if that is more than is left for the others."""
         mine = self._of.get(name, 0) + amount
         if mine > self._times * (self.most - self.total) and (self.total or not self.most):
             return False
@@ -111,7 +112,7 @@ class Bucket:
         self._at = now
 
     def rest_s(self, now: float) -> float:
-        """For how long."""
+        """Returns for how long a client is to rest."""
         self.spend(0.0, now)
         return max(0.0, -self._left / DECODING_SHARE)
 
@@ -121,7 +122,8 @@ class Bucket:
 
 
 class Account:
-    """Of one client. Its stakes are in the order in which their clients were heard of last."""
+    """Represents the account of one client. Its stakes are in the order in which their clients were heard of
+    last."""
 
     __slots__ = ("bucket", "name", "stakes", "turn", "turn_left")
 
@@ -134,7 +136,7 @@ class Account:
 
 
 class Stake:
-    """One connection, call or body of a client, and the bytes that are held for it."""
+    """Represents one connection, call or body of a client, and the bytes that are held for it."""
 
     __slots__ = ("account", "bytes", "holder", "kind", "since", "taken", "unread")
 
@@ -149,7 +151,7 @@ class Stake:
 
 
 class Accounts:
-    """One per front end."""
+    """Holds the accounts of one front end."""
 
     def __init__(self, most_connections: int, most_calls: int = 0, most_bytes: int = MOST_BYTES) -> None:
         self._accounts: dict[str, Account] = {}
@@ -218,7 +220,7 @@ class Accounts:
         return stake
 
     def body(self, name: str, now: float) -> Stake:
-        """For bytes that belong to no connection or call of their own."""
+        """Returns a stake for bytes that belong to no connection or call of their own."""
         account = self._accounts.get(name)
         return Stake(self.account(name, now) if account is None else account, CALL, None, now)
 
@@ -368,14 +370,15 @@ class Accounts:
             self.spend(self.account(name, now), seconds, now)
 
     def rest_s(self, name: str, now: float) -> float:
-        """For how long a client is to rest."""
+        """Returns for how long a client is to rest."""
         self._charge_elsewhere(now)
         account = self._accounts.get(name)
         return 0.0 if account is None else self.spend(account, 0.0, now)
 
 
 def client_of(address: object) -> str:
-    """Of a socket's peer. A network of IPv6 is one client: whoever has one address has all of it."""
+    """Returns the client of a socket's peer. A network of IPv6 is one client: whoever has one address has all
+    of it."""
     name = str(address[0]) if isinstance(address, tuple) and address else ""
     if ":" not in name:
         return name
@@ -396,7 +399,7 @@ EVEN_S = 0.05
 
 
 class _Line(Generic[T]):
-    """What one client waits for."""
+    """Holds what one client waits for."""
 
     __slots__ = ("heap", "running", "served", "weight")
 
@@ -425,7 +428,8 @@ class FairQueue(Generic[T]):
         heappush(line.heap, (urgency, self._sequence, item, weight))
 
     def pop(self, may: Callable[[T], bool] | None = None) -> tuple[str, T] | None:
-        """The next item that is wanted and `may` begin now, and whose it is. Call `ended` for it later."""
+        """Returns the next item that is wanted and `may` begin now, and whose it is. Call `ended` for it
+        later."""
         first: list[tuple[float, float, int, str]] = []  # of each client: how much it had, and how urgent
         for client in list(self._lines):
             line = self._lines[client]
@@ -450,7 +454,7 @@ class FairQueue(Generic[T]):
         return chosen, item
 
     def left(self, client: str, weight: float) -> None:
-        """So much of what waited is not wanted any more."""
+        """Notes that so much of what waited is not wanted any more."""
         line = self._lines.get(client)
         if line is not None:
             line.weight -= weight
@@ -463,7 +467,7 @@ class FairQueue(Generic[T]):
             line.served += seconds
 
     def running(self, client: str) -> int:
-        """How much of a client's was begun and has not ended."""
+        """Returns how much of a client's was begun and has not ended."""
         line = self._lines.get(client)
         return 0 if line is None else line.running
 
@@ -474,7 +478,7 @@ class FairQueue(Generic[T]):
             line.served += seconds
 
     def behind(self, client: str, weight: float) -> float:
-        """Weight of others' work that waits and will come after so much more of this client's."""
+        """Returns the weight of others' work that waits and will come after so much more of this client's."""
         line = self._lines.get(client)
         mine = weight + (0.0 if line is None else line.weight)
         return sum(max(0.0, other.weight - mine) for name, other in self._lines.items() if name != client)
@@ -486,7 +490,7 @@ class FairQueue(Generic[T]):
             heapify(line.heap)
 
     def __iter__(self) -> Iterator[T]:
-        """All that wait, by urgency."""
+        """Returns all that wait, by urgency."""
         entries = sorted(
             (entry[:2], index, client)
             for client, line in self._lines.items()

@@ -28,10 +28,11 @@ class _Work:
 
 
 class FairThreads:
-    """To be used in the loop's thread. Of one client's work, one piece runs at a time."""
+    """Runs work in threads, and is to be used in the loop's thread. Of one client's work, one piece runs at a
+    time."""
 
     def __init__(self, accounts: Accounts, pool: Executor, most: int) -> None:
-        """`most` at a time."""
+        """Makes a queue that runs `most` at a time."""
         self._accounts = accounts
         self._pool = pool
         self._free = most
@@ -39,9 +40,9 @@ class FairThreads:
         self._next: asyncio.Handle | None = None  # look for what may begin: one, however much waits
 
     def submit(self, client: str, run: Callable[[], None], since: float = 0.0) -> asyncio.Future[None]:
-        """Done when it was run. What is cancelled before is not run, and forgotten. Of one client's, what was
-        begun first goes first: if the rest is submitted as soon as this is done, one is half done at a time,
-        and in memory."""
+        """Returns a future that is done when the work was run. What is cancelled before is not run, and
+        forgotten. Of one client's, what was begun first goes first: if the rest is submitted as soon as this
+        is done, one is half done at a time, and in memory."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         work = _Work(client, run, done)
         done.add_done_callback(work.forget)

@@ -68,7 +68,7 @@ def _model_ready(service: GrpcService, request: Any) -> Document:
 
 
 async def _found(service: GrpcService, request: Any) -> ModelEntry:
-    """Loaded for this, where that is done on demand."""
+    """Returns the model, which is loaded for this where that is done on demand."""
     try:
         return service.look_up(request.name, request.version)
     except NotLoaded as error:
@@ -156,7 +156,7 @@ def _memory_status(service: GrpcService, request: Any) -> Document:
 
 
 def _order(what: str, *names: str) -> Callable[[GrpcService, Any], Awaitable[Document]]:
-    """Passed on to the engine, with these fields of the request."""
+    """Returns a handler that passes a call on to the engine, with these fields of the request."""
 
     async def answer(service: GrpcService, request: Any) -> Document:
         await service.door.ask(what, {name: getattr(request, name) for name in names})
@@ -227,7 +227,7 @@ CALLS = (
 
 
 class Handlers:
-    """Asked for a handler when the head of a call is here, and its message not yet."""
+    """Finds a handler when the head of a call is here, and its message not yet."""
 
     def __init__(self, service: GrpcService, guard: Guard | None = None) -> None:
         self._service = service
@@ -239,7 +239,7 @@ class Handlers:
         self._others = {f"/{HEALTH}/Check": self._check, _WATCH: self._watch}
 
     def find(self, rpc: Rpc) -> Handler | None:
-        """None if it was refused, or there is no such call."""
+        """Returns None if it was refused, or there is no such call."""
         path = rpc.head.path
         who: Principal | None = None
         if self._guard.looks_at_fields:
@@ -288,7 +288,7 @@ class Handlers:
         return who
 
     async def _check(self, rpc: Rpc, message: bytes) -> bytes | None:
-        """gRPC's own health service, which Kubernetes and load balancers ask."""
+        """Implements gRPC's own health service, which Kubernetes and load balancers ask."""
         name = _service_asked_for(rpc, message)
         if name is None:
             return None
@@ -336,14 +336,14 @@ class Handlers:
             self._looking = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
 
     def _health(self, name: str) -> int:
-        """Of the whole server, or of a service that it has; of others it knows nothing."""
+        """Returns the health of the whole server, or of a service that it has; of others it knows nothing."""
         if name not in ("", SERVICE, HEALTH):
             return _SERVICE_UNKNOWN
         return _SERVING if self._service.ready else _NOT_SERVING
 
 
 def _service_asked_for(rpc: Rpc, message: bytes) -> str | None:
-    """None if it was refused."""
+    """Returns None if it was refused."""
     try:
         return str(parse(_HealthCheckRequest, message).service)
     except InvalidInput as error:
@@ -356,7 +356,8 @@ def _bytes(value: str | bytes | None) -> bytes | None:
 
 
 def _check_concerned(call: RpcMethod, request: Any, who: Principal | None) -> None:
-    """Whether the key is for what the message names, and a word in the log before anything changes."""
+    """Checks whether the key is for what the message names, and leaves a word in the log before anything
+    changes."""
     rule = rule_of(call.name)
     of_model = call.name.startswith("Model")
     model = request.name if of_model else getattr(request, "model_name", "")

@@ -1,6 +1,5 @@
-"""ModelInfer: what calls say in their metadata and messages, and how they are answered. What happens in
-between is in `frontend.calls.call`; streams are in `stream_infer`.
-"""
+"""Implements ModelInfer: what calls say in their metadata and messages, and how they are answered. What
+happens in between is in `frontend.calls.call`; streams are in `stream_infer`."""
 
 from __future__ import annotations
 
@@ -66,7 +65,7 @@ Reply = Callable[[bytes | Failure], None]
 
 
 class CallMetadata(NamedTuple):
-    """What a call says beside its message."""
+    """Holds what a call says beside its message."""
 
     budget: float = INFINITY  # seconds from its head to the client's deadline
     sender: Sender = Sender()
@@ -85,7 +84,8 @@ class CallMetadata(NamedTuple):
         return {key.encode(): value for key, value in listed}
 
     def deadline(self, rpc: Rpc, head_at: float) -> float:
-        """The client's: that of the call, or the one in its metadata, whichever comes first."""
+        """Returns the client's deadline: that of the call, or the one in its metadata, whichever comes
+        first."""
         return min(rpc.deadline, head_at + self.budget)
 
 
@@ -233,7 +233,7 @@ class GrpcCall(ClientCall):
             await asyncio.wait([work])  # so that the requests of a stream keep their order
 
     def _moved(self, message: Message, parts: Parts) -> Parts:
-        """The same in other memory, if they came into a slot and cannot stay there."""
+        """Returns the same in other memory, if they came into a slot and cannot stay there."""
         if self._slot is None:
             return parts
         copied = bytes(message)
@@ -241,7 +241,8 @@ class GrpcCall(ClientCall):
         return messages.take_apart(copied) or parts
 
     async def _understood(self, parts: Parts) -> Family:
-        """What it asks for, of which model. From here on this is its model, whatever is loaded meanwhile."""
+        """Returns what it asks for, of which model. From here on this is its model, whatever is loaded
+        meanwhile."""
         service = self._service
         self.id = parts.id
         family = parts.family or service.families.find(parts)
@@ -350,7 +351,7 @@ class GrpcCall(ClientCall):
 
 
 class UnaryInfer:
-    """One call of ModelInfer. It begins when its head is here, before its message."""
+    """Represents one call of ModelInfer. It begins when its head is here, before its message."""
 
     __slots__ = ("_call", "_rpc", "_service", "_slot", "_task", "_who")
 
@@ -365,7 +366,7 @@ class UnaryInfer:
         self._slot: Slot | None = None  # while the message comes
 
     def memory(self, size: int) -> memoryview | None:
-        """A slot, if there are plenty: mostly the one tensor stays where it is in the message."""
+        """Returns a slot, if there are plenty: mostly the one tensor stays where it is in the message."""
         if size < _WORTH_A_SLOT:
             return None
         try:
@@ -441,6 +442,6 @@ class UnaryInfer:
             task.cancel()
 
     def _over(self) -> None:
-        """Once. It forgets the call, which knows it too."""
+        """Ends the call, once. It forgets the call, which knows it too."""
         self._rpc = self._call = self._task = None
         self._service.__exit__()

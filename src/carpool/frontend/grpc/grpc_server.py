@@ -1,4 +1,4 @@
-"""The gRPC server: listening sockets, and how it stops."""
+"""Implements the gRPC server: listening sockets, and how it stops."""
 
 from __future__ import annotations
 

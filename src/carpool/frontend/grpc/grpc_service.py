@@ -1,5 +1,5 @@
-"""What all calls of the gRPC front end share, besides what every front end has: what is under way, how long
-messages may be, and errors as statuses."""
+"""Holds what all calls of the gRPC front end share, besides what every front end has: what is under way, how
+long messages may be, and errors as statuses."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def largest_message(catalog: Catalog, settings: ServerSettings) -> int:
 
 
 class GrpcService(FrontService):
-    """`with` it, every call is counted while it lasts."""
+    """Counts every call while it lasts, with `with`."""
 
     def __init__(
         self,
@@ -118,8 +118,8 @@ class GrpcService(FrontService):
         self._spare_memory.freed(self.accounts.freed())
 
     async def inflate(self, rpc: Rpc, inflater: Inflater) -> None:
-        """In threads, in turns, unless it is short: one message of a client at a time, and the oldest first.
-        So many may wait; what is more is refused before any of it is looked at."""
+        """Inflates a message in threads, in turns, unless it is short: one message of a client at a time, and
+        the oldest first. So many may wait; what is more is refused before any of it is looked at."""
         stake, since = rpc.stake, monotonic()
         account = None if stake is None else stake.account
         if account is None:
@@ -144,7 +144,7 @@ class GrpcService(FrontService):
         return min(self.largest_message, max(needed, AT_ONCE) + _AROUND)
 
     def end(self, rpc: Rpc, error: CarpoolError) -> None:
-        """A call that its handler has not ended."""
+        """Ends a call that its handler has not ended."""
         rpc.cut(status_of(error), details_of(error), metadata_of(error))
 
     def failed(self, rpc: Rpc, error: Exception) -> None:
@@ -169,7 +169,8 @@ class GrpcService(FrontService):
 
 
 def named_model(start: bytes) -> str:
-    """In the first field of a ModelInferRequest, where every client writes it; "" elsewhere."""
+    """Returns the name in the first field of a ModelInferRequest, where every client writes it; ""
+    elsewhere."""
     if len(start) < 2 or start[0] != 0x0A or start[1] > 0x7F:
         return ""
     return start[2 : 2 + start[1]].decode(errors="replace")
@@ -200,7 +201,7 @@ _TIMING = 'decode;dur={:.3f}, queue;dur={:.3f}, infer;dur={:.3f}, post;dur={:.3f
 
 
 class Failure(Exception):
-    """How a request failed, and where its time went if it has been to the engine."""
+    """Describes how a request failed, and where its time went if it has been to the engine."""
 
     def __init__(self, error: CarpoolError, times: Times | None = None) -> None:
         super().__init__(error.message)
@@ -214,7 +215,7 @@ def status_of(error: CarpoolError) -> Status:
 
 
 def origin_of(method: str, error: CarpoolError | None) -> Origin:
-    """Of a call, for its span."""
+    """Returns the origin of a call, for its span."""
     status = Status.OK if error is None else status_of(error)
     told = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": method}
     return Origin(f"{SERVICE}/{method}", {**told, "rpc.grpc.status_code": int(status)})
@@ -249,7 +250,8 @@ def refuse(rpc: Rpc, error: CarpoolError, times: Times | None = None) -> None:
 
 
 def failed_in_stream(failure: Failure, request_id: bytes) -> bytes:
-    """The sentence where clients look for it; whose it was, and the stable words, where there is room."""
+    """Returns the sentence where clients look for it; whose it was, and the stable words, where there is
+    room."""
     message = _ModelStreamInferResponse(error_message=details_of(failure.error))
     response = message.infer_response
     response.id = request_id.decode(errors="replace")

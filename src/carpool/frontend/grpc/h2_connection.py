@@ -42,7 +42,8 @@ _OURS, _ALIVE = b"carpool1", b"carpool2"
 
 
 class H2Connection:
-    """The hot path: `get_buffer`, `buffer_updated`, `_parse`, `_head_complete` and `send_whole`."""
+    """Implements a connection, whose hot path is `get_buffer`, `buffer_updated`, `_parse`, `_head_complete`
+    and `send_whole`."""
 
     __slots__ = (
         *("_ahead", "_ahead_since", "_block", "_block_ends", "_block_number", "_credit", "_cuts"),
@@ -161,7 +162,7 @@ class H2Connection:
 
     @property
     def taken(self) -> int:
-        """Of what waits for its socket, which is more only when that has room again."""
+        """Returns a number made of what waits for its socket, which is more only when that has room again."""
         return -self.outgoing.unsent
 
     @property
@@ -173,7 +174,7 @@ class H2Connection:
         if self.outgoing.stalled:
             self._transport.abort()
         else:
-            self._breach(Breach(Code.ENHANCE_YOUR_CALM, "this client has its part of all connections"))
+            self._breach(Breach(Code.ENHANCE_YOUR_CALM, "this client has used its share of all connections"))
 
     # ── what the server calls ──
 
@@ -187,7 +188,7 @@ class H2Connection:
                 self._transport.abort()
         elif not self._settled:
             if now - self._since > limits.header_timeout_s:
-                self._breach(Breach(Code.SETTINGS_TIMEOUT, "no settings came"))
+                self._breach(Breach(Code.SETTINGS_TIMEOUT, "no settings were received"))
         elif self.outgoing.stalled:
             pass  # its account has an eye on it
         elif self._ahead_since and now - self._ahead_since > limits.header_timeout_s:
@@ -217,19 +218,19 @@ class H2Connection:
             self.outgoing.send(h2.frame(h2.PING, 0, 0, _ALIVE))
 
     def _check_calls(self, now: float) -> None:
-        """Messages that come too slowly."""
+        """Ends messages that come too slowly."""
         limits = self._shared.limits
         if now - self._mark_at <= limits.body_timeout_s:
             return
         if self._data_bytes - self._mark < limits.min_body_rate * (now - self._mark_at):
             for rpc in list(self._rpcs.values()):
                 if rpc.incomplete and now - rpc.since > limits.body_timeout_s:
-                    rpc.cut(Status.DEADLINE_EXCEEDED, "the message came too slowly")
+                    rpc.cut(Status.DEADLINE_EXCEEDED, "the message arrived too slowly")
         self._mark, self._mark_at = self._data_bytes, now
 
     def retire(self) -> None:
-        """The server stops. First the client is told to bring no more calls; those that are on their way
-        still count, until it has answered."""
+        """Ends the connection in order, since the server stops. First the client is told to bring no more
+        calls; those that are on their way still count, until it has answered."""
         if self._phase == OPEN:
             self._phase = LEAVING
             self.outgoing.send(h2.goaway(h2.LARGEST_WINDOW, Code.NO_ERROR) + h2.frame(h2.PING, 0, 0, _OURS))
@@ -345,7 +346,8 @@ class H2Connection:
         return position, False
 
     def _turn_left(self) -> float:
-        """Seconds for which it may be read in this turn of the loop: all connections of a client together."""
+        """Returns seconds for which it may be read in this turn of the loop: all connections of a client
+        together."""
         stake, shared = self.stake, self._shared
         account = None if stake is None else stake.account
         if account is None or len(shared.accounts) < 2:
@@ -360,7 +362,7 @@ class H2Connection:
             self.stake.account.turn_left -= seconds
 
     def _check_frame(self, kind: int, length: int) -> None:
-        """Whether it can come now, before it is waited for."""
+        """Checks whether a frame can come now, before it is waited for."""
         if length > LARGEST_FRAME:
             raise Breach(Code.FRAME_SIZE_ERROR, "a frame is too long")
         if not self._settled and kind != h2.SETTINGS:
@@ -412,7 +414,7 @@ class H2Connection:
         rpc.received += count
 
     def _used(self, length: int) -> None:
-        """So much of the connection's window."""
+        """Uses so much of the connection's window."""
         self._window -= length
         self._owed += length
         if self._window < 0:
@@ -667,7 +669,7 @@ class H2Connection:
         self._gone(rpc)
 
     def _over_early(self, number: int, ended: bool) -> None:
-        """A client that is not done saying something need not go on."""
+        """Ends a call early: a client that is not done saying something need not go on."""
         if not ended:
             self.outgoing.send(h2.reset(number, Code.NO_ERROR))
         self._remember(number, ended)

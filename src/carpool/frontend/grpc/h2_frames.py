@@ -57,7 +57,7 @@ _CANNOT_BE_KEPT = 4 * _TABLE_BYTES  # a code in Huffman's table has up to 30 bit
 
 
 class Code(IntEnum):
-    """Of RST_STREAM and GOAWAY."""
+    """Lists the codes of RST_STREAM and GOAWAY."""
 
     NO_ERROR = 0x0
     PROTOCOL_ERROR = 0x1
@@ -73,7 +73,7 @@ class Code(IntEnum):
 
 
 class Breach(Exception):
-    """What a peer did that ends its connection."""
+    """Describes what a peer did that ends its connection."""
 
     def __init__(self, code: Code, sentence: str) -> None:
         super().__init__(sentence)
@@ -106,14 +106,14 @@ def read_number(payload: memoryview) -> int:
 
 
 def end_of_preface(data: bytes | bytearray, end: int) -> int:
-    """Where the first frame begins; 0 while that is not here."""
+    """Returns where the first frame begins; 0 while that is not here."""
     if not PREFACE.startswith(bytes(data[: min(end, len(PREFACE))])):
         raise Breach(Code.PROTOCOL_ERROR, "this port speaks gRPC, over HTTP/2")
     return 0 if end < len(PREFACE) else len(PREFACE)
 
 
 def head_block(flags: int, stream: int, payload: memoryview) -> bytes:
-    """The header block of HEADERS, without padding and priority."""
+    """Returns the header block of HEADERS, without padding and priority."""
     start, end = 0, len(payload)
     if flags & PADDED:
         if not end or payload[0] >= end:
@@ -131,7 +131,7 @@ def head_block(flags: int, stream: int, payload: memoryview) -> bytes:
 
 
 def read_settings(flags: int, payload: memoryview) -> list[tuple[int, int]]:
-    """What SETTINGS says; nothing where it only acknowledges ours."""
+    """Returns what SETTINGS says; nothing where it only acknowledges ours."""
     if len(payload) % SETTING.size or (flags & ACK and len(payload)):
         raise Breach(Code.FRAME_SIZE_ERROR, "settings have six bytes each")
     if len(payload) > _MOST_SETTINGS * SETTING.size:
@@ -140,8 +140,8 @@ def read_settings(flags: int, payload: memoryview) -> list[tuple[int, int]]:
 
 
 def copy_data(view: memoryview, position: int, end: int, stream: int, into: memoryview) -> tuple[int, int]:
-    """Frames of data of one stream that are here whole, one behind the other, as far as there is room for
-    what they bring: copied, without what stands before each. Those that end the stream, are padded or hardly
+    """Copies frames of data of one stream that are here whole, one behind the other, as far as there is room
+    for what they bring: without what stands before each. Those that end the stream, are padded or hardly
     worth their heads are for others to take. Returns where the rest begins, and how much was copied.
 
     Many clients cut messages into frames of 16 KiB, and what is done for each costs more than to copy it.
@@ -164,7 +164,7 @@ SETTINGS_SEEN = frame(SETTINGS, ACK, 0)
 
 
 def field(name: bytes, value: bytes) -> bytes:
-    """As it is, for nobody to remember."""
+    """Returns a field as it is, for nobody to remember."""
     return b"\x00" + _length(len(name)) + name + _length(len(value)) + value
 
 
@@ -184,7 +184,7 @@ Fields = list[tuple[bytes, bytes]]
 
 
 class BlockReader:
-    """One per connection, for its header blocks in their order. A `Breach` leaves it unusable."""
+    """Reads the header blocks of one connection in their order. A `Breach` leaves it unusable."""
 
     __slots__ = ("_limit", "_table", "changes")
 
@@ -194,8 +194,8 @@ class BlockReader:
         self.changes = 0  # of the dynamic table: between two equal numbers, equal blocks mean the same
 
     def read(self, block: bytes) -> tuple[Fields, int]:
-        """The fields, and the size that they count. A list over the limit has none: it is read only for what
-        later blocks may refer to in the table."""
+        """Returns the fields, and the size that they count. A list over the limit has none: it is read only
+        for what later blocks may refer to in the table."""
         try:
             return self._read(block)
         except (HPACKError, IndexError) as error:
@@ -245,7 +245,7 @@ class BlockReader:
 
 
 def _number(block: bytes, position: int, mask: int) -> tuple[int, int]:
-    """With where it ends. Raises IndexError if the block ends before."""
+    """Returns a number, with where it ends. Raises IndexError if the block ends before."""
     number = block[position] & mask
     position += 1
     if number < mask:
@@ -263,7 +263,7 @@ def _number(block: bytes, position: int, mask: int) -> tuple[int, int]:
 
 
 def _text(block: bytes, position: int, most: int) -> tuple[bytes, int]:
-    """With where it ends; as it is in the block, if it is longer than `most`."""
+    """Returns a text, with where it ends; as it is in the block, if it is longer than `most`."""
     coded = block[position] & 0x80
     size, position = _number(block, position, 0x7F)
     end = position + size

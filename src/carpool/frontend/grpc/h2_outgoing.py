@@ -67,7 +67,7 @@ class Outgoing:
 
     @property
     def unsent(self) -> int:
-        """Bytes that wait for the socket. Those that wait for a window are their calls'."""
+        """Returns bytes that wait for the socket. Those that wait for a window are their calls'."""
         return self._transport.get_write_buffer_size() + self._bytes
 
     def mistake(self, credit: int) -> None:
@@ -125,7 +125,7 @@ class Outgoing:
         self.pump(rpc)
 
     def send_end(self, rpc: Rpc, last: bytes) -> None:
-        """Behind its data."""
+        """Sends the end of a call behind its data."""
         rpc.last_block = last
         self.pump(rpc)
 
@@ -169,7 +169,7 @@ class Outgoing:
             self.pump(rpc)
 
     def set(self, name: int, value: int, rpcs: Iterable[Rpc]) -> None:
-        """What the client wants, also of the calls that are under way."""
+        """Sets what the client wants, also of the calls that are under way."""
         if name == h2.INITIAL_WINDOW_SIZE:
             if value > h2.LARGEST_WINDOW:
                 raise Breach(Code.FLOW_CONTROL_ERROR, "a window is too large")
@@ -188,7 +188,7 @@ class Outgoing:
             raise Breach(Code.PROTOCOL_ERROR, "push is on or off")
 
     def widen(self, more: int) -> None:
-        """The window of the connection."""
+        """Widens the window of the connection."""
         if not more:
             raise Breach(Code.PROTOCOL_ERROR, "a window is opened by nothing")
         self.window += more

@@ -1,4 +1,4 @@
-"""What the connections of one gRPC server share: its handlers and its limits, buffers and turns."""
+"""Holds what the connections of one gRPC server share: its handlers and its limits, buffers and turns."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class H2Shared:
                 Status.RESOURCE_EXHAUSTED, f"received metadata size exceeds limit ({head.size} vs. {most})"
             )
         elif head.timeout_fault:
-            rpc.end(Status.INTERNAL, "grpc-timeout is no time")
+            rpc.end(Status.INTERNAL, "grpc-timeout is not a time")
         elif head.encoding not in ENCODINGS:
             rpc.end(Status.UNIMPLEMENTED, f"messages may be {', '.join(ENCODINGS)}")
         else:

@@ -66,7 +66,7 @@ _TYPED: Mapping[Datatype, str] = {
 
 @dataclass(slots=True, eq=False)
 class Family:
-    """What requests with the same `rest` and the same sizes ask for.
+    """Describes what requests with the same `rest` and the same sizes ask for.
 
     The head is the same object for all of them, because that is how the link knows them again.
     """
@@ -130,7 +130,7 @@ def take_apart(message: Buffer) -> Parts | None:
 
 
 def parse_whole(message: bytes) -> Parts:
-    """The same for any message that is a request at all."""
+    """Does the same for any message that is a request at all."""
     request = parse(ModelInferRequest, message)
     contents = list(request.raw_input_contents)
     request_id: str = request.id
@@ -151,7 +151,7 @@ def check_text(request_id: bytes) -> None:
 
 
 class Families:
-    """Those seen last."""
+    """Holds the families seen last."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[Key, Family] = OrderedDict()
@@ -202,7 +202,7 @@ def _key(parts: Parts) -> Key:
 
 
 def parse(kind: Any, message: bytes) -> Any:
-    """A message of this class. Safe in any thread, as the next one."""
+    """Returns a message of this class. Safe in any thread, as the next one."""
     try:
         return kind.FromString(message)
     except DecodeError:
@@ -225,7 +225,7 @@ def read_family(request: Any, raw: Sequence[Buffer]) -> Family:
 
 
 def _inputs(request: Any, raw: Sequence[Buffer]) -> tuple[list[TensorHead], list[Buffer] | None]:
-    """The inputs, and their bytes if they came in typed fields."""
+    """Returns the inputs, and their bytes if they came in typed fields."""
     heads: list[TensorHead] = []
     typed: list[Buffer] = []
     remaining = list(reversed(raw))
@@ -249,13 +249,13 @@ def _inputs(request: Any, raw: Sequence[Buffer]) -> tuple[list[TensorHead], list
 
 
 def _in_region(head: TensorHead, elements: int, tensor: Any, model: str) -> bool:
-    """Whether its data is in shared memory, and if so where."""
+    """Returns whether its data is in shared memory, and if so where."""
     owner = f"input {shorten(head.name)}"
     parameters = _parameters(tensor, f"{owner}.parameters")
     if "shared_memory_region" not in parameters:
         return False
     if tensor.HasField("contents"):
-        raise InvalidInput(f"{owner} carries its data in more than one way", field=f"{owner}.contents")
+        raise InvalidInput(f"{owner} has its data in more than one way", field=f"{owner}.contents")
     head.shared_memory = read_shared_memory(parameters, owner)
     size = head.shared_memory.byte_size
     check_size(head, size, elements, f"{owner}.parameters.shared_memory_byte_size", model)
@@ -265,7 +265,7 @@ def _in_region(head: TensorHead, elements: int, tensor: Any, model: str) -> bool
 def _place(
     head: TensorHead, elements: int, tensor: Any, raw: list[Buffer] | None, typed: list[Buffer], model: str
 ) -> int:
-    """The bytes it takes: the next of the raw ones, or what its typed fields come to."""
+    """Returns the bytes it takes: the next of the raw ones, or what its typed fields come to."""
     owner = f"input {shorten(head.name)}"
     if raw is None:
         data = _to_bytes(head, elements, tensor.contents)
@@ -306,7 +306,7 @@ def _to_bytes(head: TensorHead, elements: int, contents: Any) -> bytes:
     field = _TYPED.get(head.datatype)
     if field is None:
         raise InvalidInput(
-            f"{owner} is {head.datatype.value}, which only raw_input_contents can carry",
+            f"{owner} is {head.datatype.value}, which only raw_input_contents can contain",
             field=f"{owner}.contents",
         )
     for given, _ in contents.ListFields():
@@ -349,7 +349,7 @@ _INFER_RESPONSE = 0x12  # of ModelStreamInferResponse
 
 
 def framing(tag: int, size: int) -> bytes:
-    """What stands before a field of `size` bytes."""
+    """Returns what stands before a field of `size` bytes."""
     out = bytearray((tag,))
     while size > 0x7F:
         out.append(size & 0x7F | 0x80)
@@ -381,7 +381,7 @@ def encode_answer(
 
 
 def encode_outputs(listed: Sequence[tuple[bytes, Buffer]]) -> bytes:
-    """The part of an answer that is the same for all who ask the same."""
+    """Encodes the part of an answer that is the same for all who ask the same."""
     pieces: list[Buffer] = [head for head, _ in listed]
     for _, data in listed:
         pieces += (framing(_ANSWER_RAW, len(data)), data)
@@ -389,7 +389,7 @@ def encode_outputs(listed: Sequence[tuple[bytes, Buffer]]) -> bytes:
 
 
 def text_parameter(name: str, value: str) -> bytes:
-    """One more parameter of an answer."""
+    """Returns one more parameter of an answer."""
     message = _ModelInferResponse()
     message.parameters[name].string_param = value
     return bytes(message.SerializeToString())
@@ -405,7 +405,7 @@ def list_outputs(
     tensors: Sequence[Tensor],
     placed: Mapping[str, Placed],
 ) -> list[tuple[bytes, Buffer]]:
-    """Each output that was asked for, in that order: its head and its bytes.
+    """Lists each output that was asked for, in that order: its head and its bytes.
 
     One that was written to a client's memory has no bytes, but still its place among them: clients count.
     """

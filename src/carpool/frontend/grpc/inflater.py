@@ -27,7 +27,7 @@ class MessageBounds(Protocol):
 
 
 class Inflater:
-    """`begin` it in the loop. Unless it is complete then, each `turn` in any thread inflates a slice.
+    """Inflates a message. Unless it is complete then, each `turn` in any thread inflates a slice.
 
     What comes out is bounded by what the model takes that the message names, and counted before there is more
     of it. A gzip file ends with its size: one that says too much is refused before it is inflated, and one
@@ -61,7 +61,7 @@ class Inflater:
         self.fault: tuple[Status, str] | None = None
 
     def begin(self) -> None:
-        """In the loop: short messages, and those that are refused for their first or last bytes."""
+        """Inflates, in the loop, short messages, and those that are refused for their first or last bytes."""
         self._step(_AT_ONCE, _AT_ONCE)
         if self.complete:
             return
@@ -78,12 +78,12 @@ class Inflater:
             self._at, self._stream = 0, self._new_stream()
 
     def _said_size(self) -> int:
-        """By its last bytes; 0 if they do not say it."""
+        """Returns the size by its last bytes; 0 if they do not say it."""
         said = self._encoding == "gzip" and len(self._data) >= _SHORTEST_GZIP
         return int.from_bytes(self._data[-_TRAILER:], "little") if said else 0
 
     def turn(self) -> None:
-        """A slice. In any thread, one after the other."""
+        """Inflates a slice. In any thread, one after the other."""
         for _ in range(_STEPS):
             if self.complete:
                 return
@@ -133,9 +133,9 @@ class Inflater:
 
 
 def too_long(size: int, most: int) -> str:
-    """In the words that clients know."""
+    """Returns a sentence in the words that clients know."""
     return f"SERVER: Received message larger than max ({size} vs. {most})"
 
 
 def too_many_messages() -> Unavailable:
-    return Unavailable("this client has too many messages under way at once; try again", reason="busy")
+    return Unavailable("this client has too many concurrent messages; retry", reason="busy")

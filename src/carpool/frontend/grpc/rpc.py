@@ -42,7 +42,7 @@ _CUT_OFF = "the call ended within a message"
 _GROWTH = 4  # bytes copied per byte of a message: at most a third
 _LEVEL = 6
 
-TOO_SLOW = "the answers are not read as fast as the model gives them"
+TOO_SLOW = "the client does not read responses as fast as the model gives them"
 
 Message = bytes | bytearray | memoryview
 
@@ -59,10 +59,10 @@ class Handler(Protocol):
     them with `Rpc.next_message`."""
 
     def memory(self, size: int) -> memoryview | None:
-        """Where the message, of so many bytes, is to be put; None if that does not matter."""
+        """Returns where the message, of so many bytes, is to be put; None if that does not matter."""
 
     def take(self, message: Message, compressed: bool) -> None:
-        """The one message is here."""
+        """Takes the one message."""
 
     def left(self) -> None:
         """No answer is wanted any more. Not called after an answer."""
@@ -124,7 +124,7 @@ class Rpc:
 
     @property
     def client(self) -> str:
-        """Whose call it is, by address."""
+        """Returns whose call it is, by address."""
         return "" if self._outgoing is None else self._outgoing.client
 
     def mistake(self, credit: int = 8) -> None:
@@ -133,13 +133,13 @@ class Rpc:
             self._outgoing.mistake(credit)
 
     def others_like_this(self) -> int:
-        """Calls of this name on its connection, with this one."""
+        """Counts the calls of this name on its connection, with this one."""
         rpcs = {} if self._outgoing is None else self._outgoing.rpcs
         return sum(rpc.head.path == self.head.path for rpc in rpcs.values())
 
     @property
     def incomplete(self) -> bool:
-        """Its one message is not all here."""
+        """Returns whether its one message is not all here."""
         return not self.over and not self._messages and self.handler is not None and not self.handler.many
 
     # ── as its client's account asks ──
@@ -165,7 +165,7 @@ class Rpc:
         if unread:
             error = Unavailable(TOO_SLOW, reason="slow-reader")
         else:
-            error = Unavailable("this client has its part of all calls, and a new one came", reason="busy")
+            error = Unavailable("this client has used its share of all calls", reason="busy")
         self.service.end(self, error)
         self.free()
 
@@ -194,7 +194,7 @@ class Rpc:
     # ── messages that come ──
 
     def take(self, data: memoryview) -> None:
-        """Some of its data: of a message, of several, or of a prefix."""
+        """Takes some of its data: of a message, of several, or of a prefix."""
         used = 0 if self._later else self._use(data)
         if used < len(data) and not self.over:
             self._put_off(data[used:])
@@ -216,7 +216,7 @@ class Rpc:
         return position
 
     def room(self) -> memoryview | None:
-        """Where the next bytes of its data belong, if that is known."""
+        """Returns where the next bytes of its data belong, if that is known."""
         return None if self.body is None else self.body[self._got :]
 
     def filled(self, count: int) -> None:
@@ -263,9 +263,9 @@ class Rpc:
         if handler is None:
             return
         if self._messages and not handler.many:
-            self.cut(Status.INTERNAL, "this call takes one message, and another one came")
+            self.cut(Status.INTERNAL, "this call takes one message, but a second one was received")
         elif flags > 1 or (flags and self.head.encoding == "identity"):
-            self.cut(Status.INTERNAL, "a message is marked as compressed in no way that was named")
+            self.cut(Status.INTERNAL, "a message is marked as compressed, but no encoding was given")
         elif size > service.largest_message:
             self.cut(Status.RESOURCE_EXHAUSTED, too_long(size, service.largest_message))
         else:
@@ -318,7 +318,8 @@ class Rpc:
         return self.ended or bool(self._queue)
 
     def next_message(self) -> tuple[Message, bool] | None:
-        """With whether it is compressed; None while there is none. The one before is not needed any more."""
+        """Returns the next message, with whether it is compressed; None while there is none. The one before
+        is not needed any more."""
         self._let_go(self._inflated)
         self._inflated = 0
         if not self._queue:
@@ -347,7 +348,8 @@ class Rpc:
             outgoing.grant(self.number, more)
 
     async def plain(self, message: Message, compressed: bool) -> Message:
-        """The message as it was before its client compressed it. Ends the call if it cannot be had."""
+        """Returns the message as it was before its client compressed it. Ends the call if it cannot be
+        had."""
         if not compressed:
             return message
         encoding = self.head.encoding
@@ -365,7 +367,7 @@ class Rpc:
     # ── answers that go ──
 
     def answer(self, message: bytes, metadata: Metadata = ()) -> None:
-        """The one answer, and the end of the call."""
+        """Sends the one answer, and the end of the call."""
         if self.over:
             return
         if self.compress and self.compress in self.head.accepts:
@@ -393,7 +395,7 @@ class Rpc:
         outgoing.send_whole(self, head, flag + len(message).to_bytes(4, "big"), message, last)
 
     async def write(self, message: bytes) -> None:
-        """One of several answers. Returns when there was room for it."""
+        """Sends one of several answers. Returns when there was room for it."""
         outgoing = self._outgoing
         if self.over or outgoing is None:
             raise Ended
@@ -412,7 +414,7 @@ class Rpc:
             await self._drained
 
     def end(self, status: Status = Status.OK, details: str = "", metadata: Metadata = ()) -> None:
-        """For its handler, which has nothing more to say."""
+        """Ends the call for its handler, which has nothing more to say."""
         outgoing = self._outgoing
         if self.over or outgoing is None:
             return
@@ -486,7 +488,7 @@ def begin_now(work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
 
 
 def _forget(left: list[tuple[Coroutine[Any, Any, None], Any]], _task: asyncio.Task[None]) -> None:
-    """What nobody goes on with ends here, and so does what it waits for."""
+    """Ends what nobody goes on with, and what it waits for."""
     for work, waits_for in left:
         if waits_for is not None:
             waits_for.cancel()

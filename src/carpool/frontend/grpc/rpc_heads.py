@@ -1,5 +1,5 @@
-"""Heads of calls: what a client says before its message, read once for all calls that say the same; and what
-stands before and behind an answer."""
+"""Reads heads of calls: what a client says before its message, read once for all calls that say the same; and
+writes what stands before and behind an answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 
 class Status(IntEnum):
-    """How a call ended, by gRPC's numbers."""
+    """Names how a call ended, by gRPC's numbers."""
 
     OK = 0
     CANCELLED = 1
@@ -69,7 +69,8 @@ _OF_A_HEAD = (
 
 
 class CallHead:
-    """What the head of a call says. `fault`: it is no request of HTTP; `http_status`: it is none of gRPC."""
+    """Holds what the head of a call says. `fault`: it is no request of HTTP; `http_status`: it is none of
+    gRPC."""
 
     __slots__ = _OF_A_HEAD
 
@@ -125,7 +126,7 @@ class CallHead:
         length = found.get(b"content-length")
         if length is not None:
             if not length.isdigit() or len(length) > 18:
-                return "a content-length that is no number"
+                return "a content-length that is not a number"
             self.length = int(length)
         return ""
 
@@ -133,7 +134,7 @@ class CallHead:
         return [value for name, value in self.metadata if name == "traceparent"]
 
     def with_parent(self, parent: str) -> CallHead:
-        """The same head with another `traceparent`."""
+        """Returns the same head with another `traceparent`."""
         head = CallHead([], self.size)
         for name in _OF_A_HEAD:
             setattr(head, name, getattr(self, name))
@@ -146,7 +147,7 @@ class CallHead:
 
 
 def wrong_field(name: bytes, value: bytes) -> str:
-    """What is wrong with a header field that is not special; nothing, mostly."""
+    """Returns what is wrong with a header field that is not special; nothing, mostly."""
     if not _NAME.fullmatch(name) or name in _OF_ONE_HOP:
         return "a header field that HTTP/2 does not have"
     if name == b"te" and value != b"trailers":
@@ -174,9 +175,9 @@ def _shown(name: bytes, value: bytes) -> str | bytes:
 
 
 class HeadReader:
-    """One per connection. A client says the same again and again: a block is found by its bytes, while the
-    table that it may refer to stays as it is. One that traces sends another parent each time, which is left
-    out of them."""
+    """Reads the heads of one connection. A client says the same again and again: a block is found by its
+    bytes, while the table that it may refer to stays as it is. One that traces sends another parent each
+    time, which is left out of them."""
 
     __slots__ = ("_blocks", "_known", "_known_bytes", "_limit", "_traced", "spent")
 
@@ -235,7 +236,7 @@ class HeadReader:
         self._known_bytes = 0
 
     def read_trailers(self, block: bytes) -> str:
-        """What is wrong with them: else they say nothing to us. Raises `Breach`."""
+        """Returns what is wrong with them: else they say nothing to us. Raises `Breach`."""
         began = monotonic()
         before = self._blocks.changes
         fields, size = self._blocks.read(block)
@@ -250,7 +251,7 @@ class HeadReader:
 
 
 def trailers(status: Status, details: str, metadata: Metadata = ()) -> bytes:
-    """The last block of a call."""
+    """Returns the last block of a call."""
     if status is Status.OK and not details and not metadata:
         return FINE
     out = [FINE if status is Status.OK else field(b"grpc-status", b"%d" % status)]
@@ -262,5 +263,5 @@ def trailers(status: Status, details: str, metadata: Metadata = ()) -> bytes:
 
 
 def refused_head(http_status: int) -> bytes:
-    """Of an answer to what is no call of gRPC: all of it."""
+    """Returns the head of an answer to what is no call of gRPC: all of it."""
     return field(b":status", b"%d" % http_status)

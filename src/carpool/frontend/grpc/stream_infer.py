@@ -1,8 +1,7 @@
-"""ModelStreamInfer. A stream answers its requests as they finish; one that fails is answered with its error,
-and the stream stays open. Only a bounded number of requests is read before their answers are written, so a
-client that sends and does not read cannot fill the server. A request for a decoupled model has any number of
-answers, and each says whether it is the last.
-"""
+"""This module has ModelStreamInfer. A stream answers its requests as they finish; one that fails is answered
+with its error, and the stream stays open. Only a bounded number of requests is read before their answers are
+written, so a client that sends and does not read cannot fill the server. A request for a decoupled model has
+any number of answers, and each says whether it is the last."""
 
 from __future__ import annotations
 
@@ -75,7 +74,8 @@ class StreamCall(GrpcCall):
             self._reply(b"")
 
     def _part_of(self, answer: Answer, timing: Timing | None) -> bytes:
-        """One answer; with `timing`, the last. It has those outputs that are wanted and that it brings."""
+        """Returns one answer; with `timing`, the last. It has those outputs that are wanted and that it
+        brings."""
         more = FINAL_PARAMETER if answer.last else NOT_FINAL_PARAMETER
         wanted, times = self.head.outputs, None
         listed: Sequence[tuple[bytes, Buffer]] = ()
@@ -92,9 +92,9 @@ class StreamCall(GrpcCall):
 
 
 class Stream:
-    """One call of ModelStreamInfer. It has no task of its own: its client's turns begin its messages, and
-    what is not done at once is left to a task. `guard` may come to know other keys while it is open: `holder`
-    then says whose key it brought."""
+    """Represents one call of ModelStreamInfer. It has no task of its own: its client's turns begin its
+    messages, and what is not done at once is left to a task. `guard` may come to know other keys while it is
+    open: `holder` then says whose key it brought."""
 
     __slots__ = (
         *("_accounts", "_answers", "_asked", "_beginning", "_began", "_closing", "_failures", "_guard"),
@@ -299,7 +299,8 @@ class Stream:
         self._close()
 
     def _close(self) -> None:
-        """Once. What is still under way is left in a later turn: one of those calls may be answering."""
+        """Closes the stream, once. What is still under way is left in a later turn: one of those calls may be
+        answering."""
         if self.over:
             return
         self.over = self._closing = True

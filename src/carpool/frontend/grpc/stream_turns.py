@@ -30,7 +30,7 @@ class OpenStream(Protocol):
 
 
 class StreamTurns:
-    """Of the loop's thread."""
+    """Belongs to the loop's thread."""
 
     def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts

@@ -1,1 +1,2 @@
-"""HTTP/1.1 over asyncio: our own protocol, so that a tensor goes from the socket straight into its slot."""
+"""Implements HTTP/1.1 over asyncio: our own protocol, so that a tensor goes from the socket straight into its
+slot."""

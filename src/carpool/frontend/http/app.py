@@ -1,4 +1,5 @@
-"""The HTTP front end's application: the table of its routes, and how a request finds its handler."""
+"""Implements the HTTP front end's application: the table of its routes, and how a request finds its
+handler."""
 
 from __future__ import annotations
 
@@ -183,7 +184,7 @@ def _ruled(route: UrlRoute[Starter]) -> UrlRoute[Ruled]:
 
 
 class _WhileKeysLast:
-    """The start of requests whose key was found good: looked up again when the keys have changed."""
+    """Holds the start of requests whose key was found good: looked up again when the keys have changed."""
 
     __slots__ = ("_generation", "_guard", "_head", "_passed", "_start")
 
@@ -298,7 +299,7 @@ _METRICS_RULE = rule_of("GET /metrics")
 
 
 class MetricsApp:
-    """An app that serves nothing else, for a port that only Prometheus can reach.
+    """Serves metrics and nothing else, for a port that only Prometheus can reach.
 
     It shares its page and its time with the app of the other port.
     """

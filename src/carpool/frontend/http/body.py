@@ -1,4 +1,5 @@
-"""Where the body of a request goes: into a buffer, into memory (and there decompressed), or nowhere."""
+"""Decides where the body of a request goes: into a buffer, into memory (and there decompressed), or
+nowhere."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ class Discard:
 
 
 class Payer(NamedTuple):
-    """Whose account bodies are charged to."""
+    """Defines whose account bodies are charged to."""
 
     accounts: Accounts
     name: str
@@ -64,8 +65,8 @@ class Payer(NamedTuple):
 
 @mypyc_attr(native_class=False)
 class GatheredBody(bytearray):
-    """A body in memory, up to a limit of its own and what its client's account has room for. It counts for as
-    long as anybody holds it: a queue, a thread, a view."""
+    """Holds a body in memory, up to a limit of its own and what its client's account has room for. It counts
+    for as long as anybody holds it: a queue, a thread, a view."""
 
     def __init__(self, limit: int, payer: Payer) -> None:
         super().__init__()
@@ -77,7 +78,7 @@ class GatheredBody(bytearray):
         if len(self) + len(piece) > self._limit:
             raise too_large(self._limit)
         if not self.payer.accounts.take(self._stake, len(piece)):
-            raise Fault(503, "too many bodies of this client are here at once; try again", "busy")
+            raise Fault(503, "this client has too many concurrent bodies; retry", "busy")
         self += piece
 
     def __del__(self) -> None:
@@ -130,7 +131,7 @@ class BodyInflater:
         self.body = GatheredBody(limit, payer)
 
     def step(self) -> bool:
-        """Produce one more piece; True when the body is complete."""
+        """Makes one more piece; True when the body is complete."""
         window = self._data[self._at : self._at + _WINDOW]
         try:
             piece = self._stream.decompress(window, _STEP)
@@ -170,7 +171,7 @@ class BodyInflater:
         return False
 
     def turn(self) -> bool:
-        """A few milliseconds of steps; True when the body is complete."""
+        """Takes a few milliseconds of steps; True when the body is complete."""
         return any(not self.left and self.step() for _ in range(_STEPS_PER_TURN))
 
 
@@ -212,7 +213,7 @@ def inflate(
         plan.done(inflater.body, received_at)
         return
     if not shared.inflating.take(body.payer.name, 1):
-        raise Fault(503, "too many compressed bodies of this client are here at once; try again", "busy")
+        raise Fault(503, "this client has too many concurrent compressed bodies; retry", "busy")
     Inflation(plan, inflater, received_at, exchange, shared, failed).go_on()
 
 
@@ -272,7 +273,7 @@ class Inflation:
 
 
 class ChunkedReader:
-    """A chunked body. Extensions and trailers are checked, bounded and dropped."""
+    """Reads a chunked body. Extensions and trailers are checked, bounded and dropped."""
 
     __slots__ = (
         *("_chunks", "_decoded", "_left", "_limits", "_line", "_overhead", "_step"),
@@ -363,7 +364,8 @@ class ChunkedReader:
 
 
 class BodyIntake:
-    """One per connection, used again for every request. The hot path uses `into`, `got`, `room` and `size`.
+    """Takes the bodies of one connection, and is used again for every request. The hot path uses `into`,
+    `got`, `room` and `size`.
 
     `into` may be a byte longer than the body. A read that leaves room is known to have taken all there was;
     one that fills its buffer is followed by another, most often for nothing.
@@ -467,10 +469,10 @@ class BodyIntake:
         return position + count
 
     def beyond(self) -> bytes:
-        """What was received behind the body: at most the first byte of the next request."""
+        """Returns what was received behind the body: at most the first byte of the next request."""
         return b"" if self.into is None else bytes(self.into[self.size : self.got])
 
     def skip_in_kernel(self, connection: socket.socket) -> None:
-        """Throw away what the socket already holds of a body that is being skipped, without copying it."""
+        """Drops what the socket already holds of a body that is being skipped, without copying it."""
         if isinstance(self._sink, Discard):
             self.got += skip_received(connection, self.size - self.got)

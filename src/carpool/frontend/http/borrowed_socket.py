@@ -25,7 +25,7 @@ class BorrowedSocket:
         return cast(int, self._transport.get_extra_info("socket").fileno())
 
     def get(self) -> socket.socket:
-        """Made once: that is a system call."""
+        """Returns the socket, which is made once: that is a system call."""
         if self.socket is None:
             self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=self.descriptor())
         return self.socket
@@ -50,8 +50,8 @@ class BorrowedSocket:
 
 
 def has_hung_up(descriptor: int) -> bool:
-    """Whether the other side sends no more: seen also where what it sent before is not read, and so the loop
-    does not hear of it."""
+    """Returns whether the other side sends no more: seen also where what it sent before is not read, and so
+    the loop does not hear of it."""
     poll = select.poll()
     poll.register(descriptor, _HUNG_UP)
     return bool(poll.poll(0))

@@ -95,7 +95,7 @@ def _read_limit(document: Mapping[str, Any]) -> int:
 
 
 def _read_messages(messages: object) -> tuple[bytes, str]:
-    """The one picture, and all that is said."""
+    """Returns the one picture, and all that is said."""
     if not isinstance(messages, list) or not 1 <= len(messages) <= _MOST_MESSAGES:
         raise _wrong("messages", f"messages must be a list of 1 to {_MOST_MESSAGES} messages")
     url, at, said = "", "", []
@@ -108,16 +108,16 @@ def _read_messages(messages: object) -> tuple[bytes, str]:
                 said.append(text)
                 continue
             if role != "user":
-                raise _wrong(inside, f"{inside}: a picture belongs into a message of the user, not of {role}")
+                raise _wrong(inside, f"{inside}: an image belongs in a message of the user, not of {role}")
             if at:
-                raise _wrong(inside, f"{inside} is a second picture, and one is read at a time")
+                raise _wrong(inside, f"{inside} is a second image, but a request has one")
             url, at = found, inside
     prompt = "\n".join(said)
     if len(prompt) > _MOST_PROMPT:
         raise _wrong("messages", f"the text of all messages is over {_MOST_PROMPT} characters")
     if not at:
         raise _wrong(
-            "messages", f"no message has a picture: send one as image_url with the url {_ONE_PICTURE}"
+            "messages", f"no message has an image: send one as image_url with the url {_ONE_PICTURE}"
         )
     return _read_url(url, f"{at}.image_url.url"), prompt
 
@@ -147,7 +147,7 @@ def _parts(content: object, where: str) -> Sequence[tuple[str, object]]:
 
 
 def _read_part(part: object, where: str) -> tuple[str, str]:
-    """Its text, or the address of its picture."""
+    """Returns its text, or the address of its picture."""
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or not isinstance(kind, str):
         raise _wrong(f"{where}.type", f"{where} must be an object with a type: text or image_url")
@@ -157,7 +157,7 @@ def _read_part(part: object, where: str) -> tuple[str, str]:
             raise _wrong(f"{where}.text", f"{where}.text must be a string")
         return text, ""
     if kind != "image_url":
-        why = _SOUND if "audio" in kind else "text and image_url are understood"
+        why = _SOUND if "audio" in kind else "it must be text or image_url"
         raise _wrong(f"{where}.type", f"{where}.type is {shown(kind)}: {why}")
     given = part.get("image_url")
     url = given.get("url") if isinstance(given, dict) else None
@@ -173,11 +173,11 @@ def _read_url(url: str, where: str) -> bytes:
     if url[:5].lower() != "data:":
         raise _wrong(
             where,
-            f"{where} must be a data: URL: no picture is fetched from {shown(url[:60])}",
+            f"{where} must be a data: URL: no image is fetched from {shown(url[:60])}",
         )
     picture = from_base64(url, where)
     if not picture:
-        raise _wrong(where, f"{where} holds no picture")
+        raise _wrong(where, f"{where} holds no image")
     return picture
 
 
@@ -185,13 +185,13 @@ def _read_url(url: str, where: str) -> bytes:
 
 _LIMITS = ("max_completion_tokens", "max_tokens")
 _READ = ("model", "messages", "stream", "stream_options", *_LIMITS)
-_GREEDY = "every token is the likeliest one, so that an answer can be repeated: leave it out"
-_TOOLS = "the model calls no tools: leave them out"
-_SOUND = "there is no sound, only pictures and text"
-_ONE = "there is one answer to a picture: leave it out, or give 1"
-_NO_NUMBERS = "what else could have come is not told: leave it out"
-_PLAIN = 'answers are plain text: leave it out, or give {"type": "text"}'
-_NOTHING_HELD = "answers are not stored: leave it out"
+_GREEDY = "decoding is greedy, without sampling: leave it out"
+_TOOLS = "tools are not supported: leave them out"
+_SOUND = "audio is not supported, only images and text"
+_ONE = "there is one response per image: leave it out, or give 1"
+_NO_NUMBERS = "probabilities of tokens are not reported: leave it out"
+_PLAIN = 'responses are plain text: leave it out, or give {"type": "text"}'
+_NOTHING_HELD = "responses are not stored: leave it out"
 
 Allowed = Callable[[Any], bool]
 
@@ -217,7 +217,7 @@ _HARMLESS: Mapping[str, tuple[Allowed, str]] = {
     "frequency_penalty": (_number(0), _GREEDY),
     "logit_bias": (_empty, _GREEDY),
     "seed": (lambda given: type(given) is int, "must be a whole number"),
-    "stop": (_empty, "the model itself says where its text ends: leave it out"),
+    "stop": (_empty, "stop sequences are not supported: leave it out"),
     "logprobs": (_empty, _NO_NUMBERS),
     "top_logprobs": (_number(0), _NO_NUMBERS),
     "tools": (_empty, _TOOLS),
@@ -242,7 +242,7 @@ _HARMLESS: Mapping[str, tuple[Allowed, str]] = {
 
 
 class Head(NamedTuple):
-    """What the answer and every piece of it repeat."""
+    """Holds what the answer and every piece of it repeat."""
 
     id: str
     created: int  # seconds since 1970
@@ -265,7 +265,8 @@ def text_chunk(head: Head, text: str, *, include_usage: bool) -> bytes:
 
 
 def last_chunks(head: Head, finish: str, tokens: int, *, include_usage: bool) -> list[bytes]:
-    """Why it ended, how much it was where that is wanted, and the word that nothing follows."""
+    """Returns the chunks that say why it ended, how much it was where that is wanted, and that nothing
+    follows."""
     end = [_chunk(head, {}, finish, include_usage)]
     if include_usage:
         end.append(orjson.dumps(_headed(head, _CHUNK, [], usage=_usage(tokens))))

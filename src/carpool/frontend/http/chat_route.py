@@ -1,5 +1,6 @@
-"""OpenAI's routes, for clients that were written for them: `/v1/chat/completions` with one picture, and
-`/v1/models`. The picture goes the way of all pictures, through the same gates; the words are OpenAI's."""
+"""Implements OpenAI's routes, for clients that were written for them: `/v1/chat/completions` with one
+picture, and `/v1/models`. The picture goes the way of all pictures, through the same gates; the words are
+OpenAI's."""
 
 from __future__ import annotations
 
@@ -88,7 +89,7 @@ class ChatRoute(ImageRoute):
         entry = super()._find(catalog)
         if task_of(entry) not in TEXT_TASKS:
             raise NotFound(
-                f"model '{entry.name}' makes no text of pictures: GET /v1/models lists those that do",
+                f"model '{entry.name}' writes no text from images: GET /v1/models lists the models that do",
                 reason="no-task",
             )
         return entry
@@ -99,7 +100,7 @@ class ChatRoute(ImageRoute):
         if not entry.decoupled:
             if chat.max_tokens:
                 raise InvalidInput(
-                    f"max_tokens: {entry.name} answers at once, and all that it reads", field="max_tokens"
+                    f"max_tokens: {entry.name} does not write token by token", field="max_tokens"
                 )
             return target
         extra = {"max_tokens": chat.max_tokens, "prompt": chat.prompt}
@@ -141,12 +142,12 @@ def list_models(service: HttpService, exchange: Exchange, _variables: Variables)
 def one_model(service: HttpService, exchange: Exchange, variables: Variables) -> None:
     name = variables["model"]
     if name not in _names(service, exchange):
-        raise NotFound(f"model '{name[:80]}' does not exist, or makes no text of pictures")
+        raise NotFound(f"model '{name[:80]}' does not exist, or writes no text from images")
     exchange.respond(200, JSON_FIELDS, orjson.dumps(chat_format.model_document(name, _STARTED)))
 
 
 def _names(service: HttpService, exchange: Exchange) -> list[str]:
-    """Of those that the key is for."""
+    """Returns the names of those that the key is for."""
     who, catalog = exchange.who, service.door.catalog
     found = [entry.name for entry in in_order(catalog) if task_of(entry) in TEXT_TASKS]
     found += [name for name, task in catalog.on_demand.items() if task in TEXT_TASKS and name not in found]

@@ -9,22 +9,22 @@ from typing import Any
 Document = dict[str, Any]
 
 EVENTS = (
-    'Server-sent events: data: {"text": …, "index": n} for each piece, then the whole answer with '
-    '"done": true; an error after the first piece is an event, too'
+    'Server-sent events: data: {"text": …, "index": n} for each piece, then the whole response with '
+    '"done": true. An error after the first piece is an event, too'
 )
 _ANSWERS = (
-    'Server-sent events: data: {"model_name": …, "model_version": …, "<output>": …} for each answer; '
-    "an error after the first is the last event"
+    'Server-sent events: data: {"model_name": …, "model_version": …, "<output>": …} for each '
+    "response. An error after the first is the last event"
 )
 _PARAMETER: Document = {"type": ["string", "number", "boolean"]}
 _REFUSALS: Mapping[str, str] = {
-    "400": "Something is asked for that is not done; `param` says which field.",
-    "401": "The server asks for a key, and this is none of its own.",
+    "400": "A field is not supported; `param` names it.",
+    "401": "The key is missing or not known.",
     "403": "The key is not for this model.",
-    "404": "There is no such model, or it makes no text of pictures.",
-    "429": "Refused, to keep the promise made to others; `Retry-After` says when to come back.",
-    "503": "Loading, stopping, or out of memory for requests; try again.",
-    "504": "The deadline passed before there was an answer.",
+    "404": "There is no such model, or it writes no text from images.",
+    "429": "Rejected, to meet the SLO of accepted requests; retry after `Retry-After`.",
+    "503": "Loading, stopping, or out of memory for requests; retry.",
+    "504": "The deadline passed before there was a response.",
 }
 _ERROR: Document = {
     "type": "object",
@@ -35,7 +35,7 @@ _ERROR: Document = {
                 "message": {"type": "string"},
                 "type": {"type": "string"},
                 "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"], "description": "a word for programs"},
+                "code": {"type": ["string", "null"], "description": "a stable word for programs"},
             },
             "required": ["message", "type", "param", "code"],
         }
@@ -45,13 +45,13 @@ _ERROR: Document = {
 
 
 def chat_paths(models: Sequence[str]) -> Document:
-    """Of a server whose models for text these are."""
+    """Describes the routes of a server whose models for text these are."""
     named: Document = {"type": "string", **({"enum": list(models)} if models else {})}
     who = {"x-carpool-models": list(models)}
-    one = _get("one_model", "One of the models that make text of pictures")
+    one = _get("one_model", "One of the models that write text from images")
     return {
         "/v1/chat/completions": {"post": _completions(named) | who},
-        "/v1/models": {"get": _get("list_models", "The models that make text of pictures") | who},
+        "/v1/models": {"get": _get("list_models", "The models that write text from images") | who},
         "/v1/models/{model}": {"get": one | {"parameters": [in_path(named)]} | who},
     }
 
@@ -61,9 +61,9 @@ def in_path(schema: Document, name: str = "model", description: str = "The model
 
 
 def generate_paths(models: Sequence[str], refusals: Document) -> Document:
-    """Triton's extension, which asks any model. `refusals` are the answers that are errors."""
+    """Describes Triton's extension, which asks any model. `refusals` are the answers that are errors."""
     named: Document = {"type": "string", **({"enum": list(models)} if models else {})}
-    version = in_path({"type": "string"}, "version", "Which version of it.")
+    version = in_path({"type": "string"}, "version", "Its version.")
     paths: Document = {}
     for where, parameters in (("", [in_path(named)]), ("/versions/{version}", [in_path(named), version])):
         for name in ("generate", "generate_stream"):
@@ -94,14 +94,14 @@ def _generate(name: str, refusals: Document) -> Document:
             "id": {"type": ["string", "number", "boolean"]},
             "parameters": {"type": "object", "additionalProperties": _PARAMETER},
         },
-        "description": "an input in the field of its name: one element, or the list of its elements; what is "
-        "no input is a parameter",
+        "description": "an input in the field of its name: one element, or the list of its elements; other "
+        "fields are parameters",
     }
-    summary = "Ask any model, an event for each answer" if streams else "Ask any model that gives one answer"
+    summary = "Call any model, with an event per response" if streams else "Call any model with one response"
     return {
         "operationId": name,
         "summary": summary,
-        "description": "To models that make text of pictures, the input may be a picture in base64.",
+        "description": "For models that write text from images, the input may be an image in base64.",
         "requestBody": {"required": True, "content": {"application/json": {"schema": fields}}},
         "responses": {
             "200": {"description": summary + ".", "content": as_events if streams else as_json},
@@ -112,10 +112,10 @@ def _generate(name: str, refusals: Document) -> Document:
 
 def ping_path() -> Document:
     content = {"application/json": {"schema": {"type": "object", "required": ["status"]}}}
-    answers = {"200": "Healthy", "503": "Unhealthy: nothing is asked of it yet, or any more"}
+    answers = {"200": "Healthy", "503": "Unhealthy: the server is starting or stopping"}
     return {
         "operationId": "ping",
-        "summary": "Whether models can be asked, in TorchServe's words",
+        "summary": "Whether the server is ready, in TorchServe's format",
         "responses": {code: {"description": why, "content": content} for code, why in answers.items()},
     }
 
@@ -149,8 +149,8 @@ def _completions(named: Document) -> Document:
     }
     return {
         "operationId": "chat_completions",
-        "summary": "Text of one picture, in OpenAI's format",
-        "description": "Greedy, one answer, no tools: what asks for more is refused by name.",
+        "summary": "Text from one image, in OpenAI's format",
+        "description": "Greedy decoding, one response, no tools. Other settings are rejected by name.",
         "requestBody": {"required": True, "content": {"application/json": {"schema": asked}}},
         "responses": {"200": good, **_refused(_REFUSALS)},
     }

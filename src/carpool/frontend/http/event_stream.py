@@ -1,5 +1,5 @@
-"""Server-sent events: an answer that comes in pieces, in the order in which they are written; and texts,
-whose writers say them in the words of one protocol or another.
+"""Sends server-sent events: an answer that comes in pieces, in the order in which they are written; and
+texts, whose writers say them in the words of one protocol or another.
 
 The head goes out with the first event, so that whoever is refused before that gets a status. A client that
 does not read is cut off when an event comes and more than a bounded number of bytes wait for it.
@@ -26,12 +26,12 @@ EVENT_FIELDS = (
 
 
 def as_event(data: bytes) -> bytes:
-    """Of one line."""
+    """Returns an event of one line."""
     return b"data: %b\n\n" % data
 
 
 class EventStream:
-    """The answer to one exchange. Of the loop's thread."""
+    """Represents the answer to one exchange. Of the loop's thread."""
 
     __slots__ = ("_chunked", "_exchange")
 
@@ -41,8 +41,8 @@ class EventStream:
         self._chunked = exchange.begin(EVENT_FIELDS + fields)
 
     def send(self, events: Iterable[bytes]) -> None:
-        """Each of them one line of data. Raises `Cancelled` for a client that reads too slowly, who is gone
-        then; one that has left is passed over in silence."""
+        """Sends events, each of them one line of data. Raises `Cancelled` for a client that reads too slowly,
+        who is gone then; one that has left is passed over in silence."""
         data = b"".join(map(as_event, events))
         if data and self._exchange.go_on(self._framed(data)) > MOST_UNREAD:
             self._exchange.cut()
@@ -56,7 +56,7 @@ class EventStream:
 
 
 class Written(NamedTuple):
-    """A whole text: the document that says it, how long it took, and how many tokens it has."""
+    """Describes a whole text: the document that says it, how long it took, and how many tokens it has."""
 
     document: Mapping[str, Any]
     times: Sequence[float]
@@ -72,14 +72,14 @@ class Written(NamedTuple):
 
 
 class Writer(Protocol):
-    """In which words a text is answered. An event is one line of data."""
+    """Defines in which words a text is answered. An event is one line of data."""
 
     @property
     def streams(self) -> bool:
-        """Whether pieces are sent as they come; else `whole` is the answer."""
+        """Returns whether pieces are sent as they come; else `whole` is the answer."""
 
     def head(self) -> Sequence[bytes]:
-        """What comes before the first piece."""
+        """Returns what comes before the first piece."""
 
     def piece(self, text: str, number: int) -> Sequence[bytes]: ...
 
@@ -88,11 +88,11 @@ class Writer(Protocol):
     def whole(self, written: Written) -> bytes: ...
 
     def error(self, error: CarpoolError) -> bytes:
-        """After the first piece, when it is too late for a status."""
+        """Returns an error after the first piece, when it is too late for a status."""
 
 
 class TextAnswer:
-    """The answer to one request, as its model writes it. The head goes out with the first of it."""
+    """Writes the answer to one request, as its model writes it. The head goes out with the first of it."""
 
     __slots__ = ("_exchange", "_row", "_stream", "_writer", "pieces")
 

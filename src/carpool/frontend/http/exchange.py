@@ -1,6 +1,6 @@
-"""What an app sees of the server: a request's head, a plan for its body, an exchange to answer through, and
-answers as bytes: errors with their status, the error body that every refusal shares, compression.
-"""
+"""Defines what an app sees of the server: a request's head, a plan for its body, an exchange to answer
+through, and answers as bytes: errors with their status, the error body that every refusal shares,
+compression."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ More = Callable[[int], memoryview | None]
 
 
 class Fault(CarpoolError):
-    """Something about a request that the server answers itself, without asking the app."""
+    """Describes something about a request that the server answers itself, without asking the app."""
 
     def __init__(self, status: int, message: str, reason: str) -> None:
         super().__init__(message, reason=reason)
@@ -72,7 +72,7 @@ def bad_request(message: str) -> Fault:
 
 
 def render_head(status: int, fields: bytes, length: int, date: bytes) -> bytes:
-    """The head of one answer, up to and with the empty line."""
+    """Returns the head of one answer, up to and with the empty line."""
     line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status
     if status == HTTPStatus.NO_CONTENT:
         return b"%b%b%b\r\n" % (line, fields, date)
@@ -80,14 +80,14 @@ def render_head(status: int, fields: bytes, length: int, date: bytes) -> bytes:
 
 
 def stream_head(fields: bytes, date: bytes, *, keep: bool, chunked: bool) -> bytes:
-    """The head of an answer in pieces."""
+    """Returns the head of an answer in pieces."""
     body = b"transfer-encoding: chunked\r\n" if chunked else b""
     end = b"" if keep else b"connection: close\r\n"
     return b"%b%b%b%b%b\r\n" % (_STATUS_LINES[200], fields, date, body, end)
 
 
 def rest_of(views: Sequence[memoryview], sent: int) -> bytes:
-    """What is left of them after so many bytes."""
+    """Returns what is left of them after so many bytes."""
     left = []
     for view in views:
         left.append(view[sent:])
@@ -96,7 +96,7 @@ def rest_of(views: Sequence[memoryview], sent: int) -> bytes:
 
 
 def date_line(now: float) -> bytes:
-    """The Date field; made once per sweep, not once per answer."""
+    """Returns the Date field; made once per sweep, not once per answer."""
     return b"date: %b\r\n" % formatdate(now, usegmt=True).encode()
 
 
@@ -160,7 +160,7 @@ def hand_over(plan: BodyPlan, body: bytes | bytearray, at: float) -> None:
 
 
 class App(Protocol):
-    """What is served. Called in the loop's thread, and must not block it."""
+    """Defines what is served. Called in the loop's thread, and must not block it."""
 
     def begin(self, head: HttpHead, exchange: Exchange) -> BodyPlan:
         """A head has arrived that has no `start`: answer now, or say where the body goes and answer later."""
@@ -214,7 +214,7 @@ class Before:
 
 
 class Exchange:
-    """One request and its one answer.
+    """Represents one request and its one answer.
 
     `on_disconnect` is called at most once, when no answer is wanted any more: the client left, or its body
     was cut off, too slow or broken, and the server has dealt with it. Setting it also decides what the end of
@@ -242,7 +242,7 @@ class Exchange:
 
     @property
     def who(self) -> Principal | None:
-        """Whose key came with the request; None where keys are not asked for."""
+        """Returns whose key came with the request; None where keys are not asked for."""
         return self.head.who
 
     @property
@@ -250,7 +250,8 @@ class Exchange:
         return self._connection is not None
 
     def respond(self, status: int, fields: bytes = b"", body: Body = b"") -> bool:
-        """Answer, from the loop's thread. False, and nothing done, if no answer is wanted any more.
+        """Writes the answer, from the loop's thread. False, and nothing done, if no answer is wanted any
+        more.
 
         Content-Length, Date and Connection are the server's. When this returns, the body's buffers are sent
         or copied: they can be reused at once.
@@ -271,7 +272,7 @@ class Exchange:
         return self._connection is not None and self._connection.begin_answer(fields)
 
     def go_on(self, data: bytes) -> int:
-        """How many bytes the client had still to take, before these."""
+        """Returns how many bytes the client had still to take, before these."""
         connection = self._connection
         if connection is None:
             return 0
@@ -373,7 +374,7 @@ def answer_error(
 
 
 def rendered(error: CarpoolError, gate_status: int = 429) -> tuple[int, bytes, bytes]:
-    """Status, fields and body: all that is needed of an error, which may hold much more than that."""
+    """Returns status, fields and body: all that is needed of an error, which may hold much more than that."""
     kept = error.rendered if isinstance(error, Refused) else None
     found: tuple[int, bytes, bytes] | None = None if kept is None else kept.get("http")
     if found is None:
@@ -384,7 +385,7 @@ def rendered(error: CarpoolError, gate_status: int = 429) -> tuple[int, bytes, b
 
 
 def choose_encoding(accepted: bytes | None) -> bytes | None:
-    """The best answer to an Accept-Encoding field: gzip, deflate, or None for the plain body."""
+    """Returns the best answer to an Accept-Encoding field: gzip, deflate, or None for the plain body."""
     if not accepted:
         return None
     quality: dict[bytes, float] = {}
@@ -412,7 +413,7 @@ def _quality(parameter: bytes) -> float:
 
 
 def compress(body: bytes, encoding: bytes, level: int = 6) -> bytes:
-    """`body` in one of the encodings that `choose_encoding` names."""
+    """Returns `body` in one of the encodings that `choose_encoding` names."""
     compressor = zlib.compressobj(
         level, zlib.DEFLATED, 16 + zlib.MAX_WBITS if encoding == b"gzip" else zlib.MAX_WBITS
     )

@@ -1,4 +1,4 @@
-"""How a front end divides its own time between those who ask: who is turned away, and who is told later.
+"""Divides a front end's own time between those who ask: who is turned away, and who is told later.
 
 Everything that is decided is decided in `core`; here are the loop's clock, the connections and the prices.
 """
@@ -47,7 +47,7 @@ _DRAINABLE = 8 * MIB  # a longer body ends its connection: nothing is gained by 
 
 
 class Unread:
-    """How long requests lately lay in their sockets before this front end read them.
+    """Measures how long requests lately lay in their sockets before this front end read them.
 
     Asked of the kernel, which alone knows: it notes when data comes, to the tick (4 ms or less).
 
@@ -86,7 +86,8 @@ class Excuse(Protocol):
 
 
 class Fairness:
-    """One per front end, used in its loop's thread only. Without `behind` nobody is turned away here."""
+    """Divides the time of one front end, in its loop's thread only. Without `behind` nobody is turned away
+    here."""
 
     def __init__(
         self, waits: Unread | None = None, behind: Excuse | None = None, gate_status: int = 429
@@ -107,7 +108,7 @@ class Fairness:
     def judge(
         self, entry: ModelEntry, exchange: Exchange, sender: Sender, refusal: CarpoolError | None
     ) -> CarpoolError | None:
-        """What becomes of a newcomer whom the engine would let in, or would refuse with `refusal`."""
+        """Returns what becomes of a newcomer whom the engine would let in, or would refuse with `refusal`."""
         now = exchange.head_at
         backlog = self._backlog
         lane = backlog.shares.lane(_lane(entry, exchange, sender.source), now)
@@ -181,7 +182,7 @@ class Fairness:
         self._backlog.shares.done.add(seconds / _REQUEST_S, now)
 
     def _can_wait(self, exchange: Exchange) -> bool:
-        """Whether its body can be read past meanwhile, and its connection go on afterwards.
+        """Returns whether its body can be read past meanwhile, and its connection go on afterwards.
 
         Connections that are new may be one for each request: held, they would soon be all that there can be.
         """
@@ -235,8 +236,8 @@ def _handle_later(exchange: Exchange, handle: Callable[[], BodyPlan]) -> None:
 
 
 def _lane(entry: ModelEntry, exchange: Exchange, source: str) -> LaneKey:
-    """Who pays: a key's holder, who cannot take more by making up sources; else whoever named itself, or else
-    where it comes from."""
+    """Returns who pays: a key's holder, who cannot take more by making up sources; else whoever named itself,
+    or else where it comes from."""
     return entry.name, exchange.payer if exchange.head.who is not None else source or exchange.peer
 
 

@@ -1,7 +1,7 @@
-"""Triton's generate extension: a flat JSON object in, whose fields are inputs or parameters; one answer of
-that kind out, or a server-sent event for each answer. To models that make text of pictures, a picture can be
-sent as it is, in base64: it goes the way of all pictures, and the words of the answer are Triton's.
-"""
+"""Implements Triton's generate extension: a flat JSON object in, whose fields are inputs or parameters; one
+answer of that kind out, or a server-sent event for each answer. To models that make text of pictures, a
+picture can be sent as it is, in base64: it goes the way of all pictures, and the words of the answer are
+Triton's."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class GenerateRoute(InferRoute):
         return Collect(most, GenerateCall(self, exchange, target).collected)
 
     def _either(self, exchange: Exchange, target: InferTarget, body: bytes | bytearray, at: float) -> None:
-        """A picture, or what the model makes of one."""
+        """Takes a picture, or what the model makes of one."""
 
         def go_on(sent: SentPicture | None) -> None:
             if sent is None:
@@ -166,7 +166,7 @@ def read_picture(body: bytes | bytearray, signature: Signature) -> SentPicture |
         return None
     picture = from_base64(fields.pop(name), name)
     if not picture:
-        raise InvalidInput(f"{name} holds no picture", field=name)
+        raise InvalidInput(f"{name} holds no image", field=name)
     parameters = fields.pop("parameters", {})
     if not isinstance(parameters, dict):
         raise InvalidInput("Expected JSON object for keyword: 'parameters'", field="parameters")
@@ -177,7 +177,7 @@ def read_picture(body: bytes | bytearray, signature: Signature) -> SentPicture |
 
 
 class PictureRoute(ImageRoute):
-    """For one request, which has passed the gate."""
+    """Serves one request, which has passed the gate."""
 
     writes = True
 
@@ -197,12 +197,12 @@ class PictureRoute(ImageRoute):
     def _made(self, entry: ModelEntry) -> ImageTarget:
         target, told = super()._made(entry), self._sent.told
         if not entry.decoupled and "max_tokens" in told:
-            raise InvalidInput(f"max_tokens means nothing to {entry.name}", field="max_tokens")
+            raise InvalidInput(f"{entry.name} does not take max_tokens", field="max_tokens")
         return target._replace(options=Options(extra=told)) if entry.decoupled else target
 
 
 class TritonWords:
-    """The fields of Triton's answers; with `streams`, an event for each piece."""
+    """Writes the fields of Triton's answers; with `streams`, an event for each piece."""
 
     def __init__(self, entry: ModelEntry, own_id: str, *, streams: bool) -> None:
         self.streams = streams
@@ -242,7 +242,7 @@ def read_tensors(body: bytes | bytearray, signature: Signature) -> tuple[Request
 
 
 def as_infer_request(body: bytes | bytearray, signature: Signature) -> bytes:
-    """The same in the words of the v2 protocol. Raises `InvalidInput`, in Triton's words."""
+    """Returns the same in the words of the v2 protocol. Raises `InvalidInput`, in Triton's words."""
     check_cost(body, "request")
     try:
         fields = json.loads(body, object_pairs_hook=_Pairs, parse_constant=_no_number)
@@ -269,16 +269,16 @@ def as_infer_request(body: bytes | bytearray, signature: Signature) -> bytes:
     try:
         return orjson.dumps({**document, "inputs": list(inputs.values())})
     except TypeError as fault:
-        raise InvalidInput(f"the request cannot be understood: {fault}") from None
+        raise InvalidInput(f"the request cannot be parsed: {fault}") from None
 
 
 def _no_number(word: str) -> None:
-    """What Python's reader takes for one, and JSON has not."""
-    raise ValueError(f"{word} is no number of JSON")
+    """Rejects what Python's reader takes for a number, and JSON has not."""
+    raise ValueError(f"{word} is not a JSON number")
 
 
 class _Pairs:
-    """A JSON object with what it says twice."""
+    """Reads a JSON object with what it says twice."""
 
     __slots__ = ("pairs",)
 
@@ -287,7 +287,7 @@ class _Pairs:
 
 
 def _input(name: str, value: Any, signature: Signature) -> dict[str, Any]:
-    """One element, or a list of them, which is one row of a batch."""
+    """Returns one element, or a list of them, which is one row of a batch."""
     data = value if isinstance(value, list) else [value]
     datatype = signature.input_named[name].datatype
     kind, words = _KINDS.get(datatype, ((int, float), "number"))
@@ -304,7 +304,8 @@ def _input(name: str, value: Any, signature: Signature) -> dict[str, Any]:
 
 
 def _fitted(dims: Sequence[int], count: int) -> list[int]:
-    """What has more dimensions than one is given as its elements in order, and at most one length is open."""
+    """Returns the shape of what has more dimensions than one: it is given as its elements in order, and at
+    most one length is open."""
     known = prod(length for length in dims if length >= 0)
     if len(dims) < 2 or dims.count(-1) > 1 or not known or count % known:
         return [count]

@@ -1,4 +1,4 @@
-"""Listening sockets, and the server that lives on them."""
+"""Opens listening sockets, and runs the server that lives on them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ATTEMPTS = 16
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Sockets bound to every address of `host`, all on one port, which other processes can share.
+    """Returns sockets bound to every address of `host`, all on one port, which other processes can share.
 
     Port 0 picks a free one. `::` takes IPv4 as well. Raises `ConfigError` when an address cannot be had.
     """
@@ -56,7 +56,7 @@ def check_free(host: str, port: int) -> None:
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
-    taken = "; --http-port, --grpc-port and --metrics-port name others" if error.errno == EADDRINUSE else ""
+    taken = "; --http-port, --grpc-port and --metrics-port set others" if error.errno == EADDRINUSE else ""
     return ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}{taken}")
 
 
@@ -71,7 +71,7 @@ def _addresses(host: str, port: int) -> list[tuple[int, tuple[object, ...]]]:
 
 
 def _has_ipv6() -> bool:
-    """Containers often go without."""
+    """Returns whether there is IPv6: containers often go without."""
     try:
         with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as trial:
             trial.bind(("::1", 0))
@@ -99,7 +99,7 @@ def _bound(family: int, address: tuple[object, ...], *, shared: bool) -> socket.
 
 
 class Accepted(Protocol):
-    """A connection that brings the buffer for what it is sent."""
+    """Defines a connection that brings the buffer for what it is sent."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None: ...
     def connection_lost(self, exc: Exception | None, /) -> None: ...
@@ -114,7 +114,7 @@ _TOLD_BY_A_LOOP = [name for name in vars(Accepted) if not name.startswith("_")]
 
 
 class KnownByClass(asyncio.BufferedProtocol):
-    """For asyncio's own loop, which asks for a class, where uvloop looks for methods. Connections are of no
+    """Helps asyncio's own loop, which asks for a class, where uvloop looks for methods. Connections are of no
     class of asyncio's: such a base would keep them from being compiled."""
 
     def __init__(self, connection: Accepted) -> None:

@@ -1,6 +1,5 @@
-"""What all handlers of the HTTP front end share, besides what every front end has; and pages: files known by
-name from the start, and those that many ask for at once.
-"""
+"""Holds what all handlers of the HTTP front end share, besides what every front end has; and pages: files
+known by name from the start, and those that many ask for at once."""
 
 from __future__ import annotations
 
@@ -80,7 +79,7 @@ class Asset(NamedTuple):
 
 @cache
 def site() -> Mapping[str, Asset]:
-    """The console's files, and the sample picture where the demo brings one."""
+    """Returns the console's files, and the sample picture where the demo brings one."""
     files = page_files()
     sample = resources.files("carpool.demo") / "pictures" / "astronaut.jpg"
     if sample.is_file():

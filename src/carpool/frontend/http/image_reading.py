@@ -1,4 +1,4 @@
-"""What a request with pictures asks for: its fields, its query, and the pictures in its body.
+"""Reads what a request with pictures asks for: its fields, its query, and the pictures in its body.
 
 Pure functions. A body is one picture as it is, a form with files, or base64 in JSON.
 """
@@ -80,11 +80,12 @@ class ImageHead(NamedTuple):
 
 
 def read_image_head(head: HttpHead, version: str = "") -> ImageHead:
-    """With the version that the path names, if any. Raises `InvalidInput` that names the field at fault."""
+    """Reads the head with the version that the path names, if any. Raises `InvalidInput` that names the field
+    at fault."""
     who = head.who
     asked = _read(head.query, tuple(map(head.headers.get, _FIELDS)), bool(head.content_length), who is None)
     if version and asked.version:
-        raise InvalidInput("the path names the version already", field="version")
+        raise InvalidInput("the path has a version already", field="version")
     if version:
         asked = asked._replace(version=version)
     return asked if who is None else asked._replace(sender=asked.sender.with_key(who))
@@ -134,7 +135,7 @@ def read_query(query: str) -> dict[str, str]:
 
 
 def wants_events(field: bytes) -> bool:
-    """Rather than a document."""
+    """Returns whether events are wanted rather than a document."""
     best = {b"events": 0.0, b"documents": 0.0}
     for entry in field.lower().split(b","):
         kind, *parameters = (part.strip(b" \t") for part in entry.split(b";"))
@@ -151,7 +152,7 @@ def _flag(text: str) -> bool:
 
 
 def read_accept(field: bytes) -> tuple[str, bool]:
-    """The format of a drawn answer, and whether one is preferred to JSON."""
+    """Returns the format of a drawn answer, and whether one is preferred to JSON."""
     best, form, document = 0.0, "jpeg", 0.0
     for entry in field.lower().split(b","):
         kind, *parameters = (part.strip(b" \t") for part in entry.split(b";"))
@@ -186,7 +187,7 @@ def read_layout(content_type: bytes | None) -> BodyLayout:
 
 
 def read_pictures(body: bytes | bytearray, layout: BodyLayout) -> Sent:
-    """Those in a form or in JSON. Long bodies take their time: safe in any thread."""
+    """Returns those in a form or in JSON. Long bodies take their time: safe in any thread."""
     return _from_form(body, layout.boundary) if layout.kind == "form" else _from_json(body)
 
 
@@ -199,14 +200,14 @@ def _from_form(body: bytes | bytearray, boundary: bytes) -> Sent:
             pictures.append(part.data)
         elif part.file_name is not None:
             raise InvalidInput(
-                f"pictures go into the field 'file', not into {shown(part.name)}", field=part.name[:64]
+                f"images belong in the field 'file', not in {shown(part.name)}", field=part.name[:64]
             )
         elif part.name in fields or len(part.data) > _MAX_FIELD_BYTES:
             raise InvalidInput(f"{shown(part.name)} is given twice, or too long", field=part.name[:64])
         else:
             fields[part.name] = bytes(part.data).decode("utf-8", "replace")
     if not pictures:
-        raise InvalidInput("the form has no field 'file' with a picture", field="file")
+        raise InvalidInput("the form has no field 'file' with an image", field="file")
     return Sent(pictures, len(pictures) > 1, fields)
 
 
@@ -215,7 +216,7 @@ def _from_json(body: bytes | bytearray) -> Sent:
     for name in document:
         if name not in _SENT_AS:
             raise InvalidInput(
-                f"unknown {shown(name)}; {nearest(name, _SENT_AS)}; options go into the query",
+                f"unknown {shown(name)}; {nearest(name, _SENT_AS)}; options belong in the query",
                 field=name[:64],
             )
     if len(document) != 1:
@@ -223,26 +224,26 @@ def _from_json(body: bytes | bytearray) -> Sent:
     if "url" in document:
         url = document["url"]
         if type(url) is not str or not url:
-            raise InvalidInput('"url" must be a string: the address of a picture', field="url")
+            raise InvalidInput('"url" must be a string: the address of an image', field="url")
         return Sent((), url=url)
     if "image" in document:
         return Sent([_decoded(document["image"], "image")])
     listed = document["images"]
     if type(listed) is not list or not listed:
-        raise InvalidInput('"images" must be a list of pictures in base64', field="images")
+        raise InvalidInput('"images" must be a list of images in base64', field="images")
     _check_count(len(listed))
     return Sent([_decoded(text, f"images[{number}]") for number, text in enumerate(listed)], True)
 
 
 def _decoded(text: Any, where: str) -> bytes:
     if type(text) is not str:
-        raise InvalidInput(f"{where} must be a string: the picture in base64", field=where)
+        raise InvalidInput(f"{where} must be a string: the image in base64", field=where)
     return from_base64(text, where)
 
 
 def _check_count(count: int) -> None:
     if count > MAX_PICTURES:
-        raise TooLarge(f"a request may hold {MAX_PICTURES} pictures", field="file")
+        raise TooLarge(f"a request may have at most {MAX_PICTURES} images", field="file")
 
 
 class FormPart(NamedTuple):
@@ -254,7 +255,7 @@ class FormPart(NamedTuple):
 
 
 def read_boundary(content_type: bytes) -> bytes:
-    """The boundary that a multipart/form-data field gives."""
+    """Returns the boundary that a multipart/form-data field gives."""
     text = content_type.decode("latin-1")
     parameters = _parameters(text[len("multipart/form-data") :], "the Content-Type field")
     boundary = parameters.get("boundary", "")
@@ -291,12 +292,12 @@ def _after_opening(body: bytes | bytearray, boundary: bytes) -> int:
         raise _broken("it does not begin with the boundary")
     position, last = _after_boundary(body, start + len(opening))
     if last:
-        raise InvalidInput("the form is empty; send a picture as 'file'", field="file")
+        raise InvalidInput("the form is empty; send an image as 'file'", field="file")
     return position
 
 
 def _after_boundary(body: bytes | bytearray, position: int) -> tuple[int, bool]:
-    """Where the next part begins, or that there is none."""
+    """Returns where the next part begins, or that there is none."""
     if body.startswith(b"--", position):
         if bytes(body[position + 2 : position + 6]).strip(b" \t\r\n"):
             raise _broken("something follows the last boundary")
@@ -309,7 +310,7 @@ def _after_boundary(body: bytes | bytearray, position: int) -> tuple[int, bool]:
 
 
 def _read_head(head: bytes) -> tuple[str, str | None]:
-    """The name of a field and of its file, from lines that each end with CR LF."""
+    """Returns the name of a field and of its file, from lines that each end with CR LF."""
     found: tuple[str, str | None] | None = None
     for line in head.split(b"\r\n")[:-1]:
         key, colon, value = line.decode("utf-8", "replace").partition(":")
@@ -331,7 +332,7 @@ def _disposition(value: str) -> tuple[str, str | None]:
     kind, _, _ = value.partition(";")
     parameters = _parameters(value[len(kind) :], "a part's Content-Disposition")
     if kind.strip(" \t").lower() != "form-data" or "name" not in parameters:
-        raise _broken("a part is no named form-data")
+        raise _broken("a part is not named form-data")
     return parameters["name"], parameters.get("filename", parameters.get("filename*"))
 
 

@@ -1,6 +1,5 @@
-"""The picture routes: what one head asks for, worked out once; the pictures of a request, each of them a call
-of its own; and the one answer when the last of them is done.
-"""
+"""Implements the picture routes: what one head asks for, worked out once; the pictures of a request, each of
+them a call of its own; and the one answer when the last of them is done."""
 
 from __future__ import annotations
 
@@ -67,13 +66,13 @@ _AT_ONCE_UNDER_WAY = 16
 
 
 def start_task(task: str) -> Starter:
-    """For a route that names what is wanted, and leaves it open who does it."""
+    """Returns a starter for a route that names what is wanted, and leaves it open who does it."""
 
     return lambda service, head, _variables: ImageRoute(service, head, task).begin
 
 
 class ImageTarget(NamedTuple):
-    """What serves a request, where it is counted, and what the query asks of it."""
+    """Describes what serves a request, where it is counted, and what the query asks of it."""
 
     entry: ModelEntry
     row: Row
@@ -90,14 +89,14 @@ class ImageRoute(ModelRoute[ImageTarget]):
     def __init__(
         self, service: HttpService, head: HttpHead, task: str | None, model: str = "", version: str = ""
     ) -> None:
-        """`model` and `version`: those that the path names."""
+        """Takes the `model` and `version` that the path names."""
         self.makes = ImageRequest
         self.asked = read_image_head(head, version)
         super().__init__(service, self.asked.sender, self.asked.budget, head, named=bool(self.asked.version))
         self._task = task
         self._who = head.who
         if model and self.asked.model:
-            raise InvalidInput("the path names the model already", field="model")
+            raise InvalidInput("the path has a model already", field="model")
         self._model = model or self.asked.model
         if self.asked.version and not self._model:
             raise InvalidInput("a version needs its model: give model, too", field="version")
@@ -140,7 +139,7 @@ class ImageRoute(ModelRoute[ImageTarget]):
         if self._task is not None and task_of(entry) not in (self._task, None):
             raise InvalidInput(
                 f"model '{entry.name}' is for {task_of(entry)}, not for {self._task}; "
-                f"send its pictures to /models/{entry.name}/predict",
+                f"send its images to /models/{entry.name}/predict",
                 field="model",
             )
         return entry
@@ -150,7 +149,8 @@ class ImageRoute(ModelRoute[ImageTarget]):
         return None
 
     def options_with(self, fields: Mapping[str, str], model: PictureModel) -> tuple[Options, str | None]:
-        """With those that stand in a form; and the format of the drawn answer, if one is wanted."""
+        """Returns the options with those that stand in a form; and the format of the drawn answer, if one is
+        wanted."""
         twice = next((name for name in fields if name in self.asked.options), None)
         if twice is not None:
             raise InvalidInput(f"{twice} is given in the query and in the form", field=twice)
@@ -158,7 +158,7 @@ class ImageRoute(ModelRoute[ImageTarget]):
 
     def _wanted(self, given: Mapping[str, str], model: PictureModel) -> tuple[Options, str | None]:
         if "max_tokens" in given and not model.entry.decoupled:
-            raise InvalidInput(f"max_tokens means nothing to {model.entry.name}", field="max_tokens")
+            raise InvalidInput(f"{model.entry.name} does not take max_tokens", field="max_tokens")
         options = model.read_options(given)
         if not (options.overlay or self.asked.wants_drawn):
             return options, None
@@ -166,7 +166,7 @@ class ImageRoute(ModelRoute[ImageTarget]):
 
 
 class PictureOutcome(NamedTuple):
-    """How a picture ended: an answer as bytes, or an error."""
+    """Describes how a picture ended: an answer as bytes, or an error."""
 
     body: bytes
     error: CarpoolError | None
@@ -180,7 +180,7 @@ class PictureOutcome(NamedTuple):
 
 
 class ImageCall(ClientCall):
-    """One picture of a request, which hears how it ended, unless the client has left."""
+    """Represents one picture of a request, which hears how it ended, unless the client has left."""
 
     __slots__ = ("_number", "_request", "looked", "siblings")
 
@@ -204,7 +204,8 @@ class ImageCall(ClientCall):
         slot: Slot | None = None,
         as_file: Geometry | None = None,
     ) -> None:
-        """Or with a slot that holds the picture's file, and how the device will see it."""
+        """Starts with the picture's data, or with a slot that holds its file, and how the device will see
+        it."""
         request = self._request
         try:
             picture = RoutePicture(request.target.model, data, request.options, request.drawn, head, as_file)
@@ -250,7 +251,7 @@ class ImageCall(ClientCall):
 
 
 class ImageRequest:
-    """One request: its body, its pictures and its answer."""
+    """Represents one request: its body, its pictures and its answer."""
 
     __slots__ = (
         *("_fetching", "_heads", "_held", "_outcomes", "_pixels", "_pixels_held", "_several", "_starting"),
@@ -397,21 +398,21 @@ class ImageRequest:
             return
         pictures, several, target = sent.pictures, sent.several, self.target
         if several and self.text is not None:
-            raise InvalidInput("text of several pictures comes in one document: send one at a time")
+            raise InvalidInput("a text stream is for one image: send one at a time")
         if several and self.route.asked.sender.latest:
-            raise InvalidInput(f"with {LATEST} send one picture at a time", field=LATEST)
+            raise InvalidInput(f"with {LATEST} send one image at a time", field=LATEST)
         self.options, self.drawn = target.options, target.drawn
         if sent.fields:
             self.options, self.drawn = self.route.options_with(sent.fields, target.model)
         if several and self.drawn is not None:
-            raise InvalidInput("several pictures are answered in JSON: draw one at a time", field="overlay")
+            raise InvalidInput("several images are answered in JSON: draw one at a time", field="overlay")
         self._several = several
         if several:
             self.siblings = struct.pack("<dQ", self.exchange.head_at, id(self))
         self._heads, self._pixels = heads_of_request(pictures)
         pixels = sum(self._pixels)
         if not self.service.pictures.hold(self.exchange.payer, size, pixels):
-            raise Refused("too many pictures are under way", reason="queue-full", retry_after_s=1.0)
+            raise Refused("too many images are in progress", reason="queue-full", retry_after_s=1.0)
         self._held, self._pixels_held = size, pixels
         self._outcomes = [None] * len(pictures)
         self._waiting.extend(enumerate(pictures))
@@ -443,7 +444,7 @@ class ImageRequest:
             self._answer()
 
     def part(self, text: str) -> None:
-        """What a model writes, as it comes; without a writer, all of it is answered at the end."""
+        """Takes what a model writes, as it comes; without a writer, all of it is answered at the end."""
         if self.text is not None:
             self.text.part(text)
 

@@ -1,6 +1,6 @@
-"""Inference over HTTP, the v2 protocol: what a head asks for, worked out once for all requests that repeat
-it; where their bodies go; and how their answers leave. What happens in between is in `frontend.calls.call`.
-"""
+"""Implements inference over HTTP, the v2 protocol: what a head asks for, worked out once for all requests
+that repeat it; where their bodies go; and how their answers leave. What happens in between is in
+`frontend.calls.call`."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _ALWAYS_READ = (
 
 
 class InferHead(NamedTuple):
-    """What the fields of a head ask for, besides the model."""
+    """Holds what the fields of a head ask for, besides the model."""
 
     header_length: int | None  # of the JSON; None when the whole body is JSON, 0 for a raw request
     shortest: int  # that the body may be by this, where its length is known
@@ -110,9 +110,8 @@ def read_infer_head(head: HttpHead) -> InferHead:
 
 
 def _answer_encodings(field: bytes | None) -> tuple[bytes | None, bytes | None]:
-    """Many HTTP libraries list every encoding they know, on every request; tensors barely shrink and cost
-    milliseconds. So those are compressed only for a client that names one encoding, and so means it.
-    """
+    """Returns the encodings of JSON and of tensors. So those are compressed only for a client that names one
+    encoding, and so means it."""
     if field is None:
         return None, None
     encoding = choose_encoding(field)
@@ -120,7 +119,7 @@ def _answer_encodings(field: bytes | None) -> tuple[bytes | None, bytes | None]:
 
 
 class LargestBody:
-    """Of requests for one model. Without a bound of its own, that of all bodies."""
+    """Bounds the bodies of requests for one model. Without a bound of its own, that of all bodies."""
 
     __slots__ = ("_bytes", "_elements", "_limit", "_model", "_rows")
 
@@ -138,11 +137,11 @@ class LargestBody:
         self._elements = sum(count for count, _ in elements)
 
     def in_place(self, header_length: int) -> int:
-        """Of a body with so much JSON before its tensors."""
+        """Returns the bound of a body with so much JSON before its tensors."""
         return self._limit if self._bytes is None else self._most(header_length + self._bytes)
 
     def gathered(self) -> int:
-        """Of one whose tensors may be JSON."""
+        """Returns the bound of one whose tensors may be JSON."""
         return self._limit if self._bytes is None else self._most(_JSON_NUMBER * self._elements + _JSON_REST)
 
     def _most(self, size: int) -> int:
@@ -159,7 +158,7 @@ class LargestBody:
 
 
 class InferTarget(NamedTuple):
-    """What serves a request, where it is counted, and how long its body can be."""
+    """Describes what serves a request, where it is counted, and how long its body can be."""
 
     entry: ModelEntry
     row: Row

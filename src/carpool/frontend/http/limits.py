@@ -1,4 +1,4 @@
-"""Every bound of the HTTP server in one place."""
+"""This module has every bound of the HTTP server in one place."""
 
 from __future__ import annotations
 

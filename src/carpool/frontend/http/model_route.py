@@ -63,7 +63,7 @@ class AtHead:
 
 
 class ServedModel(Protocol):
-    """What serves a request, and where it is counted."""
+    """Describes what serves a request, and where it is counted."""
 
     @property
     def entry(self) -> ModelEntry: ...
@@ -171,7 +171,7 @@ class ModelRoute(Generic[Target]):
         return self._target if self.split is None else self.for_sender(self._sender, at)
 
     def _divide(self, entry: ModelEntry) -> None:
-        """Both sides, if there are two for those who name none."""
+        """Finds both sides, if there are two for those who name none."""
         split = (
             None if self._named else self.service.routing.split(entry.name, self._wish, tensors=self._tensors)
         )
@@ -180,7 +180,7 @@ class ModelRoute(Generic[Target]):
         self.split = split
 
     def for_sender(self, sender: Sender, at: float) -> Target:
-        """One of two sides, for a request of this one."""
+        """Returns one of two sides, for a request of this one."""
         assert self.split is not None
         return self._side(self.split.choose(sender, at, self._headers, self._wish))
 
@@ -196,7 +196,7 @@ class ModelRoute(Generic[Target]):
         raise NotImplementedError
 
     def _advised(self, exchange: Exchange, target: Target) -> CarpoolError | None:
-        """What the engine would say to it now."""
+        """Returns what the engine would say to it now."""
         raise NotImplementedError
 
     def _plan(self, exchange: Exchange, target: Target) -> BodyPlan:

@@ -1,4 +1,5 @@
-"""The routes for pictures and text as an OpenAPI 3.1 document, made from what the code reads and answers."""
+"""Describes the routes for pictures and text as an OpenAPI 3.1 document, made from what the code reads and
+answers."""
 
 from __future__ import annotations
 
@@ -25,15 +26,15 @@ from carpool.wire.head import MAX_SOURCE_CHARS
 Document = dict[str, Any]
 
 _REFUSALS: Mapping[str, str] = {
-    "400": "The picture, a name or a value cannot be used; `field` says which.",
-    "401": "The server asks for a key, and this is none of its own.",
+    "400": "The image, a name or a value cannot be used; `field` says which.",
+    "401": "The key is missing or not known.",
     "403": "The key is not for this model.",
     "404": "There is no such model, or none for this task.",
-    "409": "A newer picture of the same source took its place.",
-    "413": "The body or the picture is too large.",
-    "429": "Refused, to keep the promise made to others; `Retry-After` says when to come back.",
-    "503": "Loading, stopping, or out of memory for requests; try again.",
-    "504": "The deadline passed before there was an answer.",
+    "409": "A newer image of the same source replaced it.",
+    "413": "The body or the image is too large.",
+    "429": "Rejected, to meet the SLO of accepted requests; retry after `Retry-After`.",
+    "503": "Loading, stopping, or out of memory for requests; retry.",
+    "504": "The deadline passed before there was a response.",
 }
 _KEYS: Document = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "A key of the server's --api-key-file."},
@@ -62,8 +63,8 @@ def openapi(catalog: Catalog, *, with_keys: bool = False) -> Document:
         "info": {
             "title": "Carpool: pictures",
             "version": __version__,
-            "summary": "Pictures in, typed answers out.",
-            "description": "Tensors go over the v2 inference protocol at `/v2`, of which only `generate` and "
+            "summary": "Images in, typed responses out.",
+            "description": "Tensors use the v2 inference protocol at `/v2`, of which only `generate` and "
             f"`history` are part of this document.{_warning(catalog)}",
         },
         "servers": [{"url": "/"}],
@@ -86,30 +87,36 @@ def _warning(catalog: Catalog) -> str:
     """For who reads this document as a page: which answers may be wrong."""
     found = assumptions(catalog)
     named = "; ".join(f"`{name}` ({keys})" for name, keys in found.items())
-    what = "**Answers may be wrong.** Nothing says how these models see pixels, so that it is assumed: "
+    what = "**Responses may be wrong.** The preprocessing of these models is not known, so it is assumed: "
     return f"\n\n{what}{named}. Set `preset` in their model.toml." if found else ""
 
 
 def _history() -> Document:
-    """What happened lately, by the second."""
+    """Describes what happened lately, by the second."""
     whole = {"type": "integer", "minimum": 0}
     point = {
         "type": "object",
         "properties": {
             "number": {"type": "integer", "description": "Seconds since 1970; each is larger than the last."},
             "time": {"type": "number", "description": "When the point was taken, in seconds since 1970."},
-            "seconds": {"type": "number", "description": "What the point covers, up to `time`."},
+            "seconds": {
+                "type": "number",
+                "description": "Length that the point covers, up to `time`, in seconds.",
+            },
             "server": {"type": "object", "description": "Connections, bytes, cores, memory, GPUs."},
             "models": {"type": "object", "description": "By `name/version`, of models with traffic."},
-            "senders": {"type": "array", "description": "Who asks most; with keys, for admin keys only."},
+            "senders": {
+                "type": "array",
+                "description": "The busiest clients; with keys, for admin keys only.",
+            },
         },
     }
     return {
-        "summary": "What the server did in the last 15 minutes, one point a second",
+        "summary": "What the server did in the last 15 minutes, one point per second",
         "operationId": "history",
         "parameters": [
             _parameter("after", "Only points with a larger number.", whole),
-            _parameter("seconds", "Only so many of the last seconds.", {**whole, "maximum": KEPT_S}),
+            _parameter("seconds", "Only the last so many seconds.", {**whole, "maximum": KEPT_S}),
         ],
         "responses": {
             "200": {
@@ -133,23 +140,23 @@ def _history() -> Document:
 
 
 def _explain(piped: bool) -> list[Document]:
-    """What every pipeline takes besides the options of its task."""
-    what = f"{EXPLAIN_OPTION.description} For pipelines; other models refuse it."
+    """Describes what every pipeline takes besides the options of its task."""
+    what = f"{EXPLAIN_OPTION.description} For pipelines; other models reject it."
     return [_parameter(EXPLAIN, what, dict(EXPLAIN_OPTION.schema))] if piped else []
 
 
 def _stream(task: str) -> list[Document]:
-    """Of what can come in pieces."""
+    """Describes the parameter of what can come in pieces."""
     what = "1, as `Accept: text/event-stream`: text as the model writes it, in server-sent events."
     return [_parameter("stream", what, {"type": "string", "enum": ["0", "1"]})] if task in TEXT_TASKS else []
 
 
 def _operation(task: str, models: Sequence[str], *, piped: bool) -> Document:
     known: Document = {"type": "string", **({"enum": list(models)} if models else {})}
-    default = f"`{models[0]}` without it." if models else "No model here is for this task now."
+    default = f"`{models[0]}` without it." if models else "No model is for this task now."
     who = [
-        _parameter("model", f"Which model answers; {default}", known),
-        _parameter("version", "Which version of it; the newest without it.", {"type": "string"}),
+        _parameter("model", f"The model; {default}", known),
+        _parameter("version", "Its version. Default: the newest.", {"type": "string"}),
     ]
     options = [*tasks.parameters(task), *_explain(piped), *_stream(task)]
     return {
@@ -164,11 +171,11 @@ def _operation(task: str, models: Sequence[str], *, piped: bool) -> Document:
 
 def _predict(models: Sequence[str], *, piped: bool) -> Document:
     known: Document = {"type": "string", **({"enum": list(models)} if models else {})}
-    version = _parameter("version", "Which version of it; the newest without it.", {"type": "string"})
+    version = _parameter("version", "Its version. Default: the newest.", {"type": "string"})
     return {
         "operationId": "predict",
-        "summary": "Ask one model, whatever its task",
-        "description": "Options that mean nothing to the model's task are refused.",
+        "summary": "Call one model, whatever its task",
+        "description": "Options that the model's task does not have are rejected.",
         "parameters": [in_path(known), version, *tasks.parameters(), *_explain(piped), *_header_parameters()],
         "requestBody": _request_body(),
         "responses": _answers(list(tasks.kinds()), drawn=True),
@@ -176,17 +183,17 @@ def _predict(models: Sequence[str], *, piped: bool) -> Document:
 
 
 def _torchserve_paths(models: Sequence[str], *, piped: bool) -> Document:
-    """As `predict`, in other words: both methods, and the version in the path."""
+    """Describes the same as `predict`, in other words: both methods, and the version in the path."""
     asked = _predict(models, piped=piped)
     asked |= {
-        "summary": "Ask one model as TorchServe's clients do",
+        "summary": "Call one model as TorchServe's clients do",
         "description": "A classifier answers `{label: probability}`, a detector `[{label: box, score}]`.",
     }
     answer = {"application/json": {"schema": {"type": ["object", "array"]}}}
-    good = {"description": "As TorchServe's own handlers told it.", "content": answer}
+    good = {"description": "In the format of TorchServe's own handlers.", "content": answer}
     asked["responses"] = {**asked["responses"], "200": good}
     model, version, *rest = asked["parameters"]
-    in_place = in_path({"type": "string"}, "version", "Which version of it.")
+    in_place = in_path({"type": "string"}, "version", "Its version.")
     paths: Document = {"/ping": {"get": ping_path()}}
     for path, name, first in (
         ("/predictions/{model}", "", [model, version]),
@@ -208,40 +215,41 @@ def _header_parameters() -> list[Document]:
         {
             "name": DEADLINE,
             "in": "header",
-            "description": "Milliseconds that the client will wait, from the head of its request on.",
+            "description": "Deadline in milliseconds, from the head of the request.",
             "schema": {"type": "number", "exclusiveMinimum": 0},
         },
         {
             "name": SOURCE,
             "in": "header",
-            "description": "Who is asking, a camera or a tenant: sources get fair shares of a busy model.",
+            "description": "The source, such as a camera or a tenant: sources get fair shares of a busy "
+            "model.",
             "schema": {"type": "string", "maxLength": MAX_SOURCE_CHARS},
         },
         {
             "name": LATEST,
             "in": "header",
-            "description": "1: a newer picture of the same source takes its place while it waits.",
+            "description": "1: a newer image of the same source replaces it while it waits.",
             "schema": {"type": "string", "enum": ["0", "1"]},
         },
     ]
 
 
 def _request_body() -> Document:
-    text = {"type": "string", "contentEncoding": "base64", "description": "a picture, or a data: URL of one"}
+    text = {"type": "string", "contentEncoding": "base64", "description": "an image, or a data: URL of one"}
     file = {"type": "string", "format": "binary"}
     form = {
         "type": "object",
         "required": ["file"],
         "properties": {"file": {"type": "array", "items": file, "minItems": 1, "maxItems": MAX_PICTURES}},
-        "description": "Options may stand here as well, as fields of the form.",
+        "description": "Options may also be fields of the form.",
     }
     many = {"type": "array", "items": text, "minItems": 1, "maxItems": MAX_PICTURES}
-    address = {"type": "string", "description": "of a picture, on a host that the server is allowed to ask"}
+    address = {"type": "string", "description": "of an image, on a host that the server may fetch from"}
     named: list[Document] = [{"image": text}, {"images": many}, {"url": address}]
     json = {"oneOf": [_object(one) for one in named]}
     return {
         "required": True,
-        "description": "One picture or several; its own bytes say what format it has.",
+        "description": "One image or several; the format is recognised from the bytes.",
         "content": {
             "multipart/form-data": {"schema": form},
             "application/json": {"schema": json},
@@ -276,8 +284,8 @@ def _answers(of: Sequence[str], *, drawn: bool) -> Document:
         for kind in draw.FORMATS:
             content[f"image/{kind}"] = {"schema": {"type": "string", "format": "binary"}}
     good = {
-        "description": "The answer, in pixels of the picture as it is seen. Several pictures give a list in "
-        "their order; where one failed, its place holds the error.",
+        "description": "The response, in pixels of the upright image. Several images give a list in their "
+        "order; a failed one has its error in its place.",
         "headers": {"Server-Timing": {"description": "Milliseconds by part.", "schema": {"type": "string"}}},
         "content": content,
     }
@@ -299,8 +307,8 @@ _STEPS: Document = {
         "type": "object",
         "properties": {
             "step": {"type": "string"},
-            "images": {"type": "integer", "description": "that it was asked about"},
-            "cut_ms": {"type": "number", "description": "to cut them out, where a front end does"},
+            "images": {"type": "integer", "description": "images that it got"},
+            "cut_ms": {"type": "number", "description": "to cut them out, if a front end does it"},
             "queue_ms": {"type": "number", "description": "waiting for a batch"},
             "infer_ms": {"type": "number", "description": "in the batch"},
             "batch": {"type": "integer", "description": "images in the batch, of all requests"},
@@ -320,17 +328,17 @@ def _schema(task: str, *, piped: bool) -> Document:
 def _schemas(piped: Collection[str]) -> Document:
     error = {
         "type": "object",
-        "title": "Why there is no answer",
+        "title": "Why there is no response",
         "properties": {
             "error": {"type": "string", "description": "one sentence"},
-            "reason": {"type": "string", "description": "a word for programs, which stays the same"},
-            "field": {"type": "string", "description": "what in the request it is about"},
+            "reason": {"type": "string", "description": "a stable word for programs"},
+            "field": {"type": "string", "description": "the field of the request"},
             "predicted_ms": {"type": "number", "description": "how long it would have taken"},
-            "retry_after_s": {"type": "number", "description": "when to try again"},
+            "retry_after_s": {"type": "number", "description": "when to retry"},
         },
         "required": ["error", "reason"],
     }
-    status = {"type": "integer", "description": "the HTTP status that it would have had alone"}
+    status = {"type": "integer", "description": "the HTTP status that it would have alone"}
     alone: Document = {"allOf": [_ref("Error"), {"properties": {"status": status}, "required": ["status"]}]}
     return {
         **{kind.form.__name__: _schema(task, piped=task in piped) for task, kind in tasks.kinds().items()},

@@ -1,4 +1,4 @@
-"""The load of this server, told with its answers: `endpoint-load-metrics`, which ORCA defines and which
+"""Reports the load of this server with its answers: `endpoint-load-metrics`, which ORCA defines and which
 balancers turn into weights.
 
 The weight that Envoy makes of it is images per second over utilization: what the server can answer.
@@ -31,7 +31,8 @@ class LoadReport:
         self._look()
 
     def _look(self) -> None:
-        """The models of a server share its cores, or its devices, more often than not: their loads add up."""
+        """Adds up the loads of the models of a server, which share its cores, or its devices, more often than
+        not."""
         known = [(row.cells[LOAD] - 1.0, row.cells[CAPACITY]) for row in self._table.models()]
         known = [(load, capacity) for load, capacity in known if capacity]
         if known:

@@ -1,4 +1,4 @@
-"""The head of a request: found, checked strictly, and turned into plain data.
+"""Reads the head of a request: found, checked strictly, and turned into plain data.
 
 Whatever two programs could read in two ways is refused, because a proxy in front may read it the other way.
 A faulty line is reported as soon as it ends, and how the bytes were split into reads never changes the fault.
@@ -37,7 +37,7 @@ _LONGEST_HEAD = 2048
 
 
 class HttpHead:
-    """One request's head. Byte-identical requests of a connection share one: don't change it.
+    """Represents one request's head. Byte-identical requests of a connection share one: don't change it.
 
     `start` is what the app worked out from a head: it begins the requests that have it. Requests whose heads
     differ only in the length of their bodies or in `traceparent` share it. `who` holds the key that came with
@@ -58,7 +58,8 @@ class HttpHead:
         headers: dict[bytes, bytes],
         framing: tuple[int | None, bool],
     ) -> None:
-        """`parts`: path and query of the target; `framing`: how long the body is, or that it is chunked."""
+        """Takes `parts`, the path and query of the target, and `framing`: how long the body is, or that it is
+        chunked."""
         self.method = method
         self.target = target
         self.path, self.query = parts
@@ -72,7 +73,7 @@ class HttpHead:
         self.who: Principal | None = None
 
     def with_length(self, digits: bytes) -> HttpHead:
-        """The same head for a body of another length, which is not 0 either."""
+        """Returns the same head for a body of another length, which is not 0 either."""
         headers, framing = {**self.headers, b"content-length": digits}, (int(digits), False)
         parts = (self.path, self.query)
         head = HttpHead(self.method, self.target, parts, self.http_minor, headers, framing)
@@ -114,7 +115,7 @@ class HeadFinder:
         return -1
 
     def check_lines(self, data: bytes | bytearray, start: int, end: int) -> None:
-        """Raise for the first faulty line among those that are complete and were not checked before."""
+        """Raises for the first faulty line among those that are complete and were not checked before."""
         begin = start + self._checked
         while (feed := data.find(b"\n", begin, end)) >= 0:
             if self._fields < 0:
@@ -236,8 +237,8 @@ def _expects_continue(headers: dict[bytes, bytes], minor: int) -> bool:
 
 
 def _split_target(method: str, target: bytes, headers: dict[bytes, bytes]) -> tuple[str, str]:
-    """Path and query. The name of the server in a whole URL takes the place of the Host field (RFC 9112,
-    3.2.2): that is what is compared with the names that are allowed."""
+    """Returns path and query. The name of the server in a whole URL takes the place of the Host field (RFC
+    9112, 3.2.2): that is what is compared with the names that are allowed."""
     if target == b"*" and method == "OPTIONS":
         return "*", ""
     match = _TARGET.fullmatch(target)
@@ -279,8 +280,8 @@ def _what_else(text: bytes) -> str:
 
 
 class KnownHeads:
-    """Of all connections. Every picture has a length of its own, and every request of a client that traces a
-    parent: without them, the heads of a camera, and of many alike, are one."""
+    """Remembers the heads of all connections. Every picture has a length of its own, and every request of a
+    client that traces a parent: without them, the heads of a camera, and of many alike, are one."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits

@@ -1,4 +1,4 @@
-"""Pictures that a client names by their address, fetched from hosts that the operator allows and no others.
+"""Fetches pictures that a client names by their address, from hosts that the operator allows and no others.
 
 A server that fetches what it is told to would reach what its clients cannot: other machines behind the same
 firewall, a cloud's metadata, itself. So every address that a name leads to must be public, the connection
@@ -53,7 +53,7 @@ class PictureAddress(NamedTuple):
 
 
 def is_public(address: str) -> bool:
-    """Whether everybody may reach it. IPv6 that leads on to an IPv4 address is not believed."""
+    """Returns whether everybody may reach it. IPv6 that leads on to an IPv4 address is not believed."""
     found = ip_address(address)
     if isinstance(found, IPv6Address):
         return found in _GLOBAL_IPV6 and not any(found in network for network in _SPECIAL_IPV6)
@@ -61,7 +61,7 @@ def is_public(address: str) -> bool:
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """All addresses of a name."""
+    """Returns all addresses of a name."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
@@ -79,11 +79,11 @@ class PictureFetcher:
         """Fetch it within this time and that of any fetch; who is asked for too many refuses."""
         if not self._hosts:
             raise Forbidden(
-                "this server fetches no pictures: send the picture itself", reason="url-off", field="url"
+                "this server fetches no images: send the image itself", reason="url-off", field="url"
             )
         self._check(url)
         if len(self._under_way) >= _AT_ONCE:
-            raise Refused("too many pictures are being fetched", reason="queue-full", retry_after_s=1.0)
+            raise Refused("too many images are being fetched", reason="queue-full", retry_after_s=1.0)
         task = asyncio.get_running_loop().create_task(self._fetch_in_time(url, min(seconds, _SECONDS)))
         self._under_way.add(task)  # the loop itself holds tasks only weakly
         task.add_done_callback(self._under_way.discard)
@@ -98,9 +98,9 @@ class PictureFetcher:
             async with asyncio.timeout(seconds):
                 return await self._fetch(url)
         except (OSError, NotHttp, UnicodeError):  # a time that is over is an OSError, too
-            raise _not_fetched("its server does not answer, not in time or not as it should") from None
+            raise _not_fetched("its server does not respond, or not with valid HTTP") from None
         except TooLong:
-            raise TooLarge(f"the picture is larger than {self._most_bytes} bytes", field="url") from None
+            raise TooLarge(f"the image is larger than {self._most_bytes} bytes", field="url") from None
 
     async def _fetch(self, url: str) -> bytes:
         for _ in range(_MOST_REDIRECTS + 1):
@@ -109,16 +109,16 @@ class PictureFetcher:
                 break
             url = urljoin(url, reply.fields.get("location", ""))
         if reply.status != 200:
-            raise _not_fetched("its server does not answer with a picture")
+            raise _not_fetched("its server does not answer with an image")
         if reply.fields.get("content-encoding", "identity").lower() != "identity":
-            raise _not_fetched("its server compresses it though it was not asked to")
+            raise _not_fetched("its server compressed it, which was not requested")
         return reply.body
 
     async def _ask(self, place: PictureAddress) -> Reply:
         addresses = await resolve(place.host, place.port)
         if not addresses or not all(map(is_public, addresses)):
             raise Forbidden(
-                f"{place.host} leads to an address that is not public",
+                f"{place.host} resolves to an address that is not public",
                 reason="address-not-public",
                 field="url",
             )
@@ -161,15 +161,15 @@ class PictureFetcher:
         usual = port == _PORTS[parts.scheme]
         if not (usual and host in self._hosts) and f"{host}:{port}" not in self._hosts:
             raise Forbidden(
-                f"this server fetches no pictures from {shown(host)}", reason="host-not-allowed", field="url"
+                f"this server fetches no images from {shown(host)}", reason="host-not-allowed", field="url"
             )
         target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
         return PictureAddress(parts.scheme, host, port, target)
 
 
 def _wrong(url: str) -> InvalidInput:
-    return InvalidInput(f"url must be like https://host/picture.jpg, not {shown(url)}", field="url")
+    return InvalidInput(f"url must be like https://host/image.jpg, not {shown(url)}", field="url")
 
 
 def _not_fetched(why: str) -> CarpoolError:
-    return InvalidInput(f"the picture cannot be fetched: {why}", reason="picture-not-fetched", field="url")
+    return InvalidInput(f"the image cannot be fetched: {why}", reason="picture-not-fetched", field="url")

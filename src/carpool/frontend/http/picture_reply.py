@@ -29,8 +29,8 @@ _ASSUMED = b"X-Carpool-Assumed: %b\r\n"
 def look_for_picture(
     caches: Caches, target: ImageTarget, asked: ImageHead, picture: bytes | bytearray, arrived: float
 ) -> tuple[Looked | None, tuple[bytes, bytes] | None]:
-    """What was found; and the answer, its fields and body, if it is known. One that is to be audited goes the
-    way of all others, which ends in the same answer."""
+    """Returns what was found; and the answer, its fields and body, if it is known. One that is to be audited
+    goes the way of all others, which ends in the same answer."""
     entry, began = target.entry, monotonic()
     model, given = caches.of(entry), (target.options, target.drawn)
     question = Question(FORM, ASKED_ON_A_ROUTE, (picture,), asked.sender, asked.wish, *given, is_picture=True)
@@ -48,7 +48,7 @@ def look_for_picture(
 
 
 def assumed_fields(model: PictureModel) -> bytes:
-    """What every answer of a model says of whose pixels nothing is known."""
+    """Returns what every answer of a model says of whose pixels nothing is known."""
     return b"".join(_ASSUMED % ", ".join(names).encode() for names in model.assumed.values())
 
 

@@ -57,7 +57,8 @@ _MOST_PIECES = 512  # the kernel takes 1024 per call
 
 
 class Connection:
-    """The hot path: `get_buffer` and `buffer_updated` for bodies, `_take_head`, `_begin` and `answer`.
+    """Implements a connection, whose hot path is `get_buffer` and `buffer_updated` for bodies, `_take_head`,
+    `_begin` and `answer`.
 
     Bytes to send may belong to a slot: they are out or copied when a send returns.
     """
@@ -278,7 +279,7 @@ class Connection:
         elif waited > limits.body_timeout_s:
             received = self._intake.received
             if received - self._mark < limits.min_body_rate * waited:
-                self._fail(Fault(408, "the body came too slowly", "timeout"))
+                self._fail(Fault(408, "the body arrived too slowly", "timeout"))
             self._mark = received
             self._since = now
 
@@ -296,7 +297,7 @@ class Connection:
         return age * intake.size / max(intake.got, 1)
 
     def cut_off_body(self) -> None:
-        self._fail(Fault(408, "memory is short, and the body came too slowly", "timeout"))
+        self._fail(Fault(408, "memory is short, and the body arrived too slowly", "timeout"))
 
     def retire(self) -> None:
         """The server stops: go now if idle, else after the answer."""
@@ -350,7 +351,8 @@ class Connection:
             self._transport.pause_reading()
 
     def _has_room(self) -> bool:
-        """For more of what is not used yet. A head is read to its end, which has a limit of its own."""
+        """Returns whether there is room for more of what is not used yet. A head is read to its end, which
+        has a limit of its own."""
         head_goes_on = self._partial and not self._stalled
         return head_goes_on or len(self._ahead) < self._shared.limits.read_ahead_bytes
 
@@ -554,13 +556,13 @@ class Connection:
         self._next_request()
 
     def make_room(self) -> bool:
-        """For an app that has no memory for this body."""
+        """Makes room for an app that has no memory for this body."""
         return self._shared.cut_off_slowest(self)
 
     # ── after an answer, or instead of one ──
 
     def _worth_skipping(self, head: HttpHead) -> bool:
-        """Whether the connection outlives an answer that comes before the end of the body."""
+        """Returns whether the connection outlives an answer that comes before the end of the body."""
         if head.expects_continue and not self._intake.started:
             return False  # some clients send the body now and others don't: no telling what comes next
         left = 0 if head.content_length is None else head.content_length - self._intake.received
@@ -580,13 +582,14 @@ class Connection:
             self._continue()
 
     def _reject(self, fault: Fault) -> None:
-        """Answer in the app's place."""
+        """Writes an answer in the app's place."""
         self._abandon()
         self._shared.answered_here[fault.reason] += 1
         self.answer(fault.status, fault.fields(), fault.body())
 
     def _fail(self, fault: Fault) -> None:
-        """Answer in the app's place and end the connection: what follows on it could be anything."""
+        """Writes an answer in the app's place and ends the connection: what follows on it could be
+        anything."""
         self._keep = False
         self._reject(fault)
 

@@ -1,6 +1,5 @@
-"""The routes of rollouts: how one stands, what to do with it, what was answered differently, and complaints.
-The engine knows all of it; here requests are checked.
-"""
+"""Implements the routes of rollouts: how one stands, what to do with it, what was answered differently, and
+complaints. The engine knows all of it; here requests are checked."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ def act(service: HttpService, exchange: Exchange, variables: Variables) -> Colle
 
 
 def disagreements(service: HttpService, exchange: Exchange, variables: Variables) -> None:
-    """The worst first, `limit` of those above the number `after`."""
+    """Lists the worst first, `limit` of those above the number `after`."""
     query = read_query(exchange.head.query)
     _check_names(query, ("after", "limit"))
     numbers = {name: _number(text, name) for name, text in query.items()}
@@ -49,7 +48,7 @@ def disagreements(service: HttpService, exchange: Exchange, variables: Variables
 
 
 def picture(service: HttpService, exchange: Exchange, variables: Variables) -> None:
-    """One of them, as it came."""
+    """Answers with one of them, as it came."""
     question = {"model": variables["model"], "number": _number(variables["number"], "number")}
 
     async def answer() -> None:

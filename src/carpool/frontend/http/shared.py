@@ -1,4 +1,4 @@
-"""What the connections of one server share: buffers, and the turns they take."""
+"""Holds what the connections of one server share: buffers, and the turns they take."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Charge: TypeAlias = Callable[[str, float], None]
 
 
 def _nobody_counts(_address: str, _seconds: float) -> None:
-    """Where nobody is turned away for what others do."""
+    """Does nothing, where nobody is turned away for what others do."""
 
 
 class Turns:
@@ -62,7 +62,7 @@ class Turns:
         self._schedule()
 
     def wait(self, go_on: Callable[[], None], *, first: bool = False) -> None:
-        """To be called in a later turn, behind all who wait already or before them."""
+        """Calls `go_on` in a later turn, behind all who wait already or before them."""
         if first:
             self._waiting.appendleft(go_on)
         else:
@@ -70,8 +70,9 @@ class Turns:
         self._schedule()
 
     def rest(self, go_on: Callable[[], None], before: int) -> None:
-        """As `wait`, for who made much work of few bytes: after a pause, so that all of these together take
-        a part of the loop's time and not all that is left. Who did it less often `before` goes first."""
+        """Does the same as `wait`, for who made much work of few bytes: after a pause, so that all of these
+        together take a part of the loop's time and not all that is left. Who did it less often `before` goes
+        first."""
         self._rests += 1
         heappush(self._resting, (before, self._rests, go_on))
         if len(self._resting) == 1:
@@ -139,7 +140,8 @@ class Shared:
 
     @property
     def inflaters(self) -> ThreadPoolExecutor:
-        """Threads for bodies that are long when decompressed; few, so that bombs leave cores to the rest."""
+        """Returns threads for bodies that are long when decompressed; few, so that bombs leave cores to the
+        rest."""
         if self._inflaters is None:
             self._inflaters = ThreadPoolExecutor(_INFLATERS, thread_name_prefix="inflate")
         return self._inflaters
@@ -161,7 +163,8 @@ class Shared:
             self.emptied.set()
 
     def cut_off_slowest(self, besides: Connection) -> bool:
-        """Of the bodies that come into memory of the app, if it would take long; False if none would."""
+        """Cuts off the slowest of the bodies that come into memory of the app, if it would take long; False
+        if none would."""
         now = monotonic()
         others = [connection for connection in self.connections if connection is not besides]
         slowest = max(others, key=lambda connection: connection.seconds_for_body(now), default=None)

@@ -71,8 +71,9 @@ _WORTH_COMPRESSING = 16 * 1024  # a page that looks at a few models is on the sa
 
 
 def per_request(handler: Handler, cost: float = 0.0) -> Starter:
-    """For routes where the head says nothing but the path. They come after requests for inference: what one
-    client asks of them has a bounded part of the front end's time. `cost` is what they cost the engine."""
+    """Returns a starter for routes where the head says nothing but the path. They come after requests for
+    inference: what one client asks of them has a bounded part of the front end's time. `cost` is what they
+    cost the engine."""
 
     def starter(service: HttpService, _head: HttpHead, variables: Variables) -> Start:
         def start(exchange: Exchange) -> BodyPlan:
@@ -110,7 +111,8 @@ def server_metadata(service: HttpService, exchange: Exchange, _variables: Variab
 
 
 def about_model(describe: Callable[[Catalog, ModelEntry], object]) -> Handler:
-    """A document about a model, which is loaded for it where that is done on demand."""
+    """Returns a handler that answers a document about a model, which is loaded for it where that is done on
+    demand."""
 
     def handler(service: HttpService, exchange: Exchange, variables: Variables) -> None:
         name, version = variables["model"], variables.get("version", "")
@@ -131,7 +133,8 @@ def about_model(describe: Callable[[Catalog, ModelEntry], object]) -> Handler:
 
 
 def statistics(service: HttpService, exchange: Exchange, variables: Variables) -> None:
-    """Of one model, or of all. The engine has the times per batch size, so it makes the document."""
+    """Answers the statistics of one model, or of all. The engine has the times per batch size, so it makes
+    the document."""
     name, version = variables.get("model", ""), variables.get("version", "")
     if name:
         service.look_up(name, version)
@@ -139,7 +142,7 @@ def statistics(service: HttpService, exchange: Exchange, variables: Variables) -
 
 
 def profile(service: HttpService, exchange: Exchange, variables: Variables) -> None:
-    """What was measured of a model, and what the scheduler believes of it now."""
+    """Answers what was measured of a model, and what the scheduler believes of it now."""
     entry = service.look_up(variables["model"], variables.get("version", ""))
     service.answer_later(
         exchange, service.door.ask("profile", {"name": entry.name, "version": entry.version})
@@ -147,7 +150,8 @@ def profile(service: HttpService, exchange: Exchange, variables: Variables) -> N
 
 
 def drift(service: HttpService, exchange: Exchange, variables: Variables) -> None:
-    """How far a model's pictures and answers are from its reference; with `?reference=1` that one, too."""
+    """Answers how far a model's pictures and answers are from its reference; with `?reference=1` that one,
+    too."""
     entry = service.look_up(variables["model"], variables.get("version", ""))
     wanted = read_query(exchange.head.query).get("reference") == "1"
     asked = {"name": entry.name, "version": entry.version, "reference": wanted, **told(exchange.who)}
@@ -155,7 +159,7 @@ def drift(service: HttpService, exchange: Exchange, variables: Variables) -> Non
 
 
 def change_drift(service: HttpService, exchange: Exchange, variables: Variables) -> Collect:
-    """`{"action": "learn", "hours": 24}`, or `{"action": "reset"}`."""
+    """Takes `{"action": "learn", "hours": 24}`, or `{"action": "reset"}`."""
     entry = service.look_up(variables["model"], variables.get("version", ""))
 
     def change(asked: dict[str, Any]) -> None:
@@ -172,7 +176,7 @@ def change_drift(service: HttpService, exchange: Exchange, variables: Variables)
 
 
 def cache_status(service: HttpService, exchange: Exchange, variables: Variables) -> None:
-    """What all front ends keep of a model's answers, and what became of the requests for it."""
+    """Answers what all front ends keep of a model's answers, and what became of the requests for it."""
     entry = service.look_up(variables["model"], variables.get("version", ""))
     is_shared = service.caches.shared is not None
     answer_document(exchange, documents.cache_status(entry, service.table, is_shared=is_shared))
@@ -204,7 +208,7 @@ def repository_index(service: HttpService, exchange: Exchange, _variables: Varia
 
 
 def with_json(exchange: Exchange, use: Callable[[dict[str, Any]], None]) -> Collect:
-    """For a small body that is a JSON object; an empty one is an empty object."""
+    """Collects a small body that is a JSON object; an empty one is an empty object."""
 
     def received(body: bytes | bytearray, _at: float) -> None:
         try:
@@ -256,8 +260,8 @@ def console_file(_service: HttpService, exchange: Exchange, variables: Variables
 
 
 def console_live(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
-    """With `?model=…&version=…` also the profile of that one, as far as the engine has told it; with
-    `?after=…` the points of the history since then."""
+    """Answers, with `?model=…&version=…`, also the profile of that one, as far as the engine has told it;
+    with `?after=…` the points of the history since then."""
     page = service.live.read(service.door)
     asked = read_query(exchange.head.query)
     if "model" in asked:
@@ -269,11 +273,11 @@ def console_live(service: HttpService, exchange: Exchange, _variables: Variables
 
 
 def history(service: HttpService, exchange: Exchange, _variables: Variables) -> None:
-    """What happened in the last `seconds`, or since the point with the number `after`."""
+    """Answers what happened in the last `seconds`, or since the point with the number `after`."""
     asked = read_query(exchange.head.query)
     unknown = next((name for name in asked if name not in ("after", "seconds")), None)
     if unknown is not None:
-        raise InvalidInput(f"{shorten(unknown)} is no parameter here: after and seconds are", field="query")
+        raise InvalidInput(f"{shorten(unknown)} is not a parameter; after and seconds are", field="query")
     after = _whole(asked, "after", 0, _MOST_TIME)
     seconds = _whole(asked, "seconds", KEPT_S, KEPT_S)
     page = documents.history(service.table, after, seconds, senders=_sees_senders(exchange))
@@ -301,7 +305,7 @@ def _answer_page(service: HttpService, exchange: Exchange, page: bytes) -> None:
 
 
 def _wants_openmetrics(accepted: bytes) -> bool:
-    """Whether a scraper would rather have that than the plain text, which everybody takes."""
+    """Returns whether a scraper would rather have that than the plain text, which everybody takes."""
     weights = {b"application/openmetrics-text": 0.0, b"text/plain": 0.0}
     for part in accepted.lower().split(b","):
         name = part.partition(b";")[0].strip()
@@ -424,7 +428,7 @@ def unregister_system(service: HttpService, exchange: Exchange, variables: Varia
 def cuda_status(_service: HttpService, exchange: Exchange, variables: Variables) -> None:
     if "region" in variables:
         raise NotFound(
-            f"Unable to find cuda shared memory region: {shorten(variables['region'])}; there are none here"
+            f"Unable to find cuda shared memory region: {shorten(variables['region'])}; this server has none"
         )
     answer_document(exchange, [])
 

@@ -1,4 +1,4 @@
-"""Which model answers for a task, where a request names none."""
+"""Chooses which model answers for a task, where a request names none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _MOST_MAYBE = 3  # models that an error names
 
 
 def default_model(catalog: Catalog, task: str, who: Principal | None = None) -> ModelEntry:
-    """The first that was configured for a task, of those that the key is for; failing that, the first."""
+    """Returns the first that was configured for a task, of those that the key is for; failing that, the
+    first."""
     found = [entry for entry in in_order(catalog) if task_of(entry) == task]
     if task == Task.READ:  # a model reads one line, a pipeline a page: who names neither has a page
         found.sort(key=lambda entry: entry.vision is None or "pipeline" not in entry.vision)
@@ -28,7 +29,7 @@ def default_model(catalog: Catalog, task: str, who: Principal | None = None) -> 
         if declared == task and name not in catalog.newest and (who is None or who.may_use(name)):
             raise NotLoaded(f"{name}, which is for {task}, is not loaded", name)
     there = {str(found): None for found in map(task_of, in_order(catalog)) if found is not None}
-    tasks = f"there are models for {', '.join(there)}" if there else "no model here takes pictures"
+    tasks = f"there are models for {', '.join(there)}" if there else "no model takes images"
     asks = [f"; {name} is not loaded: name it" for name in catalog.on_demand if name not in catalog.newest]
     asks += [f"; {entry.name} may be: {entry.ask}" for entry in in_order(catalog) if entry.ask]
     maybe = "".join(asks[:_MOST_MAYBE])
@@ -36,6 +37,6 @@ def default_model(catalog: Catalog, task: str, who: Principal | None = None) -> 
 
 
 def in_order(catalog: Catalog) -> Iterable[ModelEntry]:
-    """The newest version of each model, in the order in which they were configured."""
+    """Returns the newest version of each model, in the order in which they were configured."""
     names_in_order = dict.fromkeys(line.name for line in catalog.index)
     return [catalog.newest[name] for name in names_in_order if name in catalog.newest]

@@ -56,8 +56,8 @@ def read_aside(
     then: Callable[[Found], None],
     *more: object,
 ) -> None:
-    """With `read`, of the body and `more`: long ones in a thread, and very long ones in another process. What
-    is wrong with them, or comes of `then`, is told."""
+    """Reads the body and `more` with `read`: long ones in a thread, and very long ones in another process.
+    What is wrong with them, or comes of `then`, is told."""
 
     def go_on(work: asyncio.Future[Found]) -> None:
         if not exchange.pending:
@@ -91,7 +91,7 @@ def _nothing() -> None:
 
 
 class EventWords:
-    """An event for each piece, and one for the whole answer."""
+    """Represents an event for each piece, and one for the whole answer."""
 
     streams = True
 

@@ -1,4 +1,5 @@
-"""TorchServe's inference routes, for clients that were written for it: `/ping` and `/predictions/{model}`.
+"""Implements TorchServe's inference routes, for clients that were written for it: `/ping` and
+`/predictions/{model}`.
 
 A picture goes the way of all pictures; its answer is told as TorchServe's own handlers did: a classifier's as
 `{label: probability}`, a detector's as a list of `{label: box, "score": …}`. Other tasks answer as elsewhere.
@@ -47,8 +48,8 @@ class PredictionRoute(ImageRoute):
         entry = super()._find(catalog)
         if task_of(entry) is None:
             raise NotFound(
-                f"model '{entry.name}' takes tensors, and this route takes pictures; "
-                f"ask it at /v2/models/{entry.name}/infer",
+                f"model '{entry.name}' takes tensors, but this route takes images; send them to "
+                f"/v2/models/{entry.name}/infer",
                 reason="no-task",
             )
         return entry

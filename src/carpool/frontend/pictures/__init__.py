@@ -1,1 +1,1 @@
-"""Pictures on their way through the door: what every front end that takes them shares."""
+"""Leads pictures through the door: what every front end that takes them shares."""

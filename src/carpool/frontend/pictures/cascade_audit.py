@@ -41,13 +41,13 @@ def count(
 
 
 def _took(step: StepState) -> Timing | None:
-    """The time of a step that answered something."""
+    """Returns the time of a step that answered something."""
     given = step.requests[0].answer if step.requests and step.answers else None
     return None if given is None else given.timing
 
 
 class CascadeAudit(Recomputation[bool]):
-    """One answer. The picture is kept until a thread has made the big model's input of it."""
+    """Represents one answer. The picture is kept until a thread has made the big model's input of it."""
 
     def __init__(
         self, cascade: Cascade, big: StepModel, service: PictureService, kept: Document, options: Options

@@ -1,4 +1,5 @@
-"""What a run does for a cascade: whether the big model is asked, who answered, and what that is worth.
+"""Implements what a run does for a cascade: whether the big model is asked, who answered, and what that is
+worth.
 
 One for each version of a cascade and front end. Everything but `read` happens in the loop's thread.
 """
@@ -52,7 +53,7 @@ class Cascade:
         self._balance = 0.0  # spared and not counted yet: below 0, what the cheap model took for nothing
 
         self.option = Option(
-            self._step, {"type": "string", "enum": list(self._names)}, "Which of the two models is to answer."
+            self._step, {"type": "string", "enum": list(self._names)}, "Which of the two models answers."
         )
 
     def _step(self, name: str, text: str) -> str:
@@ -85,7 +86,7 @@ class Cascade:
         return "unavailable" if isinstance(error, Unavailable) else ""
 
     def marks(self, *, by_big: bool, degraded: str) -> Mapping[str, Any]:
-        """What stands in the answer of who gave it."""
+        """Returns what stands in the answer of who gave it."""
         return {"answered_by": self._names[by_big], "escalated": by_big, "degraded": bool(degraded)}
 
     # ---- what it is worth -----------------------------------------------------------------------------
@@ -110,7 +111,7 @@ class Cascade:
         return kept and random() < _AUDITED
 
     def audited(self, agrees: bool | None) -> None:
-        """What the big model said to an answer that was kept; None if it could not be asked."""
+        """Counts what the big model said to an answer that was kept; None if it could not be asked."""
         if agrees is None:
             self._row().add(columns.CASCADE_AUDITS["skipped"])
             return
@@ -125,5 +126,5 @@ class Cascade:
 
 
 def _seconds(timing: Timing) -> float:
-    """Of the device, for one picture of the batch."""
+    """Returns the seconds of the device, for one picture of the batch."""
     return timing.infer / max(1, timing.batch)

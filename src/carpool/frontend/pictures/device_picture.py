@@ -1,4 +1,4 @@
-"""A picture on its way through a pipeline whose device keeps it: what its front end knows of it.
+"""Represents a picture on its way through a pipeline whose device keeps it: what its front end knows of it.
 
 The file stays in its slot until the request is over. Its pixels are with the device, which decoded it for
 the first step, for as long as the lease behind the file stands (memory/picture_leases.py). Where the device
@@ -16,21 +16,22 @@ from carpool.vision.decode import Decoded
 
 
 class DevicePicture:
-    """Of the loop's thread, but for `decoded`. Ends once, whatever becomes of its request."""
+    """Belongs to the loop's thread, but for `decoded`. Ends once, whatever becomes of its request."""
 
     def __init__(self, slot: Slot) -> None:
-        """Of a file with room for a lease behind it."""
+        """Takes a file with room for a lease behind it."""
         self._lease = Lease(slot.view)
         self._slot: Slot | None = slot.share()
         self.token = self._lease.token
 
     @property
     def kept(self) -> bool:
-        """After the first step."""
+        """Returns whether the device keeps it, after the first step."""
         return self._lease.kept
 
     def borrowed(self, decode: Callable[[memoryview], Decoded]) -> tuple[Callable[[], Decoded], Slot]:
-        """What decodes the file, for a thread, and the slot that it lies in, to be given back after that."""
+        """Returns what decodes the file, for a thread, and the slot that it lies in, to be given back after
+        that."""
         assert self._slot is not None
         slot = self._slot.share()
         return lambda: decode(bind_file(slot.view, 0).data), slot

@@ -1,4 +1,5 @@
-"""What pictures need of a front end: the door, prepared models, threads, and a bound on what they hold."""
+"""Holds what pictures need of a front end: the door, prepared models, threads, and a bound on what they
+hold."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ _MOST_COUNTED = 256
 
 
 class Passed:
-    """Pictures of one model that were let pass at their head: of how many has the engine not heard yet?
+    """Counts pictures of one model that were let pass at their head, and of which the engine has not heard
+    yet.
 
     Its gate says for how many there is room. Without this count, all whose heads come before the engine looks
     again would be read, offered and refused for the one place that was free.
@@ -39,13 +41,13 @@ class Passed:
         self._offered: deque[float] = deque(maxlen=_MOST_COUNTED)
 
     def offered(self, now: float) -> None:
-        """One of them; which, does not matter."""
+        """Notes that one of them was offered; which, does not matter."""
         if self.heads:
             self.heads.popleft()
         self._offered.append(now)
 
     def ahead(self, at: float) -> int:
-        """Of those that are still read, and of those that were offered since that time."""
+        """Counts those that are still read, and those that were offered since that time."""
         heads = self.heads
         while heads and heads[0] < at - _SLOW_S:
             heads.popleft()
@@ -58,7 +60,7 @@ class Passed:
 
 
 class PictureService:
-    """One per front end, used in its loop's thread only."""
+    """Serves the pictures of one front end, in its loop's thread only."""
 
     def __init__(self, door: Door, threads: int, row: Callable[[ModelEntry], Row]) -> None:
         """`row` has this process's counters for a model version."""
@@ -93,14 +95,15 @@ class PictureService:
             del self._passed[key]
 
     def model(self, entry: ModelEntry) -> PictureModel:
-        """Made when the entry first appears. Raises `InvalidInput` for a model that takes no pictures."""
+        """Returns a model, which is made when the entry first appears. Raises `InvalidInput` for a model that
+        takes no pictures."""
         made = self._models.get(entry.key)
         if made is not None and made.entry is entry and not isinstance(made, PipelineModel):
             return made
         if entry.vision is None:
-            why = f"; for pictures: {entry.ask}" if entry.ask else ""
+            why = f"; for images: {entry.ask}" if entry.ask else ""
             raise InvalidInput(
-                f"model '{entry.name}' takes tensors, not pictures: use /v2/models/{entry.name}/infer{why}",
+                f"model '{entry.name}' takes tensors, not images: use /v2/models/{entry.name}/infer{why}",
                 reason="no-task",
                 field="model",
             )

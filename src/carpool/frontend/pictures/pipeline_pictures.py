@@ -1,4 +1,5 @@
-"""A pipeline as pictures see it: like a model, whose pixels are kept for what comes after its first step."""
+"""Represents a pipeline as pictures see it: like a model, whose pixels are kept for what comes after its
+first step."""
 
 from __future__ import annotations
 
@@ -34,13 +35,11 @@ if TYPE_CHECKING:
 Size = tuple[int, int]
 """Width and height."""
 EXPLAIN = "explain"
-EXPLAIN_OPTION = Option(
-    flag, {"type": "boolean", "default": False}, "Answer also where the time went, step by step."
-)
+EXPLAIN_OPTION = Option(flag, {"type": "boolean", "default": False}, "Also report the time of each step.")
 
 
 class StepModel:
-    """A step, and the model that runs it now. What does not depend on a request is made once."""
+    """Describes a step, and the model that runs it now. What does not depend on a request is made once."""
 
     def __init__(self, number: int, step: PipelineStep, model: PictureModel) -> None:
         self.number = number
@@ -57,7 +56,7 @@ class StepModel:
         self._cut_heads: dict[int, RequestHead] = {}
 
     def head(self, width: int, images: int) -> RequestHead:
-        """Always the same object for equal ones: by that the link knows it again."""
+        """Returns always the same object for equal ones: by that the link knows it again."""
         found = self._heads.get((width, images))
         if found is None:
             shape = self._transforms[width].shape
@@ -65,7 +64,7 @@ class StepModel:
         return found
 
     def cut_head(self, images: int) -> RequestHead:
-        """As `head`, for crops that the device cuts out of a picture that it has."""
+        """Does the same as `head`, for crops that the device cuts out of a picture that it has."""
         found = self._cut_heads.get(images)
         if found is None:
             size = cuts_bytes(images)
@@ -93,8 +92,9 @@ class StepModel:
 
 
 def _on_device(steps: Sequence[StepModel]) -> bool:
-    """Whether all of them are asked by models that run beside each other and decode themselves: the picture
-    can stay there. What is made upright is cut here, and so is what a cascade's audit looks at again."""
+    """Returns whether all of them are asked by models that run beside each other and decode themselves: the
+    picture can stay there. What is made upright is cut here, and so is what a cascade's audit looks at
+    again."""
     return all(
         at.model.encoded and at.entry.hosted and not at.step.crop.rectify and at.step.escalate is None
         for at in steps
@@ -102,7 +102,7 @@ def _on_device(steps: Sequence[StepModel]) -> bool:
 
 
 def _serving(step: PipelineStep, catalog: Catalog) -> ModelEntry | None:
-    """Who runs a step now."""
+    """Returns who runs a step now."""
     if step.version == -1:
         return catalog.newest.get(step.model)
     return catalog.entries.get((step.model, str(step.version)))
@@ -137,7 +137,8 @@ class PipelineModel(PictureModel):
 
     @classmethod
     def found(cls, entry: ModelEntry, catalog: Catalog, service: PictureService) -> PipelineModel:
-        """With the models that run its steps now. Raises `Unavailable` while one is not there."""
+        """Returns the pipeline with the models that run its steps now. Raises `Unavailable` while one is not
+        there."""
         assert entry.vision is not None
         steps = []
         for number, step in enumerate(read_document(entry.vision["pipeline"]).steps):
@@ -167,7 +168,7 @@ class PipelineModel(PictureModel):
         options: RequestOptions = DEFAULT_OPTIONS,
         shape: tuple[int, ...] = (),
     ) -> RequestHead:
-        """What goes through the door for the first step."""
+        """Returns what goes through the door for the first step."""
         return self.first.head_of(batch, self.first.outputs, options, shape)
 
     def file_head_of(
@@ -181,7 +182,7 @@ class PipelineModel(PictureModel):
         return self.first.file_head_of(self.first.outputs, options, size, images)
 
     def decoded(self, data: Buffer, head: PictureHead | None = None) -> Decoded:
-        """As large as it is kept."""
+        """Returns the picture as large as it is kept."""
         return crops.kept(decode(data, reduction=self._reduction, head=head), self.graph.settings.keep_px)
 
     def prepare(
@@ -201,13 +202,14 @@ class PipelineModel(PictureModel):
     def document(
         self, outputs: Sequence[Tensor], _number: int, _geometry: Geometry, _options: Options
     ) -> bytes:
-        """What the run has put together."""
+        """Returns what the run has put together."""
         found = outputs[0].data.reshape(-1)[0]
         assert isinstance(found, bytes)
         return found
 
     def worded(self, answer: Document) -> Document:
-        """The answer of all steps, as it is sent: lines in the order of reading, where they were read."""
+        """Returns the answer of all steps, as it is sent: lines in the order of reading, where they were
+        read."""
         if self._reader is None:
             return answer
         regions = answer["regions"]
@@ -221,7 +223,7 @@ class PipelineModel(PictureModel):
         options: Options = DEFAULT,
         format: str = "jpeg",  # noqa: A002
     ) -> bytes:
-        """The objects of the first step, each with what the later ones say about it."""
+        """Returns the objects of the first step, each with what the later ones say about it."""
         answer = orjson.loads(outputs["answer"].reshape(-1)[0])
         pixels, size = decode(data).pixels, (geometry.width, geometry.height)
         texts = answer.get("lines", answer.get("regions"))

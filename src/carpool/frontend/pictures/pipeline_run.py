@@ -1,4 +1,4 @@
-"""The way of one picture through the steps of a pipeline. It runs here, in the front end that decoded it.
+"""Leads one picture through the steps of a pipeline. It runs here, in the front end that decoded it.
 
 The other place would be the engine, where ensembles have theirs. But what goes from step to step is pixels,
 and those are here, or on a device that is only told what to cut out of them: the engine would have to send
@@ -130,7 +130,7 @@ class PipelineRun:
     def _keep(self, picture: Decoded) -> bool:
         size = picture.pixels.size
         if not self._model.service.keep(size):
-            full = "too many pictures are kept for later steps"
+            full = "too many images are kept for later steps"
             self._end(Refused(full, reason="queue-full", retry_after_s=1.0))
             return False
         self._picture, self._kept = picture, size
@@ -167,7 +167,7 @@ class PipelineRun:
             self._failed(number, explained(error, at.entry.name))
 
     def _describe(self, at: StepModel, state: StepState, token: int) -> None:
-        """Which parts of its picture the device is to cut out."""
+        """Writes which parts of its picture the device is to cut out."""
         geometry = self._pictures.geometry
         for request in state.requests:
             asked = [state.items[number] for number in request.items]
@@ -182,7 +182,7 @@ class PipelineRun:
         return at.head(state.items[request.items[0]].width, len(request.items))
 
     def _cut(self, at: StepModel, state: StepState) -> None:
-        """In a thread: every crop straight into the slot of its request."""
+        """Writes, in a thread, every crop straight into the slot of its request."""
         started = monotonic()
         picture = self._picture
         if picture is None:
@@ -252,7 +252,7 @@ class PipelineRun:
             self._was_read(number, state, None, error)
 
     def _read(self, at: StepModel, state: StepState) -> list[Document]:
-        """What the model's outputs mean, for each item; in a thread, where that takes long."""
+        """Returns what the model's outputs mean, for each item; in a thread, where that takes long."""
         base = at.number == self._graph.base
         answers: list[Document] = [{} for _ in state.items]
         for request in state.requests:
@@ -486,7 +486,7 @@ class PipelineRun:
             rest.callback(self._booking.over, answered=False)  # unless it was said to be answered
 
     def _drop(self, number: int) -> None:
-        """What is under way of a step. What a thread reads or cuts is given back when it comes back."""
+        """Drops what is under way of a step. What a thread reads or cuts is given back when it comes back."""
         state = self._steps.get(number)
         if state is None or state.answers is not None:
             return

@@ -1,4 +1,4 @@
-"""An answer that was sent, computed once more and compared: for the audits of caches and cascades, and for
+"""Computes an answer that was sent once more, and compares it: for the audits of caches and cascades, and for
 rollouts, where another version computes it.
 
 No client waits for that. Pictures are prepared in threads that have nothing else to do, the model runs them
@@ -51,8 +51,8 @@ def in_threads(threads: Executor) -> Aside:
 
 
 class Recomputation(OneAnswer, Generic[T]):
-    """One answer. It ends with `_compared` or with `_skipped`. Used in the loop's thread, but for `_compare`,
-    whose result `_compared` gets."""
+    """Represents one answer. It ends with `_compared` or with `_skipped`. Used in the loop's thread, but for
+    `_compare`, whose result `_compared` gets."""
 
     def __init__(self, service: PictureService, entry: ModelEntry, aside: Aside) -> None:
         """`entry` is the version that computes it, `aside` does the comparing."""

@@ -1,4 +1,5 @@
-"""The steps of a run through a pipeline: what is asked in each, what was answered, and how it is told."""
+"""Describes the steps of a run through a pipeline: what is asked in each, what was answered, and how it is
+told."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ from carpool.vision.geometry import Geometry
 
 
 class Run(Protocol):
-    """The way through a pipeline that a request is part of."""
+    """Defines the way through a pipeline that a request is part of."""
 
     def admitted(self) -> None: ...
     def answered(self, number: int, answer: Answer) -> None: ...
 
 
 class Request:
-    """A part of a step: these of its items, in one slot, as one request."""
+    """Represents a part of a step: these of its items, in one slot, as one request."""
 
     __slots__ = ("answer", "call", "geometries", "items", "sizes", "slot")
 
@@ -54,7 +55,7 @@ class RequestHears(OneAnswer):
 
 
 class StepState:
-    """A step that has begun. `answers` are there when it is over."""
+    """Describes a step that has begun. `answers` are there when it is over."""
 
     __slots__ = ("answers", "began", "certainty", "cut", "items", "requests", "waiting")
 
@@ -69,7 +70,7 @@ class StepState:
 
 
 def give_back(requests: Sequence[Request]) -> None:
-    """Slots that no request took over."""
+    """Gives back slots that no request took over."""
     for request in requests:
         slot, request.slot = request.slot, None
         if slot is not None:
@@ -77,7 +78,7 @@ def give_back(requests: Sequence[Request]) -> None:
 
 
 def release_all(requests: Sequence[Request]) -> None:
-    """Outputs that were read."""
+    """Releases outputs that were read."""
     for request in requests:
         call, request.call = request.call, None
         if call is not None:
@@ -85,7 +86,7 @@ def release_all(requests: Sequence[Request]) -> None:
 
 
 def told(timing: StepTiming) -> list[dict[str, Any]]:
-    """In milliseconds."""
+    """Returns the times in milliseconds."""
     return [
         {
             "step": name,

@@ -34,8 +34,8 @@ _log = logger("drift")
 
 
 class _Picking:
-    """When the next picture of a model is looked at. Gaps are drawn: cameras that take turns would else be
-    seen always, or never."""
+    """Decides when the next picture of a model is looked at. Gaps are drawn: cameras that take turns would
+    else be seen always, or never."""
 
     __slots__ = ("_random", "_sample", "drift", "due", "left", "uncertain")
 
@@ -54,14 +54,14 @@ class _Picking:
         self.draw()
 
     def draw(self) -> None:
-        """As if each had been drawn for itself."""
+        """Draws the next gap, as if each had been drawn for itself."""
         self.left = 1
         if self._sample < 1.0:
             self.left += int(log(1.0 - self._random.random()) / log1p(-self._sample))
 
 
 class AnsweredCall(Protocol):
-    """A request that was answered."""
+    """Represents a request that was answered."""
 
     @property
     def pictures(self) -> SentPictures | None: ...
@@ -87,7 +87,7 @@ class Sampler:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def follow(self, catalog: Catalog) -> bool:
-        """Whether there is anything to do."""
+        """Returns whether there is anything to do."""
         entries = [entry for entry in catalog.entries.values() if entry.drift is not None]
         known, self._models = self._models, {}
         for entry in entries:
@@ -98,7 +98,7 @@ class Sampler:
         return bool(entries)
 
     def pick(self, entry: ModelEntry, pictures: SentPictures, slot: Slot | None) -> Sampled | None:
-        """For a request that goes to the engine, with a slot if its file lies there already."""
+        """Picks a request that goes to the engine, with a slot if its file lies there already."""
         model = self._models.get(entry.key)
         if model is None:
             return None

@@ -1,5 +1,5 @@
-"""A model as pictures see it, and the pictures of one call: how they come into its slot, and what is made of
-the model's outputs.
+"""Represents a model as pictures see it, and the pictures of one call: how they come into its slot, and what
+is made of the model's outputs.
 
 Over v2 they are a BYTES tensor in the place of the model's own input, and a client may ask for `answer`, one
 JSON document per picture, besides the model's outputs. On a picture route there is one, and its answer is the
@@ -73,13 +73,13 @@ _LONG = 1 << 20  # to look through the head of a longer file could hold up the l
 
 
 def weight_of_size(size: int) -> float:
-    """How much work there is to decode so many bytes, of which nothing else is known yet."""
+    """Returns how much work there is to decode so many bytes, of which nothing else is known yet."""
     return float(_SAME_FOR_ALL + (_A_BYTE + _USUAL) * size)
 
 
 def weight_of(data: Buffer, head: PictureHead | None) -> float:
-    """How much work there is to decode a picture with this head. Without one it will not be decoded: raises
-    `InvalidInput` that says why."""
+    """Returns how much work there is to decode a picture with this head. Without one it will not be decoded:
+    raises `InvalidInput` that says why."""
     if head is None:
         if len(data) > _LONG:
             sniff(data)
@@ -93,7 +93,7 @@ class PlacesPictures(Places, Protocol):
 
 
 class PictureModel(PicturePlan):
-    """A picture's plan, and what goes through the door for it. Made once per entry."""
+    """Holds a picture's plan, and what goes through the door for it. Made once per entry."""
 
     keeps_pixels = False  # of a picture, for what comes after its first step
     room_behind = 0  # bytes that a slot must have behind a file that goes to the device
@@ -117,8 +117,8 @@ class PictureModel(PicturePlan):
         options: RequestOptions = DEFAULT_OPTIONS,
         shape: tuple[int, ...] = (),
     ) -> RequestHead:
-        """What goes through the door for so many pictures, whose inputs lie one behind the other. `shape` is
-        that of one, where its transform is not the usual one."""
+        """Returns what goes through the door for so many pictures, whose inputs lie one behind the other.
+        `shape` is that of one, where its transform is not the usual one."""
         spec = self.settings.input
         one = shape or self.transform.shape
         size = batch * math.prod(one) * self.transform.dtype.itemsize
@@ -133,23 +133,23 @@ class PictureModel(PicturePlan):
         size: int = FILE_AT,
         images: int = 1,
     ) -> RequestHead:
-        """What goes through the door for a file that lies in a slot, whatever its length. By the `size` it is
-        told from other things that the device makes an input of: see `picture_leases`."""
+        """Returns what goes through the door for a file that lies in a slot, whatever its length. By the
+        `size` it is told from other things that the device makes an input of: see `picture_leases`."""
         tensor = TensorHead(self.settings.input.name, Datatype.UINT8, (size,), 0, size)
         return RequestHead("", (tensor,), outputs, options, True, size, images, encoded=True)
 
     def sees_as(self, other: PictureModel) -> bool:
-        """What was made of a picture for one of them is the other's input, too."""
+        """Returns whether what was made of a picture for one of them is the other's input, too."""
         mine, its = self.settings, other.settings
         return (mine.image, mine.input, mine.encoded) == (its.image, its.input, its.encoded)
 
     def document(self, outputs: Sequence[Tensor], number: int, geometry: Geometry, options: Options) -> bytes:
-        """The answer to one picture of a batch."""
+        """Returns the answer to one picture of a batch."""
         answer, entry = self.answers.answer(self.of_one(outputs, number), geometry, options), self.entry
         return orjson.dumps({"model": entry.name, "version": entry.version, **self.assumed, **answer})
 
     def of_one(self, outputs: Sequence[Tensor], number: int) -> dict[str, Array]:
-        """The outputs for one picture of a batch, without the batch."""
+        """Returns the outputs for one picture of a batch, without the batch."""
         found: dict[str, Array] = {}
         for tensor in outputs:
             found[tensor.name] = tensor.data[number] if self._batched else tensor.data
@@ -157,8 +157,8 @@ class PictureModel(PicturePlan):
 
 
 class SentPictures(Content):
-    """The content of a request. `asked` is what the client says, `head` what goes through the door for it,
-    with `size` bytes.
+    """Represents the content of a request. `asked` is what the client says, `head` what goes through the door
+    for it, with `size` bytes.
 
     `prepare` and `compose` are called in threads, one after the other; the rest in the loop's.
     """
@@ -200,7 +200,7 @@ class SentPictures(Content):
 
     @property
     def geometry(self) -> Geometry:
-        """How the first lies in the model's input."""
+        """Returns how the first lies in the model's input."""
         return self._geometries[0]
 
     @property
@@ -209,7 +209,8 @@ class SentPictures(Content):
         return self._pictures
 
     def for_model(self, model: PictureModel) -> SentPictures:
-        """The same pictures for another version of their model; what this one holds is the other's."""
+        """Returns the same pictures for another version of their model; what this one holds is the
+        other's."""
         if model is self._model:
             return self
         other = copy(self)
@@ -219,25 +220,26 @@ class SentPictures(Content):
         return other
 
     def _fit(self) -> None:
-        """What goes through the door for this model."""
+        """Sets what goes through the door for this model."""
         raise NotImplementedError
 
     # ── as a content ──
 
     def bytes_of(self, _head: RequestHead) -> Sequence[Buffer]:
-        """The files; the one of a route may lie in a slot."""
+        """Returns the files; the one of a route may lie in a slot."""
         return self._pictures if self.slot is None else [memoryview(bind_file(self.slot.view, 0).data)]
 
     def offer(self, call: Places, _head: RequestHead) -> None:
         cast(PlacesPictures, call).place_pictures(self)
 
     def can_be_again(self, model: PictureModel) -> bool:
-        """Once more for this version of their model: as what was made of them, or as the files."""
+        """Returns whether they can be sent once more for this version of their model: as what was made of
+        them, or as the files."""
         fits = self.held is not None and self._model.sees_as(model)
         return fits or (bool(self._pictures) and not self.is_file)
 
     def again(self, model: PictureModel) -> SentPictures:
-        """The same for another version of their model, when one is done with them."""
+        """Returns the same for another version of their model, when one is done with them."""
         if not self._model.sees_as(model):
             self.drop()
         other = self.for_model(model)
@@ -246,7 +248,7 @@ class SentPictures(Content):
         return other
 
     def slot_of_file(self, door: Door) -> Slot:
-        """With the one file in it, for the model's device; the caller's from here on."""
+        """Returns a slot with the one file in it, for the model's device; the caller's from here on."""
         if self.slot is not None:
             return self.take()
         slot = door.slot(self.size)
@@ -271,7 +273,7 @@ class SentPictures(Content):
         return monotonic() - started
 
     def compose(self, outputs: Sequence[Tensor]) -> tuple[Sequence[Tensor], float]:
-        """What is to be answered, and the seconds that took."""
+        """Returns what is to be answered, and the seconds that took."""
         raise NotImplementedError
 
     def first_document(self, outputs: Sequence[Tensor]) -> bytes:
@@ -279,14 +281,14 @@ class SentPictures(Content):
         return b""
 
     def _each(self, work: Callable[[int, Buffer], T]) -> list[T]:
-        """What is made of each picture; what is wrong with one names it."""
+        """Returns what is made of each picture; what is wrong with one names it."""
         made: list[T] = []
         for number, data in enumerate(self._pictures):
             try:
                 made.append(work(number, data))
             except CarpoolError as error:
                 if len(self._pictures) > 1:
-                    error.message = f"picture {number}: {error.message}"
+                    error.message = f"image {number}: {error.message}"
                 raise
         return made
 
@@ -308,7 +310,7 @@ class RoutePicture(SentPictures):
         head: PictureHead | None = None,
         as_file: Geometry | None = None,
     ) -> None:
-        """With the `head` of its file, if that was read. With `as_file`, it lies in a slot already."""
+        """Takes the `head` of its file, if that was read. With `as_file`, it lies in a slot already."""
         if as_file is None and model.encoded:
             as_file = model.seen_as_file(data)
         super().__init__(model, ASKED_ON_A_ROUTE, (data,), options, as_file)
@@ -339,7 +341,7 @@ class RoutePicture(SentPictures):
             self.head = replace(self.head, options=RequestOptions(custom=told))
 
     def add(self, answer: Answer) -> str:
-        """One piece of what the model writes; its text."""
+        """Returns the text of one piece of what the model writes."""
         text, finish = written({tensor.name: tensor.data for tensor in answer.outputs})
         self._finish = answer.finish or finish or self._finish
         self.text += text
@@ -380,7 +382,7 @@ class RoutePicture(SentPictures):
 
 
 class TensorPictures(SentPictures):
-    """Those of a v2 request, for a model that they were checked for."""
+    """Represents the pictures of a v2 request, for a model that they were checked for."""
 
     __slots__ = ("_shape", "composes")
 
@@ -432,7 +434,7 @@ class TensorPictures(SentPictures):
 
 
 def may_hold_pictures(json: bytes | bytearray) -> bool:
-    """A quick look at a head that is not read yet."""
+    """Takes a quick look at a head that is not read yet."""
     return _MARK in json
 
 
@@ -441,7 +443,8 @@ def sends_pictures(entry: ModelEntry, head: RequestHead) -> bool:
 
 
 def check_pictures(entry: ModelEntry, head: RequestHead) -> RequestHead:
-    """As `check_head`, for the model that takes [batch] or [batch, 1] pictures and also gives `answer`."""
+    """Does the same as `check_head`, for the model that takes [batch] or [batch, 1] pictures and also gives
+    `answer`."""
     assert entry.vision is not None
     signature = entry.signature
     given = head.inputs[0]
@@ -453,7 +456,7 @@ def check_pictures(entry: ModelEntry, head: RequestHead) -> RequestHead:
     spec = TensorSpec(name, Datatype.BYTES, shape)
     seen = Signature(signature.model, (spec,), outputs, signature.max_batch)
     if given.shared_memory is not None:
-        raise Unsupported(f"input '{given.name}': pictures come with the request, not in shared memory")
+        raise Unsupported(f"input '{given.name}': images come with the request, not in shared memory")
     wanted = head.outputs or [RequestedOutput(spec.name, head.binary_output) for spec in signature.outputs]
     whole = replace(head, outputs=wanted)  # without any it would ask for `answer`, too
     check_head(whole, seen)
@@ -464,7 +467,7 @@ def check_pictures(entry: ModelEntry, head: RequestHead) -> RequestHead:
 def read_tensor_pictures(
     body: bytes | bytearray, header_length: int | None, model: PictureModel
 ) -> TensorPictures | None:
-    """The pictures in the body of a v2 request; None if it has none. Safe in any thread."""
+    """Returns the pictures in the body of a v2 request; None if it has none. Safe in any thread."""
     view = memoryview(body)
     end = len(view) if header_length is None else header_length
     read_header_length(str(end), len(view))
@@ -480,7 +483,7 @@ def _elements(given: TensorHead, tail: Buffer) -> list[bytes]:
     """Binary as it is; JSON can only carry text, so there it is base64."""
     elements: list[bytes] = bind([given], tail)[0].data.reshape(-1).tolist()
     if not elements:
-        raise InvalidInput(f"input '{given.name}' holds no picture", field=f"input '{given.name}'.shape")
+        raise InvalidInput(f"input '{given.name}' holds no image", field=f"input '{given.name}'.shape")
     if given.data is None:
         return elements
     where = f"input '{given.name}'.data"
@@ -498,7 +501,8 @@ def _text(value: object) -> str:
 
 
 def from_base64(text: str, where: str) -> bytes:
-    """A picture as text, with or without the head of a data: URL. `where` names the field in the error."""
+    """Returns a picture as text, with or without the head of a data: URL. `where` names the field in the
+    error."""
     if text[:5].lower() == "data:":
         head, comma, text = text.partition(",")
         if not comma or not head.lower().endswith(";base64"):

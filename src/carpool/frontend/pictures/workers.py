@@ -1,4 +1,4 @@
-"""Threads for what would hold up the loop: decoding pictures, and making answers of outputs.
+"""Runs threads for what would hold up the loop: decoding pictures, and making answers of outputs.
 
 What finishes a picture goes before what begins one, so that answers leave as soon as they can. Of those that
 begin, clients get equal parts of the time; among clients that are about even, and for each, the earliest
@@ -44,12 +44,13 @@ _MOST_IDLE = 4  # they hold pictures, and it is no harm to leave one out
 
 
 def threads_for(frontends: int) -> int:
-    """An equal share of the cores for each of so many front ends."""
+    """Returns an equal share of the cores for each of so many front ends."""
     return max(1, usable_cores() // max(1, frontends))
 
 
 class PictureJob:
-    """Work for a thread. `weight`, of what begins a picture, is how much there is to decode for `client`."""
+    """Describes work for a thread. `weight`, of what begins a picture, is how much there is to decode for
+    `client`."""
 
     __slots__ = ("begun", "client", "then", "weight", "work")
 
@@ -64,12 +65,13 @@ class PictureJob:
 
 
 def _nobody(*_: object) -> None:
-    """Who gets the result of a job that was dropped."""
+    """Gets the result of a job that was dropped."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Workers:
-    """To be used in the loop's thread. The threads are started by the first work they get.
+    """Runs work in threads, and is to be used in the loop's thread. The threads are started by the first work
+    they get.
 
     The queues and the forecast are shared with the threads, and touched only with the lock: a job is begun by
     one thread or dropped by the loop, never both.
@@ -95,7 +97,7 @@ class Workers:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def foresee(self, weight: float, now: float, client: str = "") -> float:
-        """Seconds until one that comes now would be decoded."""
+        """Returns seconds until one that comes now would be decoded."""
         with self._lock:
             # What waits and comes behind it is no reason to wait: the forecast counts it by its threads.
             behind = self._beginning.behind(client, weight) if self.waiting else 0.0
@@ -110,13 +112,14 @@ class Workers:
         then_s: float = 0.0,
         client: str = "",
     ) -> Refused | None:
-        """Whether there is no sense in beginning one more now, which takes `then_s` after it is decoded."""
+        """Returns whether there is no sense in beginning one more now, which takes `then_s` after it is
+        decoded."""
         waiting = self.waiting
         if not waiting:
             return None
         wait = self.foresee(weight, now, client)
         if waiting >= self.most_waiting:
-            why = f"{waiting} pictures are queued for decoding, and at most {self.most_waiting} may be"
+            why = f"{waiting} images are queued for decoding, and at most {self.most_waiting} may be"
             return Refused(f"{who} rejected the request: {why}.", reason="queue-full", retry_after_s=wait)
         terms = Terms(deadline - now, input=wait, later=then_s)
         if terms.late:
@@ -278,8 +281,8 @@ class Workers:
         return None, None
 
     def _may_begin(self, job: PictureJob) -> bool:
-        """While one takes long: others that do leave a thread to the rest, where there are two, and wait for
-        memory."""
+        """Returns whether a job may begin, while one takes long: others that do leave a thread to the rest,
+        where there are two, and wait for memory."""
         if job.weight <= _LONG:
             return True
         return self._long < self.threads - 1 and self._long_weight + job.weight <= _MOST_LONG
@@ -315,16 +318,16 @@ def stopping() -> Unavailable:
 
 
 def explained(error: BaseException | None, model: str) -> CarpoolError:
-    """What a client may know of a thread's failure; what nobody expected is a bug, and is logged."""
+    """Returns what a client may know of a thread's failure; what nobody expected is a bug, and is logged."""
     if isinstance(error, CarpoolError):
         return without_stack(error)
     if isinstance(error, asyncio.CancelledError):
         return stopping()
     if isinstance(error, MemoryError):
-        return Unavailable("there is not enough memory for this picture now", reason="no-memory")
+        return Unavailable("there is not enough memory for this image now", reason="no-memory")
     try:
-        raise error or RuntimeError("nothing came back")
+        raise error or RuntimeError("there was no result")
     except BaseException as unexpected:
         _log.exception("picture-failed", model=model)
         without_stack(unexpected)
-        return CarpoolError(f"the server failed on this picture: {type(unexpected).__name__}")
+        return CarpoolError(f"the server failed on this image: {type(unexpected).__name__}")

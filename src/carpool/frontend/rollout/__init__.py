@@ -1,1 +1,1 @@
-"""What a front end does while one version of a model takes over from another."""
+"""Implements what a front end does while one version of a model takes over from another."""

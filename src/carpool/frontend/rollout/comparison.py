@@ -1,4 +1,4 @@
-"""The other version's answer to a request that was answered, and how the two differ."""
+"""Compares the other version's answer to a request that was answered: how the two differ."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def may_run_again(error: CarpoolError) -> bool:
 
 
 def fault_of(error: CarpoolError) -> str:
-    """What an error says about the version that it came from: errors, late, or nothing."""
+    """Returns what an error says about the version that it came from: errors, late, or nothing."""
     if isinstance(error, _LATE):
         return "late"
     if isinstance(error, (*_WRONG_REQUESTS, errors.NotFound)) or error.reason in _NOBODYS:
@@ -62,7 +62,7 @@ def fault_of(error: CarpoolError) -> str:
 
 
 class Comparison(Recomputation[Found]):
-    """One request. What is compared is let go of as soon as it was."""
+    """Represents one request. What is compared is let go of as soon as it was."""
 
     def __init__(
         self, mirror: Mirror, split: Split, entry: ModelEntry, source: str, pictures: SentPictures | None
@@ -77,7 +77,7 @@ class Comparison(Recomputation[Found]):
         self._answer: bytes | dict[str, Array] | None = None
 
     def keep_answer(self, outputs: Sequence[Tensor]) -> None:
-        """What was sent, which is gone when the request is over."""
+        """Keeps what was sent, which is gone when the request is over."""
         pictures = self._pictures
         if isinstance(pictures, RoutePicture):
             self._answer = pictures.body if pictures.drawn is None else None

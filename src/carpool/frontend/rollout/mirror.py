@@ -1,5 +1,5 @@
-"""What a front end sees of a rollout, which goes to the engine in bulk: how the two versions answer, and how
-their answers to the same requests compare."""
+"""Collects what a front end sees of a rollout, which goes to the engine in bulk: how the two versions answer,
+and how their answers to the same requests compare."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _MOST_IDS = 4096  # in one report
 
 
 class LastComparison(NamedTuple):
-    """The last comparison of a source that counted."""
+    """Describes the last comparison of a source that counted."""
 
     at: float
     picture: Array | None  # small and grey
 
 
 class Mirror:
-    """One per front end, used in its loop's thread only."""
+    """Collects for one front end, in its loop's thread only."""
 
     def __init__(
         self, door: Door, pictures: PictureService, threads: Executor, row: Callable[[ModelEntry], Row]
@@ -62,7 +62,7 @@ class Mirror:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def wants(self, split: Split, entry: ModelEntry, source: str, now: float) -> bool:
-        """Whether the other version is to answer it, too."""
+        """Returns whether the other version is to answer it, too."""
         route = split.route
         if entry is split.stable:
             return route.mirrored > 0.0 and self._random.random() < route.mirrored
@@ -153,7 +153,7 @@ class Mirror:
         return room
 
     def _counts(self, model: str, source: str, small: Array | None, now: float) -> bool:
-        """Whether it is a new trial: frames of one still camera are not."""
+        """Returns whether it is a new trial: frames of one still camera are not."""
         if not source:
             return True
         last = self._seen.pop((model, source), None)
@@ -218,5 +218,5 @@ def _kept(source: str, difference: Difference, answers: Any, picture: bytes) -> 
 
 
 def _is_still(one: Array | None, other: Array | None) -> bool:
-    """Two small pictures show the same scene."""
+    """Returns whether two small pictures show the same scene."""
     return one is not None and other is not None and block_change(one, other) <= _STILL

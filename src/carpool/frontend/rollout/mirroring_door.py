@@ -26,7 +26,7 @@ _log = logger("rollout")
 
 
 class Mirroring:
-    """The feature, for versions of which one takes over from the other."""
+    """Implements the feature, for versions of which one takes over from the other."""
 
     def __init__(self, routing: Routing, mirror: Mirror) -> None:
         self._routing = routing
@@ -56,8 +56,8 @@ class MirroringDoor:
 
 
 class Beside:
-    """One request whose model has two versions. Keeps its content for as long as that may be needed again.
-    Implements `Call` for who asks and `Hears` for what runs."""
+    """Represents one request whose model has two versions. Keeps its content for as long as that may be
+    needed again. Implements `Call` for who asks and `Hears` for what runs."""
 
     __slots__ = ("_ask", "_asker", "_compares", "_content", "_door", "_hears", "_inner", "_split", "_timer")
 
@@ -73,7 +73,7 @@ class Beside:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """On the version that was chosen, or on stable, if that refuses."""
+        """Begins on the version that was chosen, or on stable, if that refuses."""
         try:
             self._offer()
         except CarpoolError as error:
@@ -113,7 +113,7 @@ class Beside:
         return True
 
     def _again(self) -> None:
-        """What is asked, asked of stable."""
+        """Asks stable what was asked."""
         stable, content = self._split.stable, self._content
         if isinstance(content, SentPictures):
             content = content.for_model(self._door.mirror.pictures.model(stable))

@@ -50,8 +50,8 @@ class _Context(NamedTuple):
 
 @dataclass(slots=True)
 class _Ended:
-    """A request that is over. Times are `time.monotonic()`; `offered` and `done` are 0 where it did not get
-    so far. It holds nothing that holds the request's memory, so no exception either."""
+    """Describes a request that is over. Times are `time.monotonic()`; `offered` and `done` are 0 where it did
+    not get so far. It holds nothing that holds the request's memory, so no exception either."""
 
     context: _Context
     origin: Origin
@@ -69,7 +69,7 @@ class _Ended:
 
 
 class RequestSpans:
-    """One per front end. Called in its loop's thread, after answers were written."""
+    """Writes the spans of one front end. Called in its loop's thread, after answers were written."""
 
     def __init__(self, settings: OtelSettings, version: str, row: Row, exemplars: Exemplars) -> None:
         self._sample = settings.sample
@@ -81,7 +81,8 @@ class RequestSpans:
         self._exporter = SpanExporter(settings, row, messages.encode, SPANS_EACH)
 
     def answered(self, call: TracedCall, timing: Timing, times: tuple[float, float, float]) -> None:
-        """`times`: when it was offered, when the engine was done with it, and now."""
+        """Notes an answered call, with `times`: when it was offered, when the engine was done with it, and
+        now."""
         context = self._choose(call)
         if context is None:
             return
@@ -111,7 +112,7 @@ class RequestSpans:
                 note(BATCH_SIZE, float(timing.batch))
 
     def failed(self, call: TracedCall, error: CarpoolError, timing: Timing | None, now: float) -> None:
-        """Also of one whose model is not known, and of one whose client left."""
+        """Notes a failed call, also of one whose model is not known, and of one whose client left."""
         context = self._choose(call)
         if context is not None:
             self._exporter.put(
@@ -141,7 +142,7 @@ class RequestSpans:
         self._exporter.close()
 
     def _choose(self, caller: Caller) -> _Context | None:
-        """A span for the request, if it is to have one: as its caller decided, or by chance."""
+        """Returns a span for the request, if it is to have one: as its caller decided, or by chance."""
         said = caller.sent_fields.get(PARENT_FIELD)
         parent = None if said is None else read_parent(said)
         if parent is None:
@@ -197,7 +198,7 @@ class SpanMessages:
 
 
 class _Batch(NamedTuple):
-    """A batch as its riders here know it."""
+    """Describes a batch as its riders here know it."""
 
     entry: str
     trace: bytes
@@ -209,7 +210,7 @@ class _Batch(NamedTuple):
 
 
 class _Writing:
-    """One message."""
+    """Represents one message."""
 
     def __init__(self, spans: Any, trace: Any, server: bytes) -> None:
         self._spans = spans
@@ -233,7 +234,7 @@ class _Writing:
             self._of_batch(ended)
 
     def batches(self) -> None:
-        """Who rode in them is known now."""
+        """Writes the batches, of which it is known now who rode in them."""
         for number, batch in self._batches.items():
             context = _Context(batch.trace, batch.span, b"", "")
             span = self._add(context, batch.span, b"", f"batch {batch.entry}", batch.start, batch.end)
@@ -251,8 +252,8 @@ class _Writing:
                 span.links.add(trace_id=rider.trace, span_id=rider.span, trace_state=rider.state, flags=1)
 
     def _of_batch(self, ended: _Ended) -> None:
-        """The parts of a request for one model, end to end. What the engine tells are durations, counted from
-        when the request arrived; rounding must not let times run back."""
+        """Writes the parts of a request for one model, end to end. What the engine tells are durations,
+        counted from when the request arrived; rounding must not let times run back."""
         context, timing, now = ended.context, ended.timing, ended.ended
         offered = min(ended.offered or ended.arrived, now)
         if offered > ended.arrived:
@@ -330,8 +331,8 @@ class _Writing:
 
 
 def _failure(error: CarpoolError) -> str:
-    """What a span's status says. Refusals are among it: who looks for lost requests looks there. Mistakes of
-    clients are not, as the conventions for servers have it."""
+    """Returns what a span's status says. Refusals are among it: who looks for lost requests looks there.
+    Mistakes of clients are not, as the conventions for servers have it."""
     if not isinstance(error, _FAILURES) and type(error) is not CarpoolError:
         return ""
     return f"{error.reason}: {error.message[:_LONGEST_TEXT]}".encode(errors="replace").decode()

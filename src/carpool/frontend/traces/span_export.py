@@ -127,7 +127,7 @@ class SpanExporter(Generic[Record]):
             self._row.add(SPANS["failed"], lost * self._spans_each)
 
     def _try_again(self, body: bytes) -> str:
-        """As often as it is worth it: what went wrong the last time."""
+        """Tries as often as it is worth it: what went wrong the last time."""
         patient, began = not self._fails, monotonic()
         why = self._try(body)
         for wait in _AGAIN_S if patient else ():
@@ -137,7 +137,7 @@ class SpanExporter(Generic[Record]):
         return why
 
     def _try(self, body: bytes) -> str:
-        """What went wrong, and may go well the next time. Raises `_NotTaken` for what will not."""
+        """Returns what went wrong, and may go well the next time. Raises `_NotTaken` for what will not."""
         try:
             status = self._send(body)
         except (OSError, http.client.HTTPException) as error:

@@ -1,4 +1,4 @@
-"""What a caller says about the trace that its request belongs to: W3C `traceparent` and `tracestate`.
+"""Reads what a caller says about the trace that its request belongs to: W3C `traceparent` and `tracestate`.
 
 Whatever is not exactly that is ignored, as the standard asks: a trace then begins here.
 """
@@ -25,14 +25,14 @@ _MOST_MEMBERS = 32
 
 
 class Origin(NamedTuple):
-    """How a request came, in the words of its protocol's semantic conventions."""
+    """Describes how a request came, in the words of its protocol's semantic conventions."""
 
     name: str
     attributes: Mapping[str, str | int]
 
 
 class Caller(Protocol):
-    """A request, or what is known of one that was refused at its head."""
+    """Defines a request, or what is known of one that was refused at its head."""
 
     @property
     def siblings(self) -> bytes: ...
@@ -44,7 +44,7 @@ class Caller(Protocol):
 
 
 class TracedCall(Caller, Protocol):
-    """A request that is over."""
+    """Defines a request that is over."""
 
     @property
     def entry(self) -> ModelEntry: ...
@@ -69,7 +69,7 @@ class Parent(NamedTuple):
 
 
 def read_parent(field: bytes | None) -> Parent | None:
-    """The caller's span. Later versions may say more behind a dash."""
+    """Returns the caller's span. Later versions may say more behind a dash."""
     found = None if field is None else _PARENT.fullmatch(field)
     if found is None or (found[1] == b"00" and found[5] is not None):
         return None

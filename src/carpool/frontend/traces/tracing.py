@@ -32,7 +32,7 @@ _log = logger("trace")
 
 
 class _Scope(NamedTuple):
-    """What holds for one model, or for all that have nothing of their own."""
+    """Holds what holds for one model, or for all that have nothing of their own."""
 
     file: str
     rate: int
@@ -40,7 +40,7 @@ class _Scope(NamedTuple):
 
 
 class Tracer:
-    """One per front end. `on` is all that a request looks at while nothing is traced."""
+    """Traces the requests of one front end. `on` is all that a request looks at while nothing is traced."""
 
     def __init__(self, door: Door, changed: Callable[[], None] = lambda: None) -> None:
         """`changed` hears when it is switched on or off."""
@@ -56,7 +56,7 @@ class Tracer:
         door.watch(self._renewed)
 
     def export(self, spans: RequestSpans) -> None:
-        """From now on."""
+        """Exports spans from now on."""
         self._spans = spans
         self.on = True
         self._changed()
@@ -138,7 +138,8 @@ def _scope(settings: Mapping[str, Any]) -> _Scope | None:
 
 
 def _timestamps(timing: Timing, arrived: float, offered: float, now: float) -> list[tuple[str, int]]:
-    """In nanoseconds since 1970, so that files of several machines can be laid side by side.
+    """Returns timestamps in nanoseconds since 1970, so that files of several machines can be laid side by
+    side.
 
     `arrived`, `offered` and `now` are of this process. The engine tells how long things took and starts to
     count when the request arrived, so what it says falls in between; rounding must not let times run back.
@@ -158,7 +159,8 @@ def _timestamps(timing: Timing, arrived: float, offered: float, now: float) -> l
 
 
 def _write(file: str, line: bytes) -> None:
-    """One write at the end of the file that all front ends share; opened anew, since it may be moved away."""
+    """Writes once at the end of the file that all front ends share; opened anew, since it may be moved
+    away."""
     try:
         fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:

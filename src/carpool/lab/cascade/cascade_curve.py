@@ -1,4 +1,5 @@
-"""What a cascade would be worth at every threshold, told from a sample: pure counting, and how sure it is.
+"""Computes what a cascade would be worth at every threshold, told from a sample: pure counting, and how sure
+it is.
 
 A cheap model answers what it is sure of, and a big one the rest. Each picture of the sample has how sure the
 cheap model was, and whether each of them was right; without labels, right is what the big model says. Losing
@@ -24,8 +25,8 @@ _TINY = 1e-300
 
 @lru_cache(maxsize=10_000)
 def at_most(happened: int, trials: int, confidence: float = CONFIDENCE) -> float:
-    """The highest rate under which so few would still be likely: Clopper and Pearson's, one-sided. Most
-    points of a curve differ from their neighbours in what is kept, and not in these counts."""
+    """Returns the highest rate under which so few would still be likely: Clopper and Pearson's, one-sided.
+    Most points of a curve differ from their neighbours in what is kept, and not in these counts."""
     if trials <= 0 or happened >= trials:
         return 1.0
     return _quantile(confidence, happened + 1, trials - happened)
@@ -36,7 +37,7 @@ def at_least(happened: int, trials: int, confidence: float = CONFIDENCE) -> floa
 
 
 def _quantile(share: float, a: float, b: float) -> float:
-    """Of a beta distribution: bisected, since that is always right."""
+    """Returns the quantile of a beta distribution: bisected, since that is always right."""
     low, high = 0.0, 1.0
     while high - low > 1e-10:
         middle = (low + high) / 2
@@ -45,7 +46,7 @@ def _quantile(share: float, a: float, b: float) -> float:
 
 
 def beta_below(x: float, a: float, b: float) -> float:
-    """How much of a beta distribution lies below: the regularised incomplete beta function."""
+    """Returns how much of a beta distribution lies below: the regularised incomplete beta function."""
     if x <= 0.0 or x >= 1.0:
         return float(x >= 1.0)
     if x > (a + 1) / (a + b + 2):  # where the fraction converges
@@ -55,7 +56,7 @@ def beta_below(x: float, a: float, b: float) -> float:
 
 
 def _fraction(x: float, a: float, b: float) -> float:
-    """The continued fraction of that function, evaluated from its front (Lentz)."""
+    """Returns the continued fraction of that function, evaluated from its front (Lentz)."""
     c, d = 1.0, 1.0 / _not_zero(1.0 - (a + b) * x / (a + 1))
     found = d
     for m in range(1, _STEPS + int(sqrt(a + b))):
@@ -80,7 +81,7 @@ def _not_zero(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One picture: how sure the cheap model was, and who was right."""
+    """Describes one picture: how sure the cheap model was, and who was right."""
 
     certainty: float
     cheap: bool
@@ -89,8 +90,9 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What is kept from this certainty on, of the whole sample. Shares; `loss` is what the big model alone
-    would have had right more, and `loss_at_most` what that is elsewhere at most, with CONFIDENCE."""
+    """Describes what is kept from this certainty on, of the whole sample. Shares; `loss` is what the big
+    model alone would have had right more, and `loss_at_most` what that is elsewhere at most, with
+    CONFIDENCE."""
 
     below: float  # less certain than this goes to the big model
     kept: int
@@ -119,7 +121,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Every threshold that the sample tells apart: from nothing kept to everything."""
+    """Holds every threshold that the sample tells apart: from nothing kept to everything."""
 
     points: tuple[Point, ...]
     cheap: float  # its accuracy alone
@@ -127,7 +129,7 @@ class Curve:
     rises: bool  # the surer half is right more often than the other: without that no threshold helps
 
     def gain_at_least(self, point: Point) -> float:
-        """What this threshold has right more than the cheap model alone, with CONFIDENCE."""
+        """Returns what this threshold has right more than the cheap model alone, with CONFIDENCE."""
         everything = self.points[-1]
         won, lost = everything.harmed - point.harmed, everything.helped - point.helped
         each = (1 + CONFIDENCE) / 2
@@ -153,12 +155,13 @@ def curve_of(sample: Sequence[Judged]) -> Curve:
 
 
 def _above(certainty: float) -> float:
-    """A threshold that nothing in the sample reaches."""
+    """Returns a threshold that nothing in the sample reaches."""
     return max(1.0, certainty) + 1e-6
 
 
 def _rises(surest_first: Sequence[Judged]) -> bool:
-    """By Fisher's reasoning in its simplest form: two shares, and a difference of 1.64 standard errors."""
+    """Decides by Fisher's reasoning in its simplest form: two shares, and a difference of 1.64 standard
+    errors."""
     half = len(surest_first) // 2
     if not half:
         return False

@@ -33,7 +33,7 @@ Answer = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TwoModels:
-    """Of a cascade: their names, and where the repository is that has them."""
+    """Describes the models of a cascade: their names, and where the repository is that has them."""
 
     repository: Path
     cheap: str
@@ -61,7 +61,7 @@ class Sample:
 
 def read_sample(path: Path) -> Sample:
     try:
-        data = read_bytes(path, _MOST_BYTES, f"larger than {_MOST_BYTES} bytes, which no sample is")
+        data = read_bytes(path, _MOST_BYTES, f"larger than {_MOST_BYTES} bytes, too large for a sample")
     except ConfigError as error:
         raise InvalidInput(error.message) from None
     found: list[Sampled] = []
@@ -93,7 +93,7 @@ def _sampled(one: Mapping[str, Any], where: str) -> Sampled:
     ):
         raise InvalidInput(f'{where}: certainty must be like {{"margin": 0.8}}, from 0 to 1')
     if not all(isinstance(one.get(name), bool) for name in ("cheap", "big")):
-        raise InvalidInput(f"{where}: cheap and big must be true or false: whether that model was right")
+        raise InvalidInput(f"{where}: cheap and big must be true or false(whether that model was right)")
     return Sampled({name: float(given[name]) for name in MEASURES if name in given}, one["cheap"], one["big"])
 
 
@@ -149,7 +149,7 @@ def sampled(
     at_once: int,
     step: Callable[[], None] = lambda: None,
 ) -> Sample:
-    """Every picture to both. Those that either does not answer do not count."""
+    """Shows every picture to both. Those that either does not answer do not count."""
     with _both(models, cache_dir) as (engine, loop):
         tasks = [_task(engine, name) for name in (models.cheap, models.big)]
         if tasks[0] != tasks[1]:
@@ -188,19 +188,19 @@ def _both(
 def _task(engine: Engine, name: str) -> str:
     vision = engine.find(name).vision
     if vision is None:
-        raise InvalidInput(f"{name} takes tensors, not pictures")
+        raise InvalidInput(f"{name} takes tensors, not images")
     return str(vision.task)
 
 
 def _options(task: str) -> dict[str, Any]:
-    """All that certainty is told from."""
+    """Returns all that certainty is told from."""
     if task == "classify":
         return {"top_k": _ALL}
     return {"score": LOWEST_SCORE} if task == "detect" else {}
 
 
 def _seconds(engine: Engine, name: str, slo: float) -> float:
-    """Of the machine, for one picture, in the batches that the promise allows."""
+    """Returns the seconds of the machine, for one picture, in the batches that the promise allows."""
     scheduler = engine.find(name).scheduler
     assert scheduler is not None  # it is loaded, and answers in batches
     return batch_cost(scheduler.curve, slo) / len(scheduler.instances)

@@ -1,4 +1,5 @@
-"""Which threshold for a cascade, by which measure of certainty, and whether it is worth having at all."""
+"""Chooses which threshold for a cascade, by which measure of certainty, and whether it is worth having at
+all."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _FINEST = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One picture, answered by both models. `certainty` is the cheap model's, by measure."""
+    """Describes one picture, answered by both models. `certainty` is the cheap model's, by measure."""
 
     certainty: Mapping[str, float]
     cheap: bool  # it was right; without labels: it says what the big one says
@@ -25,7 +26,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds of device for one picture, in the batches in use."""
+    """Holds the seconds of device for one picture, in the batches in use."""
 
     cheap: float
     big: float
@@ -36,7 +37,7 @@ class Costs:
 
     @property
     def break_even(self) -> float:
-        """The share that has to be kept: below it the cascade costs more than the big model alone."""
+        """Returns the share that has to be kept: below it the cascade costs more than the big model alone."""
         return min(1.0, 1.0 / self.ratio)
 
     def of(self, kept: float) -> float:
@@ -44,7 +45,7 @@ class Costs:
         return self.cheap + (1.0 - kept) * self.big
 
     def saving(self, kept: float) -> float:
-        """So many times less than the big model alone."""
+        """Returns how many times less it costs than the big model alone."""
         return self.big / self.of(kept)
 
 
@@ -74,8 +75,8 @@ def tune(
     With `sure`, not only the sample but all pictures of its kind lose no more, with 95 %."""
     if len(sample) < LEAST_SAMPLES:
         raise InvalidInput(
-            f"{len(sample)} pictures are too few to tell: {LEAST_SAMPLES} are needed, and some thousands are "
-            "better",
+            f"{len(sample)} images are too few: at least {LEAST_SAMPLES} are needed, and some thousands "
+            "are better",
             field="pictures",
         )
     measures = [name for name in MEASURES if all(name in one.certainty for one in sample)]
@@ -84,7 +85,7 @@ def tune(
             raise InvalidInput(f"--by: these models give {', '.join(measures)}, not {by}", field="by")
         measures = [by]
     if not measures:
-        raise InvalidInput("these answers do not say how sure they are: no cascade can be made of them")
+        raise InvalidInput("these responses have no measure of certainty: they cannot form a cascade")
     curves = {name: _curve(sample, name) for name in measures}
     chosen = {name: _chosen(curve, loss, sure=sure) for name, curve in curves.items()}
     name = _simplest(chosen)
@@ -99,9 +100,9 @@ def _curve(sample: Sequence[Sampled], by: str) -> Curve:
 
 
 def _chosen(curve: Curve, loss: float, *, sure: bool) -> Point:
-    """What keeps most within the loss. Where that is everything, the big model is not the better one, and may
-    still know what the cheap one does not: then what keeps most and is as good as the best threshold, if that
-    is surely better than the cheap model alone."""
+    """Returns what keeps most within the loss. Where that is everything, the big model is not the better one,
+    and may still know what the cheap one does not: then what keeps most and is as good as the best threshold,
+    if that is surely better than the cheap model alone."""
 
     def within(point: Point) -> bool:
         return (point.loss_at_most if sure and point.kept else point.loss) <= loss + 1e-12
@@ -127,36 +128,36 @@ def _simplest(chosen: Mapping[str, Point]) -> str:
 def _why_not(point: Point, curve: Curve, costs: Costs, *, labelled: bool, loss: float) -> str:
     if not labelled and not curve.rises:
         return (
-            "the two models do not agree more often where the cheap one is surer, so that agreement tells "
-            "nothing: only labels will do"
+            "the two models do not agree more often where the cheap one is surer, so agreement means "
+            "nothing: labels are needed"
         )
     if point.share <= costs.break_even:
         return (
-            f"{_percent(point.share)} of the pictures are kept, and with a big model that costs "
-            f"{costs.ratio:.2f} times as much, {_percent(costs.break_even)} must be: it would cost more than "
-            "the big model alone"
+            f"{_percent(point.share)} of the images are answered by the cheap model, but at least "
+            f"{_percent(costs.break_even)} are needed, because the large model costs {costs.ratio:.2f} "
+            "times as much: the cascade would cost more than the large model alone"
         )
     if point.kept == point.pictures:
-        return f"the cheap model alone is as good as the big one, within {_percent(loss)}: serve that"
+        return f"the cheap model alone is as good as the large one, within {_percent(loss)}: serve that"
     return ""
 
 
 def _warnings(point: Point, curve: Curve, *, labelled: bool, loss: float) -> tuple[str, ...]:
     found = []
     if labelled and not curve.rises:
-        found.append("The cheap model is not right more often where it is surer: a threshold tells little.")
+        found.append("The cheap model is not right more often when it is surer: a threshold helps little.")
     if labelled and point.kept < point.pictures and curve.cheap >= curve.big - loss:
         found.append(
-            f"The cheap model alone is as good as the big one ({curve.cheap:.4f} and {curve.big:.4f}): the "
-            "cascade is for what it gets right beyond that."
+            f"The cheap model alone is as good as the large one ({curve.cheap:.4f} and {curve.big:.4f}): the "
+            "cascade can only gain what the large one adds."
         )
     if point.kept and point.loss_at_most > max(loss, 0.0):
         found.append(
-            f"On other pictures of this kind it may lose up to {_percent(point.loss_at_most)}: more pictures "
-            "would tell."
+            f"On other images of this kind it may lose up to {_percent(point.loss_at_most)}: use more "
+            "images for a tighter bound."
         )
     if not labelled:
-        found.append("Without labels the big model counts as right: where it errs, nobody knows.")
+        found.append("Without labels the large model counts as right: its own errors are not measured.")
     return tuple(found)
 
 
@@ -165,5 +166,5 @@ def _percent(share: float) -> str:
 
 
 def rounded_down(threshold: float) -> float:
-    """For a settings file: so that what was kept in the sample is kept."""
+    """Returns a threshold for a settings file, so that what was kept in the sample is kept."""
     return floor(threshold * _FINEST) / _FINEST

@@ -1,1 +1,1 @@
-"""How good is a model on labelled pictures, and is another version worse?"""
+"""Measures how good a model is on labelled pictures, and whether another version is worse."""

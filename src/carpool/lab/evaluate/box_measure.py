@@ -21,7 +21,7 @@ _MOST_BOXES = 100  # of a picture and class that COCO looks at
 
 
 class Kept(NamedTuple):
-    """Boxes of a picture in classes of the data: [n, 4] as x, y, width, height, and [n] each."""
+    """Holds boxes of a picture in classes of the data: [n, 4] as x, y, width, height, and [n] each."""
 
     boxes: Array
     scores: Array
@@ -133,7 +133,8 @@ def _grouped(
 
 @dataclass(frozen=True, slots=True)
 class _Ranking:
-    """The boxes of one class over all pictures, the surest first, and how many are to be found in each."""
+    """Holds the boxes of one class over all pictures, the surest first, and how many are to be found in
+    each."""
 
     pictures: Array  # [n]: which picture
     right: Array  # [thresholds, n]
@@ -192,8 +193,8 @@ def _matched(evaluator: Any, category: int, images: Sequence[int], groups: _Grou
 
 
 def _match(overlaps: Sequence[Sequence[float]], crowd: Sequence[bool], least: float) -> list[int]:
-    """For each box the object that it is, or −1. A crowd may be taken often, by what has no other. Of objects
-    that overlap as much the last is taken, as COCO's own loop does."""
+    """Returns, for each box, the object that it is, or −1. A crowd may be taken often, by what has no other.
+    Of objects that overlap as much the last is taken, as COCO's own loop does."""
     taken: set[int] = set()
     matches = []
     for row in overlaps:

@@ -1,4 +1,4 @@
-"""Ask for every labelled picture, score the answers, and compare two versions on the same pictures."""
+"""Asks for every labelled picture, scores the answers, and compares two versions on the same pictures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class VersionScore:
-    """One version. The field names are keys of `--json`."""
+    """Represents one version. The field names are keys of `--json`."""
 
     model: str
     version: str
@@ -37,8 +37,9 @@ class VersionScore:
 
 @dataclass(frozen=True, slots=True)
 class VersionGap:
-    """How much better the version is than the other, in the first figure, and between what that would lie
-    with other pictures of the kind, with 95 % confidence. `sure`: all of that is on one side of the limit."""
+    """Describes how much better the version is than the other, in the first figure, and between what that
+    would lie with other pictures of the kind, with 95 % confidence. `sure`: all of that is on one side of the
+    limit."""
 
     figure: str
     difference: float
@@ -71,7 +72,8 @@ class _Answered:
 
 
 def measure_of(data: LabelledData, names: Mapping[str, str], score: float, iou: float | None) -> Measure:
-    """`names`: by what the data calls a class, plainly, what the model calls it."""
+    """Returns the measure for the data; `names` has, by what the data calls a class, plainly, what the model
+    calls it."""
     if isinstance(data, NamedPictures):
         return Accuracy(data, names)
     if isinstance(data, MaskedPictures):
@@ -87,13 +89,13 @@ def evaluate(
     tolerate: float,
     step: Callable[[], None] = lambda: None,
 ) -> Evaluation:
-    """`subjects`: the version, and perhaps the one that it is compared with. Pictures that either does not
-    answer do not count."""
+    """Evaluates `subjects`: the version, and perhaps the one that it is compared with. Pictures that either
+    does not answer do not count."""
     answered = [_ask_all(measure, subject, at_once, step) for subject in subjects]
     failed = {place: why for one in reversed(answered) for place, why in one.failed.items()}
     places = [place for place in range(len(measure.files)) if place not in failed]
     if not places:
-        raise InvalidInput(f"no picture was answered: {measure.files[0]}: {failed[0]}", field="pictures")
+        raise InvalidInput(f"no image was answered: {measure.files[0]}: {failed[0]}", field="pictures")
     scored = [measure.scored([one.kept[place] for place in places], places) for one in answered]
     versions = [_version_score(one, score) for one, score in zip(answered, scored, strict=True)]
     if len({(one.model, one.version) for one in versions}) < len(versions):

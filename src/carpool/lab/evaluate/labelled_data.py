@@ -1,4 +1,5 @@
-"""Labelled pictures on disk: COCO's JSON, a folder for each class, a CSV file, or masks as PNG files."""
+"""Reads labelled pictures on disk: COCO's JSON, a folder for each class, a CSV file, or masks as PNG
+files."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ def read_data(data: Path, pictures: Path | None) -> LabelledData:
 
 def _bytes(path: Path, most: int) -> bytes:
     try:
-        return read_bytes(path, most, f"larger than {most} bytes, which no such file is")
+        return read_bytes(path, most, f"larger than {most} bytes, too large for such a file")
     except ConfigError as error:
         raise InvalidInput(f"--data: {error.message}", field="data") from None
 
@@ -92,15 +93,15 @@ def _inside(pictures: Path, name: str, where: str) -> Path:
     if not name or "\0" in name or Path(name).is_absolute() or ".." in Path(name).parts:
         raise InvalidInput(f"{where}: {shown(name)} must be a file inside --pictures", field="data")
     if not path.is_file():
-        raise InvalidInput(f"{where}: there is no picture {path}", field="pictures")
+        raise InvalidInput(f"{where}: there is no image {path}", field="pictures")
     return path
 
 
 def _some(files: Sequence[Path], data: Path) -> tuple[Path, ...]:
     if not files:
-        raise InvalidInput(f"--data: {data} names no pictures", field="data")
+        raise InvalidInput(f"--data: {data} names no images", field="data")
     if len(files) > _MOST_PICTURES:
-        raise InvalidInput(f"--data: more than {_MOST_PICTURES:,} pictures", field="data")
+        raise InvalidInput(f"--data: more than {_MOST_PICTURES:,} images", field="data")
     return tuple(files)
 
 
@@ -115,14 +116,14 @@ def _read_folders(data: Path) -> NamedPictures:
             names.append(folder.name)
     if not files:
         raise InvalidInput(
-            f"--data: {data} holds neither masks as PNG files nor folders with the pictures of each class",
+            f"--data: {data} holds neither masks as PNG files nor folders with the images of each class",
             field="data",
         )
     return NamedPictures(_some(files, data), tuple(names))
 
 
 def _read_csv(data: Path, pictures: Path) -> NamedPictures:
-    """With a line of titles: `file` and `label` among them."""
+    """Reads a file with a line of titles: `file` and `label` among them."""
     try:
         lines = csv.DictReader(io.StringIO(_bytes(data, _MOST_CSV).decode("utf-8-sig"), newline=""))
         titles = lines.fieldnames or ()
@@ -140,16 +141,16 @@ def _read_csv(data: Path, pictures: Path) -> NamedPictures:
             files.append(_inside(pictures, name, f"--data: {data} line {number}: file"))
             names.append(label)
     except (UnicodeDecodeError, csv.Error) as error:
-        raise InvalidInput(f"--data: {data} is no CSV file: {error}", field="data") from None
+        raise InvalidInput(f"--data: {data} is not a CSV file: {error}", field="data") from None
     return NamedPictures(_some(files, data), tuple(names))
 
 
 def read_names(path: Path) -> dict[str, str]:
-    """What the data calls a class, and what the model calls it: `n01440764,tench` a line."""
+    """Returns what the data calls a class, and what the model calls it: `n01440764,tench` a line."""
     try:
         rows = list(csv.reader(io.StringIO(_bytes(path, _MOST_CSV).decode("utf-8-sig"), newline="")))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise InvalidInput(f"--names: {path} is no CSV file: {error}", field="names") from None
+        raise InvalidInput(f"--names: {path} is not a CSV file: {error}", field="names") from None
     for number, row in enumerate(rows, 1):
         if row and len(row) != 2:
             raise InvalidInput(
@@ -179,7 +180,7 @@ def _read_masks(data: Path, masks: Sequence[Path], pictures: Path | None) -> Mas
     for mask in masks:
         if mask.stem not in by_stem:
             raise InvalidInput(
-                f"--pictures: {pictures} has no picture for the mask {mask.name}", field="pictures"
+                f"--pictures: {pictures} has no image for the mask {mask.name}", field="pictures"
             )
         files.append(by_stem[mask.stem])
     named = data / _CLASSES
@@ -196,7 +197,7 @@ def _read_coco(data: Path, pictures: Path) -> Boxes:
     try:
         document = orjson.loads(_bytes(data, _MOST_JSON))
     except orjson.JSONDecodeError as error:
-        raise InvalidInput(f"--data: {data} is no JSON: {error}", field="data") from None
+        raise InvalidInput(f"--data: {data} is not JSON: {error}", field="data") from None
     if not isinstance(document, dict):
         raise InvalidInput(f"--data: {data} must hold an object as COCO has it", field="data")
     parts = {key: _objects(document, key, data) for key in ("images", "categories", "annotations")}
@@ -204,7 +205,7 @@ def _read_coco(data: Path, pictures: Path) -> Boxes:
     categories = {_number(one, "id", where): str(one.get("name", "")) for one, where in parts["categories"]}
     twice = [number for number, times in Counter(number for number, _, _ in images).items() if times > 1]
     if twice:
-        raise InvalidInput(f"--data: {data} images: the id {twice[0]} is there twice", field="data")
+        raise InvalidInput(f"--data: {data} images: the id {twice[0]} is given twice", field="data")
     if not all(categories.values()):
         raise InvalidInput(f"--data: {data} categories: every one needs a name", field="data")
     known = {number for number, _, _ in images}

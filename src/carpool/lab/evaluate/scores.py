@@ -24,7 +24,7 @@ _MOST_TOLD = 8
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """All pictures of one version."""
+    """Holds the scores of all pictures of one version."""
 
     figures: Mapping[str, float]  # by name; the first is the one that versions are compared by
     per_class: Mapping[str, float]
@@ -39,23 +39,23 @@ class Measure(Protocol):
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """That every picture is asked with."""
+        """Returns the options that every picture is asked with."""
 
     @property
     def files(self) -> Sequence[Path]: ...
 
     def read(self, place: int, answer: Answer) -> Any:
-        """What is kept of the answer to the picture at this place."""
+        """Returns what is kept of the answer to the picture at this place."""
 
     def scored(self, kept: Sequence[Any], places: Sequence[int]) -> Scored:
-        """Of these pictures."""
+        """Returns the scores of these pictures."""
 
 
 class Naming:
-    """Which of the data's classes a model's label is. What could not be mapped is told."""
+    """Maps a model's labels to the data's classes. What could not be mapped is told."""
 
     def __init__(self, classes: Sequence[str], names: Mapping[str, str]) -> None:
-        """`names`: by what the data calls a class, plainly, what the model calls it."""
+        """Takes `names`: by what the data calls a class, plainly, what the model calls it."""
         self._places: dict[str, int] = {}
         for place, name in enumerate(classes):
             self._places.setdefault(plain(names.get(plain(name), name)), place)
@@ -63,7 +63,7 @@ class Naming:
         self._known: dict[str, int | None] = {}
 
     def place(self, label: str) -> int | None:
-        """Of a label like `tench` or `tench, Tinca tinca`."""
+        """Returns the class of a label like `tench` or `tench, Tinca tinca`."""
         if label not in self._known:
             words = [label, *label.split(",")]
             found = (self._places[plain(word)] for word in words if plain(word) in self._places)
@@ -83,9 +83,7 @@ class Naming:
         unheard = sorted(self._classes[place] for place in wanted if place not in named)
         notes = [f"Not in the data, and not counted: {_told(strangers)}."] if strangers else []
         if unheard:
-            notes.append(
-                f"In the data, and never named by the model, so that they count 0: {_told(unheard)}."
-            )
+            notes.append(f"In the data but never named by the model, so they count as 0: {_told(unheard)}.")
         return notes
 
 
@@ -110,7 +108,7 @@ class Accuracy:
         self._naming = Naming(self._classes, names)
 
     def read(self, place: int, answer: Answer) -> int:
-        """At which of the answered classes the right one stands; TOP if at none."""
+        """Returns at which of the answered classes the right one stands; TOP if at none."""
         if not isinstance(answer, Classes):
             raise InvalidInput(f"the model answers {', '.join(answer)}, not classes", field="data")
         found = [self._naming.place(label) for label in answer.labels[:TOP]]
@@ -135,7 +133,7 @@ class Accuracy:
 
 
 def _overlaps(common: Array, joint: Array) -> Array:
-    """Of each class; nan where it is nowhere."""
+    """Returns the overlap of each class; nan where it is nowhere."""
     found: Array = np.divide(common, joint, out=np.full(len(joint), np.nan), where=joint > 0)
     return found
 
@@ -159,7 +157,7 @@ class MaskOverlap:
         truth = _read_mask(self._data.masks[place])
         if truth.shape != (answer.height, answer.width):
             raise InvalidInput(
-                f"{self._data.masks[place].name} has {truth.shape[1]}×{truth.shape[0]} pixels, its picture "
+                f"{self._data.masks[place].name} has {truth.shape[1]}×{truth.shape[0]} pixels, its image "
                 f"{answer.width}×{answer.height}",
                 field="data",
             )
@@ -208,7 +206,7 @@ class MaskOverlap:
         )
 
     def _classes(self, values: Sequence[int]) -> tuple[Sequence[str], Naming | None, list[str]]:
-        """By number: their names; how labels are mapped, unless they are by number."""
+        """Returns, by number, their names; how labels are mapped, unless they are by number."""
         if self._data.classes:
             beyond = [value for value in values if value >= len(self._data.classes) and value != _IGNORED]
             if beyond:

@@ -1,4 +1,4 @@
-"""Who is asked: a running server, or a model that is loaded here for the purpose."""
+"""Defines who is asked: a running server, or a model that is loaded here for the purpose."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def asked_server(client: Client, task: str, model: str, version: str) -> Iterato
 
 @contextmanager
 def loaded_model(path: Path, model: str, version: str, cache_dir: Path | None) -> Iterator[Ask]:
-    """An engine in a thread of its own, with this version alone: a model's settings most often choose the
-    newest."""
+    """Runs an engine in a thread of its own, with this version alone: a model's settings most often choose
+    the newest."""
     place = _place(path, model, version)
 
     loads = partial(_OnlyThis, int(version)) if version else LoadListener
@@ -98,7 +98,7 @@ def running(engine: Engine) -> Iterator[tuple[Engine, asyncio.AbstractEventLoop]
 
 
 def _place(path: Path, model: str, version: str) -> Path:
-    """Where the model lies, which has this version, if one is named."""
+    """Returns where the model lies, which has this version, if one is named."""
     places, _ = find_places([path], some=True)
     if not model and len(places) > 1:
         raise InvalidInput(f"--model: which one? {path} has {', '.join(sorted(places))}", field="model")

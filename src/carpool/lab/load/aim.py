@@ -43,7 +43,7 @@ _KINDS = 8192
 
 
 class ClientRegion:
-    """One region with all different sets of tensors behind each other, until it is closed."""
+    """Holds one region with all different sets of tensors behind each other, until it is closed."""
 
     def __init__(self, facts: HttpFacts, sets: Sequence[list[Tensor]]) -> None:
         self._facts = facts
@@ -118,7 +118,8 @@ _CONNECTIONS = 256
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """Whom to ask, and what. `pictures` are uploaded as they are; without them, tensors are sent."""
+    """Describes whom to ask, and what. `pictures` are uploaded as they are; without them, tensors are
+    sent."""
 
     url: str
     model: str = ""
@@ -186,7 +187,9 @@ def take_aim(aim: Aim) -> Target:
     if aim.shared_memory and (address.over_grpc or aim.pictures):
         raise InvalidInput("--shared-memory goes with tensors to an http:// address of this machine")
     if aim.stream and (address.over_grpc or not aim.pictures):
-        raise InvalidInput("--stream goes with --image to an http:// address: text is made of pictures")
+        raise InvalidInput(
+            "--stream goes with --image to an http:// address: only images can be read as text"
+        )
     if address.over_grpc:
         return _grpc(aim, address)
     facts = http_facts(address, aim.trust)
@@ -199,7 +202,7 @@ def take_aim(aim: Aim) -> Target:
 
 
 class _Made(NamedTuple):
-    """What a target sends, how it is called, and what ends it."""
+    """Holds what a target sends, how it is called, and what ends it."""
 
     message: Callable[[Ticket], Message]
     name: str
@@ -231,9 +234,7 @@ def _pictures(aim: Aim, address: Address, facts: HttpFacts) -> _Made:
     if path == _GENERATE:  # of which model, another option says
         path = f"/v2/models/{quote(aim.model or only_model(facts), safe='')}{_GENERATE}"
     if not path:
-        raise InvalidInput(
-            f"--image needs to know where to: like {aim.url.rstrip('/')}/detect, or --model NAME"
-        )
+        raise InvalidInput(f"--image needs a route, like {aim.url.rstrip('/')}/detect, or --model NAME")
     asking = aim.asking(address.authority, path)
     pictures = read_pictures(aim.pictures)
     if path.partition("?")[0] == _CHAT:
@@ -262,7 +263,7 @@ def _grpc(aim: Aim, address: Address) -> Target:
     from carpool.lab.load.grpc_client import GrpcTarget, tensor_calls
 
     if aim.pictures or address.path:
-        raise InvalidInput("over gRPC there are only tensors: upload pictures to an http:// address")
+        raise InvalidInput("over gRPC there are only tensors: upload images to an http:// address")
     credentials = aim.trust.credentials() if address.secure else None
     facts = GrpcFacts(address.authority, credentials, aim.trust.headers())
     facts.check_ready()
@@ -280,7 +281,7 @@ def _grpc(aim: Aim, address: Address) -> Target:
 
 
 def _bodies(facts: HttpFacts | GrpcFacts, model: str, aim: Aim) -> Bodies:
-    """Tensors for requests of any number of images, by what the server said of the model once."""
+    """Returns tensors for requests of any number of images, by what the server said of the model once."""
     specs = facts.inputs(model, aim.version)
     if not specs:
         raise Unreachable(f"the server says that model {model!r} has no inputs")
@@ -295,7 +296,7 @@ def read_pictures(paths: tuple[Path, ...]) -> list[tuple[bytes, str]]:
         try:
             size += path.stat().st_size
             if size > _MOST_PICTURES:
-                raise InvalidInput(f"the pictures are over {_MOST_PICTURES:,} bytes together")
+                raise InvalidInput(f"the images are over {_MOST_PICTURES:,} bytes together")
             found.append((path.read_bytes(), content_type))
         except OSError as error:
             raise InvalidInput(f"--image: cannot read {path}: {error.strerror or error}") from None

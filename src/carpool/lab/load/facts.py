@@ -1,4 +1,4 @@
-"""What a server says about itself before it is loaded, and how the two know each other."""
+"""Reads what a server says about itself before it is loaded, and how the two know each other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Trust:
     key: str = field(default="", repr=False)
 
     def context(self) -> ssl.SSLContext:
-        """For an https:// address."""
+        """Returns the context for an https:// address."""
         try:
             context = ssl.create_default_context(cafile=self.ca or None)
         except (OSError, ValueError):  # no such file, or no certificate in it
@@ -39,7 +39,7 @@ class Trust:
         return context
 
     def credentials(self) -> Any:
-        """For a grpcs:// address."""
+        """Returns the credentials for a grpcs:// address."""
         import grpc
 
         if self.insecure:
@@ -65,13 +65,13 @@ _SERVICE = "/inference.GRPCInferenceService/"
 
 
 def only_model(facts: HttpFacts | GrpcFacts) -> str:
-    """The one to ask when none was named."""
+    """Returns the one to ask when none was named."""
     names = sorted(set(facts.models()))
     if len(names) == 1:
         return names[0]
     if not names:
         raise Unreachable("the server has no model that is ready")
-    raise InvalidInput(f"say which model: --model {' or '.join(names[:8])}")
+    raise InvalidInput(f"choose a model: --model {' or '.join(names[:8])}")
 
 
 def input_spec(name: Any, datatype: Any, shape: Any) -> TensorSpec:
@@ -81,12 +81,12 @@ def input_spec(name: Any, datatype: Any, shape: Any) -> TensorSpec:
         or not isinstance(shape, list | tuple)
         or not all(type(length) is int and -1 <= length < 1 << 40 for length in shape)
     ):
-        raise Unreachable(f"the server describes an input that is none: {name!r} {datatype!r} {shape!r}")
+        raise Unreachable(f"the server describes an invalid input: {name!r} {datatype!r} {shape!r}")
     return TensorSpec(name, DATATYPES[datatype], tuple(shape))
 
 
 class HttpFacts:
-    """Asked over short connections of their own."""
+    """Asks over short connections of their own."""
 
     def __init__(
         self, host: str, port: int | None, tls: ssl.SSLContext | None = None, headers: Sequence[Header] = ()
@@ -117,12 +117,12 @@ class HttpFacts:
         return [input_spec(entry.get("name"), entry.get("datatype"), entry.get("shape")) for entry in entries]
 
     def profile(self, model: str) -> Any:
-        """What the server measured of a model; None from one that does not tell."""
+        """Returns what the server measured of a model; None from one that does not tell."""
         status, body = self.ask("GET", f"/v2/models/{quote(model, safe='')}/profile")
         return _document(status, body, f"the profile of {model!r}") if status == 200 else None
 
     def try_one(self, message: tuple[bytes, bytes]) -> tuple[int, bytes, str | None]:
-        """One request as it will be sent: status, body, and the length of its head."""
+        """Sends one request as it will be sent: status, body, and the length of its head."""
         with self._response(b"".join(message), "POST", _ANSWER_S) as response:
             length = response.getheader("Inference-Header-Content-Length")
             return response.status, response.read(_MOST_BYTES), length
@@ -142,7 +142,7 @@ class HttpFacts:
         seconds: float = _ANSWER_S,
         headers: Sequence[Header] = (),
     ) -> tuple[int, bytes]:
-        """Status and body."""
+        """Returns status and body."""
         lines = [f"{method} {self._prefix}{path} HTTP/1.1", f"Host: {self._where}", "Connection: close"]
         lines += [f"{name}: {value}" for name, value in (*self._headers, *headers)]
         lines += [f"Content-Length: {len(body)}", "", ""]
@@ -167,7 +167,7 @@ class HttpFacts:
             raise self._not_http(type(error).__name__) from None
 
     def _no_answer(self, why: str) -> CarpoolError:
-        return Unreachable(f"nobody answers at {self._where}: {why}. Nothing was sent")
+        return Unreachable(f"there is no server at {self._where}: {why}. Nothing was sent")
 
     def _not_http(self, why: str) -> CarpoolError:
         return Unreachable(f"{self._where} does not speak HTTP: {why}")
@@ -179,11 +179,11 @@ def _objects(listed: Any) -> list[dict[str, Any]]:
 
 def _document(status: int, body: bytes, what: str) -> Any:
     if status != 200:
-        raise Unreachable(f"the server did not tell about {what}: {decode_error(body)[0] or status}")
+        raise Unreachable(f"the server did not report {what}: {decode_error(body)[0] or status}")
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
-        raise Unreachable(f"the server's answer about {what} is not JSON") from None
+        raise Unreachable(f"the server's response about {what} is not JSON") from None
 
 
 class Failed(CarpoolError):
@@ -193,7 +193,7 @@ class Failed(CarpoolError):
 
 
 class RunningServer(HttpFacts):
-    """By its URL, for the verbs that ask a few questions of a person."""
+    """Represents a server by its URL, for the verbs that ask a few questions of a person."""
 
     def __init__(self, url: str, trust: Trust) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -225,18 +225,18 @@ class RunningServer(HttpFacts):
         if status == 200 and document is not None:
             return document
         said = str(document.get("error", "")) if isinstance(document, dict) else ""
-        why = "not an answer of a model server" if status == 200 else said or f"HTTP status {status}"
+        why = "not a response of a model server" if status == 200 else said or f"HTTP status {status}"
         raise Failed(f"{self._url}: {why if why.isprintable() else repr(why)}")
 
     def _no_answer(self, why: str) -> CarpoolError:
-        return Failed(f"{self._url}: no answer: {why}; is the server running there?")
+        return Failed(f"{self._url}: no response: {why}; is the server running?")
 
     def _not_http(self, why: str) -> CarpoolError:  # noqa: ARG002
-        return Failed(f"{self._url}: what answers there does not speak HTTP")
+        return Failed(f"{self._url}: the server at this address does not speak HTTP")
 
 
 class GrpcFacts:
-    """Asked over a channel that blocks."""
+    """Asks over a channel that blocks."""
 
     def __init__(self, address: str, credentials: Any = None, headers: Sequence[Header] = ()) -> None:
         self._where = address
@@ -255,7 +255,7 @@ class GrpcFacts:
         return [input_spec(entry.name, entry.datatype, tuple(entry.shape)) for entry in described.inputs]
 
     def _read(self, method: str, **fields: object) -> Any:
-        """The response to a request with these fields."""
+        """Returns the response to a request with these fields."""
         from google.protobuf.message import DecodeError
 
         from carpool.wire.proto import message_class
@@ -264,7 +264,9 @@ class GrpcFacts:
         try:
             return message_class(f"{method}Response").FromString(answer)
         except DecodeError:
-            raise Unreachable(f"{self._where} answers {method} with what is no {method}Response") from None
+            raise Unreachable(
+                f"{self._where} answers {method} with a message that is not a {method}Response"
+            ) from None
 
     def ask(self, method: str, message: bytes, metadata: tuple[tuple[str, str], ...] = ()) -> bytes:
         import grpc

@@ -1,4 +1,5 @@
-"""A run: the clock, the target and the ledger brought together, in one process or shared by several."""
+"""Implements a run: the clock, the target and the ledger brought together, in one process or shared by
+several."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ _TIMES = struct.Struct("@qqqq")  # interval and first time, each in seconds and 
 
 
 class Alarm:
-    """One time at which `ring` is called; setting it again forgets the earlier one."""
+    """Represents one time at which `ring` is called; setting it again forgets the earlier one."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -156,7 +157,7 @@ class _Generator:
             self._check_end()
 
     async def _drain(self) -> None:
-        """Wait for what is open, but not for ever."""
+        """Waits for what is open, but not for ever."""
         if self._ledger.open:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._all_ended.wait(), self._plan.drain)
@@ -185,7 +186,7 @@ class _Generator:
         self._check_end()
 
     def answered(self, ticket: Ticket, answer: Answer) -> None:
-        """The target's word on one request."""
+        """Takes the target's word on one request."""
         now = self.clock()
         if self._ledger.end(ticket, now, answer):
             self._ended(now)
@@ -234,7 +235,7 @@ Result = TypeVar("Result")
 
 
 class LostPart(CarpoolError):
-    """A generating process ended without a result."""
+    """Means that a generating process ended without a result."""
 
     reason = "generator-died"
     exit_code = 1
@@ -243,7 +244,7 @@ class LostPart(CarpoolError):
 async def run_shared(
     plan: Plan, aim: Aim, processes: int, *, watch: Watch | None = None, stop: asyncio.Event | None = None
 ) -> LoadReport:
-    """The same as `run`, by `processes` others that each make their part of the schedule's requests."""
+    """Does the same as `run`, by `processes` others that each make their part of the schedule's requests."""
     spawn = multiprocessing.get_context("spawn")
     children: list[tuple[Any, Connection]] = []
     with ThreadPoolExecutor(processes) as threads:
@@ -306,11 +307,11 @@ async def _together(waiting: Iterable[Coroutine[Any, Any, Result]]) -> list[Resu
 
 
 async def _receive(threads: ThreadPoolExecutor, pipe: Connection) -> Any:
-    """The next thing that a process says; its error, if it had one."""
+    """Returns the next thing that a process says; its error, if it had one."""
     try:
         said = await asyncio.get_running_loop().run_in_executor(threads, pipe.recv)
     except (EOFError, OSError):  # between two messages, or within one
-        raise LostPart("a process of the generator died, so that there is no result") from None
+        raise LostPart("a process of the generator died, so there is no result") from None
     if isinstance(said, CarpoolError):
         raise said
     return said
@@ -324,7 +325,7 @@ def spare_the_collector() -> None:
 
 
 def _generate(pipe: Connection, plan: Plan, aim: Aim, part: int, of: int) -> None:
-    """One of the processes. Ctrl-C is the parent's to hear."""
+    """Does the work of one of the processes. Ctrl-C is the parent's to hear."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         found = uvloop.run(_generate_part(pipe, plan, aim, part, of))

@@ -75,7 +75,8 @@ def infer_request(model: str, version: str, tensors: Sequence[Tensor], priority:
 
 @dataclass(eq=False)
 class GrpcTarget:
-    """One server over `connections` channels. Calls share them, so that none waits for a free one."""
+    """Represents one server over `connections` channels. Calls share them, so that none waits for a free
+    one."""
 
     address: str
     call: Callable[[Ticket], Call]
@@ -139,7 +140,7 @@ class GrpcTarget:
 
 
 def read_answer(message: bytes) -> Answer:
-    """Of a ModelInferResponse."""
+    """Reads a ModelInferResponse."""
     try:
         parameters = _ModelInferResponse.FromString(message).parameters
     except DecodeError:

@@ -57,7 +57,7 @@ class AnswerReader:
         except (NotHttp, TooLong) as error:
             raise Malformed(str(error)) from None
         if reply.extra:
-            raise Malformed("more bytes came than the answer has")
+            raise Malformed("more bytes were received than the response has")
         if self._clock is not None and reply.status:
             if self._tokens is None and "event-stream" in reply.fields.get("content-type", "").lower():
                 self._tokens = TokenTimes()

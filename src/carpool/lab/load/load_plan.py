@@ -35,13 +35,13 @@ def check_length(phases: Sequence[Phase]) -> None:
     expected = sum(phase.rate * phase.seconds for phase in phases)
     if not expected <= MOST_REQUESTS:
         raise InvalidInput(
-            f"{expected:,.0f} requests are more than the {MOST_REQUESTS:,} that one run may hold: "
-            "lower the rate or the duration"
+            f"{expected:,.0f} requests are more than the {MOST_REQUESTS:,} that one run may have: lower "
+            "the rate or the duration"
         )
 
 
 class Schedule:
-    """Times from the start, rising, and which phase, how many images and whose each request is."""
+    """Holds times from the start, rising, and which phase, how many images and whose each request is."""
 
     def __init__(self, phases: Sequence[Phase], traffic: Traffic, seed: int = 1) -> None:
         check_length(phases)
@@ -80,7 +80,8 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """So many clients that each wait for an answer, think, and ask again; until one of the limits."""
+    """Describes so many clients that each wait for an answer, think, and ask again; until one of the
+    limits."""
 
     concurrency: int
     seconds: float | None = None
@@ -96,7 +97,8 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Times in seconds. `timeout` runs from the intended time; `drain` is for what is open at the end."""
+    """Describes a run, with times in seconds. `timeout` runs from the intended time; `drain` is for what is
+    open at the end."""
 
     load: Open | Closed
     slo: float | None = None
@@ -114,7 +116,7 @@ class Plan:
 
 
 class OpenLoop:
-    """Every `of`th request of the schedule, from the `part`th on, at its time."""
+    """Sends every `of`th request of the schedule, from the `part`th on, at its time."""
 
     def __init__(self, schedule: Schedule, part: int = 0, of: int = 1) -> None:
         self._schedule = schedule
@@ -151,7 +153,7 @@ class OpenLoop:
 
 
 class ClosedLoop:
-    """Clients that ask again `think` seconds after they were answered."""
+    """Implements clients that ask again `think` seconds after they were answered."""
 
     def __init__(self, plan: Closed, part: int = 0, of: int = 1) -> None:
         mine = len(range(part, plan.concurrency, of))

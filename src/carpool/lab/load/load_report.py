@@ -1,4 +1,5 @@
-"""What a run found, in numbers with names (the keys of --json), and whether they are the server's at all."""
+"""Reports what a run found, in numbers with names (the keys of --json), and whether they are the server's at
+all."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ BUSY = 0.9  # of a core: a loop that is so busy answers itself late
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """What the generating side did and cost. Lags are from the intended time."""
+    """Describes what the generating side did and cost. Lags are from the intended time."""
 
     processes: int
     processor_seconds: float
@@ -34,7 +35,7 @@ class Generator:
 
 @dataclass
 class Part:
-    """What one generating process found."""
+    """Holds what one generating process found."""
 
     tallies: list[Tally]
     seconds: float  # from the start until nothing more was due
@@ -51,20 +52,20 @@ def bound_ms(slo: float | None) -> float:
 
 
 def judge(generator: Generator, plan: Plan) -> list[str]:
-    """Sentences, each a reason to doubt the numbers; none if there is none."""
+    """Returns sentences, each a reason to doubt the numbers; none if there is none."""
     found = []
     bound = bound_ms(plan.slo)
     g = generator
     if g.start_lag_ms.p99 > bound:
-        others = "Others keep it from running: give it a core of its own"
+        others = "Other processes keep it from running: give it its own core"
         advice = "Give it more --processes" if g.busiest_core_share > _WORKING else others
         found.append(
-            f"the generator got to its requests late: p99 {g.start_lag_ms.p99:.1f} ms after their time, with "
+            f"the generator sent requests late: p99 {g.start_lag_ms.p99:.1f} ms after their time, with "
             f"{bound:g} ms allowed, at {100 * g.busiest_core_share:.0f} % of a core. {advice}"
         )
     elif g.busiest_core_share > BUSY:
         found.append(
-            f"the generator used {100 * g.busiest_core_share:.0f} % of a core, so that it read answers late: "
+            f"the generator used {100 * g.busiest_core_share:.0f} % of a core, so it read responses late: "
             "give it more --processes"
         )
     waited = g.send_lag_ms.p99 - g.start_lag_ms.p99
@@ -72,15 +73,15 @@ def judge(generator: Generator, plan: Plan) -> list[str]:
         full = g.connections >= g.connection_limit
         advice = "Give more --connections" if full else "Opening more took so long"
         found.append(
-            f"requests waited for a connection: p99 {waited:.1f} ms, with {g.connections} of them. {advice}: "
-            "the wait is in the response time, but the server did not see these requests in time"
+            f"requests waited for a connection: p99 {waited:.1f} ms, with {g.connections} of them. "
+            f"{advice}: the wait counts in the response time, but the server got these requests late"
         )
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Of a phase, or of all that count. Rates are per second of the phase."""
+    """Counts a phase, or all that count. Rates are per second of the phase."""
 
     name: str
     seconds: float
@@ -125,7 +126,7 @@ class LoadReport:
     late_because: tuple[str, ...]
 
     def as_json(self) -> dict[str, object]:
-        """One flat object for the whole run, with the phases below it."""
+        """Returns one flat object for the whole run, with the phases below it."""
         found = asdict(self)
         total = found.pop("total")
         total.pop("name")
@@ -133,7 +134,7 @@ class LoadReport:
 
 
 def report(plan: Plan, parts: Sequence[Part], target: str) -> LoadReport:
-    """Of one process or of several that shared a plan."""
+    """Reports on one process or on several that shared a plan."""
     phases = plan.load.phases
     tallies = [Tally() for _ in phases]
     for part in parts:
@@ -165,7 +166,7 @@ def report(plan: Plan, parts: Sequence[Part], target: str) -> LoadReport:
 
 
 def _seconds(plan: Plan, parts: Sequence[Part], stopped_early: bool) -> list[float]:
-    """How long each phase was: as planned, unless the run ended before or had no planned end."""
+    """Returns how long each phase was: as planned, unless the run ended before or had no planned end."""
     phases = plan.load.phases
     ran = max(part.seconds for part in parts)
     if isinstance(plan.load, Closed):

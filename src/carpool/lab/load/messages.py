@@ -28,7 +28,7 @@ _MOST_FILE = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """What to put into the inputs. `data` is `random`, `zeros` or a .npy, .npz or .json file."""
+    """Describes what to put into the inputs. `data` is `random`, `zeros` or a .npy, .npz or .json file."""
 
     data: str = "random"
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -104,7 +104,8 @@ def _made(kind: Datatype, shape: tuple[int, ...], random: np.random.Generator, z
 
 
 def _read(path: Path, specs: Sequence[TensorSpec]) -> Mapping[str, Any]:
-    """Arrays by the name of their input; a file with a single nameless one is for a model with one input."""
+    """Returns arrays by the name of their input; a file with a single nameless one is for a model with one
+    input."""
     try:
         if path.stat().st_size > _MOST_FILE:
             raise InvalidInput(f"--data {path} is over {_MOST_FILE:,} bytes")
@@ -127,7 +128,7 @@ def _read(path: Path, specs: Sequence[TensorSpec]) -> Mapping[str, Any]:
 
 
 def _json(document: Any) -> dict[str, Any]:
-    """`{"input": [...]}`, or a whole request of the v2 protocol."""
+    """Reads `{"input": [...]}`, or a whole request of the v2 protocol."""
     if not isinstance(document, dict):
         raise ValueError("it must be an object with an array for each input")
     listed = document.get("inputs")
@@ -139,7 +140,7 @@ def _json(document: Any) -> dict[str, Any]:
 
 
 def _from_file(spec: TensorSpec, shape: tuple[int, ...], arrays: Mapping[str, Any]) -> Tensor:
-    """In the shape to be sent; data for one image is repeated for all of a batch."""
+    """Returns a tensor in the shape to be sent; data for one image is repeated for all of a batch."""
     if spec.name not in arrays:
         raise InvalidInput(f"--data has nothing for input {spec.name!r}")
     try:
@@ -207,7 +208,7 @@ Bodies = Callable[[int], Sequence[list[Tensor]]]
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """What every request says beside its tensors or picture. `path` is from the root of the server."""
+    """Holds what every request says beside its tensors or picture. `path` is from the root of the server."""
 
     host: str
     path: str
@@ -229,7 +230,7 @@ def check_source(source: str) -> None:
 
 
 def asked_headers(asking: Asking, source: str) -> list[Header]:
-    """Those that tell the server who asks and until when, and the user's own."""
+    """Returns the headers that tell the server who asks and until when, and the user's own."""
     found = list(asking.headers)
     if source:
         found.append((SOURCE, source))
@@ -239,7 +240,7 @@ def asked_headers(asking: Asking, source: str) -> list[Header]:
 
 
 def tensor_messages(asking: Asking, model: str, bodies: Bodies, draw: Draw) -> Callable[[Ticket], Message]:
-    """Protocol v2 with binary tensors."""
+    """Returns messages of protocol v2 with binary tensors."""
     made = lru_cache(maxsize=_SETS)(bodies)
 
     @lru_cache(maxsize=_SETS)
@@ -275,14 +276,14 @@ def picture_messages(
 
 
 def chat_body(model: str, picture: bytes, content_type: str, *, stream: bool) -> tuple[bytes, str]:
-    """The picture in a request of OpenAI's chat."""
+    """Returns the picture in a request of OpenAI's chat."""
     url = f"data:{content_type};base64,{b64encode(picture).decode()}"
     message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
     return orjson.dumps({"model": model, "messages": [message], "stream": stream}), "application/json"
 
 
 def generate_body(picture: bytes) -> tuple[bytes, str]:
-    """The picture in a request of Triton's generate extension."""
+    """Returns the picture in a request of Triton's generate extension."""
     return orjson.dumps({"image": b64encode(picture).decode()}), "application/json"
 
 

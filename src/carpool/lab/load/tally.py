@@ -1,4 +1,5 @@
-"""One request of the generator, and what became of all of them: counted, merged, and written to a file."""
+"""Describes one request of the generator, and what became of all of them: counted, merged, and written to a
+file."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class Timing(NamedTuple):
 
     @property
     def inside(self) -> float | None:
-        """All that the server knows of, if it tells. Decoding is in the queue: that counts from arrival."""
+        """Returns all that the server knows of, if it tells. Decoding is in the queue: that counts from
+        arrival."""
         return None if self.post is None else self.queue + self.infer + self.post
 
 
@@ -62,7 +64,7 @@ def failed(reason: str) -> Answer:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One request on its way. Times are seconds from the start of the run."""
+    """Represents one request on its way. Times are seconds from the start of the run."""
 
     number: int
     intended: float
@@ -82,7 +84,7 @@ Clock = Callable[[], float]
 
 
 class Target(Protocol):
-    """A client of one server. To be used on one event loop."""
+    """Represents a client of one server. To be used on one event loop."""
 
     name: str  # for people: the address and what is asked there
 
@@ -98,7 +100,7 @@ class Target(Protocol):
     async def close(self) -> None: ...
 
     def facts(self) -> dict[str, int]:
-        """Numbers of its own for the report, like how many connections there were."""
+        """Returns numbers of its own for the report, like how many connections there were."""
 
 
 _GROWTH = 1.01
@@ -109,7 +111,8 @@ RELATIVE_ERROR = sqrt(_GROWTH) - 1
 
 
 class Histogram:
-    """Values of 0 or more. Count, mean, least and most are exact, percentiles within `RELATIVE_ERROR`."""
+    """Counts values of 0 or more. Count, mean, least and most are exact, percentiles within
+    `RELATIVE_ERROR`."""
 
     __slots__ = ("buckets", "count", "least", "most", "total")
 
@@ -148,11 +151,11 @@ class Histogram:
         return self.total / self.count if self.count else 0.0
 
     def percentile(self, share: float) -> float:
-        """The smallest value that `share` of all values do not exceed; 0 if there are none."""
+        """Returns the smallest value that `share` of all values do not exceed; 0 if there are none."""
         return self.percentiles([share])[0]
 
     def percentiles(self, shares: Iterable[float]) -> list[float]:
-        """For shares that rise."""
+        """Returns percentiles for shares that rise."""
         found = []
         seen = 0
         ordered = iter(sorted(self.buckets.items()))
@@ -196,7 +199,7 @@ def milliseconds(histogram: Histogram) -> Spread:
 
 
 class _Counts:
-    """Numbers, counters and histograms, each of which can be added to its like."""
+    """Holds numbers, counters and histograms, each of which can be added to its like."""
 
     def merge(self, other: Self) -> None:
         for name, value in vars(other).items():
@@ -209,7 +212,7 @@ class _Counts:
 
 
 class Slice(_Counts):
-    """What happened in a short while, by the clock: for somebody who watches."""
+    """Describes what happened in a short while, by the clock: for somebody who watches."""
 
     def __init__(self) -> None:
         self.offered = 0
@@ -221,7 +224,8 @@ class Slice(_Counts):
 
 
 class Tally(_Counts):
-    """The requests of one phase, whenever they ended. Every one that was offered is in one of five counts."""
+    """Counts the requests of one phase, whenever they ended. Every one that was offered is in one of five
+    counts."""
 
     def __init__(self) -> None:
         self.offered = 0
@@ -251,7 +255,7 @@ class Tally(_Counts):
         self.start_lag.add(ticket.started - ticket.intended)
 
     def end(self, ticket: Ticket, now: float, answer: Answer, slo: float | None) -> bool:
-        """Whether it was answered in time."""
+        """Returns whether it was answered in time."""
         if ticket.sent is not None:
             self.sent += 1
             self.send_lag.add(ticket.sent - ticket.intended)
@@ -323,7 +327,7 @@ class Ledger:
         self._waiting.append(ticket)
 
     def end(self, ticket: Ticket, now: float, answer: Answer) -> bool:
-        """Whether this was its end: what comes after a timeout is of no interest any more."""
+        """Returns whether this was its end: what comes after a timeout is of no interest any more."""
         if ticket.done:
             return False
         ticket.done = True
@@ -350,7 +354,7 @@ class Ledger:
         return found
 
     def cut(self) -> Slice:
-        """What happened since the last cut."""
+        """Returns what happened since the last cut."""
         done, self._slice = self._slice, Slice()
         return done
 
@@ -376,7 +380,7 @@ SUFFIXES = (".jsonl", ".csv")
 
 @contextmanager
 def request_log(path: Path) -> Iterator[Record]:
-    """JSON lines or CSV, by the name of the file. Call what it yields with every request that ends."""
+    """Writes JSON lines or CSV, by the name of the file. Call what it yields with every request that ends."""
     if path.suffix not in SUFFIXES:
         raise InvalidInput(f"--save must name a .jsonl or .csv file, not {path}")
     try:

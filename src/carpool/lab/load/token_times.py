@@ -1,5 +1,5 @@
-"""When the pieces of a streamed answer came, and whether it is whole: of `/read` and `/caption`, of Triton's
-`generate_stream`, and of OpenAI's chat. Told the time."""
+"""Records when the pieces of a streamed answer came, and whether it is whole: of `/read` and `/caption`, of
+Triton's `generate_stream`, and of OpenAI's chat. Told the time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Streamed(NamedTuple):
 
 
 class TokenTimes:
-    """Of one answer, as its bytes come."""
+    """Records the times of one answer, as its bytes come."""
 
     def __init__(self) -> None:
         self._events = EventReader()

@@ -1,1 +1,1 @@
-"""Rates × settings, measured in turn on real servers, and a report that a browser opens by itself."""
+"""Measures rates × settings in turn on real servers, and writes a report that a browser opens by itself."""

@@ -1,4 +1,4 @@
-"""A sweep from beginning to end: servers up, the curve known, one run after the other, servers down.
+"""Leads a sweep from beginning to end: servers up, the curve known, one run after the other, servers down.
 
 A server of our own has the model with other knobs, on free loopback ports. It is linked, not copied.
 """
@@ -72,11 +72,11 @@ T = TypeVar("T")
 def check_place(place: Path) -> None:
     """A single file of several versions could not be told from the others in a folder of links."""
     if place.is_file() and VERSION.fullmatch(place.parent.name):
-        raise InvalidInput(f"{place} is one of a model's versions: name the model's folder instead")
+        raise InvalidInput(f"{place} is one of a model's versions: give the model's folder instead")
 
 
 def make_variant(source: ModelSource, place: Path, setting: Setting, under: Path) -> Path:
-    """The folder to serve: `under`/…/NAME. Nothing of the model itself is touched or copied."""
+    """Returns the folder to serve: `under`/…/NAME. Nothing of the model itself is touched or copied."""
     home = place if place.is_dir() else place.parent
     folder = under / source.config.name
     folder.mkdir(parents=True)
@@ -96,7 +96,7 @@ def make_variant(source: ModelSource, place: Path, setting: Setting, under: Path
 
 
 def toml_with_knobs(settings: dict[str, Any], setting: Setting) -> str:
-    """Without the model's own promise and batching."""
+    """Returns the settings without the model's own promise and batching."""
     own = ("slo_ms", "slo_may_grow", "batching", "name")
     kept = {key: value for key, value in settings.items() if key not in own}
     kept["batching"] = {"max_delay_ms": setting.max_delay_ms}
@@ -143,7 +143,7 @@ class NoServer(CarpoolError):
 
 
 class OwnServer:
-    """One process with its children, and its log beside the results."""
+    """Represents one process with its children, and its log beside the results."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class OwnServer:
             )
 
     async def address(self) -> str:
-        """Where it serves, once it does."""
+        """Returns where it serves, once it does."""
         give_up = time.monotonic() + _STARTING_S
         while time.monotonic() < give_up:
             found = _ADDRESS.search(self._said())
@@ -200,7 +200,7 @@ class OwnServer:
 
 
 def last_words(log: str) -> str:
-    """The last error in it, or else its last line."""
+    """Returns the last error in it, or else its last line."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [found[1] or found[2] for line in lines if (found := _ERROR.search(line))]
     return (errors or lines or ["it said nothing"])[-1][:500]
@@ -213,7 +213,7 @@ _OVERHEAD_S = 0.5  # between two runs, until it is known better
 
 @dataclass
 class SweepProgress:
-    """A line for every finished run, with the time that is left."""
+    """Prints a line for every finished run, with the time that is left."""
 
     write: Callable[[str], None]
     bar: Callable[[int, int, str], None] = lambda _done, _total, _text: None
@@ -236,8 +236,8 @@ class SweepProgress:
         self.done += 1
         each = (time.monotonic() - self.began) / (self.done - self.before)
         self.write(
-            f"[{self.done}/{self.total}] {run.setting} at {run.rate:.9g}/s: "
-            f"{numeral(run.goodput_rps)}/s in time, p99 {run.p99_ms:,.0f} ms{', void' if run.void else ''}; "
+            f"[{self.done}/{self.total}] {run.setting} at {run.rate:.9g}/s: {numeral(run.goodput_rps)}/s "
+            f"within the SLO, p99 {run.p99_ms:,.0f} ms{', void' if run.void else ''}; "
             f"{lasting((self.total - self.done) * each)} left"
         )
         self.bar(self.done, self.total, "")
@@ -250,7 +250,8 @@ def lasting(seconds: float) -> str:
 async def conduct(
     order: SweepOrder, folder: Path, progress: SweepProgress, stop: asyncio.Event
 ) -> Results | None:
-    """Everything that was found, also by an earlier sweep in this folder; None if that is nothing at all."""
+    """Returns everything that was found, also by an earlier sweep in this folder; None if that is nothing at
+    all."""
     identity = order.identity()
     journal = Journal.open(folder, identity)
     basis = None if journal.basis is None else read_basis(journal.basis)
@@ -274,7 +275,7 @@ async def conduct(
 
 
 async def _or_stop(work: Coroutine[None, None, T], stop: asyncio.Event) -> T | None:
-    """Its result; None if it was stopped before."""
+    """Returns its result; None if it was stopped before."""
     task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -287,7 +288,7 @@ async def _or_stop(work: Coroutine[None, None, T], stop: asyncio.Event) -> T | N
 
 @dataclass
 class _Stage:
-    """The servers that are asked, by the name of their setting."""
+    """Holds the servers that are asked, by the name of their setting."""
 
     order: SweepOrder
     folder: Path
@@ -318,7 +319,7 @@ class _Stage:
         order = self.order
         last = order.settings[-1]  # knobs, if there are any: they form larger batches than a promise may want
         aim = self.aims[last.name]
-        self.progress.step("asking how long batches take")
+        self.progress.step("reading the batch times")
         if order.steps:
             first = read_steps(order.steps)[0].curve
             belief = CurveEstimate(first, order.instances, STEPS_GIVEN, steps=order.steps)
@@ -327,7 +328,7 @@ class _Stage:
         else:
             belief = ask_server(aim) or await try_out(aim, last.max_batch)
         slo_ms = order.slo_ms or belief.slo_ms or SLO_MS
-        many = f"{len(aim.pictures)} pictures in turn" if aim.pictures else "random tensors"
+        many = f"{len(aim.pictures)} images in turn" if aim.pictures else "random tensors"
         rates = rates_of(order.rates, order.loads, belief, slo_ms)
         return SweepBasis(aim.model, slo_ms, rates, belief, f"{many}, one in a request")
 
@@ -352,7 +353,7 @@ class _Stage:
 
 
 def _aim(order: SweepOrder, url: str) -> Aim:
-    """Pictures where the model takes them, tensors else. Sends one request, to see."""
+    """Aims with pictures where the model takes them, tensors else. Sends one request, to see."""
     address = read_url(url)
     tensors = Aim(url, order.model, filling=Filling(shapes=order.shapes, seed=order.seed), trust=order.trust)
     if address.over_grpc:
@@ -382,7 +383,7 @@ def _points(order: SweepOrder, basis: SweepBasis) -> list[Point]:
 
 
 def _left(order: SweepOrder, basis: SweepBasis, journal: Journal) -> list[Point]:
-    """What is not measured yet."""
+    """Returns what is not measured yet."""
     done = {run.key for run in journal.runs}
     return [point for point in _points(order, basis) if point.key not in done]
 
@@ -409,7 +410,7 @@ def _results(order: SweepOrder, basis: SweepBasis, journal: Journal) -> Results:
     seconds = order.warmup + order.seconds
     return Results(
         model=basis.model or order.model,
-        target=order.url or "a server of its own for each setting",
+        target=order.url or "one server per setting",
         requests=basis.requests,
         slo_ms=basis.slo_ms,
         curve=basis.belief.text,

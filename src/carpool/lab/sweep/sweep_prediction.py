@@ -20,7 +20,7 @@ from carpool.link.typed_json import read_document, write_document
 from carpool.sim.simulation import Scenario, measure
 from carpool.sim.step_simulation import capacity, read_steps
 
-GIVEN, SERVER, TRIAL = "given with --curve", "measured by the server", "seen in a short trial"
+GIVEN, SERVER, TRIAL = "given with --curve", "measured by the server", "measured in a short trial"
 STEPS_GIVEN = "given with --step"
 _TRIALS = (1, 4, 16)  # clients that ask at the same time
 _TRIAL_S, _THINK_S = 1.5, 0.002
@@ -30,7 +30,8 @@ _ENOUGH = 3  # answers in batches of a size
 
 @dataclass(frozen=True, slots=True)
 class CurveEstimate:
-    """What the prediction rests on. `slo_ms` and `max_delay_ms` are the server's own, where it tells."""
+    """Holds what the prediction rests on. `slo_ms` and `max_delay_ms` are the server's own, where it
+    tells."""
 
     curve: BatchCurve
     instances: int
@@ -55,7 +56,7 @@ class CurveEstimate:
 
 @dataclass(frozen=True, slots=True)
 class SweepBasis:
-    """`rates` in requests per second, each with its load."""
+    """Holds `rates` in requests per second, each with its load."""
 
     model: str
     slo_ms: float
@@ -77,21 +78,22 @@ def read_basis(document: Any) -> SweepBasis:
 def rates_of(
     rates: Sequence[float], loads: Sequence[float], belief: CurveEstimate, slo_ms: float
 ) -> list[tuple[float, float | None]]:
-    """What to offer, in requests per second, each with its load; `loads` count where there are no `rates`."""
+    """Returns what to offer, in requests per second, each with its load; `loads` count where there are no
+    `rates`."""
     most = belief.capacity(slo_ms)
     if rates:
         return [(rate, float(f"{rate / most:.3g}") if most else None) for rate in rates]
     if not most:
         alone = belief.curve.times[1] * 1e3
         raise InvalidInput(
-            f"nothing can be promised within {slo_ms:g} ms, since one image takes {numeral(alone)} ms: "
-            f"give --slo-ms {2 * alone:.3g} or more, or --rates instead of --loads"
+            f"no batch meets an SLO of {slo_ms:g} ms, because one image takes {numeral(alone)} ms: give "
+            f"--slo-ms {2 * alone:.3g} or more, or --rates instead of --loads"
         )
     return [(float(f"{load * most:.4g}"), load) for load in loads]
 
 
 def ask_server(aim: Aim) -> CurveEstimate | None:
-    """From the server's profile of the model; None if it has none to tell."""
+    """Reads the server's profile of the model; None if it has none to tell."""
     address = read_url(aim.url)
     if address.over_grpc or not aim.model:
         return None
@@ -102,7 +104,7 @@ def ask_server(aim: Aim) -> CurveEstimate | None:
 
 
 def read_profile(document: Any) -> CurveEstimate | None:
-    """What another server answers there may be anything."""
+    """Reads a profile; what another server answers there may be anything."""
     try:
         points = [(int(size), float(ms) / 1e3) for size, ms in document["curve"]]
         instances = int(document["instances"])
@@ -132,8 +134,8 @@ def from_answers(seen: Watcher, max_batch: int | None) -> CurveEstimate:
     ]
     if not points:
         raise Unreachable(
-            "the server's answers do not say how long batches took, so nothing can be planned: "
-            "give --curve, like 4+1, or --rates"
+            "the server's responses have no batch times, so nothing can be planned: give --curve, like "
+            "4+1, or --rates"
         )
     largest = max(points[-1][0], max_batch or 1)
     return CurveEstimate(BatchCurve.measured(points, largest), 1, TRIAL)

@@ -1,4 +1,4 @@
-"""What a sweep leaves behind: charts as PNG and SVG, and one HTML page without script or network."""
+"""Writes what a sweep leaves behind: charts as PNG and SVG, and one HTML page without script or network."""
 
 from __future__ import annotations
 
@@ -142,7 +142,8 @@ def colour(results: Results, setting: str) -> str:
 
 
 def shown_rates(results: Results) -> list[float]:
-    """For charts with room for a few: the lowest rate, the one nearest to 0.9 of capacity, the highest."""
+    """Returns, for charts with room for a few, the lowest rate, the one nearest to 0.9 of capacity, the
+    highest."""
     rates = sorted({row.rate for row in results.rows})
     if len(rates) <= _LOADS_SHOWN:
         return rates
@@ -156,7 +157,7 @@ def _plain(text: str) -> str:
 
 
 def _operating_curve(axes: list[Axes], results: Results) -> None:
-    """Goodput against p99."""
+    """Draws goodput against p99."""
     (ax,) = axes
     answered = [row for row in results.rows if row.answered]
     _measured(ax, results, answered, lambda row: (row.goodput_rps, row.p99_ms))
@@ -170,13 +171,14 @@ def _operating_curve(axes: list[Axes], results: Results) -> None:
     _ring_best(ax, results)
     ax.set_xlim(left=0)
     ax.set_xlabel(f"answered within {results.slo_ms:g} ms, per second (goodput)")
-    ax.set_ylabel("p99 of what was answered, ms")
+    ax.set_ylabel("p99 of responses, ms")
     ax.set_title(_plain(f"{results.model}: operating curve"))
     _legend(ax, len(results.names))
 
 
 def _measured(ax: Axes, results: Results, rows: Sequence[PointRow], point: Place) -> None:
-    """Each setting's points: a line through those that count, hollow ones where the generator was late."""
+    """Draws each setting's points: a line through those that count, hollow ones where the generator was
+    late."""
     for name in results.names:
         shade = colour(results, name)
         valid = [point(row) for row in rows if row.setting == name and not row.void]
@@ -223,7 +225,7 @@ def _ring_best(ax: Axes, results: Results) -> None:
 
 
 def _plain_numbers(ax: Axes) -> None:
-    """Milliseconds as people write them, also between the powers of ten."""
+    """Writes milliseconds as people write them, also between the powers of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = ax.get_ylim()
@@ -234,16 +236,16 @@ def _plain_numbers(ax: Axes) -> None:
 
 
 def _legend(ax: Axes, entries: int) -> None:
-    """Below the picture, where it hides nothing."""
+    """Draws a legend below the picture, where it hides nothing."""
     columns = 3 if entries > 4 else max(1, entries)
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=columns, fontsize=9)
 
 
 def _goodput(axes: list[Axes], results: Results) -> None:
-    """Against the offered rate, with the prediction."""
+    """Draws goodput against the offered rate, with the prediction."""
     (ax,) = axes
     top = max([row.offered_rps for row in results.rows] + [one.offered_rps for one in results.prediction])
-    ax.plot([0, top], [0, top], color=FAINT, linestyle=":", linewidth=1.4, label="all that is offered")
+    ax.plot([0, top], [0, top], color=FAINT, linestyle=":", linewidth=1.4, label="all requests offered")
     for number, name in enumerate(results.names):
         expected = sorted(
             (one.offered_rps, one.goodput_rps) for one in results.prediction if one.setting == name
@@ -258,13 +260,13 @@ def _goodput(axes: list[Axes], results: Results) -> None:
     ax.set_xlim(0, 1.02 * top)
     ax.set_ylim(bottom=0)
     ax.set_xlabel("offered, per second")
-    ax.set_ylabel("answered in time, per second")
+    ax.set_ylabel("within the SLO, per second")
     ax.set_title(_plain(f"{results.model}: answered within {results.slo_ms:g} ms"))
     _legend(ax, len(results.names) + 2)
 
 
 def _latency(axes: list[Axes], results: Results) -> None:
-    """At a few rates: answered within so many ms, as a share of what was offered."""
+    """Draws, at a few rates, what was answered within so many ms, as a share of what was offered."""
     top = 2.5 * results.slo_ms
     shares = [share / 200 for share in range(1, 201)]
     for ax, rate in zip(axes, shown_rates(results), strict=True):
@@ -278,11 +280,11 @@ def _latency(axes: list[Axes], results: Results) -> None:
         ax.axvline(results.slo_ms, color=INK, linestyle="--", linewidth=1.2)
         ax.set_xlim(0, top)
         ax.set_ylim(0, 103)
-    _name_panels(axes, results, "ms", "% of what was offered")
+    _name_panels(axes, results, "ms", "% of offered requests")
 
 
 def _batches(axes: list[Axes], results: Results) -> None:
-    """At a few rates: how many answers rode in batches of which size."""
+    """Draws, at a few rates, how many answers rode in batches of which size."""
     rows = results.rows
     sizes = sorted({size for row in rows for size in row.batches})
     place = {size: number for number, size in enumerate(sizes)}
@@ -298,11 +300,11 @@ def _batches(axes: list[Axes], results: Results) -> None:
         ax.set_xticks([place[size] for size in shown], [str(size) for size in shown])
         ax.set_xlim(-0.6, max(len(sizes), 1) - 0.4)
         ax.grid(visible=False, axis="x")
-    _name_panels(axes, results, "images in the batch", "% of answers")
+    _name_panels(axes, results, "images per batch", "% of answers")
 
 
 def _name_panels(axes: list[Axes], results: Results, below: str, beside: str) -> None:
-    """Each by its rate, with one legend for all of them."""
+    """Names each by its rate, with one legend for all of them."""
     loads = {row.rate: row.load for row in results.rows}
     for ax, rate in zip(axes, shown_rates(results), strict=True):
         load = loads[rate]
@@ -317,6 +319,6 @@ def _name_panels(axes: list[Axes], results: Results, below: str, beside: str) ->
 _CHARTS: dict[str, tuple[str, Draw, float]] = {  # its title, and how high it is
     "operating-curve": ("Operating curve", _operating_curve, 4.6),
     "goodput": ("Goodput and its prediction", _goodput, 4.2),
-    "latency": ("How long answers took", _latency, 3.5),
+    "latency": ("Latency of responses", _latency, 3.5),
     "batches": ("Batch sizes", _batches, 3.3),
 }

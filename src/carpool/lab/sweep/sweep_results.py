@@ -19,7 +19,8 @@ from carpool.lab.sweep.sweep_runs import MeasuredRun, Setting, unpack
 
 @dataclass(frozen=True, slots=True)
 class PointRow:
-    """A setting at a rate over its repeats; void if none of them counts. Keys of `points` in results.json."""
+    """Describes a setting at a rate over its repeats; void if none of them counts. Keys of `points` in
+    results.json."""
 
     setting: str
     rate: float
@@ -51,7 +52,7 @@ class PointRow:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How far repeats of the same point lie apart, as shares; None without repeats."""
+    """Describes how far repeats of the same point lie apart, as shares; None without repeats."""
 
     goodput: float | None
     goodput_worst: float | None
@@ -62,7 +63,7 @@ class Noise:
 
 
 def rows_of(runs: Iterable[MeasuredRun], settings: Sequence[str]) -> list[PointRow]:
-    """In the order of the settings, and of rising rates."""
+    """Returns rows in the order of the settings, and of rising rates."""
     known = [run for run in runs if run.setting in settings]
     ordered = sorted(known, key=lambda run: (settings.index(run.setting), run.rate, run.repeat))
     grouped = groupby(ordered, key=lambda run: (run.setting, run.rate))
@@ -70,7 +71,7 @@ def rows_of(runs: Iterable[MeasuredRun], settings: Sequence[str]) -> list[PointR
 
 
 def _row(runs: list[MeasuredRun]) -> PointRow:
-    """Requests of all repeats together, so that the p99 rests on as many as there are."""
+    """Takes the requests of all repeats together, so that the p99 rests on as many as there are."""
     counted = [run for run in runs if not run.void] or runs
     response, batches, refused = Histogram(), Counter[int](), Counter[str]()
     for run in counted:
@@ -105,7 +106,8 @@ def _row(runs: list[MeasuredRun]) -> PointRow:
 
 
 def best_of(rows: Iterable[PointRow], slo_ms: float) -> PointRow | None:
-    """The most answered in time among the points that keep the promise; None if none does."""
+    """Returns the row with the most answered in time among the points that keep the promise; None if none
+    does."""
     kept = [row for row in rows if row.keeps(slo_ms)]
     return max(kept, key=lambda row: row.goodput_rps, default=None)
 
@@ -136,7 +138,7 @@ def _apart(values: Sequence[float]) -> float:
 
 
 def sentences(rows: Sequence[PointRow], settings: Sequence[str], slo_ms: float) -> list[str]:
-    """The best point of each setting, and what became of it at the highest rate."""
+    """Returns the best point of each setting, and what became of it at the highest rate."""
     found = []
     for name in settings:
         own = [row for row in rows if row.setting == name]
@@ -164,27 +166,27 @@ def _top_words(own: Sequence[PointRow], slo_ms: float) -> str:
     if top.void or top.keeps(slo_ms):
         return ""
     refused = sum(top.refused.values())
-    said = f", {_share(refused / top.offered)} refused" if refused and top.offered else ""
+    said = f", {_share(refused / top.offered)} rejected" if refused and top.offered else ""
     return (
-        f" {_at(top).capitalize()}, the highest, {_n(top.goodput_rps)}/s are answered in time{said}, "
-        f"p99 of what was answered {_n(top.p99_ms)} ms."
+        f" {_at(top).capitalize()}, the highest, {_n(top.goodput_rps)}/s are answered within the "
+        f"SLO{said}, p99 of responses {_n(top.p99_ms)} ms."
     )
 
 
 def noise_words(noise: Noise) -> str:
     said = []
     if noise.goodput is None or noise.p99 is None:
-        said.append("No point was measured twice, so the noise is not known: --repeats 2 tells.")
+        said.append("No point was measured twice, so the noise is not known: --repeats 2 measures it.")
     else:
         said.append(
-            f"Repeats of the same point lie {noise.goodput:.0%} apart in goodput and {noise.p99:.0%} in p99 "
-            f"(median; at most {noise.goodput_worst:.0%} and {noise.p99_worst:.0%})."
+            f"Repeats of the same point differ by {noise.goodput:.0%} in goodput and {noise.p99:.0%} in "
+            f"p99 (median; at most {noise.goodput_worst:.0%} and {noise.p99_worst:.0%})."
         )
     if noise.steal >= 0.01:
-        said.append(f"The machine below gave up to {noise.steal:.0%} of the processor to others.")
+        said.append(f"The hypervisor gave up to {noise.steal:.0%} of the processor to others.")
     if noise.void_runs:
         runs = "1 run is" if noise.void_runs == 1 else f"{noise.void_runs} runs are"
-        said.append(f"{runs} void: the generator was late, so the numbers would be its own.")
+        said.append(f"{runs} void, because the generator was late.")
     return " ".join(said)
 
 
@@ -234,11 +236,11 @@ class Results:
         return best_of((row for row in self.rows if row.setting == setting), self.slo_ms)
 
     def is_best(self, row: PointRow) -> bool:
-        """Of its setting."""
+        """Returns whether it is the best of its setting."""
         return self.best(row.setting) is row
 
     def words(self) -> list[str]:
-        """The findings, the best setting first."""
+        """Returns the findings, the best setting first."""
         rows = self.rows
         best = best_of(rows, self.slo_ms)
         order = sorted(self.names, key=lambda name: best is None or name != best.setting)
@@ -255,7 +257,7 @@ class Results:
         return next((p for p in self.prediction if p.setting == setting and p.rate == rate), None)
 
     def cells(self, row: PointRow) -> dict[str, str]:
-        """A row of a table, by the titles of its columns."""
+        """Returns a row of a table, by the titles of its columns."""
         predicted = self.predicted(row.setting, row.rate)
         return {
             "setting": row.setting,

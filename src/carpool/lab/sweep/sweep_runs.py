@@ -27,7 +27,8 @@ PROMISE, KNOBS, AS_IS = "promise", "knobs", "as it is"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a server batches. One that runs already is taken as it is, and then the rest may be unknown."""
+    """Describes how a server batches. One that runs already is taken as it is, and then the rest may be
+    unknown."""
 
     kind: str
     slo_ms: float | None = None
@@ -36,7 +37,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """For people, and different for any two settings of a sweep."""
+        """Returns a name for people and files, which is different for any two settings of a sweep."""
         if self.kind == PROMISE:
             return f"promise {self.slo_ms:g} ms"
         if self.kind == KNOBS:
@@ -47,7 +48,8 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One run: a setting at a rate, in requests per second. `load` is the rate over the planned capacity."""
+    """Describes one run: a setting at a rate, in requests per second. `load` is the rate over the planned
+    capacity."""
 
     setting: str
     rate: float
@@ -60,14 +62,15 @@ class Point:
 
     @property
     def seed(self) -> int:
-        """The same arrivals for every setting, so that only the setting differs; others in every repeat."""
+        """Returns the same arrivals for every setting, so that only the setting differs; others in every
+        repeat."""
         return self.repeat + 1
 
 
 def settings_of(
     mode: str, slo_ms: float, delays_ms: Sequence[float], max_batches: Sequence[int]
 ) -> list[Setting]:
-    """The promise, the knobs (every delay with every largest batch), or both."""
+    """Returns the promise, the knobs (every delay with every largest batch), or both."""
     found = [Setting(PROMISE, slo_ms=slo_ms)] if mode in (PROMISE, "both") else []
     if mode in (KNOBS, "both"):
         batches: Sequence[int | None] = max_batches or (None,)
@@ -197,7 +200,7 @@ def measured(point: Point, at: str, report: LoadReport, seen: Watcher, steal: fl
 
 
 def read_run(document: Mapping[str, Any]) -> MeasuredRun:
-    """From a line of JSON; ValueError, KeyError or TypeError if it is none of ours."""
+    """Reads a line of JSON; ValueError, KeyError or TypeError if it is none of ours."""
     values = {name.name: document[name.name] for name in fields(MeasuredRun)}
     values["batches"] = {int(size): int(count) for size, count in document["batches"].items()}
     values["void"] = tuple(str(reason) for reason in document["void"])
@@ -254,7 +257,7 @@ class Journal:
             raise InvalidInput(f"--out: {folder}: {error.strerror or error}") from None
         if before is None:
             if any(not _LEFT.fullmatch(entry.name) for entry in folder.iterdir()):
-                raise InvalidInput(f"--out: {folder} holds something else than a sweep: name a new folder")
+                raise InvalidInput(f"--out: {folder} is not empty and has no sweep: choose a new folder")
             return cls(folder, digest(identity), None, [])
         _check_same(folder, before.get("asked"), identity)
         own = digest(identity)
@@ -264,7 +267,7 @@ class Journal:
         return cls(folder, own, before.get("found"), runs)
 
     def begin(self, identity: Mapping[str, Any], basis: dict[str, Any]) -> None:
-        """Written once, whole or not at all."""
+        """Begins a journal, which is written once, whole or not at all."""
         self.basis = basis
         text = json.dumps({"asked": identity, "found": basis}, indent=2, ensure_ascii=False)
         part = self.folder / (_IDENTITY + ".part")
@@ -281,7 +284,7 @@ class Journal:
 
 def _check_same(folder: Path, before: Any, identity: Mapping[str, Any]) -> None:
     if not isinstance(before, dict):
-        raise InvalidInput(f"--out: {folder / _IDENTITY} is not of a sweep: name a new folder")
+        raise InvalidInput(f"--out: {folder / _IDENTITY} is not of a sweep: choose a new folder")
     differ = [
         f"{name} was {_short(before.get(name))} and is {_short(identity.get(name))} now"
         for name in dict.fromkeys((*before, *identity))
@@ -289,8 +292,8 @@ def _check_same(folder: Path, before: Any, identity: Mapping[str, Any]) -> None:
     ]
     if differ:
         raise InvalidInput(
-            f"--out: another sweep was begun in {folder}: {'; '.join(differ)}. "
-            "Ask the same again, or name a new folder"
+            f"--out: another sweep was begun in {folder}: {'; '.join(differ)}. Repeat its command, or "
+            "choose a new folder"
         )
 
 
@@ -321,5 +324,5 @@ def _read_runs(file: Path, own: str) -> list[MeasuredRun]:
 
 def _text(file: Path) -> str:
     if file.stat().st_size > _MOST_BYTES:
-        raise InvalidInput(f"--out: {file} is over {_MOST_BYTES:,} bytes: name a new folder")
+        raise InvalidInput(f"--out: {file} is over {_MOST_BYTES:,} bytes: choose a new folder")
     return file.read_text("utf-8", "replace")

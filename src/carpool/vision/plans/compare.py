@@ -1,5 +1,5 @@
-"""Whether two answers to one picture differ, as somebody who looks at them would say: the answers of two
-versions of a model, or of one model and a cache.
+"""Decides whether two answers to one picture differ, as somebody who looks at them would say: the answers of
+two versions of a model, or of one model and a cache.
 
 What decides is the same both ways round and whatever the order of the boxes. Where a box needs a partner, all
 partners are looked for together, so that no box takes the only partner of another.
@@ -34,8 +34,8 @@ _MOST_NAMED = 3  # things in a sentence
 
 
 def compare_answers(task: str, a: Answer, b: Answer, limits: CompareSettings) -> Difference:
-    """The typed JSON answers of the image routes, of a task by its name. `a` is what `b` is held against in
-    words only: what differs does so both ways."""
+    """Compares the typed JSON answers of the image routes, of a task by its name. `a` is what `b` is held
+    against in words only: what differs does so both ways."""
     rule = _RULES.get(task)
     if rule is None:
         kind = kinds().get(task)
@@ -47,8 +47,8 @@ def compare_answers(task: str, a: Answer, b: Answer, limits: CompareSettings) ->
 
 
 def compare_tensors(a: Mapping[str, Array], b: Mapping[str, Array]) -> Difference:
-    """The outputs of a model by name. Numbers that are not finite are alike where they are the same; whole
-    numbers, which are classes and counts, and texts must be equal."""
+    """Compares the outputs of a model by name. Numbers that are not finite are alike where they are the same;
+    whole numbers, which are classes and counts, and texts must be equal."""
     if a.keys() != b.keys():
         names = ", ".join(f'"{name}"' for name in sorted(a.keys() ^ b.keys()))
         return Difference(True, 1.0, f"only one has the outputs {names}")
@@ -67,7 +67,7 @@ def compare_tensors(a: Mapping[str, Array], b: Mapping[str, Array]) -> Differenc
 
 
 def _numbers_apart(a: Array, b: Array) -> tuple[Array, float | None]:
-    """Which are, and the largest difference of those that are finite."""
+    """Returns which are apart, and the largest difference of those that are finite."""
     if "f" not in (a.dtype.kind, b.dtype.kind):
         return np.asarray(a != b), None
     one, other = a.astype(np.float64), b.astype(np.float64)
@@ -112,7 +112,7 @@ def _compare_embeddings(a: Answer, b: Answer, limits: CompareSettings) -> Differ
         "lengths": lengths,
         "normalize_differs": _unit(lengths[0]) != _unit(lengths[1]),
     }
-    why = f"the cosine is {cosine:.4f}, and {limits.cosine:g} is asked"
+    why = f"the cosine is {cosine:.4f}, and at least {limits.cosine:g} is required"
     return Difference(cosine < limits.cosine, (1.0 - max(-1.0, cosine)) / 2, why, details)
 
 
@@ -173,7 +173,7 @@ def _best(scores: Mapping[Class, float], most: int) -> set[Class]:
 def _sure_labels(
     one: Mapping[Class, float], other: Mapping[Class, float], limits: CompareSettings
 ) -> set[Class]:
-    """Those of the one that the other is far from."""
+    """Returns those of the one that the other is far from."""
     least = _PARTNER * limits.score
     return {key for key, score in one.items() if score >= limits.score and other.get(key, 0.0) < least}
 
@@ -203,7 +203,7 @@ Closeness = Callable[[int, int], float]
 
 @dataclass(slots=True)
 class _Things:
-    """Boxes and what goes with them, of one answer."""
+    """Holds boxes and what goes with them, of one answer."""
 
     listed: Sequence[Answer]
     classes: list[Class]
@@ -257,7 +257,7 @@ def _compare_rotated(a: Answer, b: Answer, limits: CompareSettings) -> Differenc
 
 
 def _compare_regions(a: Answer, b: Answer, limits: CompareSettings) -> Difference:
-    """Quadrilaterals around text, which are all of one class."""
+    """Compares quadrilaterals around text, which are all of one class."""
     one, other = ({"detections": _as_boxes(answer["regions"])} for answer in (a, b))
     return _compare_rotated(one, other, limits)
 
@@ -278,7 +278,7 @@ def _compare_texts(a: Answer, b: Answer, limits: CompareSettings) -> Difference:
 
 
 def _may_be_partners(one: _Things, other: _Things, limits: CompareSettings) -> Array:
-    """Of one class, and nearly sure both."""
+    """Returns which pairs are of one class, and nearly sure both."""
     numbers = {key: number for number, key in enumerate({*one.classes, *other.classes})}
     mine, theirs = (np.array([numbers[key] for key in things.classes]) for things in (one, other))
     enough = _PARTNER * limits.score
@@ -307,8 +307,8 @@ def _looked_closer(near: Array, alike: Closeness) -> Array:
 def _partners(
     one: _Things, other: _Things, close: Array, least: float, limits: CompareSettings
 ) -> Difference:
-    """Whether everything that is sure has a partner so close, in both. If each side can be given partners by
-    itself, both can be at once (Mendelsohn and Dulmage), so each is looked at by itself."""
+    """Returns whether everything that is sure has a partner so close, in both. If each side can be given
+    partners by itself, both can be at once (Mendelsohn and Dulmage), so each is looked at by itself."""
     close = np.where(close >= max(least, 1e-9), close, 0.0)
     mine, theirs = (np.flatnonzero(things.scores >= limits.score).tolist() for things in (one, other))
     partner, back = matched(close[mine]), matched(close.T[theirs])
@@ -371,7 +371,7 @@ def _compare_masks(a: Answer, b: Answer, limits: CompareSettings) -> Difference:
     worst = min(alike, key=lambda name: alike[name], default="")
     if not worst:
         return Difference(False, 0.0, "nothing is found in either", {"iou": alike})
-    why = f"{worst} covers {alike[worst]:.2f} of the same, and {limits.mask_iou:g} is asked"
+    why = f"{worst} covers {alike[worst]:.2f} of the same, and at least {limits.mask_iou:g} is required"
     return Difference(alike[worst] < limits.mask_iou, 1.0 - alike[worst], why, {"iou": alike})
 
 
@@ -382,7 +382,7 @@ def _one_per_object(masks: Sequence[Answer]) -> bool:
 
 
 def _map_alike(a: Answer | None, b: Answer | None) -> float | None:
-    """Of the pixels of one class; None where it is too small in both to count."""
+    """Returns how alike the pixels of one class are; None where it is too small in both to count."""
     cuts = [cut_out(mask) for mask in (a, b) if mask is not None]
     if not any(cut.pixels.sum() > _MAP_AREA * math.prod(cut.size) for cut in cuts):
         return None

@@ -1,4 +1,5 @@
-"""What happens to a picture before and after a model, as one object without sockets, slots or threads.
+"""Describes what happens to a picture before and after a model, as one object without sockets, slots or
+threads.
 
 geometry = plan.prepare(jpeg, memory)                 # `plan.bytes` of them; any thread
 …                                                     # the model runs
@@ -26,7 +27,8 @@ _FEW_NUMBERS = 2048  # of all outputs: to answer with so many takes less time th
 
 
 class PicturePlan:
-    """Of one model, called `name` in errors. Holds nothing of any request: one object serves every thread."""
+    """Holds what is done with the pictures of one model, called `name` in errors. Holds nothing of any
+    request: one object serves every thread."""
 
     def __init__(self, settings: VisionSettings, name: str) -> None:
         self.settings = settings
@@ -42,7 +44,7 @@ class PicturePlan:
         """Whether an answer need not be made in a thread."""
 
     def assumes(self, names: Sequence[str]) -> None:
-        """Of settings that nothing says."""
+        """Notes the settings that nothing says."""
         self.assumed = {"assumed": list(names)} if names else {}
 
     def read_options(self, given: Mapping[str, object]) -> Options:
@@ -50,7 +52,7 @@ class PicturePlan:
         return tasks.read_options({name: str(value) for name, value in given.items()}, self.task)
 
     def seen_as_file(self, data: Buffer) -> Geometry | None:
-        """How the model's device will see this picture, if it can be sent there as it is."""
+        """Returns how the model's device will see this picture, if it can be sent there as it is."""
         size = plain_size(data) if self.encoded else None
         return None if size is None else self.transform.geometry(*size)
 
@@ -73,7 +75,7 @@ class PicturePlan:
     def answer(
         self, outputs: Mapping[str, Array], geometry: Geometry, options: Options = DEFAULT
     ) -> dict[str, Any]:
-        """From the model's outputs for this picture, without the batch dimension."""
+        """Returns the answer from the model's outputs for this picture, without the batch dimension."""
         return self.answers.answer(outputs, geometry, options)
 
     def drawn(
@@ -84,5 +86,5 @@ class PicturePlan:
         options: Options = DEFAULT,
         format: str = "jpeg",  # noqa: A002
     ) -> bytes:
-        """The picture's file with the answer drawn in, in one of draw.FORMATS."""
+        """Returns the picture's file with the answer drawn in, in one of draw.FORMATS."""
         return draw.encode(self.answers.draw(decode(data).pixels, outputs, geometry, options), format)

@@ -75,8 +75,8 @@ def _guesses(config: ModelConfig) -> bool:
 
 
 def preset_against_layers(config: ModelConfig, claims: Claims) -> str | None:
-    """A warning where the preset's values are not those that the file's own first layers take: the preset
-    counts, since it was chosen, but values would then be normalised twice."""
+    """Returns a warning where the preset's values are not those that the file's own first layers take: the
+    preset counts, since it was chosen, but values would then be normalised twice."""
     if config.preset is None or claims.layers is None or any(key in said_of_pixels(config) for key in VALUES):
         return None
     takes, given = ImageSettings(**claims.layers), ImageSettings(**preset_fields(config.preset))
@@ -97,12 +97,12 @@ def refuse_assumed(name: str, assumed: tuple[str, ...]) -> None:
 
 
 def what_is_assumed(name: str, assumed: tuple[str, ...]) -> str:
-    """What to do about it, for the log, the banner and the error of --strict-models.
+    """Returns what to do about it, for the log, the banner and the error of --strict-models.
 
     Where the values are known, a preset would replace them, so only how pictures are fitted is asked for.
     """
     told = {
-        "resize": "pictures are letterboxed into its input",
+        "resize": "images are letterboxed into its input",
         "mean": "pixels run from 0 to 1, without mean and std",
     }
     guesses = " and ".join(words for key, words in told.items() if key in assumed)
@@ -113,7 +113,7 @@ def what_is_assumed(name: str, assumed: tuple[str, ...]) -> str:
         "carpool inspect MODEL --picture PHOTO shows what each would answer"
     )
     if "mean" not in assumed:
-        what = "takes pictures of other proportions"
+        what = "takes images of other proportions"
         advice = 'Set resize = "letterbox", "stretch" or "crop" in [image] of its model.toml'
     wrong = "and the wrong way gives wrong answers"
     return f"nothing says how {name} {what}, {wrong}. Assumed: {guesses}. {advice}"

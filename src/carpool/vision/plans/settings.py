@@ -1,4 +1,5 @@
-"""How one model answers pictures: settled once when it is loaded, then sent to every front end as JSON."""
+"""Decides how one model answers pictures: settled once when it is loaded, then sent to every front end as
+JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ __all__ = ["VisionSettings", "describe", "read", "write"]
 
 
 def write(settings: VisionSettings) -> dict[str, Any]:
-    """As JSON."""
+    """Returns the settings as JSON."""
     written = asdict(settings)
     for spec in (written["input"], *written["outputs"]):
         spec["datatype"] = spec["datatype"].value
@@ -36,7 +37,7 @@ def write(settings: VisionSettings) -> dict[str, Any]:
 
 
 def read(document: Mapping[str, Any]) -> VisionSettings:
-    """What `write` wrote, through JSON."""
+    """Reads what `write` wrote, through JSON."""
     kind, table = tasks.kinds()[document["task"]], document["table"]
     made = {
         "task": kind.name,
@@ -60,8 +61,8 @@ def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Described(NamedTuple):
-    """How a model answers pictures; None where it does not, and then `ask` says what to set, if that could
-    help. `evidence` is what was found, in words."""
+    """Describes how a model answers pictures; None where it does not, and then `ask` says what to set, if
+    that could help. `evidence` is what was found, in words."""
 
     vision: VisionSettings | None
     evidence: list[str]
@@ -70,7 +71,7 @@ class Described(NamedTuple):
 
 
 class ModelFacts(NamedTuple):
-    """What is known of a model beside its settings and its signature."""
+    """Describes what is known of a model beside its settings and its signature."""
 
     claims: Claims = NO_CLAIMS
     samples: Mapping[str, Array] = MappingProxyType({})  # what a dry run answered, by output, for one picture
@@ -95,7 +96,7 @@ def describe(
     if picture is None:
         if config.image is not None or declared not in (None, Task.RAW):
             raise ConfigError(
-                f"{config.name}: {_because(config, declared)} needs one input that can hold a picture: three "
+                f"{config.name}: {_because(config, declared)} needs one input that can hold an image: three "
                 "dimensions without the batch, with 1 or 3 channels where the layout has them; "
                 f"the model's inputs are {in_words(signature.inputs)}"
             )
@@ -137,7 +138,7 @@ def _settled(
         raise ConfigError(f"{model.config.name}: {verdict.ask}")
     if model.labels and reading.classes not in (None, len(model.labels)):
         given = len(model.labels)
-        model.notes.append(f"{given} labels for {reading.classes} classes: the rest go by number")
+        model.notes.append(f"{given} labels for {reading.classes} classes: the others are named by number")
     return _combined(getattr(model.config, task, None), reading), reading.outputs
 
 
@@ -148,7 +149,8 @@ def declared_task(config: ModelConfig) -> str | None:
         other = config.task or tables[0]
         if task != other:
             raise ConfigError(
-                f"{config.name}: [{task}] is for models of that task, and this one is for {other}; remove one"
+                f"{config.name}: [{task}] is for models of that task, but this model is for {other}; "
+                "remove one"
             )
     return config.task or next(iter(tables), None)
 
@@ -160,9 +162,9 @@ def _because(config: ModelConfig, declared: str | None) -> str:
 
 
 def _without_a_size(config: ModelConfig, picture: Picture, declared: str | None) -> Described:
-    found = f"the model's input {in_words([picture.spec])} takes pictures of any size"
+    found = f"the model's input {in_words([picture.spec])} takes images of any size"
     if declared is not None or config.image is not None:
-        raise ConfigError(f"{config.name}: {found}; give the one to use as size in [image]")
+        raise ConfigError(f"{config.name}: {found}; set size in [image]")
     ask = f"{found}: set size in [image] of model.toml, or give --size to carpool serve"
     return Described(None, [found], ask)
 
@@ -189,7 +191,7 @@ def _judge(model: LoadedModel, image: ImageSettings, seen: ModelFacts, declared:
 
 
 def _answered(config: ModelConfig, task: str) -> bool:
-    """Whether the task's table says anything that a reading left open."""
+    """Returns whether the task's table says anything that a reading left open."""
     table = getattr(config, task, None)
     return table is not None and any(
         getattr(table, name, None) is not None

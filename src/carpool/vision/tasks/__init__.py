@@ -1,5 +1,5 @@
-"""The tasks that there are. A package adds one with an entry point in the group carpool.tasks that leads to a
-VisionTask of the entry point's name: docs/python.md."""
+"""Lists the tasks that there are. A package adds one with an entry point in the group carpool.tasks that
+leads to a VisionTask of the entry point's name: docs/python.md."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _STANDARD = {field.name for field in fields(Options)} - {"extra"}
 
 @cache
 def kinds() -> Mapping[str, type[VisionTask]]:
-    """By name: those of this package, then those of others, which can replace none."""
+    """Returns the tasks by name: those of this package, then those of others, which can replace none."""
     found: dict[str, type[VisionTask]] = {kind.name: kind for kind in _OWN}
     for point in entry_points(group=TASK_GROUP):
         try:
@@ -68,19 +68,19 @@ def build(settings: VisionSettings) -> VisionTask:
 
 
 def options_of(task: str | None = None) -> Mapping[str, Option]:
-    """The options that mean something to this task; without one, all of them."""
+    """Returns the options that mean something to this task; without one, all of them."""
     if task is not None:
         return kinds()[task].options
     return {name: option for kind in kinds().values() for name, option in kind.options.items()}
 
 
 def read_options(values: Mapping[str, str], task: str | None = None) -> Options:
-    """The options in a query or a form; with a task, only those that mean something to it."""
+    """Returns the options in a query or a form; with a task, only those that mean something to it."""
     valid = options_of(task)
     for name in values:
         if name not in valid:
             known = name in options_of()
-            what = f"{shown(name)} means nothing to {task}" if known else f"unknown {shown(name)}"
+            what = f"{shown(name)} is not an option of {task}" if known else f"unknown {shown(name)}"
             end = nearest(name, valid) if valid else f"{task} takes no options"
             raise InvalidInput(f"{what}; {end}", field=name[:64])
     given: dict[str, Any] = {name: valid[name].read(name, text) for name, text in values.items()}

@@ -23,8 +23,8 @@ from carpool.vision.tasks.task import (
 
 class Classify(VisionTask):
     name = Task.CLASSIFY
-    route, summary = "/classify", "Say what a picture shows"
-    form, title = Classes, "What the picture shows"
+    route, summary = "/classify", "Classify an image"
+    form, title = Classes, "Classes of the image"
     example: ClassVar[Mapping[str, Any]] = {
         "classes": [
             {"label": "espresso", "class_id": 967, "score": 0.951204},

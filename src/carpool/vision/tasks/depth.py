@@ -1,4 +1,4 @@
-"""One map of distances → a picture of them in the size of the one that was sent."""
+"""Makes a picture of one map of distances, in the size of the one that was sent."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _MOST = 65_535
 
 class Depth(VisionTask):
     name = Task.DEPTH
-    route, summary = "/depth", "Say how far away everything is"
-    form, title = Depths, "How far away each pixel is"
+    route, summary = "/depth", "Estimate the depth of each pixel"
+    form, title = Depths, "Depth of each pixel"
     example: ClassVar[Mapping[str, Any]] = {
         "depth": {"low": 0.4, "high": 12.5, "png": "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABEAAAAABi"}
     }

@@ -1,4 +1,5 @@
-"""Raw detector outputs → boxes in the picture's pixels: threshold first, then suppress, then map back."""
+"""Turns raw detector outputs into boxes in the picture's pixels: threshold first, then suppress, then map
+back."""
 
 from __future__ import annotations
 
@@ -138,7 +139,7 @@ def _corners(boxes: Array, form: str | None) -> Array:
 def _check_rows(boxes: Array, *others: Array) -> None:
     for other in others:
         if len(boxes) != len(other):
-            raise ModelError(f"the model answered {len(boxes)} boxes and {len(other)} rows of scores")
+            raise ModelError(f"the model returned {len(boxes)} boxes and {len(other)} rows of scores")
 
 
 def _check_within(options: Options, table: DetectSettings) -> None:
@@ -153,7 +154,7 @@ def _check_within(options: Options, table: DetectSettings) -> None:
 
 def _beyond(name: str, allowed: str) -> InvalidInput:
     return InvalidInput(
-        f"{name} can be {allowed} for this model, whose device has chosen the boxes by its settings; "
-        'those can be changed, or nms = "cpu" leaves the choice to each request',
+        f"{name} can be {allowed} for this model, because its device selects boxes by the model's "
+        'settings. Change the settings, or set nms = "cpu"',
         field=name,
     )

@@ -1,4 +1,4 @@
-"""Boxes with an angle: the heads of YOLO for pictures from above."""
+"""Reads boxes with an angle: the heads of YOLO for pictures from above."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class ObbTask(VisionTask):
 
 
 def corners_of(found: Found) -> Array:
-    """[n, 4, 2]: a flat box and its angle in `rest` → its corners."""
+    """Returns [n, 4, 2]: the corners of a flat box and its angle in `rest`."""
     centre = (found.boxes[:, :2] + found.boxes[:, 2:]) / 2
     half = (found.boxes[:, 2:] - found.boxes[:, :2]) / 2
     angle = found.rest[:, 0]
@@ -120,6 +120,6 @@ def corners_of(found: Found) -> Array:
 
 
 def _angle(corners: Array) -> float:
-    """Of the side from the third corner to the second, along the width."""
+    """Returns the angle of the side from the third corner to the second, along the width."""
     x, y = (corners[1] - corners[2]).tolist()
     return round(math.atan2(y, x), SCORE_DIGITS)

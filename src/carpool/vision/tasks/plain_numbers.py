@@ -1,5 +1,5 @@
-"""The tasks that answer numbers: raw, every output as nested lists, for models whose meaning only the client
-knows; and embed, one output as a vector, by default of length 1."""
+"""Implements the tasks that answer numbers: raw, every output as nested lists, for models whose meaning only
+the client knows; and embed, one output as a vector, by default of length 1."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Raw(VisionTask):
 def check_count(numbers: int) -> None:
     if numbers > MAX_NUMBERS:
         raise TooLarge(
-            f"the answer has {numbers} numbers, more than the {MAX_NUMBERS} that JSON is good for; "
-            "ask for binary outputs over the v2 protocol, POST /v2/models/{model}/infer"
+            f"the response has {numbers} numbers, more than the {MAX_NUMBERS} allowed in JSON; "
+            "request binary outputs with the v2 protocol, POST /v2/models/{model}/infer"
         )
 
 
@@ -73,8 +73,8 @@ def _listed(array: Array, datatype: Datatype) -> Any:
 
 class Embed(VisionTask):
     name = Task.EMBED
-    route, summary = "/embed", "Turn a picture into a vector"
-    form, title = Embedding, "The picture as a vector"
+    route, summary = "/embed", "Turn an image into a vector"
+    form, title = Embedding, "The image as a vector"
     example: ClassVar[Mapping[str, Any]] = {"embedding": [0.6, -0.8, 0.0]}
     table = EmbedSettings
     quick = True
@@ -86,7 +86,7 @@ class Embed(VisionTask):
 
     @classmethod
     def settle(cls, model: LoadedModel) -> tuple[EmbedSettings, tuple[TensorSpec, ...]]:
-        """Whatever it has, made flat."""
+        """Takes whatever it has, made flat."""
         chosen = next((spec for spec in model.outputs if spec.datatype in FLOATS), None)
         if chosen is None:
             raise model.cannot(cls.name, "an output of floats")
@@ -96,7 +96,7 @@ class Embed(VisionTask):
         values = read_floats(outputs, self._output).reshape(-1).astype(np.float64)
         check_count(values.size)
         if not np.isfinite(values).all():
-            raise ModelError("the model answered an embedding with numbers that are not finite")
+            raise ModelError("the model returned an embedding with numbers that are not finite")
         if self._normalize:
             values = unit(values)
         return dict(Embedding(image=size(geometry), embedding=values.tolist()))

@@ -1,4 +1,4 @@
-"""Boxes with keypoints: the pose heads of YOLO."""
+"""Reads boxes with keypoints: the pose heads of YOLO."""
 
 from __future__ import annotations
 

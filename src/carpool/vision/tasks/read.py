@@ -1,4 +1,4 @@
-"""A row of character values, from left to right over a picture of one line → its text (CTC)."""
+"""Reads the text of a row of character values, from left to right over a picture of one line (CTC)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ MOST_VALUES = 1 << 26  # of one line: a thousand steps, each with all of Unicode
 
 class Read(VisionTask):
     name = Task.READ
-    route, summary = "/read", "Read the text in a picture"
-    form, title = ReadText, "What a line or a page says"
+    route, summary = "/read", "Read the text in an image"
+    form, title = ReadText, "Text of a line or a page"
     example: ClassVar[Mapping[str, Any]] = {"text": "Invoice 2041", "score": 0.987104}
     options: ClassVar[Mapping[str, Option]] = {"overlay": OVERLAY, "max_tokens": MOST_TOKENS}
     table = ReadSettings
@@ -62,7 +62,7 @@ class Read(VisionTask):
         return draw.text(pixels, [line], (geometry.width, geometry.height))
 
     def _read(self, outputs: Mapping[str, Array]) -> tuple[str, float]:
-        """Of each step the likeliest; of equal ones in a row the first; without the blank."""
+        """Takes of each step the likeliest; of equal ones in a row the first; without the blank."""
         values = read_floats(outputs, self._output)
         if values.ndim != 2 or values.shape[1] != len(self._characters) or values.size > MOST_VALUES:
             raise ModelError(

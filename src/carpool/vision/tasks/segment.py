@@ -1,4 +1,5 @@
-"""Maps of probabilities → a mask per class in the picture's pixels; boxes and prototypes → one per object."""
+"""Turns maps of probabilities into a mask per class in the picture's pixels; boxes and prototypes into one
+per object."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ _BACKGROUNDS = ("background", "__background__", "_background_")
 
 class Segment(VisionTask):
     name = Task.SEGMENT
-    route, summary = "/segment", "Cut things out"
-    form, title = Masks, "Which pixels belong to what"
+    route, summary = "/segment", "Segment an image"
+    form, title = Masks, "Masks of objects or classes"
     example: ClassVar[Mapping[str, Any]] = {
         "masks": [
             {
@@ -155,7 +156,7 @@ class Segment(VisionTask):
 
 
 def _written(mask: Mask, pixels: Array, options: Options) -> Mask:
-    """With its pixels, in the form that was asked for."""
+    """Returns the mask with its pixels, in the form that was asked for."""
     from carpool.vision.mask_regions import png_text, run_lengths
 
     if options.format == "rle":

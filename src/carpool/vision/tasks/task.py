@@ -1,4 +1,4 @@
-"""What a task is, and how all of them read the model's outputs. docs/python.md says how one is added."""
+"""Defines what a task is, and how all of them read the model's outputs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Picture:
 
 
 def find_picture(config: ModelConfig, signature: Signature) -> Picture | None:
-    """The one required input, if it has three dimensions of which one is 1 or 3 channels."""
+    """Returns the one required input, if it has three dimensions of which one is 1 or 3 channels."""
     optional = {tensor.name for tensor in config.inputs if tensor.optional}
     required = [spec for spec in signature.inputs if spec.name not in optional]
     if len(required) != 1 or required[0].datatype not in _PICTURES:
@@ -60,7 +60,7 @@ def find_picture(config: ModelConfig, signature: Signature) -> Picture | None:
 
 
 def outputs_of(signature: Signature, picture: Picture) -> tuple[TensorSpec, ...]:
-    """The outputs for one picture: without the leading dimension, where the input has one too."""
+    """Returns the outputs for one picture: without the leading dimension, where the input has one too."""
     if picture.leading is None:
         return signature.outputs
     return tuple(
@@ -91,7 +91,7 @@ class VisionSettings:
 
     @property
     def sides(self) -> tuple[int, int]:
-        """Height and width that the model's input has; -1: any."""
+        """Returns height and width that the model's input has; -1: any."""
         shape = self.input.shape
         return (shape[1], shape[2]) if self.image.layout == "nchw" else (shape[0], shape[1])
 
@@ -102,7 +102,8 @@ class VisionSettings:
 
 @dataclass(slots=True)
 class LoadedModel:
-    """What a task is told about a model that takes pictures. `notes` hears what was concluded, in words."""
+    """Describes what a task is told about a model that takes pictures. `notes` hears what was concluded, in
+    words."""
 
     config: ModelConfig
     picture: Picture
@@ -143,27 +144,27 @@ class VisionTask:
 
     @classmethod
     def recognise(cls, facts: Facts) -> Reading | None:  # noqa: ARG003
-        """How the outputs of a model would be read by a task of another package; those of this one have their
-        rules in vision/head_rules.py."""
+        """Returns how the outputs of a model would be read by a task of another package; those of this one
+        have their rules in vision/head_rules.py."""
         return None
 
     @classmethod
     def settle(cls, model: LoadedModel) -> tuple[Any, tuple[TensorSpec, ...]]:
-        """For a model that the settings say is for this task, and that no reading fits: its settings with
+        """Settles a model that the settings say is for this task, and that no reading fits: its settings with
         nothing left open, and the outputs that are read. ConfigError if it cannot be."""
         if cls.needs:
             raise model.cannot(cls.name, cls.needs)
         return None, model.outputs
 
     def answer(self, outputs: Mapping[str, Array], geometry: Geometry, options: Options) -> dict[str, Any]:
-        """The answer to one picture, from the model's outputs without the batch dimension."""
+        """Returns the answer to one picture, from the model's outputs without the batch dimension."""
         raise NotImplementedError
 
     def draw(
         self, pixels: Array, outputs: Mapping[str, Array], geometry: Geometry, options: Options
     ) -> Array:
         """A new picture with the answer drawn in; `pixels` are RGB [h, w, 3], of any size."""
-        raise cannot_draw(f"answers of {self.name}")
+        raise cannot_draw(f"responses of {self.name}")
 
     @classmethod
     def examples(cls) -> dict[str, Any]:
@@ -171,7 +172,7 @@ class VisionTask:
 
     @classmethod
     def schema(cls) -> dict[str, Any]:
-        """JSON schema of an answer, with descriptions and an example."""
+        """Returns the JSON schema of an answer, with descriptions and an example."""
         who, answer = schema_of(Who), schema_of(cls.form)
         return {
             "title": cls.title,
@@ -183,9 +184,9 @@ class VisionTask:
 
 
 def read(outputs: Mapping[str, Array], spec: TensorSpec) -> Array:
-    """One output, in the shape that was declared; without a leading 1 that nobody declared."""
+    """Returns one output, in the shape that was declared; without a leading 1 that nobody declared."""
     if spec.name not in outputs:
-        raise ModelError(f'the model did not answer the output "{spec.name}"')
+        raise ModelError(f'the model did not return the output "{spec.name}"')
     array = outputs[spec.name]
     if array.shape == spec.shape:
         return array
@@ -201,7 +202,7 @@ def read(outputs: Mapping[str, Array], spec: TensorSpec) -> Array:
 
 
 def read_floats(outputs: Mapping[str, Array], spec: TensorSpec) -> Array:
-    """The same as numbers that numpy is fast with."""
+    """Returns the same as numbers that numpy is fast with."""
     found = outputs.get(spec.name)
     array = read(outputs, spec) if found is None or found.shape != spec.shape else found
     if spec.datatype is Datatype.BF16:
@@ -210,7 +211,7 @@ def read_floats(outputs: Mapping[str, Array], spec: TensorSpec) -> Array:
 
 
 def widened(array: Array, spec: TensorSpec) -> Array:
-    """bfloat16, which numpy lacks, as float32; anything else as it is."""
+    """Returns bfloat16, which numpy lacks, as float32; anything else as it is."""
     if spec.datatype is not Datatype.BF16:
         return array
     wide: Array = (array.astype(np.uint32) << 16).view(np.float32)

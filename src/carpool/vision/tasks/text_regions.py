@@ -1,4 +1,4 @@
-"""Maps of where there is text → a quadrilateral around each piece of it."""
+"""Turns maps of where there is text into a quadrilateral around each piece of it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LEAST_SHARE = 1e-3  # pixels of the picture that a region must have left inside
 
 class FindText(VisionTask):
     name = Task.TEXT_REGIONS
-    route, summary = "/text_regions", "Find text in a picture"
+    route, summary = "/text_regions", "Find text in an image"
     form, title = TextRegions, "Where there is text"
     example: ClassVar[Mapping[str, Any]] = {
         "regions": [
@@ -102,7 +102,7 @@ class FindText(VisionTask):
         return [TextRegion(polygon=polygon, box=box, score=score) for polygon, box, score in listed]
 
     def _maps(self, outputs: Mapping[str, Array]) -> Array:
-        """[height, width], or [3, height, width] in the format of lines."""
+        """Returns [height, width], or [3, height, width] in the format of lines."""
         maps = read_floats(outputs, self._output)
         if self._table.format == "lines":
             fits = maps.ndim == 3 and maps.shape[0] == 3

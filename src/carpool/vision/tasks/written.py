@@ -1,4 +1,5 @@
-"""Text that a model writes itself, piece by piece, about a picture: a caption, or what a line says."""
+"""Passes on text that a model writes itself, piece by piece, about a picture: a caption, or what a line
+says."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def written(outputs: Mapping[str, Array]) -> tuple[str, str]:
 
 
 def written_as(text: str, finish: str) -> dict[str, Array]:
-    """The same as outputs, of a text that is complete."""
+    """Returns the same as outputs, of a text that is complete."""
     said = {WRITTEN: text, WRITTEN_END: finish}
     return {name: np.array([value.encode()], object) for name, value in said.items()}
 
@@ -36,8 +37,8 @@ def _text(output: Array | None) -> str:
 
 class Caption(VisionTask):
     name = Task.CAPTION
-    route, summary = "/caption", "Say what is in a picture"
-    form, title = CaptionText, "What a model writes about a picture"
+    route, summary = "/caption", "Describe an image"
+    form, title = CaptionText, "Text that a model writes about an image"
     example: ClassVar[Mapping[str, Any]] = {"text": "a dog on a beach", "finish_reason": "stop"}
     options: ClassVar[Mapping[str, Option]] = {"max_tokens": MOST_TOKENS}
     needs = f"an output {WRITTEN} of BYTES"
