@@ -60,7 +60,7 @@ _MORE_TIME_S = 60.0  # for Ray to begin with a replica, after what a replica may
 
 
 class Book:
-    """Everything in it is run by one loop of its actor."""
+    """It runs everything in one loop of its actor."""
 
     def __init__(self) -> None:
         self._book = AddressBook(time.monotonic())
@@ -377,7 +377,7 @@ def application(settings: FleetSettings) -> Any:
 
 
 def run(settings: FleetSettings) -> str:
-    """Deploys it, waits until it is ready, and returns the address of the balancer on this node. What is
+    """It is deployed, and ready on return. Returns the address of the balancer on this node. What is
     wrong is an error with the words of who knows; a fleet that was not there before is then taken away
     again."""
     if not ray.is_initialized():
