@@ -419,7 +419,7 @@ class Pauses:
 
 
 class _Collections:
-    """How long the collector of cycles kept everybody from the interpreter, where it took long."""
+    """Logs how long the collector of cycles kept everybody from the interpreter, where it took long."""
 
     def __init__(self) -> None:
         self.long: list[dict[str, float]] = []
