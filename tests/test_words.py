@@ -10,6 +10,7 @@ import html
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,7 @@ def _helps(tree: ast.Module) -> Iterator[str]:
             yield ast.get_docstring(node) or ""
 
 
+@cache
 def messages(file: Path) -> list[str]:
     """What a file of the program can say to its users: help, errors, log lines, labels, text of a page."""
     text = file.read_text("utf-8")

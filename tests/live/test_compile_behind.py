@@ -128,6 +128,7 @@ def test_it_answers_before_it_is_compiled_and_says_how_far_it_is(tmp_path: Path)
         until(lambda: sizes_compiled(server, "double") == 3, "all sizes again")
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize(
     ("flag", "compiled", "said"),
     [("wrong", 2, "not 2: its output"), later("broken", 0, "not 1, 2, 4: no kernel for that", name="broken")],

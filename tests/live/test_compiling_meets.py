@@ -8,6 +8,8 @@ import shutil
 import signal
 from pathlib import Path
 
+import pytest
+
 from live.server import PATIENCE_S, Live, is_alive, outputs_of, serving
 from live.test_compile_behind import choices_of, sizes_compiled, write_model
 from live.test_faults import ask
@@ -32,6 +34,7 @@ def control(server: Live, what: str) -> int:
         return client.post(f"/v2/repository/models/double/{what}", b"{}").status
 
 
+@pytest.mark.conformance
 def test_it_is_unloaded_and_loaded_with_other_settings_and_its_compiler_is_killed(tmp_path: Path) -> None:
     model = write_model(tmp_path / "models" / "double")
     environment = {"CARPOOL_MODEL_CONTROL_MODE": "explicit"}
@@ -62,6 +65,7 @@ def test_it_is_unloaded_and_loaded_with_other_settings_and_its_compiler_is_kille
         assert outputs_of(ask(server, "double", 1, 2))["y"] == [2, 4]
 
 
+@pytest.mark.conformance
 def test_it_is_cached_rolled_out_and_loaded_on_demand_and_the_server_stops_meanwhile(tmp_path: Path) -> None:
     models = tmp_path / "models"
     for name, more in (("cached", CACHED), ("rolled", ROLLED)):

@@ -51,8 +51,8 @@ def refusal(whole: bytes, header_length: int | None, model: Any = IMAGE) -> Inva
             "causes total element count to exceed maximum size of",
         ),
         ({"shape": None}, "input 'image'.shape", "must be a list"),
-        ({"parameters": {}}, "input 'image'.data", "carries no data"),
-        ({"parameters": None}, "input 'image'.data", "carries no data"),
+        ({"parameters": {}}, "input 'image'.data", "has no data"),
+        ({"parameters": None}, "input 'image'.data", "has no data"),
         ({"data": [1]}, "input 'image'.data", "in more than one way"),
         ({"parameters": [6]}, "input 'image'.parameters", "must be a JSON object"),
         (
