@@ -48,7 +48,7 @@ def test_requests_load_what_they_ask_for(tmp_path: Path, frontends: int) -> None
     with serving(models, frontends=frontends, grpc=1, folder=tmp_path, environment=ON_DEMAND) as server:
         assert server.get("/v2/health/ready").status == 200
         assert {state for state, _ in index(server).values()} == {"UNAVAILABLE"}
-        assert "asked for" in index(server)["a"][1]
+        assert "on demand" in index(server)["a"][1]
         assert server.get("/v2/models/a/ready").status == 503, "it is not in memory, and that is the truth"
         assert outputs_of(ask(server, "a")) == {"y": [3, 6]}
         assert server.get("/v2/models/a/ready").status == 200

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from mmap import mmap
 from time import monotonic
 
-BEAT_S = 0.1
+BEAT_S = 0.2
 STALE_S = 1.0
 """Who stands still for so long is not ready, and gets nothing new to do."""
 HOPELESS_S = 1.5

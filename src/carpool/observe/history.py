@@ -12,7 +12,6 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -22,6 +21,7 @@ from carpool.observe.columns import Column, HistogramColumns
 from carpool.observe.counters import Cells, Table
 from carpool.observe.gpu_readings import Gpus
 from carpool.observe.logs import logger
+from carpool.observe.process_tree import family, read_proc
 
 EVERY_S = 1.0
 MOST_SENDERS = 20
@@ -91,7 +91,7 @@ class HistoryKeeper:
         self._server = table.server()
         self._at = time.monotonic()
         self._number = 0
-        self._cpu = _cpu_seconds(_processes())
+        self._cpu = _cpu_seconds(family(os.getpid()))
 
     def look(self) -> None:
         now, wall = time.monotonic(), time.time()
@@ -115,7 +115,7 @@ class HistoryKeeper:
 
     def _server_point(self, seconds: float) -> Document:
         before, self._server = self._server, self._table.server()
-        processes = _processes()
+        processes = family(os.getpid())
         cpu, self._cpu = self._cpu, _cpu_seconds(processes)
         known = sum(self._cpu[pid] - cpu.get(pid, self._cpu[pid]) for pid in self._cpu)
         return {
@@ -173,26 +173,12 @@ def _known(value: float) -> float | None:
     return None if value != value else value  # it does not say
 
 
-def _processes() -> list[int]:
-    """This process and all that it has started, as far as the system says."""
-    found, todo = [], [os.getpid()]
-    while todo:
-        pid = todo.pop()
-        found.append(pid)
-        try:
-            for task in Path(f"/proc/{pid}/task").iterdir():
-                todo += map(int, (task / "children").read_text().split())
-        except OSError:
-            continue  # it has ended, or the system does not tell
-    return found
-
-
 def _cpu_seconds(processes: Sequence[int]) -> dict[int, float]:
     tick = os.sysconf("SC_CLK_TCK")
     seconds = {}
     for pid in processes:
         try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            fields = read_proc(f"{pid}/stat").rpartition(b")")[2].split()
         except OSError:
             continue
         seconds[pid] = (int(fields[11]) + int(fields[12])) / tick
@@ -204,7 +190,7 @@ def _memory_bytes(processes: Sequence[int]) -> int:
     own, shared = 0, 0
     for pid in processes:
         try:
-            _, resident, with_others, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
+            _, resident, with_others, *_ = map(int, read_proc(f"{pid}/statm").split())
         except OSError:
             continue
         own += resident - with_others

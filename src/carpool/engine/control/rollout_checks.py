@@ -4,7 +4,6 @@ model in disguise, and how fast it is; and what is told of it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
@@ -25,6 +24,7 @@ from carpool.errors import ConfigError
 from carpool.link.door import RolloutSplit
 from carpool.observe import columns
 from carpool.observe.counters import Row, Table
+from carpool.observe.process_tree import anonymous_bytes, family
 from carpool.rollout.capacity import Carrier
 from carpool.rollout.rollout_file import Record
 from carpool.rollout.rollout_guards import GuardResult
@@ -261,22 +261,7 @@ def requests_so_far(table: Table) -> dict[str, float]:
 
 def resident_gb() -> float:
     """Returns the memory that this process and those that it started have for themselves."""
-    return sum(map(_own_bytes, [os.getpid(), *_below(os.getpid())])) / 1e9
-
-
-def _below(pid: int) -> Iterator[int]:
-    with contextlib.suppress(OSError, ValueError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in map(int, (task / "children").read_text().split()):
-                yield child
-                yield from _below(child)
-
-
-def _own_bytes(pid: int) -> int:
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        lines = Path(f"/proc/{pid}/status").read_text("ascii", "replace").splitlines()
-        return int(next(line for line in lines if line.startswith("RssAnon:")).split()[1]) * 1024
-    return 0
+    return sum(map(anonymous_bytes, family(os.getpid()))) / 1e9
 
 
 def write_row(row: Row, rollout: Rollout, plan: RolloutSettings, guards: Iterable[GuardResult]) -> None:

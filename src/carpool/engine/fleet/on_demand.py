@@ -28,6 +28,7 @@ from carpool.engine.models.served import Served
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, NotFound, Unavailable
 from carpool.memory.spare_memory import give_back
 from carpool.observe.logs import logger
+from carpool.observe.process_tree import anonymous_bytes, family
 
 log = logger("engine")
 
@@ -268,26 +269,7 @@ def _file_bytes(source: ModelSource) -> int:
 def held_memory() -> int:
     """Returns bytes that this process and all that it started hold for themselves: no files, no shared
     memory."""
-    return sum(map(_anonymous_bytes, _family(os.getpid())))
-
-
-def _family(pid: int) -> list[int]:
-    found = [pid]
-    try:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                found += _family(int(child))
-    except OSError:  # it ended meanwhile
-        pass
-    return found
-
-
-def _anonymous_bytes(pid: int) -> int:
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    return _kilobytes(status, "RssAnon:")
+    return sum(map(anonymous_bytes, family(os.getpid())))
 
 
 def free_memory() -> int:
