@@ -49,7 +49,7 @@ def test_its_own_servers_have_the_settings_that_were_asked_for(model: Path, tmp_
         assert run["answered"] > 0
     assert {int(size) for size in found["runs"][1]["batches"]} <= {1, 2}
     assert "SLO 200 ms" in (tmp_path / "out" / "server-1.log").read_text()
-    assert "knobs batching" in (tmp_path / "out" / "server-2.log").read_text()
+    assert "fixed batching" in (tmp_path / "out" / "server-2.log").read_text()
 
 
 @pytest.mark.conformance  # tests/lab/sweep/test_journal.py has what is kept of it

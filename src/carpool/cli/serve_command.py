@@ -17,6 +17,7 @@ import typer
 
 from carpool.cli import verb_options as o
 from carpool.cli.inspect_command import named_labels
+from carpool.config.model import Mode
 from carpool.config.server import FALSE, TRUE, ServerSettings
 from carpool.errors import CarpoolError, ConfigError
 
@@ -321,7 +322,8 @@ class _Screen:
         print(f"\n  Carpool serves {_count(len(served), 'model')} at {address}\n")
         for source in served:
             config, slo_ms = source.config, promised.get(source.config.name)
-            promise = f"SLO {slo_ms:g} ms" if slo_ms else f"{config.mode.value} batching, no SLO"
+            how = "fixed" if config.mode is Mode.KNOBS else config.mode.value
+            promise = f"SLO {slo_ms:g} ms" if slo_ms else f"{how} batching, no SLO"
             promise = "loaded on demand" if settings.on_demand else promise
             versions = ", ".join(str(version.number) for version in source.versions)
             print(f"    {config.name:<24} version {versions:<8} {config.backend or '?':<12} {promise}")
