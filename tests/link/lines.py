@@ -22,7 +22,7 @@ import numpy as np
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError
 from carpool.link.door import Answer, Ask, Sender
-from carpool.observe.columns import RESTARTS
+from carpool.observe.columns import RESTARTS, UP
 from carpool.observe.logs import configure
 from carpool.process.children import FrontendParts
 from carpool.process.supervisor import FrontendKind, Supervisor
@@ -114,6 +114,15 @@ async def start(parts: FrontendParts) -> LineFrontend:
     frontend = LineFrontend(parts)
     await frontend.start(parts.sockets["http"][0])
     return frontend
+
+
+async def start_late(parts: FrontendParts) -> LineFrontend:
+    """The engine became ready while this was prepared, and nothing of the link was read meanwhile."""
+    up = parts.table.block(parts.block).server
+    up.set(UP, 1.0)
+    await parts.until_catalogued()
+    up.set(UP, 0.0)
+    return await start(parts)
 
 
 def main() -> int:

@@ -473,6 +473,17 @@ def _one_of_each(server: Server, lines: list[Line]) -> tuple[Line, Line]:
     return first, second
 
 
+def test_a_front_end_accepts_nobody_before_it_knows_the_models(
+    serve: Callable[..., Server], lines: list[Line]
+) -> None:
+    server = serve(frontends=1, frontend="link.lines:start_late")
+    server.pid("engine")
+    server.serving().close()
+    os.kill(server.pid("http"), signal.SIGKILL)
+    lines.append(server.connect())  # waits in the socket, which outlives the process
+    assert lines[-1].ask("infer - 1 2 3 4") == "1 2 3 4"
+
+
 # ---- processes that hang without dying
 
 

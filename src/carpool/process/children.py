@@ -8,6 +8,7 @@ is named by the first message as `module:function`, so that this file knows neit
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import os
 import socket
@@ -37,7 +38,6 @@ from carpool.observe.logs import configure, logger
 from carpool.process.shared_settings import apply_log_settings
 
 if TYPE_CHECKING:
-    from carpool.engine.engine_host import EngineHost
     from carpool.engine.engine_link import EngineSide
 
 EXIT_FAILED = 1
@@ -48,7 +48,7 @@ EXIT_CUT_OFF = 3
 ENGINE_BLOCK = 1
 """Of the counters, and the cell of its signs of life; those of front ends follow."""
 
-_CATALOGUE_S = 1.0
+_CATALOGUE_S = 5.0  # a process that has not told or heard of the models by then is stuck
 
 
 class Frontend(Protocol):
@@ -69,6 +69,18 @@ class FrontendParts:
     block: int
     began: float  # when the server did
     apart: bool = True  # in a process of its own, not in the engine's
+
+    async def until_catalogued(self) -> None:
+        """Waits for the catalogue, if the engine serves: then no client need hear from here that it does not.
+
+        It is the last step before connections are accepted: whatever came before it took time in which the
+        engine may have become ready.
+        """
+        end = time.monotonic() + _CATALOGUE_S
+        while self.table.server()[UP] and not (
+            self.door.serving or self.door.stalls or time.monotonic() > end
+        ):
+            await asyncio.sleep(0.001)
 
 
 StartFrontend = Callable[[FrontendParts], Awaitable[Frontend]]
@@ -112,7 +124,7 @@ class EngineProcess:
         for message in self._early:
             await self._attach(self._side, message)
         engine.listen(self._report)
-        opening = asyncio.create_task(self._open(engine, open_models))
+        opening = asyncio.create_task(self._open(self._side, open_models))
         await asyncio.wait({obeying, opening}, return_when=asyncio.FIRST_COMPLETED)
         failure = None if obeying.done() else opening.exception()
         if failure is not None:
@@ -128,12 +140,15 @@ class EngineProcess:
         beats.stop()
         return 0
 
-    async def _open(self, engine: EngineHost, open_models: Open) -> None:
+    async def _open(self, side: EngineSide, open_models: Open) -> None:
         await open_models()
+        # No front end may say that the server is ready while another does not know the models.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(side.everyone_saw(side.engine.catalog.number), _CATALOGUE_S)
         spare_the_collector()
         self._control.send("up")  # before anybody can see that it is
-        engine.set_ready(not self._leaves)
-        self._report(engine.catalog)
+        side.engine.set_ready(not self._leaves)
+        self._report(side.engine.catalog)
 
     async def _start(self) -> tuple[EngineSide, Open]:
         start: StartEngine = _load(self._first.body["start"])
@@ -231,10 +246,6 @@ class FrontendProcess:
             began=self._first.body["began"],
         )
         obeying = asyncio.create_task(self._obey(door))
-        if parts.table.server()[UP]:  # the engine serves: nobody need hear from this process that it does not
-            end = time.monotonic() + _CATALOGUE_S
-            while not door.serving and time.monotonic() < end:
-                await asyncio.sleep(0.001)
         spare_the_collector()
         frontend = await start(parts)
         self._control.send("up")

@@ -130,6 +130,7 @@ async def http(parts: FrontendParts) -> Frontend:
     accounts = Accounts(limits.max_connections, most_bytes=limits.max_held_bytes)
     metrics = HttpServer(MetricsApp(page, fair, access.guard), limits, charge=fair.charge, accounts=accounts)
     servers = {"http": HttpServer(app, limits, unread, fair.charge, accounts), "metrics": metrics}
+    await parts.until_catalogued()
     for name, server in servers.items():
         await server.start(parts.sockets[name], access.context)
     return recording.frontend(HttpFrontend(app, list(servers.values()), block.server, access))
@@ -145,6 +146,7 @@ async def grpc(parts: FrontendParts) -> Frontend:
     cache = cache_parts(parts.settings)
     server = GrpcServer(recording.door(parts.door), block, parts.settings, access, cache)
     trace(server.service.tracer, block.server, parts)
+    await parts.until_catalogued()
     await server.start(parts.sockets["grpc"])
     access.watch()
     return recording.frontend(server)
