@@ -8,7 +8,10 @@ small machine carries four of them, Ray, HAProxy and the load generator.
     step      the load goes from 0.6 of two replicas to 1.6: until four are behind the balancer
     node      a node with a replica is killed: until there are as many as before
     down      the load falls back: until two are left
-    requests  all of them, and how many failed: a refusal for want of time is an answer
+    requests  all of them, over HTTP and over gRPC through the same balancer, and how many failed: a refusal
+              for want of time is an answer
+
+There is no row for TLS: Ray's balancers speak none, and what stands before them does.
 
     python benchmarks/ray_fleet.py             # about two minutes; make ray installs Ray
     python benchmarks/ray_fleet.py --quick     # without `down`
@@ -29,7 +32,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from carpool.deploy_files.balancer_config import read_address
 from fleet import SLO_MS, Load
 from fleet import row as counted
 
@@ -38,6 +40,7 @@ FOLDER = Path(__file__).parents[1] / ".venv" / "conformance" / "ray"
 NODES, CORES = 4, 2  # of each but the first, which has none to give
 CAPACITY = 40.0  # images per second of one replica
 BASE, STEP = 0.6 * 2 * CAPACITY, 1.0 * 2 * CAPACITY  # images per second, and so many more
+GRPC = 0.2  # of the first load comes over gRPC
 AIMS = {"deploy": 30.0, "step": 20.0, "node": 20.0}
 LIMIT_S = 90.0  # for each part: then it has failed
 MODEL = """backend = "fake"
@@ -123,10 +126,19 @@ def measure(models: Path, *, quick: bool) -> dict[str, Any]:
     try:
         began = time.monotonic()
         url = carpool.ray.deploy(
-            models, slo_ms=SLO_MS, replicas=(2, 4), port=0, patience_s=10, cold_start_s=10, drain_s=10
+            models,
+            slo_ms=SLO_MS,
+            replicas=(2, 4),
+            port=0,
+            grpc_port=0,
+            patience_s=10,
+            cold_start_s=10,
+            drain_s=10,
         )
         seconds["deploy"] = time.monotonic() - began
-        loads.append(_load(url, BASE, 60.0 if quick else 105.0, seed=1))
+        whole = 60.0 if quick else 105.0
+        loads.append(_load(url, (1.0 - GRPC) * BASE, whole, seed=1))
+        loads.append(_load(balancer(url)["grpc"], GRPC * BASE, whole, seed=3))
         time.sleep(8.0)
         loads.append(_load(url, STEP, 50.0, seed=2))
         seconds["step"] = until(lambda: len(replicas(url)) == 4, "four replicas after the step")
@@ -135,7 +147,9 @@ def measure(models: Path, *, quick: bool) -> dict[str, Any]:
         if not quick:
             seconds["down"] = until(lambda: len(replicas(url)) == 2, "two replicas after the load fell")
         counts = [load.result() for load in loads]
-        rows = [counted("ray", "haproxy", each) for each in counts]
+        rows = [
+            counted("ray", name, each) for name, each in zip(("http", "grpc", "http"), counts, strict=True)
+        ]
     finally:
         for load in loads:
             load.stop()
@@ -144,6 +158,13 @@ def measure(models: Path, *, quick: bool) -> dict[str, Any]:
         cluster.shutdown()
     requests = sum(row.requests for row in rows)
     return {
+        "over": {
+            name: {
+                "requests": sum(row.requests for row in rows if row.balancer == name),
+                "failed": sum(row.failed for row in rows if row.balancer == name),
+            }
+            for name in ("http", "grpc")
+        },
         "seconds": {part: round(value, 1) for part, value in seconds.items()},
         "requests": requests,
         "failed": sum(row.failed for row in rows),
@@ -154,14 +175,18 @@ def measure(models: Path, *, quick: bool) -> dict[str, Any]:
 
 
 def _load(url: str, rate: float, seconds: float, seed: int) -> Load:
-    return Load(read_address(url, "url", 80), rate, seconds, seed, warmup=0.0)
+    return Load(url, rate, seconds, seed, warmup=0.0)
+
+
+def balancer(url: str) -> dict[str, Any]:
+    from carpool.ray_cluster.ray_fleet import balancers
+
+    return next((dict(each) for each in balancers("carpool") if each["url"] == url), {})
 
 
 def replicas(url: str) -> dict[str, str]:
     """Behind that balancer, by name."""
-    from carpool.ray_cluster.ray_fleet import balancers
-
-    return next((dict(each["replicas"]) for each in balancers("carpool") if each["url"] == url), {})
+    return dict(balancer(url).get("replicas", {}))
 
 
 def lose_a_node(cluster: Any, nodes: list[Any], url: str) -> float:
@@ -192,6 +217,8 @@ def as_text(found: dict[str, Any]) -> str:
         aim = AIMS.get(part)
         wished = "" if aim is None or value <= aim else "  NOT as wished"
         lines.append(f"{part:<10}{value:>8.1f}{'' if aim is None else f'≤ {aim:g}':>8}{wished}")
+    for name, each in found["over"].items():
+        lines.append(f"over {name}: {each['requests']:,} requests, {each['failed']} failed")
     lines.append(
         f"{found['requests']:,} requests, {found['failed']} failed ({found['why'] or 'none'}), "
         f"{found['refused']} refused early, {100 * found['in_time']:.1f} % in time"

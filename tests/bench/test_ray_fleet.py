@@ -41,6 +41,7 @@ def test_a_step_a_lost_node_and_less_load_cost_no_request() -> None:
     assert (found["failed"], found["why"]) == (0, "")
     assert found["seconds"].keys() == {"deploy", "step", "node", "down"}, "each was reached"
     assert found["requests"] > 1000
+    assert found["over"]["grpc"]["requests"] > 100
 
 
 @pytest.mark.conformance
@@ -75,6 +76,8 @@ def test_attacks() -> None:
 
 def test_the_text_says_what_is_not_as_wished() -> None:
     found = {"seconds": {"deploy": 31.0, "step": 5.0}, "requests": 10, "failed": 0, "why": ""}
+    found["over"] = {"grpc": {"requests": 4, "failed": 0}}
     text = ray_fleet.as_text(found | {"in_time": 0.9, "refused": 1})
     assert text.count("NOT as wished") == 1
+    assert "over grpc: 4 requests, 0 failed" in text
     assert "10 requests, 0 failed (none), 1 refused early, 90.0 % in time" in text
