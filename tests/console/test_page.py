@@ -234,7 +234,7 @@ def test_a_real_request_moves_the_numbers(console: Watched) -> None:
         for _ in range(12):
             assert infer(client, "tensors", infer_body([TENSOR])).status == 200
     expect(page.locator(".card", has_text="Latency")).to_contain_text(
-        re.compile(r"12 answers in the \d+ s to \d\d:\d\d:\d\d")
+        re.compile(r"12 answers in the [\d.]+ s to \d\d:\d\d:\d\d")
     )
     page.get_by_role("radio", name="60 s").check(force=True)
     expect(page.locator(".card", has_text="Latency")).to_contain_text("12 answers in the ")

@@ -29,6 +29,13 @@ def test_a_load_that_breaks_both_is_not_the_candidate_s_fault() -> None:
     assert carries(FAST, FAST._replace(version="2"), [5000.0])["enough"]
 
 
+def test_a_handful_of_requests_in_the_busiest_minute_is_enough_to_compare() -> None:
+    for requests in (1, 3, 12):
+        found = carries(FAST, SLOW, [requests / 3600.0, 0.0])
+        assert found["enough"]
+        assert found["lost"] == 0.0
+
+
 def test_without_arrivals_both_capacities_are_told() -> None:
     found = carries(FAST, SLOW, [])
     assert found["enough"]

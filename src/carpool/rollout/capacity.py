@@ -12,6 +12,7 @@ from carpool.core.numerals import numeral
 from carpool.core.objectives import Promise
 
 _SECONDS, _REQUESTS = 20.0, 20_000  # of virtual time, and at most so many of them: a second or two of work
+_FEW = 100  # so many at least: at a low rate they take longer in virtual time, and no more work
 _TOO_MANY = 0.01  # refused or late, beyond what the simulator says of stable
 _MINUTE_S = 60.0
 MINUTES = 24 * 60
@@ -91,7 +92,7 @@ def _lost(one: Carrier, promise: Promise, rate: float) -> float:
     """Returns the share of such traffic that would not be answered in time."""
     from carpool.sim.simulation import Scenario, measure  # most servers never check a candidate
 
-    seconds = max(4.0 * promise.slo, min(_SECONDS, _REQUESTS / rate))
+    seconds = max(4.0 * promise.slo, min(_SECONDS, _REQUESTS / rate), _FEW / rate)
     policy = one.policy if isinstance(one.policy, Promise) else promise
     scenario = Scenario(one.curve, promise.slo, policy, rate, instances=one.instances, seconds=seconds)
     return 1.0 - measure(scenario).attainment
