@@ -107,6 +107,13 @@ def test_presets_are_compared_and_the_right_one_is_written(tmp_path: Path) -> No
     assert len(told["timm"]["classes"]) == 5
     assert told["timm"]["classes"] != told["keras-caffe"]["classes"]
     (tmp_path / "model.toml").write_text("# mine\nslo_ms = 70  # kept\n\n[image]\nmean = 3\nsize = 64\n")
+    own = json.loads(call("inspect", file, "--picture", photo, "--json").stdout)
+    assert list(own) == ["model.toml", *PRESETS], "what it would answer as it is comes first"
+    assert own["timm"] == told["timm"]
+    assert own["model.toml"]["classes"] != told["timm"]["classes"]
+    assert "--write PRESET sets one in place of its own settings" in call(
+        "inspect", file, "--picture", photo
+    ).stdout.replace("\n", " ")
     assert call("inspect", file, "--write", "clip").exit_code == 0
     text = (tmp_path / "model.toml").read_text()
     assert "slo_ms = 70  # kept" in text

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from carpool.cli.serve_command import _Screen, _warn_if_open, plain_flags
+from carpool.config.repository import find_models
 from carpool.config.server import ServerSettings
 from carpool.errors import ConfigError
 from frontend.access.key_files import admin_keys, api_keys
@@ -55,6 +56,18 @@ def test_keys_close_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None
     for keys in ({"admin_key_file": admin_keys(tmp_path)}, {"api_key_file": api_keys(tmp_path)}):
         _warn_if_open(ServerSettings(host="0.0.0.0", model_control_mode="explicit", **keys))
     assert not caplog.text
+
+
+def test_the_first_screen_names_the_versions_that_serve(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "model.toml").write_text('backend = "fake"\n')
+    sources, _ = find_models([tmp_path])
+    _Screen(sources, ServerSettings()).show(PORTS, {}, {}, {}, {}, {"m": "7"})
+    assert "version 7 " in capsys.readouterr().out
+    _Screen(sources, ServerSettings()).show(PORTS, {}, {}, {})
+    assert "version 1 " in capsys.readouterr().out
 
 
 def test_the_first_screen_says_how_to_open_it(capsys: pytest.CaptureFixture[str]) -> None:

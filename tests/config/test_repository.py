@@ -133,6 +133,10 @@ def test_a_missing_file_says_what_was_looked_for(tmp_path: Path) -> None:
     assert refused(tmp_path / "m").endswith("1: looked for model.py")
     put(tmp_path / "m" / "config.pbtxt", 'default_model_filename: "net.onnx"')
     assert refused(tmp_path / "m").endswith("1: looked for net.onnx")
+    (tmp_path / "m" / "1" / "colour.onnx").touch()
+    assert refused(tmp_path / "m").endswith(
+        'to serve colour.onnx, set file = "colour.onnx" in its model.toml'
+    )
 
 
 @pytest.mark.usefixtures("no_large_engines")

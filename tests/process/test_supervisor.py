@@ -362,8 +362,8 @@ def test_sigterm_finishes_what_was_accepted_front_ends_first(
 
 
 def test_the_time_to_drain_is_bounded(serve: Callable[..., Server], lines: list[Line]) -> None:
-    # Of these ten seconds, one is left to the front end to say what it cut off, before it is ended.
-    server = serve(frontends=1, drain_s=10.0)
+    # Of these thirty seconds, 1.5 are left to the front end to say what it cut off, before it is ended.
+    server = serve(frontends=1, drain_s=30.0)
     held, other = server.serving(), server.serving()
     lines += [held, other]
     held.say("infer hold 1 2 3 4")

@@ -58,7 +58,7 @@ class Inspect:
     size: Size = ""
     preset: Preset = ""
     picture: Path | None = o.option(
-        None, "A photo, to show the model's response with each preset.", metavar="FILE"
+        None, "A photo, to show the model's response as configured and with each preset.", metavar="FILE"
     )
     out: Path = o.option(Path(), "Folder for the images with boxes or masks drawn in.", metavar="FOLDER")
     write: str = o.option("", "Write this preset into the model.toml beside the model.", metavar="PRESET")
@@ -68,7 +68,7 @@ class Inspect:
         if self.picture is not None:
             answers = self._compare(self.picture)
             self._show(answers)
-            chosen = self.write or _asked(answers, asking=not self.as_json)
+            chosen = self.write or _asked(asking=not self.as_json)
             if chosen:
                 write_preset(self.model, chosen)
             return
@@ -102,6 +102,8 @@ class Inspect:
         return PresetTrial(one_model(self.model), choice).answers(photo)
 
     def _show(self, answers: Sequence[PresetAnswer]) -> None:
+        from carpool.config.presets import PRESETS
+
         if self.as_json:
             print(json.dumps({one.preset: one.answer or {"error": one.trouble} for one in answers}, indent=2))
             return
@@ -115,7 +117,8 @@ class Inspect:
                 file = self.out / f"{self.model.stem}-{one.preset}.jpg"
                 file.write_bytes(one.drawn)
                 print(f"Wrote {file}.")
-        print(f"\ncarpool inspect {self.model} --write PRESET sets the right one.")
+        replaced = " in place of its own settings" if answers[0].preset not in PRESETS else ""
+        print(f"\ncarpool inspect {self.model} --write PRESET sets one{replaced}.")
 
 
 def _lines(one: PresetAnswer) -> list[str]:
@@ -132,14 +135,16 @@ def _lines(one: PresetAnswer) -> list[str]:
     return [str(one.answer["text"])[:40]] if "text" in one.answer else ["answered"]
 
 
-def _asked(answers: Sequence[PresetAnswer], *, asking: bool) -> str:
+def _asked(*, asking: bool) -> str:
     """Asks which one is right, where somebody sits there to say so."""
+    from carpool.config.presets import PRESETS
+
     if not asking or not sys.stdin.isatty():
         return ""
     chosen = str(
         typer.prompt("Write which preset into model.toml (none: Enter)", default="", show_default=False)
     )
-    if chosen and chosen not in [one.preset for one in answers]:
+    if chosen and chosen not in PRESETS:
         raise InvalidInput(f"there is no preset {chosen!r}")
     return chosen
 

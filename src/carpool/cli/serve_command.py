@@ -247,7 +247,7 @@ def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> 
 
     import uvloop
 
-    from carpool.frontend.documents import assumptions, failures, picture_tasks, promises
+    from carpool.frontend import documents
     from carpool.observe.logs import logger
     from carpool.observe.output import caught
     from carpool.process import start  # all of the engine, which otherwise has a process of its own
@@ -264,8 +264,14 @@ def _alone(paths: Sequence[Path], settings: ServerSettings, screen: _Screen) -> 
             stop.set()
 
         def ready(catalog: Catalog, ports: Mapping[str, int]) -> None:
-            told = picture_tasks(catalog), promises(catalog), failures(catalog), assumptions(catalog)
-            screen.show(ports, *told)
+            screen.show(
+                ports,
+                documents.picture_tasks(catalog),
+                documents.promises(catalog),
+                documents.failures(catalog),
+                documents.assumptions(catalog),
+                documents.versions_of(catalog),
+            )
 
         def progress(step: LoadingStep) -> None:  # from the thread that loads
             loop.call_soon_threadsafe(screen.progress.step, step)
@@ -303,9 +309,11 @@ class _Screen:
         promised: Mapping[str, float],
         failed: Mapping[str, str],
         assumed: Mapping[str, str] = MappingProxyType({}),
+        versions: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Shows, by model, the tasks of those that take pictures, the milliseconds of those that promise, why
-        others are not served, and what nothing says about their pixels."""
+        others are not served, what nothing says about their pixels, and the versions that serve: after a
+        rollback they are not the newest."""
         from carpool.frontend.access.access import is_loopback
 
         if self.shown:
@@ -325,8 +333,9 @@ class _Screen:
             how = "fixed" if config.mode is Mode.KNOBS else config.mode.value
             promise = f"SLO {slo_ms:g} ms" if slo_ms else f"{how} batching, no SLO"
             promise = "loaded on demand" if settings.on_demand else promise
-            versions = ", ".join(str(version.number) for version in source.versions)
-            print(f"    {config.name:<24} version {versions:<8} {config.backend or '?':<12} {promise}")
+            found = ", ".join(str(version.number) for version in source.versions)
+            serving = versions.get(config.name, found)
+            print(f"    {config.name:<24} version {serving:<8} {config.backend or '?':<12} {promise}")
         for name, why in failed.items():
             print(f"    {name:<24} not served: {why}")
         for name, keys in assumed.items():

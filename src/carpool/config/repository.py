@@ -455,6 +455,8 @@ def _looked_for(folder: Path, config: ModelConfig, names: Sequence[str]) -> str:
             absent = next((kind.missing() for kind in kinds().values() if path.suffix in kind.suffixes), "")
             what = f"{path.name} is {_FOREIGN[path.suffix]}, which cannot run here: add model.onnx"
             return f"{message}; {what}{f', or: {absent}' if absent else ''}"
+        if is_model_file(path):
+            return f'{message}; to serve {path.name}, set file = "{path.name}" in its model.toml'
     return message
 
 

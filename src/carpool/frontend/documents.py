@@ -87,6 +87,11 @@ def assumptions(catalog: Catalog) -> dict[str, str]:
     return {name: ", ".join(keys) for name, keys in found.items() if keys}
 
 
+def versions_of(catalog: Catalog) -> dict[str, str]:
+    """Returns the versions that are served of each model, by name, as a person reads them."""
+    return {name: ", ".join(served_versions(catalog, name)) for name in catalog.newest}
+
+
 def failures(catalog: Catalog) -> dict[str, str]:
     """Returns why models that should serve do not, by name."""
     return {

@@ -1,4 +1,5 @@
-"""Runs one picture through one model under every preset, so that a person sees which is right."""
+"""Runs one picture through one model with its own settings and under every preset, so that a person sees
+which is right."""
 
 from __future__ import annotations
 
@@ -18,6 +19,9 @@ from carpool.engine.loading.trial import Examined, examine, try_out
 from carpool.errors import CarpoolError, ConfigError
 from carpool.vision.plans.picture_plan import PicturePlan
 from carpool.vision.plans.settings import describe
+
+AS_CONFIGURED = "model.toml"
+"""Stands in place of a preset for what the model's own settings say of pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +46,17 @@ class PresetTrial:
         self._found = try_out(examine(choice.applied(source.config), self._version), self._load)
 
     def answers(self, picture: bytes) -> list[PresetAnswer]:
+        config = self._source.config
+        own = [] if config.preset is None and config.image is None else [AS_CONFIGURED]
         try:
-            return [self._answer(preset, picture) for preset in PRESETS]
+            return [self._answer(preset, picture) for preset in (*own, *PRESETS)]
         finally:
             if self._open is not None:
                 self._open.close()
 
     def _answer(self, preset: str, picture: bytes) -> PresetAnswer:
-        config = replace(self._choice, preset=preset).applied(self._source.config)
+        chosen = None if preset == AS_CONFIGURED else preset
+        config = replace(self._choice, preset=chosen).applied(self._source.config)
         found = examine(config, self._version)._replace(seen=self._found.seen)
         said = describe(found.config, found.signature, found.labels, found.seen)
         if said.vision is None:

@@ -23,7 +23,7 @@ import uvloop
 
 from carpool.config.server import ServerSettings
 from carpool.errors import CarpoolError, ConfigError
-from carpool.frontend.documents import assumptions, failures, picture_tasks, promises
+from carpool.frontend.documents import assumptions, failures, picture_tasks, promises, versions_of
 from carpool.frontend.remote_door import RemoteDoor
 from carpool.link.advice import GateTable
 from carpool.link.child_process import Control, Message, live_as_child, spare_the_collector, switch_often
@@ -207,6 +207,7 @@ class EngineProcess:
                 promises=promises(catalog),
                 failed=failures(catalog),
                 assumed=assumptions(catalog),
+                versions=versions_of(catalog),
             )
 
     def _report_dropped(self, frontend: int) -> None:

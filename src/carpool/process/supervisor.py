@@ -47,7 +47,7 @@ _FRONTENDS_SHARE = 0.9  # of the time to drain; the rest is the engine's
 
 
 _Words = Mapping[str, str]
-Ready = Callable[[Mapping[str, int], _Words, Mapping[str, float], _Words, _Words], None]
+Ready = Callable[[Mapping[str, int], _Words, Mapping[str, float], _Words, _Words, _Words], None]
 """Called each time that an engine has warmed up its models: with the ports in use, and by the models' names
 the tasks of those that take pictures, the milliseconds that they promise, why others do not serve, and what
 nothing says about their pixels."""
@@ -282,7 +282,8 @@ class Supervisor:
         if self._warm is not None and all(post.was_up for post in self._posts):
             warm, self._warm = self._warm, None
             _log.info("ready", models=" ".join(warm["models"]), host=self._settings.host, **self.ports)
-            self._ready(self.ports, warm["tasks"], warm["promises"], warm["failed"], warm["assumed"])
+            said = (warm[name] for name in ("tasks", "promises", "failed", "assumed", "versions"))
+            self._ready(self.ports, *said)
 
     def _finish(self, code: int) -> None:
         if not self._finished.done():
