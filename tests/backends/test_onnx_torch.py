@@ -168,7 +168,7 @@ def test_values_are_let_go_when_nobody_needs_them(tmp_path: Path) -> None:
             {},
         ),
     )
-    freed = [name for one in network._nodes for name in one.frees]
+    freed = [name for one in network.nodes for name in one.frees]
     assert sorted(freed) == ["a", "b", "x"]
 
 

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from carpool.backends.torch.fused_convolution import convolution_relu
+
 Value: TypeAlias = Any
 """A tensor; of sizes a number, or a tuple of numbers."""
 
@@ -629,6 +631,19 @@ def _convolve(node: Node, x: Tensor, weights: Tensor, bias: Tensor | None = None
         x, before = _padded(x, before, after), [0] * sides
     strides, dilations = node.get("strides", [1] * sides), node.get("dilations", [1] * sides)
     return _CONVOLUTIONS[sides](x, weights, bias, strides, before, dilations, node.get("group", 1))
+
+
+CONVOLUTION_RELU = "ConvRelu"
+"""A convolution with the addition and ReLU behind it: no operator of ONNX, but made of three of them."""
+
+
+@_of(CONVOLUTION_RELU)
+def _convolve_relu(
+    node: Node, x: Tensor, weights: Tensor, bias: Tensor | None, other: Tensor | None = None
+) -> Tensor:
+    pads, _ = _around(node, x, weights.shape[2:])
+    strides, dilations = node.get("strides", [1, 1]), node.get("dilations", [1, 1])
+    return convolution_relu(x, weights, bias, other, strides, pads, dilations)
 
 
 @_of("ConvTranspose")

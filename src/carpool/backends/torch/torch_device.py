@@ -134,6 +134,7 @@ class Device:
     name = "cpu"
     bounded = False  # whether its memory is counted and limited
     captures = False  # whether `capture` makes launching cheaper, and `launch` returns while it works
+    fuses = False  # whether it has kernels that compute a convolution and what stands behind it
 
     def __init__(self, threads: int | None = None) -> None:
         self.place = torch.device("cpu")
@@ -221,7 +222,7 @@ class CudaDevice(Device):
     """Represents one stream on one GPU. Its graphs share a pool of memory, since they never run at the same
     time."""
 
-    bounded = captures = True
+    bounded = captures = fuses = True
 
     def __init__(self, index: int) -> None:
         super().__init__(_COPY_THREADS)

@@ -143,7 +143,7 @@ Convert = Callable[[torch.Tensor], torch.Tensor]
 
 
 def feeding(
-    config: ModelConfig, network: torch.nn.Module, call: CallingConvention, place: torch.device
+    config: ModelConfig, network: Callable[..., Any], call: CallingConvention, place: torch.device
 ) -> Callable[..., Any]:
     """Calls a network with the inputs of the settings, in their order, as they are carried."""
     converts = [(tensor.name, _input(config, tensor, place)) for tensor in config.inputs]
@@ -164,11 +164,14 @@ class AdaptedNetwork(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.network = network
-        self._feed = feeding(config, network, call, place)
+        self._feed = feeding(config, self._run, call, place)
         self._model = config.name
         self._outputs = config.outputs
         self._names = [tensor.name for tensor in config.outputs]
         self._places: list[int] = []
+
+    def _run(self, *given: torch.Tensor, **named: torch.Tensor) -> Any:
+        return self.network(*given, **named)  # which may be exchanged for its fused form
 
     def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         found = flatten(self._feed(*given))

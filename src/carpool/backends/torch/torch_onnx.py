@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from carpool.backends.onnxruntime import ONNX_TYPES
 from carpool.backends.torch.onnx_operators import (
+    CONVOLUTION_RELU,
     MADE_AT_PLACE,
     NUMBERS,
     OPERATORS,
@@ -66,7 +68,9 @@ class OnnxNetwork(torch.nn.Module):
         for node in graph.node:
             if node.op_type == "Constant":
                 self._keep(node.output[0], _constant(node))
-        self._nodes = _in_order(graph, version, self._outputs)
+        self._constants = {one.name for one in graph.initializer}
+        self._constants |= {one.output[0] for one in graph.node if one.op_type == "Constant"}
+        self.nodes = self._with_ends(_in_order(graph, version))
 
     def _keep(self, name: str, array: Array) -> None:
         """As a buffer, which follows the network's precision and device; numbers that may be sizes, and
@@ -83,7 +87,7 @@ class OnnxNetwork(torch.nn.Module):
         values: dict[str, Value] = dict(zip(self.inputs, given, strict=True))
         floats = [one.dtype for one in given if one.is_floating_point()]
         place = RunPlace(floats[0] if floats else torch.float32, given[0].device)
-        for node in self._nodes:
+        for node in self.nodes:
             inputs = self._given(node, values)
             if node.kind in MADE_AT_PLACE:
                 made = MADE_AT_PLACE[node.kind](node, *inputs, place=place)
@@ -94,6 +98,61 @@ class OnnxNetwork(torch.nn.Module):
             for name in node.frees:
                 del values[name]
         return {name: self._answer(values.get(name), name, place) for name in self._outputs}
+
+    def _with_ends(self, nodes: Sequence[Node]) -> tuple[Node, ...]:
+        """Returns the nodes, each with what no later one needs. Constants are not among the values of a
+        run."""
+        kept = {*self._outputs, *self._constants, ""}
+        found: list[Node] = []
+        for node in reversed(nodes):
+            ends = tuple(name for name in dict.fromkeys((*node.inputs, *node.outputs)) if name not in kept)
+            kept.update(ends)
+            found.append(replace(node, frees=ends))
+        return tuple(reversed(found))
+
+    def fused_nodes(self) -> tuple[Node, ...] | None:
+        """Returns the nodes with convolutions that compute the addition and ReLU behind them, too; None:
+        there are no such."""
+        uses = Counter(name for node in self.nodes for name in node.inputs) + Counter(self._outputs)
+        made = {name: node for node in self.nodes for name in node.outputs}
+        gone: set[int] = set()
+        fused: dict[int, Node] = {}
+
+        def convolution(name: str) -> Node | None:
+            node = made.get(name)
+            alone = node is not None and uses[name] == 1 and id(node) not in gone
+            return node if alone and node is not None and self._is_fusible(node) else None
+
+        for relu in self.nodes:
+            source = made.get(relu.inputs[0]) if relu.kind == "Relu" else None
+            if source is None or uses[relu.inputs[0]] != 1:
+                continue
+            others: tuple[str, ...] = ()
+            found = convolution(relu.inputs[0])
+            if source.kind == "Add":
+                one, other = source.inputs
+                found = convolution(one)
+                if found is None:
+                    one, other = other, one
+                    found = convolution(one)
+                others = (other,)
+            if found is None or any(name in self._constants for name in others):
+                continue
+            gone |= {id(found), id(source)}
+            inputs = (*found.inputs, "")[:3] + others
+            fused[id(relu)] = replace(found, kind=CONVOLUTION_RELU, inputs=inputs, outputs=relu.outputs)
+        if not fused:
+            return None
+        return self._with_ends([fused.get(id(node), node) for node in self.nodes if id(node) not in gone])
+
+    def _is_fusible(self, node: Node) -> bool:
+        """Returns whether it is a convolution in two dimensions, padded evenly, of all channels at once."""
+        weight = self._stored.get(node.inputs[1]) if node.kind == "Conv" else None
+        if weight is None or getattr(self, weight).dim() != 4 or node.get("group", 1) != 1:
+            return False
+        pads = list(node.get("pads", [0] * 4))
+        told = node.get("auto_pad", b"NOTSET")
+        return pads[:2] == pads[2:] and told in (b"NOTSET", b"VALID", "NOTSET", "VALID")
 
     def _given(self, node: Node, values: dict[str, Value]) -> list[Value]:
         """Returns constants as sizes where the operator takes sizes, or where nothing else is a tensor."""
@@ -128,36 +187,26 @@ def _constant(node: Any) -> Array:
     return numpy_helper.to_array(value) if attribute.name == "value" else np.array(value)
 
 
-def _in_order(graph: Any, version: int, outputs: Sequence[str]) -> tuple[Node, ...]:
-    """Returns all nodes but constants, each with what nobody needs after it."""
+def _in_order(graph: Any, version: int) -> list[Node]:
+    """Returns all nodes but constants. Raises `NoCounterpart` with all operators that have none."""
     from onnx import TensorProto, helper, numpy_helper
 
     lacking: set[str] = set()
     nodes: list[Node] = []
-    kept = set(outputs)
-    for one in reversed(graph.node):
+    for one in graph.node:
+        if one.op_type == "Constant":
+            continue
         known = one.op_type in OPERATORS or one.op_type in MADE_AT_PLACE
-        if one.op_type != "Constant" and (one.domain not in _OWN or not known):
+        if one.domain not in _OWN or not known:
             lacking.add(one.op_type if one.domain in _OWN else f"{one.domain}.{one.op_type}")
         attributes = {entry.name: helper.get_attribute_value(entry) for entry in one.attribute}
         for name, value in attributes.items():
             if isinstance(value, TensorProto):
                 attributes[name] = numpy_helper.to_array(value)
-        if one.op_type == "Constant":
-            continue
-        ends = tuple(name for name in dict.fromkeys((*one.input, *one.output)) if name and name not in kept)
-        kept.update(ends)
-        nodes.append(Node(one.op_type, version, tuple(one.input), tuple(one.output), attributes, ends))
+        nodes.append(Node(one.op_type, version, tuple(one.input), tuple(one.output), attributes))
     if lacking:
         raise NoCounterpart(", ".join(sorted(lacking)))
-    given = {one.name for one in graph.initializer}
-    given |= {one.output[0] for one in graph.node if one.op_type == "Constant"}
-    return tuple(_without(node, given) for node in reversed(nodes))
-
-
-def _without(node: Node, constants: set[str]) -> Node:
-    """Constants are not freed: they are not among the values of a run."""
-    return replace(node, frees=tuple(name for name in node.frees if name not in constants))
+    return nodes
 
 
 def open_onnx(config: ModelConfig, file: Path) -> OnnxNetwork:

@@ -31,6 +31,7 @@ from carpool.backends.torch.torch_device import (
     is_out_of_memory,
 )
 from carpool.backends.torch.torch_files import in_one_line, open_module
+from carpool.backends.torch.torch_fusion import fusion_of
 from carpool.backends.torch.torch_network import AdaptedNetwork, call_for
 from carpool.config.fingerprint import beside
 from carpool.config.model import DYNAMIC, ModelConfig, TensorConfig
@@ -146,6 +147,7 @@ _TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 2e-2, "bf16": 5e-2}
 """How far compiled answers may be from plain ones, as the norm of the difference over the norm."""
 _OTHERS_DIFFER = 0.01  # of the elements of an output that are no fractions
 _WARM_UPS = 2  # of what ran once when it was compared
+_TRIAL = 32  # images, by which it is decided whether a network is fused
 _TIMED = 5  # replays of each program, in turn
 _ROOM = 3.0  # times what a batch takes: as much is free on the device before another one is captured
 _PAUSE = 4.0  # times what a replay took: so long requests have the device to themselves before the next
@@ -171,13 +173,16 @@ class Network:
             weakref.finalize(self, ledger.drop, id(self)).atexit = False
         names = [tensor.name for tensor in config.inputs]
         call = call_for(config.name, names, module, exported)
-        module = module.to(device=device.place, dtype=precision)
-        if config.pytorch.channels_last:
-            module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        half = config.pytorch.precision not in ("fp32", "tf32")
         self.pipeline = AdaptedNetwork(config, module, call, device.place)
+        self._fusion = fusion_of(self.pipeline, "network") if half and device.fuses else None
+        self.fused = False
+        for each in (module, *(self._fusion.modules() if self._fusion is not None else ())):
+            each.to(device=device.place, dtype=precision)
+            if config.pytorch.channels_last:
+                each.to(memory_format=torch.channels_last)
         device.wait()  # other instances use it from streams of their own
         self._names = [tensor.name for tensor in config.outputs]
-        half = config.pytorch.precision not in ("fp32", "tf32")
         self._tf32 = None if half or device.place.type != "cuda" else config.pytorch.precision == "tf32"
         self._make: Callable[[], Callable[..., Any]] | None = _compiler(config, self.pipeline, module)
         self._compiled: Callable[..., Any] | None = None
@@ -209,6 +214,42 @@ class Network:
 
         return run
 
+    def fuse(self, rows: Sequence[torch.Tensor], device: Device) -> None:
+        """Uses the fused form of the network from here on, if it answers the same on noise and is not
+        slower. Decided once, by the first instance, before anything else runs."""
+        with self._compiling:
+            fusion, self._fusion = self._fusion, None
+            if fusion is None:
+                return
+            noise = [_noise(row) for row in rows]
+            try:
+                plain, before = self._tried(noise, device)
+                fusion.use(fused=True)
+                fused, after = self._tried(noise, device)
+                why = self._difference(plain, fused, "fused")
+                if not why and after > before:
+                    why = f"it is not faster: {after * 1e3:.3g} ms fused, and {before * 1e3:.3g} ms as it is"
+            except Exception as error:  # libraries refuse what they have no kernel for, in many ways
+                why = in_one_line(error)
+            if why:
+                fusion.use(fused=False)
+                _log.info("%s: its convolutions are not fused: %s", self.model, why)
+            self.fused = not why
+        device.release()
+
+    def _tried(self, rows: Sequence[torch.Tensor], device: Device) -> tuple[dict[str, torch.Tensor], float]:
+        """Returns its answers and the seconds that a batch takes of the device."""
+        run = self.runs(rows, compiled=False)
+        device.warm(run)
+        answers = {name: tensor.clone() for name, tensor in run().items()}
+        try:
+            program = device.capture(run)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            program = device.call(run)
+        return answers, min(device.seconds(program) for _ in range(_TIMED))
+
     def compile_for(self, rows: Sequence[torch.Tensor], size: int) -> str:
         """Compile batches of this size once, whichever instance asks. Returns why they are not to be used,
         or nothing: a network that cannot be compiled, or answers otherwise then, runs as it is."""
@@ -235,22 +276,24 @@ class Network:
             self._make, self._fails = None, in_one_line(error)
             return self._fails
 
-    def _difference(self, plain: Mapping[str, torch.Tensor], compiled: Mapping[str, torch.Tensor]) -> str:
-        """Returns what is wrong with compiled answers, or nothing."""
+    def _difference(
+        self, plain: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], when: str = "compiled"
+    ) -> str:
+        """Returns what is wrong with the answers of another form of the network, or nothing."""
         for name, before in plain.items():
-            after = compiled[name]
+            after = other[name]
             if before.shape != after.shape or before.dtype != after.dtype:
-                return f'its output "{name}" has another form when compiled'
+                return f'its output "{name}" has another form when {when}'
             if name in self._bits:
                 before, after = before.view(torch.bfloat16), after.view(torch.bfloat16)
             if not before.is_floating_point():
                 differ = float((before != after).float().mean()) if before.numel() else 0.0
                 if differ > _OTHERS_DIFFER:
-                    return f'{differ:.1%} of its output "{name}" differ when compiled'
+                    return f'{differ:.1%} of its output "{name}" differ when {when}'
                 continue
             finite = torch.isfinite(before)
             if not torch.equal(finite, torch.isfinite(after)):
-                return f'its output "{name}" has infinities or NaN elsewhere when compiled'
+                return f'its output "{name}" has infinities or NaN elsewhere when {when}'
             before, after = before[finite].double(), after[finite].double()
             size, off = float(before.norm()), float((before - after).norm())
             if off > self._tolerance * max(size, 1e-12):
@@ -361,6 +404,7 @@ class Programs:
         if ledger is not None:
             ledger.check(config.name, buffers, f"its inputs for batches of {largest or 1} take")
         self.inputs = FixedInputs(device, config.inputs, largest)
+        self._network.fuse(self.inputs.rows(min(_TRIAL, largest or 1)), device)
         if placement.hurry:
             self.bytes = buffers
             return
@@ -413,6 +457,7 @@ class Programs:
     def said(self) -> str:
         used, device = self._config.pytorch, self._device
         form = ", channels last" if used.channels_last else ""
+        form += ", convolutions fused" if self._network.fused else ""
         how = f"On {device.name} in {used.precision}{form}"
         if self.sizes and used.graphs:
             how += f", as {'CUDA graphs' if device.place.type == 'cuda' else 'plain calls'}"
