@@ -167,7 +167,7 @@ def test_closing_gives_everything_back(tmp_path: Path, script: bytes) -> None:
     backend = tm.load(place(tmp_path, script), device)
     other = tm.load(place(tmp_path, script, "other"), PretendedDevice(10**6))
     assert backend._programs is not None
-    network = backend._programs._network
+    network = backend._programs.network
     gone = weakref.ref(network)
     rows = [weakref.ref(tensor) for tensor in backend._programs.inputs.rows(8)]
     del network

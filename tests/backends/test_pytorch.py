@@ -465,7 +465,7 @@ def test_instances_share_the_weights(tmp_path: Path, scripted: Path) -> None:
     one, other = tm.load(where), tm.load(where)
     assert one._programs is not None
     assert other._programs is not None
-    assert one._programs._network is other._programs._network
+    assert one._programs.network is other._programs.network
     one.close()
     assert other.run({"pixels": tm.floats(1)}, ())["scores"].shape == (1, 4)
     other.close()

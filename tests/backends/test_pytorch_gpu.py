@@ -68,7 +68,7 @@ def test_compiled_networks_answer_the_same(kind: str, tmp_path: Path) -> None:
     files = {"model.pt2": tm.write_exported} if exported else {"model.pt": tm.write_weights, "model.py": CODE}
     backend = load(tm.folder(tmp_path, text, files))
     assert backend._programs is not None
-    assert backend._programs._network.is_compiled
+    assert backend._programs.network.is_compiled
     check(backend, 2, 5e-3)
     backend.close()
 

@@ -270,7 +270,7 @@ def model(tmp_path: Path, precision: str) -> Path:
 
 def network_of(backend: Any) -> Network:
     assert backend._programs is not None
-    network: Network = backend._programs._network
+    network: Network = backend._programs.network
     return network
 
 

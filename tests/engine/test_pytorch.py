@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import carpool
 from backends import torch_models as tm
@@ -92,3 +93,42 @@ def test_pictures_are_answered_with_what_the_network_says(tmp_path: Path) -> Non
     assert vision is not None
     assert vision.input.datatype is Datatype.UINT8
     assert vision.image.layout == "nchw"
+
+
+COUNTED = """
+from pathlib import Path
+
+import torch
+
+class Scores(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = torch.nn.Linear(3, 4)
+
+    def forward(self, pixels):
+        return self.line(pixels.float().mean((2, 3)))
+
+def build():
+    with (Path(__file__).parents[2] / "built").open("a") as file:
+        file.write("x")
+    return Scores()
+"""
+
+
+def test_the_network_that_was_tried_is_the_one_that_serves(tmp_path: Path) -> None:
+    """Building a network of a hundred million weights takes seconds."""
+    side = tm.SIDE
+    text = f'task = "classify"\nslo_ms = 30000\nmax_batch = 2\ninstances = 2\n[image]\nsize = {side}\n'
+    text += f'[[input]]\nname = "pixels"\ndatatype = "UINT8"\nshape = [3, {side}, {side}]\n'
+    text += '[[output]]\nname = "scores"\ndatatype = "FP32"\nshape = [4]\n'
+    folder = tm.folder(tmp_path, f'{text}[pytorch]\nmodule = "model.py"\n', {"model.py": COUNTED})
+    weights = torch.nn.Linear(3, 4).state_dict()
+    torch.save({f"line.{name}": tensor for name, tensor in weights.items()}, folder / "1" / "model.pt")
+
+    async def story() -> None:
+        async with carpool.Engine(folder) as engine:
+            found = await engine.infer("m", tm.pictures(1)[0], outputs=["scores"])
+            assert found["scores"].shape == (4,)
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+    assert (tmp_path / "built").read_text() == "x"

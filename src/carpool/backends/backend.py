@@ -324,6 +324,12 @@ class SharesDevice(Protocol):
     device: str  # its name; empty: it shares none
 
 
+@runtime_checkable
+class SharesWeights(Protocol):
+    def weights(self) -> object:
+        """Returns what further instances share with it; it is there for as long as somebody holds it."""
+
+
 class Loader(Protocol):
     """Defines the two functions that each runtime's file offers. One that fills in the settings itself also
     has `describe(config, version)`, and one that chooses among GPUs `devices` and `device_names(config)`."""

@@ -105,6 +105,9 @@ class TorchBackend:
     def notes(self) -> Sequence[str]:
         return () if self._programs is None else (self._programs.said(),)
 
+    def weights(self) -> object:
+        return None if self._programs is None else self._programs.network
+
     def compile(self, size: int) -> CompiledSize:
         programs, ledger = self._programs, self._ledger
         if programs is None or self._aborted:

@@ -389,7 +389,7 @@ class Programs:
         device.enter()
         added = () if finish is None else finish.adds  # the network does not make these itself
         own = tuple(tensor for tensor in config.outputs if tensor.name not in added)
-        self._network = network_for(replace(config, outputs=own), file, device, ledger)
+        self.network = network_for(replace(config, outputs=own), file, device, ledger)
         before = device.allocated()
         self.inputs: Inputs
         if self.varying:  # nothing can be laid out for tensors of any size
@@ -404,7 +404,7 @@ class Programs:
         if ledger is not None:
             ledger.check(config.name, buffers, f"its inputs for batches of {largest or 1} take")
         self.inputs = FixedInputs(device, config.inputs, largest)
-        self._network.fuse(self.inputs.rows(min(_TRIAL, largest or 1)), device)
+        self.network.fuse(self.inputs.rows(min(_TRIAL, largest or 1)), device)
         if placement.hurry:
             self.bytes = buffers
             return
@@ -425,20 +425,20 @@ class Programs:
                 needed = _expected(seen, size)
                 ledger.check(self._config.name, needed, f"with batches of {size} it would take about")
             rows = self.inputs.rows(size)
-            if not self._plain and self._network.compiles:
+            if not self._plain and self.network.compiles:
                 if time.monotonic() > end:
                     _log.warning(
                         "%s: batches of %d are not compiled: it takes too long", self._config.name, size
                     )
                 else:
                     tell(f"compiling for batches of {size}")
-                    if not self._network.compile_for(rows, size):
+                    if not self.network.compile_for(rows, size):
                         self._fast.add(size)
             self.footprint[size] = buffers + self._device.warm(self._runs(rows, size))
             seen.append((size, self.footprint[size]))
 
     def _runs(self, rows: Sequence[torch.Tensor], size: int) -> Run:
-        run, finish = self._network.runs(rows, compiled=size in self._fast), self._finish
+        run, finish = self.network.runs(rows, compiled=size in self._fast), self._finish
         return run if finish is None else lambda: finish(run())
 
     def _program(self, size: int) -> Program:
@@ -457,16 +457,16 @@ class Programs:
     def said(self) -> str:
         used, device = self._config.pytorch, self._device
         form = ", channels last" if used.channels_last else ""
-        form += ", convolutions fused" if self._network.fused else ""
+        form += ", convolutions fused" if self.network.fused else ""
         how = f"On {device.name} in {used.precision}{form}"
         if self.sizes and used.graphs:
             how += f", as {'CUDA graphs' if device.place.type == 'cuda' else 'plain calls'}"
-        if self._network.is_compiled and not self._plain:
+        if self.network.is_compiled and not self._plain:
             how += ", compiled"
         if not device.bounded:
             return f"{how}."
         sizes = ", ".join(f"{size}: {in_words(taken)}" for size, taken in self.footprint.items())
-        weights = in_words(self._network.weights)
+        weights = in_words(self.network.weights)
         # Other models come and go on the device meanwhile: less than nothing says only that they did.
         more = f"{in_words(self.bytes)} more" if self.bytes > 0 else "an unknown amount more"
         return f"{how}; weights {weights}, each instance {more} (by batch {sizes})."
@@ -479,7 +479,7 @@ class Programs:
         to serve, is only compiled."""
         if size in self._fast:
             return CompiledSize(size)
-        device, network, steps = self._device, self._network, _Steps()
+        device, network, steps = self._device, self.network, _Steps()
         with device.beside():
             rows = [_noise(row) for row in self.inputs.rows(size)]
             why = network.compile_for(rows, size)

@@ -12,7 +12,15 @@ from time import monotonic
 from typing import Any
 
 from carpool import backends
-from carpool.backends.backend import AsksModels, Backend, Finish, KeepsMemory, OnDevice, Placement
+from carpool.backends.backend import (
+    AsksModels,
+    Backend,
+    Finish,
+    KeepsMemory,
+    OnDevice,
+    Placement,
+    SharesWeights,
+)
 from carpool.config.backend_kinds import kind_of
 from carpool.config.fingerprint import PROVISIONAL
 from carpool.config.model import DYNAMIC, ModelConfig, Task
@@ -121,6 +129,11 @@ def settle(
     return with_boxes(config, signature, vision)
 
 
+def _weights_for(config: ModelConfig) -> tuple[object, ...]:
+    """Returns the settings by which instances share weights."""
+    return config.inputs, config.outputs, config.image, config.max_batch
+
+
 _CHECKED_S = 0.1  # batches that take longer are believed if single images are as they were
 _STILL_TRUE = 1.3  # times in a kept profile may be off by this factor, for machines are never quite quiet
 
@@ -185,6 +198,7 @@ class Loading:
         self._labels: Mapping[str, Sequence[str]] = {}
         self._vision: VisionSettings | None = None
         self._finish: Finish | None = None
+        self._weights: object = None  # of the instance that was tried, for the first one that serves
         self._told: dict[str, str] = {}  # what it was recognised as, by parameter
         self._gpus: Sequence[int] = ()  # of the instances, in turn; none: the CPU, or the runtime's choice
 
@@ -195,6 +209,12 @@ class Loading:
             self._settle()
 
     def prepare(self, tell: ReportStep) -> Ready:
+        try:
+            return self._prepared(tell)
+        finally:
+            self._weights = None
+
+    def _prepared(self, tell: ReportStep) -> Ready:
         if not self._settled:
             self._settle()
         if self._config.fake is not None:
@@ -269,13 +289,18 @@ class Loading:
         def load(config: ModelConfig) -> Backend:
             self._config = config
             self._place()
-            return self.backend(0, 1, hurry=True)
+            backend = self.backend(0, 1, hurry=True)
+            self._weights = backend.weights() if isinstance(backend, SharesWeights) else None
+            return backend
 
         found = self._examined or examine(self._config, self._version)
         config, signature, self._labels, seen = try_out(found, load)
+        tried = _weights_for(config)
         self._told = {}
         settled = settle(config, signature, self._labels, seen, self._told)
         self._config, self._signature, self._vision, self._finish = settled
+        if _weights_for(self._config) != tried:
+            self._weights = None  # it will not share them, and needs the room
         if not self._labels and self._vision is not None and self._vision.task == Task.CLASSIFY:
             self._labels = {self._vision.outputs[0].name: self._vision.labels}
         self._settled = True
@@ -312,7 +337,9 @@ class Loading:
         calls = None if self._caller is None else self._caller(index)
         plain = plain or self.behind
         placement = Placement(index, threads, gpu, fill, self._finish, tell, hurry, plain, calls)
-        return backends.load(self._config, self._version, placement)
+        backend = backends.load(self._config, self._version, placement)
+        self._weights = None
+        return backend
 
     def open(self, layout: Layout, tell: ReportStep = lambda _: None) -> list[Backend]:
         self.threads = layout.threads
