@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from carpool.engine.loading.hosted_model import cache_folders, imported_names, imported_packages
+from carpool.engine.loading.hosted_model import imported_names, imported_packages
+from carpool.engine.loading.zygote_start import cache_folders
 from carpool.runner import runner_process as later_module
 from carpool.runner.runner_process import Later
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from carpool.link.door import Catalog, LoadingStep
 
 _ENGINE = "carpool.process.start:engine"
+_ZYGOTE = "carpool.engine.loading.zygote_start:begin_zygote"
 _HTTP = "carpool.process.front_ends:http"
 _GRPC = "carpool.process.front_ends:grpc"
 _PHOTOS = {"detect": "astronaut", "classify": "coffee", "segment": "astronaut", "embed": "chelsea"}
@@ -150,6 +151,7 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
             FrontendKind("http", _HTTP, settings.frontends, ports),
             FrontendKind("grpc", _GRPC, settings.grpc_frontends, grpc),
         ],
+        begin=_ZYGOTE if _needs_runner(sources, settings) else "",
         ready=screen.show,
         loading=screen.progress.step,
     )
@@ -157,6 +159,14 @@ def _run(paths: Sequence[Path] | None, **given: object) -> int:
         code = runner.run(supervisor.run())
     finish()
     return code
+
+
+def _needs_runner(sources: Sequence[ModelSource], settings: ServerSettings) -> bool:
+    """Returns whether a model is loaded at the start that runs in the runner."""
+    from carpool.config.backend_kinds import kind_of
+
+    processes = {kind_of(source.config.backend).process for source in sources if source.config.backend}
+    return not settings.on_demand and "runner" in processes
 
 
 def _brought(paths: Sequence[Path], settings: ServerSettings) -> Sequence[Path]:

@@ -11,7 +11,7 @@ import ctypes
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from carpool.link.child_process import Child, Message, control_pair
 from carpool.observe.logs import logger, stream
@@ -72,12 +72,11 @@ class _Born:
 
 
 class Zygote:
-    """`gone` is called once, when it has ended or cannot be used any more."""
+    """`child` is its process, which has just been started; `gone` is called once, when it has ended or cannot
+    be used any more."""
 
-    def __init__(
-        self, module: str, environment: Mapping[str, str], ready: Callable[[], None], gone: Callable[[], None]
-    ) -> None:
-        self._child = Child(module, "zygote", called="zygote", environment=environment)
+    def __init__(self, child: Child, ready: Callable[[], None], gone: Callable[[], None]) -> None:
+        self._child = child
         self._ready, self._gone = ready, gone
         self._forks: dict[int, Callable[[int], None]] = {}
         self._number = 0

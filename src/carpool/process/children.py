@@ -151,6 +151,8 @@ class EngineProcess:
         self._report(side.engine.catalog)
 
     async def _start(self) -> tuple[EngineSide, Open]:
+        begin = self._first.body["begin"]
+        begun = {"begun": _load(begin)(self._settings)} if begin else {}
         start: StartEngine = _load(self._first.body["start"])
         gate_table = GateTable(self._gates)
         gate_table.clear()
@@ -162,6 +164,7 @@ class EngineProcess:
             write_gate=gate_table.write,
             progress=self._progress,
             dropped=self._report_dropped,
+            **begun,
         )
 
     def _progress(self, step: LoadingStep) -> None:

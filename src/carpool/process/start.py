@@ -30,6 +30,7 @@ from carpool.engine.profile.model_profile import ProfileStore
 from carpool.frontend.http.http_server import check_free, listen
 from carpool.frontend.remote_door import RemoteDoor
 from carpool.link.advice import GATE_BYTES, GateTable
+from carpool.link.child_process import Child
 from carpool.link.door import Catalog, LoadingStep
 from carpool.memory.arena import Arena, create_memory, map_memory
 from carpool.observe.columns import RESTARTS, UP
@@ -84,14 +85,17 @@ async def engine(
     write_gate: Callable[..., None],
     progress: StartProgress,
     dropped: Callable[[int], None],
+    begun: Child | None = None,
 ) -> tuple[EngineSide, Callable[[], Coroutine[Any, Any, None]]]:
-    """Front ends can be attached from here on; the function loads the models."""
+    """Front ends can be attached from here on; the function loads the models. `begun` is what was started
+    before: the zygote."""
     log = logger("engine")
     mine = table.block(block)
     runner = Runner(
         settings,
         restarted=lambda: mine.server.add(RESTARTS["worker"]),
         stall_changed=lambda: host.engine.look_at_instances(),
+        zygote=begun,
     )
     make = partial(engine_for, paths, settings, table, block=mine, host=runner)
     host = EngineHost(make, write_gate, runner)

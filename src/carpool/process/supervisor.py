@@ -99,14 +99,17 @@ class Supervisor:
         *,
         engine: str,
         frontends: Sequence[FrontendKind],
+        begin: str = "",
         ready: Ready = lambda *_: None,
         loading: Callable[[LoadingStep], None] = lambda _step: None,
     ) -> None:
-        """`loading` is told each step while the engine loads its models."""
+        """`loading` is told each step while the engine loads its models; `begin` names what its process does
+        first, before it imports the rest."""
         self._settings = settings
         self._began = time.monotonic()
         self._paths = list(paths)
         self._start_engine = engine
+        self._begin_engine = begin
         self._ready = ready
         self._loading = loading
         self._engine = Post("engine", ENGINE_BLOCK)
@@ -231,7 +234,8 @@ class Supervisor:
         """Tell it what it is, and join it with those that it works with."""
         shared = [self._table_fd, self._gates_fd, self._pulses_fd]
         if post.kind is None:
-            self._brief(child, post, shared, start=self._start_engine, paths=self._paths)
+            names = {"begin": self._begin_engine, "start": self._start_engine}
+            self._brief(child, post, shared, **names, paths=self._paths)
         else:
             listening = [sock.fileno() for socks in post.sockets.values() for sock in socks]
             counts = {name: len(socks) for name, socks in post.sockets.items()}

@@ -32,9 +32,6 @@ from carpool.backends.stepper import TextInstance
 from carpool.backends.torch.device_sharing import limit_device_memory, room_for_pictures
 from carpool.engine.generation.text_loading import TextLoading
 from carpool.engine.loading.hosted_model import (
-    COMPILER,
-    RUNNER,
-    ZYGOTE,
     CompiledInstances,
     LoadOrder,
     OpenedAs,
@@ -44,6 +41,7 @@ from carpool.engine.loading.hosted_model import (
     imported_packages,
 )
 from carpool.engine.loading.loading import Loading, Ready, ReportStep
+from carpool.engine.loading.zygote_start import COMPILER, RUNNER, ZYGOTE
 from carpool.engine.profile.model_profile import ProfileStore
 from carpool.errors import CarpoolError, ModelError
 from carpool.link.child_process import Control, Message, live_as_child, spare_the_collector, switch_often

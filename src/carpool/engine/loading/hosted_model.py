@@ -37,9 +37,6 @@ _MOST = 256
 _DEEP = ("torch._dynamo", "torch._inductor.compile_fx", "torch.export", "triton")
 """Beyond the packages themselves: what torch imports when something is compiled, which takes seconds."""
 
-ZYGOTE, RUNNER, COMPILER = "zygote", "runner", "compiler"
-"""The processes of that module: what the others are forked from, what serves, what compiles for it."""
-
 
 def imported_packages() -> list[str]:
     """Installed ones only: what lies beside a model belongs to the model, and is read when that is loaded."""
@@ -60,14 +57,6 @@ def imported_names(said: object) -> list[str]:
     names = said if isinstance(said, list | tuple) else ()
     good = [name for name in names if isinstance(name, str) and name.replace(".", "_").isidentifier()]
     return good[: 2 * _MOST]
-
-
-def cache_folders(cache_dir: Path | None) -> dict[str, str]:
-    """Returns where compilers keep what they made, so that the next process need not make it again."""
-    if cache_dir is None:
-        return {}
-    kept = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-    return {variable: str(cache_dir / name) for variable, name in kept.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,8 @@ from carpool.config.backend_kinds import kind_of
 from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.config.server import ServerSettings
-from carpool.config.usable_cores import WAITING, usable_cores
+from carpool.config.usable_cores import usable_cores
 from carpool.engine.loading.hosted_model import (
-    COMPILER,
-    RUNNER,
     CompiledInstances,
     HostedInstance,
     HostedLoading,
@@ -28,10 +26,16 @@ from carpool.engine.loading.hosted_model import (
     RunnerFailure,
     SavedArtifacts,
     Settles,
-    cache_folders,
     imported_names,
 )
 from carpool.engine.loading.loading import ReportStep
+from carpool.engine.loading.zygote_start import (
+    COMPILER,
+    RUNNER,
+    RUNNER_MODULE,
+    runner_environment,
+    start_zygote,
+)
 from carpool.errors import ModelError, Unavailable
 from carpool.link.child_process import Child, Message, Watchdog
 from carpool.link.forked_child import Zygote
@@ -43,14 +47,10 @@ from carpool.observe.logs import logger
 
 T = TypeVar("T")
 _log = logger("runner")
-_MODULE = "carpool.runner.runner_process"
 _NUMBERS = 1_000_000  # instances in the life of one process: a number never means one of another life
 _END_S = 5.0
 _ZYGOTES = 8  # that may end before we do without: whatever ends them ends the next one, too
 _MOST_COMPILERS, _CORES_EACH = 3, 3
-# A GPU takes commands from eight queues by default. Streams that share one wait for each other, although
-# nothing makes them: the many short steps of decoding JPEGs waited behind whole batches of the model.
-DEVICE_QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 
 
 class _Died(Exception):
@@ -65,13 +65,16 @@ class Runner:
         settings: ServerSettings,
         restarted: Callable[[], None] = lambda: None,
         stall_changed: Callable[[], None] = lambda: None,
+        zygote: Child | None = None,
     ) -> None:
+        """`zygote` is one that was started before."""
         self.max_answer_bytes = settings.max_body_bytes
         self._settings = settings
         self._restarted, self._stall_changed = restarted, stall_changed
         self._loop = asyncio.get_running_loop()
         self._child: Child | None = None
         self._watches: set[asyncio.Task[None]] = set()
+        self._begun = zygote
         self._zygote: Zygote | None = None
         self._zygotes = 0
         self._packages: Sequence[str] = ()
@@ -180,7 +183,8 @@ class Runner:
             return
         self._zygotes += 1
         try:
-            self._zygote = zygote = Zygote(_MODULE, self._environment(), self._stands_by, self._zygote_gone)
+            child, self._begun = self._begun or start_zygote(self._settings), None
+            self._zygote = zygote = Zygote(child, self._stands_by, self._zygote_gone)
         except OSError as error:
             _log.warning("no-zygote", error=str(error))
             return
@@ -198,13 +202,10 @@ class Runner:
             self._brings, self._packages = False, ()
         self._keep_zygote()
 
-    def _environment(self) -> dict[str, str]:
-        return {**WAITING, **DEVICE_QUEUES, **cache_folders(self._settings.cache_dir)}
-
     def _new_child(self, kind: str) -> Child:
         if self._zygote is not None and self._zygote.usable:
             return self._zygote.fork(kind, kind)
-        return Child(_MODULE, kind, called=kind, environment=self._environment())
+        return Child(RUNNER_MODULE, kind, called=kind, environment=runner_environment(self._settings))
 
     def compiler(self, opening: Opening) -> Compiler:
         return Compiler(self, opening)
