@@ -135,3 +135,30 @@ def test_a_capture_that_fails_after_its_end_is_not_released_twice(
     with pytest.raises(RuntimeError, match="out of memory"):
         device.capture(nothing)
     assert allocator.users == {(0, 1): 1}, "the graph itself gives it back"
+
+
+class MortalGraph(Graph):
+    """As torch's: a pool whose last graph has gone takes no other."""
+
+    def capture_begin(self, pool: Pool, capture_error_mode: str) -> None:
+        if self._allocator.users.get(pool) == 0:
+            raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
+        super().capture_begin(pool, capture_error_mode)
+
+    def __del__(self) -> None:
+        self._allocator.release(0, self._pool)
+
+
+def test_a_trial_leaves_the_pool_to_what_serves(
+    device: CudaDevice, allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: MortalGraph(allocator))
+    for _ in range(2):
+        assert isinstance(device.trial(nothing), torch_device.Captured)
+    assert isinstance(device.capture(nothing), torch_device.Captured)
+    assert sorted(allocator.users.values()) == [0, 0, 0]
+
+
+def test_what_cannot_be_captured_is_tried_as_a_call(device: CudaDevice, allocator: Allocator) -> None:
+    assert isinstance(device.trial(spoils(allocator, raises=True)), torch_device.Called)
+    assert isinstance(device.capture(nothing), torch_device.Captured)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -168,6 +168,10 @@ class Device:
     def call(self, run: Run) -> Program:
         return Called(run)
 
+    def trial(self, run: Run) -> Program:
+        """Prepares a run that is warm, for a few replays: as it would serve, but with memory of its own."""
+        return Called(run)
+
     def launch(self, program: Program, images: int) -> None:  # noqa: ARG002 - it runs here and now
         """Replays it, and returns when it is on its way; large batches compute one after the other. Returns
         when it is on its way; large batches compute one after the other."""
@@ -267,31 +271,44 @@ class CudaDevice(Device):
         return max(0, int(torch.cuda.max_memory_allocated(self.place) - held))
 
     def capture(self, run: Run) -> Program:
+        return self._captured(run, self._pool)
+
+    def trial(self, run: Run) -> Program:
+        """With a pool of its own: one whose last graph has gone takes no other."""
+        try:
+            return self._captured(run, torch.cuda.graph_pool_handle())
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            return Called(run)
+
+    def _captured(self, run: Run, pool: Any) -> Program:
         self.enter()
         graph = torch.cuda.CUDAGraph()
         with self._turns.alone(), _no_collection():
             try:
                 # Other threads may copy and run meanwhile: only what this one does is forbidden to it.
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 outputs = run()
             except BaseException:
                 with suppress(Exception):  # the error that matters is on its way already
-                    self._end_capture(graph)
+                    self._end_capture(graph, pool)
                 raise
-            self._end_capture(graph)
+            self._end_capture(graph, pool)
         program = Captured(graph, outputs)
         program.replay()
         self.wait()
         return program
 
-    def _end_capture(self, graph: torch.cuda.CUDAGraph) -> None:
+    def _end_capture(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
         """Where the driver reports that the capture was spoilt, torch leaves its allocators recording to the
         pool, and every later capture into that pool fails. So the device's allocator is told to end, the
         next capture has a pool of its own, and the graph, which the host's allocator still asks, is kept."""
         try:
             graph.capture_end()
         except BaseException:
-            pool, self._pool = self._pool, torch.cuda.graph_pool_handle()
+            if pool == self._pool:
+                self._pool = torch.cuda.graph_pool_handle()
             _spoilt.append(graph)
             with suppress(Exception):  # it has ended before the error
                 torch._C._cuda_endAllocateToPool(self.place.index, pool)
