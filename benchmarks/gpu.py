@@ -153,7 +153,7 @@ class Bench:
         self.keep("ceilings", listed)
 
     def _module(self, command: list[str]) -> str:
-        """In a process of its own, which has all cores, since nobody else needs any meanwhile."""
+        """In a process of its own, which has all cores: nobody else needs many meanwhile."""
         with placed(self.cores.everything):
             done = subprocess.run(
                 [sys.executable, "-m", *command], cwd=HERE, capture_output=True, text=True, timeout=300
@@ -178,6 +178,10 @@ class Bench:
             load = Load(self.aims(server.url)[what], self.given.seconds / 2, 1, concurrency=1, slo=0.1)
             entry = self.add(row(f"light {what}", load, *drive(server, load)))
             self.keep(f"light_{what}_p50_ms", entry["p50_ms"])
+        port = server.url.rpartition(":")[2]
+        lone = json.loads(self._module(["chip.lone_client", port, self.network, str(self.photos[0])]))
+        print(f"  one blocking client: {lone}", flush=True)
+        self.keep("lone_client", lone)
 
     def serve(self, sections: Collection[str]) -> None:
         """Everything that needs the server with the long promise."""
