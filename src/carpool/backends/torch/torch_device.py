@@ -93,6 +93,7 @@ class Captured:
 
 
 _spoilt: list[torch.cuda.CUDAGraph] = []
+_opened: set[int] = set()  # devices whose libraries have been opened in this process
 
 
 class Marker(Protocol):
@@ -245,6 +246,19 @@ class CudaDevice(Device):
         self._turns = turns_of(index)
         self._turn = self._turns.join()
         self._order = order_of(index)
+        if index not in _opened:
+            _opened.add(index)
+            threading.Thread(target=self._open_libraries, name="libraries", daemon=True).start()
+
+    def _open_libraries(self) -> None:
+        """cuDNN and cuBLAS are opened when they are first used, which takes a second or two: meanwhile the
+        thread that loads imports and builds its network. What fails here fails again where it matters."""
+        with suppress(Exception), self._turn, torch.inference_mode(), torch.cuda.stream(self._aside):
+            x = torch.zeros((1, 8, 16, 16), dtype=torch.float16, device=self.place)
+            x = x.contiguous(memory_format=torch.channels_last)
+            made = torch.nn.functional.conv2d(x, torch.zeros_like(x[:, :, :3, :3]))
+            torch.mm(made.flatten(2)[0], made.flatten(2)[0].T)
+            self._aside.synchronize()
 
     def enter(self) -> None:
         if _here.owner is not self:
