@@ -20,7 +20,7 @@ Target = StrEnum("Target", ["kubernetes", "balancer", "ray"])
 Kind = StrEnum("Kind", ["haproxy", "envoy", "nginx"])
 Autoscaler = StrEnum("Autoscaler", ["keda", "hpa", "none"])
 
-_BALANCER, _KUBERNETES, _FLEET, _RAY = "Balancer", "Kubernetes", "The fleet", "Ray"
+_BALANCER, _KUBERNETES, _RAY = "Balancer", "Kubernetes", "Ray"
 _ASSUMED_START_S = 60.0
 _REPEATS = 10
 _IMAGE, _RAY_IMAGE = "carpool:latest", "carpool-ray:latest"
@@ -50,7 +50,7 @@ class DeployVerb(o.SharesCores):
         carpool deploy ray /models --slo-ms 50 --replicas 2,8 --output overlay
     """
 
-    target: Target = o.argument("For whom.", metavar="kubernetes|balancer|ray")
+    target: Target = o.argument("What to write, or where to serve.", metavar="kubernetes|balancer|ray")
     places: list[str] | None = o.argument(
         "Addresses of the replicas; or the model's file or folder, as on the machines that serve it.",
         default=None,
@@ -76,19 +76,19 @@ class DeployVerb(o.SharesCores):
     stats: str = o.option("", "Address of its status page.", _BALANCER, metavar="HOST:PORT")
     access_log: bool = o.option(False, "Log every request to its output.", _BALANCER)
     weighted: bool = o.option(False, "Envoy: weight replicas by their load reports.", _BALANCER)
-    rate: float | None = o.option(None, "Images per second, on average.", _FLEET)
-    slo_ms: float | None = o.option(None, "The SLO: largest latency of a response, in ms.", _FLEET)
+    rate: float | None = o.option(None, "Images per second, on average.", o.FLEET)
+    slo_ms: float | None = o.option(None, "The SLO: largest latency of a response, in ms.", o.FLEET)
     curve: str = o.option(
-        "", "The model's batch times, as printed by profile. Default: measure them.", _FLEET
+        "", "The model's batch times, as printed by profile. Default: measure them.", o.FLEET
     )
-    instances: int = o.option(1, "With --curve: instances per replica.", _FLEET)
-    name: str | None = o.option(None, "Which model of a repository.", _FLEET)
-    surge: float = o.option(3.0, "Largest scale-up, as a multiple of the rate.", _FLEET)
-    redundancy: int = o.option(1, "Replicas that may fail without missing the SLO.", _FLEET)
+    instances: int = o.option(1, "With --curve: instances per replica.", o.FLEET)
+    name: str | None = o.option(None, "Which model of a repository.", o.FLEET)
+    surge: float = o.option(3.0, "Largest scale-up, as a multiple of the rate.", o.FLEET)
+    redundancy: int = o.option(1, "Replicas that may fail without missing the SLO.", o.FLEET)
     cold_start: float | None = o.option(
         None,
         "Time until a new replica answers, in seconds. Default: that of its last start here, else 60.",
-        _FLEET,
+        o.FLEET,
     )
     helm: bool = o.option(False, "Write a Helm chart in place of a Kustomize overlay.", _KUBERNETES)
     autoscaler: Autoscaler = o.option(Autoscaler.keda, "Autoscaler: keda, hpa or none.", _KUBERNETES)

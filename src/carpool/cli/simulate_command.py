@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _SECONDS = 60.0
 _MOST_REQUESTS = 5_000_000  # in one run: a minute or two, and some GB
-_KNOBS = "Knobs mode"
+_KNOBS = "Fixed batching settings"
 _SETTINGS = ("seconds", "seed", "seeds", "noise", "stall_share", "stall_factor", "profile_error")
 _TRAFFIC_SETTINGS: dict[str, tuple[str, ...]] = {
     "bursty": ("burst_factor", "burst_seconds", "burst_period"),

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from carpool.sim.arrivals import Traffic
     from carpool.sim.step_simulation import StepPlan
 
-MODEL, TRAFFIC, DEVICE, RUN, _SERVER = "The model", "Traffic", "The device", "The run", "The server"
-CORES = "The cores"
+MODEL, TRAFFIC, DEVICE, RUN, SERVER = "The model", "Traffic", "The device", "The run", "The server"
+FLEET, CORES, TEXT = "The fleet", "The cores", "Models that write text"
 """Panels of the help."""
 KEY_VARIABLE = "CARPOOL_API_KEY"
 _KEY = re.compile(r"[!-~]{1,512}")
@@ -57,7 +57,7 @@ Seed = Annotated[int, _shared(RUN, "Random seed; the same seed gives the same ru
 Json = Annotated[bool, _shared(RUN, "Print one JSON object.", "--json")]
 URL_VARIABLE = "CARPOOL_URL"
 DEFAULT_URL = "http://localhost:8000"
-ServerUrl = Annotated[str, typer.Option(help="Address of the server.", envvar=URL_VARIABLE)]
+ServerUrl = Annotated[str, typer.Option(help="Address of the server.", envvar=URL_VARIABLE, metavar="URL")]
 _CURVE = "Batch times: 4+1 (ms fixed + ms per image), or points 1:6.2,4:9.1,16:21 (batch:ms)."
 
 MOST_IN_A_BATCH = 4096
@@ -334,11 +334,11 @@ class AsksServer:
     api_key_file: Path | None = option(
         None,
         f"File with the server's API key. Default: the variable {KEY_VARIABLE}.",
-        _SERVER,
+        SERVER,
         metavar="FILE",
     )
-    ca: Path | None = option(None, "CA certificate of the server, for https://.", _SERVER, metavar="FILE")
-    insecure: bool = option(False, "Accept any certificate (for tests only).", _SERVER)
+    ca: Path | None = option(None, "CA certificate of the server, for https://.", SERVER, metavar="FILE")
+    insecure: bool = option(False, "Accept any certificate (for tests only).", SERVER)
 
     def trust(self) -> Trust:
         return trust(self.api_key_file, self.ca, self.insecure)
@@ -359,5 +359,5 @@ class AsksServer:
             )
 
 
-LISTED_LAST = {*HasTraffic.__annotations__, *AsksServer.__annotations__}
-"""By the help: after a verb's own."""
+LISTED_LAST = (HasTraffic, AsksServer)
+"""Their options are listed after a verb's own."""
