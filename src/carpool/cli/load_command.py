@@ -235,7 +235,7 @@ def aim_of(options: Load) -> Aim:
 
 
 def _connections(options: Load) -> int | None:
-    """For each process; a closed loop has no use for more than its clients."""
+    """Returns the number for each process; a closed loop has no use for more than its clients."""
     wanted = options.connections
     if wanted is None and not options.url.startswith(("grpc:", "grpcs:")):
         wanted = options.concurrency

@@ -107,7 +107,7 @@ def steps(what: str, total: int) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def status(what: str) -> Iterator[Callable[[str], None]]:
-    """For work whose length is not known: call what it yields with what is being done now."""
+    """Shows work whose length is not known: call what it yields with what is being done now."""
     if not sys.stderr.isatty():
         yield _Lines().say
         return

@@ -96,7 +96,7 @@ def sizes(option: str, text: str | None, most: int = MOST_IN_A_BATCH) -> tuple[i
 def numbers(
     option: str, text: str, *, example: str, at_most: str, above: float | None = None, most: float
 ) -> list[float]:
-    """As in the `example`; `at_most` is how many, and perhaps of what."""
+    """Reads them as in the `example`; `at_most` is how many, and perhaps of what."""
     try:
         found = [float(part) for part in text.split(",")]
     except ValueError:
@@ -144,7 +144,7 @@ def pipeline_steps(texts: list[str], max_batch: int | None) -> tuple[StepPlan, .
 
 
 def slo(slo_ms: float, curve: BatchCurve, steps: tuple[StepPlan, ...] = ()) -> float:
-    """In seconds; below the time of a single image there is nothing to promise."""
+    """Returns it in seconds; below the time of a single image there is nothing to promise."""
     number("--slo-ms", slo_ms, above=0, most=1e7)
     alone = curve.times[1] * 1e3
     if steps:
@@ -276,7 +276,8 @@ class HasTraffic:
     def traffic(
         self, plain: Mapping[str, Traffic], read: Callable[[Path], Traffic], *, per_source: bool
     ) -> Traffic:
-        """By --arrivals: one that is `plain`, or those that need more to be said; `read` is for a trace."""
+        """Returns the traffic by --arrivals: one that is `plain`, or those that need more to be said; `read`
+        is for a trace."""
         from carpool.sim.arrivals import Bursty, Cameras
 
         if self.arrivals == "bursty":

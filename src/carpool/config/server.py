@@ -287,7 +287,8 @@ class ServerSettings:
 
     @property
     def front_ends(self) -> int:
-        """Of both protocols: memory that is bounded for the server is divided by this."""
+        """Returns the number of front ends of both protocols: memory that is bounded for the server is
+        divided by it."""
         return max(1, self.frontends) + self.grpc_frontends
 
     def __post_init__(self) -> None:
@@ -386,7 +387,7 @@ class ServerSettings:
 
     @property
     def pictures(self) -> PictureChoice:
-        """What is said about the pictures of the model that is served."""
+        """Returns what is said about the pictures of the model that is served."""
         if self.task and self.task not in task_names():
             raise ConfigError(
                 f"task cannot be {shown(self.task)}; {nearest(self.task, task_names())}", field="task"

@@ -25,7 +25,7 @@ _SPARE_PART = 16  # of the memory, at most, for all of it together
 
 
 def _nowhere(entry: ModelEntry) -> RemoteBooking:
-    """Without an engine: whatever is asked through it fails."""
+    """Books without an engine: whatever is asked through it fails."""
     return RemoteBooking(None, 0, entry)
 
 

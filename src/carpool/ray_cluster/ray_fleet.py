@@ -125,7 +125,7 @@ class Balancer:
             threading.Thread(target=body, daemon=True).start()
 
     def ports(self) -> tuple[int, int | None]:
-        """As it was started with; 0 is any."""
+        """Returns them as it was started with; 0 is any."""
         return self._ports
 
     def state(self) -> dict[str, Any]:
@@ -259,8 +259,8 @@ class Replica:
         self._beats.start()
 
     async def predict(self, picture: Picture, **asked: Any) -> Answer:
-        """As `carpool.Client.predict` has it; a refusal is raised at once. A file's bytes need no copy but
-        those of Ray and of the socket."""
+        """Predicts as `carpool.Client.predict` has it; a refusal is raised at once. A file's bytes need no
+        copy but those of Ray and of the socket."""
         return await self._client.predict(picture, **asked)
 
     async def infer(self, model: str, inputs: Mapping[str, Array], **asked: Any) -> dict[str, Array]:

@@ -89,7 +89,7 @@ class FixedInputs:
 
 
 class VaryingInputs:
-    """For tensors whose shape differs from request to request: each batch has new ones."""
+    """Holds tensors whose shape differs from request to request: each batch has new ones."""
 
     def __init__(self, device: Device, tensors: Sequence[TensorConfig]) -> None:
         self._device = device
@@ -116,7 +116,7 @@ class Answers:
         self._free: dict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = defaultdict(list)
 
     def copy(self, outputs: Mapping[str, torch.Tensor], names: Sequence[str]) -> dict[str, Array]:
-        """On their way: they are there when the device was waited for."""
+        """Copies them on their way: they are there when the device was waited for."""
         arrays: dict[str, Array] = {}
         for name in names:
             output = outputs[name]
@@ -133,7 +133,7 @@ class Answers:
 
 
 def _give_back(free: list[torch.Tensor], memory: torch.Tensor) -> None:
-    """From whichever thread lets go of the array last."""
+    """Is called from whichever thread lets go of the array last."""
     if len(free) < _KEPT:
         free.append(memory)
 

@@ -49,7 +49,7 @@ class Sample:
     failed: Mapping[str, str]  # by picture: why it does not count
 
     def document(self) -> bytes:
-        """As `read_sample` takes it: a line about all, and one for each picture."""
+        """Returns it as `read_sample` takes it: a line about all, and one for each picture."""
         head: dict[str, Any] = {"labelled": self.labelled}
         if self.costs is not None:
             head |= {"cheap_ms": self.costs.cheap * 1e3, "big_ms": self.costs.big * 1e3}
