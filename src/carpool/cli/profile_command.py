@@ -147,7 +147,7 @@ class ProfileVerb(o.AsksServer):
                 raise Failed("the server at this address is not Carpool") from None
             if len(names) != 1:
                 there = ", ".join(names[:_MOST_NAMED]) or "none"
-                raise InvalidInput(f"--name: which model? The server has {there}")
+                raise InvalidInput(f"--name is missing: the server has {there}")
             name = names[0]
         document = server.get(f"/v2/models/{quote(name, safe='')}/profile")
         if self.as_json:

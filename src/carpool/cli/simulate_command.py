@@ -195,7 +195,7 @@ class Simulate(o.HasCurve, o.HasTraffic, HasDay, HasGeneration):
             if getattr(self, name):
                 raise InvalidInput(f"--{name.replace('_', '-')} is not known of a day, which is in rates")
         if self.replicas is None or self.rate is None:
-            raise InvalidInput("--day needs --replicas, the least that there are, and --rate, that of noon")
+            raise InvalidInput("--day needs --replicas, the smallest number, and --rate, that of noon")
         one = _scenario(replace(self, rate=1.0, day=None, replicas=None))
         rate = o.number("--rate", self.rate, above=0, most=1e12)
         self.simulate_day(replace(one, rate=rate), as_json=self.as_json)

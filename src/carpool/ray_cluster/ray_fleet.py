@@ -160,7 +160,7 @@ class Balancer:
                     self._bring_both()
                 self._error, pause = "", _POLL_S
                 self._haproxy.wait()
-                _log.warning("HAProxy ended and is started again")
+                _log.warning("HAProxy ended and is restarted")
             except (BalancerError, OSError) as error:
                 if self._error != str(error):  # it is tried again for ever: once is enough to say
                     self._error = str(error)
@@ -186,7 +186,7 @@ class Balancer:
                 # The book was killed, or lost with its node, or does not answer in time; or HAProxy begins
                 # again. What is known goes on being true.
                 if not isinstance(error, RayActorError):
-                    _log.warning("the balancer could not follow the book: %s", error)
+                    _log.warning("the balancer could not be updated: %s", error)
                 time.sleep(_POLL_S)
                 book, version = None, 0
         self.close()

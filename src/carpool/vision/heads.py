@@ -190,12 +190,12 @@ def webp(data: memoryview) -> PictureHead:
     if kind == b"VP8 ":
         start, width, height = struct.unpack_from("<3sHH", data, 23)
         if start != b"\x9d\x01\x2a":
-            raise ValueError("its frame does not start")
+            raise ValueError("its frame has no header")
         return PictureHead("WebP", width & 0x3FFF, height & 0x3FFF)
     if kind == b"VP8L":
         mark, sizes = struct.unpack_from("<BI", data, 20)
         if mark != 0x2F:
-            raise ValueError("its frame does not start")
+            raise ValueError("its frame has no header")
         return PictureHead("WebP", (sizes & 0x3FFF) + 1, (sizes >> 14 & 0x3FFF) + 1)
     if kind != b"VP8X":
         raise ValueError("its first chunk is unknown")

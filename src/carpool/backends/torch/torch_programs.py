@@ -384,7 +384,7 @@ class Programs:
             if not self._plain and self._network.compiles:
                 if time.monotonic() > end:
                     _log.warning(
-                        "%s: batches of %d are not compiled: it takes too long", self._config.name, size
+                        "%s: batches of %d are not compiled: that takes too long", self._config.name, size
                     )
                 else:
                     tell(f"compiling for batches of {size}")

@@ -151,7 +151,7 @@ class RegistryRollouts:
             try:
                 await self._tell_one(model, news.popleft())
             except Exception:  # ours: the next one may fare better
-                log.exception("registry-not-told", model=model)
+                log.exception("registry-not-notified", model=model)
 
     async def _tell_one(self, model: str, news: _News) -> None:
         rollout, known = news.rollout, self._rollouts.find(model)

@@ -184,7 +184,7 @@ class RegistryWatch:
         except RegistryError as error:
             if isinstance(error, RegistryDown):
                 watched.untold[what] = tell
-            log.warning("registry-not-told", model=watched.model.name, what=what, error=error.message)
+            log.warning("registry-not-notified", model=watched.model.name, what=what, error=error.message)
 
     async def _remember(
         self, watched: _FollowedState, change: Callable[[FollowedState], FollowedState]

@@ -360,7 +360,7 @@ class ProfileStore:
                 place.write(name, data)
             except OSError as error:
                 where = f"{place.where}/{name}"
-                log.warning("profile-not-kept", file=where, error=error.strerror or str(error))
+                log.warning("profile-not-stored", file=where, error=error.strerror or str(error))
 
     def note_start(self, key: str, started: StartTimes) -> None:
         """Writes it into this machine's own profile with the key of this text, if there is one: the rest of
@@ -373,7 +373,7 @@ class ProfileStore:
         try:
             own.write(name, json.dumps(document, indent=1).encode())
         except OSError as error:
-            log.warning("profile-not-kept", file=f"{own.where}/{name}", error=error.strerror or str(error))
+            log.warning("profile-not-stored", file=f"{own.where}/{name}", error=error.strerror or str(error))
 
 
 def last_start(cache_dir: Path, version: ModelVersion) -> StartTimes | None:

@@ -93,7 +93,7 @@ def _sampled(one: Mapping[str, Any], where: str) -> Sampled:
     ):
         raise InvalidInput(f'{where}: certainty must be like {{"margin": 0.8}}, from 0 to 1')
     if not all(isinstance(one.get(name), bool) for name in ("cheap", "big")):
-        raise InvalidInput(f"{where}: cheap and big must be true or false(whether that model was right)")
+        raise InvalidInput(f"{where}: cheap and big must be true or false (whether that model was right)")
     return Sampled({name: float(given[name]) for name in MEASURES if name in given}, one["cheap"], one["big"])
 
 
