@@ -103,7 +103,7 @@ def surge() -> None:
         axes.fill_between(bins, offered, step="post", color="#eef2f5", label="offered", zorder=0)
         axes.set_title("A surge on two GPUs: 800 → 2,400 → 800 images/s, SLO 100 ms")
         axes.set_xlabel("seconds")
-        axes.set_ylabel("answered in time, per second of arrival")
+        axes.set_ylabel("answered within the SLO, per second of arrival")
         axes.set_xlim(0, seconds - 2 * width)
         axes.set_ylim(bottom=0)
         handles, labels = axes.get_legend_handles_labels()
@@ -264,7 +264,7 @@ def scaled_surge() -> None:
             )
         offered = _per_second(run.run.rides, bins, width, lambda _: True)
         left.fill_between(bins, offered, step="post", color="#dbe4ea", label="offered", zorder=0)
-        left.set_title("Answered in time, per second of arrival")
+        left.set_title("Answered within the SLO, per second of arrival")
         right.set_title("Replicas that serve, 52/s each")
         for axes in (left, right):
             axes.set_xlabel("seconds")

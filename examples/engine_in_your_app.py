@@ -33,11 +33,11 @@ async def main() -> None:
         answer = await engine.infer("colours", batch, outputs=["shades"])
         print("shades of 3:  ", answer["shades"].shape)
 
-        # A deadline that cannot be met is refused at once, with the reason.
+        # A deadline that cannot be met is rejected at once, with the reason.
         try:
             await engine.infer("colours", pictures[0], deadline_ms=0.001)
         except Refused as no:
-            print("refused:      ", no.reason)
+            print("rejected:     ", no.reason)
 
 
 if __name__ == "__main__":

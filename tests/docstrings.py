@@ -136,7 +136,14 @@ def _opens_with_a_verb(words: list[str]) -> bool:
     )
 
 
+_LEADING = re.compile(
+    r"(?!from (?:here|now) on)(?:of|as|until|by|for|from|with|without|in|where|at|on)\b[^,]*$", re.IGNORECASE
+)
+
+
 def is_fragment(sentence: str) -> bool:
+    if _LEADING.match(re.split(r"[:;]\s", sentence)[0]):
+        return True  # no main clause follows: "Until it is done.", "Of one instance; the server has all."
     clauses = re.split(r"[:;–—]\s|[()]", re.sub(r"`[^`]*`", "code", sentence))
     return not any(_has_main_verb(clause) for clause in clauses)
 

@@ -28,8 +28,8 @@ def form() -> str:
 
 
 def other_form() -> str:
-    """How to get the other form. Of the wheels on an index pip prefers one that is compiled for the machine;
-    what it builds from the sources is interpreted."""
+    """Returns how to get the other form. Of the wheels on an index pip prefers one that is compiled for the
+    machine; what it builds from the sources is interpreted."""
     again = "pip install --force-reinstall --no-deps"
     if is_compiled():
         return f"interpreted: {again} --no-binary carpool carpool"

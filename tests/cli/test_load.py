@@ -162,5 +162,5 @@ def test_the_line_is_of_the_last_seconds() -> None:
     said = line(window, 50.0)
     assert said.startswith("20 s  offered 100/s  answered 100/s  p50 20.")
     assert "within 50 ms 90.9 %" in said
-    assert "refused 10/s  failed 0/s" in said
+    assert "rejected 10/s  failed 0/s" in said
     assert line(Window(), None).startswith("0 s  offered 0/s")

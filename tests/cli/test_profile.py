@@ -53,6 +53,10 @@ def test_doubts_are_a_warning_and_no_failure(model: str, monkeypatch: pytest.Mon
     assert result.exit_code == 0
     assert json.loads(result.stdout)["noisy"] is True
     assert "unreliable" in result.stderr
+    shown = invoke(model, "--sizes", "1", "--repeats", "2").stdout
+    assert (
+        "· Unreliable, so that plans would be wrong; measure again on a quiet machine. For simulate" in shown
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,7 +66,7 @@ def test_doubts_are_a_warning_and_no_failure(model: str, monkeypatch: pytest.Mon
         (("--sizes", "x"), "--sizes must be batch sizes"),
         (("--slo-ms", "fast"), "--slo-ms must be ms like 30,50,100"),
         (("--slo-ms", "0"), "--slo-ms must be above 0"),
-        (("--slo-ms", ",".join(["50"] * 17)), "16 promises at most"),
+        (("--slo-ms", ",".join(["50"] * 17)), "16 SLOs at most"),
         (("--repeats", "1"), "--repeats must be"),
         (("--instances", "0"), "--instances must be"),
         (("--threads", "0"), "--threads must be"),

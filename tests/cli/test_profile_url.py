@@ -54,7 +54,7 @@ def test_what_it_believes_of_a_model_that_writes(server: WholeServer) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        ((), 2, "which model? The server has a, b, w"),
+        ((), 2, "--name is missing: the server has a, b, w"),
         (("--name", "c"), 1, "unknown model: 'c'"),
         (("--name", "a", "--sizes", "1"), 2, "--sizes is for measuring"),
         (("--name", "a", "--repeats", "3"), 2, "--repeats is for measuring"),

@@ -42,6 +42,14 @@ def test_figures_are_of_the_last_seconds_and_the_line_of_all() -> None:
     assert summary({"bounds": BOUNDS, "points": []}, 10)["models"] == {}
 
 
+def test_core_time_per_request_is_that_of_all_processes_over_all_models() -> None:
+    points = [point(1, answered=1000), point(2, answered=20), point(3, answered=10), point(4)]
+    points[2]["models"]["other/1"] = {"answered": 15}
+    found = summary({"bounds": BOUNDS, "points": points}, 3)
+    assert found["core_ms_per_request"] == 100.0  # 1.5 cores for 3 s over 45 requests
+    assert summary({"bounds": BOUNDS, "points": points}, 1)["core_ms_per_request"] is None
+
+
 def test_the_highest_column_is_the_largest_value() -> None:
     assert bars([0, 1, 2, 4]) == " ▂▄█"
     assert bars([]) == ""
@@ -70,6 +78,7 @@ def test_once_and_json_over_a_server_that_the_environment_names(served: Stage) -
     text = run("--once", "--seconds", "900", url=served.url)
     assert "detector/1" in text
     assert "cannot-finish" in text
+    assert "ms of a core per request" in text
 
 
 def test_what_is_wrong_is_one_line() -> None:

@@ -128,7 +128,7 @@ def test_models_and_live_numbers(console: Watched) -> None:
     expect(tiles.filter(has_text="Waiting").locator("strong")).to_have_text("7")
     expect(tiles.filter(has_text="Saturation").locator("strong")).to_have_text("40.0 %")
     expect(tiles.filter(has_text="p99").locator("strong")).to_have_text("20 ms")
-    expect(tiles.filter(has_text="In time").locator("strong")).to_have_text("100 %")
+    expect(tiles.filter(has_text="Within SLO").locator("strong")).to_have_text("100 %")
     expect(tiles.filter(has_text="Rejected")).to_contain_text("cannot-finish")
     expect(page.locator(".reasons").first).to_contain_text("took too long for their deadline")
     expect(page.locator(".card", has_text="Batch sizes")).to_contain_text("mean 4 of at most 16")

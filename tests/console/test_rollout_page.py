@@ -108,7 +108,7 @@ def test_how_it_stands(console: Watched, rolling: Acted) -> None:
     expect(panel.locator(".guards .range")).to_have_count(3)  # none for one that is switched off
     expect(panel.locator("[data-verdict=proven]")).to_contain_text("limit 2 ×")
     seldom = panel.locator(".guards li", has_text="errors: 0 of 90")
-    expect(seldom).to_contain_text("enough: 2.0 % of its answers")
+    expect(seldom).to_contain_text("proven at 2.0 % of its responses")
     expect(panel.locator(".two-curves path.candidate")).to_have_count(1)
     expect(panel).to_contain_text("Version 2 carries 610/s within 50 ms.")
     panel.get_by_text("History").click()

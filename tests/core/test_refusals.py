@@ -54,7 +54,8 @@ LATER = {
     Reason.DEADLINE: (
         DeadlineExceeded,
         "m: after 20 ms in the queue the response could be ready in 55 ms (20 ms since it arrived + 35 ms "
-        "its own batch); that is later than the deadline of 50 ms",
+        "its own batch); that is later than the deadline of 50 ms. Retry when there is less load, or raise "
+        "the deadline (slo_ms, or the request's own)",
     ),
     Reason.TIMEOUT: (Unavailable, "Request timeout expired"),
     Reason.REPLACED: (Replaced, "m: a newer frame of source 'gate' took this one's place after 20 ms"),
@@ -128,7 +129,8 @@ def test_a_deadline_that_has_not_passed_is_not_said_to_have() -> None:
     assert isinstance(error, DeadlineExceeded)
     assert error.message == (
         "m: after 41 ms in the queue the response could be ready in 51 ms (41 ms since it arrived + 10 ms "
-        "reading and sending); that is later than the deadline of 50 ms"
+        "reading and sending); that is later than the deadline of 50 ms. Retry when there is less load, or "
+        "raise the deadline (slo_ms, or the request's own)"
     )
     assert error.numbers == {"waited_ms": 41.0, "deadline_ms": 50.0}
 

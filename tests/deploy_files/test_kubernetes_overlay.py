@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from carpool.cli.main import app
 from carpool.deploy_files.helm_chart import helm_chart
-from carpool.deploy_files.kubernetes_overlay import NETWORK, RULES, SHARED, Deployment, overlay
+from carpool.deploy_files.kubernetes_overlay import NETWORK, RULES, SHARED, UNRELIABLE, Deployment, overlay
 from carpool.engine.profile.model_profile import StartTimes
 from carpool.errors import InvalidInput
 from carpool.lab.fleet_plan import FleetQuestion
@@ -58,6 +58,17 @@ def test_the_start_time_is_the_measured_one_and_said_to_be(
         asked = CliRunner().invoke(app, [*ASKED, str(model), "--output", str(out), *more])
         assert asked.exit_code == 0, asked.output
         assert f"new replicas are ready ({said}" in (out / "kustomization.yaml").read_text()
+
+
+def test_an_unreliable_curve_is_said_to_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    report = SimpleNamespace(curve="4+1", instances=1, infer_cores=0.0, noisy=True)
+    monkeypatch.setattr("carpool.lab.batch_profile.profile", lambda *_: report)
+    asked = ["deploy", "kubernetes", "--rate", "500", "--slo-ms", "50", str(tmp_path / "m"), "--dry-run"]
+    shown = CliRunner().invoke(app, asked)
+    assert shown.exit_code == 0, shown.output
+    assert UNRELIABLE in " ".join(shown.stdout.replace("# ", "").split())
+    report.noisy = False
+    assert "unreliable" not in CliRunner().invoke(app, asked).stdout
 
 
 @given(

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import carpool
 from carpool.cli.main import app
+from carpool.engine.profile.model_profile import StartTimes
 from carpool.ray_cluster.fleet_settings import FleetSettings
 from deploy_files.manifests import DEPLOY, documents, problems
 
@@ -34,6 +35,32 @@ def test_the_configuration_has_arguments_that_can_be_read() -> None:
     assert (one["name"], one["import_path"], one["route_prefix"]) == ("carpool", "carpool.ray:app", None)
     settings = FleetSettings.read(one["args"])
     assert (settings.models, settings.slo_ms, settings.replicas) == (("/models",), 50.0, (2, 8))
+
+
+def test_new_replicas_take_as_long_as_the_slowest_start_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "1" / "model.onnx").write_bytes(name.encode())
+    starts = {b"a": StartTimes(12.5, 40.0), b"b": StartTimes(31.0)}
+    monkeypatch.setattr(
+        "carpool.engine.profile.model_profile.last_start",
+        lambda _, version: starts.get(version.file.read_bytes()),
+    )
+
+    def cold_start(*words: str) -> float:
+        asked = ["deploy", "ray", *words, "--slo-ms", "50", "--replicas", "2,8", "--dry-run"]
+        printed = CliRunner().invoke(app, asked)
+        assert printed.exit_code == 0, printed.output
+        return FleetSettings.read(applications(printed.stdout)[0]["args"]).cold_start_s
+
+    usual = FleetSettings(models=()).cold_start_s
+    assert cold_start(str(tmp_path)) == 31.0
+    assert cold_start(str(tmp_path / "a")) == 12.5
+    assert cold_start(str(tmp_path / "c")) == usual, "it was never started here"
+    assert cold_start("/models") == usual, "only the nodes have that folder"
+    assert cold_start(str(tmp_path), "--cold-start", "7") == 7.0
 
 
 def changed(document: Any, patch: list[dict[str, Any]]) -> Any:

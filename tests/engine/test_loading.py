@@ -159,7 +159,7 @@ def test_a_shared_place_that_is_gone_costs_a_warning(
     monkeypatch.setattr("carpool.engine.profile.shared_profiles._WAIT_S", 0.2)
     shop.shared = shared
     assert shop.prepare().curve.points
-    assert "profile-not-kept" in events(caplog)
+    assert "profile-not-stored" in events(caplog)
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.6])

@@ -129,7 +129,7 @@ def test_a_folder_that_cannot_be_written_only_costs_a_warning(
     (tmp_path / "file").write_text("")
     store = ProfileStore(tmp_path / "file")
     store.write(key(model), PROFILE)
-    assert "profile-not-kept" in caplog.text
+    assert "profile-not-stored" in caplog.text
     assert store.read(key(model)) is None
 
 

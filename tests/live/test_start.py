@@ -102,7 +102,7 @@ def test_a_start_that_works_logs_no_trouble_and_a_line_for_each_model(
             names
         )
     # of a machine that others use
-    allowed = {"engine-stalled", "engine-moves-again", "process-stalled", "profile-outdated", "profile-drift"}
+    allowed = {"engine-stalled", "engine-recovered", "process-stalled", "profile-outdated", "profile-drift"}
     trouble = [line for line in events(server) if line["level"] in TROUBLE and line["event"] not in allowed]
     # a bare file does not say its preprocessing
     assumed = [("pixels-assumed", "file")] if kind == "paths" else []

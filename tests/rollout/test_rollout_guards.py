@@ -83,7 +83,7 @@ def test_what_is_waited_for_where_nothing_happens() -> None:
     assert (found.verdict, found.high) == ("waits", inf)
     assert found.rare is not None
     assert RARE < found.rare < 0.1
-    assert found.sentence.endswith("% of them, 2 % is enough")
+    assert found.sentence.endswith("% of the candidate's responses, proven at 2 %")
 
 
 def test_the_queue_of_a_shadow_is_not_judged() -> None:

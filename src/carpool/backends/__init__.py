@@ -77,7 +77,7 @@ def devices(config: ModelConfig) -> tuple[int, ...]:
 
 
 def device_names(config: ModelConfig) -> tuple[str, ...]:
-    """What those GPUs are called: times that were measured on one are not true for another."""
+    """Returns what those GPUs are called: times that were measured on one are not true for another."""
     home = _home_of(config)
     return home.device_names(config) if hasattr(home, "device_names") else ()
 

@@ -22,7 +22,7 @@ class Backend(Protocol):
 
     @property
     def signature(self) -> ModelSignature:
-        """What the model file says about its tensors; empty where it says nothing."""
+        """Returns what the model file says about its tensors; empty where it says nothing."""
 
     @property
     def alive(self) -> bool:

@@ -31,7 +31,7 @@ Answered = Mapping[str, Array] | CarpoolError
 
 
 class _Alone:
-    """Of a request that is its own sequence: the model is only tried."""
+    """Stands for a request that is its own sequence: the model is only tried."""
 
     slot = 0
     name: int | str = 0
@@ -100,7 +100,7 @@ class _SequencedInstance(Around):
 
 
 class SequencedRows(_SequencedInstance):
-    """For models that see rows: what is done for sequences is done once for each batch."""
+    """Serves models that see rows: what is done for sequences is done once for each batch."""
 
     def __init__(self, backend: Backend, config: ModelConfig, settings: SequenceSettings) -> None:
         super().__init__(backend, config, settings)
@@ -145,7 +145,7 @@ class SequencedRows(_SequencedInstance):
         return spread
 
     def _gathered(self, slots: Sequence[int], rows: Sequence[SequenceRow]) -> dict[str, Array]:
-        """What is kept for these; what a slot has of another sequence ends where one starts."""
+        """Returns what is kept for these; what a slot has of another sequence ends where one starts."""
         if not self._kept:
             return {}
         starts = [number for number, row in enumerate(rows) if row.start]

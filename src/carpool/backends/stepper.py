@@ -41,7 +41,7 @@ class _OnDevice(Protocol):
         """Returns what was found and chosen when it was loaded, a sentence each."""
 
     def abort(self) -> None:
-        """From another thread: what runs may end with an error."""
+        """May be called from another thread: what runs may end with an error."""
 
     def close(self) -> None:
         """Give back memory and threads; more than once does no harm."""
@@ -77,12 +77,12 @@ class Decoder(_OnDevice, Protocol):
         """Launches a step of slots 0 to `width` - 1, behind everything that was asked before."""
 
     def tokens(self) -> Array:
-        """What the first step says that was launched and not asked for: one token for each of its slots,
-        int64 [width]; those of slots that nobody has mean nothing."""
+        """Returns what the first step says that was launched and not asked for: one token for each of its
+        slots, int64 [width]; those of slots that nobody has mean nothing."""
 
     def forget(self) -> None:
-        """Until everything that was asked of the device is done. Nobody asks for the tokens of steps that
-        were launched."""
+        """Waits until everything that was asked of the device is done. Nobody asks for the tokens of steps
+        that were launched."""
 
     def step(self, width: int) -> Array:
         """Does both. Takes s(width)."""

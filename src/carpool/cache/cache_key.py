@@ -132,7 +132,8 @@ def by_sha256(key: bytes, said: bytes, pieces: Sequence[Buffer]) -> bytes:
 
 
 def fastest_keyed() -> Keyed:
-    """On this machine: processors with instructions for sha256 are faster with that, the others are not."""
+    """Returns the fastest on this machine: processors with instructions for sha256 are faster with that, the
+    others are not."""
     tried = bytes(_TRIED_BYTES)
 
     def seconds(keyed: Keyed) -> float:
@@ -167,7 +168,8 @@ class Digests:
         return Said(text, xxhash.xxh3_64_intdigest(text, self._seed))
 
     def fast(self, said: Said, pieces: Sequence[Buffer]) -> int:
-        """Of 64 bits: more would not be worth their time, since what is found is always confirmed."""
+        """Returns a fingerprint of 64 bits: more would not be worth their time, since what is found is always
+        confirmed."""
         if len(pieces) == 1:
             return xxhash.xxh3_64_intdigest(pieces[0], said.seed)
         digest = xxhash.xxh3_64(seed=said.seed)

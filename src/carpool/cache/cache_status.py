@@ -31,7 +31,7 @@ def hit(kind: str, age: float, ttl: float, more: str = "") -> CacheStatus:
 
 
 def fields_of_all(each: Sequence[CacheStatus | None]) -> bytes:
-    """Of the pictures of one request, in their order; an error says nothing here."""
+    """Returns those of the pictures of one request, in their order; an error says nothing here."""
     if len(each) == 1:
         return b"" if each[0] is None else each[0].fields
     known = [one for one in each if one is not None]

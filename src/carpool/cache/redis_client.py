@@ -323,7 +323,7 @@ class _Link(asyncio.Protocol):
         return self._leaving_bytes + (self._transport.get_write_buffer_size() if self._transport else 0)
 
     async def greet(self, commands: list[tuple[bytes, ...]]) -> None:
-        """In one write; none of them may be answered with an error."""
+        """Greets in one write; none of them may be answered with an error."""
         welcomed = [self._loop.create_future() for _ in commands]
         self._greeting.extend(welcomed)
         for command in commands:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -20,7 +21,7 @@ Target = StrEnum("Target", ["kubernetes", "balancer", "ray"])
 Kind = StrEnum("Kind", ["haproxy", "envoy", "nginx"])
 Autoscaler = StrEnum("Autoscaler", ["keda", "hpa", "none"])
 
-_BALANCER, _KUBERNETES, _FLEET, _RAY = "Balancer", "Kubernetes", "The fleet", "Ray"
+_BALANCER, _KUBERNETES, _RAY = "Balancer", "Kubernetes", "Ray"
 _ASSUMED_START_S = 60.0
 _REPEATS = 10
 _IMAGE, _RAY_IMAGE = "carpool:latest", "carpool-ray:latest"
@@ -50,7 +51,7 @@ class DeployVerb(o.SharesCores):
         carpool deploy ray /models --slo-ms 50 --replicas 2,8 --output overlay
     """
 
-    target: Target = o.argument("For whom.", metavar="kubernetes|balancer|ray")
+    target: Target = o.argument("What to write, or where to serve.", metavar="kubernetes|balancer|ray")
     places: list[str] | None = o.argument(
         "Addresses of the replicas; or the model's file or folder, as on the machines that serve it.",
         default=None,
@@ -76,19 +77,19 @@ class DeployVerb(o.SharesCores):
     stats: str = o.option("", "Address of its status page.", _BALANCER, metavar="HOST:PORT")
     access_log: bool = o.option(False, "Log every request to its output.", _BALANCER)
     weighted: bool = o.option(False, "Envoy: weight replicas by their load reports.", _BALANCER)
-    rate: float | None = o.option(None, "Images per second, on average.", _FLEET)
-    slo_ms: float | None = o.option(None, "The SLO: largest latency of a response, in ms.", _FLEET)
+    rate: float | None = o.option(None, "Images per second, on average.", o.FLEET)
+    slo_ms: float | None = o.option(None, "The SLO: largest latency of a response, in ms.", o.FLEET)
     curve: str = o.option(
-        "", "The model's batch times, as printed by profile. Default: measure them.", _FLEET
+        "", "The model's batch times, as printed by profile. Default: measure them.", o.FLEET
     )
-    instances: int = o.option(1, "With --curve: instances per replica.", _FLEET)
-    name: str | None = o.option(None, "Which model of a repository.", _FLEET)
-    surge: float = o.option(3.0, "Largest scale-up, as a multiple of the rate.", _FLEET)
-    redundancy: int = o.option(1, "Replicas that may fail without missing the SLO.", _FLEET)
+    instances: int = o.option(1, "With --curve: instances per replica.", o.FLEET)
+    name: str | None = o.option(None, "Which model of a repository.", o.FLEET)
+    surge: float = o.option(3.0, "Largest scale-up, as a multiple of the rate.", o.FLEET)
+    redundancy: int = o.option(1, "Replicas that may fail without missing the SLO.", o.FLEET)
     cold_start: float | None = o.option(
         None,
         "Time until a new replica answers, in seconds. Default: that of its last start here, else 60.",
-        _FLEET,
+        o.FLEET,
     )
     helm: bool = o.option(False, "Write a Helm chart in place of a Kustomize overlay.", _KUBERNETES)
     autoscaler: Autoscaler = o.option(Autoscaler.keda, "Autoscaler: keda, hpa or none.", _KUBERNETES)
@@ -182,7 +183,7 @@ class DeployVerb(o.SharesCores):
         show.paragraph(f"Wrote {self.output}: {then}")
 
     def _ray(self) -> None:
-        from carpool.deploy_files.kubernetes_overlay import Deployment, write_overlay
+        from carpool.deploy_files.kubernetes_overlay import UNRELIABLE, Deployment, write_overlay
         from carpool.deploy_files.ray_config import COMPONENT, rayservice_overlay, serve_config
         from carpool.ray_cluster.fleet_settings import FleetSettings
 
@@ -192,8 +193,12 @@ class DeployVerb(o.SharesCores):
         if self.rate is not None and not self.replicas:
             planned = self._wanted()
             replicas = planned.least, planned.most
+            if planned.unreliable:
+                print(f"carpool: {UNRELIABLE}", file=sys.stderr)
         given = {"slo_ms": self.slo_ms, "replicas": replicas, "port": self.port, "name": self.fleet}
         given |= {"models": self.places, "cores": self.cores, "gpus": self.gpus}
+        if known := self._known_start():
+            given["cold_start_s"] = known[0]
         settings = FleetSettings.read(given)
         if self.dry_run:
             print(serve_config(settings.name, settings.written()), end="")
@@ -236,7 +241,7 @@ class DeployVerb(o.SharesCores):
             raise InvalidInput("--rate and --slo-ms are both needed to plan")
         rate = o.number("--rate", self.rate, above=0, most=1e7)
         cores = o.whole("--cores", self.cores, least=1, most=4096)
-        text, machine = self._curve(o.number("--slo-ms", self.slo_ms, above=0, most=1e7), cores)
+        text, machine, unreliable = self._curve(o.number("--slo-ms", self.slo_ms, above=0, most=1e7), cores)
         curve = o.batch_curve(text, None, None)
         slo = o.slo(self.slo_ms, curve)
         spare = o.whole("--redundancy", self.redundancy, least=0, most=1000)
@@ -255,7 +260,8 @@ class DeployVerb(o.SharesCores):
             cores,
             o.number("--memory-gb", self.memory_gb, least=0.25, most=1e5),
             o.whole("--gpus", self.gpus, least=0, most=64),
-            *self._cold_start(),
+            *(self._known_start() or (_ASSUMED_START_S, "assumed, since no start of it was measured here")),
+            unreliable=unreliable,
             repository=self.repository,
             shared=self.shared,
             storage_class=self.storage_class,
@@ -270,28 +276,31 @@ class DeployVerb(o.SharesCores):
             raise InvalidInput(f"--slo-ms: no number of replicas meets it: {' '.join(answer.why)}")
         return replace(wanted, planned=answer.replicas)
 
-    def _cold_start(self) -> tuple[float, str]:
-        """Returns seconds, and where they are from."""
+    def _known_start(self) -> tuple[float, str] | None:
+        """Returns seconds of the slowest model, and where they are from."""
+        from carpool.config.repository import find_models
         from carpool.config.server import usual_cache_dir
+        from carpool.engine.profile.hardware import gpu_count
         from carpool.engine.profile.model_profile import last_start
-        from carpool.lab.batch_profile import ProfileQuestion, the_model
 
         if self.cold_start is not None:
             return o.number("--cold-start", self.cold_start, above=0, most=86_400), "as given"
-        if self.places and len(self.places) == 1:
-            version = the_model(ProfileQuestion(Path(self.places[0]), self.name)).versions[-1]
-            started = last_start(usual_cache_dir(), version)
-            if started is not None:
-                return max(1.0, started.ready_s), "as its last start here took"
-        return _ASSUMED_START_S, "assumed, since no start of it was measured here"
+        here = [Path(place) for place in self.places or () if Path(place).exists()]
+        if not here:
+            return None  # an address, or a folder that only the nodes have
+        found, _ = find_models(here, gpus=gpu_count(), only=None if self.name is None else [self.name])
+        starts = [last_start(usual_cache_dir(), source.versions[-1]) for source in found]
+        slowest = max((start.ready_s for start in starts if start is not None), default=0.0)
+        return (max(1.0, slowest), "as its last start here took") if slowest else None
 
-    def _curve(self, slo_ms: float, cores: int) -> tuple[str, Machine]:
-        """Returns the curve of one instance, and what a replica has: as it was given, or measured here."""
+    def _curve(self, slo_ms: float, cores: int) -> tuple[str, Machine, bool]:
+        """Returns the curve of one instance and what a replica has, as given or measured here, and whether
+        they are unreliable."""
         from carpool.lab.batch_profile import ProfileQuestion, profile
 
         if self.curve:
             instances = o.whole("--instances", self.instances, least=1, most=1024)
-            return self.curve, self.machine(cores, instances)
+            return self.curve, self.machine(cores, instances), False
         if not self.places or len(self.places) != 1:
             raise InvalidInput("give one model to measure, or its --curve")
         question = ProfileQuestion(
@@ -299,4 +308,4 @@ class DeployVerb(o.SharesCores):
         )
         with show.status("measuring the model") as tell:
             report = profile(question, tell)
-        return report.curve, self.machine(cores, report.instances, report.infer_cores)
+        return report.curve, self.machine(cores, report.instances, report.infer_cores), report.noisy

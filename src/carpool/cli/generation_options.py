@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from carpool.sim.arrivals import Traffic
     from carpool.sim.generation_simulation import TextReport, TextScenario
 
-_WRITES = "Models that write text"
 _MOST_TOKENS = 100_000
 _MOST_IN_ALL = 50_000_000  # tokens in one run: some minutes
 
@@ -29,26 +28,26 @@ class HasGeneration:
     """Defines a verb that may be about a model that writes text: an encoder, and a decoder that is
     stepped."""
 
-    encoder: str = o.option("", "Times to encode a batch of images: 0.6+0.05, as --curve.", _WRITES)
+    encoder: str = o.option("", "Times to encode a batch of images: 0.6+0.05, as --curve.", o.TEXT)
     step_curve: str = o.option(
-        "", "Times of a step that adds one token to each of n responses: 0.3+0.0015, as --curve.", _WRITES
+        "", "Times of a step that adds one token to each of n responses: 0.3+0.0015, as --curve.", o.TEXT
     )
     tokens: str = o.option(
         "",
         "Tokens per response: lognormal:22,0.5 (mean, sigma), geometric:22 or fixed:22.",
-        _WRITES,
+        o.TEXT,
     )
-    slots: int = o.option(64, "Slots: responses that are written at the same time.", _WRITES)
+    slots: int = o.option(64, "Slots: responses that are written at the same time.", o.TEXT)
     max_tokens: int | None = o.option(
-        None, "Most tokens of a response. Default: eight times the mean.", _WRITES
+        None, "Most tokens of a response. Default: eight times the mean.", o.TEXT
     )
-    ttft_ms: float | None = o.option(None, "SLO of the first token, in ms.", _WRITES)
-    per_token_ms: float | None = o.option(None, "SLO from token to token, in ms.", _WRITES)
+    ttft_ms: float | None = o.option(None, "SLO of the first token, in ms.", o.TEXT)
+    per_token_ms: float | None = o.option(None, "SLO from token to token, in ms.", o.TEXT)
     encoder_instances: int | None = o.option(
-        None, "Number of encoders on devices of their own. Default: one device does both.", _WRITES
+        None, "Number of encoders on devices of their own. Default: one device does both.", o.TEXT
     )
     decoder_instances: int | None = o.option(
-        None, "Number of decoders apart from the encoders, each with all slots.", _WRITES
+        None, "Number of decoders apart from the encoders, each with all slots.", o.TEXT
     )
 
     @property

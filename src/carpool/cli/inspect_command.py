@@ -203,7 +203,7 @@ def _facts(report: ModelReport) -> dict[str, str]:
 
 
 def _memory(report: ModelReport) -> str:
-    """Of one instance; the server reports what all of them take together."""
+    """Returns that of one instance; the server reports what all of them take together."""
     return f"{report.weights_mb:,.0f} MB, and {report.image_mb:,.0f} MB for each image that it runs"
 
 

@@ -235,7 +235,7 @@ def aim_of(options: Load) -> Aim:
 
 
 def _connections(options: Load) -> int | None:
-    """For each process; a closed loop has no use for more than its clients."""
+    """Returns the number for each process; a closed loop has no use for more than its clients."""
     wanted = options.connections
     if wanted is None and not options.url.startswith(("grpc:", "grpcs:")):
         wanted = options.concurrency
@@ -380,7 +380,7 @@ class Window:
         if slo_ms is not None and total.offered:
             ended = total.answered + total.refused + total.failed
             found[f"within {slo_ms:g} ms"] = show.percent(total.good / ended) if ended else "–"
-        return found | counted
+        return found | {show.count_label(name): rate for name, rate in counted.items()}
 
 
 def line(window: Window, slo_ms: float | None) -> str:
@@ -460,7 +460,10 @@ def _rows(columns: list[Counts], slo_ms: float | None) -> Iterator[tuple[str, li
         yield row("… of offered (attainment)", lambda c: show.percent(c.attainment))
     for kind in ("refused", "failed"):
         for reason in sorted({reason for counts in columns for reason in getattr(counts, kind)}):
-            yield f"{kind}: {reason}", [f"{getattr(counts, kind).get(reason, 0):,}" for counts in columns]
+            yield (
+                f"{show.count_label(kind)}: {reason}",
+                [f"{getattr(counts, kind).get(reason, 0):,}" for counts in columns],
+            )
     for label, name in (("timed out at this client", "timed_out"), ("unanswered at the end", "unanswered")):
         if any(getattr(counts, name) for counts in columns):
             yield label, [f"{getattr(counts, name):,}" for counts in columns]
@@ -470,7 +473,7 @@ def _rows(columns: list[Counts], slo_ms: float | None) -> Iterator[tuple[str, li
     yield row("service p50 / p99", lambda c: _pair(c.service_ms, "p50", "p99"))
     yield from _token_rows([counts for counts in columns if any(one.tokens for one in columns)])
     if any(counts.refusal_ms.count for counts in columns):
-        yield row("refusal p50 / p99", lambda c: _pair(c.refusal_ms, "p50", "p99"))
+        yield row("rejection p50 / p99", lambda c: _pair(c.refusal_ms, "p50", "p99"))
     if any(counts.batch.count for counts in columns):
         yield row("batch mean / p99", lambda c: f"{c.batch.mean:.1f} / {round(c.batch.p99)}")
         yield row("queue p50 / p99", lambda c: _pair(c.queue_ms, "p50", "p99"))

@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from carpool import __version__
+from carpool.cli.help_page import Verb, option_rows, page
 from carpool.cli.verb_options import LISTED_LAST
 from carpool.compiling import form, other_form
 from carpool.errors import CarpoolError
@@ -27,32 +28,35 @@ _PLAINER = {  # typer's words, old and new, and ours
 }
 
 
-_VERBS = {  # each in a file of its own, which is read when somebody asks for it
-    "serve": "Serve",
-    "inspect": "Inspect",
-    "init": "Init",
-    "predict": "Predict",
-    "watch": "WatchVerb",
-    "evaluate": "Evaluate",
-    "models": "ModelsVerb",
-    "top": "TopVerb",
-    "pipeline": "PipelineVerb",
-    "registry": "RegistryVerb",
-    "drift": "DriftVerb",
-    "label": "LabelVerb",
-    "cache": "CacheVerb",
-    "cascade": "CascadeVerb",
-    "rollout": "RolloutVerb",
-    "demo": "Demo",
-    "load": "Load",
-    "profile": "ProfileVerb",
-    "compile": "CompileVerb",
-    "sweep": "Sweep",
-    "simulate": "Simulate",
-    "plan": "PlanVerb",
-    "deploy": "DeployVerb",
-    "doctor": "Doctor",
+_PANELS = {  # each verb in a file of its own, which is read when somebody asks for it
+    "Serve models": {"serve": "Serve", "doctor": "Doctor", "demo": "Demo"},
+    "Prepare a model": {
+        "inspect": "Inspect",
+        "init": "Init",
+        "pipeline": "PipelineVerb",
+        "cascade": "CascadeVerb",
+        "compile": "CompileVerb",
+        "registry": "RegistryVerb",
+    },
+    "Use a running server": {
+        "predict": "Predict",
+        "watch": "WatchVerb",
+        "top": "TopVerb",
+        "models": "ModelsVerb",
+        "rollout": "RolloutVerb",
+        "cache": "CacheVerb",
+    },
+    "Choose an SLO and plan capacity": {
+        "profile": "ProfileVerb",
+        "load": "Load",
+        "sweep": "Sweep",
+        "simulate": "Simulate",
+        "plan": "PlanVerb",
+        "deploy": "DeployVerb",
+    },
+    "Check the results": {"evaluate": "Evaluate", "drift": "DriftVerb", "label": "LabelVerb"},
 }
+_VERBS = {verb: name for panel in _PANELS.values() for verb, name in panel.items()}
 
 
 class Verbs(TyperGroup):
@@ -69,10 +73,19 @@ class Verbs(TyperGroup):
             self.commands.update({name: self.get_command(ctx, name) for name in _VERBS})
         elif cmd_name not in self.commands:
             module = importlib.import_module(f"carpool.cli.{cmd_name}_command")
-            alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-            alone.command(cmd_name)(_as_command(getattr(module, _VERBS[cmd_name])))
+            alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+            alone.command(cmd_name, cls=Verb)(_as_command(getattr(module, _VERBS[cmd_name])))
             self.commands[cmd_name] = typer.main.get_command(alone)
         return self.commands.get(cmd_name)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        panels = {title: [self._first_line(ctx, verb) for verb in verbs] for title, verbs in _PANELS.items()}
+        panels["Options"] = option_rows(self, ctx)
+        formatter.write(page(self, ctx, panels))
+
+    def _first_line(self, ctx: Any, verb: str) -> tuple[str, str]:
+        said = (self.get_command(ctx, verb).help or "").split("\n\n")[0]
+        return verb, " ".join(said.split())
 
     def main(self, args: Any = None, *, standalone_mode: bool = True, **extra: Any) -> Any:  # type: ignore[override]
         try:
@@ -128,16 +141,15 @@ def _as_command(verb: type[Any]) -> Callable[..., None]:
             hints[one.name] = Annotated[hints[one.name], option]
     parameters = inspect.signature(verb).parameters.values()
     typed = [parameter.replace(annotation=hints[parameter.name]) for parameter in parameters]
-    typed.sort(key=lambda parameter: parameter.name in LISTED_LAST)
+    late = {name for base in LISTED_LAST if issubclass(verb, base) for name in base.__annotations__}
+    typed.sort(key=lambda parameter: parameter.name in late)
     command.__signature__ = inspect.Signature(typed)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in typed}
     command.__doc__ = verb.__doc__
     return command
 
 
-app = typer.Typer(
-    cls=Verbs, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
-)
+app = typer.Typer(cls=Verbs, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 def _show_version(asked: bool) -> None:
@@ -169,29 +181,19 @@ def carpool(
 
         carpool load http://localhost:8000 --rate 500 --slo-ms 50
 
-    Send videos and cameras, five frames a second from each:
-
-        carpool watch recordings/ rtsp://10.0.0.7/stream1 --fps 5
-
-    Compare two versions on labelled images:
-
-        carpool evaluate models/detector --data val.json --pictures val --version 2 --against 1
-
     Measure batch times on this machine, and which SLO they allow:
 
         carpool profile resnet50.onnx --slo-ms 30,50,100
-
-    Measure goodput and latency at several rates, with an SLO and with fixed batching settings:
-
-        carpool sweep resnet50.onnx --slo-ms 50
 
     Simulate three times the traffic that a model can sustain (4 ms per batch, 1 ms per image):
 
         carpool simulate --curve 4+1 --slo-ms 50 --load 3 --compare
 
-    Plan the GPUs for 500 requests/s that triple now and then:
+    Plan the replicas for 500 requests/s that triple now and then:
 
-        carpool plan --curve 4+1 --slo-ms 50 --rate 500 --surge 3 --surge-seconds 10
+        carpool plan --curve 4+1 --slo-ms 50 --rate 500 --surge 3
+
+    carpool COMMAND --help explains a command, with examples.
     """
     if context.invoked_subcommand is None:
         print(context.get_help())

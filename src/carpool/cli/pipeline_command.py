@@ -99,7 +99,7 @@ def drawn(
 
 def _of_parts(graph: PictureGraph) -> list[str]:
     late = (
-        "refused"
+        "rejected"
         if graph.settings.if_late == "refuse"
         else ("answered without the step, which is listed in late")
     )
@@ -113,7 +113,7 @@ def _of_parts(graph: PictureGraph) -> list[str]:
 def _of_cascade(graph: PictureGraph) -> list[str]:
     big, cheap = graph.settings.answer
     late = (
-        "refused"
+        "rejected"
         if graph.settings.under_load == "refuse"
         else (f"the response of {cheap}, marked as degraded")
     )

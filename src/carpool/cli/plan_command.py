@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from carpool.lab.fleet_plan import FleetPlan, FleetQuestion
     from carpool.sim.arrivals import Traffic
 
-_FLEET = "The fleet"
-
 
 @dataclass(frozen=True, kw_only=True)
 class PlanVerb(o.HasCurve, o.HasTraffic, o.SharesCores):
@@ -50,21 +48,23 @@ class PlanVerb(o.HasCurve, o.HasTraffic, o.SharesCores):
     )
     surge: float = o.option(1.0, "Rate of a surge, as a multiple of the average.", o.TRAFFIC)
     surge_seconds: float = o.option(60.0, "Length of a surge, in seconds.", o.TRAFFIC)
-    price_per_hour: float | None = o.option(None, "Cost of a replica per hour, in any currency.", _FLEET)
+    price_per_hour: float | None = o.option(None, "Cost of a replica per hour, in any currency.", o.FLEET)
     cold_start: float | None = o.option(
         None,
         "Scale the replicas with the load. A new one is ready after these seconds, as printed by profile.",
-        _FLEET,
+        o.FLEET,
     )
-    target_load: float = o.option(0.75, "With --cold-start: target load, as a share of the capacity.", _FLEET)
-    hpa_period: float = o.option(15.0, "With --cold-start: seconds between two decisions.", _FLEET)
-    redundancy: int = o.option(0, "Replicas that may fail without missing the SLO.", _FLEET)
+    target_load: float = o.option(
+        0.75, "With --cold-start: target load, as a share of the capacity.", o.FLEET
+    )
+    hpa_period: float = o.option(15.0, "With --cold-start: seconds between two decisions.", o.FLEET)
+    redundancy: int = o.option(0, "Replicas that may fail without missing the SLO.", o.FLEET)
     instances: int = o.option(
         1, "Instances per replica. The curve is that of one while all are busy.", o.MODEL
     )
     cores: float | None = o.option(None, "Cores of each replica, for everything. Default: enough.", o.CORES)
     memory_mb: float = o.option(
-        0.0, "Memory of the model, weights and batches, in MB, as printed by profile.", _FLEET
+        0.0, "Memory of the model, weights and batches, in MB, as printed by profile.", o.FLEET
     )
     noise: o.Noise = 0.05
     seed: o.Seed = 1

@@ -237,13 +237,13 @@ def pictures(words: Sequence[str]) -> list[Path]:
 
 
 def _is_picture(file: Path, folder: Path) -> bool:
-    """By its name; what is hidden is none."""
+    """Decides by its name; what is hidden is none."""
     hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
     return file.suffix.lower() in _SUFFIXES and not hidden and file.is_file()
 
 
 def _names_to_save(options: Predict, files: Sequence[Path]) -> list[Path | None]:
-    """Where each drawn picture goes; those of the same name in different folders are numbered."""
+    """Returns where each drawn picture goes; those of the same name in different folders are numbered."""
     if options.save is None:
         return [None] * len(files)
     try:

@@ -27,6 +27,7 @@ _GOES_WITH_A_URL = ("model", "name", "as_json", "api_key_file", "ca", "insecure"
 _GOES_WITH_TEXT = ("model", "name", "repeats", "as_json")
 _MOST_NAMED = 8
 _DOUBTFUL = "carpool: these numbers are unreliable, because the machine was busy"
+_UNSURE = "Unreliable, so that plans would be wrong; measure again on a quiet machine."
 _FOR_SIMULATE = "For simulate and plan: --curve "  # and then all of it on one line, to be copied
 
 
@@ -83,7 +84,7 @@ class ProfileVerb(o.AsksServer):
 
         o.drawing(self.plot)
         like = "ms like 30,50,100"
-        slos_ms = o.numbers("--slo-ms", self.slo_ms, example=like, at_most="16 promises", above=0, most=1e7)
+        slos_ms = o.numbers("--slo-ms", self.slo_ms, example=like, at_most="16 SLOs", above=0, most=1e7)
         question = ProfileQuestion(
             Path(self.model),
             self.name,
@@ -146,7 +147,7 @@ class ProfileVerb(o.AsksServer):
                 raise Failed("the server at this address is not Carpool") from None
             if len(names) != 1:
                 there = ", ".join(names[:_MOST_NAMED]) or "none"
-                raise InvalidInput(f"--name: which model? The server has {there}")
+                raise InvalidInput(f"--name is missing: the server has {there}")
             name = names[0]
         document = server.get(f"/v2/models/{quote(name, safe='')}/profile")
         if self.as_json:
@@ -179,7 +180,7 @@ def _print(report: ProfileReport) -> None:
     )
     show.paragraph("")
     show.table(
-        ("promise", "batch", "takes", "images/s", "largest", "its images/s", "why"),
+        ("SLO", "batch", "takes", "images/s", "largest", "its images/s", "why"),
         [
             (
                 f"{budget.slo_ms:g} ms",
@@ -198,7 +199,8 @@ def _print(report: ProfileReport) -> None:
     for note in report.notes:
         show.paragraph(note, "· ")
     several = f" --instances {report.instances}" if report.instances > 1 else ""
-    print(f"· {_FOR_SIMULATE}{report.curve}{several}")
+    unsure = f"{_UNSURE} " if report.noisy else ""
+    print(f"· {unsure}{_FOR_SIMULATE}{report.curve}{several}")
     if any(row.memory_mb for row in report.rows):
         show.paragraph(
             f"All instances took {report.weights_mb:,.0f} MB when they were loaded; the table has the "
@@ -230,7 +232,7 @@ def _print_document(document: dict[str, Any]) -> None:
     believed = dict(document["believed"])
     ran = {size: (batches, ms) for size, batches, ms in document["recent"]["sizes"]}
     show.table(
-        ("batch", "measured", "believed now", f"ran in {document['recent']['seconds']} s", "took"),
+        ("batch", "measured", "estimate now", f"ran in {document['recent']['seconds']} s", "took"),
         [
             (
                 f"{size}",

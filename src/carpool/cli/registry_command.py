@@ -77,7 +77,7 @@ class RegistryVerb:
         return 0
 
     def _status(self, model: FollowedModel) -> int:
-        """Of a model's folder: `resolve` shows what its addresses mean now, too."""
+        """Shows the state of a model's folder: `resolve` shows what its addresses mean now, too."""
         before = model.state
         pointed = model.look()
         fresh = before.serve[:1] == (pointed.stable.version,)

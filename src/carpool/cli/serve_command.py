@@ -51,18 +51,40 @@ class _Serve:
 
         carpool serve resnet50.onnx --slo-ms 50
 
-    Every option is also an environment variable: CARPOOL_HTTP_PORT, CARPOOL_SLO_MS, …
+    Every option is also an environment variable: CARPOOL_HTTP_PORT, CARPOOL_SLO_MS, … A flag that a variable
+    switched on is switched off with --no-, as in --no-on-demand.
     """
 
     def run(self) -> int:
         return _run(**vars(self))
 
 
-def _option(setting: Field[Any], kind: Any) -> tuple[str, Any, Any]:
+_PANELS = {  # of the help, each from this setting on
+    "slo_ms": "The models",
+    "host": "Addresses",
+    "frontends": "Processes",
+    "gate_status": "Balancers",
+    "watchdog_s": "Processes",
+    "model_control_mode": "Loading models",
+    "allow_rollouts": "Rollouts and replicas",
+    "allow_client_shm": "Security",
+    "metrics_config": "Metrics, traces and logs",
+}
+
+
+def _panels() -> dict[str, str]:
+    panel, of_each = "", {}
+    for setting in fields(ServerSettings):
+        panel = of_each[setting.name] = _PANELS.get(setting.name, panel)
+    return of_each
+
+
+def _option(setting: Field[Any], kind: Any, panel: str) -> tuple[str, Any, Any]:
     """Returns a setting as a field of the verb: None where it is not given."""
     default = "" if setting.default is MISSING else setting.default
     told = f"{default:g}" if isinstance(default, int | float) and kind is not bool else default
-    more = {"show_default": told if isinstance(told, str) and told else False, **setting.metadata["option"]}
+    shown = told if isinstance(told, str) and told else False
+    more = {"panel": panel, "show_default": shown, **setting.metadata["option"]}
     typed = list[str] if isinstance(default, tuple) else kind
     if kind is bool:
         more["name"] = f"{more['name']}/--no-{more['name'].removeprefix('--')}"
@@ -93,7 +115,11 @@ Serve = make_dataclass(
     "Serve",
     [
         ("paths", Annotated[list[Path] | None, _PATHS], None),
-        *(_option(one, _KINDS[one.name]) for one in fields(ServerSettings) if one.metadata.get("words")),
+        *(
+            _option(one, _KINDS[one.name], _panels()[one.name])
+            for one in fields(ServerSettings)
+            if one.metadata.get("words")
+        ),
     ],
     bases=(_Serve,),
     kw_only=True,

@@ -21,6 +21,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
+def count_label(name: str) -> str:
+    """Returns the word that is printed for a count; --json keeps the name of the field."""
+    return "rejected" if name == "refused" else name
+
+
 def console() -> Console:
     """Returns a console as wide as the terminal, or one that wraps nothing in a pipe without COLUMNS."""
     from rich.console import Console
@@ -102,7 +107,7 @@ def steps(what: str, total: int) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def status(what: str) -> Iterator[Callable[[str], None]]:
-    """For work whose length is not known: call what it yields with what is being done now."""
+    """Shows work whose length is not known: call what it yields with what is being done now."""
     if not sys.stderr.isatty():
         yield _Lines().say
         return

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _SECONDS = 60.0
 _MOST_REQUESTS = 5_000_000  # in one run: a minute or two, and some GB
-_KNOBS = "Knobs mode"
+_KNOBS = "Fixed batching settings"
 _SETTINGS = ("seconds", "seed", "seeds", "noise", "stall_share", "stall_factor", "profile_error")
 _TRAFFIC_SETTINGS: dict[str, tuple[str, ...]] = {
     "bursty": ("burst_factor", "burst_seconds", "burst_period"),
@@ -195,7 +195,7 @@ class Simulate(o.HasCurve, o.HasTraffic, HasDay, HasGeneration):
             if getattr(self, name):
                 raise InvalidInput(f"--{name.replace('_', '-')} is not known of a day, which is in rates")
         if self.replicas is None or self.rate is None:
-            raise InvalidInput("--day needs --replicas, the least that there are, and --rate, that of noon")
+            raise InvalidInput("--day needs --replicas, the smallest number, and --rate, that of noon")
         one = _scenario(replace(self, rate=1.0, day=None, replicas=None))
         rate = o.number("--rate", self.rate, above=0, most=1e12)
         self.simulate_day(replace(one, rate=rate), as_json=self.as_json)
@@ -226,7 +226,7 @@ class Simulate(o.HasCurve, o.HasTraffic, HasDay, HasGeneration):
 
 
 def _scenario(options: Simulate) -> Scenario:
-    """In promise mode; the knobs are for `contenders`."""
+    """Returns the scenario in promise mode; the knobs are for `contenders`."""
     from carpool.core.objectives import Promise
     from carpool.sim.arrivals import Recording
     from carpool.sim.simulation import Scenario

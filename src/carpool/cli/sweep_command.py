@@ -299,7 +299,7 @@ def _progress() -> Iterator[SweepProgress]:
 
 
 def _print(results: Results, page: Path) -> None:
-    titles = ("setting", "load", "offered/s", "in time/s", "plan/s", "in time", "p99", "batch")
+    titles = ("setting", "load", "offered/s", "within SLO/s", "plan/s", "within SLO", "p99", "batch")
     rows = []
     for row in results.rows:
         cells = results.cells(row)

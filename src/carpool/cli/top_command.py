@@ -90,9 +90,12 @@ def summary(history: Document, seconds: int) -> Document:
     covered = sum(point["seconds"] for point in recent)
     names = sorted({name for point in points for name in point["models"]})
     bounds = history["bounds"]
+    answered = sum(one.get("answered", 0) for point in recent for one in point["models"].values())
+    core_s = sum(point["server"]["cores"] * point["seconds"] for point in recent)
     return {
         "time": newest,
         "seconds": round(covered, 3),
+        "core_ms_per_request": round(core_s / answered * 1e3, 3) if answered else None,
         "server": points[-1]["server"] if points else {},
         "models": {
             name: _model([point["models"].get(name, {}) for point in recent], covered, bounds)
@@ -152,6 +155,8 @@ def _screen(found: Document, url: str) -> Group:
     if server:
         parts.append(f"{server['connections']} connections, {server['cores']:.1f} cores, ")
         parts[-1] += f"{server['memory_bytes'] / 1e6:,.0f} MB"
+        if (core_ms := found["core_ms_per_request"]) is not None:
+            parts.append(f"{core_ms:.1f} ms of a core per request")
         parts += [f"GPU {_percent(gpu['utilization'])}" for gpu in server["gpus"]]
     lines: list[Any] = [Text("   ".join(parts)), Text()]
     lines.append(_models(found["models"]))

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from carpool.sim.arrivals import Traffic
     from carpool.sim.step_simulation import StepPlan
 
-MODEL, TRAFFIC, DEVICE, RUN, _SERVER = "The model", "Traffic", "The device", "The run", "The server"
-CORES = "The cores"
+MODEL, TRAFFIC, DEVICE, RUN, SERVER = "The model", "Traffic", "The device", "The run", "The server"
+FLEET, CORES, TEXT = "The fleet", "The cores", "Models that write text"
 """Panels of the help."""
 KEY_VARIABLE = "CARPOOL_API_KEY"
 _KEY = re.compile(r"[!-~]{1,512}")
@@ -57,7 +57,7 @@ Seed = Annotated[int, _shared(RUN, "Random seed; the same seed gives the same ru
 Json = Annotated[bool, _shared(RUN, "Print one JSON object.", "--json")]
 URL_VARIABLE = "CARPOOL_URL"
 DEFAULT_URL = "http://localhost:8000"
-ServerUrl = Annotated[str, typer.Option(help="Address of the server.", envvar=URL_VARIABLE)]
+ServerUrl = Annotated[str, typer.Option(help="Address of the server.", envvar=URL_VARIABLE, metavar="URL")]
 _CURVE = "Batch times: 4+1 (ms fixed + ms per image), or points 1:6.2,4:9.1,16:21 (batch:ms)."
 
 MOST_IN_A_BATCH = 4096
@@ -96,7 +96,7 @@ def sizes(option: str, text: str | None, most: int = MOST_IN_A_BATCH) -> tuple[i
 def numbers(
     option: str, text: str, *, example: str, at_most: str, above: float | None = None, most: float
 ) -> list[float]:
-    """As in the `example`; `at_most` is how many, and perhaps of what."""
+    """Reads them as in the `example`; `at_most` is how many, and perhaps of what."""
     try:
         found = [float(part) for part in text.split(",")]
     except ValueError:
@@ -144,7 +144,7 @@ def pipeline_steps(texts: list[str], max_batch: int | None) -> tuple[StepPlan, .
 
 
 def slo(slo_ms: float, curve: BatchCurve, steps: tuple[StepPlan, ...] = ()) -> float:
-    """In seconds; below the time of a single image there is nothing to promise."""
+    """Returns it in seconds; below the time of a single image there is nothing to promise."""
     number("--slo-ms", slo_ms, above=0, most=1e7)
     alone = curve.times[1] * 1e3
     if steps:
@@ -276,7 +276,8 @@ class HasTraffic:
     def traffic(
         self, plain: Mapping[str, Traffic], read: Callable[[Path], Traffic], *, per_source: bool
     ) -> Traffic:
-        """By --arrivals: one that is `plain`, or those that need more to be said; `read` is for a trace."""
+        """Returns the traffic by --arrivals: one that is `plain`, or those that need more to be said; `read`
+        is for a trace."""
         from carpool.sim.arrivals import Bursty, Cameras
 
         if self.arrivals == "bursty":
@@ -334,11 +335,11 @@ class AsksServer:
     api_key_file: Path | None = option(
         None,
         f"File with the server's API key. Default: the variable {KEY_VARIABLE}.",
-        _SERVER,
+        SERVER,
         metavar="FILE",
     )
-    ca: Path | None = option(None, "CA certificate of the server, for https://.", _SERVER, metavar="FILE")
-    insecure: bool = option(False, "Accept any certificate (for tests only).", _SERVER)
+    ca: Path | None = option(None, "CA certificate of the server, for https://.", SERVER, metavar="FILE")
+    insecure: bool = option(False, "Accept any certificate (for tests only).", SERVER)
 
     def trust(self) -> Trust:
         return trust(self.api_key_file, self.ca, self.insecure)
@@ -359,5 +360,5 @@ class AsksServer:
             )
 
 
-LISTED_LAST = {*HasTraffic.__annotations__, *AsksServer.__annotations__}
-"""By the help: after a verb's own."""
+LISTED_LAST = (HasTraffic, AsksServer)
+"""Their options are listed after a verb's own."""

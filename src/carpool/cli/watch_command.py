@@ -29,7 +29,7 @@ _LINE_EVERY_S = 5.0  # where nobody watches a terminal
 _TIMEOUT_S = 30.0  # for an answer
 _MOST_AT_ONCE = 64
 _COLUMNS = ("read", "dropped", "answered", "cached", "replaced", "refused", "failed")
-_LIVE = ("camera", "state", "fps", "p50 ms", "p99 ms", "hits", "replaced", "refused", "dropped")
+_LIVE = ("camera", "state", "fps", "p50 ms", "p99 ms", "hits", "replaced", "rejected", "dropped")
 _WHAT = "The request"
 _WHERE = "The output"
 
@@ -238,7 +238,7 @@ def _show(report: WatchReport) -> None:
         counts = [f"{getattr(one.counts, name):,}" for name in _COLUMNS]
         times = (f"{one.fps:.1f}", f"{one.p50_ms:.0f}", f"{one.p99_ms:.0f}")
         rows.append((one.camera, *counts, *times))
-    show.table(("camera", *_COLUMNS, "fps", "p50", "p99"), rows, left=("camera",))
+    show.table(("camera", *map(show.count_label, _COLUMNS), "fps", "p50", "p99"), rows, left=("camera",))
     c = report.total.counts
     show.paragraph(
         f"{c.read:,} frames read in {report.seconds:.1f} s = {c.sent:,} sent + {c.dropped:,} dropped here. "

@@ -38,8 +38,8 @@ class FileMetadata:
 
 
 def read_metadata(file: Path | None, folder: Path | None = None) -> FileMetadata:
-    """What can be read; what is broken says nothing here, for whoever loads the model will say it. JSON
-    beside the file counts before that in the model's `folder`."""
+    """Returns what can be read; what is broken says nothing here, for whoever loads the model will say it.
+    JSON beside the file counts before that in the model's `folder`."""
     if file is None:
         return FileMetadata()
     entries: dict[str, str] = {}
@@ -82,7 +82,7 @@ def _onnx(file: Path) -> tuple[dict[str, str], FirstLayers | None]:
 
 
 def _extra_files(file: Path) -> dict[str, str]:
-    """Of a TorchScript archive: Ultralytics writes its metadata into config.txt, as JSON."""
+    """Returns those of a TorchScript archive: Ultralytics writes its metadata into config.txt, as JSON."""
     if not file.is_file() or not zipfile.is_zipfile(file):
         return {}
     with zipfile.ZipFile(file) as archive:

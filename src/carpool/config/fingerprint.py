@@ -74,8 +74,9 @@ def beside(file: Path) -> Stamps:
 
 
 def content_digest(file: Path) -> str:
-    """Of everything that the model opened by this file is likely made of, by content: the same model has the
-    same one wherever it lies. A version's folder counts as a whole, else only files named like this one."""
+    """Returns the digest of everything that the model opened by this file is likely made of, by content: the
+    same model has the same one wherever it lies. A version's folder counts as a whole, else only files named
+    like this one."""
     home = file.parent
     return _digest(home, _files(home) if home.name.isdigit() else _named_like(file))
 

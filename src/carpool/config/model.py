@@ -53,12 +53,12 @@ class Task(enum.StrEnum):
 
 @cache
 def task_names() -> tuple[str, ...]:
-    """Of all that there are; nothing of another package is imported to know them."""
+    """Returns the names of all that there are; nothing of another package is imported to know them."""
     return (*Task, *(point.name for point in entry_points(group=TASK_GROUP)))
 
 
 class InstanceKind(enum.StrEnum):
-    """Where an instance runs; `model` leaves it to the backend."""
+    """Names where an instance runs; `model` leaves it to the backend."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -440,7 +440,7 @@ class TensorSignature:
 
 @dataclass(frozen=True, slots=True)
 class ModelSignature:
-    """What a backend could read from the file; both empty where the file does not say."""
+    """Holds what a backend could read from the file; both empty where the file does not say."""
 
     inputs: tuple[TensorSignature, ...] = ()
     outputs: tuple[TensorSignature, ...] = ()

@@ -97,7 +97,7 @@ def otel_warning(settings: ServerSettings, environ: Mapping[str, str] | None = N
 
 
 def _url(settings: ServerSettings, environ: Mapping[str, str]) -> str:
-    """Of the collector, with the path for spans; empty: none is named."""
+    """Returns the URL of the collector, with the path for spans; empty: none is named."""
     whole = "" if settings.otlp_endpoint else environ.get(f"{_EXPORTER}TRACES_ENDPOINT", "")
     base = settings.otlp_endpoint or environ.get(f"{_EXPORTER}ENDPOINT", "")
     if not settings.otlp_endpoint and environ.get("OTEL_TRACES_EXPORTER", "otlp") == "none":

@@ -89,7 +89,7 @@ _KEY = re.compile(r'\s*"?([A-Za-z0-9_-]+)"?\s*=')
 
 
 class _Lines:
-    """Where things stand in the file: what reads TOML does not say."""
+    """Knows where things stand in the file: what reads TOML does not say."""
 
     def __init__(self, text: str) -> None:
         self._found: dict[tuple[str, str], int] = {}

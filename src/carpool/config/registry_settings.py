@@ -35,7 +35,7 @@ class RegistrySettings:
 
 
 class Address(NamedTuple):
-    """What `models:/name@alias` or `models:/name/7` means: one of the last two is empty."""
+    """Represents what `models:/name@alias` or `models:/name/7` means: one of the last two is empty."""
 
     name: str
     alias: str

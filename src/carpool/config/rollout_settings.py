@@ -33,7 +33,7 @@ class CompareSettings:
 
 @dataclass(frozen=True, slots=True)
 class KeepSettings:
-    """Where pictures that were answered differently are kept; without a folder, none is."""
+    """Describes where pictures that were answered differently are kept; without a folder, none is."""
 
     folder: str = ""
     pictures: int = 500

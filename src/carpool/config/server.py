@@ -96,6 +96,7 @@ class ServerSettings:
     http_port: int = _setting(8000, "Port for HTTP; 0 takes a free one.", within=_PORT)
     grpc_port: int = _setting(8001, "Port for gRPC; 0 takes a free one.", within=_PORT)
     metrics_port: int = _setting(8002, "Port for the metrics; 0 takes a free one.", within=_PORT)
+    server_name: str = _setting("carpool", "Name in the server's metadata; some clients expect triton.")
     frontends: int = _setting(
         lambda: usual_frontends(usable_cores()),
         "Number of front-end processes for HTTP; 0 runs everything in one process.",
@@ -146,6 +147,15 @@ class ServerSettings:
     load_models: tuple[str, ...] = _setting(
         (), "With explicit: a model to load at start; * for all. Repeatable.", name="--load-model"
     )
+    poll_s: float = _setting(
+        15.0,
+        "Time between two checks of the model folders, in seconds.",
+        within=(0.1, _DAY),
+        name="--repository-poll-secs",
+    )
+    registry: str = _setting(
+        "", "MLflow server for models:/NAME@ALIAS. Default: MLFLOW_TRACKING_URI.", secret=True, metavar="URL"
+    )
     on_demand: bool = _setting(
         False,
         "Load each model at its first request, and unload the least recently used ones for others.",
@@ -155,6 +165,9 @@ class ServerSettings:
         None,
         "With --on-demand: memory for models, in GB. Default: 0.8 of the free memory.",
         within=(0.001, 1e6),
+    )
+    device_memory_gb: float | None = _setting(
+        None, "Memory of each GPU for models, in GB. Default: 0.9 of the free memory.", within=(0.001, 1e6)
     )
     exit_on_error: bool = _setting(
         False, "Exit if a model does not load. Otherwise the other models are served.", name="--exit-on-error"
@@ -182,15 +195,6 @@ class ServerSettings:
         secret=True,
         name="--shared-profiles",
         metavar="WHERE",
-    )
-    poll_s: float = _setting(
-        15.0,
-        "Time between two checks of the model folders, in seconds.",
-        within=(0.1, _DAY),
-        name="--repository-poll-secs",
-    )
-    registry: str = _setting(
-        "", "MLflow server for models:/NAME@ALIAS. Default: MLFLOW_TRACKING_URI.", secret=True, metavar="URL"
     )
     allow_client_shm: bool = _setting(
         False, "Accept tensors in shared memory from clients on this machine.", name="--allow-client-shm"
@@ -241,14 +245,10 @@ class ServerSettings:
     tls_client_ca: str = _setting(
         "", "Accept only clients with a certificate of this authority.", metavar="FILE"
     )
-    server_name: str = _setting("carpool", "Name in the server's metadata; some clients expect triton.")
     metrics_config: tuple[str, ...] = _setting(
         (),
         "As in Triton, like histogram_latencies=true or counter_latencies=false. Repeatable.",
         metavar="KEY=VALUE",
-    )
-    device_memory_gb: float | None = _setting(
-        None, "Memory of each GPU for models, in GB. Default: 0.9 of the free memory.", within=(0.001, 1e6)
     )
     trace_file: str = _setting("", "File for traces of single requests. Default: no traces.")
     otlp_endpoint: str = _setting(
@@ -287,7 +287,8 @@ class ServerSettings:
 
     @property
     def front_ends(self) -> int:
-        """Of both protocols: memory that is bounded for the server is divided by this."""
+        """Returns the number of front ends of both protocols: memory that is bounded for the server is
+        divided by it."""
         return max(1, self.frontends) + self.grpc_frontends
 
     def __post_init__(self) -> None:
@@ -386,7 +387,7 @@ class ServerSettings:
 
     @property
     def pictures(self) -> PictureChoice:
-        """What is said about the pictures of the model that is served."""
+        """Returns what is said about the pictures of the model that is served."""
         if self.task and self.task not in task_names():
             raise ConfigError(
                 f"task cannot be {shown(self.task)}; {nearest(self.task, task_names())}", field="task"

@@ -458,7 +458,7 @@ def _state(table: TomlTable) -> StateTensor:
 
 
 def _section(table: TomlTable, usual_resize: str) -> Any:
-    """What is said; the rest is as the settings have it by themselves."""
+    """Returns what is said; the rest is as the settings have it by themselves."""
     values: dict[str, object] = {}
     for key in fields(SECTIONS[table.section]):
         said = key.metadata

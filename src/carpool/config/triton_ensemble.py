@@ -161,7 +161,7 @@ def _check_flow(
 
 
 def ensemble_document(settings: EnsembleSettings) -> dict[str, object]:
-    """As Triton answers it."""
+    """Returns it as Triton answers it."""
     return {
         "step": [
             {

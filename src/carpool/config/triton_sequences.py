@@ -120,7 +120,8 @@ def _datatype(message: Any) -> str:
 
 
 def sequences_document(settings: SequenceSettings, policy: Knobs | Promise) -> dict[str, object]:
-    """With the names and defaults of Triton's JSON; the policy's batches are those of the oldest strategy."""
+    """Returns it with the names and defaults of Triton's JSON; the policy's batches are those of the oldest
+    strategy."""
     knobs = policy if isinstance(policy, Knobs) else Knobs(max_batch=policy.max_batch)
     document: dict[str, object] = {
         "max_sequence_idle_microseconds": round(settings.idle * 1e6),

@@ -52,7 +52,7 @@ _TAKES = {
 
 @dataclass(frozen=True, slots=True)
 class TextSource:
-    """What was read; `where` names a place in it, given a path like `input[1].dims`."""
+    """Holds what was read; `where` names a place in it, given a path like `input[1].dims`."""
 
     message: Any
     where: Callable[[str], str]
@@ -196,7 +196,7 @@ def _unknown(path: str, name: str, message: Descriptor) -> str:
 
 
 def _plain(path: str) -> str:
-    """As the documentation names a field: without the numbers."""
+    """Returns it as the documentation names a field: without the numbers."""
     return re.sub(r"\[\d+\]", "", path)
 
 

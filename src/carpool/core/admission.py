@@ -156,8 +156,9 @@ def _terms(
     doubt: float,
     now: float,
 ) -> Terms:
-    """What the gate has weighed: it would start after `wait` seconds, or after `starts` with its input there,
-    `behind` of which is the queue's. Caution is taken once: `doubt` covers all that is foreseen."""
+    """Returns what the gate has weighed: it would start after `wait` seconds, or after `starts` with its
+    input there, `behind` of which is the queue's. Caution is taken once: `doubt` covers all that is
+    foreseen."""
     takes = core.curve.times[job.images]
     speed = instance.speed
     coming = job.ready_at > -INFINITY

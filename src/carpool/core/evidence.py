@@ -25,7 +25,7 @@ class Interval(NamedTuple):
 
 
 def interval(bad: int, trials: int, confidence: float = 0.99) -> Interval:
-    """Where the true rate is when so many trials were bad: both ends hold after every trial."""
+    """Returns where the true rate is when so many trials were bad: both ends hold after every trial."""
     if not 0 <= bad <= trials:
         raise ValueError(f"{bad} of {trials} trials cannot be bad")
     if not 0.0 < confidence < 1.0:

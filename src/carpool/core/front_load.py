@@ -330,7 +330,7 @@ class Pacer(Generic[T]):
         return bool(line.held)
 
     def soonest(self, now: float) -> float:
-        """Seconds until one of those that wait has waited for long enough."""
+        """Returns the seconds until one of those that wait has waited for long enough."""
         return min((line.held[0].latest for line in self._lines.values() if line.held), default=now) - now
 
     def _start_elsewhere(self, now: float) -> None:

@@ -36,7 +36,8 @@ class Bins:
         object.__setattr__(self, "_scale", self.count / (high - low))
 
     def position(self, value: float) -> float:
-        """In bins from the middle of the first; what lies outside counts as the end it is beyond."""
+        """Returns it in bins from the middle of the first; what lies outside counts as the end it is
+        beyond."""
         if self.logarithmic:
             value = math.log(value) if value > 0.0 else -math.inf
         place = (value - self._start) * self._scale - 0.5

@@ -63,6 +63,7 @@ class RefusalInNumbers(Refused):
         return self.message
 
 
+_LONGER = "raise the deadline (slo_ms, or the request's own)"
 _WORDS = ("message", "field", "numbers", "predicted_ms", "retry_after_s")
 
 
@@ -115,9 +116,9 @@ def given_up(model: str, gone: GivenUp, now: float, retry_after: float) -> Carpo
     if reason is Reason.DEADLINE:
         why = f"the deadline of {numeral(terms.deadline * 1e3, 4)} ms passed in the queue"
         if now < job.deadline:  # reported before it has passed: a batch and the way to the client take time
-            why = (
-                f"after {_ms(terms.waited)} ms in the queue {_too_late(terms, 'the response could be ready')}"
-            )
+            late = _too_late(terms, "the response could be ready")
+            waited = _ms(terms.waited)
+            why = f"after {waited} ms in the queue {late}. Retry when there is less load, or {_LONGER}"
         return DeadlineExceeded(f"{model}: {why}", numbers=numbers)
     refusal = Refusal(reason, retry_after, room=gone.room, needed=gone.needed, terms=terms)
     return in_words(model, refusal)
@@ -144,7 +145,7 @@ def in_words(model: str, refusal: Refusal) -> Refused:
         reason=refusal.reason.value,
         predicted_ms=_round(predicted * 1e3) if is_known else None,
         # Who would be late on an idle server gains nothing by coming back.
-        retry_after_s=refusal.retry_after if refusal.retry_after > 0 else None,
+        retry_after_s=round(refusal.retry_after, 6) if refusal.retry_after > 0 else None,
         numbers=_numbers(refusal),
     )
 
@@ -256,11 +257,10 @@ def _queued(refusal: Refusal) -> str:
 
 
 def _advice(refusal: Refusal) -> str:
-    longer = "raise the deadline (slo_ms, or the request's own)"
     if refusal.retry_after > 0.0:
-        or_longer = f", or {longer}" if refusal.reason is Reason.CANNOT_FINISH else ""
+        or_longer = f", or {_LONGER}" if refusal.reason is Reason.CANNOT_FINISH else ""
         return f" Retry after {_ms(refusal.retry_after)} ms{or_longer}."
-    return f" A retry would not help: {longer}." if refusal.reason is Reason.CANNOT_FINISH else ""
+    return f" A retry would not help: {_LONGER}." if refusal.reason is Reason.CANNOT_FINISH else ""
 
 
 def skipped(model: str) -> Unavailable:

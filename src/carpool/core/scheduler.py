@@ -104,7 +104,7 @@ class Scheduler(SchedulerState):
         return None
 
     def refuses(self, job: Job, now: float) -> Refusal | None:
-        """What the gate says to a request that is still on its way: nothing is counted yet."""
+        """Returns what the gate says to a request that is still on its way: nothing is counted yet."""
         job.lane = self.lanes.peek(*self.policy.place(job, self._sequence))
         return self._limits(job, now) or backed_up(self, job, now) or self.policy.admit(self, job, now)
 

@@ -234,8 +234,8 @@ class Sequences:
         return sequence
 
     def _told(self, holder: str, name: SequenceId) -> SequenceId:
-        """What the model is told in place of an id that it knows as another holder's: a model may keep what
-        it remembers by that."""
+        """Returns what the model is told in place of an id that it knows as another holder's: a model may
+        keep what it remembers by that."""
         if isinstance(name, str):
             while name in self._ids:
                 name = f"{holder}/{name}"
@@ -416,8 +416,8 @@ class Sequences:
         heappush(self._deadlines, (at, self._number, step))
 
     def _has_waited(self, step: SequenceStep, now: float) -> None:
-        """For as long as its client said; or for a place, for as long as it may. Of one that came before its
-        sequence ended, that wait began when it was the first: it was noted then."""
+        """Ends one that has waited for as long as its client said; or for a place, for as long as it may. Of
+        one that came before its sequence ended, that wait began when it was the first: it was noted then."""
         if not step.waits:
             return
         if step.job.deadline <= now:

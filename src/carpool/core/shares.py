@@ -61,7 +61,7 @@ OF_THE_REST = 3
 
 
 class PlaceShare:
-    """What one client (`Job.payer`) has of a model's places. Unknown clients share one, named ""."""
+    """Holds what one client (`Job.payer`) has of a model's places. Unknown clients share one, named ""."""
 
     __slots__ = ("name", "places", "weight")
 
@@ -77,8 +77,9 @@ class PlaceShare:
 
 
 def who_yields(shares: Iterable[PlaceShare], taker: PlaceShare) -> PlaceShare | None:
-    """Where no place is free: who would have most for its weight after giving one up, if that is not less
-    than what the taker has then. So places settle at shares by weight, and nobody takes any after that."""
+    """Returns who yields where no place is free: who would have most for its weight after giving one up, if
+    that is not less than what the taker has then. So places settle at shares by weight, and nobody takes any
+    after that."""
     giver = max(shares, key=_left_to)
     return giver if _left_to(giver) >= taker.places_after else None
 

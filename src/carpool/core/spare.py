@@ -211,9 +211,10 @@ class Slack:
         return rate / (watched.answerable(core) or rate or 1.0)
 
     def _beside(self, core: SchedulerState, now: float) -> SpareRoom:
-        """Until it would hurt: a tenth of the promise, and half of what the most urgent, whose input may be
-        on its way, can spare once a batch with all who come meanwhile is taken off; all of that, rarely,
-        while hardly anybody comes: else a model that promises just what it can would never run any."""
+        """Returns the room until it would hurt: a tenth of the promise, and half of what the most urgent,
+        whose input may be on its way, can spare once a batch with all who come meanwhile is taken off; all of
+        that, rarely, while hardly anybody comes: else a model that promises just what it can would never run
+        any."""
         c = self._constants
         if core.slo == INFINITY:
             promise = c.spare_promise_s
@@ -232,7 +233,7 @@ class Slack:
 
 
 class _WatchedModel:
-    """What is remembered of a model between two looks."""
+    """Holds what is remembered of a model between two looks."""
 
     __slots__ = ("_answerable", "_curve", "_noes", "_since")
 

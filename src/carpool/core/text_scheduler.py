@@ -158,9 +158,9 @@ class TextScheduler:
         return Boundary(done, given_up)
 
     def follow(self, work: DecodeStep, now: float) -> StepDecision:
-        """What may be launched behind a step before anybody knows what it says: a device that waits for that
-        stands still meanwhile. Who turns out to have ended with it keeps his slot for one step more. After an
-        encoding, which counts as done (`encoded`) when it was launched, it may be asked again."""
+        """Returns what may be launched behind a step before anybody knows what it says: a device that waits
+        for that stands still meanwhile. Who turns out to have ended with it keeps his slot for one step more.
+        After an encoding, which counts as done (`encoded`) when it was launched, it may be asked again."""
         ends = max(now, work.started + self.step_takes(work.width))
         self._note(work, ends)
         decision = StepDecision()
@@ -470,7 +470,7 @@ class TextScheduler:
         return slots * self._costs[self._best - 1] / self.lengths.mean
 
     def _under_way(self, now: float) -> float:
-        """Until there is a device that encodes."""
+        """Returns the seconds until there is a device that encodes."""
         encodes = [work.started + self._encodes(len(work.jobs)) for work in self.encoding.values()]
         ends = min(encodes) if len(encodes) >= self._encoders else 0.0
         if not self.settings.apart:

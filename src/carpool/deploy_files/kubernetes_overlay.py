@@ -30,6 +30,10 @@ _REDIS_PORT = 6379
 SHARED = "/var/lib/carpool-shared"
 """Where the volume that all replicas see is mounted."""
 _PROBE_S = 2
+UNRELIABLE = (
+    "These numbers are unreliable, because the machine was busy while batches were measured: measure again "
+    "on a quiet machine."
+)
 _STARTS = 5  # times as long as it should take: then it is stuck
 
 
@@ -53,6 +57,7 @@ class Deployment:
     gpus: int = 0
     cold_start_s: float = 60.0
     cold_start_known: str = "assumed"
+    unreliable: bool = False  # the batch times behind it, since the machine was busy
     repository: str = ""  # an address that the models are fetched from, in place of the claim
     shared: str = "carpool-shared"  # a claim that all replicas write to, or a Redis server
     storage_class: str = ""
@@ -146,6 +151,8 @@ class Deployment:
             f"within the SLO, so {enough} {needed} enough at {100 * TARGET_LOAD:.0f} % load; with "
             f"{self.spare} redundant: {self.least} replicas."
         )
+        if self.unreliable:
+            yield UNRELIABLE
         if self.autoscaler != "none":
             yield (
                 f"Up to {self.most} by {self.autoscaler.upper()}, for {self.surge:g} times the rate, as "

@@ -91,7 +91,7 @@ def answer_of(line: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _sure(answer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of the classes that a picture may show, the best: one label is to begin with."""
+    """Returns, of the classes that a picture may show, the best: one label is to begin with."""
     return {**answer, "classes": answer["classes"][:1]} if "classes" in answer else answer
 
 

@@ -149,7 +149,7 @@ def index(lines: Iterable[IndexEntry], *, only_ready: bool) -> list[Document]:
 
 
 def wants_only_ready(body: bytes | bytearray) -> bool:
-    """What the body of an index request asks for; it may be empty."""
+    """Returns what the body of an index request asks for; it may be empty."""
     if not body.strip():
         return False
     try:

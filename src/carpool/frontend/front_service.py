@@ -75,8 +75,8 @@ def _absent(catalog: Catalog, name: str, version: str) -> CarpoolError:
 
 
 def _nearest(name: str, catalog: Catalog) -> str | None:
-    """What may have been meant. Comparing two names takes as long as refusing a request, so only a few of
-    many are compared: those with the most letters in common."""
+    """Returns what may have been meant. Comparing two names takes as long as refusing a request, so only a
+    few of many are compared: those with the most letters in common."""
     known: Iterable[str] = catalog.newest
     if len(catalog.newest) > _MOST_COMPARED:
         letters = set(name)

@@ -25,7 +25,7 @@ _SPARE_PART = 16  # of the memory, at most, for all of it together
 
 
 def _nowhere(entry: ModelEntry) -> RemoteBooking:
-    """Without an engine: whatever is asked through it fails."""
+    """Books without an engine: whatever is asked through it fails."""
     return RemoteBooking(None, 0, entry)
 
 
@@ -74,7 +74,7 @@ class RemoteDoor(BodySlots):
     def engine_stood_still(self, seconds: float) -> None:
         """Told every `BEAT_S`: an engine that hangs has not closed its link, and may never do so."""
         if (seconds >= STALE_S) != (self._still >= STALE_S):
-            _log.warning("engine-stalled" if seconds >= STALE_S else "engine-moves-again")
+            _log.warning("engine-stalled" if seconds >= STALE_S else "engine-recovered")
         self._still = seconds
         self._judge()
         if self._link is not None:

@@ -57,7 +57,7 @@ class BatchRow:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a promise of `slo_ms` allows; a batch of 0 is none."""
+    """Describes what a promise of `slo_ms` allows; a batch of 0 is none."""
 
     slo_ms: float
     batch: int

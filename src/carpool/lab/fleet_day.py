@@ -98,7 +98,7 @@ def fluid_day(
 
 
 def _without(part: float, serving: int, starting: deque[float]) -> tuple[int, deque[float]]:
-    """What is left of replicas that are spread evenly over regions."""
+    """Returns what is left of replicas that are spread evenly over regions."""
     return max(1, serving - round(part * serving)), deque(list(starting)[round(part * len(starting)) :])
 
 

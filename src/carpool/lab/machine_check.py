@@ -88,7 +88,7 @@ def _carpool() -> Iterator[Finding]:
 
 
 def _needed() -> list[str]:
-    """What Carpool cannot do without. A folder that was never installed does not say."""
+    """Returns what Carpool cannot do without. A folder that was never installed does not say."""
     try:
         lines = requires("carpool") or []
     except PackageNotFoundError:

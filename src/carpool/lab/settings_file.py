@@ -122,7 +122,7 @@ def _listed(value: object) -> object:
 
 
 def _new_text(said: Described, top: Keys, tables: dict[str, Keys]) -> str:
-    """With comments: what it was found by, and what else may be said."""
+    """Returns it with comments: what it was found by, and what else may be said."""
     vision = said.vision
     asked = [f"needed before it takes images: {said.ask}"] if said.ask else []
     lines = [_HEADING, *(f"# - {' '.join(line.split())}" for line in (*said.evidence, *asked)), ""]
@@ -142,7 +142,7 @@ def _new_text(said: Described, top: Keys, tables: dict[str, Keys]) -> str:
 
 
 def _value(value: object) -> str:
-    """As TOML writes it."""
+    """Returns it as TOML writes it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):

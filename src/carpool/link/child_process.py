@@ -172,7 +172,7 @@ def live_as_child(
 
 
 class ProcessHandle(Protocol):
-    """As much of a process as its parent uses."""
+    """Has as much of a process as its parent uses."""
 
     @property
     def pid(self) -> int: ...

@@ -173,7 +173,8 @@ class ModelEntry:
 
     @property
     def ask(self) -> str:
-        """What to set before a model that was not recognised takes pictures; empty: nothing would help."""
+        """Returns what to set before a model that was not recognised takes pictures; empty: nothing would
+        help."""
         return str(self.config.get("parameters", {}).get(ASK, {}).get("string_value", ""))
 
 

@@ -49,7 +49,7 @@ def read_steps(timing: Timing, payload: bytes) -> tuple[StepTiming, bytes]:
 
 
 def there(requested: Sequence[RequestedOutput], tensors: Sequence[Tensor]) -> Sequence[RequestedOutput]:
-    """Of the outputs that were asked for, those that the steps gave: the others are left out."""
+    """Returns, of the outputs that were asked for, those that the steps gave: the others are left out."""
     given = {tensor.name for tensor in tensors}
     return [output for output in requested if output.name in given]
 
@@ -61,7 +61,7 @@ def tokens_in(timing: Timing) -> int | None:
 
 
 def in_words(timing: Timing) -> str:
-    """As `Server-Timing` has it: a name for each part of each step, in milliseconds."""
+    """Returns them as `Server-Timing` has it: a name for each part of each step, in milliseconds."""
     assert isinstance(timing, StepTiming)
     parts = []
     for name, each in timing.steps:

@@ -65,7 +65,7 @@ def take_memory(fd: int) -> mmap.mmap:
 
 
 def check_fits(arena: Arena, size: int) -> None:
-    """For what could not be allocated: whoever would wait for it to fit might wait for ever."""
+    """Checks for what could not be allocated: whoever would wait for it to fit might wait for ever."""
     number = bisect_left(_SIZES, size)
     if number >= _CLASSES or _SIZES[number] > arena.size:
         raise TooLarge(f"a body of {size} bytes does not fit the {arena.size} bytes there are for all bodies")

@@ -273,7 +273,7 @@ class Table:
         return self._rows(steps=False)
 
     def steps(self) -> list[ModelCells]:
-        """Of pipelines: their rows have the step's name behind the version."""
+        """Returns those of pipelines: their rows have the step's name behind the version."""
         return self._rows(steps=True)
 
     def _rows(self, *, steps: bool) -> list[ModelCells]:

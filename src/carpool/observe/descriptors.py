@@ -24,7 +24,7 @@ _log = logger("descriptors")
 
 
 def raise_limit(connections: int) -> None:
-    """For this process and those that it starts: up to what it may have without asking anybody."""
+    """Raises it for this process and those that it starts: up to what it may have without asking anybody."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -115,7 +115,7 @@ def model_statistics(row: ModelCells, batches: BatchStatistics) -> Document:
 
 
 def cache_hits(cells: Cells) -> int:
-    """Of every kind: answers that were not computed for the request that got them."""
+    """Returns the hits of every kind: answers that were not computed for the request that got them."""
     return int(sum(cells[columns.CACHE_RESULTS[word]] for word in ("hit", "similar", "joined", "shared")))
 
 

@@ -52,7 +52,7 @@ _CATALOGUE_S = 5.0  # a process that has not told or heard of the models by then
 
 
 class Frontend(Protocol):
-    """What serves a protocol until it is told to stop: `HttpServer` is one."""
+    """Serves a protocol until it is told to stop: `HttpServer` is one."""
 
     async def stop(self, within_s: float) -> int: ...
 
@@ -168,7 +168,7 @@ class EngineProcess:
         )
 
     def _progress(self, step: LoadingStep) -> None:
-        """From the thread that loads: the socket is the loop's."""
+        """Is called from the thread that loads: the socket is the loop's."""
         self._loop.call_soon_threadsafe(partial(self._control.send, "loading", **asdict(step)))
 
     def _give_up(self, error: BaseException) -> int:

@@ -125,7 +125,7 @@ class Balancer:
             threading.Thread(target=body, daemon=True).start()
 
     def ports(self) -> tuple[int, int | None]:
-        """As it was started with; 0 is any."""
+        """Returns them as it was started with; 0 is any."""
         return self._ports
 
     def state(self) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class Balancer:
                     self._bring_both()
                 self._error, pause = "", _POLL_S
                 self._haproxy.wait()
-                _log.warning("HAProxy ended and is started again")
+                _log.warning("HAProxy ended and is restarted")
             except (BalancerError, OSError) as error:
                 if self._error != str(error):  # it is tried again for ever: once is enough to say
                     self._error = str(error)
@@ -186,7 +186,7 @@ class Balancer:
                 # The book was killed, or lost with its node, or does not answer in time; or HAProxy begins
                 # again. What is known goes on being true.
                 if not isinstance(error, RayActorError):
-                    _log.warning("the balancer could not follow the book: %s", error)
+                    _log.warning("the balancer could not be updated: %s", error)
                 time.sleep(_POLL_S)
                 book, version = None, 0
         self.close()
@@ -259,8 +259,8 @@ class Replica:
         self._beats.start()
 
     async def predict(self, picture: Picture, **asked: Any) -> Answer:
-        """As `carpool.Client.predict` has it; a refusal is raised at once. A file's bytes need no copy but
-        those of Ray and of the socket."""
+        """Predicts as `carpool.Client.predict` has it; a refusal is raised at once. A file's bytes need no
+        copy but those of Ray and of the socket."""
         return await self._client.predict(picture, **asked)
 
     async def infer(self, model: str, inputs: Mapping[str, Array], **asked: Any) -> dict[str, Array]:

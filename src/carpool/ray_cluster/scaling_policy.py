@@ -78,7 +78,7 @@ class FleetPolicy:
         return more
 
     def _capacity(self, at: float) -> float:
-        """Of one replica, in images per second of what is asked for lately: models share it."""
+        """Returns that of one replica, in images per second of what is asked for lately: models share it."""
         window = self._rule.windows[-1]
         images, load = self._images.rate(window, at), self._load.rate(window, at)
         return images / load if load > 0.0 else 1.0  # of nothing

@@ -154,7 +154,7 @@ class FollowedModel:
         return MlflowSource(self._server, f"models:/{name}/{version}", allow_pickle=pickles).resolve()
 
     def remember(self, state: FollowedState) -> None:
-        """From here on its versions are what a load takes; what nobody needs goes."""
+        """Makes its versions what a load takes from here on; what nobody needs goes."""
         assert state.pointed is not None
         stable, candidate = state.pointed
         write_document(

@@ -265,11 +265,11 @@ def _size(info: Mapping[str, Any], what: str) -> int:
 
 
 def _stamp(info: Mapping[str, Any]) -> str:
-    """What the store says of its content; quotes around it are some servers' habit."""
+    """Returns what the store says of its content; quotes around it are some servers' habit."""
     found = (info.get(name) for name in (*_STAMPS, *_LATER_STAMPS))
     return str(next((value for value in found if value), "")).strip('"')[:200]
 
 
 def _kind(error: BaseException) -> str:
-    """Without its words: a store's errors may quote an address with its key."""
+    """Returns the kind without its words: a store's errors may quote an address with its key."""
     return type(error).__name__

@@ -101,7 +101,7 @@ class RemoteModel:
         return {self._part(file).name for file in self.files}
 
     def _fetched(self, file: RemoteFile) -> Path:
-        """From where it was left: a part is of this very content, by its name."""
+        """Fetches it from where it was left: a part is of this very content, by its name."""
         part = self._part(file)
         if part.exists() and part.stat().st_size == file.size and not file.digest:
             return part
@@ -282,7 +282,7 @@ class RemoteRepository:
         self._tidy(home, keep=tree)
 
     def _show(self, name: str, tree: Path, *, whole: bool) -> None:
-        """By one rename of a link: who looks sees the old tree or the new one."""
+        """Shows it by one rename of a link: who looks sees the old tree or the new one."""
         if whole:
             tree = _repository_in(tree)
         link = self.folder if whole else self.folder / name

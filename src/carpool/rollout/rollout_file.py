@@ -283,7 +283,7 @@ def _history(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _line(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the history, as `note` makes it."""
+    """Returns a line of the history, as `note` makes it."""
     return {
         "time": _number(line["time"], _MAX_TIME),
         "from": str(line["from"]),

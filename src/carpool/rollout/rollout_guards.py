@@ -93,7 +93,7 @@ class Counts:
 
 
 def read_counts(document: Mapping[str, Any]) -> Counts:
-    """What `as_document` wrote; what is no count raises `ValueError`."""
+    """Reads what `as_document` wrote; what is no count raises `ValueError`."""
     counts = Counts()
     for name, side in (("stable", counts.stable), ("candidate", counts.candidate)):
         side.add(document[name])
@@ -199,10 +199,10 @@ def _guard(name: str, limit: float | None, state: State, counts: Counts, confide
     judged = _judged(name, limit, found, told)._replace(rare=own.high)
     if judged.verdict != "waits":
         return judged
-    told += f"; at most {own.high * 100:.2g} % of them"
+    told += f"; at most {own.high * 100:.2g} % of the candidate's responses"
     if own.high <= RARE:
         return judged._replace(verdict="proven", sentence=told)
-    return judged._replace(sentence=f"{told}, {RARE * 100:g} % is enough")
+    return judged._replace(sentence=f"{told}, proven at {RARE * 100:g} %")
 
 
 def _slower(limit: float, mine: Side, confidence: float) -> GuardResult:
@@ -237,7 +237,7 @@ def _shares(found: Interval) -> str:
 
 def _times(found: Interval) -> str:
     if not (found.low or isfinite(found.high)):
-        return "nothing to compare"
+        return "neither has any"
     high = f"{found.high:.1f}" if isfinite(found.high) else "any number of"
     return f"{found.low:.1f} to {high} times as often"
 

@@ -143,7 +143,7 @@ class Rollout:
         return replace(self, state=state, step=step, spent=0.0, since=now, before=None, held=False, why=why)
 
     def stopped(self, now: float) -> Rollout:
-        """As it is written down: whoever reads it has another clock."""
+        """Returns it as it is written down: whoever reads it has another clock."""
         return replace(self, spent=self.elapsed(now), since=None)
 
     def going(self, now: float) -> Rollout:
@@ -305,7 +305,7 @@ def actions(rollout: Rollout) -> Collection[str]:
 
 
 def duration(seconds: float) -> str:
-    """As a person says it: "3 h 10 min"."""
+    """Returns it as a person says it: "3 h 10 min"."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes = int(seconds // 60)

@@ -364,8 +364,8 @@ class RunnerInstance(EngineSocket):
         threading.Thread(target=self._serve, name=f"{entry.name}-instance", daemon=True).start()
 
     def swap(self, backend: Backend) -> None:
-        """From another thread: use this one, of the same model, from the next batch on; it is better than one
-        that was given before and is not in use yet."""
+        """May be called from another thread: use this one, of the same model, from the next batch on; it is
+        better than one that was given before and is not in use yet."""
         with self._swapping:
             if not self._over:
                 self._next_backend, unused = backend, self._next_backend
@@ -396,7 +396,8 @@ class RunnerInstance(EngineSocket):
         self._view: View = backend.view if isinstance(backend, Gathers) else _as_they_are
 
     def abort(self) -> None:
-        """From another thread: returns when nothing will be written any more, however long the batch runs."""
+        """May be called from another thread: returns when nothing will be written any more, however long the
+        batch runs."""
         self._backend.abort()
         while not self._delivery.close():
             time.sleep(_WRITING_S)
@@ -414,7 +415,8 @@ class RunnerInstance(EngineSocket):
         self._ended()
 
     def _next(self) -> bytes:
-        """What the engine says next; soon, if it asked for a lone image: a client that waits asks again."""
+        """Returns what the engine says next; soon, if it asked for a lone image: a client that waits asks
+        again."""
         while time.monotonic() < self._spins_until:
             try:
                 return self._socket.recv(_READ_BYTES, socket.MSG_DONTWAIT)

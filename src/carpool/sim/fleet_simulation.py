@@ -136,7 +136,7 @@ class Scaler(Protocol):
 
 
 class LoadScaler:
-    """By what is asked for over what can be answered; a second try counts once."""
+    """Scales by what is asked for over what can be answered; a second try counts once."""
 
     def __init__(self, rule: ScalingRule) -> None:
         self._rule = Autoscaler(rule)

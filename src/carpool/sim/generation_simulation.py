@@ -201,8 +201,8 @@ class GenerationSimulation:
 
 
 def play_static(scenario: TextScenario, seed: int) -> TextRun:
-    """What servers without slots do: as many as wait, up to as many as there are slots, are encoded together
-    and stepped until the last of them has ended; then come the next. Nobody is refused."""
+    """Simulates what servers without slots do: as many as wait, up to as many as there are slots, are encoded
+    together and stepped until the last of them has ended; then come the next. Nobody is refused."""
     encoder, decoder = scenario.device(scenario.encoder), scenario.device(scenario.step)
     random = Random(f"device {seed}")
     run = TextRun(scenario.requests(seed))

@@ -193,7 +193,8 @@ class StepSimulation:
             look_again = self._act(at)
 
     def _act(self, now: float) -> float:
-        """Until no scheduler has anything to do: what one begins changes what others on its device may."""
+        """Runs until no scheduler has anything to do: what one begins changes what others on its device
+        may."""
         look_again = inf
         acted = True
         while acted:

@@ -242,7 +242,7 @@ def _check_size(width: int, height: int) -> None:
 
 
 def _frames(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
-    """What can be decoded; what cannot is passed over, unless nothing else comes."""
+    """Yields what can be decoded; what cannot is passed over, unless nothing else comes."""
     import av
 
     bad = 0

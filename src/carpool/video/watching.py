@@ -253,7 +253,7 @@ class _LiveCamera:
         self._wake(ended=True)
 
     def _wake(self, *, ended: bool = False) -> None:
-        """From the reader's thread; where the loop is gone, nobody wants to know."""
+        """Is called from the reader's thread; where the loop is gone, nobody wants to know."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._read_all if ended else self._want)
 

@@ -55,8 +55,8 @@ def of_boxes(scores: Sequence[float], counts: float) -> float:
 
 
 def certainty(answer: Mapping[str, Any], by: str, counts: float = 0.5) -> float | None:
-    """Of a route's answer that has as many classes as are needed, or boxes from LOWEST_SCORE on, of which
-    those from `counts` on are told. Nothing, where an answer of this kind says nothing of it."""
+    """Returns that of a route's answer that has as many classes as are needed, or boxes from LOWEST_SCORE on,
+    of which those from `counts` on are told. Nothing, where an answer of this kind says nothing of it."""
     if "classes" in answer:
         return of_classes([one["score"] for one in answer["classes"]], by)
     if by != "confidence":

@@ -102,7 +102,7 @@ def literal(text: str) -> object:
 
 
 def _depth(text: str) -> int:
-    """Of brackets, also of those in texts: a bound needs no more."""
+    """Returns the depth of brackets, also of those in texts: a bound needs no more."""
     deepest = depth = 0
     for letter in text:
         if letter in "([{":
@@ -114,7 +114,7 @@ def _depth(text: str) -> int:
 
 
 def _names(value: object) -> tuple[str, ...]:
-    """Of classes: a list of them, or numbers from 0 with names; anything else is none."""
+    """Returns the names of classes: a list of them, or numbers from 0 with names; anything else is none."""
     if isinstance(value, Mapping):
         numbered = {_number(key): name for key, name in list(value.items())[:MAX_CLASSES]}
         if not numbered or sorted(numbered) != list(range(len(numbered))):

@@ -15,8 +15,8 @@ _FACTORS = (8, 4, 2)
 
 
 def reduction_to(longest: int) -> Reduction:
-    """For decoding no more pixels than are kept: a JPEG may be decoded smaller by a whole factor, as long as
-    the longer side does not fall below this."""
+    """Returns the reduction for decoding no more pixels than are kept: a JPEG may be decoded smaller by a
+    whole factor, as long as the longer side does not fall below this."""
 
     def reduction(width: int, height: int) -> int:
         for factor in _FACTORS:

@@ -181,7 +181,8 @@ class InputForm:
 
 
 def read_form(settings: ImageSettings, spec: TensorSpec, where: str) -> InputForm:
-    """Of an input like [3, h, w], [h, w, 3] or [1, 3, h, w]; a ConfigError names the key to change."""
+    """Returns the form of an input like [3, h, w], [h, w, 3] or [1, 3, h, w]; a ConfigError names the key to
+    change."""
     *ones, first, second, third = (1, 1, 1, *spec.shape) if len(spec.shape) < 3 else spec.shape
     told = f'the input "{spec.name}" is {list(spec.shape)}'
     if len(spec.shape) < 3 or any(side not in (1, DYNAMIC) for side in ones):

@@ -341,7 +341,7 @@ def _maps(facts: Facts) -> Iterator[Reading]:
 
 
 def _single_map(first: OutputFact) -> Iterator[Reading]:
-    """Of what stands out, or of depth: only its name can tell."""
+    """Yields readings of what stands out, or of depth: only its name can tell."""
     why = f"{first} is one map of the image"
     deep = first.called("depth", "disp")
     inverse = True if first.called("disp", "inverse") else None

@@ -190,12 +190,12 @@ def webp(data: memoryview) -> PictureHead:
     if kind == b"VP8 ":
         start, width, height = struct.unpack_from("<3sHH", data, 23)
         if start != b"\x9d\x01\x2a":
-            raise ValueError("its frame does not start")
+            raise ValueError("its frame has no header")
         return PictureHead("WebP", width & 0x3FFF, height & 0x3FFF)
     if kind == b"VP8L":
         mark, sizes = struct.unpack_from("<BI", data, 20)
         if mark != 0x2F:
-            raise ValueError("its frame does not start")
+            raise ValueError("its frame has no header")
         return PictureHead("WebP", (sizes & 0x3FFF) + 1, (sizes >> 14 & 0x3FFF) + 1)
     if kind != b"VP8X":
         raise ValueError("its first chunk is unknown")
@@ -303,8 +303,8 @@ _FOREIGN = (  # where, what, and the name of a format that is known and not read
     (0, b"%PDF", "a PDF"),
     (0, b"\xff\x0a", "a JPEG XL image"),
     (0, b"\0\0\0\x0cJXL ", "a JPEG XL image"),
-    (0, b"\0\0\0\x0cjP  ", "a JPEG 2000 picture"),
-    (0, b"\xff\x4f\xff\x51", "a JPEG 2000 picture"),
+    (0, b"\0\0\0\x0cjP  ", "a JPEG 2000 image"),
+    (0, b"\xff\x4f\xff\x51", "a JPEG 2000 image"),
 )
 
 
@@ -370,7 +370,7 @@ def check(head: PictureHead, size: int, limits: PictureLimits = DEFAULT_LIMITS) 
         )
 
 
-def _too_large(why: str, what: str = "the picture") -> TooLarge:
+def _too_large(why: str, what: str = "the image") -> TooLarge:
     return TooLarge(f"{what} {why}", field=FIELD)
 
 
@@ -416,5 +416,5 @@ def heads_of_request(pictures: Sequence[Buffer]) -> tuple[Sequence[PictureHead |
     together = sum(pixels)
     if together > MOST_PIXELS_OF_REQUEST:
         why = f"have {together} pixels together; a request may have {MOST_PIXELS_OF_REQUEST}"
-        raise _too_large(why, "the pictures")
+        raise _too_large(why, "the images")
     return heads, pixels

@@ -197,12 +197,13 @@ class Reading(Answer):
 
     @property
     def finish_reason(self) -> str:
-        """Of a model that writes: stop, or length where it was cut off; empty for others."""
+        """Returns the reason of a model that writes: stop, or length where it was cut off; empty for
+        others."""
         return str(self.get("finish_reason", ""))
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """Of a page, as they stand in the JSON; a model for single lines gives none."""
+        """Returns the lines of a page, as they stand in the JSON; a model for single lines gives none."""
         listed: list[dict[str, Any]] = self.get("lines", [])
         return listed
 

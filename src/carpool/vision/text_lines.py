@@ -85,8 +85,8 @@ def _blocks(boxes: Sequence[Box], chosen: Sequence[int]) -> list[list[int]]:
 
 
 def whole_lines(regions: Sequence[Mapping[str, Any]], chosen: Sequence[int]) -> list[int]:
-    """Of these regions those that do not lie inside another one: a finder sees parts of large letters as
-    lines of their own. Boxes alone would not do, since those of sloping lines overlap."""
+    """Returns, of these regions, those that do not lie inside another one: a finder sees parts of large
+    letters as lines of their own. Boxes alone would not do, since those of sloping lines overlap."""
     areas = {number: _area(regions[number]["polygon"]) for number in chosen}
     kept: list[int] = []
     for number in sorted(chosen, key=lambda one: -areas[one]):

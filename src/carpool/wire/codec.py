@@ -440,7 +440,7 @@ def blame(kind: str) -> type[CarpoolError]:
 
 
 def to_json(tensor: Tensor, kind: str) -> Any:
-    """What orjson writes as a flat list; NaN and infinity are refused, since it would write null."""
+    """Returns what orjson writes as a flat list; NaN and infinity are refused, since it would write null."""
     data, owner = tensor.data, f"{kind} '{tensor.name}'"
     if tensor.datatype is Datatype.BYTES:
         try:

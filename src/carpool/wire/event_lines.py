@@ -37,5 +37,6 @@ class EventReader:
 
     @property
     def inside(self) -> bool:
-        """Of an event whose end has not come: what was cut off there is not complete."""
+        """Returns whether it is inside an event whose end has not come: what was cut off there is not
+        complete."""
         return bool(self._data or self._rest)

@@ -298,7 +298,7 @@ def _check_missing(head: RequestHead, signature: Signature) -> None:
 
 
 def _dims(shape: tuple[int, ...]) -> str:
-    """As Triton writes them: without spaces."""
+    """Returns them as Triton writes them: without spaces."""
     return f"[{','.join(map(str, shape))}]"
 
 

@@ -185,7 +185,7 @@ class UserModel:
 
 
 def _plain(tensors: Any) -> list[list[list[Any]]]:
-    """As JSON can say it."""
+    """Returns it as JSON can say it."""
     return [
         [[name, datatype, [int(dim) for dim in shape]] for name, datatype, shape in side] for side in tensors
     ]
@@ -225,7 +225,8 @@ def import_model(file: Path) -> ModuleType:
 
 
 def _finder_in(folder: Path) -> Callable[[str], PathEntryFinder]:
-    """For `sys.path_hooks`: all that lies in the folder is compiled from its source, packages too."""
+    """Returns one for `sys.path_hooks`: all that lies in the folder is compiled from its source, packages
+    too."""
     find = machinery.FileFinder.path_hook(
         (machinery.ExtensionFileLoader, machinery.EXTENSION_SUFFIXES),
         (_FromSource, machinery.SOURCE_SUFFIXES),
@@ -383,7 +384,7 @@ class Rounds:
         return bool(self._old or self._new)
 
     def come(self, numbers: Iterable[int]) -> None:
-        """At once: where nobody is yet, they are a round."""
+        """Comes in at once: where nobody is yet, they are a round."""
         (self._new if self._old else self._old).extend(numbers)
 
     def stays(self, number: int) -> None:

@@ -180,7 +180,8 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> Tensor:
-        """Of whatever shares its memory in this way; a bare capsule has to lie in the CPU's."""
+        """Returns a tensor of whatever shares its memory in this way; a bare capsule has to lie in the
+        CPU's."""
         if not hasattr(tensor, "__dlpack__"):
             tensor = _Capsule(tensor)
         elif tensor.__dlpack_device__()[0] not in (_CPU, _PINNED):
@@ -261,7 +262,7 @@ class Answers(Protocol):
 
 
 class InferenceResponseSender:
-    """For answers that come later than `execute` returns: one, or as many as a decoupled model likes."""
+    """Sends answers that come later than `execute` returns: one, or as many as a decoupled model likes."""
 
     def __init__(self, answers: Answers | None = None) -> None:
         self.answer: Future[InferenceResponse] = Future()

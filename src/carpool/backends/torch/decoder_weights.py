@@ -25,8 +25,8 @@ def of_transformer_decoder(
     head: torch.Tensor,
     head_bias: torch.Tensor | None = None,
 ) -> Weights:
-    """Of PyTorch's nn.TransformerDecoder, whose tensors begin with `prefix` in this state dict; embeddings
-    and head are the model's own."""
+    """Returns the weights of PyTorch's nn.TransformerDecoder, whose tensors begin with `prefix` in this state
+    dict; embeddings and head are the model's own."""
     found: Weights = {"embed": embed, "positions": positions, "head": head}
     if head_bias is not None:
         found["head_bias"] = head_bias
@@ -54,7 +54,7 @@ def of_transformer_decoder(
 
 
 def of_trocr(state: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> tuple[DecoderForm, Weights]:
-    """Of a folder of Hugging Face's VisionEncoderDecoderModel whose decoder is TrOCR's: `config` is its
+    """Reads a folder of Hugging Face's VisionEncoderDecoderModel whose decoder is TrOCR's: `config` is its
     config.json, `state` its model.safetensors."""
     decoder = config.get("decoder", config)
     if decoder.get("model_type") != "trocr":

@@ -68,7 +68,7 @@ _limit: list[int] = []  # bytes that somebody set for every device, or nothing
 
 
 def limit_device_memory(gigabytes: float | None) -> None:
-    """For devices that no model was loaded on yet; None leaves it to what is free then."""
+    """Applies to devices that no model was loaded on yet; None leaves it to what is free then."""
     with _lock:
         _limit[:] = [] if gigabytes is None else [round(gigabytes * 1e9)]
 

@@ -690,7 +690,7 @@ def _pool_mean(node: Node, x: Tensor) -> Tensor:
     counts_pads = bool(node.get("count_include_pad", 0))
     if before != after:
         if not counts_pads:
-            raise NoCounterpart("AveragePool with uneven pads that do not count")
+            raise NoCounterpart("AveragePool with uneven pads and count_include_pad = 0")
         x, before = _padded(x, before, after), [0] * len(kernel)
     strides, up = node.get("strides", [1] * len(kernel)), bool(node.get("ceil_mode", 0))
     return _MEAN_POOLS[len(kernel)](x, kernel, strides, before, up, counts_pads)

@@ -269,7 +269,8 @@ def read_network(config: ModelConfig, file: Path) -> TextNetwork:
 
 
 def longest_answer(config: ModelConfig, network: TextNetwork) -> int:
-    """What the settings allow; a ConfigError where they ask for more than the model has positions for."""
+    """Returns what the settings allow; a ConfigError where they ask for more than the model has positions
+    for."""
     asked = (config.generate or GenerateSettings()).max_tokens
     if asked > network.longest and asked != GenerateSettings().max_tokens:
         raise ConfigError(

@@ -90,7 +90,7 @@ def _exported(file: Path, place: torch.device) -> tuple[torch.nn.Module, Any]:
 
 
 def _kind(file: Path) -> str:
-    """By what is in the archive; its name says little."""
+    """Returns the kind by what is in the archive; its name says little."""
     if not zipfile.is_zipfile(file):
         return "weights"
     with zipfile.ZipFile(file) as archive:

@@ -47,7 +47,7 @@ class NoDecoder(Exception):
 
 
 def loaded_library() -> Any:
-    """As torchvision brought it along; raises `NoDecoder`."""
+    """Returns the library as torchvision brought it along; raises `NoDecoder`."""
     import torchvision.io  # noqa: F401  loads it
 
     for line in Path("/proc/self/maps").read_text().splitlines():

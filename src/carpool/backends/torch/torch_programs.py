@@ -90,7 +90,7 @@ class FixedInputs:
 
 
 class VaryingInputs:
-    """For tensors whose shape differs from request to request: each batch has new ones."""
+    """Holds tensors whose shape differs from request to request: each batch has new ones."""
 
     def __init__(self, device: Device, tensors: Sequence[TensorConfig]) -> None:
         self._device = device
@@ -117,7 +117,7 @@ class Answers:
         self._free: dict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = defaultdict(list)
 
     def copy(self, outputs: Mapping[str, torch.Tensor], names: Sequence[str]) -> dict[str, Array]:
-        """On their way: they are there when the device was waited for."""
+        """Copies them on their way: they are there when the device was waited for."""
         arrays: dict[str, Array] = {}
         for name in names:
             output = outputs[name]
@@ -134,7 +134,7 @@ class Answers:
 
 
 def _give_back(free: list[torch.Tensor], memory: torch.Tensor) -> None:
-    """From whichever thread lets go of the array last."""
+    """Is called from whichever thread lets go of the array last."""
     if len(free) < _KEPT:
         free.append(memory)
 
@@ -437,7 +437,7 @@ class Programs:
             if not self._plain and self.network.compiles:
                 if time.monotonic() > end:
                     _log.warning(
-                        "%s: batches of %d are not compiled: it takes too long", self._config.name, size
+                        "%s: batches of %d are not compiled: that takes too long", self._config.name, size
                     )
                 else:
                     tell(f"compiling for batches of {size}")

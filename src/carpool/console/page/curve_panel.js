@@ -22,7 +22,7 @@ export class CurvePanel {
     find("curve-picture").append(this.#legend, this.#node);
     find("curve-settings").append(this.#settings);
     find("curve-why").append(this.#why);
-    const titles = ["images", "measured", "believed now", "last 10 s"];
+    const titles = ["images", "measured", "estimate now", "last 10 s"];
     find("curve-numbers").append(
       el("table", {}, el("thead", {}, el("tr", {}, ...titles.map((title) => el("th", { scope: "col" }, title)))), this.#body),
     );
@@ -49,7 +49,7 @@ export class CurvePanel {
   #showLegend(profile, point) {
     const marks = [
       ["measured", profile?.points.length ? "measured" : "", ""],
-      ["believed", profile ? "believed now" : "", ""],
+      ["believed", profile ? "estimate now" : "", ""],
       ["fit", profile ? "line" : "", profile ? line(profile.fit) : ""],
       ["now", profile ? (point ? "now" : "nothing ran lately") : "", point ? operating(point) : ""],
     ];

@@ -224,7 +224,7 @@ function guard({ name, limit, low, high, verdict, sentence: said, rare }) {
     el("b", {}, name),
     el("span", { class: "word", "data-tone": { breach: "bad", proven: "good" }[verdict] ?? "quiet" }, verdict),
     where ? el("div", { class: "range", role: "img", "aria-label": `${name}: ${said}` }, band, el("i", { class: "edge" })) : null,
-    where ? el("span", { class: "hint edge-label" }, seldom ? `enough: ${percent(RARE)} of its answers` : `limit ${limited(name, limit)}`) : null,
+    where ? el("span", { class: "hint edge-label" }, seldom ? `proven at ${percent(RARE)} of its responses` : `limit ${limited(name, limit)}`) : null,
     el("span", { class: "hint" }, said),
   );
 }

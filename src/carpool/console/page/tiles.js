@@ -43,10 +43,10 @@ const TILES = [
     }),
   },
   {
-    name: "In time",
+    name: "Within SLO",
     read: ({ minute, bounds, slo }) => {
       const share = kept(minute, bounds, slo);
-      const note = slo ? "of responses, in 60 s" : "no SLO";
+      const note = slo ? "of responses, 60 s" : "no SLO";
       return { text: percent(share), note, tone: share !== null && share < 0.99 ? "warn" : "" };
     },
     series: ({ history, span, end, bounds, slo }) => ({

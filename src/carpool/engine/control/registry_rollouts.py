@@ -151,7 +151,7 @@ class RegistryRollouts:
             try:
                 await self._tell_one(model, news.popleft())
             except Exception:  # ours: the next one may fare better
-                log.exception("registry-not-told", model=model)
+                log.exception("registry-not-notified", model=model)
 
     async def _tell_one(self, model: str, news: _News) -> None:
         rollout, known = news.rollout, self._rollouts.find(model)
@@ -192,7 +192,7 @@ def _news(record: Record) -> _News:
 
 
 def _metrics(record: Record) -> dict[str, float]:
-    """Of the state that ended just now: its counts were written down before they began anew."""
+    """Returns those of the state that ended just now: its counts were written down before they began anew."""
     counts, share = record.history[-1]["counts"], record.rollout.traffic(record.plan).share
     found = {"share": share, "compared": counts["compared"], "differ": counts["differ"]}
     if record.history[-1]["from"] in (State.CANARY, State.PAUSED):

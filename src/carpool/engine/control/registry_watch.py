@@ -184,7 +184,7 @@ class RegistryWatch:
         except RegistryError as error:
             if isinstance(error, RegistryDown):
                 watched.untold[what] = tell
-            log.warning("registry-not-told", model=watched.model.name, what=what, error=error.message)
+            log.warning("registry-not-notified", model=watched.model.name, what=what, error=error.message)
 
     async def _remember(
         self, watched: _FollowedState, change: Callable[[FollowedState], FollowedState]
@@ -204,8 +204,8 @@ class RegistryWatch:
             return await asyncio.to_thread(work)
 
     async def swap(self, model: str, version: int) -> None:
-        """Without a rollout: the version is loaded beside the one that serves, and takes over when it is
-        warm. One that does not load changes nothing."""
+        """Swaps without a rollout: the version is loaded beside the one that serves, and takes over when it
+        is warm. One that does not load changes nothing."""
         watched = self._of(model)
         before, moves = watched.model.state.serve, self.moves(model)
         await self._remember(watched, partial(replace, serve=(version,)))

@@ -250,7 +250,7 @@ def route_of(record: Record, epoch: int) -> RolloutSplit:
 
 
 def requests_so_far(table: Table) -> dict[str, float]:
-    """By model: all that came since the counters began, answered or not."""
+    """Returns them by model: all that came since the counters began, answered or not."""
     totals: dict[str, float] = {}
     for row in table.models():
         came = sum(row.cells[columns.REQUEST_SECONDS.buckets])

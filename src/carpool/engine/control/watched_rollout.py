@@ -79,5 +79,5 @@ class WatchedRollout:
             self.trouble = ""
         except OSError as error:
             if not self.trouble:
-                log.error("rollout-not-kept", model=self.record.model, error=str(error))
+                log.error("rollout-not-stored", model=self.record.model, error=str(error))
             self.trouble = f"its state cannot be stored: {error.strerror or error}"

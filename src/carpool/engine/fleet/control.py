@@ -116,7 +116,8 @@ class LoadListener:
 
 
 class Checks:
-    """Of models that are loaded together: what is wrong with any of them is told before anything slow."""
+    """Collects the checks of models that are loaded together: what is wrong with any of them is told before
+    anything slow."""
 
     def __init__(self, names: Iterable[str]) -> None:
         loop = asyncio.get_running_loop()

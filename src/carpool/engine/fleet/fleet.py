@@ -169,7 +169,8 @@ class Fleet:
         return [one.runtime for one in everything if isinstance(one.runtime, EnsembleRuntime)]
 
     def find(self, name: str, version: int | str = -1) -> tuple[int, Served, Route] | None:
-        """What answers requests for this version now; -1 is the newest. With its key and its route."""
+        """Returns what answers requests for this version now; -1 is the newest. With its key and its
+        route."""
         key = self.newest.get(name)
         if version != -1:
             asked = (k for k, one in self.offered.items() if (one.name, one.version) == (name, str(version)))

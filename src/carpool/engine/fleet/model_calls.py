@@ -61,7 +61,7 @@ class AskedEngine(Protocol):
     def cancel(self, work: Work) -> None: ...
 
     def bring_for(self, name: str, caller: Served) -> Coroutine[Any, Any, None] | None:
-        """What is to be waited for before this model is asked by that one; mostly nothing."""
+        """Returns what is to be waited for before this model is asked by that one; mostly nothing."""
 
 
 class ModelCalls:
@@ -168,7 +168,7 @@ class InstanceCalls:
         then: Callable[[T], None],
         fail: Callable[[CarpoolError], None],
     ) -> None:
-        """For a model that is to be loaded first: it waits for nobody who waits for it."""
+        """Begins for a model that is to be loaded first: it waits for nobody who waits for it."""
         assert self._loop is not None
         task = self._loop.create_task(work)
         self._elsewhere.add(task)

@@ -79,7 +79,7 @@ _SAMPLE_QUALITY = 90
 
 
 def divided(config: ModelConfig, signature: Signature, vision: VisionSettings) -> VisionSettings:
-    """With the word for front ends whether they send files."""
+    """Returns it with the word for front ends whether they send files."""
     return replace(vision, encoded=_encoded(config, signature, vision))
 
 
@@ -121,7 +121,7 @@ def _cannot(config: ModelConfig, signature: Signature, vision: VisionSettings) -
 
 
 def filling(config: ModelConfig, vision: VisionSettings | None) -> Filling | None:
-    """For `backends.load`: makes what decodes pictures on the device it is given."""
+    """Returns one for `backends.load`: makes what decodes pictures on the device it is given."""
     if vision is None or not vision.encoded:
         return None
     settings = vision.image

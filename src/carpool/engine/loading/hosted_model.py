@@ -109,7 +109,7 @@ class SavedArtifacts:
 
 @dataclass(frozen=True, slots=True)
 class RunnerFailure:
-    """As `link_failures` writes it."""
+    """Represents it as `link_failures` writes it."""
 
     status: int
     text: str

@@ -390,7 +390,7 @@ class Loading:
         try:
             return profile_key(self._config, self._version)
         except (OSError, CarpoolError) as error:
-            log.warning("profile-not-kept", model=self._config.name, error=str(error))
+            log.warning("profile-not-stored", model=self._config.name, error=str(error))
             return None
 
     def _reuse(self, kept: Profile, tell: ReportStep) -> Opened | None:

@@ -120,7 +120,7 @@ def trial_shape(found: Examined) -> tuple[int, ...] | None:
 
 
 def _tried(backend: Backend, signature: Signature, picture: Picture, shape: tuple[int, ...]) -> ModelFacts:
-    """With two pictures where it takes so many: what does not grow with the batch is found."""
+    """Tries it with two pictures where it takes so many: what does not grow with the batch is found."""
 
     def run(*leading: int, loud: bool = False) -> Mapping[str, Array]:
         noise = _noise((*leading, *shape), picture.spec.datatype)

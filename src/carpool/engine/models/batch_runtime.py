@@ -238,7 +238,8 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
     # ---- what a start took ------------------------------------------------------------------------------
 
     def note_ready(self) -> None:
-        """A model that the server loaded when it was started: how long that took is kept in its profile."""
+        """Notes a model that the server loaded when it was started: how long that took is kept in its
+        profile."""
         served, age = self.served, process_age()
         profile = served.profile
         if profile is None or not profile.points or not 0.0 < age < served.load_s + _STARTING_S:
@@ -247,7 +248,7 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         self._keep_start(served.profile.started)
 
     def at_full_speed(self, profile: Profile) -> Profile:
-        """The same with the time that this took, the first time."""
+        """Does the same with the time that this took, the first time."""
         started = profile.started
         if not started.ready_s or started.full_speed_s:
             return profile

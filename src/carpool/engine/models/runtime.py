@@ -230,7 +230,7 @@ class InstancesRuntime(Runtime, Generic[DriverT]):
             )
 
     def _refuse(self, error: CarpoolError) -> None:
-        """Until there is an instance again."""
+        """Refuses until there is an instance again."""
         self.driver.refuse_until_placed(error)
 
     def _lost(self, number: int, why: str) -> None:

@@ -133,7 +133,7 @@ class Served:
         log.info("model-ready", model=self.name, version=self.version, **facts, seconds=round(seconds, 3))
 
     def _facts(self) -> dict[str, object]:
-        """What an operator wants to know of one that serves; why it is so is in its profile."""
+        """Returns what an operator wants to know of one that serves; why it is so is in its profile."""
         config, profile = self.config, self.profile
         facts: dict[str, object] = {"engine": config.backend, "device": _device(config)}
         if profile is not None:

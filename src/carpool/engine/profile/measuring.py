@@ -208,8 +208,8 @@ class Measuring:
             yield threads
 
     def ratios(self, wanted: Sequence[int], curve: BatchCurve, near: float) -> dict[int, float]:
-        """By size: what it takes now over what the curve says, the nearest of a few looks. One run is enough
-        where it is near: whatever disturbs a first look may be gone at the next."""
+        """Returns them by size: what it takes now over what the curve says, the nearest of a few looks. One
+        run is enough where it is near: whatever disturbs a first look may be gone at the next."""
         found: dict[int, float] = {}
         end = self.now() + _LOOK_S
         for size in wanted:
@@ -255,7 +255,8 @@ class Measuring:
         return _Runs(self.backends, requests, pictures, images, self.now, self.synchronise, threads)
 
     def _warm_up(self, runs: _Runs, *, warm: bool) -> list[float]:
-        """Until the last few runs agree; those count. None do if that takes too long, unless it is `warm`."""
+        """Repeats until the last few runs agree; those count. None do if that takes too long, unless it is
+        `warm`."""
         few = _STEADY_RUNS * len(self.backends)
         times: list[float] = []
         began = self.now()

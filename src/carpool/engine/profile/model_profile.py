@@ -126,7 +126,7 @@ class Profile:
 
     @property
     def provisional(self) -> str:
-        """What disturbed the machine while it was measured; empty: it was calm."""
+        """Returns what disturbed the machine while it was measured; empty: it was calm."""
         return self.measured.provisional
 
 
@@ -360,11 +360,11 @@ class ProfileStore:
                 place.write(name, data)
             except OSError as error:
                 where = f"{place.where}/{name}"
-                log.warning("profile-not-kept", file=where, error=error.strerror or str(error))
+                log.warning("profile-not-stored", file=where, error=error.strerror or str(error))
 
     def note_start(self, key: str, started: StartTimes) -> None:
-        """Into this machine's own profile with the key of this text, if there is one: the rest of it stays
-        as it was measured."""
+        """Writes it into this machine's own profile with the key of this text, if there is one: the rest of
+        it stays as it was measured."""
         own, name = self._own, _named(key)
         profile = None if own is None or not key else self._read(own, name, json.loads(key))
         if own is None or profile is None:
@@ -373,11 +373,12 @@ class ProfileStore:
         try:
             own.write(name, json.dumps(document, indent=1).encode())
         except OSError as error:
-            log.warning("profile-not-kept", file=f"{own.where}/{name}", error=error.strerror or str(error))
+            log.warning("profile-not-stored", file=f"{own.where}/{name}", error=error.strerror or str(error))
 
 
 def last_start(cache_dir: Path, version: ModelVersion) -> StartTimes | None:
-    """Of these files on this hardware, with whatever settings they were served last; None: nobody knows."""
+    """Returns that of these files on this hardware, with whatever settings they were served last; None:
+    nobody knows."""
     if version.file is None:
         return None
     model, here = content_digest(version.file), {**asdict(hardware()), "gpus": list(hardware().gpus)}

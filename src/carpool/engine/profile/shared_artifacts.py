@@ -40,7 +40,7 @@ class SharedArtifacts:
 
     @classmethod
     def of(cls, setting: str, secret: str) -> SharedArtifacts:
-        """Of the setting `shared_profiles`, where `why_not_shared` says nothing."""
+        """Returns those of the setting `shared_profiles`, where `why_not_shared` says nothing."""
         place: SharedFiles
         if setting.startswith(FILE):
             folder = Path(setting.removeprefix(FILE)) / "compiled"
@@ -50,7 +50,7 @@ class SharedArtifacts:
         return cls(PatientFiles(place, _WAIT_S), secret)
 
     def fetch(self, name: str, cache_dir: Path, model: str) -> bool:
-        """Into the cache folder, if it is there and was written by one of these servers."""
+        """Fetches it into the cache folder, if it is there and was written by one of these servers."""
         try:
             data = self._place.read(name)
             if data is None:

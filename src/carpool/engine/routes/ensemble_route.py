@@ -173,7 +173,8 @@ class EnsembleRun:
             self._finish()
 
     def end(self, error: CarpoolError) -> None:
-        """Of no use any more: what is under way is cancelled. Told when the last of it is over."""
+        """Ends what is of no use any more: what is under way is cancelled. Told when the last of it is
+        over."""
         if self._ending is None:
             self._ending = error
             self._waiting.clear()

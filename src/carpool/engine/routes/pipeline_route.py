@@ -216,14 +216,14 @@ class OpenBooking:
 
 
 def _longer(before: Timing | None, timing: Timing) -> Timing:
-    """Of several requests at once, the one that took longest."""
+    """Returns, of several requests at once, the one that took longest."""
     if before is None or before.queue + before.infer < timing.queue + timing.infer:
         return timing
     return before
 
 
 def _failed(pipeline: str, bug: Exception) -> CarpoolError:
-    """What is said of a fault of ours: it costs one request, not the link."""
+    """Returns what is said of a fault of ours: it costs one request, not the link."""
     _log.exception("pipeline-failed", model=pipeline)
     return CarpoolError(f"the engine failed on this request of {pipeline}: {type(bug).__name__}")
 

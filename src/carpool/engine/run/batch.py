@@ -139,7 +139,7 @@ def _chosen(outputs: Mapping[str, Array], work: Work) -> Mapping[str, Array]:
 
 
 def _rows(works: Sequence[InBatch]) -> list[SequenceRow]:
-    """Of works, whose route has left them there."""
+    """Returns those of works, whose route has left them there."""
     return [cast(Work, work).payload for work in works]
 
 

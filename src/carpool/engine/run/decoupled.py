@@ -40,8 +40,8 @@ class PartSink(Protocol):
         """Whoever can wait should, before the next."""
 
     def send(self, payload: bytes, finish: str = "", *, last: bool = False) -> None:
-        """What `RequestPlace.part` made of the outputs; `finish` is one of `FINISHES`. With `last` no other
-        follows, although the end of the request does."""
+        """Sends what `RequestPlace.part` made of the outputs; `finish` is one of `FINISHES`. With `last` no
+        other follows, although the end of the request does."""
 
 
 class OutgoingParts:

@@ -451,7 +451,7 @@ class Driver:
         self._report_lost(instance, why)
 
     def _report_lost(self, instance: Instance, why: str) -> None:
-        """Until it is heard: else nobody would replace the instance."""
+        """Reports it until it is heard: else nobody would replace the instance."""
         try:
             self._watcher.instance_lost(instance, why)
         except Exception:
@@ -493,5 +493,5 @@ def _works(jobs: Sequence[Job]) -> Sequence[Work]:
 
 
 def _failed(error: Exception) -> CarpoolError:
-    """What is said of a fault of ours."""
+    """Returns what is said of a fault of ours."""
     return CarpoolError(f"the engine failed: {type(error).__name__}: {error}")

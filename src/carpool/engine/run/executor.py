@@ -97,7 +97,7 @@ class Executes(Protocol):
         """Finish what it was given, then free the model."""
 
     def join(self, timeout: float) -> None:
-        """From another thread: wait until the model is freed."""
+        """May be called from another thread: wait until the model is freed."""
 
 
 Report = Callable[[Executes, BatchResult], None]

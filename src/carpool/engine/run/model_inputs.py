@@ -13,7 +13,7 @@ from carpool.types import DATATYPES, Array, Datatype, Signature, TensorSpec
 
 
 def signature_of(config: ModelConfig) -> Signature:
-    """What the engine checks requests against; the settings are complete."""
+    """Returns what the engine checks requests against; the settings are complete."""
 
     def specs(tensors: Sequence[TensorConfig]) -> tuple[TensorSpec, ...]:
         return tuple(TensorSpec(t.name, DATATYPES[t.datatype], t.dims, t.optional) for t in tensors)

@@ -73,7 +73,7 @@ class Tls:
 
 
 def read_pair(cert_file: str, key_file: str, client_ca_file: str = "") -> tuple[Pair, str]:
-    """With the time until when it is valid; raises `ConfigError`."""
+    """Returns it with the time until when it is valid; raises `ConfigError`."""
     files = [file for file in (cert_file, key_file, client_ca_file) if file]
     pair = Pair(*(read_bytes(Path(file), _MOST_BYTES, _TOO_LONG) for file in files))
     client_ca = pair.client_ca

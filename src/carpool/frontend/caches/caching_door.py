@@ -224,7 +224,7 @@ class Lookup:
     # ── threads ──
 
     def _aside(self, work: Callable[[], T], then: Callable[[T], bool]) -> None:
-        """In a thread; what it reads stays where it is meanwhile."""
+        """Runs in a thread; what it reads stays where it is meanwhile."""
         slot = None if self._content.slot is None else self._content.slot.share()
         future = asyncio.get_running_loop().run_in_executor(self._door.service.threads, work)
         future.add_done_callback(partial(self._came_back, then, slot))

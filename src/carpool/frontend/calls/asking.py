@@ -52,7 +52,8 @@ class Asker(Protocol):
 
     @property
     def form(self) -> str:
-        """Of its answers, by which those of other protocols are told apart; empty: they are not kept."""
+        """Returns the form of its answers, by which those of other protocols are told apart; empty: they are
+        not kept."""
 
     @property
     def wish(self) -> Wish:

@@ -82,7 +82,7 @@ class ClientCall(RequestPlacement):
 
     @property
     def request_id(self) -> str:
-        """As the client calls it; empty where it does not."""
+        """Returns it as the client calls it; empty where it does not."""
         return self.head.id
 
     # ── the request ──

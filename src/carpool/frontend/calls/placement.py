@@ -420,7 +420,7 @@ class RequestPlacement:
         without_stack(error)
 
     def _let_go(self) -> None:
-        """Of what the door does not hold: a connection may remember its last request for long."""
+        """Lets go of what the door does not hold: a connection may remember its last request for long."""
         self._outlets = self._pictures = None
         if self._aside_work is not None:
             self._aside_work.cancel()  # unless it has begun: then the slot is its

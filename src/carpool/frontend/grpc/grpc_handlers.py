@@ -313,7 +313,7 @@ class Handlers:
             await self._change()
 
     async def _change(self) -> None:
-        """Until the server's health is another: one look for all who watch."""
+        """Waits until the server's health is another: one look for all who watch."""
         loop = asyncio.get_running_loop()
         waiter = loop.create_future()
         self._watching.add(waiter)

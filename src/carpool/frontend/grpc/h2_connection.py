@@ -713,7 +713,7 @@ class H2Connection:
         accounts.spend(accounts.account(self.outgoing.client, now), seconds, now)
 
     def _close(self) -> None:
-        """As soon as what was sent is out."""
+        """Closes it as soon as what was sent is out."""
         self._phase = CLOSED
         self._since = monotonic()
         self._ahead = self._block = b""

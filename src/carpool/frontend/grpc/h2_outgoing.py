@@ -108,7 +108,8 @@ class Outgoing:
         self._sent(rpc)
 
     def _send_later(self, rpc: Rpc, head: bytes, data: bytes, last: bytes) -> None:
-        """As much as there is room for now; the rest waits, if its client's account has room for that."""
+        """Sends as much as there is room for now; the rest waits, if its client's account has room for
+        that."""
         rpc.answered()
         if rpc.stake is not None and not self._accounts.wait(rpc.stake, len(data), monotonic()):
             self._ended(rpc)

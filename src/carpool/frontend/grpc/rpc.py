@@ -200,7 +200,7 @@ class Rpc:
             self._put_off(data[used:])
 
     def _use(self, data: memoryview) -> int:
-        """As much as there is room for in the queue; returns how much of it."""
+        """Uses as much as there is room for in the queue; returns how much of it."""
         position, end = 0, len(data)
         while position < end and not self.over:
             if self.body is None:

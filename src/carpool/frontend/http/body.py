@@ -97,7 +97,8 @@ def too_large(limit: int) -> Fault:
 
 
 def body_encoding(field: bytes | None) -> bytes | None:
-    """What a Content-Encoding field asks to undo: gzip, deflate or None; raises 415 for anything else."""
+    """Returns what a Content-Encoding field asks to undo: gzip, deflate or None; raises 415 for anything
+    else."""
     if field is None:
         return None
     encoding = field.strip(b" \t").lower()

@@ -136,7 +136,7 @@ def _read_message(message: object, where: str) -> tuple[str, object]:
 
 
 def _parts(content: object, where: str) -> Sequence[tuple[str, object]]:
-    """With their names in errors; text alone is one part."""
+    """Returns them with their names in errors; text alone is one part."""
     if content is None:
         return ()
     if isinstance(content, str):
@@ -302,7 +302,7 @@ _TYPES |= {404: "not_found_error", 413: "invalid_request_error", 429: "rate_limi
 
 
 def as_error(status: int, body: bytes) -> bytes:
-    """What is said elsewhere as `{"error": sentence, "reason": word, "field": …}`."""
+    """Returns what is said elsewhere as `{"error": sentence, "reason": word, "field": …}`."""
     try:
         said = orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -71,7 +71,7 @@ def _received(service: HttpService, exchange: Exchange, body: bytes | bytearray,
 
 
 class ChatRoute(ImageRoute):
-    """For one request: only its body says which model it is for."""
+    """Answers one request: only its body says which model it is for."""
 
     writes = True
 

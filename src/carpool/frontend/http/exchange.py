@@ -302,7 +302,8 @@ class Exchange:
         return self._connection is not None and self._connection.make_room()
 
     def forsake(self) -> Callable[[], None] | None:
-        """For the connection: nothing will be answered; returns the app's callback, the first time."""
+        """Is called by the connection: nothing will be answered; returns the app's callback, the first
+        time."""
         callback, self.on_disconnect = self.on_disconnect, None
         self._connection = None
         work, self.work = self.work, None

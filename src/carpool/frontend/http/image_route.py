@@ -145,7 +145,7 @@ class ImageRoute(ModelRoute[ImageTarget]):
         return entry
 
     def writer(self, target: ImageTarget) -> Writer | None:
-        """In which words the answer is written piece by piece; None: it is one document."""
+        """Returns the words in which the answer is written piece by piece; None: it is one document."""
         return None
 
     def options_with(self, fields: Mapping[str, str], model: PictureModel) -> tuple[Options, str | None]:

@@ -159,8 +159,8 @@ class ModelRoute(Generic[Target]):
         return Collect(service.max_body_bytes, received)
 
     def current(self, at: float) -> Target:
-        """What serves these requests now: a change of the catalogue holds from the next look on. `at` is when
-        the request's head was here, by which it is told apart from others."""
+        """Returns what serves these requests now: a change of the catalogue holds from the next look on. `at`
+        is when the request's head was here, by which it is told apart from others."""
         catalog = self.service.door.catalog
         if catalog is not self._catalog or self._target is None:
             self._target = self._candidate = self.split = None

@@ -61,7 +61,7 @@ def openapi(catalog: Catalog, *, with_keys: bool = False) -> Document:
     return {
         "openapi": "3.1.0",
         "info": {
-            "title": "Carpool: pictures",
+            "title": "Carpool: images",
             "version": __version__,
             "summary": "Images in, typed responses out.",
             "description": "Tensors use the v2 inference protocol at `/v2`, of which only `generate` and "
@@ -84,7 +84,7 @@ def _assumed(entry: ModelEntry) -> Document:
 
 
 def _warning(catalog: Catalog) -> str:
-    """For who reads this document as a page: which answers may be wrong."""
+    """Returns the warning for readers of this document as a page: which answers may be wrong."""
     found = assumptions(catalog)
     named = "; ".join(f"`{name}` ({keys})" for name, keys in found.items())
     what = "**Responses may be wrong.** The preprocessing of these models is not known, so it is assumed: "

@@ -82,7 +82,7 @@ def feedback(service: HttpService, exchange: Exchange, variables: Variables) -> 
 
 
 def _type(picture: bytes) -> bytes:
-    """By its first bytes: it is kept as it came."""
+    """Returns the type by its first bytes: it is kept as it came."""
     try:
         return f"image/{sniff(picture).lower()}".encode()
     except CarpoolError:

@@ -224,7 +224,8 @@ def metrics(service: HttpService, exchange: Exchange, _variables: Variables) -> 
 
 
 def missing(what: str) -> Handler:
-    """For routes that Triton has and Carpool has not: a client learns what is missing, not just that."""
+    """Returns the handler for routes that Triton has and Carpool has not: a client learns what is missing,
+    not just that."""
 
     def refuse(_service: HttpService, _exchange: Exchange, _variables: Variables) -> None:
         raise Unsupported(f"{what} not available on this server")

@@ -32,7 +32,7 @@ _TIMES = ("decode_ms", "queue_ms", "infer_ms", "post_ms")
 
 
 def start_text(task: str) -> Starter:
-    """For a route that names a task whose answer is text."""
+    """Returns the starter for a route that names a task whose answer is text."""
 
     def starter(service: HttpService, head: HttpHead, _variables: Mapping[str, str]) -> Start:
         return _kind(head)(service, head, task).begin

@@ -224,12 +224,12 @@ class PipelineRun:
                 return
 
     def admitted(self) -> None:
-        """By the door: the pipeline has been let in with its first step."""
+        """Is called by the door: the pipeline has been let in with its first step."""
         if self._hears is not None:
             self._hears.admitted()
 
     def answered(self, number: int, answer: Answer) -> None:
-        """By the door: one request of the step is over."""
+        """Is called by the door: one request of the step is over."""
         self._guarded(partial(self._go_on, number, answer))
 
     def _go_on(self, number: int, answer: Answer) -> None:
@@ -473,8 +473,8 @@ class PipelineRun:
                 hears.done(Answer(error=without_stack(error)))
 
     def _let_go(self) -> None:
-        """Of everything that no thread has: siblings are cancelled, and the pixels are free. All of it is
-        tried, whatever part of it raises."""
+        """Lets go of everything that no thread has: siblings are cancelled, and the pixels are free. All of
+        it is tried, whatever part of it raises."""
         self._picture = None
         self._pictures.whole.clear()
         kept, self._kept = self._kept, 0

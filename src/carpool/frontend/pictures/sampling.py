@@ -130,7 +130,7 @@ class Sampler:
         return Sampled([], size, file, model.uncertain if wanted else None)
 
     def failed(self, call: AnsweredCall, error: CarpoolError, timing: Timing | None, now: float) -> None:
-        """Of those nothing is measured."""
+        """Forgets them: of those nothing is measured."""
 
     def answered(self, call: AnsweredCall, answer: Answer, times: tuple[float, float, float]) -> None:
         pictures = call.pictures

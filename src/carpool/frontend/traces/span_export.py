@@ -109,7 +109,7 @@ class SpanExporter(Generic[Record]):
             self._failed(why)
         elif self._fails:
             self._fails = False
-            _log.info("spans-exported-again")
+            _log.info("span-export-recovered")
         self._row.add(SPANS["failed" if why else "exported"], spans)
         if reached:
             self._pause = _FIRST_PAUSE_S

@@ -49,7 +49,7 @@ class Sample:
     failed: Mapping[str, str]  # by picture: why it does not count
 
     def document(self) -> bytes:
-        """As `read_sample` takes it: a line about all, and one for each picture."""
+        """Returns it as `read_sample` takes it: a line about all, and one for each picture."""
         head: dict[str, Any] = {"labelled": self.labelled}
         if self.costs is not None:
             head |= {"cheap_ms": self.costs.cheap * 1e3, "big_ms": self.costs.big * 1e3}
@@ -93,7 +93,7 @@ def _sampled(one: Mapping[str, Any], where: str) -> Sampled:
     ):
         raise InvalidInput(f'{where}: certainty must be like {{"margin": 0.8}}, from 0 to 1')
     if not all(isinstance(one.get(name), bool) for name in ("cheap", "big")):
-        raise InvalidInput(f"{where}: cheap and big must be true or false(whether that model was right)")
+        raise InvalidInput(f"{where}: cheap and big must be true or false (whether that model was right)")
     return Sampled({name: float(given[name]) for name in MEASURES if name in given}, one["cheap"], one["big"])
 
 

@@ -151,8 +151,9 @@ _RECALLS = np.linspace(0.0, 1.0, 101)
 
 
 def average_precision(ranking: _Ranking, weights: Array) -> float:
-    """As COCO defines it: the best precision at or beyond each of 101 recalls, over all thresholds. Weights
-    are whole numbers, so that few recalls are possible: how many of the 101 each has reached is looked up."""
+    """Returns it as COCO defines it: the best precision at or beyond each of 101 recalls, over all
+    thresholds. Weights are whole numbers, so that few recalls are possible: how many of the 101 each has
+    reached is looked up."""
     if not ranking.pictures.size:
         return 0.0
     each = weights[ranking.pictures]
@@ -167,7 +168,7 @@ def average_precision(ranking: _Ranking, weights: Array) -> float:
 
 
 def _matched(evaluator: Any, category: int, images: Sequence[int], groups: _Groups) -> _Ranking:
-    """By COCO's rule: from the surest box on, each takes the free object that it overlaps most."""
+    """Matches by COCO's rule: from the surest box on, each takes the free object that it overlaps most."""
     thresholds = np.minimum(np.asarray(evaluator.params.iouThrs), 1 - 1e-10).tolist()
     scores, rows, rights, wrongs = [], [], [], []
     present = np.zeros(len(images))

@@ -30,8 +30,8 @@ def plain(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """As COCO has them. `document` holds images, categories and annotations, checked; the places of `files`
-    are those of `image_ids`."""
+    """Holds boxes as COCO has them. `document` holds images, categories and annotations, checked; the places
+    of `files` are those of `image_ids`."""
 
     files: tuple[Path, ...]
     image_ids: tuple[int, ...]
@@ -59,8 +59,8 @@ LabelledData: TypeAlias = Boxes | NamedPictures | MaskedPictures
 
 
 def read_data(data: Path, pictures: Path | None) -> LabelledData:
-    """By what lies there: a .json file is COCO's, a .csv file names classes, a folder holds masks or, in
-    folders of its own, the pictures of each class."""
+    """Reads the data by what lies there: a .json file is COCO's, a .csv file names classes, a folder holds
+    masks or, in folders of its own, the pictures of each class."""
     if pictures is not None and not pictures.is_dir():
         raise InvalidInput(f"--pictures: there is no folder {pictures}", field="pictures")
     if data.is_dir():

@@ -71,7 +71,7 @@ class Naming:
         return self._known[label]
 
     def notes(self, wanted: Sequence[int]) -> list[str]:
-        """What was not mapped; `wanted` are the classes that the data has examples of."""
+        """Returns what was not mapped; `wanted` are the classes that the data has examples of."""
         named = {place for place in self._known.values() if place is not None}
         strangers = sorted(label for label, place in self._known.items() if place is None)
         if not named and self._known:

@@ -114,7 +114,7 @@ class _Generator:
         return time.monotonic() - self._start
 
     async def run(self, stop: asyncio.Event, of: int = 1, start_at: float | None = None) -> Part:
-        """What one of `of` processes does; `start_at` is on the clock of `time.monotonic()`."""
+        """Does what one of `of` processes does; `start_at` is on the clock of `time.monotonic()`."""
         try:
             await self._target.open(self.answered, self.clock, self._plan.at_once(of))
             return await self._run(stop, time.monotonic() + 0.01 if start_at is None else start_at)

@@ -92,7 +92,7 @@ def _of_stream(streamed: Streamed) -> Answer:
 
 
 def outcome(status: int, server_timing: str, body: bytes) -> Answer:
-    """What an answer means; `body` is the beginning of an error's."""
+    """Returns what an answer means; `body` is the beginning of an error's."""
     timing = read_timing(server_timing)
     if 200 <= status < 300:
         return PLAIN_ANSWER if timing is None else Answer(Kind.ANSWERED, "", timing)

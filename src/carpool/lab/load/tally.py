@@ -47,7 +47,7 @@ class Timing(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a client tells of one request; `reason` is a word for everything but an answer."""
+    """Describes what a client tells of one request; `reason` is a word for everything but an answer."""
 
     kind: Kind
     reason: str = ""

@@ -106,7 +106,7 @@ def toml_with_knobs(settings: dict[str, Any], setting: Setting) -> str:
 
 
 def _toml(value: Any) -> str:
-    """On one line: tables are written inside. A string or a truth is what it is in JSON."""
+    """Returns it on one line: tables are written inside. A string or a truth is what it is in JSON."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_toml(key)} = {_toml(entry)}" for key, entry in value.items()) + "}"
     if isinstance(value, list):

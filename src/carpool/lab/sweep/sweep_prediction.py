@@ -161,7 +161,8 @@ class Predicted:
 def predict(
     settings: Sequence[Setting], rates: Sequence[float], belief: CurveEstimate, slo_ms: float, seconds: float
 ) -> list[Predicted]:
-    """As long as the measured runs: a queue that grows without a promise grows for as long as they last.
+    """Predicts for as long as the measured runs: a queue that grows without a promise grows for as long as
+    they last.
 
     At the measured rates, and in steps from a small one to the highest. A server that does not say how it
     batches is taken for one that keeps a promise.

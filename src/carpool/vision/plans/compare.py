@@ -267,7 +267,8 @@ def _as_boxes(regions: Sequence[Answer]) -> list[dict[str, Any]]:
 
 
 def _compare_texts(a: Answer, b: Answer, limits: CompareSettings) -> Difference:  # noqa: ARG001
-    """Of one line, or of all lines of a page: what is read must be the same, however it is spaced."""
+    """Compares the texts of one line, or of all lines of a page: what is read must be the same, however it is
+    spaced."""
     one, other = (" ".join(str(answer["text"]).split()) for answer in (a, b))
     if "".join(one.split()) == "".join(other.split()):
         return Difference(False, 0.0, "the same text", {"alike": 1.0})
@@ -288,7 +289,8 @@ def _may_be_partners(one: _Things, other: _Things, limits: CompareSettings) -> A
 
 
 def _overlap(one: _Things, other: _Things) -> Array:
-    """Of every pair of boxes; equal boxes are the same, even without area or with sides of NaN."""
+    """Returns the overlap of every pair of boxes; equal boxes are the same, even without area or with sides
+    of NaN."""
     if all((things.boxes[:, 2:] > things.boxes[:, :2]).all() for things in (one, other)):
         return iou(one.boxes, other.boxes)
     mine, theirs = one.boxes[:, None], other.boxes
@@ -412,7 +414,8 @@ def _distances(depth: Answer) -> Array:
 
 
 def _compare_fields(a: Answer, b: Answer, limits: CompareSettings) -> Difference:  # noqa: ARG001
-    """Of a task that brings no rule: texts and whole numbers are equal, others as alike as raw ones."""
+    """Compares the fields of a task that brings no rule: texts and whole numbers are equal, others as alike
+    as raw ones."""
     waiting: list[tuple[str, Any, Any]] = [
         (name, a.get(name), b.get(name)) for name in sorted({*a, *b} - {"model", "version"})
     ]

@@ -46,7 +46,7 @@ def see_pixels(config: ModelConfig, picture: Picture, claims: Claims, task: str 
 
 
 def known_pixels(config: ModelConfig, claims: Claims) -> ImageSettings:
-    """As far as that is known before the model's input is."""
+    """Returns them as far as that is known before the model's input is."""
     image = config.image or ImageSettings()
     known = _known(config, claims, Datatype.FP32, config.task)
     return ImageSettings(**known, size=image.size or claims.size, layout=image.layout, decode=image.decode)

@@ -200,7 +200,7 @@ def _answered(config: ModelConfig, task: str) -> bool:
 
 
 def _combined(declared: TaskTable | None, reading: Reading) -> TaskTable | None:
-    """What the settings say; what they leave open as the reading has it."""
+    """Returns what the settings say; what they leave open as the reading has it."""
     if declared is None or reading.table is None:
         return reading.table
     told = {field.name: getattr(reading.table, field.name) for field in fields(reading.table)}

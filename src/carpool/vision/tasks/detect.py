@@ -123,7 +123,7 @@ class Detect(VisionTask):
 def listed(
     settings: VisionSettings, found: Found, placed: Array
 ) -> Iterator[tuple[str, int, float, list[float]]]:
-    """What stands in the answer for each: label, class, score and box in the picture's pixels."""
+    """Yields what stands in the answer for each: label, class, score and box in the picture's pixels."""
     scores = rounded(np.minimum(found.scores, 1.0), SCORE_DIGITS)
     boxes = rounded(placed, BOX_DIGITS)
     for class_id, score, box in zip(found.classes.tolist(), scores, boxes, strict=True):

@@ -88,8 +88,8 @@ class Read(VisionTask):
 
 
 def characters_of(settings: VisionSettings) -> tuple[str, ...]:
-    """Of each class; the blank's is never used. As many classes as characters: one of them is the blank. One
-    more: the blank is beside them. Two more: so is the space, at the end, as PP-OCR has it."""
+    """Returns those of each class; the blank's is never used. As many classes as characters: one of them is
+    the blank. One more: the blank is beside them. Two more: so is the space, at the end, as PP-OCR has it."""
     assert isinstance(settings.table, ReadSettings)
     known = tuple(settings.table.alphabet) if settings.table.alphabet else settings.labels
     classes = settings.outputs[0].shape[-1]
