@@ -1,10 +1,10 @@
 """What one warm request costs in Python: how many files it passes through, and how many calls it makes.
 
-A whole server, with one front end and the engine in processes of their own and the link between them, is
-asked by a client that is not counted: a v2 tensor; a JPEG on a picture route; a JPEG for a pipeline, whose
-second step sees two crops; and a picture for a model that writes four tokens, sent to Triton's
-generate_stream. The models are the fake device, so no runtime is in the way; only the pipeline's detector is
-a small ONNX file, because the fake one finds nothing.
+A whole server, with a front end for each protocol and the engine in processes of their own and the link
+between them, is asked by a client that is not counted: a v2 tensor; two in a gRPC ModelInfer; a JPEG on a
+picture route; a JPEG for a pipeline, whose second step sees two crops; and a picture for a model that writes
+four tokens, sent to Triton's generate_stream. The models are the fake device, so no runtime is in the way;
+only the pipeline's detector is a small ONNX file, because the fake one finds nothing.
 
 Calls are counted by `sys.setprofile` in every thread of every process of the server. Only functions in
 Carpool's own files count (each time that a generator goes on is a call, too); those written in C and those of
@@ -36,10 +36,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
+from tritonclient.grpc import service_pb2
 
 import carpool
 from load.burst import LoadError
@@ -113,9 +115,17 @@ def line_to_read() -> bytes:
     return json.dumps({"image": picture, "max_tokens": 4}).encode()
 
 
+def model_infer() -> bytes:
+    """Two images, so that the message is worth a slot of its own."""
+    request = service_pb2.ModelInferRequest(model_name="tensor")
+    request.inputs.add(name="image", datatype="FP32", shape=[2, 3, 32, 32])
+    request.raw_input_contents.append(2 * tensor())
+    return bytes(request.SerializeToString())
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request, and the most that it may cost."""
+    """A request, and the most that it may cost. The path of a call of gRPC names a method."""
 
     name: str
     path: str
@@ -129,7 +139,8 @@ V2 = Asked("v2", "/v2/models/tensor/infer", {"Inference-Header-Content-Length": 
 JPEG = Asked("jpeg", "/classify?model=picture", {"Content-Type": "image/jpeg"}, photo, 44, 310)
 STEPS = Asked("pipeline", "/detect?model=street", {"Content-Type": "image/jpeg"}, photo, 60, 800)
 STREAM = Asked("stream", "/v2/models/writer/generate_stream", {}, line_to_read, 58, 1080)
-ALL = (V2, JPEG, STEPS, STREAM)
+GRPC = Asked("grpc", "/inference.GRPCInferenceService/ModelInfer", {}, model_infer, 42, 240)
+ALL = (V2, GRPC, JPEG, STEPS, STREAM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +183,11 @@ def main() -> int:
 class CountedServer:
     """A running server whose processes note their calls while the switch is on."""
 
-    def __init__(self, folder: Path, connection: http.client.HTTPConnection) -> None:
+    def __init__(self, folder: Path, connection: http.client.HTTPConnection, channel: grpc.Channel) -> None:
         self._folder = folder
         self._window = 0
         self._connection = connection
+        self._channel = channel
 
     def usual(self, asked: Asked, requests: int) -> Hops:
         return usual(self.each(asked, requests))
@@ -196,6 +208,9 @@ class CountedServer:
         return hops
 
     def _ask(self, asked: Asked, content: bytes) -> None:
+        if asked is GRPC:
+            self._channel.unary_unary(asked.path)(content, timeout=REPORT_S)
+            return
         self._connection.request("POST", asked.path, content, asked.headers)
         answer = self._connection.getresponse()
         text = answer.read()
@@ -279,10 +294,10 @@ def write_detector(path: Path) -> None:
 def counted_server(folder: Path) -> Iterator[CountedServer]:
     write_models(folder / "models")
     (folder / "switch").write_bytes(bytes(2))
-    port = free_port()
+    port, grpc_port = free_port(), free_port()
     command = [str(Path(sys.executable).with_name("carpool")), "serve", str(folder / "models")]
     command += ["--host", "127.0.0.1", "--http-port", str(port), "--metrics-port", str(free_port())]
-    command += ["--frontends", "1", "--grpc-frontends", "0"]
+    command += ["--frontends", "1", "--grpc-frontends", "1", "--grpc-port", str(grpc_port)]
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("CARPOOL_", "PYTHON"))}
     kept |= {"CARPOOL_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": str(COUNTING)}
     kept |= {"HOPS_FOLDER": str(folder), "HOPS_PACKAGE": PACKAGE}
@@ -291,10 +306,11 @@ def counted_server(folder: Path) -> Iterator[CountedServer]:
         process = subprocess.Popen(command, env=kept, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
     try:
         _wait_ready(port, process, log)
-        with contextlib.closing(
-            http.client.HTTPConnection("127.0.0.1", port, timeout=REPORT_S)
-        ) as connection:
-            yield CountedServer(folder, connection)
+        with (
+            contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=REPORT_S)) as connection,
+            grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel,
+        ):
+            yield CountedServer(folder, connection, channel)
     finally:
         stop(process)
 

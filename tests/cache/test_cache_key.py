@@ -98,7 +98,8 @@ def test_what_is_never_looked_up(what: str) -> None:
         "input": replace(HEAD, inputs=(replace(HEAD.inputs[0], shared_memory=place),)),
         "output": replace(HEAD, outputs=(replace(HEAD.outputs[0], shared_memory=place),)),
     }
-    head = heads.get(what) or replace(HEAD, options=replace(RequestOptions(), **{what: 1}))
+    value = 1 if what == "sequence_id" else True
+    head = heads.get(what) or replace(HEAD, options=replace(RequestOptions(), **{what: value}))
     assert describe("http", head) is None
 
 

@@ -8,12 +8,14 @@ priorities or queue limits it does not: then it looks at the queue only when an 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 
 from carpool.core.instance import Instance
 from carpool.core.job import INFINITY, READY, GivenUp, Job, Reason, Refusal
 from carpool.core.objectives import Knobs, QueueLimits, TimeoutAction
+from carpool.core.queue import Lane, Line
 from carpool.core.scheduler_state import SchedulerState
 
 _AHEAD = 2  # batches set aside per instance
@@ -268,8 +270,15 @@ class KnobsPolicy:
         return job.arrived + timeout if timeout else INFINITY
 
 
-def _in_order(core: SchedulerState, by_shape: bool) -> Iterator[Job]:
-    """Yields jobs of higher levels first, then in order of arrival; by shape, only the shape that has waited
+def _in_order(core: SchedulerState, by_shape: bool) -> Iterable[Job]:
+    """Returns jobs of higher levels first, then in order of arrival; by shape, only the shape that has waited
     longest."""
-    for lane in sorted((lane for lane in core.lanes if lane.ready), key=lambda lane: lane.level):
-        yield from lane.earliest()[1] if by_shape else lane.lines[None]
+    lanes = [lane for lane in core.lanes if lane.ready]
+    if len(lanes) == 1:  # as nearly always: nothing stands between its jobs and who looks at them
+        return _line(lanes[0], by_shape)
+    lanes.sort(key=lambda lane: lane.level)
+    return chain.from_iterable(_line(lane, by_shape) for lane in lanes)
+
+
+def _line(lane: Lane, by_shape: bool) -> Line:
+    return lane.earliest()[1] if by_shape else lane.lines[None]

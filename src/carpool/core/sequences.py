@@ -198,7 +198,12 @@ class Sequences:
         sequence = self._known.get(key)
         if not start and (sequence is None or not sequence.open):
             return Why.NO_START
-        at_once, size = self._is_free(sequence), 0
+        size = 0
+        at_once = (  # nothing is before it
+            self._gaps > 0 and not self._has_backlog
+            if sequence is None
+            else sequence.instance >= 0 and sequence.passed is None and not sequence.waiting
+        )
         if not at_once:
             size = self._size_of(job)
             share = self._shares.get(job.payer) if sequence is None else sequence.share
@@ -247,12 +252,6 @@ class Sequences:
             number = number % _LARGEST_ID + 1
         return number
 
-    def _is_free(self, sequence: LiveSequence | None) -> bool:
-        """Nothing is before a request of this one; None: of a new one."""
-        if sequence is None:
-            return self._gaps > 0 and not self._has_backlog
-        return sequence.instance >= 0 and sequence.passed is None and not sequence.waiting
-
     @property
     def _has_backlog(self) -> bool:
         return any(share.backlog for share in self._shares.values())
@@ -283,12 +282,6 @@ class Sequences:
             return None
         return max(0.0, self._quiet[0][2].quiet_since + self._idle - now)
 
-    @property
-    def has_news(self) -> bool:
-        """There is something to do before any time passes: ask `turn`."""
-        waits = self._gaps and len(self._known) > self.live and self._has_backlog
-        return bool(self._passed or self._next or self._dropped or waits)
-
     def passed_at_once(self) -> list[Job] | None:
         """Whom to pass on, where nobody else waits for anything; None: ask `turn`."""
         if self.waiting or self._dropped:
@@ -304,12 +297,13 @@ class Sequences:
         self._leave_out(step, Why.NEVER_BEGAN)
         return True
 
-    def finished(self, job: Job, now: float, *, ran: bool) -> None:
-        """The scheduler is done with it: it `ran`, well or not; or was refused, given up or cancelled."""
+    def finished(self, job: Job, now: float, *, ran: bool) -> bool:
+        """The scheduler is done with it: it `ran`, well or not; or was refused, given up or cancelled.
+        Returns whether there is something to do before any time passes: ask `turn`."""
         step: SequenceStep = job.payload
         sequence = step.sequence
         if sequence.passed is not step:
-            return  # it was lost with its instance
+            return True  # it was lost with its instance
         sequence.passed = None
         if step.start and not ran:
             step.closes = True
@@ -325,6 +319,8 @@ class Sequences:
             sequence.quiet_since = now
             if not sequence.is_watched:
                 self._watch(sequence)
+        waits = self._gaps and len(self._known) > self.live and self._has_backlog
+        return bool(self._passed or self._next or self._dropped or waits)
 
     def lost(self, instance: int) -> list[Job]:
         """An instance is gone, and what its sequences had there. Returns those that were passed on to it, for

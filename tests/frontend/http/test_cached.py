@@ -681,6 +681,7 @@ def test_unique_inputs_take_no_memory(front: FrontEnd) -> None:
     assert not caches.computing
 
 
+@pytest.mark.interpreted
 def test_a_digest_that_two_share_is_no_answer(front: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fast digest only looks: what it finds is compared, on every way, while it is computed as well."""
     monkeypatch.setattr(Digests, "fast", lambda _self, _said, _pieces: 7 << 40)

@@ -96,7 +96,7 @@ class SequenceRoute:
         if passed is None:
             self._go()
         elif passed:  # as most are; their own deadlines are the driver's affair
-            self._driver.submit(cast(Sequence[Work], passed))
+            self._driver.submit(passed)  # type: ignore[arg-type]  # nothing but works is ever offered
 
     def ready(self, work: Work) -> None:
         """Its inputs were there when it came."""
@@ -228,12 +228,12 @@ class SequenceRoute:
 
     def _done(self, work: Work, outcome: Outcome) -> None:
         """The driver is done with it. One that the loop itself has run is still counted as running."""
-        now = monotonic()
+        now, news = monotonic(), True
         try:
             ran = work.state is DONE or work.state is RUNNING or work in self._rode
             if self._rode:
                 self._rode.discard(work)
-            self.law.finished(work, now, ran=ran)
+            news = self.law.finished(work, now, ran=ran)
         except Exception:  # whoever waits for it must hear of it all the same
             log.exception("sequence-failed", model=self._model)
         if self._lost and work in self._lost:
@@ -241,7 +241,7 @@ class SequenceRoute:
             if outcome.error is not None:
                 outcome = Outcome(error=self._lost_error(work.payload, outcome.error), timing=outcome.timing)
         self._tell(work, outcome)
-        if self.law.has_news:
+        if news:
             self._plan()
         else:  # its sequence may be quiet from now on
             shown = self.law.live == self.shown[0]

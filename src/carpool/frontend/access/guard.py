@@ -158,15 +158,12 @@ class Guard:
         self._files = api_key_file, admin_key_file
         self._metrics_key = metrics_key
         self.has_keys = bool(api_key_file or admin_key_file)
+        self.looks_at_fields = self.has_keys or bool(self._restricted)
+        """Whether what a call says beside its message decides whether it may pass."""
         self.generation = 0
         self._keys = read_keys(*self._files) if self.has_keys else Keys()
         self._tell_at = 0.0
         self._untold = 0
-
-    @property
-    def looks_at_fields(self) -> bool:
-        """Returns whether what a call says beside its message decides whether it may pass."""
-        return self.has_keys or bool(self._restricted)
 
     @property
     def proofs(self) -> frozenset[str]:

@@ -126,15 +126,15 @@ class Lookup:
 
     def begin(self) -> None:
         """Answer it, wait for what will, or pass it on, which may raise."""
-        looked = cast("Looked | None", self._asker.looked)
+        looked: Looked | None = self._asker.looked  # type: ignore[assignment]  # whoever looks for it, looks here
         if looked is None:
             looked = self._caches.known(self._model, self._question, self._began)
         if looked is None:
             self._status = OFF
             self._model.count("bypass", 0.0)
-            self._pass_on()
-        elif not self._find(looked):
-            self._pass_on()
+        elif self._find(looked):
+            return
+        self._inner = self._door.inner.infer(self._ask, self)
 
     def _find(self, looked: Looked) -> bool:
         """True: it is answered, or will be. False: it goes its way."""

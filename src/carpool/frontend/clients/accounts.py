@@ -155,6 +155,7 @@ class Accounts:
 
     def __init__(self, most_connections: int, most_calls: int = 0, most_bytes: int = MOST_BYTES) -> None:
         self._accounts: dict[str, Account] = {}
+        self.alone = True  # there is no more than one account
         self._counts = (Shares(most_connections, TIMES_THE_REST), Shares(most_calls, TIMES_THE_REST))
         self._bytes = Shares(most_bytes)
         self._waiting: dict[Stake, None] = {}  # those with answers that are not read
@@ -194,6 +195,7 @@ class Accounts:
         found = self._accounts.get(name)
         if found is None:
             found = self._accounts[name] = Account(name, now)
+            self.alone = len(self._accounts) == 1
         return found
 
     # ── connections and calls ──
@@ -203,7 +205,7 @@ class Accounts:
     ) -> Stake | None:
         """Count one more; None if its client has its part of them, and none of those is silent. `spared` is
         what is never refused: for it a silent one ends that was so for a moment only."""
-        account = self.account(name, now)
+        account = self._accounts.get(name) or self.account(name, now)
         counts = self._counts[kind]
         while not counts.take(name, 1):
             quiet_s = 0.0 if spared else QUIET_S[kind]
@@ -352,13 +354,14 @@ class Accounts:
             held = any(account.stakes) or self._bytes.of(account.name)
             if not held and account.bucket.is_full(now):
                 del self._accounts[account.name]
+        self.alone = len(self._accounts) <= 1
 
     # ── time ──
 
     def spend(self, account: Account, seconds: float, now: float) -> float:
         """So much was decoded for a client; returns for how long it is to rest, if there are others."""
         account.bucket.spend(seconds, now)
-        return account.bucket.rest_s(now) if len(self._accounts) > 1 else 0.0
+        return 0.0 if self.alone else account.bucket.rest_s(now)
 
     def spend_elsewhere(self, name: str, seconds: float) -> None:
         """As `spend`, from any thread; it counts when somebody's rest is asked for."""

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from carpool.cache.answer_store import Kept
 from carpool.cache.cache_key import ANY, CACHE_CONTROL, Wish, read_cache_control
@@ -382,7 +382,7 @@ class UnaryInfer:
     def take(self, message: Message, compressed: bool) -> None:
         service, rpc, who = self._service, self._rpc, self._who
         assert rpc is not None
-        asked = cast("CallMetadata | None", rpc.head.asked) if who is None else None
+        asked: CallMetadata | None = rpc.head.asked if who is None else None
         if asked is None:
             try:
                 asked = read_metadata(rpc.head.metadata, who)

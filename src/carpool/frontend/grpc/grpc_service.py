@@ -156,7 +156,8 @@ class GrpcService(FrontService):
     def __enter__(self) -> None:
         """A call begins, which is to be finished before the server stops."""
         self.running += 1
-        self.idle.clear()
+        if self.running == 1:
+            self.idle.clear()
 
     def __exit__(self, *_: object) -> None:
         self.running -= 1

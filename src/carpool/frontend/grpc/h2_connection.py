@@ -323,23 +323,22 @@ class H2Connection:
             high, low, kind, flags, number = FRAME.unpack_from(data, position)
             length = high << 8 | low
             number &= h2.LARGEST_WINDOW
-            self._check_frame(kind, length)
+            if kind or length > LARGEST_FRAME or self._block_number or not self._settled:
+                self._check_frame(kind, length)
+            padded = kind == h2.DATA and flags & h2.PADDED and length
+            if (padded and start == end) or (h2.DATA < kind <= h2.CONTINUATION and start + length > end):
+                break
             if kind == h2.DATA:
                 after = self._take_frames(view, position, end, flags, number, length)
                 if after > position:
                     position = after
                     continue
-                padded = flags & h2.PADDED and length
-                if padded and start == end:
-                    break
                 self._begin_data(flags, number, length, data[start] if padded else -1)
                 position = start + bool(padded)
             elif kind > h2.CONTINUATION:
                 self._spend(1)
                 self._left = length
                 position = start
-            elif start + length > end:
-                break
             else:
                 position = start + length
                 _FRAMES[kind](self, flags, number, view[start:position])
@@ -350,7 +349,7 @@ class H2Connection:
         together."""
         stake, shared = self.stake, self._shared
         account = None if stake is None else stake.account
-        if account is None or len(shared.accounts) < 2:
+        if account is None or shared.accounts.alone:
             return _SECONDS_PER_TURN
         if account.turn != shared.turns.number:
             account.turn, account.turn_left = shared.turns.number, _SECONDS_PER_TURN
@@ -387,24 +386,27 @@ class H2Connection:
         rpc = self._rpcs.get(number)
         if rpc is None or rpc.ended or rpc.over or flags & h2.PADDED:
             return position
-        room = None if flags else rpc.room()
+        room = None if rpc.body is None else rpc.room()
         if room is not None:
             most = min(rpc.window, self._window)
             into = room[:most] if most < len(room) else room
-            after, count = h2.copy_data(view, position, end, number, into)
-            if count:
-                self._cuts = True
+            after, count, rpc.ended = h2.copy_data(view, position, end, number, into)  # before it is answered
+            if after > position:
+                ended = rpc.ended
+                self._cuts = self._cuts or not ended
                 self._take_in(rpc, count)
                 rpc.filled(count)
+                if ended:
+                    self._said_all(rpc)
                 return after
         stop = position + FRAME_BYTES + length
         if stop > end or length > rpc.window or length < h2.SMALL:
             return position
         self._take_in(rpc, length)
-        rpc.ended = self._ends = bool(flags & h2.END_STREAM)  # before it is answered
+        rpc.ended = ended = bool(flags & h2.END_STREAM)  # before it is answered
         rpc.take(view[stop - length : stop])
-        self._receiver = rpc
-        self._data_done()
+        if ended:
+            self._said_all(rpc)
         return stop
 
     def _take_in(self, rpc: Rpc, count: int) -> None:
@@ -490,7 +492,12 @@ class H2Connection:
 
     def _data_done(self) -> None:
         rpc, self._receiver = self._receiver, None
-        if not self._ends or rpc is None or rpc.number not in self._rpcs:
+        if self._ends and rpc is not None:
+            self._said_all(rpc)
+
+    def _said_all(self, rpc: Rpc) -> None:
+        """The client ends its side of a call, which may be over by now."""
+        if rpc.number not in self._rpcs:
             return
         if rpc.head.length not in (None, rpc.received):
             self._reset(rpc, Code.PROTOCOL_ERROR)
@@ -536,7 +543,8 @@ class H2Connection:
         elif head.http_status != 200:
             self._spend(5)
             self.outgoing.send_block(number, h2.END_HEADERS | h2.END_STREAM, refused_head(head.http_status))
-            self._over_early(number, ends)
+            if not ends:
+                self._over_early(number)
         else:
             self._open(number, head, ends)
 
@@ -630,9 +638,9 @@ class H2Connection:
         if not number:
             self.outgoing.widen(more)
             return
-        self._check_opened(number)
         rpc = self._rpcs.get(number)
         if rpc is None:
+            self._check_opened(number)
             return
         rpc.send_window += more
         if not more:
@@ -665,14 +673,14 @@ class H2Connection:
         """The last of a call is on its way."""
         self._earn(8)
         self._rpcs.pop(rpc.number, None)
-        self._over_early(rpc.number, rpc.ended)
+        if not rpc.ended:
+            self._over_early(rpc.number)
         self._gone(rpc)
 
-    def _over_early(self, number: int, ended: bool) -> None:
+    def _over_early(self, number: int) -> None:
         """Ends a call early: a client that is not done saying something need not go on."""
-        if not ended:
-            self.outgoing.send(h2.reset(number, Code.NO_ERROR))
-        self._remember(number, ended)
+        self.outgoing.send(h2.reset(number, Code.NO_ERROR))
+        self._remember(number, ended=False)
 
     def _remember(self, number: int, ended: bool) -> None:
         if not ended:

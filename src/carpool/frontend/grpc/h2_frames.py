@@ -139,10 +139,13 @@ def read_settings(flags: int, payload: memoryview) -> list[tuple[int, int]]:
     return list(SETTING.iter_unpack(payload))
 
 
-def copy_data(view: memoryview, position: int, end: int, stream: int, into: memoryview) -> tuple[int, int]:
+def copy_data(
+    view: memoryview, position: int, end: int, stream: int, into: memoryview
+) -> tuple[int, int, bool]:
     """Copies frames of data of one stream that are here whole, one behind the other, as far as there is room
-    for what they bring: without what stands before each. Those that end the stream, are padded or hardly
-    worth their heads are for others to take. Returns where the rest begins, and how much was copied.
+    for what they bring: without what stands before each, and up to the one that ends the stream. Those that
+    are padded or hardly worth their heads are for others to take. Returns where the rest begins, how much was
+    copied, and whether the stream ended.
 
     Many clients cut messages into frames of 16 KiB, and what is done for each costs more than to copy it.
     """
@@ -151,11 +154,15 @@ def copy_data(view: memoryview, position: int, end: int, stream: int, into: memo
         high, low, kind, flags, number = FRAME.unpack_from(view, position)
         start, length = position + FRAME_BYTES, high << 8 | low
         stop, filled = start + length, copied + length
-        if kind or flags or number != stream or stop > end or filled > room or length < _MANY:
+        if kind or flags > END_STREAM or number != stream or stop > end or filled > room:
+            break
+        if length < _MANY and not flags:
             break
         into[copied:filled] = view[start:stop]
         position, copied = stop, filled
-    return position, copied
+        if flags:
+            return position, copied, True
+    return position, copied, False
 
 
 SETTINGS_SEEN = frame(SETTINGS, ACK, 0)

@@ -166,7 +166,7 @@ class Families:
             return None
         start, rest, has_contents, family = begun
         tail = len(start)
-        if message[:tail] != start:
+        if bytes(message[:tail]) != start:  # a view would be compared number by number
             return None
         if not has_contents:
             return Parts(rest, b"", (), 0, family)
@@ -373,7 +373,7 @@ def encode_answer(
     if times is not None:
         decode, queue, infer, post, batch = times
         pieces += (_TIMES.pack(_C0, decode, _C1, queue, _C2, infer, _C3, post), _batch(batch))
-    pieces += (head for head, _ in listed)
+    pieces += [head for head, _ in listed]
     for _, data in listed:
         pieces += (_before_raw(len(data)), data)
     pieces.append(more)

@@ -16,6 +16,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
+from struct import Struct
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,7 +26,7 @@ from carpool.frontend.calls.packing import AT_ONCE
 from carpool.frontend.clients.accounts import Stake
 from carpool.frontend.grpc.h2_frames import LARGEST_WINDOW
 from carpool.frontend.grpc.inflater import Inflater, too_long, too_many_messages
-from carpool.frontend.grpc.rpc_heads import HEAD, HEADS, CallHead, Metadata, Status, trailers
+from carpool.frontend.grpc.rpc_heads import FINE, HEAD, HEADS, CallHead, Metadata, Status, trailers
 
 if TYPE_CHECKING:
     from carpool.frontend.grpc.grpc_service import GrpcService
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 WINDOW = 4 << 20
 """What a call may send before its messages are looked at. A longer message gets more when it is announced."""
 
-_PREFIX = 5
+_ANNOUNCED = Struct(">BL")  # whether a message is compressed, and its length
+_PREFIX = _ANNOUNCED.size
 _FIRST_BYTES = 64 * 1024  # of a message that was announced
 _MOST_QUEUED = 64  # messages that nobody has read yet
 _EMPTY = memoryview(b"")
@@ -71,8 +73,19 @@ class Handler(Protocol):
 class Rpc:
     __slots__ = (
         *("_compressed", "_drained", "_got", "_head_sent", "_inflated", "_later", "_messages"),
-        *("_outgoing", "_prefix", "_queue", "_size", "_timer", "_unread", "body", "compress", "deadline"),
-        *("ended", "handler", "head", "heard", "last_block", "number", "of_models", "over", "owed"),
+        *("_outgoing", "_prefix", "_queue", "_size", "_timer", "_unread", "body", "client", "compress"),
+        *(
+            "deadline",
+            "ended",
+            "handler",
+            "head",
+            "heard",
+            "last_block",
+            "number",
+            "of_models",
+            "over",
+            "owed",
+        ),
         *("pending", "received", "send_window", "sent", "service", "since", "stake", "window"),
     )
 
@@ -81,6 +94,7 @@ class Rpc:
         self.number = number
         self.head = head
         self.service = service
+        self.client = outgoing.client  # whose call it is, by address
         self.since = now = monotonic()
         self.deadline = now + head.timeout
         self.handler: Handler | None = None
@@ -121,11 +135,6 @@ class Rpc:
     @property
     def outgoing(self) -> Outgoing | None:
         return self._outgoing
-
-    @property
-    def client(self) -> str:
-        """Returns whose call it is, by address."""
-        return "" if self._outgoing is None else self._outgoing.client
 
     def mistake(self, credit: int = 8) -> None:
         """It asks for what cannot be had: that costs its connection more credit than its answer brings."""
@@ -179,14 +188,6 @@ class Rpc:
         stake, self.stake = self.stake, None
         self.service.accounts.close(stake)
 
-    def _hold(self, size: int) -> bool:
-        """So many bytes of messages more; False, and the call is refused, if its client has its part."""
-        stake, service = self.stake, self.service
-        if stake is None or not service.accounts.take(stake, size):
-            service.end(self, too_many_messages())
-            return False
-        return True
-
     def _let_go(self, size: int) -> None:
         if self.stake is not None:
             self.service.accounts.give(self.stake, size)
@@ -206,7 +207,12 @@ class Rpc:
             if self.body is None:
                 if len(self._queue) >= _MOST_QUEUED:
                     break
-                position = self._take_prefix(data, position)
+                if self._prefix or end - position < _PREFIX:
+                    position = self._take_prefix(data, position)
+                else:
+                    flags, size = _ANNOUNCED.unpack_from(data, position)
+                    position += _PREFIX
+                    self._announced(flags, size)
                 continue
             got = self._got
             count = min(end - position, len(self.body) - got)
@@ -221,7 +227,9 @@ class Rpc:
 
     def filled(self, count: int) -> None:
         """So many bytes of the message were put there."""
-        if not self._hold(count):
+        stake = self.stake
+        if stake is None or not self.service.accounts.take(stake, count):
+            self.service.end(self, too_many_messages())
             return
         self._got += count
         if self._got == self._size:
@@ -233,9 +241,12 @@ class Rpc:
 
     def _put_off(self, data: memoryview) -> None:
         """More messages than anybody reads: as the bytes that they came in, they take no more memory."""
-        if self._hold(len(data)):
-            self._later += data
-            self._unread += len(data)
+        stake, size = self.stake, len(data)
+        if stake is None or not self.service.accounts.take(stake, size):
+            self.service.end(self, too_many_messages())
+            return
+        self._later += data
+        self._unread += size
 
     def _take_later(self) -> None:
         with memoryview(self._later) as data:
@@ -246,16 +257,13 @@ class Rpc:
             self._let_go(used)
 
     def _take_prefix(self, data: memoryview, position: int) -> int:
-        if self._prefix or len(data) - position < _PREFIX:
-            end = position + _PREFIX - len(self._prefix)
-            self._prefix += data[position:end]
-            if len(self._prefix) < _PREFIX:
-                return len(data)
-            prefix, self._prefix = self._prefix, b""
-        else:
-            end = position + _PREFIX
-            prefix = bytes(data[position:end])
-        self._announced(prefix[0], int.from_bytes(prefix[1:], "big"))
+        """Takes a part of a prefix that comes in pieces; returns where the rest begins."""
+        end = position + _PREFIX - len(self._prefix)
+        self._prefix += data[position:end]
+        if len(self._prefix) < _PREFIX:
+            return len(data)
+        prefix, self._prefix = self._prefix, b""
+        self._announced(*_ANNOUNCED.unpack(prefix))
         return end
 
     def _announced(self, flags: int, size: int) -> None:
@@ -388,7 +396,7 @@ class Rpc:
     def _answer(self, flag: bytes, message: bytes, metadata: Metadata) -> None:
         outgoing = self._outgoing
         assert outgoing is not None
-        last = trailers(Status.OK, "", metadata)
+        last = trailers(Status.OK, "", metadata) if metadata else FINE
         head = HEADS[self.compress] if flag == b"\x01" else HEAD
         self._head_sent = True
         self._finish()
@@ -435,12 +443,14 @@ class Rpc:
         """The client has gone, or what it sent cannot be followed."""
         handler, self.handler = self.handler, None
         over, self._outgoing = self.over, None
-        self._finish()
+        if not over:
+            self._finish()
         self.pending.clear()
         self.free()
         if handler is not None and not over:
             handler.left()
-        self.drained()
+        if self._drained is not None:
+            self.drained()
 
     def drained(self) -> None:
         """All that was written is on its way."""
@@ -450,8 +460,6 @@ class Rpc:
 
     def _finish(self) -> None:
         """Nothing but what is written already belongs to it any more."""
-        if self.over:
-            return
         self.over = True
         self.handler = self.body = None
         self._queue.clear()

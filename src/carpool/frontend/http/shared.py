@@ -59,7 +59,8 @@ class Turns:
 
     def spend(self, work: int) -> None:
         self.left -= work
-        self._schedule()
+        if not self._scheduled:
+            self._schedule()
 
     def wait(self, go_on: Callable[[], None], *, first: bool = False) -> None:
         """Calls `go_on` in a later turn, behind all who wait already or before them."""
