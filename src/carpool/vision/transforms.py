@@ -7,6 +7,7 @@ the rounding to the input's datatype, writes the result into its place.
 from __future__ import annotations
 
 import threading
+from math import prod
 
 import cv2
 import numpy as np
@@ -122,7 +123,7 @@ class Transform:
         if held is None:
             held = np.empty(self._form.size[0] * self._form.size[1] * 3, np.uint8)
             setattr(self._scratch, name, held)
-        return held[: int(np.prod(shape))].reshape(shape)
+        return held[: prod(shape)].reshape(shape)
 
 
 def _as_pillow(pixels: Array, factor: int, at: PicturePlacement, kernel: str) -> Array:
