@@ -89,7 +89,7 @@ class Workers:
         self._idle: deque[PictureJob] = deque()  # for threads that have nothing else to do
         # What each thread without work waits at. One is opened for each job: a queue that all wait at would
         # wake all of them, one after the other, and each would want the interpreter.
-        self._resting: list[threading.Lock] = []
+        self._resting: deque[threading.Lock] = deque()
         self._over: deque[tuple[Then, Any, BaseException | None]] = deque()
         self._told = False  # the loop will look at what is over
         self.waiting = 0  # to begin
@@ -203,10 +203,10 @@ class Workers:
                     _failed(job.then, bug)
 
     def _wake(self) -> None:
-        """Opens for one thread, with the lock held: for the last that came to rest, whose memory is at hand.
+        """Opens for one thread, with the lock held: for that which has rested longest, and gets a core first.
         A thread that works looks for more before it rests."""
         if self._resting:
-            self._resting.pop().release()
+            self._resting.popleft().release()
 
     def _start(self) -> None:
         """Raises where not one thread can be started: then nothing was begun. A few are better than none."""
