@@ -72,6 +72,7 @@ class Calls:
         self._works: dict[int, Work] = {}
         self._cancelled: set[int] = set()
         self.taken: list[Work] = []  # not submitted yet, all for one model:
+        self._told: list[Work] = []  # of them: who are told when they are let in
         self._key = 0
 
     def __len__(self) -> int:
@@ -117,10 +118,15 @@ class Calls:
         if flags & records.SPARE:
             self._engine.submit_spare(template.key, work)
             return
-        if self.taken and template.key != self._key:
+        self._join(work, template.key, flags)
+
+    def _join(self, work: Work, key: int, flags: int) -> None:
+        if self.taken and key != self._key:
             self.submit()
-        self._key = template.key
+        self._key = key
         self.taken.append(work)
+        if flags & (records.COMING | records.BEGUN) == records.COMING:
+            self._told.append(work)
 
     def _parts(self, call: int, entry: ModelEntry, flags: int) -> LinkParts | None:
         return (
@@ -155,8 +161,11 @@ class Calls:
             for work in works:
                 if work.state is NEW and work in self._works.values():  # else the engine has it
                     work.done(work, Outcome(error=ModelError(f"the engine failed: {error}")))
+        if not self._told:
+            return
+        told, self._told = self._told, []
         say = self._outbox.put if len(works) > 1 else self._outbox.send
-        for work in works:
+        for work in told:
             if work.state is OFFERED and work.place is not None:
                 say(to_frontend(records.ADMITTED, work.place.call, records.OK))
 

@@ -7,6 +7,7 @@ the rounding to the input's datatype, writes the result into its place.
 from __future__ import annotations
 
 import threading
+from math import prod
 
 import cv2
 import numpy as np
@@ -117,12 +118,15 @@ class Transform:
             plane[at.into_top : bottom, right:] = value
 
     def _buffer(self, name: str, shape: tuple[int, ...]) -> Array:
-        """Scratch of this thread, never larger than the input has pixels."""
-        held: Array | None = getattr(self._scratch, name, None)
-        if held is None:
-            held = np.empty(self._form.size[0] * self._form.size[1] * 3, np.uint8)
-            setattr(self._scratch, name, held)
-        return held[: int(np.prod(shape))].reshape(shape)
+        """Scratch of this thread, never larger than the input has pixels: mostly in the shape it had last."""
+        last: Array | None = getattr(self._scratch, name, None)
+        if last is not None and last.shape == shape:
+            return last
+        held = np.empty(self._form.size[0] * self._form.size[1] * 3, np.uint8) if last is None else last.base
+        assert held is not None
+        shaped: Array = held[: prod(shape)].reshape(shape)
+        setattr(self._scratch, name, shaped)
+        return shaped
 
 
 def _as_pillow(pixels: Array, factor: int, at: PicturePlacement, kernel: str) -> Array:

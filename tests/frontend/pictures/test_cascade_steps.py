@@ -289,7 +289,7 @@ def test_an_answer_is_marked_exactly_when_the_big_model_did_not_answer(
 def test_a_client_that_leaves_leaves_nothing_behind() -> None:
     one = Cascade(margin=0.2)
     one.door.calls[0].finish()
-    one.workers.do_one()
+    assert one.asked("large")
     one.call.cancel()
     one.go_on()
     assert one.answers == []

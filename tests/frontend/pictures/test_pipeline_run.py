@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from carpool.config.pipeline_toml import pipeline_config
 from carpool.core.job import INFINITY
-from carpool.errors import CarpoolError, ModelError, Refused
+from carpool.errors import CarpoolError, InvalidInput, ModelError, Refused
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.pictures.pipeline_pictures import PipelineModel
 from carpool.frontend.pictures.pipeline_run import PipelineDoor
@@ -25,7 +25,9 @@ from carpool.frontend.pictures.sent_pictures import RoutePicture
 from carpool.frontend.pictures.workers import Workers
 from carpool.link.door import Ask, Sender
 from carpool.observe.counters import Table, table_bytes
+from carpool.pipelines.picture_graph import Item, Place
 from carpool.types import Array, Datatype, PartTiming, StepTiming, TensorSpec
+from carpool.vision.decode import Decoded
 from carpool.vision.picture_answers import DEFAULT
 from frontend.fake_door import FakeCall, FakeDoor, FakeModel
 from frontend.picture_models import SIDE, classifier, detector, picture
@@ -85,8 +87,15 @@ class CarriedRun:
     """One request; `answers` has what its client was told."""
 
     def __init__(
-        self, found: int, *, most: int = 20, most_together: int = 8, if_late: str = "refuse"
+        self,
+        found: int,
+        *,
+        most: int = 20,
+        most_together: int = 8,
+        if_late: str = "refuse",
+        aside: bool = True,
     ) -> None:
+        """With `aside`, also small crops are cut in a thread."""
         finder = detector()
         finder.function = finds(found)
         text = STREET.format(most=most, if_late=if_late)
@@ -111,6 +120,9 @@ class CarriedRun:
         entry = self.door.catalog.newest["street"]
         model = self.service.model(entry)
         assert isinstance(model, PipelineModel)
+        if aside:
+            for at in model.steps:
+                at.is_quick = lambda *_: False  # type: ignore[method-assign]
         self.heard = Heard()
         self.answers = self.heard.answers
         self.pictures = RoutePicture(model, picture(size=(64, 48)), DEFAULT, None)
@@ -166,8 +178,9 @@ class CarriedRun:
         assert len(trip.ended) == 1
 
 
-def test_crops_of_one_picture_are_one_request() -> None:
-    run = CarriedRun(3)
+@pytest.mark.parametrize("aside", [False, True])
+def test_crops_of_one_picture_are_one_request(aside: bool) -> None:
+    run = CarriedRun(3, aside=aside)
     run.run_to_the_end()
     document = run.document
     assert [one["kind"]["classes"][0]["label"] for one in document["detections"]] == ["red"] * 3
@@ -182,6 +195,36 @@ def test_crops_of_one_picture_are_one_request() -> None:
     assert isinstance(timing, StepTiming)
     images = {name: each.images for name, each in timing.steps if isinstance(each, PartTiming)}
     assert images == {"find": 1, "kind": 3, "scene": 1, "merge": 0}
+    run.check_nothing_is_left()
+
+
+def test_few_small_crops_are_cut_at_once() -> None:
+    """A thread would take longer to wake up; crops of many pixels, and many crops, are for a thread."""
+    run = CarriedRun(2, aside=False)
+    run.decode()
+    run.running[0].finish()
+    assert {call.entry.name: call.head.batch for call in run.running} == {"other": 1, "namer": 2}
+    assert not run.workers.jobs
+    namer = run.call._model.steps[1]  # type: ignore[attr-defined]
+    small, large = (Item(Place(0, 0, side, side), 0, 0, 0) for side in (20, 150))
+    straight = Item(Place(0, 0, 0, 0, ((0.0, 0.0), (9.0, 0.0), (9.0, 9.0), (0.0, 9.0))), 0, 0, 0)
+    picture = Decoded(np.zeros((480, 640, 3), np.uint8), 640, 480)
+    quick = [namer.is_quick(picture, items) for items in ([small], [small] * 3, [large], [straight])]
+    assert quick == [True, False, False, False]
+    run.run_to_the_end()
+    run.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("aside", [False, True])
+def test_crops_that_cannot_be_cut_are_an_answer(aside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise InvalidInput("no such pixels", field="image")
+
+    run = CarriedRun(3, aside=aside)
+    monkeypatch.setattr(run.call._model.steps[1], "prepare", broken)  # type: ignore[attr-defined]
+    run.run_to_the_end()
+    (answer,) = run.answers
+    assert isinstance(answer.error, InvalidInput)
     run.check_nothing_is_left()
 
 
@@ -267,10 +310,13 @@ ACTIONS = ("decode", "work", "answer", "fail", "refuse", "leave", "answer last")
     st.integers(0, 4),
     st.integers(1, 4),
     st.sampled_from(("refuse", "without")),
+    st.booleans(),
     st.lists(st.sampled_from(ACTIONS), max_size=20),
 )
-def test_whatever_happens_it_ends_once(found: int, together: int, if_late: str, actions: list[str]) -> None:
-    run = CarriedRun(found, most_together=together, if_late=if_late)
+def test_whatever_happens_it_ends_once(
+    found: int, together: int, if_late: str, aside: bool, actions: list[str]
+) -> None:
+    run = CarriedRun(found, most_together=together, if_late=if_late, aside=aside)
     for action in actions:
         running = run.running
         if action == "decode" and not run.decoded:

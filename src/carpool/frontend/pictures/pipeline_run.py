@@ -14,7 +14,7 @@ To what is above it a run is one call through the door: it is made ready, cancel
     the first step's tensor ─► its answer ─► a thread reads it ─► slots for the crops ─► a thread cuts ─► …
                                                  └ nothing found: the step is over at once
 
-Everything but `_cut` and most of `_read` happens in the loop's thread. A step is OPEN from the moment that
+Everything but most of `_cut` and of `_read` happens in the loop's thread. A step is OPEN from the moment that
 its source is over; a slot is the run's until its request has it. Calls whose outputs are being read, and
 slots that are being cut into, belong to the thread: they are given back when it is done, whatever became of
 the run.
@@ -157,10 +157,13 @@ class PipelineRun:
         try:
             for request in state.requests:
                 request.slot = self._door.slot(self._head(at, state, request).tail_size)
-            if self._device is None:
+            if self._device is not None:
+                self._describe(at, state, self._device.token)
+            elif self._picture is not None and at.is_quick(self._picture, items):
+                self._cut(at, state)
+            else:
                 self._workers.finish(partial(self._cut, at, state), partial(self._was_cut, at, state))
                 return
-            self._describe(at, state, self._device.token)
             self._ask(at, state)
         except Exception as error:
             give_back(state.requests)
@@ -182,7 +185,7 @@ class PipelineRun:
         return at.head(state.items[request.items[0]].width, len(request.items))
 
     def _cut(self, at: StepModel, state: StepState) -> None:
-        """Writes, in a thread, every crop straight into the slot of its request."""
+        """Writes every crop straight into the slot of its request, in a thread where that takes long."""
         started = monotonic()
         picture = self._picture
         if picture is None:

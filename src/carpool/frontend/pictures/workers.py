@@ -16,7 +16,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from operator import attrgetter
-from queue import SimpleQueue
 from time import monotonic, sleep
 from typing import Any, TypeAlias
 
@@ -88,7 +87,9 @@ class Workers:
         self._long_weight = 0.0  # of them
         self._finishing: deque[PictureJob] = deque()
         self._idle: deque[PictureJob] = deque()  # for threads that have nothing else to do
-        self._tokens: SimpleQueue[None] = SimpleQueue()  # one for each job, or to end a thread
+        # What each thread without work waits at. One is opened for each job: a queue that all wait at would
+        # wake all of them, one after the other, and each would want the interpreter.
+        self._resting: deque[threading.Lock] = deque()
         self._over: deque[tuple[Then, Any, BaseException | None]] = deque()
         self._told = False  # the loop will look at what is over
         self.waiting = 0  # to begin
@@ -142,7 +143,7 @@ class Workers:
             self._forecast.joined(weight)
             self.waiting += 1
             self._beginning.push(client, deadline, job, weight)
-        self._tokens.put(None)
+            self._wake()
         return job
 
     def drop(self, job: PictureJob) -> bool:
@@ -166,7 +167,7 @@ class Workers:
         self._start()
         with self._lock:
             self._finishing.append(PictureJob(work, then))
-        self._tokens.put(None)
+            self._wake()
 
     @property
     def takes_idle(self) -> bool:
@@ -179,7 +180,7 @@ class Workers:
             if self._closed or not self.takes_idle:
                 return False
             self._idle.append(PictureJob(work, then))
-        self._tokens.put(None)
+            self._wake()
         return True
 
     def close(self) -> None:
@@ -191,6 +192,8 @@ class Workers:
             self._idle.clear()
             self._beginning.clear()
             self.waiting = 0
+            while self._resting:
+                self._wake()
         for job in jobs:
             if job.work is not None:
                 job.begun = True
@@ -198,8 +201,12 @@ class Workers:
                     job.then(None, asyncio.CancelledError())
                 except Exception as bug:
                     _failed(job.then, bug)
-        for _ in range(self.threads):
-            self._tokens.put(None)
+
+    def _wake(self) -> None:
+        """Opens for one thread, with the lock held: for that which has rested longest, and gets a core first.
+        A thread that works looks for more before it rests."""
+        if self._resting:
+            self._resting.popleft().release()
 
     def _start(self) -> None:
         """Raises where not one thread can be started: then nothing was begun. A few are better than none."""
@@ -217,20 +224,21 @@ class Workers:
     # ── in the threads ──
 
     def _live(self) -> None:
+        rest = threading.Lock()
+        rest.acquire()
         while True:
-            self._tokens.get()
             try:
-                job, work = self._next()
+                job, work = self._next(rest)
             except Exception as bug:  # the others must not be left without threads
                 _log.exception("result-lost")
                 without_stack(bug)
                 sleep(_PAUSE_S)
-                self._tokens.put(None)
                 continue
             if work is None or job is None:
                 if self._closed:
                     return
-                continue  # it was dropped
+                rest.acquire()
+                continue
             result, error = None, None
             started = monotonic()
             try:
@@ -245,7 +253,7 @@ class Workers:
                     if job.weight > _LONG:
                         self._long -= 1
                         self._long_weight -= job.weight
-                        self._tokens.put(None)  # another may have been passed over for it
+                        self._wake()  # another may have been passed over for it
             self._over.append((job.then, result, error))
             del job, work, result, error  # they hold pictures, and the next job may be long in coming
             if self._told:
@@ -257,7 +265,8 @@ class Workers:
             except RuntimeError:
                 return  # there is no loop any more
 
-    def _next(self) -> tuple[PictureJob | None, Callable[[], Any] | None]:
+    def _next(self, rest: threading.Lock) -> tuple[PictureJob | None, Callable[[], Any] | None]:
+        """Returns what to do; with nothing to do, `rest` will be opened for the next job."""
         with self._lock:
             if self._finishing:
                 job = self._finishing.popleft()
@@ -278,6 +287,8 @@ class Workers:
                 job = self._idle.popleft()
                 work, job.work = job.work, None
                 return job, work
+            if not self._closed:
+                self._resting.append(rest)
         return None, None
 
     def _may_begin(self, job: PictureJob) -> bool:
