@@ -33,10 +33,10 @@ TWO = ("a", "b")
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("carpool.backends.load", staged.load)
-    monkeypatch.setattr(shared_rollouts, "_LOOK_S", 0.01)
+    monkeypatch.setattr(shared_rollouts, "_LOOK_S", 0.03)
     monkeypatch.setattr(shared_rollouts, "_FIRST_LOOK_S", 0.5)
     monkeypatch.setattr(shared_rollouts, "_CUT_OFF_S", 0.02)
-    monkeypatch.setattr("carpool.engine.control.rollouts._TICK_S", 0.01)
+    monkeypatch.setattr("carpool.engine.control.rollouts._TICK_S", 0.03)
 
 
 @pytest.fixture(name="place")
