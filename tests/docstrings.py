@@ -94,8 +94,23 @@ def first_sentence(text: str) -> str:
     return re.split(r"(?<=[.!?])\s+(?=[A-Z`(\"'0-9])", paragraph)[0]
 
 
+def statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Walks them, and what holds some. The expressions beside them are most of a tree, and hold none."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting += statements_in(node)
+
+
+def statements_in(node: ast.AST) -> Iterator[ast.AST]:
+    """Those directly in it, or what holds some."""
+    holds = ast.stmt | ast.excepthandler | ast.match_case
+    return (child for child in ast.iter_child_nodes(node) if isinstance(child, holds))
+
+
 def docstrings(file: Path) -> Iterator[Docstring]:
-    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+    for node in statements(ast.parse(file.read_text("utf-8"))):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text and text.strip():

@@ -314,6 +314,7 @@ def _check(step: Step, server: Server | None, folder: Path, *, exactly: bool) ->
         check_same(printed, step.output, numbers=exactly and not step.note)
 
 
+@pytest.mark.conformance
 def test_the_tutorial_shows_what_the_simulator_says(tmp_path: Path) -> None:
     page = (DOCS / "tutorials" / "first-slo.md").read_text("utf-8")
     said = json.loads(run("carpool simulate --curve 4+1 --slo-ms 50 --load 3 --json", tmp_path))

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from docstrings import statements, statements_in
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "carpool"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -123,12 +125,15 @@ class Source:
 
     imports: tuple[str, ...]  # full names, also of what is imported inside functions
     imports_to_run: tuple[str, ...]  # without those for types alone
+    classes: tuple[str, ...]  # without those that describe documents, which clients know by these names
 
 
 @cache
 def source_of(path: Path) -> Source:
     tree = ast.parse(path.read_text("utf-8"))
-    return Source(tuple(imports(tree, path)), tuple(imports(tree, path, for_types=False)))
+    return Source(
+        tuple(imports(tree, path)), tuple(imports(tree, path, for_types=False)), tuple(classes_of(tree))
+    )
 
 
 def imports(tree: ast.Module, path: Path, *, for_types: bool = True) -> Iterator[str]:
@@ -148,12 +153,6 @@ def imports(tree: ast.Module, path: Path, *, for_types: bool = True) -> Iterator
 
 def is_for_types(test: ast.expr) -> bool:
     return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
-
-
-def statements_in(node: ast.AST) -> Iterator[ast.AST]:
-    """Directly in it, or what holds some. The expressions beside them are most of a tree, and hold none."""
-    holds = ast.stmt | ast.excepthandler | ast.match_case
-    return (child for child in ast.iter_child_nodes(node) if isinstance(child, holds))
 
 
 def imported_files(path: Path, *, for_types: bool = True) -> set[str]:
@@ -269,14 +268,13 @@ def test_a_class_name_means_one_thing_in_a_server() -> None:
     for path in SOURCES:
         inside = str(path.relative_to(PACKAGE))
         if inside.partition("/")[0] not in NO_SERVER and not inside.startswith(NAMED_BY_OTHERS):
-            for name in classes_of(path):
+            for name in source_of(path).classes:
                 files.setdefault(name, []).append(inside)
     assert {name: found for name, found in files.items() if len(found) > 1} == {}
 
 
-def classes_of(path: Path) -> Iterator[str]:
-    """Without those that describe documents, which clients know by these names."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+def classes_of(tree: ast.Module) -> Iterator[str]:
+    for node in statements(tree):
         if isinstance(node, ast.ClassDef) and "TypedDict" not in map(ast.unparse, node.bases):
             yield node.name
 
@@ -298,7 +296,7 @@ def test_what_the_engine_calls_back_is_given_to_constructors() -> None:
     methods = {
         node.name
         for tree in trees.values()
-        for kind in ast.walk(tree)
+        for kind in statements(tree)
         if isinstance(kind, ast.ClassDef)
         for node in kind.body
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.decorator_list
@@ -309,7 +307,7 @@ def test_what_the_engine_calls_back_is_given_to_constructors() -> None:
 
 def hooks_set(tree: ast.Module, methods: set[str]) -> Iterator[str]:
     functions = {
-        node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        node.name for node in statements(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and is_function(node.value, functions, methods):
@@ -351,7 +349,8 @@ def test_tests_wait_with_one_helper() -> None:
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in (ROOT / "tests").rglob("*.py")
         if path != waiting and "conformance" not in path.parts
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if "sleep" in (text := path.read_text("utf-8")) and "while" in text
+        for node in statements(ast.parse(text))
         if isinstance(node, ast.While) and all(map(is_sleep, node.body))
     ]
     assert found == []

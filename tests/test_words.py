@@ -165,11 +165,17 @@ def _literal(node: ast.AST) -> str | None:
     return None
 
 
+_WITHOUT_STRINGS = (ast.Name, ast.alias, ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
+"""Half of a tree."""
+
+
 def strings(node: ast.AST) -> Iterator[str]:
     """The strings of code line by line, without docstrings."""
     yield from (_literal(node) or "").splitlines()
     for child in ast.iter_child_nodes(node):
         if isinstance(node, ast.JoinedStr) and isinstance(child, ast.Constant):
+            continue
+        if isinstance(child, _WITHOUT_STRINGS):
             continue
         if not (isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)):
             yield from strings(child)

@@ -10,7 +10,8 @@ from typing import TypeAlias, TypeVar
 T = TypeVar("T")
 
 PATIENCE_S = 60.0
-_LOOK_EVERY_S = 0.001
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
+_OF_WHAT_WAS_WAITED = 0.05  # who looks takes the cores that what is waited for needs
 
 What: TypeAlias = "str | Callable[[], object]"
 """What did not come true; a function tells it when that is known."""
@@ -23,11 +24,12 @@ def until(
     work: Callable[[], object] | None = None,
 ) -> T:
     """Look again and again, with `work` in between where it takes some; returns what was found at last."""
-    give_up = time.monotonic() + seconds
+    begin = time.monotonic()
     while not (found := condition()):
-        assert time.monotonic() < give_up, _late(what, seconds)
+        waited = time.monotonic() - begin
+        assert waited < seconds, _late(what, seconds)
         if work is None:
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_pause(waited))
         else:
             work()
     return found
@@ -35,10 +37,15 @@ def until(
 
 async def until_in_loop(condition: Callable[[], object], what: What = "it did not come true") -> None:
     """The same for what the running loop does meanwhile."""
-    give_up = time.monotonic() + PATIENCE_S
+    begin = time.monotonic()
     while not condition():
-        assert time.monotonic() < give_up, _late(what, PATIENCE_S)
-        await asyncio.sleep(_LOOK_EVERY_S)
+        waited = time.monotonic() - begin
+        assert waited < PATIENCE_S, _late(what, PATIENCE_S)
+        await asyncio.sleep(_pause(waited))
+
+
+def _pause(waited: float) -> float:
+    return min(max(_FIRST_PAUSE_S, waited * _OF_WHAT_WAS_WAITED), _LONGEST_PAUSE_S)
 
 
 def _late(what: What, seconds: float) -> str:

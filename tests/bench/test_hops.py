@@ -1,33 +1,55 @@
 """The count of calls per request: that it counts the whole path, and how it is told."""
 
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import pytest
 
 import hops
 
+ROUNDS = 8
+
+
+@dataclass
+class Counted:
+    """Each kind of request is sent until it is within its budget, or it is sure that it costs more: where the
+    machine is busy, all of a round may take so long that the server's own work falls into them."""
+
+    server: hops.CountedServer
+    found: dict[str, list[hops.Hops]] = field(default_factory=dict)
+
+    def of(self, asked: hops.Asked) -> list[hops.Hops]:
+        counts = self.found.setdefault(asked.name, [])
+        while len(counts) < ROUNDS * hops.QUICK_REQUESTS and not (counts and _within(asked, counts)):
+            counts += self.server.each(asked, hops.QUICK_REQUESTS)
+        return counts
+
+
+def _within(asked: hops.Asked, counts: list[hops.Hops]) -> bool:
+    least = hops.least(counts)
+    return len(least.by_file) <= asked.most_files and least.calls <= asked.most_calls
+
 
 @pytest.fixture(scope="module")
-def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[hops.Hops]]:
+def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Counted]:
     with hops.counted_server(tmp_path_factory.mktemp("hops")) as server:
-        return {asked.name: server.each(asked, hops.QUICK_REQUESTS) for asked in hops.ALL}
+        yield Counted(server)
 
 
 @pytest.mark.parametrize("asked", hops.ALL, ids=lambda asked: asked.name)
-def test_a_request_is_within_its_budget(counted: dict[str, list[hops.Hops]], asked: hops.Asked) -> None:
+def test_a_request_is_within_its_budget(counted: Counted, asked: hops.Asked) -> None:
     """Of the least, so that a busy machine makes no difference. Who adds a call takes another away, or says
     in the budget what the request costs now."""
-    found = hops.least(counted[asked.name])
+    found = hops.least(counted.of(asked))
     by_file = dict(found.by_file.most_common())
     assert len(by_file) <= asked.most_files, by_file
     assert found.calls <= asked.most_calls, by_file
 
 
-def test_all_requests_are_counted_through_front_end_link_and_engine(
-    counted: dict[str, list[hops.Hops]],
-) -> None:
+def test_all_requests_are_counted_through_front_end_link_and_engine(counted: Counted) -> None:
     for asked in hops.ALL:
-        row = hops.as_row(asked, hops.usual(counted[asked.name]))
+        row = hops.as_row(asked, hops.usual(counted.of(asked)))
         by_file = row["by_file"]
         assert isinstance(by_file, dict)
         assert row["files"] == len(by_file)

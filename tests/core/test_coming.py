@@ -16,6 +16,7 @@ from carpool.core.scheduler import Scheduler
 from carpool.sim.arrivals import poisson
 from carpool.sim.simulation import Device, percentile, report
 from core.decoding import Decoder, DecodingSimulation
+from later import later
 
 WIDE = ("120+2", 8, 0.300)  # hardly two batches in a promise: who misses one is lost
 NARROW = ("10+7", 16, 0.250)
@@ -58,7 +59,7 @@ def test_pictures_keep_the_promise_however_many_come(
     assert found.shed_at_arrival_fraction > 0.9
 
 
-@pytest.mark.parametrize("load", [1.5, 12.0])
+@pytest.mark.parametrize("load", [1.5, later(12.0)])
 def test_on_cores_that_are_never_quiet_what_is_let_in_is_seldom_for_nothing(load: float) -> None:
     """Decoding and batches slow down together, for a while at a time: no forecast alone is right."""
     found = []

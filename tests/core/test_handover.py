@@ -17,6 +17,7 @@ from carpool.core.scheduler import Scheduler
 from carpool.sim.arrivals import poisson
 from carpool.sim.simulation import Device, Report, Simulation, report
 from core.playing import named
+from later import later
 
 QUICK = BatchCurve([(n, 0.000125 * n * (1 + 0.004 * n)) for n in (1, 2, 4, 8, 16, 32)])
 """A batch brings nothing by itself: one at a time is the fastest, by a little."""
@@ -121,7 +122,7 @@ def test_drift_is_about_the_device_alone() -> None:
     assert scheduler.instances[0].speed.mean == pytest.approx(1.0, rel=0.2)
 
 
-@pytest.mark.parametrize("load", [0.9, 1.5])
+@pytest.mark.parametrize("load", [later(0.9), 1.5])
 def test_a_quick_model_carries_what_its_instances_can(load: float) -> None:
     found = play(QUICK, 0.02, load)
     most = min(load, 1.0) * slo_capacity(QUICK.delayed(GAP), 0.02)
@@ -131,15 +132,15 @@ def test_a_quick_model_carries_what_its_instances_can(load: float) -> None:
     assert found.goodput_rps > 2 * play(QUICK, 0.02, load, UNCOUNTED).goodput_rps
 
 
-@pytest.mark.parametrize("load", [0.9, 1.5])
-@pytest.mark.parametrize("name", ["4+1/50", "resnet/30"])
+@pytest.mark.parametrize("load", [0.9, later(1.5)])
+@pytest.mark.parametrize("name", ["4+1/50", later("resnet/30")])
 def test_nothing_changes_where_it_is_little(name: str, load: float) -> None:
     curve, slo = named(name)
     assert play(curve, slo, load) == play(curve, slo, load, UNCOUNTED)
 
 
-@pytest.mark.parametrize("load", [0.9, 1.5])
-@pytest.mark.parametrize(("text", "slo"), [("0.1+0.05", 0.01), ("0.05+0.02", 0.005)])
+@pytest.mark.parametrize("load", [0.9, later(1.5)])
+@pytest.mark.parametrize(("text", "slo"), [("0.1+0.05", 0.01), later("0.05+0.02", 0.005)])
 def test_promises_of_quick_models_hold_no_less(text: str, slo: float, load: float) -> None:
     curve = BatchCurve.parse(text, 32)
     found, before = play(curve, slo, load), play(curve, slo, load, UNCOUNTED)

@@ -18,6 +18,7 @@ from carpool.sim import simulation
 from carpool.sim.simulation import Scenario, report
 from core.playing import named
 from core.shadowing import play_shadowed
+from later import many
 
 CURVE = BatchCurve.linear(0.004, 0.001, 64)
 SLO = 0.05
@@ -38,7 +39,7 @@ SHARES = st.sampled_from((0.05, 0.3, 1.0))
 ON = st.sampled_from(({}, {"candidate": False}, {"shared_device": False}))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=many(16), deadline=None)
 @given(scenarios(0.05, 0.95), SHARES, ON)
 def test_production_hardly_notices_a_shadow(scenario: Scenario, share: float, on: dict[str, bool]) -> None:
     alone = report(simulation.play(scenario), scenario.slo, scenario.instances)
@@ -48,7 +49,7 @@ def test_production_hardly_notices_a_shadow(scenario: Scenario, share: float, on
     assert beside.p99_ms <= alone.p99_ms + 0.1 * scenario.slo * 1e3
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=many(12), deadline=None)
 @given(scenarios(1.0, 3.0), SHARES, ON)
 def test_from_capacity_on_nothing_is_run(scenario: Scenario, share: float, on: dict[str, bool]) -> None:
     alone = simulation.play(scenario)

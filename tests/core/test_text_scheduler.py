@@ -64,7 +64,7 @@ def step(core: TextScheduler, now: float) -> DecodeStep:
 # ---- a promise never makes it worse
 
 
-@pytest.mark.parametrize("load", [later(0.5), 0.7, later(0.8), 0.9])
+@pytest.mark.parametrize("load", [later(0.5), later(0.7), later(0.8), 0.9])
 @pytest.mark.parametrize("kind", ["lines", "captions", later("pages")])
 def test_below_capacity_a_promise_makes_nothing_worse(kind: str, load: float) -> None:
     """As many are answered in time, and the first token comes no later. One run's p99 is that of twenty

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from carpool.cli.main import app
 from carpool.core.curve import BatchCurve, slo_capacity
+from later import later
 
 PAGE = (Path(__file__).parents[2] / "docs" / "planning.md").read_text("utf-8")
 
@@ -44,7 +45,7 @@ def simulated(text: str, which: int = 0, **options: str) -> dict[str, Any]:
 SURGES = [
     pytest.param("`saturation:0.6`", marks=pytest.mark.conformance),
     pytest.param("`saturation:0.3`", marks=pytest.mark.conformance),
-    "**`load:0.75`**",
+    pytest.param("**`load:0.75`**", marks=pytest.mark.conformance),
     pytest.param("`load:0.75 --hpa-period 5`", marks=pytest.mark.conformance),
 ]
 
@@ -109,6 +110,7 @@ def given(cell: str) -> dict[str, str]:
     return {name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=True)}
 
 
+@pytest.mark.conformance
 def test_which_balancer() -> None:
     text = section("Balancers, a slow replica, a day")
     found = [row for row in rows(text) if len(row) == 4 and row[2].startswith("`--")]
@@ -118,7 +120,9 @@ def test_which_balancer() -> None:
         assert told == f"{simulated(text, **changed)['goodput_rps']:,.0f}", options
 
 
-@pytest.mark.parametrize(("changed", "told"), [("", "98.2"), ("--retries 0", "92.2"), ("weighted", "100.0")])
+@pytest.mark.parametrize(
+    ("changed", "told"), [later("", "98.2"), ("--retries 0", "92.2"), later("weighted", "100.0")]
+)
 def test_a_slow_replica(changed: str, told: str) -> None:
     text = section("Balancers, a slow replica, a day")
     options = {"balancer": changed, "retries": "0"} if changed == "weighted" else given(changed)

@@ -105,6 +105,7 @@ def start_of(folder: Path) -> dict[str, float]:
     return found
 
 
+@pytest.mark.conformance
 def test_it_answers_before_it_is_compiled_and_says_how_far_it_is(tmp_path: Path) -> None:
     model = write_model(tmp_path / "models" / "double")
     with serving(tmp_path / "models", folder=tmp_path) as server:

@@ -184,7 +184,7 @@ def test_a_picture_of_a_line_is_read(server: Live) -> None:
         response = client.post("/read?model=reader", (text_model() / "line.png").read_bytes())
     assert response.status == 200, response
     assert orjson.loads(response.body)["text"] == TEXT
-    assert server.metric("carpool_text_tokens_total", model="reader") >= len(TEXT) + 1
+    until(lambda: server.metric("carpool_text_tokens_total", model="reader") >= len(TEXT) + 1, "counted")
 
 
 def test_usage_counts_tokens(server: Live) -> None:

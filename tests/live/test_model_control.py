@@ -174,7 +174,7 @@ def _is_ready(client: tritonclient.grpc.InferenceServerClient) -> bool:
 @pytest.mark.parametrize(
     ("frontends", "requests"),
     [
-        (2, 700),
+        (2, 300),
         *(pytest.param(*given, marks=pytest.mark.conformance) for given in ((2, 10_000), (0, 2_000))),
     ],
 )

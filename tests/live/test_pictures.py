@@ -177,7 +177,7 @@ def bomb() -> bytes:
     return file.getvalue()
 
 
-HOSTILE = {
+HOSTILE: dict[str, bytes | None] = {
     "nothing": b"",
     "text": b"hello",
     "svg": b"<svg xmlns='http://www.w3.org/2000/svg' width='10' height='10'/>",
@@ -185,7 +185,7 @@ HOSTILE = {
     "zip first": b"PK\x03\x04" + PHOTOS["coffee"].read_bytes(),
     "truncated": PHOTOS["coffee"].read_bytes()[:30_000],
     "head only": PHOTOS["coffee"].read_bytes()[:200],
-    "bomb": bomb(),
+    "bomb": None,  # `bomb` takes a third of a second
     "gif bomb": b"GIF89a" + struct.pack("<HHBBB", 65_535, 65_535, 0x80, 0, 0) + bytes(6),
     **{f"huge {name}": head(60_000, 60_000) for name, head in HEADS.items()},
 }
@@ -194,7 +194,8 @@ HOSTILE = {
 @pytest.mark.parametrize("case", list(HOSTILE))
 def test_a_hostile_file_is_a_clear_error_and_takes_no_memory(server: Live, case: str) -> None:
     before = [resident_bytes(pid) for pid in server.frontend_pids]
-    response = ask(server, "/detect", HOSTILE[case])
+    file = HOSTILE[case]
+    response = ask(server, "/detect", bomb() if file is None else file)
     assert response.status in (400, 413), response
     document = error_of(response, response.status)
     assert document["field"] == "image"

@@ -96,6 +96,7 @@ def test_streams_without_end_give_way_to_another_keys(server: Live) -> None:
     streams_give_way(server, GREEDY, OTHER)
 
 
+@pytest.mark.conformance
 def test_streams_without_end_give_way_to_another_address(open_server: Live) -> None:
     streams_give_way(open_server, "", "")
 
@@ -141,6 +142,7 @@ def test_sequences_give_way_and_an_id_is_its_keys_own(server: Live) -> None:
         until(lambda: step(client, OTHER, PLACES, 0).status == 200, "it goes on")
 
 
+@pytest.mark.conformance
 def test_sequences_give_way_to_another_address(open_server: Live) -> None:
     with open_server.connect() as client, Client("127.0.0.1", open_server.port, source=ELSEWHERE) as other:
         for name in range(1, PLACES + 1):

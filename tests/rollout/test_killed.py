@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -20,12 +21,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.config.rollout_settings import GuardSettings, RolloutSettings
-from carpool.engine.control import watched_rollout
+from carpool.engine.control import rollouts, watched_rollout
 from carpool.errors import WrongState
 from carpool.rollout.rollout_file import Record, as_json, read_record, write_document
 from carpool.rollout.rollout_states import GuardVerdict, Rollout, State, act, advance, failed
 from engine.scripted import run, weights
 from rollout.lives import Life, Loader, life, models
+from waiting import PATIENCE_S
+from waiting import until as until_at_once
 from waiting import until_in_loop as until
 
 PLAN = (
@@ -261,6 +264,34 @@ def test_killed_while_it_loads_it_loads_again(tmp_path: Path, loader: Loader) ->
                 assert (one.status()["state"], one.serves, one.loaded) == ("loading", "1", {"1"})
                 loader.gate.set()  # only so that this life can end
             loader.gate.clear()
+
+    run(story())
+
+
+def test_one_is_started_while_it_is_written_down_who_was_there_first(
+    tmp_path: Path, loader: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models(tmp_path, PLAN, {1: "1"})
+    folders, digest_of, asked = rollouts.version_folders, rollouts.digest_of, threading.Event()
+
+    def late_folders(home: Path) -> dict[int, Path]:
+        assert asked.wait(PATIENCE_S)
+        found: dict[int, Path] = folders(home)
+        return {number: place for number, place in found.items() if number == 1}
+
+    def late_digest(home: Path, version: str) -> str:
+        asked.set()
+        until_at_once(lambda: list((tmp_path / "state" / "rollouts").glob("*.json")))
+        return digest_of(home, version)
+
+    monkeypatch.setattr(rollouts, "version_folders", late_folders)
+    monkeypatch.setattr(rollouts, "digest_of", late_digest)
+
+    async def story() -> None:
+        async with life(tmp_path) as one:
+            weights(tmp_path / "models", "m", 2, "1")
+            assert (await one.act("start", version=2))["state"] == "loading"
+            loader.gate.set()
 
     run(story())
 

@@ -21,7 +21,8 @@ from carpool.rollout.rollout_guards import Counts, Side
 from carpool.rollout.shared_places import FolderPlace, OutOfReach
 from engine.scripted import run, weights
 from rollout import staged
-from rollout.lives import Life, life, models
+from rollout.lives import Life, Loader, life, models
+from waiting import PATIENCE_S
 from waiting import until_in_loop as until
 
 HELD = "shadow = 0\ncanary = [0.1, 0.5]\ncanary_h = 24\nstandby_h = 24\nleast = 20\n"
@@ -32,10 +33,10 @@ TWO = ("a", "b")
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("carpool.backends.load", staged.load)
-    monkeypatch.setattr(shared_rollouts, "_LOOK_S", 0.01)
+    monkeypatch.setattr(shared_rollouts, "_LOOK_S", 0.03)
     monkeypatch.setattr(shared_rollouts, "_FIRST_LOOK_S", 0.5)
     monkeypatch.setattr(shared_rollouts, "_CUT_OFF_S", 0.02)
-    monkeypatch.setattr("carpool.engine.control.rollouts._TICK_S", 0.01)
+    monkeypatch.setattr("carpool.engine.control.rollouts._TICK_S", 0.03)
 
 
 @pytest.fixture(name="place")
@@ -299,7 +300,13 @@ def test_a_newer_format_is_left_alone(tmp_path: Path, place: Path) -> None:
     run(story())
 
 
-def test_one_without_the_files_serves_stable_and_the_others_wait(tmp_path: Path, place: Path) -> None:
+def test_one_without_the_files_serves_stable_and_the_others_wait(
+    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody goes on before it is known, and nobody takes it for dead, however slow the disk is."""
+    loader = Loader()
+    monkeypatch.setattr("carpool.backends.load", loader.load)
+    monkeypatch.setattr(shared_rollouts, "_ALIVE_S", PATIENCE_S)
     models(tmp_path, HELD)
     shutil.copytree(tmp_path / "models", tmp_path / "late")
     shutil.move(tmp_path / "late" / "m" / "2", tmp_path / "2")
@@ -308,6 +315,8 @@ def test_one_without_the_files_serves_stable_and_the_others_wait(tmp_path: Path,
         where = f"file:{place}"
         async with life(tmp_path, "b", where, "late") as late, life(tmp_path, "a", where) as early:
             await until(lambda: late.status()["state"] == early.status()["state"] == "loading")
+            await until(lambda: late.status()["shared"]["replica"] in early.status()["shared"]["replicas"])
+            loader.gate.set()
             await until(lambda: "has not loaded it yet" in early.status()["why"])
             await until(lambda: late.status().get("trouble") == "version 2 is not on this replica yet")
             assert (late.serves, early.serves) == ("1", "1")

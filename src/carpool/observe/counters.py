@@ -15,7 +15,7 @@ import asyncio
 import struct
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from mmap import mmap
 from typing import NamedTuple, TypeAlias, cast
@@ -45,6 +45,10 @@ _RECORD = 320  # whole cache lines
 _HEAD = struct.Struct("<qIH")  # generation, checksum, bytes of text
 _TEXT = _RECORD - _HEAD.size
 DIRECTORY_BYTES = MODEL_ROWS * _RECORD
+_HEADS = np.dtype(  # what says at once which records are empty: most are, and a model has a row for each step
+    {"names": ["generation", "length"], "formats": ["<i8", "<u2"], "offsets": [0, 12], "itemsize": _RECORD}
+)
+_MOST_LIVES = np.iinfo(np.int64).max
 
 
 class CounterRow(NamedTuple):
@@ -63,22 +67,26 @@ class Directory:
 
     def __init__(self, view: memoryview) -> None:
         self._view = view
+        self._heads: npt.NDArray[np.void] = np.frombuffer(view, _HEADS)
 
     def assign(self, model: str, version: str) -> CounterRow:
         """Returns the row of this model version; a free one when it has none yet."""
-        known = self.find(model, version)
+        taken = self.live()
+        known = _slot_of(taken, model, version)
         if known is not None:
             return known
         text = f"{model}\0{version}".encode()
         if len(text) > _TEXT:
             raise ConfigError(f"the name of a model must be shorter than {_TEXT - 24} bytes: {model[:40]}…")
-        # The row with the fewest lives so far: a late request of a retired model then rarely meets a new one.
-        free = [(generation, row) for (row, generation), name in self._entries() if name is None]
-        if not free:
+        if len(taken) == MODEL_ROWS:
             raise Unavailable(f"{MODEL_ROWS} model versions are loaded, which is the limit")
-        generation, index = min(free)
-        self._write(index, generation + 1, text)
-        return CounterRow(index, generation + 1)
+        # The row with the fewest lives so far: a late request of a retired model then rarely meets a new one.
+        lives = self._heads["generation"].copy()
+        lives[[slot.row - 1 for slot in taken]] = _MOST_LIVES
+        row = int(lives.argmin()) + 1
+        slot = CounterRow(row, int(lives[row - 1]) + 1)
+        self._write(slot.row, slot.generation, text)
+        return slot
 
     def retire(self, model: str, version: str) -> None:
         """Frees the row: its counts leave the metrics page, as they do when Triton unloads a model."""
@@ -87,30 +95,33 @@ class Directory:
             self._write(slot.row, slot.generation, b"")
 
     def find(self, model: str, version: str) -> CounterRow | None:
-        return next((slot for slot, name in self.live().items() if name == (model, version)), None)
+        return _slot_of(self.live(), model, version)
 
     def live(self) -> dict[CounterRow, tuple[str, str]]:
-        return {slot: name for slot, name in self._entries() if name is not None}
-
-    def _entries(self) -> Iterator[tuple[CounterRow, tuple[str, str] | None]]:
-        """Each row in its life of now, with its model and version; None is a free one.
+        """Returns the rows that are taken, each in its life of now, with its model and version.
 
         A record that is being written counts as free; so does one whose engine died while writing it.
         """
-        for row in range(1, MODEL_ROWS + 1):
-            start = (row - 1) * _RECORD
+        found = {}
+        for index in np.flatnonzero(self._heads["length"]).tolist():
+            start = index * _RECORD
             record = bytes(self._view[start : start + _RECORD])
             generation, checksum, length = _HEAD.unpack_from(record)
             text = record[_HEAD.size : _HEAD.size + length]
-            written = bool(text) and checksum == _checksum(generation, text)
-            model, _, version = text.decode().partition("\0") if written else ("", "", "")
-            yield CounterRow(row, generation), (model, version) if written else None
+            if text and checksum == _checksum(generation, text):
+                model, _, version = text.decode().partition("\0")
+                found[CounterRow(index + 1, generation)] = (model, version)
+        return found
 
     def _write(self, index: int, generation: int, text: bytes) -> None:
         start = (index - 1) * _RECORD
         head = _HEAD.pack(generation, _checksum(generation, text), len(text))
         record = (head + text).ljust(_RECORD, b"\0")
         self._view[start : start + _RECORD] = record
+
+
+def _slot_of(taken: Mapping[CounterRow, tuple[str, str]], model: str, version: str) -> CounterRow | None:
+    return next((slot for slot, name in taken.items() if name == (model, version)), None)
 
 
 def _checksum(generation: int, text: bytes) -> int:
@@ -123,6 +134,7 @@ _CELL = 8
 _STRIDE = (WIDTH + 7) // 8 * 8  # whole cache lines, so that two processes never share one
 _BLOCK = (MODEL_ROWS + 1) * _STRIDE
 _MAXIMA = list(columns.MAXIMA)
+_GAUGES = list(columns.GAUGES)
 
 
 def table_bytes(blocks: int) -> int:
@@ -213,9 +225,8 @@ class Block:
 
     def clear_gauges(self) -> None:
         """Forgets what was true only for the process that held this block before."""
-        for start in range(0, _BLOCK, _STRIDE):
-            for column in columns.GAUGES:
-                self._cells[start + column] = 0.0
+        rows = np.frombuffer(self._cells.cast("B")).reshape(MODEL_ROWS + 1, _STRIDE)
+        rows[:, _GAUGES] = 0.0
 
 
 @dataclass(frozen=True, slots=True)

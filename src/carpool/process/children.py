@@ -7,6 +7,11 @@ is named by the first message as `module:function`, so that this file knows neit
 
 from __future__ import annotations
 
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # until `_load` has imported the rest: nothing of it is garbage
+
 import asyncio
 import contextlib
 import importlib
@@ -93,6 +98,8 @@ may be told from any thread which model is loaded, and what is done."""
 def _load(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    gc.freeze()
+    gc.enable()
     return found
 
 

@@ -20,7 +20,7 @@ from carpool.frontend.http.limits import Limits
 from carpool.frontend.http.protocol import Connection
 from carpool.frontend.http.shared import Shared
 from frontend.http.harness import PathApp, Serving, chunked, parse_response_head, post
-from later import many
+from later import later, many
 
 # Small enough that a few hundred bytes reach every limit.
 LIMITS = Limits(
@@ -87,7 +87,9 @@ class FakeTransport:
         return {"socket": self.socket, "ssl_object": None, "peername": ("192.0.2.1", 1234)}[name]
 
 
-@pytest.fixture(scope="module", params=["many a turn", "one a turn", "all much", "all much, one a turn"])
+@pytest.fixture(
+    scope="module", params=["many a turn", later("one a turn"), later("all much"), "all much, one a turn"]
+)
 def empty_socket(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
     """How busy the machine is must not change the answers, nor what counts as much: repeated heads before
     long bodies are read alone."""

@@ -40,10 +40,10 @@ def document(served: FrontEnd) -> dict[str, Any]:
 @pytest.mark.filterwarnings("ignore")  # its own, about its dependencies
 def test_the_document_is_valid(document: dict[str, Any]) -> None:
     OpenAPIV31SpecValidator(document).validate()
-    for with_keys in (False, True):
-        document = openapi(Catalog(), with_keys=with_keys)
-        OpenAPIV31SpecValidator(orjson.loads(orjson.dumps(document))).validate()
-        assert bool(document["security"]) == with_keys
+    assert not document["security"]
+    with_keys = openapi(Catalog(), with_keys=True)
+    OpenAPIV31SpecValidator(orjson.loads(orjson.dumps(with_keys))).validate()
+    assert with_keys["security"]
 
 
 def test_it_has_every_picture_route(document: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ to the other models of this server. Names, order and defaults of arguments are T
 
 from __future__ import annotations
 
-import asyncio
 import enum
 import json
 import os
@@ -16,12 +15,15 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from carpool.observe.output import marked
 from carpool.types import DATATYPES, Array, Datatype
+
+if TYPE_CHECKING:
+    import asyncio
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
@@ -379,7 +381,9 @@ class InferenceRequest:
 
     def async_exec(self, decoupled: bool = False) -> asyncio.Future[InferenceResponse]:
         """The same to be awaited; it is on its way from now on."""
-        return asyncio.wrap_future(self._asked(decoupled))
+        from asyncio import wrap_future  # who awaits it has it loaded
+
+        return wrap_future(self._asked(decoupled))
 
     def _asked(self, decoupled: bool) -> Future[InferenceResponse]:
         if decoupled:

@@ -3,7 +3,6 @@ list of requests for every batch, an answer to each of them, and a way to ask ot
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import itertools
 import json
@@ -14,7 +13,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,6 +34,9 @@ from carpool.memory.batch_region import BatchRegion
 from carpool.observe.output import Printed
 from carpool.types import Array
 
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
 _SHOWN = 2000  # characters of an error's text that are passed on
 _LOOK_S = 0.02  # between two looks at who has come, while no answer is sent
 
@@ -49,7 +51,11 @@ class TritonModel:
         self._execute = getattr(self._model, "execute", None)
         if not callable(self._execute):
             raise ModelError("its class TritonPythonModel has no method execute")
-        self._loop = asyncio.new_event_loop() if inspect.iscoroutinefunction(self._execute) else None
+        self._loop: AbstractEventLoop | None = None
+        if inspect.iscoroutinefunction(self._execute):
+            import asyncio  # a quarter of what this process would import, and few models need it
+
+            self._loop = asyncio.new_event_loop()
         initialize = getattr(self._model, "initialize", None)
         if initialize is not None:
             initialize(dict(settings["arguments"]))

@@ -238,12 +238,12 @@ class Rollouts(LoadListener):
         by_hand: bool = False,
     ) -> None:
         """From here on its versions are what the rollout says; `bring` loads them."""
-        home, before = self.home(name), self._models.get(name)
+        home, before = self.home(name), self.find(name)  # who was there first may be written down meanwhile
         assert home is not None  # who asks has looked
         if unfit := not_for_two(self._control.known(name)):
             raise WrongState(f"'{name}' cannot be rolled out: {unfit}")
         digest = await asyncio.to_thread(digest_of, home, candidate)
-        if self._models.get(name) is not before:
+        if self.find(name) is not before:
             raise WrongState(f"another rollout of '{name}' was started at the same time")
         record = Record(name, plan, Rollout(stable, candidate, since=monotonic(), why=why), by_hand)
         record.digests[candidate] = digest
