@@ -13,6 +13,7 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[hops.Hop
         return {asked.name: server.each(asked, hops.QUICK_REQUESTS) for asked in hops.ALL}
 
 
+@pytest.mark.interpreted  # what is compiled calls nothing that Python's profiler could count
 @pytest.mark.parametrize("asked", hops.ALL, ids=lambda asked: asked.name)
 def test_a_request_is_within_its_budget(counted: dict[str, list[hops.Hops]], asked: hops.Asked) -> None:
     """Of the least, so that a busy machine makes no difference. Who adds a call takes another away, or says
@@ -23,6 +24,7 @@ def test_a_request_is_within_its_budget(counted: dict[str, list[hops.Hops]], ask
     assert found.calls <= asked.most_calls, by_file
 
 
+@pytest.mark.interpreted
 def test_all_requests_are_counted_through_front_end_link_and_engine(
     counted: dict[str, list[hops.Hops]],
 ) -> None:
