@@ -392,6 +392,7 @@ def test_a_process_loads_only_what_it_needs(process: str, spared: str) -> None:
     assert not set(spared.split()) & loaded_with(process)
 
 
+@pytest.mark.interpreted  # what is compiled has no lines to count
 def test_the_heart_is_covered_branch_by_branch(tmp_path: Path) -> None:
     """batcher and admission: 100 %, by their own unit tests alone."""
     heart = [PACKAGE / "core" / f"{name}.py" for name in ("batcher", "admission")]

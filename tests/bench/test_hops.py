@@ -37,6 +37,7 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Counted]:
         yield Counted(server)
 
 
+@pytest.mark.interpreted  # what is compiled calls nothing that Python's profiler could count
 @pytest.mark.parametrize("asked", hops.ALL, ids=lambda asked: asked.name)
 def test_a_request_is_within_its_budget(counted: Counted, asked: hops.Asked) -> None:
     """Of the least, so that a busy machine makes no difference. Who adds a call takes another away, or says
@@ -47,6 +48,7 @@ def test_a_request_is_within_its_budget(counted: Counted, asked: hops.Asked) -> 
     assert found.calls <= asked.most_calls, by_file
 
 
+@pytest.mark.interpreted
 def test_all_requests_are_counted_through_front_end_link_and_engine(counted: Counted) -> None:
     for asked in hops.ALL:
         row = hops.as_row(asked, hops.usual(counted.of(asked)))

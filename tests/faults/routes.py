@@ -26,7 +26,7 @@ from carpool.engine.routes.pipeline_route import PipelineRoute
 from carpool.errors import ModelError
 from carpool.frontend.pictures.picture_service import PictureService
 from carpool.frontend.remote_door import RemoteDoor
-from carpool.process import start
+from carpool.process import front_ends, start
 from carpool.types import Array
 from faults.injection import Fault, Point
 from frontend.http.harness import Client
@@ -232,21 +232,22 @@ def _of_pictures() -> dict[str, int]:
 def routes(folder: Path, **settings: Any) -> Iterator[Routes]:
     global _load
     joined: list[tuple[EngineSide, RemoteDoor]] = []
-    real_joined, real_init = start._joined, PictureService.__init__
+    real_joined, real_http = start._joined, front_ends.http
 
     async def join(*given: Any) -> Any:
         joined.append(await real_joined(*given))
         return joined[-1]
 
-    def init(service: PictureService, *given: Any, **more: Any) -> None:
-        real_init(service, *given, **more)
-        _services[:] = [service]
+    async def http(*given: Any) -> Any:
+        frontend: Any = await real_http(*given)
+        _services[:] = [frontend._app._service.pictures]
+        return frontend
 
     with pytest.MonkeyPatch.context() as patch:
         _load = __import__("carpool.backends").backends.load
         patch.setattr("carpool.backends.load", load)
         patch.setattr(start, "_joined", join)
-        patch.setattr(PictureService, "__init__", init)
+        patch.setattr(front_ends, "http", http)
         home, state = write_models(folder), folder.parent / "state"
         with whole_server(home, state_dir=state, allow_rollouts=True, **settings) as server:
             server.loop.call_soon_threadsafe(server.loop.set_exception_handler, lambda *_: None)

@@ -53,7 +53,8 @@ POINTS = [
     Point(Outbox, "put"),
     Point(Outbox, "send"),
     Point(Outbox, "send", no_memory),
-    Point(injection.Transport, "write", no_file),
+    # A compiled outbox opens itself, and never with the stand-in.
+    pytest.param(Point(injection.Transport, "write", no_file), marks=pytest.mark.interpreted),
     Point(FrontLink, "submit"),
     Point(Templates, "match"),
     Point(EngineSide, "acknowledged"),
@@ -130,5 +131,8 @@ def test_one_fault_costs_no_more_than_one_answer(
         Outbox, "open", lambda outbox, transport: open_outbox(outbox, injection.Transport(transport))
     )
     before = injection.held()
-    assert run(injection.story(folder, point, most)), "nothing was injected"
+    made = run(injection.story(folder, point, most))
     injection.check_given_back(before)
+    if point.is_compiled and not made:
+        pytest.skip("a stand-in that compiled code does not take")
+    assert made, "nothing was injected"
