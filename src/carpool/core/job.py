@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from carpool.core.constants import CONSTANTS, Constants
 
 if TYPE_CHECKING:
     from carpool.core.queue import Lane
 
-INFINITY = float("inf")
+INFINITY: Final = float("inf")
 
 
 class JobState(enum.IntEnum):
@@ -111,7 +111,7 @@ class Job:
         return f"Job({times}, images={self.images}, {self.state.name})"
 
 
-SOON = 0.001
+SOON: Final = 0.001
 """Seconds: when to come back where nothing is ahead, and the next one has its whole time."""
 
 

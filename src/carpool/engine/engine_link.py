@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from math import inf
 from mmap import mmap
 from time import monotonic
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import orjson
 
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from carpool.engine.engine_host import EngineHost
 
 _log = logger("link")
-_SMALLEST_SLOT = 4096
-_MOST_OUTSIDE_S = 10.0  # whatever a front end says
-_WRITING_S = 0.001  # until the next look at an answer that is still being written
+_SMALLEST_SLOT: Final = 4096
+_MOST_OUTSIDE_S: Final = 10.0  # whatever a front end says
+_WRITING_S: Final = 0.001  # until the next look at an answer that is still being written
 _pack_answer = records.TO_FRONTEND.pack
 
 
@@ -287,7 +287,7 @@ MOST_UNREAD = (4 << 20) + records.MAX_PART_BYTES
 """Unsent bytes above which nothing more is read from that front end. Parts alone never come to that: they
 leave one at a time, while less than `MOST_UNSENT` waits (engine/run/decoupled.py)."""
 _AT_ONCE = 16  # records of one front end in one turn of the loop: of eight front ends, three milliseconds
-_MOST_UNHEARD = 8 * _AT_ONCE  # above which no more is read: a burst is not worth two words to the kernel
+_MOST_UNHEARD: Final = 8 * _AT_ONCE  # above which no more is read: a burst is not worth two system calls
 
 
 class EngineLink:

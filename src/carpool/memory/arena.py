@@ -19,12 +19,12 @@ import mmap
 import os
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from carpool.errors import TooLarge, Unavailable
 
-_SMALLEST_BITS = 12
-_CLASSES = 2 * (48 - _SMALLEST_BITS)
+_SMALLEST_BITS: Final = 12
+_CLASSES: Final = 2 * (48 - _SMALLEST_BITS)
 _NOTHING = memoryview(b"")
 
 
@@ -219,9 +219,9 @@ class Slot(Protocol):
 MakeRoom: TypeAlias = Callable[[], bool]
 """Cuts off another body that comes too slowly; False if none does."""
 
-_PLENTY = 0.25  # of all memory: up to here nobody looks at who takes it
-_FIRST_BYTES = 16 * 1024  # so that 4,096 connections that send nothing hold a quarter of the usual 256 MiB
-_GROWTH = 4  # bytes copied per byte of a body: at most a third
+_PLENTY: Final = 0.25  # of all memory: up to here nobody looks at who takes it
+_FIRST_BYTES: Final = 16 * 1024  # 4,096 connections that send nothing hold a quarter of the usual 256 MiB
+_GROWTH: Final = 4  # bytes copied per byte of a body: at most a third
 
 
 class BodySlots:

@@ -18,7 +18,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from mmap import mmap
-from typing import NamedTuple, TypeAlias, cast
+from typing import Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -40,11 +40,11 @@ from carpool.observe.shared_history import HISTORY_BYTES, SharedHistory
 
 Buffer: TypeAlias = bytearray | mmap | memoryview
 
-MODEL_ROWS = 256
-_RECORD = 320  # whole cache lines
-_HEAD = struct.Struct("<qIH")  # generation, checksum, bytes of text
+MODEL_ROWS: Final = 256
+_RECORD: Final = 320  # whole cache lines
+_HEAD: Final = struct.Struct("<qIH")  # generation, checksum, bytes of text
 _TEXT = _RECORD - _HEAD.size
-DIRECTORY_BYTES = MODEL_ROWS * _RECORD
+DIRECTORY_BYTES: Final = MODEL_ROWS * _RECORD
 _HEADS = np.dtype(  # what says at once which records are empty: most are, and a model has a row for each step
     {"names": ["generation", "length"], "formats": ["<i8", "<u2"], "offsets": [0, 12], "itemsize": _RECORD}
 )
@@ -130,8 +130,8 @@ def _checksum(generation: int, text: bytes) -> int:
 
 Cells: TypeAlias = Sequence[float]
 
-_CELL = 8
-_STRIDE = (WIDTH + 7) // 8 * 8  # whole cache lines, so that two processes never share one
+_CELL: Final = 8
+_STRIDE: Final = (WIDTH + 7) // 8 * 8  # whole cache lines, so that two processes never share one
 _BLOCK = (MODEL_ROWS + 1) * _STRIDE
 _MAXIMA = list(columns.MAXIMA)
 _GAUGES = list(columns.GAUGES)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from math import ceil
 from time import monotonic
-from typing import cast
+from typing import Final, cast
 
 from carpool.core.instance import Batch, Instance
 from carpool.core.job import DONE, GONE, INFINITY, GivenUp, Job
@@ -51,7 +51,7 @@ class Reminder:
 
 log = logger("engine")
 
-_CATCH_UP_S = 0.02
+_CATCH_UP_S: Final = 0.02
 _LOOK_S = 0.001  # while every instance is busy, looking more often than this finds nothing to do
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from math import inf
 from queue import Empty, SimpleQueue
 from time import monotonic, thread_time
-from typing import Protocol
+from typing import Final, Protocol
 
 from carpool.backends.backend import Backend, RunsAnywhere
 from carpool.engine.run.batch import BatchResult, BatchRun, Outcome, Work, answer_each
@@ -18,15 +18,15 @@ from carpool.types import Datatype, Signature
 
 _log = logger("engine")
 
-BRIEF_S = 0.0005
+BRIEF_S: Final = 0.0005
 """The loop runs what is expected to take no longer: passing it to another thread and back takes about half
 of that, and so long a newcomer may well wait."""
-_HELD_S = 3 * BRIEF_S  # of computing: what takes longer was not what it was taken for
-_FAR_TOO_LONG_S = 0.03  # no collection of garbage takes so long
-_FORGIVEN_AFTER = 1000  # batches in time for one that was not
-_CHANCES = 3
+_HELD_S: Final = 3 * BRIEF_S  # of computing: what takes longer was not what it was taken for
+_FAR_TOO_LONG_S: Final = 0.03  # no collection of garbage takes so long
+_FORGIVEN_AFTER: Final = 1000  # batches in time for one that was not
+_CHANCES: Final = 3
 _LOOK_S = 0.25
-STOPPED_S = 2 * _LOOK_S
+STOPPED_S: Final = 2 * _LOOK_S
 """By then one that hangs is stopped, before the engine counts as standing still."""
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from carpool.errors import CarpoolError, Unsupported, without_stack
 from carpool.frontend.calls.asking import Infers
@@ -40,11 +40,15 @@ T = TypeVar("T")
 WherePlaced = Callable[[], Mapping[str, Placed]]
 """Says where outputs lie in clients' memory, or raises why they do not."""
 
-READING, OFFERED, RUNNING, ANSWERING, OVER = range(5)
+READING: Final = 0
+OFFERED: Final = 1
+RUNNING: Final = 2
+ANSWERING: Final = 3
+OVER: Final = 4
 
 _NOT_READ = RequestHead("", (), (), RequestOptions(), True, 0)
-_COPIED = 1 << 20
-_PUT_AT_ONCE = 4 << 20  # bytes: to copy them takes a millisecond, and 60 MB many
+_COPIED: Final = 1 << 20
+_PUT_AT_ONCE: Final = 4 << 20  # bytes: to copy them takes a millisecond, and 60 MB many
 
 
 class RequestPlacement:

@@ -7,7 +7,7 @@ import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 from google.protobuf.json_format import ParseDict
 
@@ -33,19 +33,21 @@ from carpool.wire.proto import message_class
 
 Document = Mapping[str, Any]
 
-HEALTH = "grpc.health.v1.Health"
+HEALTH: Final = "grpc.health.v1.Health"
 
-MOST_WATCHES = 4
+MOST_WATCHES: Final = 4
 """Calls of Health/Watch on one connection."""
 
 _INFER = f"/{SERVICE}/ModelInfer"
 _STREAM = f"/{SERVICE}/ModelStreamInfer"
 _SPARED = frozenset((f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady", f"/{HEALTH}/Check"))
 _WATCH = f"/{HEALTH}/Watch"
-_REFUSED_WATCH = 24  # credit, of which the answer gives back a part
+_REFUSED_WATCH: Final = 24  # credit, of which the answer gives back a part
 _LOOK_S = 0.1
-_FILE = "file:"
-_SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
+_FILE: Final = "file:"
+_SERVING: Final = 1
+_NOT_SERVING: Final = 2
+_SERVICE_UNKNOWN: Final = 3
 _HealthCheckRequest = message_class("HealthCheckRequest", HEALTH.rpartition(".")[0])
 _HealthCheckResponse = message_class("HealthCheckResponse", HEALTH.rpartition(".")[0])
 

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from carpool.cache.answer_store import Kept
 from carpool.cache.cache_key import ANY, CACHE_CONTROL, Wish, read_cache_control
@@ -49,8 +49,8 @@ from carpool.observe.counters import Row
 from carpool.types import StepTiming
 from carpool.wire.v2 import Buffer, Placed, RequestHead, check_head
 
-COMPRESSION = "x-carpool-compression"
-CACHE_WORDS = "x_carpool_cache"
+COMPRESSION: Final = "x-carpool-compression"
+CACHE_WORDS: Final = "x_carpool_cache"
 """What an answer says of the cache: a parameter in a stream, else metadata."""
 
 _ATTEMPT = ATTEMPT.lower()

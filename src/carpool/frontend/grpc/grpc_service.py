@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from time import monotonic
-from typing import TypeVar
+from typing import Final, TypeVar
 from urllib.parse import quote
 
 from carpool import errors
@@ -36,11 +36,13 @@ T = TypeVar("T")
 
 log = logger("grpc")
 
-_SHORT_MESSAGE = 4 << 20  # gRPC's own default
-_SHORT_HEAD = 4096  # bytes; what is more counts as held for the call
-_AROUND = 64 * 1024  # bytes of a message beside its tensors
-_INFLATERS, _MOST_INFLATING = 2, 256  # clients at a time; messages with those that wait, half of one client
-_LONGEST_MESSAGE = 2**31 - 1  # what clients' libraries take for the length of a message
+_SHORT_MESSAGE: Final = 4 << 20  # gRPC's own default
+_SHORT_HEAD: Final = 4096  # bytes; what is more counts as held for the call
+_AROUND: Final = 64 * 1024  # bytes of a message beside its tensors
+# clients at a time; messages with those that wait, half of one client
+_INFLATERS: Final = 2
+_MOST_INFLATING: Final = 256
+_LONGEST_MESSAGE: Final = 2**31 - 1  # what clients' libraries take for the length of a message
 
 
 def largest_message(catalog: Catalog, settings: ServerSettings) -> int:
@@ -195,10 +197,10 @@ STATUSES: dict[type[CarpoolError], Status] = {
 }
 """Everything else is the server's or the model's fault: INTERNAL."""
 
-SERVICE = "inference.GRPCInferenceService"
+SERVICE: Final = "inference.GRPCInferenceService"
 _ModelStreamInferResponse = message_class("ModelStreamInferResponse")
-_LONGEST = 1024  # bytes: everything but the data of a call must fit some KiB
-_TIMING = 'decode;dur={:.3f}, queue;dur={:.3f}, infer;dur={:.3f}, post;dur={:.3f}, batch;desc="{}"'
+_LONGEST: Final = 1024  # bytes: everything but the data of a call must fit some KiB
+_TIMING: Final = 'decode;dur={:.3f}, queue;dur={:.3f}, infer;dur={:.3f}, post;dur={:.3f}, batch;desc="{}"'
 
 
 class Failure(Exception):

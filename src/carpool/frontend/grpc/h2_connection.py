@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from time import monotonic
-from typing import cast
+from typing import Final, cast
 
 from carpool.frontend.clients.accounts import Stake, client_of
 from carpool.frontend.grpc import h2_frames as h2
@@ -23,22 +23,30 @@ from carpool.frontend.grpc.rpc import Rpc
 from carpool.frontend.grpc.rpc_heads import CallHead, HeadReader, Status, refused_head
 from carpool.frontend.http.borrowed_socket import has_hung_up
 
-PREFACE, OPEN, LEAVING, CLOSED = range(4)
+PREFACE: Final = 0
+OPEN: Final = 1
+LEAVING: Final = 2
+CLOSED: Final = 3
 
 _MUCH = 16 * 1024  # what is read at once beyond this counts as work of the turn
-_DIRECT = 32 * 1024  # bytes of a message that are worth a read of their own
-_FEW = 8  # connections that wait for their turn, with all that was read of them
-_UNSENT = 256 * 1024  # what may wait in the transport before calls wait, too
+_DIRECT: Final = 32 * 1024  # bytes of a message that are worth a read of their own
+_FEW: Final = 8  # connections that wait for their turn, with all that was read of them
+_UNSENT: Final = 256 * 1024  # what may wait in the transport before calls wait, too
 _SECONDS_PER_TURN = 0.001
-_MOST_CREDIT, _CREDIT_PER_S = 1000, 100
-_MOST_EARLY = 1024
-_KEEPALIVE_S = 60.0  # a client that is gone is noticed within this and the next
-_KEEPALIVE_WAIT_S = 20.0
-_CHARGED_AT_S, _LONGEST_REST_S = 0.0005, 1.0
-_BREACH_S, _CALL_S = 0.005, 0.0003  # about what a connection, or a call, costs that came to nothing
-TOO_LONG_HEAD = 48  # credit
-_MISTAKES = "too many messages that are mistakes"
-_OURS, _ALIVE = b"carpool1", b"carpool2"
+_MOST_CREDIT: Final = 1000
+_CREDIT_PER_S: Final = 100
+_MOST_EARLY: Final = 1024
+_KEEPALIVE_S: Final = 60.0  # a client that is gone is noticed within this and the next
+_KEEPALIVE_WAIT_S: Final = 20.0
+_CHARGED_AT_S: Final = 0.0005
+_LONGEST_REST_S: Final = 1.0
+# about what a connection, or a call, costs that came to nothing
+_BREACH_S: Final = 0.005
+_CALL_S: Final = 0.0003
+TOO_LONG_HEAD: Final = 48  # credit
+_MISTAKES: Final = "too many messages that are mistakes"
+_OURS: Final = b"carpool1"
+_ALIVE: Final = b"carpool2"
 
 
 class H2Connection:
@@ -620,7 +628,7 @@ class H2Connection:
         self._spend(1)
         if not flags & h2.ACK:
             self.outgoing.send(h2.frame(h2.PING, h2.ACK, 0, bytes(payload)))
-        elif payload == _OURS and self._phase == LEAVING:
+        elif bytes(payload) == _OURS and self._phase == LEAVING:
             self.outgoing.send(h2.goaway(self._last, Code.NO_ERROR))
             self._final = True
 

@@ -9,51 +9,59 @@ from __future__ import annotations
 from enum import IntEnum
 from functools import lru_cache
 from struct import Struct
+from typing import Final
 
 from hpack.exceptions import HPACKError
 from hpack.huffman_table import decode_huffman
 from hpack.table import HeaderTable
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
-    range(10)
-)
+DATA: Final = 0
+HEADERS: Final = 1
+PRIORITY: Final = 2
+RST_STREAM: Final = 3
+SETTINGS: Final = 4
+PUSH_PROMISE: Final = 5
+PING: Final = 6
+GOAWAY: Final = 7
+WINDOW_UPDATE: Final = 8
+CONTINUATION: Final = 9
 SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
 """Of those that always have the same."""
-END_STREAM = ACK = 0x1
-END_HEADERS = 0x4
-PADDED = 0x8
-HAS_PRIORITY = 0x20
+END_STREAM: Final = 0x1
+ACK: Final = 0x1
+END_HEADERS: Final = 0x4
+PADDED: Final = 0x8
+HAS_PRIORITY: Final = 0x20
 
-(
-    HEADER_TABLE_SIZE,
-    ENABLE_PUSH,
-    MAX_CONCURRENT_STREAMS,
-    INITIAL_WINDOW_SIZE,
-    MAX_FRAME_SIZE,
-    MAX_HEADER_LIST,
-) = range(1, 7)
+HEADER_TABLE_SIZE: Final = 1
+ENABLE_PUSH: Final = 2
+MAX_CONCURRENT_STREAMS: Final = 3
+INITIAL_WINDOW_SIZE: Final = 4
+MAX_FRAME_SIZE: Final = 5
+MAX_HEADER_LIST: Final = 6
 
-FRAME_BYTES = 9
-FRAME = Struct(">HBBBL")  # two parts of the length, kind, flags, stream
-SETTING = Struct(">HL")
-NUMBER = Struct(">L")
-DEFAULT_WINDOW = 65_535
-LARGEST_WINDOW = 2**31 - 1
-SMALLEST_FRAME, LARGEST_FRAME = 1 << 14, (1 << 24) - 1
-SMALL = 16  # bytes of a frame that is hardly worth its head
+FRAME_BYTES: Final = 9
+FRAME: Final = Struct(">HBBBL")  # two parts of the length, kind, flags, stream
+SETTING: Final = Struct(">HL")
+NUMBER: Final = Struct(">L")
+DEFAULT_WINDOW: Final = 65_535
+LARGEST_WINDOW: Final = 2**31 - 1
+SMALLEST_FRAME: Final = 1 << 14
+LARGEST_FRAME: Final = (1 << 24) - 1
+SMALL: Final = 16  # bytes of a frame that is hardly worth its head
 
-NO_TABLE = b"\x20"
+NO_TABLE: Final = b"\x20"
 """At the start of a block: the writer uses no dynamic table. Needed once, if a peer has changed its size."""
 
-_MANY = 1024  # bytes of a frame that is taken with others: so many frames take no time worth a look
+_MANY: Final = 1024  # bytes of a frame that is taken with others: so many frames take no time worth a look
 _TABLE_BYTES = HeaderTable.DEFAULT_SIZE
-_FIELD_BYTES = 32  # what a field counts beside its name and value
-_MOST_FIELDS = 512
-_MOST_SETTINGS = 64
-_LONGEST_SHIFT = 28
-_CANNOT_BE_KEPT = 4 * _TABLE_BYTES  # a code in Huffman's table has up to 30 bits
+_FIELD_BYTES: Final = 32  # what a field counts beside its name and value
+_MOST_FIELDS: Final = 512
+_MOST_SETTINGS: Final = 64
+_LONGEST_SHIFT: Final = 28
+_CANNOT_BE_KEPT: Final = 4 * _TABLE_BYTES  # a code in Huffman's table has up to 30 bits
 
 
 class Code(IntEnum):

@@ -8,13 +8,14 @@ import asyncio
 import os
 from collections.abc import Callable, Iterable
 from time import monotonic
+from typing import Final
 
 from carpool.frontend.clients.accounts import Accounts
 from carpool.frontend.grpc import h2_frames as h2
 from carpool.frontend.grpc.h2_frames import FRAME, Breach, Code
 from carpool.frontend.grpc.rpc import Rpc
 
-_WRITTEN_TOGETHER = 64 * 1024
+_WRITTEN_TOGETHER: Final = 64 * 1024
 _LAST_BLOCK = h2.END_HEADERS | h2.END_STREAM
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from carpool.errors import without_stack
 from carpool.frontend.clients.accounts import CONNECTION
@@ -21,15 +21,15 @@ from carpool.frontend.http.shared import Turns
 if TYPE_CHECKING:
     from carpool.frontend.grpc.h2_connection import H2Connection
 
-MOST_CALLS = 256
+MOST_CALLS: Final = 256
 """Of one connection, at once."""
 CONNECTION_WINDOW = 64 * MIB
-LARGEST_FRAME = MIB
+LARGEST_FRAME: Final = MIB
 """A tensor comes in one piece: about a tenth less work."""
 
-_LONGEST_BLOCK = 256 * KIB  # a head up to this is refused, and its connection goes on
-_TELL_EVERY_S = 1.0
-_LET_GO_AT_ONCE = 8  # calls
+_LONGEST_BLOCK: Final = 256 * KIB  # a head up to this is refused, and its connection goes on
+_TELL_EVERY_S: Final = 1.0
+_LET_GO_AT_ONCE: Final = 8  # calls
 
 
 class H2Shared:

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -37,19 +37,19 @@ from carpool.wire.v2 import Buffer, Placed, RequestHead, TensorHead, as_requeste
 
 ModelInferRequest = message_class("ModelInferRequest")
 
-_ID = 3 << 3 | 2
-_RAW = 7 << 3 | 2
+_ID: Final = 3 << 3 | 2
+_RAW: Final = 7 << 3 | 2
 _FIELDS = frozenset(number << 3 | 2 for number in range(1, 8))  # all of them are strings, bytes or messages
-_LONGEST_SHIFT = 28  # of a length, in five bytes
+_LONGEST_SHIFT: Final = 28  # of a length, in five bytes
 
-_CACHED_BYTES = 4096
-_CACHED = 512
+_CACHED_BYTES: Final = 4096
+_CACHED: Final = 512
 _NUMBERS = ("priority", "timeout")  # some clients write them as text
 _WHOLE_NUMBER = re.compile("[0-9]{1,19}")
 
 Key = tuple[bytes, tuple[int, ...]]
 
-_LENGTH = struct.Struct("<I")
+_LENGTH: Final = struct.Struct("<I")
 _TYPED: Mapping[Datatype, str] = {
     **dict.fromkeys((Datatype.INT8, Datatype.INT16, Datatype.INT32), "int_contents"),
     **dict.fromkeys((Datatype.UINT8, Datatype.UINT16, Datatype.UINT32), "uint_contents"),
@@ -338,14 +338,17 @@ def _to_bytes(head: TensorHead, elements: int, contents: Any) -> bytes:
 # ── answers as bytes, put together by hand: heads repeat, and tensors are copied once ──
 
 TIMES = ("carpool_decode_ms", "carpool_queue_ms", "carpool_infer_ms", "carpool_post_ms")
-BATCH = "carpool_batch"
-FINAL = "triton_final_response"
+BATCH: Final = "carpool_batch"
+FINAL: Final = "triton_final_response"
 
 _ModelInferResponse = message_class("ModelInferResponse")
 _OutputTensor = message_class("ModelInferResponse.InferOutputTensor")
 
-_ANSWER_ID, _OUTPUTS, _ANSWER_RAW = 0x1A, 0x2A, 0x32  # tags of ModelInferResponse
-_INFER_RESPONSE = 0x12  # of ModelStreamInferResponse
+# tags of ModelInferResponse
+_ANSWER_ID: Final = 26
+_OUTPUTS: Final = 42
+_ANSWER_RAW: Final = 50
+_INFER_RESPONSE: Final = 0x12  # of ModelStreamInferResponse
 
 
 def framing(tag: int, size: int) -> bytes:
@@ -471,7 +474,7 @@ def _parameter(name: str, kind: str, value: object) -> bytes:
 _C0, _C1, _C2, _C3 = (
     _parameter(name, "double_param", 1.0).removesuffix(struct.pack("<d", 1.0)) for name in TIMES
 )
-_TIMES = struct.Struct("<" + "".join(f"{len(constant)}sd" for constant in (_C0, _C1, _C2, _C3)))
+_TIMES: Final = struct.Struct("<" + "".join(f"{len(constant)}sd" for constant in (_C0, _C1, _C2, _C3)))
 
 
 @lru_cache(maxsize=4096)

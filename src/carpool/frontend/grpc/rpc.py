@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from struct import Struct
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from carpool.core.job import INFINITY
 from carpool.errors import Unavailable
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 WINDOW = 4 << 20
 """What a call may send before its messages are looked at. A longer message gets more when it is announced."""
 
-_ANNOUNCED = Struct(">BL")  # whether a message is compressed, and its length
+_ANNOUNCED: Final = Struct(">BL")  # whether a message is compressed, and its length
 _PREFIX = _ANNOUNCED.size
-_FIRST_BYTES = 64 * 1024  # of a message that was announced
-_MOST_QUEUED = 64  # messages that nobody has read yet
+_FIRST_BYTES: Final = 64 * 1024  # of a message that was announced
+_MOST_QUEUED: Final = 64  # messages that nobody has read yet
 _EMPTY = memoryview(b"")
-_CUT_OFF = "the call ended within a message"
-_GROWTH = 4  # bytes copied per byte of a message: at most a third
-_LEVEL = 6
+_CUT_OFF: Final = "the call ended within a message"
+_GROWTH: Final = 4  # bytes copied per byte of a message: at most a third
+_LEVEL: Final = 6
 
-TOO_SLOW = "the client does not read responses as fast as the model gives them"
+TOO_SLOW: Final = "the client does not read responses as fast as the model gives them"
 
 Message = bytes | bytearray | memoryview
 

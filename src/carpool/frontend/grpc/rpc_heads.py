@@ -8,7 +8,7 @@ import re
 from base64 import b64decode
 from enum import IntEnum
 from time import monotonic
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 from carpool.core.job import INFINITY
@@ -39,13 +39,13 @@ class Status(IntEnum):
     UNAUTHENTICATED = 16
 
 
-PRINTABLE = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
+PRINTABLE: Final = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 """What is not escaped in gRPC's messages: printable ASCII without the percent sign."""
 
 ENCODINGS = ("identity", "deflate", "gzip")
 
-_KNOWN_BYTES = 32 * 1024  # of heads that a connection remembers, as their fields count
-_LONGEST_KNOWN = 2048  # bytes of a block
+_KNOWN_BYTES: Final = 32 * 1024  # of heads that a connection remembers, as their fields count
+_LONGEST_KNOWN: Final = 2048  # bytes of a block
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
@@ -55,7 +55,7 @@ _PSEUDO = (b":method", b":scheme", b":path", b":authority")
 _OF_ONE_HOP = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
 _NOT_SHOWN = frozenset((b"te", b"content-type"))
 
-_CONTENT_TYPE = b"\x0f\x10\x10application/grpc"
+_CONTENT_TYPE: Final = b"\x0f\x10\x10application/grpc"
 HEAD = b"\x88" + _CONTENT_TYPE + field(b"grpc-accept-encoding", b", ".join(map(str.encode, ENCODINGS)))
 """Before an answer: 200, and what it is."""
 HEADS = {name: HEAD + field(b"grpc-encoding", name.encode()) for name in ENCODINGS[1:]}

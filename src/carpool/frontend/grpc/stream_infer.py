@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
+from typing import Final
 
 from carpool.cache.answer_store import Kept
 from carpool.errors import CarpoolError, InvalidInput, NotFound, Unavailable, Unsupported
@@ -31,11 +32,11 @@ from carpool.observe.columns import BYTES_SENT
 from carpool.types import StepTiming, Timing
 from carpool.wire.v2 import Buffer, Placed
 
-MOST_UNANSWERED = 256
-MOST_UNWRITTEN = 16 << 20
+MOST_UNANSWERED: Final = 256
+MOST_UNWRITTEN: Final = 16 << 20
 """Bytes of answers that a stream's client has not read: beyond them the next piece of a request cuts that
 request off. What there is already waits, as long as its client's account allows."""
-EMPTY_FINAL = "triton_enable_empty_final_response"
+EMPTY_FINAL: Final = "triton_enable_empty_final_response"
 """A client's wish to be told of the end of a request also where no answer says so."""
 
 

@@ -9,7 +9,7 @@ import socket
 import zlib
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 
 from carpool.compiling import mypyc_attr
 from carpool.errors import without_stack
@@ -24,14 +24,18 @@ if TYPE_CHECKING:
 
 _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:[ \t]*;[\t -~\x80-\xff]*)?\r\n")
 _TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t -~\x80-\xff]*\r\n")
-_LINES_AT_ONCE = 64
+_LINES_AT_ONCE: Final = 64
 _GZIP, _ZLIB, _RAW = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
-_STEP, _WINDOW = 256 * 1024, 16 * 1024  # bytes of output, of input
-_STEPS_PER_TURN = 16
+# bytes of output, of input
+_STEP: Final = 256 * 1024
+_WINDOW: Final = 16 * 1024
+_STEPS_PER_TURN: Final = 16
 _AT_ONCE = 8 * 1024  # bytes, in or out
-_SHORT_MEMBERS, _MEMBER = 64, 1024  # each is some work; where there are more, of so many bytes on average
+# each is some work; where there are more, of so many bytes on average
+_SHORT_MEMBERS: Final = 64
+_MEMBER: Final = 1024
 
-MOST_MEMBERS = 2048
+MOST_MEMBERS: Final = 2048
 """Of one gzip body. Tools that write blocks of 64 KiB need half as many for 64 MiB."""
 
 

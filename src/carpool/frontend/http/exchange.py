@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from carpool.core.job import Reason
 from carpool.errors import (
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 Buffer = bytes | bytearray | memoryview
 Body = Buffer | Sequence[Buffer]
 
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-JSON_FIELDS = b"content-type: application/json\r\n"
-REASON_FIELD = b"X-Carpool-Reason: %b\r\n"
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+JSON_FIELDS: Final = b"content-type: application/json\r\n"
+REASON_FIELD: Final = b"X-Carpool-Reason: %b\r\n"
 """Of every answer that is an error: for balancers, which read no bodies."""
 
 _STATUS_LINES = {

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
-from typing import Protocol
+from typing import Final, Protocol
 
 from carpool.core.constants import CONSTANTS
 from carpool.core.front_load import FairBacklog, FrontLane, LaneKey, Pacer
@@ -24,26 +24,30 @@ from carpool.observe.logs import logger
 log = logger("http")
 
 _LOOK_S = 0.002  # so often, while something waits
-_LOOK_TOGETHER_S, _TOGETHER = 0.01, 4  # the more wait, the later: each look wakes the loop, and their clients
-_LOOK_EVERY_S = 0.005
-_LAST_DATA_RECEIVED = struct.Struct("52xI")  # of Linux's struct tcp_info: milliseconds since data came last
-_KEPT_S = 0.25  # what was seen, while nobody comes who can be asked
+# the more wait, the later: each look wakes the loop, and their clients
+_LOOK_TOGETHER_S: Final = 0.01
+_TOGETHER: Final = 4
+_LOOK_EVERY_S: Final = 0.005
+_LAST_DATA_RECEIVED: Final = struct.Struct("52xI")  # of struct tcp_info: milliseconds since data came last
+_KEPT_S: Final = 0.25  # what was seen, while nobody comes who can be asked
 _LONGEST_S = 10.0  # what would be more is no wait: it is a field that means something else here
-_UNMET_S = 0.5  # for so long after its refusals had to wait, a lane is taken to want more than it asked for
-_NO_PROMISE_WAIT_S = 0.1
-_DOCUMENT_WAIT_S = 1.0
+_UNMET_S: Final = (
+    0.5  # so long after its refusals had to wait, a lane counts as wanting more than it asked for
+)
+_NO_PROMISE_WAIT_S: Final = 0.1
+_DOCUMENT_WAIT_S: Final = 1.0
 _PACED = (Refused, InvalidInput, NotFound, TooLarge, Unsupported, WrongMethod)
 """Errors that clients bring upon themselves, or that come in floods. The others are told at once."""
 
-_REQUEST_S = 150e-6  # of the loop: the unit in which lanes ask
+_REQUEST_S: Final = 150e-6  # of the loop: the unit in which lanes ask
 _REFUSAL_S = 80e-6
-_DOCUMENT_S = 30e-6  # around what its handler takes
-_LONGEST_DOCUMENT_S = 0.05  # what takes longer was kept from running by others
-_SECONDS_PER_BYTE = 2e-10
-_BYTES_OF_A_REQUEST = 64 * KIB  # take as long to read as the rest of a request
-_REFUSAL_PART = 0.4  # of what serving it would have taken
+_DOCUMENT_S: Final = 30e-6  # around what its handler takes
+_LONGEST_DOCUMENT_S: Final = 0.05  # what takes longer was kept from running by others
+_SECONDS_PER_BYTE: Final = 2e-10
+_BYTES_OF_A_REQUEST: Final = 64 * KIB  # take as long to read as the rest of a request
+_REFUSAL_PART: Final = 0.4  # of what serving it would have taken
 _MOST_NEW_ONES = 128
-_DRAINABLE = 8 * MIB  # a longer body ends its connection: nothing is gained by waiting
+_DRAINABLE: Final = 8 * MIB  # a longer body ends its connection: nothing is gained by waiting
 
 
 class Unread:

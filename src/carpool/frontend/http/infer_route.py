@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from carpool.cache.answer_store import Kept
 from carpool.cache.cache_key import Wish, read_cache_control
@@ -63,14 +63,16 @@ SOURCE_FIELD = SOURCE.lower().encode()
 LATEST_FIELD = LATEST.lower().encode()
 ATTEMPT_FIELD = ATTEMPT.lower().encode()
 
-TIMING = b'Server-Timing: decode;dur=%.3f, queue;dur=%.3f, infer;dur=%.3f, post;dur=%.3f, batch;desc="%d"\r\n'
-VERSION = b"X-Carpool-Version: %b\r\n"
-_JSON_ANSWER = b"Content-Type: application/json\r\n" + TIMING
+TIMING: Final = (
+    b'Server-Timing: decode;dur=%.3f, queue;dur=%.3f, infer;dur=%.3f, post;dur=%.3f, batch;desc="%d"\r\n'
+)
+VERSION: Final = b"X-Carpool-Version: %b\r\n"
+_JSON_ANSWER: Final = b"Content-Type: application/json\r\n" + TIMING
 _BINARY_ANSWER = b"Content-Type: application/octet-stream\r\n" + HEADER_LENGTH.encode() + b": %d\r\n" + TIMING
-_JOINED = 8 * 1024  # up to here one more copy is cheaper than sending pieces
-_JSON_NUMBER = 32  # bytes, with its comma and some space
-_JSON_REST = 1 << 20  # names, parameters, what nobody expects
-_ALWAYS_READ = (
+_JOINED: Final = 8 * 1024  # up to here one more copy is cheaper than sending pieces
+_JSON_NUMBER: Final = 32  # bytes, with its comma and some space
+_JSON_REST: Final = 1 << 20  # names, parameters, what nobody expects
+_ALWAYS_READ: Final = (
     64 * 1024
 )  # up to here a body is read in any case: what is wrong with it can then be said exactly
 

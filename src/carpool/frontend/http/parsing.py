@@ -7,15 +7,16 @@ A faulty line is reported as soon as it ends, and how the bytes were split into 
 from __future__ import annotations
 
 import re
+from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from carpool.frontend.access.keys import Principal
 from carpool.frontend.http.exchange import Fault, Start, bad_request
 from carpool.frontend.http.limits import Limits
 
-_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
-_REQUEST_LINE = _TOKEN + rb"++ [!-~]++ HTTP/[0-9]\.[0-9]"
-_FIELD = _TOKEN + rb"++:[\t -~\x80-\xff]*+"
+_TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
+_REQUEST_LINE: Final = _TOKEN + rb"++ [!-~]++ HTTP/[0-9]\.[0-9]"
+_FIELD: Final = _TOKEN + rb"++:[\t -~\x80-\xff]*+"
 
 _HEAD = re.compile(
     rb"(" + _TOKEN + rb"++) ([!-~]++) HTTP/1\.([0-9])\r\n((?:" + _FIELD + rb"\r\n)*+)\r\n",
@@ -28,12 +29,12 @@ _HOST = re.compile(rb"[0-9A-Za-z\-._~%!$&'()*+;=:\[\]]*")
 _TARGET = re.compile(rb"(?:https?://([^/?#]+))?(/[^?#]*)?(?:\?([^#]*))?", re.IGNORECASE)
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
-_TOO_MANY_DIGITS = 19
-_LONGEST_METHOD = 32
+_TOO_MANY_DIGITS: Final = 19
+_LONGEST_METHOD: Final = 32
 _LENGTH_FIELD = re.compile(rb"\r\ncontent-length:[ \t]*([1-9][0-9]{0,17})[ \t]*\r\n", re.IGNORECASE)
 _PARENT_FIELD = re.compile(rb"\r\ntraceparent:[ \t]*([0-9a-f-]{55})[ \t]*\r\n", re.IGNORECASE)
-_MOST_HEADS = 256
-_LONGEST_HEAD = 2048
+_MOST_HEADS: Final = 256
+_LONGEST_HEAD: Final = 2048
 
 
 class HttpHead:

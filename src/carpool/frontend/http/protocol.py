@@ -17,7 +17,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from time import monotonic
-from typing import cast
+from typing import Final, cast
 
 from carpool.errors import CarpoolError, without_stack
 from carpool.frontend.clients.accounts import Stake, client_of
@@ -42,18 +42,22 @@ from carpool.frontend.http.shared import BODY_READ, Shared
 
 logger = logging.getLogger(__name__)
 
-HEAD, BODY, WAITING, LINGER, CLOSED = range(5)
+HEAD: Final = 0
+BODY: Final = 1
+WAITING: Final = 2
+LINGER: Final = 3
+CLOSED: Final = 4
 
-_REQUESTS_PER_TURN = 16
+_REQUESTS_PER_TURN: Final = 16
 _SECONDS_PER_TURN = 0.001
 _MUCH = 16 * KIB  # what is read at once beyond this counts as work of the turn
-_AT_A_STRETCH = 4 * MIB  # of a body, once it was begun: many halves would take more memory than some wholes
-_CHUNKS_WORK = 64 * KIB  # some chunks take as long as so many bytes
-_CR = 13
+_AT_A_STRETCH: Final = 4 * MIB  # of a body that was begun: many halves take more memory than some wholes
+_CHUNKS_WORK: Final = 64 * KIB  # some chunks take as long as so many bytes
+_CR: Final = 13
 
-_COPIED_TOGETHER = 64 * KIB
+_COPIED_TOGETHER: Final = 64 * KIB
 _WITHOUT_BODY = (204, 304)
-_MOST_PIECES = 512  # the kernel takes 1024 per call
+_MOST_PIECES: Final = 512  # the kernel takes 1024 per call
 
 
 class Connection:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from heapq import heappop, heappush
 from time import monotonic, time
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from carpool.frontend.clients.accounts import CONNECTION, Accounts, Shares
 from carpool.frontend.clients.fair_threads import FairThreads
@@ -21,13 +21,13 @@ from carpool.memory.spare_memory import SpareMemory
 if TYPE_CHECKING:
     from carpool.frontend.http.protocol import Connection
 
-_INFLATERS = 2
-_TURN_BYTES = 1536 * 1024
-_TURN_S = 0.0005
-_REST_S = 0.002
-_CONNECTION_S = 0.0001  # to take it, and to let it go
-_MOST_GO_ON = 8  # go on in one turn, if none of them takes long: each may bring a whole read
-BODY_READ = 256 * KIB
+_INFLATERS: Final = 2
+_TURN_BYTES: Final = 1536 * 1024
+_TURN_S: Final = 0.0005
+_REST_S: Final = 0.002
+_CONNECTION_S: Final = 0.0001  # to take it, and to let it go
+_MOST_GO_ON: Final = 8  # go on in one turn, if none of them takes long: each may bring a whole read
+BODY_READ: Final = 256 * KIB
 """Of one body at a time: some tenths of a millisecond. Then others have their turn."""
 
 
