@@ -72,7 +72,6 @@ class Calls:
         self._works: dict[int, Work] = {}
         self._cancelled: set[int] = set()
         self.taken: list[Work] = []  # not submitted yet, all for one model:
-        self._told: list[Work] = []  # of them: who are told when they are let in
         self._key = 0
 
     def __len__(self) -> int:
@@ -99,7 +98,7 @@ class Calls:
             return
         images, shape = template.images, template.shape
         work = Work(inputs, self._done, arrived, deadline, images, shape, template.wanted, template.encoded)
-        work.place = RequestPlace(
+        work.place = place = RequestPlace(
             template, self._memory, offset, output, capacity, self._most_bytes, call, self._arena
         )
         work.sent = sent if 0.0 < sent <= now else now
@@ -110,7 +109,7 @@ class Calls:
             work.source, work.holder, work.weight, work.payer = self.sources.source(source)
         work.latest, work.again = flags & records.LATEST != 0, flags & records.AGAIN != 0
         if flags & records.COMING:
-            work.ready_at = now + coming
+            work.ready_at, place.told = now + coming, not flags & records.BEGUN
         work.parts = self._parts(call, entry, flags) if entry.decoupled else None
         if payload and not self._hears(work, template, flags, payload, now):
             return
@@ -118,15 +117,10 @@ class Calls:
         if flags & records.SPARE:
             self._engine.submit_spare(template.key, work)
             return
-        self._join(work, template.key, flags)
-
-    def _join(self, work: Work, key: int, flags: int) -> None:
-        if self.taken and key != self._key:
+        if self.taken and template.key != self._key:
             self.submit()
-        self._key = key
+        self._key = template.key
         self.taken.append(work)
-        if flags & (records.COMING | records.BEGUN) == records.COMING:
-            self._told.append(work)
 
     def _parts(self, call: int, entry: ModelEntry, flags: int) -> LinkParts | None:
         return (
@@ -161,12 +155,9 @@ class Calls:
             for work in works:
                 if work.state is NEW and work in self._works.values():  # else the engine has it
                     work.done(work, Outcome(error=ModelError(f"the engine failed: {error}")))
-        if not self._told:
-            return
-        told, self._told = self._told, []
         say = self._outbox.put if len(works) > 1 else self._outbox.send
-        for work in told:
-            if work.state is OFFERED and work.place is not None:
+        for work in works:
+            if work.state is OFFERED and work.place is not None and work.place.told:
                 say(to_frontend(records.ADMITTED, work.place.call, records.OK))
 
     def ready(self, call: int) -> None:
