@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ Autoscaler = StrEnum("Autoscaler", ["keda", "hpa", "none"])
 
 _BALANCER, _KUBERNETES, _FLEET, _RAY = "Balancer", "Kubernetes", "The fleet", "Ray"
 _ASSUMED_START_S = 60.0
+_LEAST_MEMORY_GB = 2.0
 _REPEATS = 10
 _IMAGE, _RAY_IMAGE = "carpool:latest", "carpool-ray:latest"
 _HTTP, _LISTEN, _LISTEN_GRPC, _STATS = 8000, 8080, 8081, 8404
@@ -124,7 +126,11 @@ class DeployVerb(o.SharesCores):
     )
     runtime_class: str = o.option("", "Runtime class of its pods, like nvidia.", _KUBERNETES)
     cores: int = o.option(2, "Cores per replica, request and limit.", _KUBERNETES)
-    memory_gb: float = o.option(2.0, "Memory per replica.", _KUBERNETES)
+    memory_gb: float | None = o.option(
+        None,
+        "Memory per replica. Default: what the measured model needs, at least 2.",
+        _KUBERNETES,
+    )
     gpus: int = o.option(0, "GPUs per replica.", _KUBERNETES)
 
     def run(self) -> None:
@@ -209,7 +215,7 @@ class DeployVerb(o.SharesCores):
                 image=_RAY_IMAGE if self.image == _IMAGE else self.image,
                 claim=self.claim,
                 cores=self.cores,
-                memory_gb=o.number("--memory-gb", self.memory_gb, least=0.25, most=1e5),
+                memory_gb=self._memory_gb(0.0),
                 gpus=self.gpus,
             )
             files = rayservice_overlay(settings.name, settings.written(), settings.replicas, pods)
@@ -236,7 +242,7 @@ class DeployVerb(o.SharesCores):
             raise InvalidInput("--rate and --slo-ms are both needed to plan")
         rate = o.number("--rate", self.rate, above=0, most=1e7)
         cores = o.whole("--cores", self.cores, least=1, most=4096)
-        text, machine = self._curve(o.number("--slo-ms", self.slo_ms, above=0, most=1e7), cores)
+        text, machine, model_mb = self._curve(o.number("--slo-ms", self.slo_ms, above=0, most=1e7), cores)
         curve = o.batch_curve(text, None, None)
         slo = o.slo(self.slo_ms, curve)
         spare = o.whole("--redundancy", self.redundancy, least=0, most=1000)
@@ -253,7 +259,7 @@ class DeployVerb(o.SharesCores):
             "" if self.image == _IMAGE else self.image,
             self.claim,
             cores,
-            o.number("--memory-gb", self.memory_gb, least=0.25, most=1e5),
+            self._memory_gb(model_mb),
             o.whole("--gpus", self.gpus, least=0, most=64),
             *self._cold_start(),
             repository=self.repository,
@@ -270,6 +276,14 @@ class DeployVerb(o.SharesCores):
             raise InvalidInput(f"--slo-ms: no number of replicas meets it: {' '.join(answer.why)}")
         return replace(wanted, planned=answer.replicas)
 
+    def _memory_gb(self, model_mb: float) -> float:
+        """Returns what was given, else what a replica needs with such a model; 0: that is not known."""
+        from carpool.lab.machine_share import replica_memory_mb
+
+        if self.memory_gb is not None:
+            return o.number("--memory-gb", self.memory_gb, least=0.25, most=1e5)
+        return max(_LEAST_MEMORY_GB, ceil(replica_memory_mb(model_mb) / 100) / 10)
+
     def _cold_start(self) -> tuple[float, str]:
         """Returns seconds, and where they are from."""
         from carpool.config.server import usual_cache_dir
@@ -285,13 +299,14 @@ class DeployVerb(o.SharesCores):
                 return max(1.0, started.ready_s), "as its last start here took"
         return _ASSUMED_START_S, "assumed, since no start of it was measured here"
 
-    def _curve(self, slo_ms: float, cores: int) -> tuple[str, Machine]:
-        """Returns the curve of one instance, and what a replica has: as it was given, or measured here."""
+    def _curve(self, slo_ms: float, cores: int) -> tuple[str, Machine, float]:
+        """Returns the curve of one instance, what a replica has, and megabytes of the model, or 0: as it was
+        given, or measured here."""
         from carpool.lab.batch_profile import ProfileQuestion, profile
 
         if self.curve:
             instances = o.whole("--instances", self.instances, least=1, most=1024)
-            return self.curve, self.machine(cores, instances)
+            return self.curve, self.machine(cores, instances), 0.0
         if not self.places or len(self.places) != 1:
             raise InvalidInput("give one model to measure, or its --curve")
         question = ProfileQuestion(
@@ -299,4 +314,4 @@ class DeployVerb(o.SharesCores):
         )
         with show.status("measuring the model") as tell:
             report = profile(question, tell)
-        return report.curve, self.machine(cores, report.instances, report.infer_cores)
+        return report.curve, self.machine(cores, report.instances, report.infer_cores), report.memory_mb
