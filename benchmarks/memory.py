@@ -1,9 +1,10 @@
 """What the demo's models take of memory, and what sparing it costs.
 
-`ways`: arenas that keep what batches took, arenas that are shrunk after each batch, and sessions without
-arenas, each in a process of its own, in turns. Times are of the thread's processor, so that the machine's
-other work hardly matters; new pages are paid for in them. `table`: megabytes beside the weights, by instances
-and batch size. `server`: resident megabytes of the demo's engine after its first start, after its second, and
+`ways`: arenas that keep what batches took, the same with memory patterns (a block for a whole batch, beside
+those of the batch from which the pattern was learned), arenas that are shrunk after each batch, and sessions
+without arenas, each in a process of its own, in turns. Times are of the thread's processor, so that other
+work hardly matters; new pages are paid for in them. `table`: megabytes beside the weights, by instances and
+batch size. `server`: resident megabytes of the demo's engine after its first start, after its second, and
 directly and ten seconds after 1,000 mixed requests. Aim: 600 at most, and 1.03 times the time of a batch.
 """
 
@@ -42,7 +43,7 @@ from load.burst import LoadError
 from load.carpool_server import CarpoolServer, carpool_server
 from load.program import run_program, tell
 
-KEPT, SHRUNK, NONE = WAYS = ("kept", "shrunk", "none")
+KEPT, PATTERNS, SHRUNK, NONE = WAYS = ("kept", "patterns", "shrunk", "none")
 LARGEST = {"u2netp": 2}  # of the others 8
 TASKS = {"efficientnet_lite0": "classify", "nanodet": "detect", "open_nsfw": "classify", "u2netp": "segment"}
 SPAWN = multiprocessing.get_context("spawn")
@@ -54,6 +55,7 @@ def one_way(asked: Connection, file: str, way: str) -> None:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.enable_cpu_mem_arena = way != NONE
+    options.enable_mem_pattern = way == PATTERNS
     run_options = onnxruntime.RunOptions()
     if way == SHRUNK:
         run_options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")

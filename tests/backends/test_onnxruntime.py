@@ -371,6 +371,17 @@ def test_what_batches_took_is_given_back(path: Path) -> None:
     here.give_back()
 
 
+def test_a_second_batch_of_a_size_takes_no_more_than_the_first(path: Path) -> None:
+    """With patterns it would: one block for all of its values, beside the blocks that the first took."""
+    backend = load_file(wide(path))
+    x = {"x": np.ones((32, 1 << 20), np.float32)}
+    backend.run(x, ())
+    held = own_bytes()
+    for _ in range(3):
+        backend.run(x, ())
+    assert own_bytes() < held + (32 << 20)
+
+
 @pytest.mark.parametrize("datatype", onnx_models.ELEMENT_TYPES)
 def test_giving_back_runs_nothing_and_breaks_nothing(path: Path, datatype: str) -> None:
     backend = load_file(onnx_models.identity(path, datatype))

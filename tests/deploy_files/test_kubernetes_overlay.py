@@ -61,7 +61,7 @@ def test_the_start_time_is_the_measured_one_and_said_to_be(
 
 
 def test_an_unreliable_curve_is_said_to_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    report = SimpleNamespace(curve="4+1", instances=1, infer_cores=0.0, noisy=True)
+    report = SimpleNamespace(curve="4+1", instances=1, infer_cores=0.0, memory_mb=0.0, noisy=True)
     monkeypatch.setattr("carpool.lab.batch_profile.profile", lambda *_: report)
     asked = ["deploy", "kubernetes", "--rate", "500", "--slo-ms", "50", str(tmp_path / "m"), "--dry-run"]
     shown = CliRunner().invoke(app, asked)
@@ -69,6 +69,25 @@ def test_an_unreliable_curve_is_said_to_be(monkeypatch: pytest.MonkeyPatch, tmp_
     assert UNRELIABLE in " ".join(shown.stdout.replace("# ", "").split())
     report.noisy = False
     assert "unreliable" not in CliRunner().invoke(app, asked).stdout
+
+
+@pytest.mark.parametrize(
+    ("model_mb", "more", "limit"),
+    [(90.0, [], "2048Mi"), (3200.0, [], "4301Mi"), (3200.0, ["--memory-gb", "3"], "3072Mi")],
+)
+def test_the_memory_limit_is_what_the_measured_model_needs(
+    model_mb: float, more: list[str], limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server takes 977 MB beside the model: its processes, and what clients can make it hold."""
+    model = tmp_path / "m"
+    (model / "1").mkdir(parents=True)
+    (model / "1" / "model.onnx").write_bytes(b"weights")
+    report = SimpleNamespace(curve="4+1", instances=1, infer_cores=1.0, memory_mb=model_mb, noisy=False)
+    monkeypatch.setattr("carpool.lab.batch_profile.profile", lambda _question, _tell: report)
+    asked = ["deploy", "kubernetes", str(model), "--rate", "500", "--slo-ms", "50", "--dry-run", *more]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 0, done.output
+    assert f"memory: {limit}" in done.stdout
 
 
 @given(

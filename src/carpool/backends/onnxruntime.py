@@ -225,6 +225,9 @@ def _session(config: ModelConfig, file: Path, placement: Placement) -> onnxrunti
     threads = settings.intra_op_threads or placement.threads or 0
     providers = _providers(runtime, config, placement.gpu, threads)
     options = _options(runtime, threads, settings.inter_op_threads or 1)
+    # For each size a pattern takes one block for all of a batch, beside those of the batch from which it was
+    # learned: up to 1.8 times the memory. Batches were at most 3 % faster.
+    options.enable_mem_pattern = providers != [CPU]
     if threads != 1 or options.inter_op_num_threads != 1 or providers != [CPU]:
         return _open(runtime, config, file, options, providers)
     key = (file, beside(file))  # its weights may lie in files of their own

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ Autoscaler = StrEnum("Autoscaler", ["keda", "hpa", "none"])
 
 _BALANCER, _KUBERNETES, _RAY = "Balancer", "Kubernetes", "Ray"
 _ASSUMED_START_S = 60.0
+_LEAST_MEMORY_GB = 2.0
 _REPEATS = 10
 _IMAGE, _RAY_IMAGE = "carpool:latest", "carpool-ray:latest"
 _HTTP, _LISTEN, _LISTEN_GRPC, _STATS = 8000, 8080, 8081, 8404
@@ -125,7 +127,11 @@ class DeployVerb(o.SharesCores):
     )
     runtime_class: str = o.option("", "Runtime class of its pods, like nvidia.", _KUBERNETES)
     cores: int = o.option(2, "Cores per replica, request and limit.", _KUBERNETES)
-    memory_gb: float = o.option(2.0, "Memory per replica.", _KUBERNETES)
+    memory_gb: float | None = o.option(
+        None,
+        "Memory per replica. Default: what the measured model needs, at least 2.",
+        _KUBERNETES,
+    )
     gpus: int = o.option(0, "GPUs per replica.", _KUBERNETES)
 
     def run(self) -> None:
@@ -214,7 +220,7 @@ class DeployVerb(o.SharesCores):
                 image=_RAY_IMAGE if self.image == _IMAGE else self.image,
                 claim=self.claim,
                 cores=self.cores,
-                memory_gb=o.number("--memory-gb", self.memory_gb, least=0.25, most=1e5),
+                memory_gb=self._memory_gb(0.0),
                 gpus=self.gpus,
             )
             files = rayservice_overlay(settings.name, settings.written(), settings.replicas, pods)
@@ -241,7 +247,9 @@ class DeployVerb(o.SharesCores):
             raise InvalidInput("--rate and --slo-ms are both needed to plan")
         rate = o.number("--rate", self.rate, above=0, most=1e7)
         cores = o.whole("--cores", self.cores, least=1, most=4096)
-        text, machine, unreliable = self._curve(o.number("--slo-ms", self.slo_ms, above=0, most=1e7), cores)
+        text, machine, unreliable, model_mb = self._curve(
+            o.number("--slo-ms", self.slo_ms, above=0, most=1e7), cores
+        )
         curve = o.batch_curve(text, None, None)
         slo = o.slo(self.slo_ms, curve)
         spare = o.whole("--redundancy", self.redundancy, least=0, most=1000)
@@ -258,7 +266,7 @@ class DeployVerb(o.SharesCores):
             "" if self.image == _IMAGE else self.image,
             self.claim,
             cores,
-            o.number("--memory-gb", self.memory_gb, least=0.25, most=1e5),
+            self._memory_gb(model_mb),
             o.whole("--gpus", self.gpus, least=0, most=64),
             *(self._known_start() or (_ASSUMED_START_S, "assumed, since no start of it was measured here")),
             unreliable=unreliable,
@@ -275,6 +283,14 @@ class DeployVerb(o.SharesCores):
         if answer.replicas is None:
             raise InvalidInput(f"--slo-ms: no number of replicas meets it: {' '.join(answer.why)}")
         return replace(wanted, planned=answer.replicas)
+
+    def _memory_gb(self, model_mb: float) -> float:
+        """Returns what was given, else what a replica needs with such a model; 0: that is not known."""
+        from carpool.lab.machine_share import replica_memory_mb
+
+        if self.memory_gb is not None:
+            return o.number("--memory-gb", self.memory_gb, least=0.25, most=1e5)
+        return max(_LEAST_MEMORY_GB, ceil(replica_memory_mb(model_mb) / 100) / 10)
 
     def _known_start(self) -> tuple[float, str] | None:
         """Returns seconds of the slowest model, and where they are from."""
@@ -293,14 +309,14 @@ class DeployVerb(o.SharesCores):
         slowest = max((start.ready_s for start in starts if start is not None), default=0.0)
         return (max(1.0, slowest), "as its last start here took") if slowest else None
 
-    def _curve(self, slo_ms: float, cores: int) -> tuple[str, Machine, bool]:
-        """Returns the curve of one instance and what a replica has, as given or measured here, and whether
-        they are unreliable."""
+    def _curve(self, slo_ms: float, cores: int) -> tuple[str, Machine, bool, float]:
+        """Returns the curve of one instance and what a replica has, as given or measured here, whether they
+        are unreliable, and megabytes of the model, or 0."""
         from carpool.lab.batch_profile import ProfileQuestion, profile
 
         if self.curve:
             instances = o.whole("--instances", self.instances, least=1, most=1024)
-            return self.curve, self.machine(cores, instances), False
+            return self.curve, self.machine(cores, instances), False, 0.0
         if not self.places or len(self.places) != 1:
             raise InvalidInput("give one model to measure, or its --curve")
         question = ProfileQuestion(
@@ -308,4 +324,5 @@ class DeployVerb(o.SharesCores):
         )
         with show.status("measuring the model") as tell:
             report = profile(question, tell)
-        return report.curve, self.machine(cores, report.instances, report.infer_cores), report.noisy
+        machine = self.machine(cores, report.instances, report.infer_cores)
+        return report.curve, machine, report.noisy, report.memory_mb
