@@ -83,8 +83,8 @@ GPU_OUT ?= build/gpu
 gpu: ## the tests that need a CUDA device, and benchmarks/gpu.py (GPU_PYTHON=python3: with what that has installed)
 	[ $(GPU_PYTHON) != $(BIN)/python ] || $(MAKE) setup
 	$(GPU_PYTHON) -m pytest -q -m gpu $$(grep -rl 'mark\.gpu' tests)
-	$(GPU_PYTHON) benchmarks/gpu.py --out $(GPU_OUT) --networks resnet50,vit_b_16 --seconds 2 --buckets 1,32,64,128 \
-	  --clients 512 --sections jpeg,tensor,light,promise,onnx,isolation,pipeline
+	$(GPU_PYTHON) benchmarks/gpu.py --out $(GPU_OUT) --networks resnet50,vit_b_16 --seconds 2 --clients 512 \
+	  --street-clients 384 --sections jpeg,tensor,light,start,promise,pipeline,onnx
 
 conformance: setup ## Triton's own clients, perf_analyzer and the long tests (ARGS=--help)
 	@PYTHONPATH=tests $(BIN)/python -m conformance.run $(ARGS)

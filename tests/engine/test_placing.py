@@ -12,7 +12,7 @@ import pytest
 
 from carpool.config.model import InstanceGroup, InstanceKind, ModelConfig, ModelSignature
 from carpool.engine.profile.hardware import gpu_count
-from carpool.engine.profile.instance_layout import choose_on_gpus, places
+from carpool.engine.profile.instance_layout import choose_on_gpus, places, usual_on_gpus
 from carpool.engine.profile.measuring import Effort, Measuring
 from carpool.errors import ConfigError, ModelError
 from carpool.types import Array, Datatype, Signature, TensorSpec
@@ -159,6 +159,28 @@ def test_if_not_even_the_first_fits_that_is_told() -> None:
     gpu = Gpu((100,), room=0)
     with pytest.raises(ModelError, match=r"0\.5 GB is left"):
         choose_on_gpus(config(), [0], inf, gpu.open_one, gpu.measuring)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "decodes", "room", "kept"),
+    [
+        ([0], False, 9, 2),
+        ([0], True, 9, 3),
+        ([0], True, 2, 2),
+        ([0], True, 1, 1),
+        ([0, 1], True, 9, 6),
+        ([0, 1], True, 5, 4),
+        ([0, 1], False, 3, 2),
+    ],
+)
+def test_what_is_compiled_behind_traffic_has_as_many_on_each_gpu_as_fit(
+    gpus: list[int], decodes: bool, room: int, kept: int
+) -> None:
+    gpu = Gpu((), room=room)
+    chosen = usual_on_gpus(gpus, gpu.open_one, decodes=decodes)
+    assert chosen.layout.instances == kept
+    assert list(chosen.backends) == gpu.alive == gpu.opened[:kept]
+    assert ("decoding" in chosen.reason) == (decodes and room == 9)
 
 
 def test_what_the_settings_say_is_not_tried() -> None:

@@ -372,7 +372,8 @@ class Loading:
             return self.backend(index, 1, tell)
 
         if self.behind and not any(group.given for group in self._config.instances):
-            return usual_on_gpus(self._gpus, open_one)
+            decodes = self._vision is not None and self._vision.encoded
+            return usual_on_gpus(self._gpus, open_one, decodes=decodes)
         return choose_on_gpus(self._config, self._gpus, self._slo, open_one, self._measuring)
 
     def _fake(self, tell: ReportStep) -> Opened:

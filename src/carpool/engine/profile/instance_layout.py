@@ -340,7 +340,7 @@ def _try(trial: _Trial, slo: float, trying: Trying, *, once: bool) -> None:
 log = logger("engine")
 
 _MOST_STREAMS = 6  # instances on one GPU that are tried
-_USUAL_STREAMS = 2
+_USUAL_STREAMS, _USUAL_DECODING_STREAMS = 2, 3
 _WORTH_ANOTHER = 1.1  # times the rate without it: each takes memory, and makes single images slower
 _GPU_TRIAL = Effort(seconds=0.3, warm_up=0.1)
 
@@ -429,21 +429,24 @@ def choose_on_gpus(
     return Chosen(Layout(len(opened), 1), f"{against}{ended}", opened)
 
 
-def usual_on_gpus(gpus: Sequence[int], open_one: OpenOne) -> Chosen:
-    """Two on every GPU, untried: the first answers matter more, and what carries more may change when it is
-    compiled. One, where there is no room for a second."""
+def usual_on_gpus(gpus: Sequence[int], open_one: OpenOne, *, decodes: bool) -> Chosen:
+    """Returns two on every GPU, untried: the first answers matter more, and what sustains more may change
+    when it is compiled. Three, where the GPU also `decodes` images; fewer, where there is no room."""
     opened: list[Backend] = []
-    why = "two streams on each GPU overlap copies with computing; others are tried where nothing is compiled"
+    streams = _USUAL_DECODING_STREAMS if decodes else _USUAL_STREAMS
+    what = "three streams on each GPU overlap decoding and" if decodes else "two streams on each GPU overlap"
+    why = f"{what} copies with computing; others are tried where nothing is compiled"
     with closed_if_it_fails(opened):
-        for number in range(_USUAL_STREAMS * len(gpus)):
+        for number in range(streams * len(gpus)):
             try:
                 opened.append(open_one(number))
             except ModelError as error:
                 if number < len(gpus):
                     raise
                 why = f"no more, since {error.message}"
-                close_all(opened[len(gpus) :])
-                del opened[len(gpus) :]
+                alike = number // len(gpus) * len(gpus)  # each GPU has as many
+                close_all(opened[alike:])
+                del opened[alike:]
                 break
     return Chosen(Layout(len(opened), 1), why, opened)
 

@@ -155,8 +155,8 @@ class PictureService:
         return refusal
 
     def is_calm(self, entry: ModelEntry, now: float) -> bool:
-        """Returns whether a picture is decoded before the engine has let it in: while nobody is refused. One
-        may then be decoded in vain, each second."""
+        """Returns whether a picture is decoded before the engine has let it in: while none is refused. When
+        the first is, those whose decoding has begun by then are decoded in vain."""
         return now - self._passed[entry.key].refused_at > _CALM_S
 
     def refused(self, entry: ModelEntry, now: float) -> None:
