@@ -19,7 +19,6 @@ from carpool.frontend.remote_door import RemoteDoor
 from carpool.link.door import write_catalog
 from carpool.link.records import (
     ASK,
-    BEGUN,
     CANCEL,
     CATALOG,
     COMING,
@@ -77,12 +76,11 @@ def submit(
     outside: float = 0.0,
     timeout: float = 0.0,
     coming: float | None = None,
-    begun: bool = False,
     priority: int = 0,
     source: int = 0,
 ) -> bytes:
     times = (arrived, deadline, 0.0, outside, timeout, coming or 0.0)
-    flags = 0 if coming is None else COMING | BEGUN if begun else COMING
+    flags = 0 if coming is None else COMING
     return TO_ENGINE.pack(SUBMIT, 0, call, template, at, output, room, *times, priority, source, flags)
 
 
@@ -165,7 +163,6 @@ LIES = {
     "source that nobody named": template() + submit(source=3),
     "inputs that never come": template() + submit(coming=float("inf")),
     "inputs that come before now": template() + submit(coming=-1.0),
-    "inputs that have begun to come before now": template() + submit(coming=-1.0, begun=True),
     "strings that are to come": template(key=3, inputs=[("x", "BYTES", (1, 1), 0, 16, True)])
     + submit(coming=0.1),
     "a file that is to come": file() + submit(coming=0.1),

@@ -515,14 +515,14 @@ class Coming:
     answers: list[Answer]
 
 
-def offer(client: Client, source: str = "", *, begun: bool = False) -> Coming:
+def offer(client: Client, source: str = "") -> Coming:
     entry = client.model("fixed")
     _, head, _ = packed(entry, FOUR)
     slot = client.door.slot(FOUR.nbytes)
     assert slot is not None
     admitted: list[bool] = []
     heard = Heard(on_admitted=lambda: admitted.append(True))
-    ask = Ask(entry, head, slot, 0, time.monotonic(), sender=Sender(source), ready_in=0.01, begun=begun)
+    ask = Ask(entry, head, slot, 0, time.monotonic(), sender=Sender(source), ready_in=0.01)
     return Coming(slot, client.door.infer(ask, heard), admitted, heard.answers)
 
 
@@ -543,27 +543,6 @@ def test_a_call_is_let_in_before_its_tensors_and_runs_with_them() -> None:
             coming.call.release()
             assert client.door.arena.slots_used == 0
             assert coming.admitted == [True]
-
-    run(main())
-
-
-@pytest.mark.parametrize("refused", [False, True])
-def test_whose_tensors_have_begun_to_come_is_not_told_that_it_is_let_in(refused: bool) -> None:
-    async def main() -> None:
-        async with joined() as link:
-            client = await link.door()
-            coming = offer(client, "refuse" if refused else "", begun=True)
-            coming.slot.view[: FOUR.nbytes] = FOUR.tobytes()
-            other = offer(client)  # those that are taken at once with it are
-            coming.call.ready(coming.slot)  # the word is behind that of the call
-            await until(lambda: coming.answers and other.admitted)
-            assert not coming.admitted
-            assert (coming.answers[0].error is not None) is refused
-            coming.call.release()
-            other.call.cancel()
-            other.slot.release()
-            await until(lambda: client.door.arena.slots_used == 0)
-            assert len(coming.answers) == 1
 
     run(main())
 

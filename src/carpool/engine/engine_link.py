@@ -98,7 +98,7 @@ class Calls:
             return
         images, shape = template.images, template.shape
         work = Work(inputs, self._done, arrived, deadline, images, shape, template.wanted, template.encoded)
-        work.place = place = RequestPlace(
+        work.place = RequestPlace(
             template, self._memory, offset, output, capacity, self._most_bytes, call, self._arena
         )
         work.sent = sent if 0.0 < sent <= now else now
@@ -109,7 +109,7 @@ class Calls:
             work.source, work.holder, work.weight, work.payer = self.sources.source(source)
         work.latest, work.again = flags & records.LATEST != 0, flags & records.AGAIN != 0
         if flags & records.COMING:
-            work.ready_at, place.told = now + coming, not flags & records.BEGUN
+            work.ready_at = now + coming
         work.parts = self._parts(call, entry, flags) if entry.decoupled else None
         if payload and not self._hears(work, template, flags, payload, now):
             return
@@ -157,7 +157,7 @@ class Calls:
                     work.done(work, Outcome(error=ModelError(f"the engine failed: {error}")))
         say = self._outbox.put if len(works) > 1 else self._outbox.send
         for work in works:
-            if work.state is OFFERED and work.place is not None and work.place.told:
+            if work.state is OFFERED and work.place is not None:
                 say(to_frontend(records.ADMITTED, work.place.call, records.OK))
 
     def ready(self, call: int) -> None:

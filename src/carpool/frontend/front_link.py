@@ -22,7 +22,6 @@ from carpool.link.records import (
     ANSWERED,
     AS_DECLARED,
     ASK,
-    BEGUN,
     BOOKING,
     BOOKING_NEWS,
     CANCEL,
@@ -229,7 +228,7 @@ class FrontLink:
 
     def infer(self, ask: Ask, hears: Hears) -> RemoteCall:
         """Does the same as `Door.infer`."""
-        entry, head, slot, tail, _, _, _, _, _, spare, booked, _, _, _, _ = ask
+        entry, head, slot, tail, _, _, _, _, _, spare, booked, _, _, _ = ask
         door = self._door
         call = RemoteCall(ask, _Background(door, entry.key, hears) if spare else hears)
         if not self.writable or door.stalls:
@@ -268,7 +267,7 @@ class FrontLink:
 
     def submit(self, call: RemoteCall, ask: Ask, details: bytes, booking: bytes) -> None:
         """Nothing has happened if this raises. `booking` says of which run it is a step."""
-        _, head, slot, tail, arrived, deadline, sender, ready_in, in_parts, spare, _, _, _, _, begun = ask
+        _, head, slot, tail, arrived, deadline, sender, ready_in, in_parts, spare, _, _, _, _ = ask
         self._number = number = self._number + 1
         output = call.output
         at, capacity = (0, 0) if output is None else (output.offset, output.capacity)
@@ -278,7 +277,7 @@ class FrontLink:
         flags |= AGAIN if sender.again else 0
         coming = 0.0
         if ready_in is not None:
-            flags |= COMING | BEGUN if begun else COMING
+            flags |= COMING
             coming = min(ready_in, _LONGEST_S)
         if spare:
             flags |= SPARE

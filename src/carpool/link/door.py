@@ -344,8 +344,7 @@ class Ask(NamedTuple):
     promise is added behind the door.
 
     With `ready_in` the tensors are still to come, in about so many seconds. The request counts from now on,
-    and the slot stays the caller's until `Call.ready`. When they have `begun` to come, `Hears.admitted` is
-    not called.
+    and the slot stays the caller's until `Call.ready`.
 
     Nobody waits for a `spare` one, whose tensors are there: it runs out of what the models on its device
     leave over, counts nowhere as a request, and ends with an error of the reason `spare` if there was no
@@ -373,7 +372,6 @@ class Ask(NamedTuple):
     step: int = 0
     content: Any = None  # what the slot holds or will hold, as the front end knows it
     asker: Any = None  # whose request it is, as the front end knows it
-    begun: bool = False
 
 
 Ahead: TypeAlias = Callable[[float], int]

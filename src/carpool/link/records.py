@@ -44,7 +44,6 @@ SPARE: Final = 4  # nobody waits for it: it runs if there is slack
 AGAIN: Final = 8  # another server has refused it before
 STEP: Final = 16  # a step of a pipeline: its payload begins with the booking that it belongs to
 REGIONS: Final = 32  # its inputs are in clients' memory: its payload goes on with where
-BEGUN: Final = 128  # with COMING: they come without waiting for the word that it is let in
 PARTS: Final = 64  # each piece that its model writes is to be told when it is there
 
 STEP_PART = struct.Struct("<QQI")

@@ -46,7 +46,6 @@ class RequestPlace:
         "output",
         "payload",
         "template",
-        "told",
     )
 
     def __init__(
@@ -73,7 +72,6 @@ class RequestPlace:
         self.form: int | None = None  # of the outputs; None until it ran
         self.payload = b""
         self.error: CarpoolError | None = None
-        self.told = False  # its front end waits for the word that it is let in
         self.held = False  # the runner may still write there; of the loop's thread
         self._busy = False  # written by the thread that runs the batch only
         self._closed = False  # written by the loop's thread only

@@ -356,41 +356,18 @@ def test_the_deadline_and_the_source_go_through_the_door(served: FrontEnd) -> No
     assert ask(served, "/detect", picture(), b"X-Carpool-Deadline-Ms: x\r\n").status == 400
 
 
-@pytest.mark.parametrize("by", ["the gate", "the engine"])
-def test_after_a_refusal_a_picture_is_decoded_when_it_is_let_in(served: FrontEnd, by: str) -> None:
+def test_a_picture_that_is_refused_is_not_decoded(served: FrontEnd) -> None:
     """The engine hears of it when it is here, and has the last word before any work is done for it."""
     served.door.admits = False
-    if by == "the gate":
-        served.door.refusal = Refused("no room", reason="overload")
-        assert ask(served, "/detect", picture()).status == 429
-        served.door.refusal = None
-    else:
-        with holding(served) as go, served.connect() as client:
-            client.send(post("/detect", picture()))
-            until(lambda: bool(served.door.calls))
-            served.run(lambda: served.door.calls[0].finish(Refused("too much")))
-            assert client.response().status == 429
-            go.set()
     with served.connect() as client:
         client.send(post("/detect", picture()))
-        until(lambda: bool(served.door.calls) and not served.door.calls[-1].answered)
-        call = served.door.calls[-1]
+        until(lambda: bool(served.door.calls))
+        [call] = served.door.calls
         assert call.ready_in is not None
-        assert not call.ask.begun
         served.run(lambda: call.finish(Refused("too much")))
         assert client.response().status == 429
     served.until_slots_are_back()
     assert served.count("finder", "carpool_decode_duration_seconds_count") == 0
-
-
-def test_while_nobody_is_refused_a_picture_is_decoded_at_once(served: FrontEnd) -> None:
-    served.door.admits = False  # the engine does not say so
-    with served.connect() as client:
-        client.send(post("/detect", picture()))
-        until(lambda: bool(served.door.calls) and served.door.calls[0].is_ready)
-        assert served.door.calls[0].ask.begun
-        assert client.response().status == 200
-    served.until_slots_are_back()
 
 
 def test_who_is_given_up_while_it_waits_to_be_decoded_is_told_then_and_not_decoded(served: FrontEnd) -> None:

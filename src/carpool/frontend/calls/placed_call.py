@@ -87,10 +87,8 @@ class PlacedCall(RequestPlacement):
 
     # ── as `RequestPlacement` asks ──
 
-    def _offer(
-        self, head: RequestHead, slot: Slot, tail: int, ready_in: float | None = None, *, begun: bool = False
-    ) -> None:
-        super()._offer(head, slot, tail, ready_in, begun=begun)
+    def _offer(self, head: RequestHead, slot: Slot, tail: int, ready_in: float | None = None) -> None:
+        super()._offer(head, slot, tail, ready_in)
         if ready_in is None:
             self._content.went(head, slot, tail)
 

@@ -5,9 +5,8 @@ who gives it back, the gate, what is decoded and when, clients' own memory, thre
        │           │           │            │           ▲
        └───────────┴───────────┴────────────┴───────────┘   it failed or was refused, or its client left
 
-OFFERED is a request whose tensors are still to come: the engine counts it, and as long as any are refused,
-nothing is decoded for it before the engine has let it in. What is in RUNNING waits or runs, which only the
-engine can tell apart.
+OFFERED is a request whose tensors are still to come: the engine counts it, and nothing is decoded for it
+before the engine has let it in. What is in RUNNING waits or runs, which only the engine can tell apart.
 """
 
 from __future__ import annotations
@@ -219,20 +218,15 @@ class RequestPlacement:
             refusal = service.pictures.cannot_decode(entry, until, now, weight, self.client)
         if refusal is not None:
             raise refusal
-        begun = service.pictures.is_calm(entry, now)
         slot = service.door.slot(pictures.size)
         try:
             self._ready_in = service.pictures.workers.foresee(weight, now, self.client)
-            self._offer(pictures.head, slot, 0, self._ready_in, begun=begun)
+            self._offer(pictures.head, slot, 0, self._ready_in)
         finally:
             self._slot = slot  # until its tensors are in it
         self.state = OFFERED
-        if begun:
-            self.admitted()
 
-    def _offer(
-        self, head: RequestHead, slot: Slot, tail: int, ready_in: float | None = None, *, begun: bool = False
-    ) -> None:
+    def _offer(self, head: RequestHead, slot: Slot, tail: int, ready_in: float | None = None) -> None:
         """Goes the one way through the door."""
         self._offered_at = monotonic()
         entry, pictures = self.entry, self._pictures
@@ -245,10 +239,8 @@ class RequestPlacement:
         if entry.has_places and not sender.holder:
             sender = sender._replace(payer=self.client)
         # By position: names would take as long again.
-        at = self.arrived, self.deadline
-        ask = Ask(
-            entry, head, slot, tail, *at, sender, ready_in, in_parts, False, None, 0, pictures, None, begun
-        )
+        times = self.arrived, self.deadline
+        ask = Ask(entry, head, slot, tail, *times, sender, ready_in, in_parts, False, None, 0, pictures)
         self._call = self._door.infer(ask, self)
         self._slot = None
         self.state = RUNNING
@@ -295,7 +287,7 @@ class RequestPlacement:
                 self.entry, self.row = entry, row
 
     def admitted(self) -> None:
-        """The engine has let it in, or nearly always does: now there is sense in decoding."""
+        """The engine has let it in: now there is sense in decoding."""
         pictures, slot = self._pictures, self._slot
         if self.state == OFFERED and self._job is None and pictures is not None and slot is not None:
             work, workers = partial(pictures.prepare, slot.view), self.service.pictures.workers
@@ -362,12 +354,10 @@ class RequestPlacement:
 
     def done(self, answer: Answer) -> None:
         """Never raises: the door has nothing more to say of it."""
-        refused, self.state = self.state == OFFERED, ANSWERING
+        self.state = ANSWERING
         self._done_at = monotonic()
         pictures, entry = self._pictures, self.entry
         try:
-            if refused:
-                self.service.pictures.refused(entry, self._done_at)
             in_parts = entry.decoupled and entry.in_parts(self.refuses_many)
             if (pictures is None and self._outlets is None) or in_parts:
                 if isinstance(pictures, RoutePicture) and answer.error is None:

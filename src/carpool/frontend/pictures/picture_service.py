@@ -9,7 +9,6 @@ from contextlib import suppress
 
 import cv2
 
-from carpool.core.job import INFINITY
 from carpool.errors import CarpoolError, InvalidInput, Unavailable
 from carpool.frontend.clients.accounts import Shares
 from carpool.frontend.pictures.pipeline_pictures import PipelineModel
@@ -25,7 +24,6 @@ _MOST_KEPT_BYTES = 512 << 20
 _LEARNING = 0.2  # how much the newest batch counts in what they take
 _SLOW_S = 0.05  # whose body takes longer is not waited for: it is judged again when it is here
 _MOST_COUNTED = 256
-_CALM_S = 1.0  # nobody was refused for so long: the engine will not refuse the next one either
 
 
 class Passed:
@@ -36,12 +34,11 @@ class Passed:
     again would be read, offered and refused for the one place that was free.
     """
 
-    __slots__ = ("_offered", "heads", "refused_at")
+    __slots__ = ("_offered", "heads")
 
     def __init__(self) -> None:
         self.heads: deque[float] = deque(maxlen=_MOST_COUNTED)  # when they were here
         self._offered: deque[float] = deque(maxlen=_MOST_COUNTED)
-        self.refused_at = -INFINITY  # by whom ever
 
     def offered(self, now: float) -> None:
         """Notes that one of them was offered; which, does not matter."""
@@ -129,8 +126,6 @@ class PictureService:
             refusal = self.cannot_decode(entry, until, now, weight_of_size(size), client)
         if refusal is None:
             passed.heads.append(now)
-        else:
-            passed.refused_at = now
         return refusal
 
     def refuses_now(
@@ -150,18 +145,7 @@ class PictureService:
             refusal = self.cannot_decode(entry, until, now, weight, client)
         if refusal is None:
             passed.offered(now)
-        else:
-            passed.refused_at = now
         return refusal
-
-    def is_calm(self, entry: ModelEntry, now: float) -> bool:
-        """Returns whether a picture is decoded before the engine has let it in: while none is refused. When
-        the first is, those whose decoding has begun by then are decoded in vain."""
-        return now - self._passed[entry.key].refused_at > _CALM_S
-
-    def refused(self, entry: ModelEntry, now: float) -> None:
-        """The engine did not let a picture in."""
-        self._passed[entry.key].refused_at = now
 
     def offers(self, entry: ModelEntry, now: float) -> None:
         """A picture goes to the engine without a second look."""

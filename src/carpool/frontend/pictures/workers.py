@@ -143,7 +143,8 @@ class Workers:
             self._forecast.joined(weight)
             self.waiting += 1
             self._beginning.push(client, deadline, job, weight)
-            self._wake()
+            if self._resting:  # as `_wake` does, on the way of every image
+                self._resting.popleft().release()
         return job
 
     def drop(self, job: PictureJob) -> bool:
@@ -227,6 +228,10 @@ class Workers:
         rest = threading.Lock()
         rest.acquire()
         while True:
+            with self._lock:  # most often nothing is left, and `_next` need not look
+                rests = not (self.waiting or self._finishing or self._idle or self._closed)
+                self._resting.extend([rest] * rests)
+            rest.acquire(blocking=rests)
             try:
                 job, work = self._next(rest)
             except Exception as bug:  # the others must not be left without threads
@@ -272,7 +277,7 @@ class Workers:
                 job = self._finishing.popleft()
                 work, job.work = job.work, None
                 return job, work
-            found = self._beginning.pop(self._may_begin if self._long else None)
+            found = self._beginning.pop(self._may_begin if self._long else None) if self.waiting else None
             if found is not None:
                 job = found[1]
                 job.begun = True
