@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from backends import onnx_models
 from backends import torch_models as tm
 from backends.cases import settings
 from carpool.backends.torch.torch_device import Device, Program
-from carpool.backends.torch.torch_fusion import FusedConvolution, Fusion, fusion_of
+from carpool.backends.torch.torch_fusion import FusedConvolution, fusion_of
 from carpool.backends.torch.torch_onnx import open_onnx
 from carpool.backends.torch.torch_programs import Network
 
@@ -241,16 +242,12 @@ class PretendedGpu(Device):
         super().__init__(1)
         self.times = (plain, fused)
         self.timed = 0
-        self.released = 0
 
     def seconds(self, program: Program) -> float:
         """They are timed in turn, the plain one first."""
         program.replay()
         self.timed += 1
         return self.times[(self.timed + 1) % 2]
-
-    def release(self) -> None:
-        self.released += 1
 
 
 RESIDUAL = """
@@ -336,5 +333,12 @@ def test_a_cpu_fuses_nothing(tmp_path: Path) -> None:
     backend.close()
 
 
-def test_nothing_is_moved_that_is_not_there() -> None:
-    assert Fusion([]).modules() == []
+@pytest.mark.parametrize(("room", "tries"), [(1 << 30, True), (10, False)])
+def test_a_device_without_room_for_both_forms_keeps_the_plain_one(
+    room: int, tries: bool, tmp_path: Path
+) -> None:
+    config, version = tm.described(model(tmp_path, "bf16"))
+    assert version.file is not None
+    ledger: Any = SimpleNamespace(room=room, **dict.fromkeys(("check", "hold", "drop"), lambda *_: None))
+    network = Network(config, version.file, PretendedGpu(), ledger)
+    assert (network._fusion is not None) == tries

@@ -84,7 +84,7 @@ class FakeBackend:
     def run_encoded(
         self, pictures: Sequence[Seen], wanted: Sequence[str]
     ) -> tuple[Mapping[str, Array], Mapping[int, CarpoolError]]:
-        """Behaves as if it had decoded them: nobody looks at the files."""
+        """Behaves as if it had decoded them, without a look at the files."""
         start = time.monotonic()
         return self._answer(len(pictures), wanted, start), {}
 

@@ -78,7 +78,7 @@ class Decoder(_OnDevice, Protocol):
 
     def tokens(self) -> Array:
         """Returns what the first step says that was launched and not asked for: one token for each of its
-        slots, int64 [width]; those of slots that nobody has mean nothing."""
+        slots, int64 [width]; those of free slots mean nothing."""
 
     def forget(self) -> None:
         """Waits until everything that was asked of the device is done. Nobody asks for the tokens of steps

@@ -226,7 +226,7 @@ class Simulate(o.HasCurve, o.HasTraffic, HasDay, HasGeneration):
 
 
 def _scenario(options: Simulate) -> Scenario:
-    """Returns the scenario in promise mode; the knobs are for `contenders`."""
+    """Returns the scenario with batching by SLO; `contenders` have the fixed settings."""
     from carpool.core.objectives import Promise
     from carpool.sim.arrivals import Recording
     from carpool.sim.simulation import Scenario

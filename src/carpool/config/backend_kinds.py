@@ -222,7 +222,7 @@ def kinds() -> Mapping[str, BackendKind]:
 
 
 def kind_of(backend: str | None) -> BackendKind:
-    """Returns what is known of a backend; one that nobody knows runs nothing."""
+    """Returns what is known of a backend; an unknown one runs nothing."""
     return kinds().get(backend or "") or BackendKind(name=backend or "", home="")
 
 

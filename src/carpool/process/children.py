@@ -97,6 +97,7 @@ may be told from any thread which model is loaded, and what is done."""
 
 def _load(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
+    gc.disable()
     found: Callable[..., Any] = getattr(importlib.import_module(module), function)
     gc.freeze()
     gc.enable()

@@ -384,7 +384,7 @@ class Rounds:
         return bool(self._old or self._new)
 
     def come(self, numbers: Iterable[int]) -> None:
-        """Comes in at once: where nobody is yet, they are a round."""
+        """Comes in at once: the first ones are a round."""
         (self._new if self._old else self._old).extend(numbers)
 
     def stays(self, number: int) -> None:

@@ -174,8 +174,7 @@ class Device:
         return Called(run)
 
     def launch(self, program: Program, images: int) -> None:  # noqa: ARG002 - it runs here and now
-        """Replays it, and returns when it is on its way; large batches compute one after the other. Returns
-        when it is on its way; large batches compute one after the other."""
+        """Replays it, and returns when it is on its way; large batches compute one after the other."""
         program.replay()
 
     def wait(self, images: int | None = None) -> None:

@@ -175,7 +175,8 @@ class Network:
         call = call_for(config.name, names, module, exported)
         half = config.pytorch.precision not in ("fp32", "tf32")
         self.pipeline = AdaptedNetwork(config, module, call, device.place)
-        self._fusion = fusion_of(self.pipeline, "network") if half and device.fuses else None
+        fits = ledger is None or ledger.room >= self.weights  # the trial needs both forms on the device
+        self._fusion = fusion_of(self.pipeline, "network") if half and device.fuses and fits else None
         self.fused = False
         for each in (module, *(self._fusion.modules() if self._fusion is not None else ())):
             each.to(device=device.place, dtype=precision)
