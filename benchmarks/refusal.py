@@ -133,9 +133,7 @@ def recipe(folder: Path, port: int, frontends: int | None) -> Recipe:
     if frontends is not None:
         command += ["--frontends", str(frontends)]
     ask = HttpWay(TENSOR, "HTTP", target(port, TENSOR, ACCEPTED), lambda *_: np.zeros(10))
-    source = Path(__file__).resolve().parents[1] / "src"
-    env = {"PYTHONPATH": str(source), "XDG_CACHE_HOME": str(folder / "cache")}
-    return Recipe("carpool", command, env, [ask])
+    return Recipe("carpool", command, {"XDG_CACHE_HOME": str(folder / "cache")}, [ask])
 
 
 def lane(server: Server, folder: Path, port: int, group: str, name: str) -> Lane:

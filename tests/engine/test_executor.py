@@ -176,34 +176,57 @@ def test_what_may_take_long_is_run_by_the_instances_thread(model: Model, what: s
     run(main())
 
 
-def test_one_that_computes_for_too_long_leaves_the_loop_for_good(model: Model) -> None:
+def test_one_that_computes_for_too_long_leaves_the_loop_for_a_rest(model: Model) -> None:
     async def main() -> None:
         one = rig(model)
         model.computes = 10 * BRIEF_S
         for number in range(4):
             await one.ask(float(number))
         model.computes = T_S
-        for number in range(4, 8):
-            await one.ask(float(number))
-        assert model.ran_in == [LOOP] * 3 + ["m-instance"] * 5
+        await one.ask(4.0)
+        model.now += 5.0
+        await one.ask(5.0)
+        assert model.ran_in == [LOOP] * 3 + ["m-instance"] * 2 + [LOOP]
 
     run(main())
+
+
+def test_one_that_stays_slow_rests_longer_each_time() -> None:
+    """A machine that is itself held up now and then makes a fast model look slow for some runs."""
+    brief, now = Brief(LoopTime()), 100.0
+    for _ in range(3):
+        assert brief.may_run(now)
+        brief.ran(10 * BRIEF_S, now)
+    for rest in (5.0, 10.0, 20.0):
+        assert not brief.may_run(now + 0.99 * rest)
+        now += 1.01 * rest
+        assert brief.may_run(now)
+        brief.ran(10 * BRIEF_S, now)  # the one chance that it has then
+    assert not brief.may_run(now + 39.0)
+    now += 41.0
+    for _ in range(2001):
+        brief.ran(T_S, now)
+    for _ in range(3):
+        assert brief.may_run(now), "it has earned them back"
+        brief.ran(10 * BRIEF_S, now)
+    assert not brief.may_run(now + 4.9)
+    assert brief.may_run(now + 5.1), "and its first rest is short again"
 
 
 def test_one_that_was_held_up_now_and_then_stays() -> None:
     brief = Brief(LoopTime())
     for _ in range(20):
-        brief.ran(10 * BRIEF_S)
+        brief.ran(10 * BRIEF_S, 0.0)
         for _ in range(1000):
-            brief.ran(T_S)
+            brief.ran(T_S, 0.0)
     assert brief.may_run(0.0)
 
 
 def test_one_that_takes_far_too_long_goes_at_once() -> None:
     brief = Brief(LoopTime())
-    brief.ran(0.05)
+    brief.ran(0.05, 0.0)
     for _ in range(10_000):
-        brief.ran(T_S)
+        brief.ran(T_S, 0.0)
     assert not brief.may_run(0.0)
 
 

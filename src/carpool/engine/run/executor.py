@@ -25,6 +25,8 @@ _HELD_S: Final = 3 * BRIEF_S  # of computing: what takes longer was not what it 
 _FAR_TOO_LONG_S: Final = 0.03  # no collection of garbage takes so long
 _FORGIVEN_AFTER: Final = 1000  # batches in time for one that was not
 _CHANCES: Final = 3
+_REST_S: Final = 5.0  # the first time that they are used up; twice as long each time from then on
+_LONGEST_REST_S: Final = 320.0
 _LOOK_S = 0.25
 STOPPED_S: Final = 2 * _LOOK_S
 """By then one that hangs is stopped, before the engine counts as standing still."""
@@ -54,26 +56,37 @@ class Brief:
     measured.
 
     Only computing counts. Whoever takes the processor away from the loop's thread takes it from the loop in
-    any case, and then the way through another thread is longest. A model that stays slow gets another curve.
+    any case, and then the way through another thread is longest. But a virtual machine that its host keeps
+    from running counts that as computing, some milliseconds at a time, and a few of these would send a fast
+    model away for good: it comes back after a rest. One that stays slow gets another curve.
     """
 
-    __slots__ = ("_credit", "loop_time")
+    __slots__ = ("_credit", "_from", "_rest", "loop_time")
 
     def __init__(self, loop_time: LoopTime) -> None:
         self.loop_time = loop_time
         self._credit = _CHANCES * _FORGIVEN_AFTER
+        self._from = 0.0
+        self._rest = _REST_S
 
     def may_run(self, now: float) -> bool:
-        return self._credit > 0 and self.loop_time.is_free(now)
+        return now >= self._from and self.loop_time.is_free(now)
 
-    def ran(self, computed: float) -> None:
-        """Notes a run of so many seconds. Once its chances are used up, it never comes back."""
+    def ran(self, computed: float, now: float) -> None:
+        """Notes a run of so many seconds, which has ended now. After one that took far too long it never
+        comes back; after a rest it has one chance, and earns the others."""
         if computed > _FAR_TOO_LONG_S:
-            self._credit = 0
+            self._from = inf
         elif computed > _HELD_S:
             self._credit -= _FORGIVEN_AFTER
-        elif 0 < self._credit < _CHANCES * _FORGIVEN_AFTER:
+            if self._credit <= 0:
+                self._from = now + self._rest
+                self._rest = min(2 * self._rest, _LONGEST_REST_S)
+                self._credit = _FORGIVEN_AFTER
+        elif self._credit < _CHANCES * _FORGIVEN_AFTER:
             self._credit += 1
+        else:
+            self._rest = _REST_S
 
 
 class Executes(Protocol):
@@ -160,8 +173,9 @@ class Executor:
         result = self._result(works)
         computed = thread_time() - computing
         self._runs += 1
-        brief.ran(computed if not self._stopped else inf)
-        brief.loop_time.spent(began, monotonic())
+        ended = monotonic()
+        brief.ran(computed if not self._stopped else inf, ended)
+        brief.loop_time.spent(began, ended)
         if self._stopped:
             late = f"{self._model} did not finish a batch that should take {BRIEF_S * 1e3:g} ms at most"
             result = _failed(works, DeadlineExceeded(late, reason="execution-timeout"))
