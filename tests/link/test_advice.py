@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from carpool.core.curve import BatchCurve
 from carpool.core.job import Job, Reason, Refusal, Terms
 from carpool.core.objectives import Promise
 from carpool.core.scheduler import Scheduler
 from carpool.errors import CarpoolError, Refused
+from carpool.link import advice as advice_module
 from carpool.link.advice import GATE_BYTES, Advice, GateTable, publish
 from carpool.link.door import NOBODY, ModelEntry, Sender
 from carpool.types import Signature
@@ -218,3 +223,25 @@ def test_one_sentence_does_for_all_who_are_refused_in_the_same_moment() -> None:
         assert told(7).rendered is later.rendered  # equal numbers make an equal sentence at any time
 
     asyncio.run(turn())
+
+
+@pytest.mark.interpreted
+def test_a_row_that_is_as_it_was_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a flood, many look at the same row."""
+    checked = []
+
+    def crc32(data: bytes) -> int:
+        checked.append(data)
+        return zlib.crc32(data)
+
+    monkeypatch.setattr(advice_module, "zlib", SimpleNamespace(crc32=crc32))
+    table = GateTable(bytearray(GATE_BYTES))
+    other = ENTRY.key + 1024  # shares its row
+    for values in ((1.0, 2.0), (1.0, 3.0)):
+        table.write(ENTRY.key, *values)
+        checked.clear()
+        assert [table.read(ENTRY.key) for _ in range(3)] == [values] * 3
+        assert len(checked) == 1
+        assert table.read(other) is None
+    table.clear()
+    assert table.read(ENTRY.key, 1) is None

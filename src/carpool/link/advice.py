@@ -82,6 +82,7 @@ class GateTable:
 
     def __init__(self, buffer: bytearray | mmap | memoryview) -> None:
         self._view = memoryview(buffer).cast("B")
+        self._known: dict[int, tuple[bytes, tuple[float, ...]]] = {}  # by row: its head, and what it held
 
     def write(self, key: int, *values: float) -> None:
         start = key % _ROWS * _ROW
@@ -93,16 +94,24 @@ class GateTable:
         """What was written last for this key, or None if that cannot be told, or if it is fewer than `least`
         numbers: most rows are, and those need not be copied. Nobody is wronged by a count in mid-write: to go
         without advice is always right."""
-        start = key % _ROWS * _ROW
-        if _HEAD.unpack_from(self._view, start)[1] < least:
+        place = key % _ROWS
+        start = place * _ROW
+        head = bytes(self._view[start : start + _HEAD.size])
+        _, count, owner = _HEAD.unpack(head)
+        if count < least:
             return None
+        known = self._known.get(place)
+        if known is not None and known[0] == head:  # whose checksum is that of all that was read then
+            return known[1] if owner == key else None
         for _ in range(_LOOKS):
             row = bytes(self._view[start : start + _ROW])
             checksum, count, owner = _HEAD.unpack_from(row)
             if count <= MAX_VALUES:
                 end = _HEAD.size + 8 * count
                 if zlib.crc32(row[4:end]) == checksum:
-                    return _VALUES[count].unpack_from(row, _HEAD.size) if owner == key else None
+                    values = _VALUES[count].unpack_from(row, _HEAD.size)
+                    self._known[place] = row[: _HEAD.size], values
+                    return values if owner == key else None
         return None
 
     def clear(self) -> None:

@@ -25,7 +25,7 @@ log = logger("http")
 
 _LOOK_S = 0.002  # so often, while something waits
 # the more wait, the later: each look wakes the loop, and their clients
-_LOOK_TOGETHER_S: Final = 0.01
+_LOOK_TOGETHER_S: Final = 0.02
 _TOGETHER: Final = 4
 _LOOK_EVERY_S: Final = 0.005
 _LAST_DATA_RECEIVED: Final = struct.Struct("52xI")  # of struct tcp_info: milliseconds since data came last
