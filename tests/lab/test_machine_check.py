@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -39,6 +40,25 @@ def test_nothing_is_wrong_and_nothing_is_made(tmp_path: Path) -> None:
     assert one(found, "quick").says.startswith("orjson ")
     assert one(found, "form").says.startswith(f"{form()}; {other_form().split(':')[0]}: pip install")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "schemes", "state"),
+    [
+        ("'--prefix=/opt' '--enable-shared'", ("posix_prefix",), State.NOTE),
+        ("'--enable-optimizations' '--with-lto'", ("posix_prefix",), State.FINE),
+        ("'--prefix=/usr'", ("deb_system", "posix_prefix"), State.FINE),
+        (None, ("posix_prefix",), State.FINE),
+    ],
+)
+def test_a_python_that_was_built_without_optimizations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str | None, schemes: tuple[str, ...], state: State
+) -> None:
+    built = SimpleNamespace(get_config_var=lambda _name: flags, get_scheme_names=lambda: schemes)
+    monkeypatch.setattr(machine_check, "sysconfig", built)
+    finding = one(check_machine(place(tmp_path)), "python")
+    assert finding.state is state
+    assert ("--enable-optimizations" in finding.advice) is (state is State.NOTE)
 
 
 def test_a_package_that_does_not_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
