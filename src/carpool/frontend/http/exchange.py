@@ -48,6 +48,7 @@ REASON_FIELD: Final = b"X-Carpool-Reason: %b\r\n"
 _STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus
 }
+_NO_CONTENT: Final = 204  # of HTTPStatus, whose attributes are looked up by a function
 _GIVEN_UP = Reason.GIVEN_UP.value
 More = Callable[[int], memoryview | None]
 
@@ -74,7 +75,7 @@ def bad_request(message: str) -> Fault:
 def render_head(status: int, fields: bytes, length: int, date: bytes) -> bytes:
     """Returns the head of one answer, up to and with the empty line."""
     line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status
-    if status == HTTPStatus.NO_CONTENT:
+    if status == _NO_CONTENT:
         return b"%b%b%b\r\n" % (line, fields, date)
     return b"%b%b%bcontent-length: %d\r\n\r\n" % (line, fields, date, length)
 
