@@ -196,6 +196,7 @@ def test_one_that_stays_slow_rests_longer_each_time() -> None:
     brief, now = Brief(LoopTime()), 100.0
     for _ in range(3):
         assert brief.may_run(now)
+        now += 0.2
         brief.ran(10 * BRIEF_S, now)
     for rest in (5.0, 10.0, 20.0):
         assert not brief.may_run(now + 0.99 * rest)
@@ -208,18 +209,21 @@ def test_one_that_stays_slow_rests_longer_each_time() -> None:
         brief.ran(T_S, now)
     for _ in range(3):
         assert brief.may_run(now), "it has earned them back"
+        now += 0.2
         brief.ran(10 * BRIEF_S, now)
     assert not brief.may_run(now + 4.9)
     assert brief.may_run(now + 5.1), "and its first rest is short again"
 
 
 def test_one_that_was_held_up_now_and_then_stays() -> None:
-    brief = Brief(LoopTime())
+    brief, now = Brief(LoopTime()), 0.0
     for _ in range(20):
-        brief.ran(10 * BRIEF_S, 0.0)
+        now += 1.0
+        for close in range(10):
+            brief.ran(10 * BRIEF_S, now + 0.009 * close)  # of one cause
         for _ in range(1000):
-            brief.ran(T_S, 0.0)
-    assert brief.may_run(0.0)
+            brief.ran(T_S, now)
+    assert brief.may_run(now)
 
 
 def test_one_that_takes_far_too_long_goes_at_once() -> None:

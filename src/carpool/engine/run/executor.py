@@ -25,6 +25,7 @@ _HELD_S: Final = 3 * BRIEF_S  # of computing: what takes longer was not what it 
 _FAR_TOO_LONG_S: Final = 0.03  # no collection of garbage takes so long
 _FORGIVEN_AFTER: Final = 1000  # batches in time for one that was not
 _CHANCES: Final = 3
+_ONE_CAUSE_S: Final = 0.1  # of slow runs that are so close together
 _REST_S: Final = 5.0  # the first time that they are used up; twice as long each time from then on
 _LONGEST_REST_S: Final = 320.0
 _LOOK_S = 0.25
@@ -57,15 +58,17 @@ class Brief:
 
     Only computing counts. Whoever takes the processor away from the loop's thread takes it from the loop in
     any case, and then the way through another thread is longest. But a virtual machine that its host keeps
-    from running counts that as computing, some milliseconds at a time, and a few of these would send a fast
-    model away for good: it comes back after a rest. One that stays slow gets another curve.
+    from running counts that as computing, for milliseconds of each hundredth of a second, and a few of these
+    would send a fast model away for good: what is close together counts once, and it comes back after a rest.
+    One that stays slow gets another curve.
     """
 
-    __slots__ = ("_credit", "_from", "_rest", "loop_time")
+    __slots__ = ("_counted", "_credit", "_from", "_rest", "loop_time")
 
     def __init__(self, loop_time: LoopTime) -> None:
         self.loop_time = loop_time
         self._credit = _CHANCES * _FORGIVEN_AFTER
+        self._counted = -inf  # when a run was too slow, and cost a chance
         self._from = 0.0
         self._rest = _REST_S
 
@@ -78,6 +81,9 @@ class Brief:
         if computed > _FAR_TOO_LONG_S:
             self._from = inf
         elif computed > _HELD_S:
+            if now < self._counted + _ONE_CAUSE_S:
+                return
+            self._counted = now
             self._credit -= _FORGIVEN_AFTER
             if self._credit <= 0:
                 self._from = now + self._rest
