@@ -103,6 +103,7 @@ class Stage:
     Loading waits for `loading`.
     """
 
+    kind: type[ScriptedBackend] = ScriptedBackend  # a class of its own, since protocols remember classes
     loads: list[tuple[str, float]] = field(default_factory=list)
     backends: list[ScriptedBackend] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)  # models whose load waits
@@ -126,7 +127,7 @@ class Stage:
             text = (config.path / str(version.number) / "weights").read_text()
             if text == "broken":
                 raise ModelError(f"{config.name}: broken weights")
-            backend = ScriptedBackend(self, config.name, float(text))
+            backend = self.kind(self, config.name, float(text))
         finally:
             self.at_once -= 1
         self.loads.append((config.name, backend.value))

@@ -19,14 +19,14 @@ __all__ = ["scripted_stage"]
 
 
 @pytest.fixture(name="given_back")
-def given_back_counted(monkeypatch: pytest.MonkeyPatch) -> list[ScriptedBackend]:
+def given_back_counted(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> list[ScriptedBackend]:
     found: list[ScriptedBackend] = []
-    monkeypatch.setattr(
-        ScriptedBackend,
-        "give_back",
-        lambda backend: found.append(backend),
-        raising=False,
-    )
+
+    class Keeping(ScriptedBackend):
+        def give_back(self) -> None:
+            found.append(self)
+
+    stage.kind = Keeping
     monkeypatch.setattr("carpool.engine.models.batch_runtime.REST_S", 0.01)
     monkeypatch.setattr(Loading, "_memory", lambda *_: RunMemory(MUCH_MEMORY, MUCH_MEMORY))
     return found
