@@ -7,7 +7,7 @@ short slices in turn; figures are medians over slices, ratios are taken within a
 their turn, so that these clients get few of them per second, and most of what each takes is waking up: beside
 them is a model that accepts as many, since its batches take 25 ms.
 
-    python benchmarks/refusal.py            # about two minutes
+    python benchmarks/refusal.py            # about three minutes
     python benchmarks/refusal.py --quick    # within a minute
 """
 

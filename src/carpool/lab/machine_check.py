@@ -88,8 +88,8 @@ def _carpool() -> Iterator[Finding]:
 
 
 def _python() -> Finding:
-    """Debian's and Ubuntu's interpreters are optimized without the flag, and have an install scheme that no
-    other has."""
+    """Names the interpreter, and notes one that was built without optimizations. Debian's and Ubuntu's are
+    optimized without the flag, and have an install scheme that no other has."""
     says = f"{platform.python_implementation()} {platform.python_version()}, {platform.machine()}"
     flags = sysconfig.get_config_var("CONFIG_ARGS") or ""
     if not flags or "--enable-optimizations" in flags or "deb_system" in sysconfig.get_scheme_names():
