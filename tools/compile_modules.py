@@ -10,6 +10,7 @@ CARPOOL_OPTIMISE is the compiler's level, 2 unless it is set; 0 is for those who
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -181,4 +182,9 @@ class Build:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve()) if len(sys.argv) > 1 else check_compiler()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, nargs="?", help="where the libraries are put")
+    wanted = parser.parse_args().folder
+    main(wanted.resolve()) if wanted is not None else check_compiler()
