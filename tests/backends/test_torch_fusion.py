@@ -159,6 +159,26 @@ class Shared(nn.Module):
         return torch.relu(found) + found
 
 
+class Renamed(nn.Module):
+    """What is added in place is also known by another name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = kept = self.conv1(x)
+        found += x
+        found *= 2.0
+        return torch.relu(self.conv2(found)) + kept
+
+
+def test_a_sum_in_place_is_seen_by_whoever_has_the_tensor() -> None:
+    plain, fused, network = both(Renamed().eval(), pixels())
+    torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-5)
+    assert count(network) == 1
+
+
 class Overwritten(nn.Module):
     """Its input changes after the convolution has read it."""
 

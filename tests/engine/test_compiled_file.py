@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from carpool.config.fingerprint import content_digest, take_fingerprint
+from carpool.config.fingerprint import COMPILED, content_digest, take_fingerprint
 from carpool.config.model import ModelConfig, PytorchSettings
 from carpool.config.repository import ModelVersion
 from carpool.engine.profile.compiled_file import CompiledFile, find_compiled, name_of, write_compiled
 from carpool.engine.profile.instance_layout import Layout
 from carpool.engine.profile.measuring import Measured, Point
 from carpool.engine.profile.model_profile import Profile, key_text
+from carpool.engine.profile.whole_file import write_whole
 
 KEY = {"format": 1, "model": "abc", "backend": ["pytorch", "2.11"], "settings": {"devices": ["H200"]}}
 PROFILE_KEY = {"format": 4, "model": "abc"}
@@ -58,6 +60,25 @@ def test_it_is_found_in_the_cache_and_beside_the_model_and_is_whole(
     assert version.file is not None
     beside = written(version.file.parent)
     assert found(version) == CompiledFile(beside, (1, 8), PROFILE, (b"one", b"two"))
+
+
+def test_it_is_found_among_any_number_of_others(tmp_path: Path, version: ModelVersion) -> None:
+    folder = tmp_path / "cache" / "compiled"
+    file = written(folder)
+    for number in range(100):
+        (folder / f"{number:03}{COMPILED}").write_bytes(b"another model's")
+    assert sorted(folder.iterdir()).index(file) > 64
+    assert found(version, tmp_path / "cache") is not None
+
+
+def test_a_full_disk_keeps_no_half_of_a_file(tmp_path: Path) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b"as much as there was room for"
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(tmp_path / "file", pieces())
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_profile_of_another_machine_is_left_out_and_the_artifacts_are_used(version: ModelVersion) -> None:

@@ -59,6 +59,23 @@ def test_a_second_replica_finds_what_the_first_compiled(
     assert there.path.stat().st_mode & 0o077 == 0
 
 
+def test_a_replica_that_compiles_nothing_itself_keeps_few(
+    tmp_path: Path,
+    version: ModelVersion,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / "second" / "compiled"
+    folder.mkdir(parents=True, mode=0o700)
+    for number in range(40):
+        earlier = folder / f"{number}{COMPILED}"
+        earlier.write_bytes(b"of an earlier version")
+        os.utime(earlier, (number, number))
+    share(tmp_path)
+    there = found(store(tmp_path, "second"), version, monkeypatch)
+    assert there is not None
+    assert len(list(folder.iterdir())) == 32
+
+
 def test_a_model_without_code_of_its_own_gets_none(
     tmp_path: Path,
     version: ModelVersion,  # noqa: F811

@@ -197,6 +197,19 @@ def test_what_a_front_end_says_that_is_behind_is_counted_and_said_once() -> None
     with_gate(story)
 
 
+def test_a_sentence_about_a_model_of_an_earlier_engine_is_not_said_of_another() -> None:
+    """Each engine numbers its models anew."""
+    now_there = ENTRY.__class__(ENTRY.key, "n", "1", Signature("n", (), ()), "fake", "promise", 0.2, {})
+
+    async def story(gate: Gate) -> None:
+        assert gate.advice.behind(ENTRY, 1.0, "", 0.03).message.startswith("m: ")
+        error = gate.advice.behind(now_there, 9.0, "", 0.03)
+        assert error.message.startswith("n: ")
+        assert error.numbers == {"unread_ms": 30.0, "deadline_ms": 200.0}
+
+    with_gate(story)
+
+
 def test_one_sentence_does_for_all_who_are_refused_in_the_same_moment() -> None:
     async def turn() -> None:
         gate = Gate()

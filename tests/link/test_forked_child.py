@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from carpool.link.child_process import Child, control_pair
+from carpool.link import forked_child
+from carpool.link.child_process import Child, Message, control_pair
 from carpool.link.forked_child import _Born
 from waiting import until
 
@@ -72,3 +75,38 @@ def test_one_that_is_born_when_nobody_wants_it_any_more_is_ended(heard: bool) ->
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
         assert pipe.read() == b""
+
+
+def one_that_hangs() -> Child:
+    """It never reads what it is told."""
+    ours, theirs = control_pair()
+    written, writing = os.pipe()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(600)"],
+            stderr=writing,
+            pass_fds=[theirs.fileno()],
+        )
+    os.close(writing)
+    child = Child.around(process, ours, written, "zygote")
+    child.begin(os.pidfd_open(process.pid))
+    return child
+
+
+@pytest.mark.parametrize("imports", [False, True], ids=["at rest", "importing"])
+def test_a_zygote_that_does_not_fork_is_ended_with_all_who_wait_for_it(
+    imports: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forked_child, "_LOOK_S", 0.01)
+
+    async def live() -> tuple[bool, list[int]]:
+        gone = asyncio.Event()
+        zygote = forked_child.Zygote(one_that_hangs(), lambda: None, gone.set)
+        if not imports:
+            zygote._hear(Message({"word": "imported"}))
+        waiting = [zygote.fork("runner", "runner") for _ in range(2)]
+        codes = [await asyncio.wait_for(child.watch(lambda _: None), WAIT_S) for child in waiting]
+        await asyncio.wait_for(gone.wait(), WAIT_S)
+        return zygote.usable, codes
+
+    assert asyncio.run(live()) == (False, [-signal.SIGKILL] * 2)

@@ -167,7 +167,9 @@ class Advice:
         self._ask = ask
         self._loop = asyncio.get_running_loop()
         self._refused: Counter[tuple[int, str, str]] = Counter()
-        self._said: dict[tuple[int, str | None, int], tuple[float, tuple[float, ...], Refused]] = {}
+        self._said: dict[
+            tuple[int, str | None, int], tuple[float, tuple[float, ...], Refused, ModelEntry]
+        ] = {}
         self._report: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -222,9 +224,12 @@ class Advice:
         self, entry: ModelEntry, source: str | None, code: int, now: float, numbers: tuple[float, ...]
     ) -> Refused | None:
         """A flood gets the same sentence many times: it is kept, and so is what its clients are sent. Equal
-        numbers make an equal sentence, however long ago that was."""
+        numbers make an equal sentence, however long ago that was; but another engine numbers its models
+        anew."""
         said = self._said.get((entry.key, source, code))
-        return said[2].again() if said is not None and (now < said[0] or numbers == said[1]) else None
+        if said is None or said[3] is not entry or (now >= said[0] and numbers != said[1]):
+            return None
+        return said[2].again()
 
     def _keep(
         self,
@@ -239,7 +244,7 @@ class Advice:
         error.rendered = {}
         if len(self._said) >= _MOST_SAID:
             self._said.clear()
-        self._said[entry.key, source, code] = now + _SAME_S, numbers, error
+        self._said[entry.key, source, code] = now + _SAME_S, numbers, error, entry
         return error.again()
 
     def _count(self, entry: ModelEntry, source: str, code: int) -> None:

@@ -17,6 +17,8 @@ from carpool.link.child_process import Child, Message, control_pair
 from carpool.observe.logs import logger, stream
 
 _PR_SET_CHILD_SUBREAPER = 36
+_LOOK_S = 20.0  # a fork takes milliseconds, unless the zygote is importing
+_MOST_LOOKS = 6  # while it does, which it should not do for as long as a process may take to start
 _log = logger("runner")
 
 
@@ -80,6 +82,7 @@ class Zygote:
         self._ready, self._gone = ready, gone
         self._forks: dict[int, Callable[[int], None]] = {}
         self._number = 0
+        self._imports = 1  # under way: torch is the first
         self.usable = True
         self.spoiled = False  # what it imported has touched a device
         self.task = asyncio.get_running_loop().create_task(self._watch())
@@ -90,6 +93,7 @@ class Zygote:
 
     def bring(self, names: Sequence[str]) -> None:
         """Import these as well, for whatever is forked later."""
+        self._imports += 1
         self._child.control.send("import", names=list(names))
 
     def fork(self, kind: str, called: str) -> Child:
@@ -108,7 +112,19 @@ class Zygote:
         os.close(writing)
         if not sent:
             self._born(self._number, 0)
+        asyncio.get_running_loop().call_later(_LOOK_S, self._look, self._number)
         return child
+
+    def _look(self, number: int, looks: int = 1) -> None:
+        """Ends the zygote if it has not forked what it was asked for long ago: nobody else would notice, and
+        all that are asked for later would wait for it, too."""
+        if number not in self._forks or not self.usable:
+            return
+        if self._imports and looks < _MOST_LOOKS:
+            asyncio.get_running_loop().call_later(_LOOK_S, self._look, number, looks + 1)
+            return
+        _log.error("zygote-hangs", child=self.pid)
+        self.close()
 
     def _hand_over(self, child: Child, born: _Born, pid: int) -> None:
         try:
@@ -137,6 +153,7 @@ class Zygote:
         if message.word == "born":
             self._born(int(body["number"]), int(body["pid"]))
         elif message.word == "imported":
+            self._imports -= 1
             self._ready()
         elif message.word == "spoiled":
             self.spoiled = True

@@ -20,6 +20,7 @@ from carpool.engine.loading.hosted_model import (
 from carpool.engine.loading.loading import Loading
 from carpool.engine.profile.compiled_file import compiled_key, saved_artifacts
 from carpool.engine.profile.model_profile import key_text
+from carpool.engine.profile.whole_file import write_whole
 from carpool.errors import CarpoolError, ModelError
 from carpool.link.child_process import Control, Message
 from carpool.link.link_failures import write_failure
@@ -75,7 +76,7 @@ class CompilerProcess:
         folder = Path(self._cache_dir) / "compiled"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / f"{os.getpid()}.part"
-        path.write_bytes(data)
+        write_whole(path, (data,))
         return SavedArtifacts(str(path), key_text(key))
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import struct
 import threading
+import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import numpy as np
@@ -297,6 +298,19 @@ def test_answers_are_compressed_on_request(front: FrontEnd, connected: grpc.Chan
     request = one_input("echo-UINT8", "UINT8", [1, 100_000], bytes(100_000))
     response = infer(connected, request, metadata=(("x-carpool-compression", name),))
     assert response.raw_output_contents[0] == bytes(100_000)
+
+
+@pytest.mark.parametrize("size", [10_000, 1_000_000], ids=["at once", "in a thread"])
+def test_without_memory_to_compress_it_an_answer_is_sent_as_it_is(
+    connected: grpc.Channel, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    def full(*_arguments: object) -> NoReturn:
+        raise MemoryError
+
+    monkeypatch.setattr(zlib, "compressobj", full)
+    request = one_input("echo-UINT8", "UINT8", [1, size], bytes(size))
+    response = infer(connected, request, metadata=(("x-carpool-compression", "gzip"),))
+    assert response.raw_output_contents[0] == bytes(size)
 
 
 # ---- refusals

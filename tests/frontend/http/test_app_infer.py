@@ -7,7 +7,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import orjson
@@ -277,6 +277,20 @@ def test_what_does_not_shrink_is_sent_as_it_is(client: Client) -> None:
     sent = infer_body([tensor], noise, parameters={"binary_data_output": True})
     response = infer(client, "echo-UINT8", sent, b"Accept-Encoding: gzip\r\n")
     assert response.body.endswith(noise)
+
+
+def test_without_memory_to_compress_it_an_answer_is_sent_as_it_is(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: object) -> NoReturn:
+        raise MemoryError
+
+    long = zeros(binary=True, count=500_000)
+    plain = infer(client, "echo-INT8", long)
+    monkeypatch.setattr(zlib, "compressobj", full)
+    response = infer(client, "echo-INT8", long, b"Accept-Encoding: gzip\r\n")
+    assert (response.status, response.body) == (200, plain.body)
+    assert "content-encoding" not in response.fields
 
 
 def test_errors_and_documents_are_never_compressed(client: Client) -> None:

@@ -254,7 +254,7 @@ def test_documents_of_one_connection_wait_for_inference(front: FrontEnd) -> None
         greedy.send(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)
         until(lambda: fair_of(front).held > 0)
         assert infer(client, "pair", pair_body()).status == 200
-        assert fair_of(front).held == 1  # of a connection, one request at a time
+        assert fair_of(front).held <= 1  # of a connection, one at a time; or none, just between two
         for _ in range(1000):
             assert greedy.response().status == 200
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import queue
 import socket
@@ -10,7 +11,10 @@ import time
 
 import pytest
 
+from carpool.frontend.clients.accounts import Accounts
 from carpool.frontend.http.exchange import Exchange
+from carpool.frontend.http.http_server import HttpServer, listen
+from carpool.frontend.http.limits import Limits
 from frontend.http.harness import PATIENCE, QUICK, SPOKEN, Client, PathApp, Serving, post, serving
 from waiting import until
 
@@ -239,6 +243,24 @@ def test_an_answer_that_is_not_read_leaves_other_clients_theirs() -> None:
         honest = held.enter_context(server.connect())
         assert len(honest.get("/big").body) == (8 << 20) + 2
         assert accounts.bytes_of("127.0.0.2") <= 24 << 20
+
+
+def test_servers_share_an_account_that_has_no_client_yet() -> None:
+    async def clients_known() -> int:
+        limits = Limits()
+        accounts = Accounts(limits.max_connections, most_bytes=limits.max_held_bytes)
+        server = HttpServer(PathApp(), limits, accounts=accounts)
+        sockets = listen("127.0.0.1", 0)
+        await server.start(sockets)
+        reader, writer = await asyncio.open_connection(*sockets[0].getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"hello")
+        known = len(accounts)
+        writer.close()
+        await server.stop(0.0)
+        return known
+
+    assert asyncio.run(clients_known()) == 1
 
 
 # ── many ──

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import inspect
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -124,7 +124,34 @@ def _traced(module: nn.Module) -> fx.GraphModule:
     for parameter in inspect.signature(module.forward).parameters.values():
         if parameter.default is not parameter.empty or parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
             raise TypeError(f"it may be called without {parameter.name}")
-    return fx.GraphModule(module, fx.Tracer().trace(module))
+    return fx.GraphModule(module, _Tracer().trace(module))
+
+
+_AUGMENTED = (
+    *(operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod),
+    *(operator.ipow, operator.iand, operator.ior, operator.ixor),
+)
+
+
+class _Proxy(fx.Proxy):
+    """PyTorch's own knows no `x += y`: a sum of its own would take its place, and who has the same tensor by
+    another name would not see it."""
+
+
+def _augmented(function: Callable[..., Any]) -> Callable[[_Proxy, Any], fx.Proxy]:
+    def traced(proxy: _Proxy, other: Any) -> fx.Proxy:
+        return proxy.tracer.create_proxy("call_function", function, (proxy, other), {})
+
+    return traced
+
+
+for _function in _AUGMENTED:
+    setattr(_Proxy, f"__{_function.__name__}__", _augmented(_function))
+
+
+class _Tracer(fx.Tracer):
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
 
 
 # ---- recognising
@@ -133,7 +160,7 @@ _CONVOLUTIONS = (functional.conv2d, torch.conv2d, aten.conv2d.default)
 _NORMALISATIONS = (functional.batch_norm, torch.batch_norm, aten.batch_norm.default)
 _RELUS = (functional.relu, torch.relu, torch.relu_, functional.relu_, aten.relu.default, aten.relu_.default)
 _ADDITIONS = (operator.add, operator.iadd, torch.add, aten.add.Tensor, aten.add_.Tensor)
-_IN_PLACE = (operator.iadd, torch.relu_, functional.relu_, aten.relu_.default, aten.add_.Tensor)
+_IN_PLACE = (*_AUGMENTED, torch.relu_, functional.relu_, aten.relu_.default, aten.add_.Tensor)
 _NORMALISED_BY = ("weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import isinf
 from pathlib import Path
@@ -17,9 +18,10 @@ from typing import TYPE_CHECKING
 from carpool.backends.backend import CompiledSize
 from carpool.core.curve import BatchCurve, promised_batch, slo_capacity
 from carpool.engine.loading.hosted_model import HostedLoading, SavedArtifacts
-from carpool.engine.profile.compiled_file import compiled_point, keep_few, write_compiled
+from carpool.engine.profile.compiled_file import compiled_point, write_compiled
 from carpool.engine.profile.measuring import Point
 from carpool.engine.profile.model_profile import Profile
+from carpool.engine.profile.shared_artifacts import keep_few
 from carpool.errors import CarpoolError
 from carpool.observe import columns
 from carpool.observe.logs import logger
@@ -247,21 +249,23 @@ class CompileBehind:
     def _keep(self, profile: Profile) -> None:
         """Keeps a profile for the next start. Nothing that goes wrong with it keeps the model from being
         served."""
+        made, self._artifacts = [one for one in self._artifacts if one.path], []
+        paths = [Path(one.path) for one in made]
         try:
             self._loading.keep(profile)
-            made, self._artifacts = [one for one in self._artifacts if one.path], []
             if len({one.key for one in made}) != 1:
                 return
-            paths = [Path(one.path) for one in made]
             parts = [path.read_bytes() for path in paths]
             key = self._loading.kept_as
             kept = profile if key else None
             sizes = sorted(self._in_cache)
             file = write_compiled(paths[0].parent, made[0].key, sizes, parts, kept, key)
             keep_few(paths[0].parent)
-            for path in paths:
-                path.unlink()
             _log.info("compiled-written", model=self._served.name, file=str(file))
             self._runtime.share_artifacts(file)
         except (OSError, ValueError, CarpoolError) as error:
             _log.warning("compiled-not-written", model=self._served.name, error=str(error))
+        finally:
+            for path in paths:  # nobody else looks at them
+                with suppress(OSError):
+                    path.unlink()

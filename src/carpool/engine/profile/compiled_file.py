@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from carpool.config.model import ModelConfig
 from carpool.config.repository import ModelVersion
 from carpool.engine.profile.measuring import Point
 from carpool.engine.profile.model_profile import Key, Profile, key_text, profile_key, read_profile
+from carpool.engine.profile.whole_file import write_whole
 from carpool.link.typed_json import as_json
 from carpool.observe.logs import logger
 
@@ -36,7 +36,6 @@ _LENGTH = struct.Struct("<Q")
 _MOST_HEAD = 1 << 20
 _MOST_BYTES = 4 << 30
 _MOST_FILES = 64  # in one folder that are looked at
-_KEPT = 32
 _OTHERS_WRITE = 0o022
 
 
@@ -77,9 +76,10 @@ def find_compiled(
     own = None if cache_dir is None else cache_dir / "compiled"
     for folder in places(config, version, cache_dir):
         with suppress(OSError):
-            files = sorted(folder.glob(f"*{COMPILED}"))[:_MOST_FILES]
             if folder == own:  # of all models: only the one that has the right name
-                files = [file for file in files if file.name == name_of(key)]
+                files = [file for file in (folder / name_of(key),) if file.exists()]
+            else:
+                files = sorted(folder.glob(f"*{COMPILED}"))[:_MOST_FILES]
             for file in files:
                 found = _checked(file, key, profile, config.name, private=folder == own)
                 if found is not None:
@@ -166,23 +166,9 @@ def write_compiled(
     about = {"key": json.loads(key), "sizes": list(sizes), "profile": said, "parts": listed}
     head = json.dumps(about).encode()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.NamedTemporaryFile("wb", dir=folder, suffix=".part", delete=False) as part_file:
-        part_file.write(_MAGIC + _LENGTH.pack(len(head)) + head)
-        for part in parts:
-            part_file.write(part)
     file = folder / name_of(json.loads(key))
-    Path(part_file.name).replace(file)
+    write_whole(file, (_MAGIC + _LENGTH.pack(len(head)) + head, *parts))
     return file
-
-
-def keep_few(folder: Path) -> None:
-    """Keeps those of a cache folder that were written last, and nothing that a killed process left half
-    written."""
-    for suffix, most in ((COMPILED, _KEPT), (".part", 8)):
-        found = [(path.stat().st_mtime, path) for path in folder.glob(f"*{suffix}")]
-        for _, old in sorted(found)[:-most]:
-            with suppress(OSError):
-                old.unlink()
 
 
 def saved_artifacts() -> bytes | None:

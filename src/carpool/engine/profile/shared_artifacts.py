@@ -8,7 +8,6 @@ cache folder, where nobody else can write, and is found there like any other fil
 from __future__ import annotations
 
 import hmac
-import tempfile
 from hashlib import sha256
 from pathlib import Path
 
@@ -20,12 +19,14 @@ from carpool.engine.profile.shared_profiles import (
     ProfileFolder,
     SharedFiles,
 )
+from carpool.engine.profile.whole_file import keep_newest, write_whole
 from carpool.observe.logs import logger
 
 log = logger("engine")
 MOST_BYTES = 1 << 29
 _BUDGET_BYTES = 4 << 30  # of a folder; a bucket has rules of its own for what is old
 _WAIT_S = 30.0
+_KEPT = 32  # in a cache folder: of models that were loaded last
 _MAGIC = b"carpool shared artifacts 1\n"
 _DIGEST_BYTES = sha256().digest_size
 _SHORTEST_SECRET = 16
@@ -55,7 +56,10 @@ class SharedArtifacts:
             data = self._place.read(name)
             if data is None:
                 return False
-            _write_private(cache_dir / "compiled" / name, self._checked(name, data))
+            content, folder = self._checked(name, data), cache_dir / "compiled"
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_whole(folder / name, (content,))
+            keep_few(folder)  # a replica that only fetches has nobody else who does
         except (OSError, ValueError) as error:
             log.warning("compiled-ignored", model=model, file=f"{self._place.where}/{name}", why=str(error))
             return False
@@ -102,8 +106,6 @@ def why_not_shared(setting: str, secret: str) -> str:
     return ""
 
 
-def _write_private(file: Path, data: bytes) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.NamedTemporaryFile("wb", dir=file.parent, suffix=".part", delete=False) as part:
-        part.write(data)
-    Path(part.name).replace(file)
+def keep_few(folder: Path) -> None:
+    """Keeps those of a cache folder that were written last, here or by whoever shares them."""
+    keep_newest(folder, COMPILED, _KEPT)

@@ -8,12 +8,12 @@ is not waited for: whoever reads nothing measures.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import threading
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
+
+from carpool.engine.profile.whole_file import keep_newest, write_whole
 
 T = TypeVar("T")
 
@@ -77,8 +77,8 @@ class PatientFiles:
 
 
 class ProfileFolder:
-    """The newest are kept, of one suffix, by number and by bytes; and nothing that a killed server left half
-    written. What is longer than `most` is read one byte too far."""
+    """The newest are kept, of one suffix, by number and by bytes. What is longer than `most` is read one byte
+    too far."""
 
     def __init__(
         self,
@@ -99,27 +99,9 @@ class ProfileFolder:
             return None
 
     def write(self, name: str, data: bytes) -> None:
-        """The whole file at once: whoever reads meanwhile sees the old one or the new one."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("wb", dir=self._folder, suffix=".part", delete=False) as part:
-            part.write(data)
-        Path(part.name).chmod(0o644)  # replicas may run as different users
-        Path(part.name).replace(self._folder / name)
-        for suffix, most in ((self._suffix, MOST_FILES), (".part", 8)):
-            self._keep_few(suffix, most)
-
-    def _keep_few(self, suffix: str, most: int) -> None:
-        found = []
-        for path in self._folder.glob(f"*{suffix}"):
-            with suppress(FileNotFoundError):  # another replica tidies, too
-                seen = path.stat()
-                found.append((seen.st_mtime, path, seen.st_size))
-        total = 0
-        for number, (_, path, size) in enumerate(sorted(found, reverse=True)):
-            total += size
-            if number and (number >= most or total > self._budget):
-                with suppress(OSError):
-                    path.unlink()
+        write_whole(self._folder / name, (data,), mode=0o644)  # replicas may run as different users
+        keep_newest(self._folder, self._suffix, MOST_FILES, self._budget)
 
 
 class ProfileBucket:

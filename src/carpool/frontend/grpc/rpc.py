@@ -385,13 +385,15 @@ class Rpc:
                     lambda done: self._compressed_aside(done, metadata)
                 )
                 return
-            self._answer(b"\x01", compressed(message, self.compress), metadata)
+            flag, message = compressed(message, self.compress)
+            self._answer(flag, message, metadata)
         else:
             self._answer(b"\x00", message, metadata)
 
-    def _compressed_aside(self, done: asyncio.Future[bytes], metadata: Metadata) -> None:
+    def _compressed_aside(self, done: asyncio.Future[tuple[bytes, bytes]], metadata: Metadata) -> None:
         if not self.over and not done.cancelled():
-            self._answer(b"\x01", done.result(), metadata)
+            flag, message = done.result()
+            self._answer(flag, message, metadata)
 
     def _answer(self, flag: bytes, message: bytes, metadata: Metadata) -> None:
         outgoing = self._outgoing
@@ -409,8 +411,8 @@ class Rpc:
             raise Ended
         flag, head = b"\x00", HEAD
         if self.compress and self.compress in self.head.accepts:
-            message = await self.service.aside(len(message), compressed, message, self.compress)
-            flag, head = b"\x01", HEADS[self.compress]
+            flag, message = await self.service.aside(len(message), compressed, message, self.compress)
+            head = HEADS[self.compress]
             if self.over:
                 raise Ended
         if not self._head_sent:
@@ -474,10 +476,15 @@ class Rpc:
         self.cut(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
 
-def compressed(message: bytes, encoding: str) -> bytes:
+def compressed(message: bytes, encoding: str) -> tuple[bytes, bytes]:
+    """Returns whether it is compressed, as its first byte says it, and the message: as it is, where there is
+    no memory for that. Its client waits, and nobody else would answer."""
     wbits = zlib.MAX_WBITS + (16 if encoding == "gzip" else 0)
-    compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, wbits)
-    return compressor.compress(message) + compressor.flush()
+    try:
+        compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, wbits)
+        return b"\x01", compressor.compress(message) + compressor.flush()
+    except (MemoryError, zlib.error):
+        return b"\x00", message
 
 
 # ── work for a call ──

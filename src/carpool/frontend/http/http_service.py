@@ -220,7 +220,12 @@ class HttpService(FrontService):
             return
         exchange.on_disconnect = None  # the model's work is done: there is nothing left to save
         work = asyncio.get_running_loop().run_in_executor(self.threads, compress, body, encoding, _LEVEL)
-        work.add_done_callback(lambda done: None if done.cancelled() else answer(done.result()))
+
+        def answer_then(done: asyncio.Future[bytes]) -> None:
+            if not done.cancelled():  # without memory for that it is sent as it is
+                answer(body if done.exception() else done.result())
+
+        work.add_done_callback(answer_then)
 
     def close(self) -> None:
         super().close()

@@ -121,7 +121,9 @@ class Shared:
         self.head_buffer = bytearray(16 * KIB)
         self.body_buffer = bytearray(BODY_READ)
         self.heads = KnownHeads(limits)
-        self.accounts = accounts or Accounts(limits.max_connections, most_bytes=limits.max_held_bytes)
+        if accounts is None:  # one without clients yet is empty, and is shared all the same
+            accounts = Accounts(limits.max_connections, most_bytes=limits.max_held_bytes)
+        self.accounts = accounts
         self.accounts.patience_s = limits.write_timeout_s
         self.unread = unread
         self.turns = Turns(loop)
