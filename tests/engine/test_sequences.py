@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -15,7 +16,7 @@ from onnx import TensorProto, helper
 
 import carpool
 from carpool.engine.engine import Engine
-from carpool.engine.run.batch import Work
+from carpool.engine.run.batch import InSequence, Work
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, ModelError, Unavailable
 from carpool.observe import columns
 from engine.repositories import python
@@ -343,6 +344,16 @@ def test_tritons_python_models_are_told(tmp_path: Path, strategy: str) -> None:
             assert await ask(engine, name, 2, "e") == 3
 
     run(model, story)
+
+
+def test_what_is_said_of_a_sequence_becomes_json_when_it_is_asked_for() -> None:
+    work = Work({}, lambda _work, _outcome: None)
+    assert work.details == b""
+    work.in_sequence = InSequence("cam-1", start=True, end=False)
+    said = {"sequence_id": "cam-1", "sequence_start": True, "sequence_end": False}
+    assert json.loads(work.details) == {"parameters": said}
+    work.details = b'{"id": "7"}'
+    assert work.details == b'{"id": "7"}'
 
 
 # ---- states that the server keeps --------------------------------------------------------------------------

@@ -6,14 +6,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import cast
+from typing import Final, cast
 
 import orjson
 
 from carpool.config.sequence_settings import CORRID, SequenceSettings
 from carpool.core.job import DONE, INFINITY, RUNNING, Job
 from carpool.core.sequences import Bounds, SequenceId, Sequences, SequenceStep, Why
-from carpool.engine.run.batch import Outcome, Work
+from carpool.engine.run.batch import InSequence, Outcome, Work
 from carpool.engine.run.driver import Driver, Reminder
 from carpool.errors import (
     Cancelled,
@@ -30,8 +30,8 @@ log = logger("engine")
 
 Done = Callable[[Work, Outcome], None]
 _SHOWN = 128
-_IDS = 2**64
-_CATCH_UP_S = 0.02  # the gauges show within so much how many sequences there are
+_IDS: Final = 2**64
+_CATCH_UP_S: Final = 0.02  # the gauges show within so much how many sequences there are
 
 _TOO_MUCH = {
     Why.FULL: ": {law.waiting} requests for {model} wait already",
@@ -44,6 +44,15 @@ _LOST = "sequence-lost"
 
 def _size(job: Job) -> int:
     return sum(array.nbytes for array in cast(Work, job).inputs.values())
+
+
+def _in_sequence(details: bytes) -> InSequence:
+    """Returns what a client has said of it in JSON. What is of another type than it should be is not said."""
+    said = orjson.loads(details).get("parameters", {}) if details else {}
+    name: SequenceId = said.get("sequence_id", 0)
+    if type(name) is not int and type(name) is not str:
+        name = 0
+    return InSequence(name, said.get("sequence_start") is True, said.get("sequence_end") is True)
 
 
 class SequenceRoute:
@@ -121,11 +130,10 @@ class SequenceRoute:
             return InvalidInput(f"{self._model}: {why}", field="parameters.latest")
         if work.ready_at != -INFINITY or work.encoded:
             return Unsupported(f"{self._model}: requests of a sequence bring tensors, not images")
-        said = orjson.loads(work.details).get("parameters", {}) if work.details else {}
-        name: SequenceId = said.get("sequence_id", 0)
-        start, end = said.get("sequence_start") is True, said.get("sequence_end") is True
-        if type(name) is not int and type(name) is not str:
-            name = 0
+        said = work.in_sequence
+        if said is None:
+            said = _in_sequence(work.details)
+        name = said.name
         fits = self._any_number and type(name) is int and 0 <= name < _IDS
         wrong = "" if fits else self._settings.refuses(name)
         if wrong:
@@ -134,7 +142,7 @@ class SequenceRoute:
         if work.arrived + within < work.deadline:
             work.deadline = work.arrived + within
         work.due = work.deadline
-        why_not = self.law.offer(work, name, now, start=start, end=end)
+        why_not = self.law.offer(work, name, now, start=said.start, end=said.end)
         if why_not is not None:
             return self._refusal(why_not, work.holder, name, now)
         self._answers[work] = work.done
