@@ -4,7 +4,7 @@ where its sequence is. Other models have no part in this."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import monotonic
 from typing import Final, cast
 
@@ -13,7 +13,7 @@ import orjson
 from carpool.config.sequence_settings import CORRID, SequenceSettings
 from carpool.core.job import DONE, INFINITY, RUNNING, Job
 from carpool.core.sequences import Bounds, SequenceId, Sequences, SequenceStep, Why
-from carpool.engine.run.batch import InSequence, Outcome, Work
+from carpool.engine.run.batch import Done, InSequence, Outcome, Work
 from carpool.engine.run.driver import Driver, Reminder
 from carpool.errors import (
     Cancelled,
@@ -28,7 +28,6 @@ from carpool.observe.logs import logger
 
 log = logger("engine")
 
-Done = Callable[[Work, Outcome], None]
 _SHOWN = 128
 _IDS: Final = 2**64
 _CATCH_UP_S: Final = 0.02  # the gauges show within so much how many sequences there are
@@ -56,8 +55,8 @@ def _in_sequence(details: bytes) -> InSequence:
 
 
 class SequenceRoute:
-    """Everything is called on the loop's thread. `done` of every work is called once: `_answers` has that of
-    each that was accepted and not told yet."""
+    """Everything is called on the loop's thread. `done` of every work is called once: each that was accepted
+    and not told yet keeps it as `then`, and there are `_untold` of them."""
 
     def __init__(
         self,
@@ -70,6 +69,7 @@ class SequenceRoute:
         self._model = model
         self._driver = driver
         self._settings = settings
+        self._idle = settings.idle
         self._any_number = not any(control.kind == CORRID for control in settings.controls)
         self._slo = slo
         policy = driver.scheduler.policy
@@ -79,14 +79,15 @@ class SequenceRoute:
         bounds = Bounds(policy.max_queue, settings.max_backlog, settings.max_backlog_bytes, settings.max_wait)
         self.law = Sequences(instances, places, settings.idle, bounds, _size)
         self._reminder = Reminder(loop, self._go)
-        self._answers: dict[Work, Done] = {}
+        self._untold = 0
+        self._hears: Done = self._done  # made once, not for each request
         self._rode: set[Work] = set()  # their clients left while they ran
         self._lost: set[Work] = set()  # their instance is gone
         self._stopped: CarpoolError | None = None
         self._going = self._again = self._planned = False
         self.shown = 0, 0  # sequences with a place and without, by the gauges
         self._loop = loop
-        self._emptied = asyncio.Event()
+        self._emptied: asyncio.Event | None = None  # somebody waits until nobody is left
 
     # ---- requests -----------------------------------------------------------------------------------------
 
@@ -111,7 +112,7 @@ class SequenceRoute:
         """Its inputs were there when it came."""
 
     def cancel(self, work: Work) -> None:
-        if work not in self._answers:
+        if work.then is None:
             return
         if self.law.cancel(work):
             self._tell(work, Outcome(error=Cancelled("the client left")))
@@ -145,8 +146,8 @@ class SequenceRoute:
         why_not = self.law.offer(work, name, now, start=said.start, end=said.end)
         if why_not is not None:
             return self._refusal(why_not, work.holder, name, now)
-        self._answers[work] = work.done
-        work.done = self._done
+        work.then, work.done = work.done, self._hears
+        self._untold += 1
         return None
 
     def _refusal(self, why: Why, holder: str, name: SequenceId, now: float) -> CarpoolError:
@@ -253,7 +254,7 @@ class SequenceRoute:
             self._plan()
         else:  # its sequence may be quiet from now on
             shown = self.law.live == self.shown[0]
-            at = now + (self._settings.idle if shown else _CATCH_UP_S)
+            at = now + (self._idle if shown else _CATCH_UP_S)
             if at < self._reminder.at:
                 self._reminder.set(at, now)
 
@@ -264,11 +265,12 @@ class SequenceRoute:
             self._loop.call_soon(self._go)
 
     def _tell(self, work: Work, outcome: Outcome) -> None:
-        done = self._answers.pop(work, None)
+        done = work.then
         if done is not None:
-            work.done = done
+            work.done, work.then = done, None
             work.payload = None  # which leads back to it: such a ring, inputs and all, is freed late
-            if not self._answers:
+            self._untold -= 1
+            if self._emptied is not None and not self._untold:
                 self._emptied.set()
             try:
                 done(work, outcome)
@@ -298,12 +300,13 @@ class SequenceRoute:
 
     async def drained(self, timeout: float | None) -> bool:
         """Wait until nobody waits or runs; False when that took too long."""
-        self._emptied.clear()
-        if self._answers:
+        if self._untold:
+            self._emptied = self._emptied or asyncio.Event()
+            self._emptied.clear()
             try:
                 await asyncio.wait_for(self._emptied.wait(), timeout)
             except TimeoutError:
-                return not self._answers
+                return not self._untold
         return True
 
     def close(self) -> None:

@@ -48,6 +48,9 @@ class Outcome:
     timing: Timing = _UNTIMED
 
 
+Done = Callable[["Work", Outcome], None]
+
+
 class Route(Protocol):
     """Defines what is called on the loop's thread. `done` of every work is called once, whatever happens."""
 
@@ -90,13 +93,13 @@ class Work(Job):
 
     __slots__ = (
         *("_details", "done", "encoded", "entered", "held", "inputs", "may_omit", "parts", "place", "reads"),
-        *("gives_way", "in_sequence", "route", "sent", "wanted"),
+        *("gives_way", "in_sequence", "route", "sent", "then", "wanted"),
     )
 
     def __init__(
         self,
         inputs: Mapping[str, Array],
-        done: Callable[[Work, Outcome], None],
+        done: Done,
         arrived: float = 0.0,  # time.monotonic(): the last byte of the request
         deadline: float = INFINITY,
         images: int = 1,
@@ -108,6 +111,7 @@ class Work(Job):
         Job.__init__(self, arrived, deadline, images, shape)
         self.inputs = inputs
         self.done = done
+        self.then: Done | None = None  # its own `done`, while a route before the driver has put another there
         self.wanted = wanted
         self.encoded = encoded
         self._details = b""
