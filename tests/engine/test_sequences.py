@@ -115,8 +115,9 @@ def test_what_is_refused_and_with_which_words(tmp_path: Path) -> None:
             await engine.infer("sums", np.zeros((2, 2), np.float32), sequence_id=7, sequence_start=True)
         with pytest.raises(InvalidInput, match="takes sequence_id as a number"):
             await ask(engine, "seven", 1, "s")
-        with pytest.raises(InvalidInput, match="2\\^64 - 1"):
-            await ask(engine, 2**64, 1, "s")
+        for wrong in (2**64, -1, True, np.int64(7), 7.0):
+            with pytest.raises(InvalidInput, match="2\\^64 - 1"):
+                await ask(engine, wrong, 1, "s")  # type: ignore[arg-type]
         with pytest.raises(InvalidInput, match="latest"):
             await ask(engine, 7, 1, "s", latest=True, source="cam")
         assert await ask(engine, 2**64 - 1, 5, "se") == 5

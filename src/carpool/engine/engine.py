@@ -279,7 +279,8 @@ class Engine:
             work.deadline = work.due = work.arrived + deadline_ms / 1e3
         work.priority, work.source, work.latest = priority, source, latest
         if sequence_id:
-            if isinstance(sequence_id, int) and not 0 < sequence_id < 2**64:
+            is_text, is_flag = isinstance(sequence_id, str), sequence_id is True
+            if not is_text and (is_flag or not isinstance(sequence_id, int) or not 0 < sequence_id < 2**64):
                 raise InvalidInput("sequence_id must be 0 to 2^64 - 1, or text", field="sequence_id")
             work.in_sequence = InSequence(sequence_id, sequence_start is True, sequence_end is True)
         self.submit_own(key, work)
