@@ -35,6 +35,30 @@ def test_places_of_those_who_left_are_given_back() -> None:
     assert len(lane.lines[None]._jobs) < 200
 
 
+def test_what_was_taken_leaves_no_place_behind() -> None:
+    line = Line()
+    jobs = [Job(0.0, images=images) for images in (1, 2, 1)]
+    for job in jobs:
+        job.state = JobState.READY
+        line.add(job)
+    assert line.take(2) == jobs[:1]  # the second does not fit, and nobody is passed over
+    assert (line.head(), line.requests, line.images) == (jobs[1], 2, 3)
+    assert line.take(3) == jobs[1:]
+    assert (line.head(), line.requests, line.images, line._jobs) == (None, 0, 0, [])
+
+
+def test_one_lane_with_all_who_may_run() -> None:
+    lanes = Lanes(by_shape=True)
+    first, second = lanes.lane(1, "", 0.0), lanes.lane(2, "", 0.0)
+    assert lanes.only_ready() is None
+    job = waiting(lanes, second, 1.0)
+    assert lanes.only_ready() is second
+    waiting(lanes, first, 1.0)
+    assert lanes.only_ready() is None
+    lanes.remove(job, JobState.GONE)
+    assert lanes.only_ready() is first
+
+
 def test_moving_to_the_back() -> None:
     line = Line()
     jobs = [Job(0.0) for _ in range(3)]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from carpool.core.curve import BatchCurve
 from carpool.core.instance import Batch
 from carpool.core.job import GivenUp, Job, JobState, Reason
+from carpool.core.knobs import KnobsPolicy
 from carpool.core.objectives import Knobs, Promise, QueueLimits
 from carpool.core.scheduler import Scheduler
 
@@ -184,6 +187,35 @@ def test_across_shapes_alternating_ones_still_ride_together() -> None:
     assert first.jobs == jobs[0::2]
     core.finished(first, 0.010)
     assert dispatched(core, 0.010).jobs == jobs[1::2]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.sampled_from("ab"), st.sampled_from([0, 0, 0, 2])), max_size=20),
+    st.sampled_from([(), (4,), (1, 2, 3, 4), (2, 3)]),
+)
+def test_taking_the_first_of_one_lane_is_gathering_without_a_delay(
+    asked: list[tuple[int, str, int]], preferred: tuple[int, ...]
+) -> None:
+    def batches(*, gathers: bool) -> list[object]:
+        settings = Knobs(4, preferred=preferred, across_shapes=True, priority_levels=2, default_priority=1)
+        core = Scheduler(BatchCurve.linear(0.1, 0.0, 4), settings)
+        policy = core.policy
+        assert isinstance(policy, KnobsPolicy)
+        assert policy._takes_first == (preferred != (2, 3))
+        if gathers:
+            policy._takes_first = False
+        jobs = [Job(0.0, images=images, shape=shape, priority=level) for images, shape, level in asked]
+        for job in jobs:
+            core.offer(job, 0.0)
+        seen: list[object] = []
+        while (batch := core.decide(0.0).batch) is not None:
+            lanes = [(lane.ready, lane.waiting, lane.requests, lane.served) for lane in core.lanes]
+            seen.append(([jobs.index(job) for job in batch.jobs], core.kind, core.lanes.ready, lanes))
+            core.finished(batch, 0.0)
+        assert not core.lanes.requests
+        return seen
+
+    assert batches(gathers=False) == batches(gathers=True)
 
 
 def test_batches_that_everybody_left_do_not_hold_up_a_newcomer() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -15,7 +16,7 @@ from onnx import TensorProto, helper
 
 import carpool
 from carpool.engine.engine import Engine
-from carpool.engine.run.batch import Work
+from carpool.engine.run.batch import InSequence, Work
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, ModelError, Unavailable
 from carpool.observe import columns
 from engine.repositories import python
@@ -114,8 +115,9 @@ def test_what_is_refused_and_with_which_words(tmp_path: Path) -> None:
             await engine.infer("sums", np.zeros((2, 2), np.float32), sequence_id=7, sequence_start=True)
         with pytest.raises(InvalidInput, match="takes sequence_id as a number"):
             await ask(engine, "seven", 1, "s")
-        with pytest.raises(InvalidInput, match="2\\^64 - 1"):
-            await ask(engine, 2**64, 1, "s")
+        for wrong in (2**64, -1, True, np.int64(7), 7.0):
+            with pytest.raises(InvalidInput, match="2\\^64 - 1"):
+                await ask(engine, wrong, 1, "s")  # type: ignore[arg-type]
         with pytest.raises(InvalidInput, match="latest"):
             await ask(engine, 7, 1, "s", latest=True, source="cam")
         assert await ask(engine, 2**64 - 1, 5, "se") == 5
@@ -343,6 +345,16 @@ def test_tritons_python_models_are_told(tmp_path: Path, strategy: str) -> None:
             assert await ask(engine, name, 2, "e") == 3
 
     run(model, story)
+
+
+def test_what_is_said_of_a_sequence_becomes_json_when_it_is_asked_for() -> None:
+    work = Work({}, lambda _work, _outcome: None)
+    assert work.details == b""
+    work.in_sequence = InSequence("cam-1", start=True, end=False)
+    said = {"sequence_id": "cam-1", "sequence_start": True, "sequence_end": False}
+    assert json.loads(work.details) == {"parameters": said}
+    work.details = b'{"id": "7"}'
+    assert work.details == b'{"id": "7"}'
 
 
 # ---- states that the server keeps --------------------------------------------------------------------------

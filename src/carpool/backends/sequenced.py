@@ -112,8 +112,10 @@ class SequencedRows(_SequencedInstance):
         self, inputs: Mapping[str, Array], rows: Sequence[SequenceRow], wanted: Sequence[str]
     ) -> Mapping[str, Array]:
         """With the direct strategy each has the row of its slot, and the rows between them are not ready."""
-        slots = [row.slot for row in rows]
-        given = {**inputs, **self._said(rows), **self._gathered(slots, rows)}
+        slots = [row.slot for row in rows] if self._kept or self._direct else []
+        given = inputs
+        if self._controls or self._kept:
+            given = {**inputs, **self._said(rows), **self._gathered(slots, rows)}
         spread = self._direct and slots != list(range(len(rows)))
         if spread:
             given = self._spread(given, rows, slots)

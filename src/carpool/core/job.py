@@ -27,7 +27,12 @@ class JobState(enum.IntEnum):
 
 # A job's states are named some fifteen times on its way; before Python 3.12, finding one in its enum takes
 # ten times as long as finding a plain name.
-NEW, OFFERED, READY, RUNNING, DONE, GONE = JobState
+NEW: Final[JobState] = JobState.NEW
+OFFERED: Final[JobState] = JobState.OFFERED
+READY: Final[JobState] = JobState.READY
+RUNNING: Final[JobState] = JobState.RUNNING
+DONE: Final[JobState] = JobState.DONE
+GONE: Final[JobState] = JobState.GONE
 
 
 class Reason(enum.Enum):

@@ -70,6 +70,13 @@ class KnobsPolicy:
             or limits.allow_override
             or limits.max_size
         )
+        # Whatever there is may leave, as far as a batch has room: nothing is to be gathered first.
+        self._takes_first = (
+            settings.across_shapes
+            and not settings.max_delay
+            and self._largest_preferred == settings.max_batch
+            and len(self._preferred) in (1, settings.max_batch)
+        )
         self._wait_until: float | None = None
         self._seated: Job | None = None  # is about to be ready, and has a place already
 
@@ -160,13 +167,17 @@ class KnobsPolicy:
         self, core: SchedulerState, instance: Instance, now: float, given_up: list[GivenUp]
     ) -> tuple[list[Job], float | None]:
         """Returns the jobs to run now, or when to look again."""
-        if self._looks_ahead:
-            batch = self._next_aside(now)
+        lane = core.lanes.only_ready() if self._takes_first else None
+        if lane is not None:
+            jobs = core.lanes.serve_first(lane, lane.earliest()[1], self.max_images)
         else:
-            batch = _Aside()
-            self._grow(core, batch, now)
-        jobs = [job for job in batch.jobs if job.state is READY]
-        core.lanes.serve_all(jobs)
+            if self._looks_ahead:
+                batch = self._next_aside(now)
+            else:
+                batch = _Aside()
+                self._grow(core, batch, now)
+            jobs = [job for job in batch.jobs if job.state is READY]
+            core.lanes.serve_all(jobs)
         if jobs and jobs[0].shape != core.kind:
             core.turn_to(jobs[0].shape, now)
         return jobs, self._wait_until

@@ -87,6 +87,8 @@ class PinnedKnobs(KnobsPolicy):
             self._waits.pop(instance.index, None)
         else:
             self._waits[instance.index] = wait
+        if not self._waits:
+            return jobs, None
         return jobs, min((until for until in self._waits.values() if until > now), default=None)
 
 

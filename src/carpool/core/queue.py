@@ -69,10 +69,14 @@ class Line:
             if job.state is not READY:
                 continue
             if job.images > left:
+                self._start = at
                 break
             left -= job.images
             taken.append(job)
             job.state = RUNNING
+        else:  # nobody is left, and nobody need look at these again
+            jobs.clear()
+            self._start = 0
         self.requests -= len(taken)
         self.images -= room - left
         return taken
@@ -191,6 +195,16 @@ class Lanes:
     def peek(self, level: int, source: str) -> Lane:
         """The lane this source would have, without giving it one or noting that it was seen."""
         return self.by_key.get((level, source)) or Lane(level, source, self._constants.lane_memory_s)
+
+    def only_ready(self) -> Lane | None:
+        """Returns the lane of all who may run; None where they are in several, or there are none."""
+        found: Lane | None = None
+        for lane in self.by_key.values():
+            if lane.ready:
+                if found is not None:
+                    return None
+                found = lane
+        return found
 
     def _drop_unused(self, now: float) -> None:
         since = now - self._constants.lately_s

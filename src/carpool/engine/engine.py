@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import orjson
 
 from carpool.backends.torch.device_sharing import limit_device_memory
 from carpool.config.model import ModelConfig
@@ -27,7 +26,7 @@ from carpool.engine.models.served import Served, VersionState
 from carpool.engine.profile.hardware import gpu_count
 from carpool.engine.profile.model_profile import ProfileStore
 from carpool.engine.routes.direct_route import NO_ROUTE
-from carpool.engine.run.batch import Outcome, Route, Work
+from carpool.engine.run.batch import InSequence, Outcome, Route, Work
 from carpool.engine.run.model_inputs import check_inputs, only_input, shape_key
 from carpool.errors import CarpoolError, ConfigError, InvalidInput, NotFound, Unavailable, Unsupported
 from carpool.link.door import ASK, UNLOADED, IndexEntry, LoadingStep
@@ -280,14 +279,10 @@ class Engine:
             work.deadline = work.due = work.arrived + deadline_ms / 1e3
         work.priority, work.source, work.latest = priority, source, latest
         if sequence_id:
-            if isinstance(sequence_id, int) and not 0 < sequence_id < 2**64:
+            is_text, is_flag = isinstance(sequence_id, str), sequence_id is True
+            if not is_text and (is_flag or not isinstance(sequence_id, int) or not 0 < sequence_id < 2**64):
                 raise InvalidInput("sequence_id must be 0 to 2^64 - 1, or text", field="sequence_id")
-            said = {
-                "sequence_id": sequence_id,
-                "sequence_start": sequence_start,
-                "sequence_end": sequence_end,
-            }
-            work.details = orjson.dumps({"parameters": said})
+            work.in_sequence = InSequence(sequence_id, sequence_start is True, sequence_end is True)
         self.submit_own(key, work)
         try:
             outcome = await answer

@@ -153,6 +153,17 @@ def test_what_is_not_a_number_does_no_harm(activation: str, poison: float) -> No
     masks({"y": maps}, f'activation = "{activation}"', SQUARE)
 
 
+@pytest.mark.parametrize("activation", ["sigmoid", None])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_one_that_is_not_a_number_changes_none_of_the_others(activation: str | None, dtype: type) -> None:
+    """All of them are put in order then; without it they are taken as they are, to the last bit."""
+    values = np.float32([-0.0, 0.0, 0.25, 1.5, -3.0, 1e38, -1e38, 1e-40])
+    alone = activate(values, activation, dtype)
+    for poison in (np.nan, np.inf, -np.inf):
+        beside = activate(np.append(values, np.float32(poison)), activation, dtype)
+        assert beside[:-1].tobytes() == alone.tobytes()
+
+
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (1, 3000), (5000, 2), (3000, 2500)])
 def test_odd_and_large_pictures(width: int, height: int) -> None:
     geometry = GEOMETRIES["stretch"](width, height, 64, 64)

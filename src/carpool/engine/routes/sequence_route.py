@@ -4,16 +4,16 @@ where its sequence is. Other models have no part in this."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import monotonic
-from typing import cast
+from typing import Final, cast
 
 import orjson
 
 from carpool.config.sequence_settings import CORRID, SequenceSettings
 from carpool.core.job import DONE, INFINITY, RUNNING, Job
 from carpool.core.sequences import Bounds, SequenceId, Sequences, SequenceStep, Why
-from carpool.engine.run.batch import Outcome, Work
+from carpool.engine.run.batch import Done, InSequence, Outcome, Work
 from carpool.engine.run.driver import Driver, Reminder
 from carpool.errors import (
     Cancelled,
@@ -28,10 +28,9 @@ from carpool.observe.logs import logger
 
 log = logger("engine")
 
-Done = Callable[[Work, Outcome], None]
 _SHOWN = 128
-_IDS = 2**64
-_CATCH_UP_S = 0.02  # the gauges show within so much how many sequences there are
+_IDS: Final = 2**64
+_CATCH_UP_S: Final = 0.02  # the gauges show within so much how many sequences there are
 
 _TOO_MUCH = {
     Why.FULL: ": {law.waiting} requests for {model} wait already",
@@ -46,9 +45,18 @@ def _size(job: Job) -> int:
     return sum(array.nbytes for array in cast(Work, job).inputs.values())
 
 
+def _in_sequence(details: bytes) -> InSequence:
+    """Returns what a client has said of it in JSON. What is of another type than it should be is not said."""
+    said = orjson.loads(details).get("parameters", {}) if details else {}
+    name: SequenceId = said.get("sequence_id", 0)
+    if type(name) is not int and type(name) is not str:
+        name = 0
+    return InSequence(name, said.get("sequence_start") is True, said.get("sequence_end") is True)
+
+
 class SequenceRoute:
-    """Everything is called on the loop's thread. `done` of every work is called once: `_answers` has that of
-    each that was accepted and not told yet."""
+    """Everything is called on the loop's thread. `done` of every work is called once: each that was accepted
+    and not told yet keeps it as `then`, and there are `_untold` of them."""
 
     def __init__(
         self,
@@ -61,6 +69,7 @@ class SequenceRoute:
         self._model = model
         self._driver = driver
         self._settings = settings
+        self._idle = settings.idle
         self._any_number = not any(control.kind == CORRID for control in settings.controls)
         self._slo = slo
         policy = driver.scheduler.policy
@@ -70,14 +79,15 @@ class SequenceRoute:
         bounds = Bounds(policy.max_queue, settings.max_backlog, settings.max_backlog_bytes, settings.max_wait)
         self.law = Sequences(instances, places, settings.idle, bounds, _size)
         self._reminder = Reminder(loop, self._go)
-        self._answers: dict[Work, Done] = {}
+        self._untold = 0
+        self._hears: Done = self._done  # made once, not for each request
         self._rode: set[Work] = set()  # their clients left while they ran
         self._lost: set[Work] = set()  # their instance is gone
         self._stopped: CarpoolError | None = None
         self._going = self._again = self._planned = False
         self.shown = 0, 0  # sequences with a place and without, by the gauges
         self._loop = loop
-        self._emptied = asyncio.Event()
+        self._emptied: asyncio.Event | None = None  # somebody waits until nobody is left
 
     # ---- requests -----------------------------------------------------------------------------------------
 
@@ -102,7 +112,7 @@ class SequenceRoute:
         """Its inputs were there when it came."""
 
     def cancel(self, work: Work) -> None:
-        if work not in self._answers:
+        if work.then is None:
             return
         if self.law.cancel(work):
             self._tell(work, Outcome(error=Cancelled("the client left")))
@@ -121,11 +131,10 @@ class SequenceRoute:
             return InvalidInput(f"{self._model}: {why}", field="parameters.latest")
         if work.ready_at != -INFINITY or work.encoded:
             return Unsupported(f"{self._model}: requests of a sequence bring tensors, not images")
-        said = orjson.loads(work.details).get("parameters", {}) if work.details else {}
-        name: SequenceId = said.get("sequence_id", 0)
-        start, end = said.get("sequence_start") is True, said.get("sequence_end") is True
-        if type(name) is not int and type(name) is not str:
-            name = 0
+        said = work.in_sequence
+        if said is None:
+            said = _in_sequence(work.details)
+        name = said.name
         fits = self._any_number and type(name) is int and 0 <= name < _IDS
         wrong = "" if fits else self._settings.refuses(name)
         if wrong:
@@ -134,11 +143,11 @@ class SequenceRoute:
         if work.arrived + within < work.deadline:
             work.deadline = work.arrived + within
         work.due = work.deadline
-        why_not = self.law.offer(work, name, now, start=start, end=end)
+        why_not = self.law.offer(work, name, now, start=said.start, end=said.end)
         if why_not is not None:
             return self._refusal(why_not, work.holder, name, now)
-        self._answers[work] = work.done
-        work.done = self._done
+        work.then, work.done = work.done, self._hears
+        self._untold += 1
         return None
 
     def _refusal(self, why: Why, holder: str, name: SequenceId, now: float) -> CarpoolError:
@@ -245,7 +254,7 @@ class SequenceRoute:
             self._plan()
         else:  # its sequence may be quiet from now on
             shown = self.law.live == self.shown[0]
-            at = now + (self._settings.idle if shown else _CATCH_UP_S)
+            at = now + (self._idle if shown else _CATCH_UP_S)
             if at < self._reminder.at:
                 self._reminder.set(at, now)
 
@@ -256,11 +265,12 @@ class SequenceRoute:
             self._loop.call_soon(self._go)
 
     def _tell(self, work: Work, outcome: Outcome) -> None:
-        done = self._answers.pop(work, None)
+        done = work.then
         if done is not None:
-            work.done = done
+            work.done, work.then = done, None
             work.payload = None  # which leads back to it: such a ring, inputs and all, is freed late
-            if not self._answers:
+            self._untold -= 1
+            if self._emptied is not None and not self._untold:
                 self._emptied.set()
             try:
                 done(work, outcome)
@@ -290,12 +300,13 @@ class SequenceRoute:
 
     async def drained(self, timeout: float | None) -> bool:
         """Wait until nobody waits or runs; False when that took too long."""
-        self._emptied.clear()
-        if self._answers:
+        if self._untold:
+            self._emptied = self._emptied or asyncio.Event()
+            self._emptied.clear()
             try:
                 await asyncio.wait_for(self._emptied.wait(), timeout)
             except TimeoutError:
-                return not self._answers
+                return not self._untold
         return True
 
     def close(self) -> None:

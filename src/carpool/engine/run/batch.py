@@ -9,6 +9,8 @@ from operator import attrgetter
 from time import monotonic
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 
+import orjson
+
 from carpool.backends.backend import (
     AnswersEach,
     AnswersRows,
@@ -46,6 +48,9 @@ class Outcome:
     timing: Timing = _UNTIMED
 
 
+Done = Callable[["Work", Outcome], None]
+
+
 class Route(Protocol):
     """Defines what is called on the loop's thread. `done` of every work is called once, whatever happens."""
 
@@ -57,6 +62,22 @@ class Route(Protocol):
 
     def cancel(self, work: Work) -> None:
         """Nobody waits for it any more."""
+
+
+class InSequence:
+    """Says which sequence a request belongs to; with 0 or "" to none."""
+
+    __slots__ = ("end", "name", "start")
+
+    def __init__(self, name: int | str, start: bool, end: bool) -> None:
+        self.name = name
+        self.start = start
+        self.end = end
+
+    def as_details(self) -> bytes:
+        """Returns the same as a client says it: parameters in JSON."""
+        said = {"sequence_id": self.name, "sequence_start": self.start, "sequence_end": self.end}
+        return orjson.dumps({"parameters": said})
 
 
 NO_INPUTS: Mapping[str, Array] = {}
@@ -71,14 +92,14 @@ class Work(Job):
     """
 
     __slots__ = (
-        *("details", "done", "encoded", "entered", "held", "inputs", "may_omit", "parts", "place", "reads"),
-        *("gives_way", "route", "sent", "wanted"),
+        *("_details", "done", "encoded", "entered", "held", "inputs", "may_omit", "parts", "place", "reads"),
+        *("gives_way", "in_sequence", "route", "sent", "then", "wanted"),
     )
 
     def __init__(
         self,
         inputs: Mapping[str, Array],
-        done: Callable[[Work, Outcome], None],
+        done: Done,
         arrived: float = 0.0,  # time.monotonic(): the last byte of the request
         deadline: float = INFINITY,
         images: int = 1,
@@ -90,9 +111,11 @@ class Work(Job):
         Job.__init__(self, arrived, deadline, images, shape)
         self.inputs = inputs
         self.done = done
+        self.then: Done | None = None  # its own `done`, while a route before the driver has put another there
         self.wanted = wanted
         self.encoded = encoded
-        self.details = b""
+        self._details = b""
+        self.in_sequence: InSequence | None = None  # as a caller in this process says it, without JSON
         self.may_omit = False  # outputs that its model leaves out are no mistake: a step of an ensemble
         self.entered = arrived  # from when on it waits: later, for a step of an ensemble
         self.sent: float | None = None  # when its front end passed it on
@@ -102,6 +125,18 @@ class Work(Job):
         self.held: Outcome | None = None  # an answer that waits for earlier ones
         self.parts: PartSink | None = None  # where each of several answers goes, until it is done
         self.gives_way = False  # it gets no more of them: its place is to be another's
+
+    @property
+    def details(self) -> bytes:
+        """Returns its id and parameters in JSON, for whoever is told them. What a caller in this process says
+        of a sequence becomes JSON when it is first asked for, which most models do not."""
+        if self.in_sequence is not None and not self._details:
+            self._details = self.in_sequence.as_details()
+        return self._details
+
+    @details.setter
+    def details(self, details: bytes) -> None:
+        self._details = details
 
 
 def answer_each(

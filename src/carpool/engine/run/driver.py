@@ -379,7 +379,7 @@ class Driver:
         started, timing = batch.started, result.timing
         gathered, ran, split, images = timing.input, timing.infer, timing.output, timing.batch
         self._batches = number = self._batches + 1
-        kept, tell = DONE if in_order else None, self._tell
+        kept = DONE if in_order else None
         work: Work
         for work, outcome in zip(batch.jobs, result.outcomes, strict=True):  # type: ignore[assignment]
             waited = started - work.entered if started > work.entered else 0.0
@@ -387,7 +387,7 @@ class Driver:
             if work.state is kept:
                 work.held = outcome
             else:
-                tell(work, outcome)  # who was cancelled while it ran gives back what it held
+                self._tell(work, outcome)  # who was cancelled while it ran gives back what it held
         if released:
             self._release(released)
         try:

@@ -240,20 +240,33 @@ def activate(values: Array, activation: str | None, dtype: type[np.floating[Any]
         np.exp(wide, out=wide)
         wide /= wide.sum()
         return wide
-    top = wide.max(axis=0, initial=-np.inf)
-    if activation != "softmax" or not np.isfinite(top).all():  # else nothing is out of order: −∞ has none
-        far = float(np.finfo(dtype).max) / 4
-        wide = np.nan_to_num(wide, nan=-far, posinf=far, neginf=-far)
-        top = wide.max(axis=0, initial=-far)
     if activation == "softmax":
+        top = wide.max(axis=0, initial=-np.inf)
+        if not np.isfinite(top).all():  # else nothing is out of order: −∞ has none
+            wide = _as_numbers(wide, dtype)
+            top = wide.max(axis=0, initial=-_far(dtype))
         wide -= top
         np.exp(wide, out=wide)
         wide /= wide.sum(axis=0)
-    elif activation == "sigmoid":  # in the form that never overflows
+    elif not np.isfinite(wide).all():  # to ask takes a tenth of the time of putting it in order
+        wide = _as_numbers(wide, dtype)
+    if activation == "sigmoid":  # in the form that never overflows
         np.tanh(np.multiply(wide, dtype(0.5), out=wide), out=wide)
         wide = wide * dtype(0.5) + dtype(0.5)
     elif activation == "minmax":
         low, high = float(wide.min()), float(wide.max())
         wide -= dtype(low)
         wide /= dtype(high - low if high > low else 1.0)
-    return np.clip(wide, 0.0, 1.0, out=wide)
+    return wide.clip(0.0, 1.0, out=wide)
+
+
+def _far(dtype: type[np.floating[Any]]) -> float:
+    """Returns what stands for infinity: the difference of two of them is still a number."""
+    return float(np.finfo(dtype).max) / 4
+
+
+def _as_numbers(wide: Array, dtype: type[np.floating[Any]]) -> Array:
+    """Returns it with what is not a number as the least of all."""
+    far = _far(dtype)
+    numbers: Array = np.nan_to_num(wide, nan=-far, posinf=far, neginf=-far)
+    return numbers
