@@ -45,7 +45,9 @@ def plainly(model: Path, folder: Path, batch: int = 2) -> Path:
     most of a minute."""
     copied = shutil.copytree(model, folder / model.name)
     settings = copied / "model.toml"
-    text, most = re.subn(r"^max_batch = \d+$", f"max_batch = {batch}", settings.read_text(), flags=re.MULTILINE)
+    text, most = re.subn(
+        r"^max_batch = \d+$", f"max_batch = {batch}", settings.read_text(), flags=re.MULTILINE
+    )
     assert most == 1
     settings.write_text(f"instances = 1\n{text}\n[onnxruntime]\nintra_op_threads = 1\n")
     return copied
