@@ -47,9 +47,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: whoever collects garbage in a test need not look through all of it again."""
+    """What was imported stays: whoever collects garbage in a test need not look through all of it again. What
+    tests make has few cycles: nearly all that Python's usual thresholds look for is not there."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
     gc.enable()
 
 

@@ -109,12 +109,12 @@ def statements_in(node: ast.AST) -> Iterator[ast.AST]:
     return (child for child in ast.iter_child_nodes(node) if isinstance(child, holds))
 
 
-def docstrings(file: Path) -> Iterator[Docstring]:
-    for node in statements(ast.parse(file.read_text("utf-8"))):
+def docstrings(tree: ast.Module, module: str) -> Iterator[Docstring]:
+    for node in statements(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text and text.strip():
-                name, line = getattr(node, "name", file.stem), getattr(node, "lineno", 1)
+                name, line = getattr(node, "name", module), getattr(node, "lineno", 1)
                 yield Docstring(name, line, first_sentence(text))
 
 
@@ -193,6 +193,6 @@ def _has_main_verb(clause: str) -> bool:
 
 if __name__ == "__main__":
     for file in (file for folder in sys.argv[1:] for file in sorted(Path(folder).rglob("*.py"))):
-        for one in docstrings(file):
+        for one in docstrings(ast.parse(file.read_text("utf-8")), file.stem):
             if is_fragment(one.first):
                 sys.stdout.write(f"{file}:{one.line} {one.name}: {one.first}\n")

@@ -135,22 +135,27 @@ def test_plain_numbers_take_the_declared_datatype(model: Load, datatype: str, va
     assert answer(model(f"def predict(x): return {value}", head), X[:2]).dtype == dtype
 
 
-@pytest.mark.parametrize(
-    ("value", "cause"),
-    [
-        ("np.zeros(3, complex)", "'y' is an array of complex128"),
-        ("[None] * 4", "'y' holds a NoneType"),
-        ("None", "'y' holds a NoneType"),
-        ("{'z': x}", "no output 'y'; it has z"),
-        ("[1, 2]", "2 results for a batch of 4"),
-        ("[[1, 2], [1], [1], [1]]", "inhomogeneous"),
-    ],
+NO_TENSORS = (
+    ("np.zeros(3, complex)", "'y' is an array of complex128"),
+    ("[None] * 4", "'y' holds a NoneType"),
+    ("None", "'y' holds a NoneType"),
+    ("{'z': x}", "no output 'y'; it has z"),
+    ("[1, 2]", "2 results for a batch of 4"),
+    ("[[1, 2], [1], [1], [1]]", "inhomogeneous"),
 )
-def test_answers_that_are_no_tensors_are_named(model: Load, value: str, cause: str) -> None:
-    backend = model(f"import numpy as np\ndef predict(x): return {value} if x.min() < 0 else x")
-    with pytest.raises(ModelError, match=cause):
-        answer(backend, -X)
-    np.testing.assert_array_equal(answer(backend), X)
+
+
+def test_answers_that_are_no_tensors_are_named(model: Load) -> None:
+    """Number `n` is what it answers for -n."""
+    tried = "".join(
+        f"    if x.min() == -{number}: return {value}\n"
+        for number, (value, _) in enumerate(NO_TENSORS, start=1)
+    )
+    backend = model(f"import numpy as np\ndef predict(x):\n{tried}    return x")
+    for number, (_, cause) in enumerate(NO_TENSORS, start=1):
+        with pytest.raises(ModelError, match=cause):
+            answer(backend, np.full_like(X, -number))
+        np.testing.assert_array_equal(answer(backend), X)
 
 
 def test_one_array_needs_one_output(model: Load) -> None:

@@ -122,31 +122,30 @@ def test_requests_stay_apart_and_one_that_fails_harms_no_other(tritons: Callable
     assert second.message == "below zero"
 
 
-@pytest.mark.parametrize(
-    ("code", "kind"),
-    [
-        ("UNKNOWN", ModelError),
-        ("INTERNAL", ModelError),
-        ("NOT_FOUND", NotFound),
-        ("INVALID_ARG", InvalidInput),
-        ("UNAVAILABLE", Unavailable),
-        ("UNSUPPORTED", Unsupported),
-        ("ALREADY_EXISTS", InvalidInput),
-        ("CANCELLED", Cancelled),
-    ],
-)
-def test_the_code_of_an_error_says_what_clients_get(
-    tritons: Callable[..., Backend], code: str, kind: type
-) -> None:
+CODES: dict[str, type] = {
+    "UNKNOWN": ModelError,
+    "INTERNAL": ModelError,
+    "NOT_FOUND": NotFound,
+    "INVALID_ARG": InvalidInput,
+    "UNAVAILABLE": Unavailable,
+    "UNSUPPORTED": Unsupported,
+    "ALREADY_EXISTS": InvalidInput,
+    "CANCELLED": Cancelled,
+}
+
+
+def test_the_code_of_an_error_says_what_clients_get(tritons: Callable[..., Backend]) -> None:
     body = f"""
-        error = pb_utils.TritonError("no", pb_utils.TritonError.{code})
+        code = {[*CODES]}[int(requests[0].inputs()[0].as_numpy()[0, 0])]
+        error = pb_utils.TritonError("no", getattr(pb_utils.TritonError, code))
         return [pb_utils.InferenceResponse(output_tensors=[], error=error) for request in requests]
     """
     backend = tritons(execute(body))
-    (error,) = each(backend, rows(1))
-    assert (type(error), str(error)) == (kind, "no")
-    with pytest.raises(ModelError, match="model: no"):
-        backend.run({"x": rows(1)}, ["y"])
+    for number, (code, kind) in enumerate(CODES.items()):
+        (error,) = each(backend, rows(number))
+        assert (type(error), str(error)) == (kind, "no"), code
+        with pytest.raises(ModelError, match="model: no"):
+            backend.run({"x": rows(number)}, ["y"])
 
 
 def test_a_request_brings_its_id_and_parameters(tritons: Callable[..., Backend]) -> None:
@@ -297,50 +296,52 @@ def test_a_sender_answers_once_and_later(tritons: Callable[..., Backend]) -> Non
     assert each(tritons(source), rows(1), rows(2)) == [[[2] * 3], [[3] * 3]]
 
 
-@pytest.mark.parametrize(
-    ("body", "cause"),
-    [
-        ("return []", r"must return a list of 1 responses, not 0"),
-        ("return 5", r"must return a list of 1 responses, not a int"),
-        ("return None", r"returned a NoneType in place of an InferenceResponse"),
-        ("return ['text']", r"returned a str in place of an InferenceResponse"),
-        (
-            "raise pb_utils.TritonModelException('tired')",
-            r"TritonModelException: tired \(model\.py:\d+, in exec",
-        ),
-        ("return [pb_utils.InferenceResponse([1])]", r"must be a list of Tensor"),
-        (
-            "return [pb_utils.InferenceResponse([pb_utils.Tensor('y', 1)])]",
-            r"must be a numpy array, not a int",
-        ),
-        (
-            "pb_utils.MetricFamily",
-            r"no MetricFamily in the triton_python_backend_utils of Carpool: docs/coming",
-        ),
-        ("requests[0].get_response_sender().send(flags=1); return", r"ended without a response"),
-        ("requests[0].set_release_flags(2)", r"cannot be put back into the queue"),
-        (
-            "pb_utils.InferenceRequest(model_name='other').exec()",
-            r"other models cannot be called",
-        ),
-        (
-            "pb_utils.InferenceRequest(model_name='other').exec(decoupled=True)",
-            r"other models can only be called for exactly one response here",
-        ),
-    ],
+MISTAKES = (
+    ("return []", r"must return a list of 1 responses, not 0"),
+    ("return 5", r"must return a list of 1 responses, not a int"),
+    ("return None", r"returned a NoneType in place of an InferenceResponse"),
+    ("return ['text']", r"returned a str in place of an InferenceResponse"),
+    (
+        "raise pb_utils.TritonModelException('tired')",
+        r"TritonModelException: tired \(model\.py:\d+, in exec",
+    ),
+    ("return [pb_utils.InferenceResponse([1])]", r"must be a list of Tensor"),
+    (
+        "return [pb_utils.InferenceResponse([pb_utils.Tensor('y', 1)])]",
+        r"must be a numpy array, not a int",
+    ),
+    (
+        "pb_utils.MetricFamily",
+        r"no MetricFamily in the triton_python_backend_utils of Carpool: docs/coming",
+    ),
+    ("requests[0].get_response_sender().send(flags=1); return", r"ended without a response"),
+    ("requests[0].set_release_flags(2)", r"cannot be put back into the queue"),
+    (
+        "pb_utils.InferenceRequest(model_name='other').exec()",
+        r"other models cannot be called",
+    ),
+    (
+        "pb_utils.InferenceRequest(model_name='other').exec(decoupled=True)",
+        r"other models can only be called for exactly one response here",
+    ),
 )
-def test_a_mistake_is_named_and_the_model_goes_on(
-    tritons: Callable[..., Backend], body: str, cause: str
-) -> None:
+
+
+def test_a_mistake_is_named_and_the_model_goes_on(tritons: Callable[..., Backend]) -> None:
+    """Number `n` is made by the request for -n."""
+    tried = "\n".join(
+        f"if asked == {-number}:\n    {body}" for number, (body, _) in enumerate(MISTAKES, start=1)
+    )
     backend = tritons(
-        execute(f"if requests[0].inputs()[0].as_numpy()[0, 0] < 0:\n    {body}\nreturn good(requests)")
+        execute(f"asked = requests[0].inputs()[0].as_numpy()[0, 0]\n{tried}\nreturn good(requests)")
         + "\n\ndef good(requests):\n"
         + "    return [pb_utils.InferenceResponse([pb_utils.Tensor('y', np.zeros((1, 3), 'f'))])]"
     )
-    with pytest.raises(ModelError, match=cause):
-        backend.run({"x": rows(-1)}, ["y"])
-    assert backend.alive
-    assert each(backend, rows(1)) == [[[0] * 3]]
+    for number, (_, cause) in enumerate(MISTAKES, start=1):
+        with pytest.raises(ModelError, match=cause):
+            backend.run({"x": rows(-number)}, ["y"])
+        assert backend.alive
+        assert each(backend, rows(1)) == [[[0] * 3]]
 
 
 @pytest.mark.parametrize(

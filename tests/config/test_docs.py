@@ -6,8 +6,6 @@ import re
 import tomllib
 from pathlib import Path
 
-import pytest
-
 from carpool.config.server import ServerSettings, variables
 from carpool.config.table import KEYS
 from carpool.config.toml import toml_config
@@ -17,14 +15,16 @@ from carpool.wire.proto import message_class
 TEXT = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize(
-    ("section", "key"), [(section, key) for section, keys in KEYS.items() for key in keys]
-)
-def test_every_key_of_model_toml(section: str, key: str) -> None:
+def test_every_key_of_model_toml() -> None:
+    missing = [(section, key) for section, keys in KEYS.items() for key in keys if not names(section, key)]
+    assert missing == []
+
+
+def names(section: str, key: str) -> bool:
+    """Whether the page has it."""
     if section == "" and key in KEYS:
-        assert re.search(rf"`(\[\[?)?{key}(\]\]?)?`", TEXT)
-    else:
-        assert f"`{key}`" in TEXT or f"[{key}]" in TEXT
+        return re.search(rf"`(\[\[?)?{key}(\]\]?)?`", TEXT) is not None
+    return f"`{key}`" in TEXT or f"[{key}]" in TEXT
 
 
 def test_every_variable_and_its_default() -> None:

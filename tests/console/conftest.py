@@ -15,6 +15,8 @@ from playwright.sync_api import Browser, Page, Response, expect, sync_playwright
 from console.stage import Stage, stage
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+ELSEWHERE = "evil.example"
+REBOUND = f"--host-resolver-rules=MAP {ELSEWHERE} 127.0.0.1"  # a name that was made to point here
 PATIENCE_MS = 60_000  # a browser needs much of a machine, and others may have it
 expect.set_options(timeout=PATIENCE_MS)
 # The page asks for its numbers once a second, which most tests wait for, some of them ten times.
@@ -44,7 +46,7 @@ def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         running = playwright.chromium.launch(
             executable_path=chromium,
-            args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
+            args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", REBOUND],
             timeout=2 * PATIENCE_MS,
         )
         yield running

@@ -12,7 +12,7 @@ from console.stage import EVIL, Stage
 PICTURE = Path(__file__).parents[2] / "src" / "carpool" / "demo" / "pictures" / "astronaut.jpg"
 
 
-def test_every_route_is_described(console: Watched) -> None:
+def test_every_route_is_described_and_contents_unfold_those_without_a_model(console: Watched) -> None:
     page = console.page
     page.goto(f"{console.stage.url}/docs")
     for path in ("/detect", "/classify", "/segment", "/embed", "/models/{model}/predict"):
@@ -21,11 +21,6 @@ def test_every_route_is_described(console: Watched) -> None:
     text = page.locator("main").text_content() or ""
     for word in ("detector", "top_k", "X-Carpool-Deadline-Ms", "429", "retry_after_s"):
         assert word in text
-
-
-def test_contents_lead_to_routes_and_unfold_those_without_a_model(console: Watched) -> None:
-    page = console.page
-    page.goto(f"{console.stage.url}/docs")
     contents = page.get_by_role("navigation", name="Contents")
     expect(contents.get_by_role("link", name="POST /detect", exact=True)).to_be_visible()
     expect(contents.get_by_role("link", name="POST /pose", exact=True)).to_have_count(0)
@@ -60,7 +55,7 @@ def test_names_are_never_markup(console: Watched) -> None:
     assert page.title() == "Carpool: images"
 
 
-def test_a_picture_can_be_sent(console: Watched) -> None:
+def test_a_picture_can_be_sent_with_options_in_the_query(console: Watched) -> None:
     page = console.page
     page.goto(f"{console.stage.url}/docs")
     section = page.locator("section", has=page.get_by_role("heading", name="POST /detect"))
@@ -70,11 +65,6 @@ def test_a_picture_can_be_sent(console: Watched) -> None:
     section.get_by_label("draw the answer").check()
     section.get_by_role("button", name="Send").click()
     expect(section.get_by_role("img")).to_be_visible()
-
-
-def test_options_are_fields_and_go_into_the_query(console: Watched) -> None:
-    page = console.page
-    page.goto(f"{console.stage.url}/docs")
     section = page.locator("section", has=page.get_by_role("heading", name="POST /classify"))
     section.locator("input[type=file]").set_input_files(PICTURE)
     section.get_by_label("top_k").fill("2")

@@ -84,7 +84,7 @@ def test_on_cores_that_are_never_quiet_what_is_let_in_is_seldom_for_nothing(load
     assert mean(wasted for _, wasted in found) <= 0.05
 
 
-@pytest.mark.parametrize("load", [3.0, 12.0])
+@pytest.mark.parametrize("load", [3.0, later(12.0)])
 def test_what_decoding_cannot_carry_shuts_the_gate_on_nobody_else(load: float) -> None:
     """Before anything is known of decoding, a flood of pictures is let in. The gate must open again."""
     simulation, carries = decoding(SHORT, load, Decoder(0.010))

@@ -9,7 +9,7 @@ import pytest
 from carpool.config.model import ClassifySettings
 from carpool.config.presets import PictureChoice
 from carpool.lab.batch_profile import ProfileQuestion, profile
-from carpool.lab.model_report import inspect_model
+from carpool.lab.model_report import ModelReport, inspect_model
 from carpool.types import Datatype, Signature, TensorSpec
 from vision.classifiers import classifier
 
@@ -17,19 +17,18 @@ CLASSIFY = PictureChoice(task="classify")
 FIXED = "the file fixes the batch to 1, so requests cannot be batched; export with a dynamic first dimension"
 
 
-def activation(file: Path, choice: PictureChoice = CLASSIFY) -> str | None:
+def activation(report: ModelReport) -> str | None:
     import tomllib
 
-    table = tomllib.loads(inspect_model(file, choice).toml)["classify"]
-    return ClassifySettings(**table).activation
+    return ClassifySettings(**tomllib.loads(report.toml)["classify"]).activation
 
 
 @pytest.mark.parametrize("softmax", [True, False])
 def test_litert_gets_no_second_softmax(softmax: bool, tmp_path: Path) -> None:
     tflite_models = pytest.importorskip("backends.tflite_models")
     file = tflite_models.classifier(tmp_path / "m.tflite", softmax=softmax)
-    assert activation(file) == ("none" if softmax else "softmax")  # means of noise are fractions, too
     report = inspect_model(file, CLASSIFY)
+    assert activation(report) == ("none" if softmax else "softmax")  # means of noise are fractions, too
     assert report.outputs[0].tried == [3]
     assert any("add up to 1" in line for line in report.evidence) == softmax
 
@@ -46,12 +45,12 @@ def test_torchscript_and_openvino_too(softmax: bool, expected: str, tmp_path: Pa
 
     file = tmp_path / "m.pt"
     quiet(lambda: torch.jit.save(torch.jit.trace(Net(), torch.rand(1, 3, 16, 16)), str(file)))
-    assert activation(file, PictureChoice(task="classify", size=(16, 16))) == expected
+    assert activation(inspect_model(file, PictureChoice(task="classify", size=(16, 16)))) == expected
     openvino = pytest.importorskip("openvino")
     openvino.save_model(
         openvino.convert_model(classifier(tmp_path / "v.onnx", softmax=softmax)), tmp_path / "v.xml"
     )
-    assert activation(tmp_path / "v.xml") == expected
+    assert activation(inspect_model(tmp_path / "v.xml", CLASSIFY)) == expected
 
 
 def test_torchscript_says_that_a_size_is_enough(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import openai
 import orjson
 import pytest
 from PIL import Image
@@ -144,6 +143,8 @@ def _generate_stream(server: Live, model: str, picture: bytes, more: dict[str, A
 
 
 def chat(server: Live, model: str, picture: bytes, **more: Any) -> Any:
+    import openai  # takes long, and every process of pytest imports this file
+
     url = "data:image/png;base64," + base64.b64encode(picture).decode()
     content = [{"type": "image_url", "image_url": {"url": url}}]
     client = openai.OpenAI(base_url=f"http://{server.url}/v1", api_key="none", max_retries=0)

@@ -40,11 +40,16 @@ FUZZED = 120
 MORE_BYTES = 400 << 20  # what hostile files may add; the largest picture that is allowed takes 150 MB
 
 
-def plainly(model: Path, folder: Path) -> Path:
-    """The same model with one instance and one thread: trying what is best takes most of a minute."""
+def plainly(model: Path, folder: Path, batch: int = 2) -> Path:
+    """The same model with one instance, one thread and small batches: trying and measuring what is best takes
+    most of a minute."""
     copied = shutil.copytree(model, folder / model.name)
     settings = copied / "model.toml"
-    settings.write_text(f"instances = 1\n{settings.read_text()}\n[onnxruntime]\nintra_op_threads = 1\n")
+    text, most = re.subn(
+        r"^max_batch = \d+$", f"max_batch = {batch}", settings.read_text(), flags=re.MULTILINE
+    )
+    assert most == 1
+    settings.write_text(f"instances = 1\n{text}\n[onnxruntime]\nintra_op_threads = 1\n")
     return copied
 
 
@@ -266,7 +271,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     paths = [bundled_models() / name for name in ("efficientnet_lite0", "u2netp")]
     folder = tmp_path_factory.mktemp("demo")
     with serving(
-        *(plainly(path, folder) for path in paths),
+        *(plainly(path, folder, batch=1) for path in paths),
         frontends=1,
         folder=folder,
         environment=SETTINGS | {"CARPOOL_SLOTS": "64"},

@@ -8,6 +8,7 @@ from pathlib import Path
 import carpool.demo
 from live.server import Live, outputs_of, serving
 from live.test_faults import ask
+from live.test_pictures import plainly
 from live.test_runner import runner_pids, write_model
 from test_shape import is_of_the_lab
 
@@ -38,7 +39,9 @@ def test_no_process_of_a_server_has_loaded_what_no_request_passes(tmp_path: Path
     environment = {"PYTHONPATH": path, "NOTED_IN": str(noted)}
     torch_model = write_model(tmp_path / "models" / "calm", tmp_path / "go")
     demos = Path(carpool.demo.__file__).parent / "models"
-    models = [demos / "efficientnet_lite0", demos / "nanodet", torch_model]
+    (tmp_path / "demos").mkdir()
+    pictures = [plainly(demos / name, tmp_path / "demos") for name in ("efficientnet_lite0", "nanodet")]
+    models = [*pictures, torch_model]
     with serving(*models, grpc=1, folder=tmp_path, environment=environment) as server:
         assert outputs_of(ask(server, "calm", 1, 2))["y"] == [2, 4]
         for role, (pid, own) in processes(server).items():

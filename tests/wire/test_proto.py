@@ -49,16 +49,18 @@ def described(field: FieldDescriptor) -> tuple[Any, ...]:
     )
 
 
-@pytest.mark.parametrize("theirs", MESSAGES, ids=lambda message: message.full_name)
-def test_messages_are_the_same(theirs: Descriptor) -> None:
-    ours = POOL.FindMessageTypeByName(theirs.full_name)
-    assert ours is not theirs
-    assert {field.name: described(field) for field in ours.fields} == {
-        field.name: described(field) for field in theirs.fields
-    }
-    assert {choice.name for choice in ours.oneofs} == {choice.name for choice in theirs.oneofs}
-    assert ours.GetOptions().map_entry == theirs.GetOptions().map_entry
-    assert {nested.name for nested in ours.nested_types} == {nested.name for nested in theirs.nested_types}
+def test_messages_are_the_same() -> None:
+    for theirs in MESSAGES:
+        name = theirs.full_name
+        ours = POOL.FindMessageTypeByName(name)
+        assert ours is not theirs
+        assert {field.name: described(field) for field in ours.fields} == {
+            field.name: described(field) for field in theirs.fields
+        }, name
+        assert {choice.name for choice in ours.oneofs} == {choice.name for choice in theirs.oneofs}, name
+        assert ours.GetOptions().map_entry == theirs.GetOptions().map_entry, name
+        nested = {message.name for message in theirs.nested_types}
+        assert {message.name for message in ours.nested_types} == nested, name
 
 
 @pytest.mark.parametrize("theirs", ENUMS, ids=lambda enum: enum.full_name)

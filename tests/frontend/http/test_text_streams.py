@@ -7,9 +7,8 @@ import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 from typer.testing import CliRunner
 
@@ -27,6 +26,9 @@ from frontend.http.harness import Client as Connection
 from frontend.http.harness import Response, post
 from frontend.picture_models import RED, detector, picture, words, writer
 from waiting import until
+
+if TYPE_CHECKING:  # every process of pytest imports this file, and its import takes the time of 100 tests
+    import openai
 
 KEY = "a-key-that-is-long-enough-0123456789"
 TEXT = "Red and blue…"
@@ -172,6 +174,8 @@ def test_max_tokens_reach_the_model(served: FrontEnd) -> None:
 
 @pytest.fixture
 def client(served: FrontEnd) -> Iterator[openai.OpenAI]:
+    import openai
+
     with openai.OpenAI(base_url=f"http://{served.url}/v1", api_key="none", max_retries=0) as found:
         yield found
 
@@ -222,6 +226,8 @@ def test_tokens_are_those_that_the_engine_counted(stream: bool) -> None:
 
 
 def test_openais_own_client_lists_models(client: openai.OpenAI) -> None:
+    import openai
+
     assert sorted(one.id for one in client.models.list()) == ["teller", "writer", "x_crash", "x_quiet"]
     assert client.models.retrieve("writer").id == "writer"
     with pytest.raises(openai.NotFoundError):
@@ -229,6 +235,8 @@ def test_openais_own_client_lists_models(client: openai.OpenAI) -> None:
 
 
 def test_openais_own_client_hears_why(client: openai.OpenAI) -> None:
+    import openai
+
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model="writer", messages=message(), n=2)
     assert refused.value.param == "n"
@@ -279,6 +287,8 @@ def test_a_refusal_says_when_to_come_back() -> None:
 
 
 def test_keys_are_asked_for(tmp_path: Path) -> None:
+    import openai
+
     keys = tmp_path / "keys"
     keys.write_text(f"bob {KEY} models=teller\n")
     keys.chmod(0o600)
