@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from carpool.config import rules
+from carpool.config.python_source import read_module
 from carpool.config.server import usual_cache_dir
 from carpool.errors import CarpoolError, ConfigError
 
@@ -201,7 +202,7 @@ def _network(archive: Path, version: Path, code: str) -> str:
     if "/" in code or not file.is_file():
         raise ConfigError(f"{archive}: the file {rules.shown(code)} of its manifest is not in it")
     try:
-        module = ast.parse(file.read_bytes(), code)
+        module = read_module(file.read_bytes(), code)
     except (SyntaxError, ValueError) as error:
         raise ConfigError(f"{archive}: {code} is not a Python file: {error}") from None
     classes = [node.name for node in module.body if isinstance(node, ast.ClassDef) and node.bases]

@@ -17,6 +17,7 @@ from carpool.config.file_metadata import FileMetadata
 from carpool.config.first_layers import BYTES, FRACTIONS, SYMMETRIC
 from carpool.config.model import MAX_CLASSES, MAX_KEYPOINTS, MAX_SIDE
 from carpool.config.presets import preset_fields
+from carpool.config.python_source import read_expression
 
 _LONGEST = 1 << 20  # characters of a literal
 _DEEPEST = 4
@@ -95,7 +96,7 @@ def literal(text: str) -> object:
     if len(text) > _LONGEST or _depth(text) > _DEEPEST:
         return None
     try:
-        value: object = ast.literal_eval(text)
+        value: object = ast.literal_eval(read_expression(text))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
     return value

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from carpool.config.model import DYNAMIC, ModelConfig, ModelSignature, TensorSignature
+from carpool.config.python_source import read_module
 from carpool.config.rules import MAX_BATCH, check_dims, nearest
 from carpool.errors import ConfigError, ModelError
 from carpool.types import DATATYPES
@@ -45,7 +46,7 @@ def read_declarations(file: Path | None) -> Declarations:
     if file is None:
         return Declarations()
     try:
-        module = ast.parse(file.read_bytes(), str(file))
+        module = read_module(file.read_bytes(), str(file))
     except SyntaxError as error:
         raise ModelError(f"{file}:{error.lineno or 1}: not a Python file: {error.msg}") from None
     except (OSError, ValueError) as error:
