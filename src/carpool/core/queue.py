@@ -74,7 +74,7 @@ class Line:
             left -= job.images
             taken.append(job)
             job.state = RUNNING
-        else:  # nobody is left, and nobody need look at these again
+        else:  # every job was taken or had left: later calls need not pass over these
             jobs.clear()
             self._start = 0
         self.requests -= len(taken)

@@ -59,7 +59,6 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         self._piece = 1
         self._spare: Spare | None = None
         self._sequences: SequenceRoute | None = None  # of a model that has them
-        self._live = -1, -1  # of its sequences, those with a place and those without, as they were shown last
         self._streams: StreamRoute | None = None  # of a decoupled one
         self._looking: asyncio.TimerHandle | None = None
         self._resting: asyncio.TimerHandle | None = None
@@ -295,11 +294,11 @@ class BatchRuntime(InstancesRuntime[Driver], Watcher):
         if self._sequences is not None:
             law = self._sequences.law
             pending += law.waiting
-            live = law.live, law.backlog
-            if live != self._live:
-                self._live = self._sequences.shown = live
-                self._row.set(columns.SEQUENCES["live"], live[0])
-                self._row.set(columns.SEQUENCES["backlog"], live[1])
+            counts = law.live, law.backlog
+            if counts != self._sequences.shown:
+                self._sequences.shown = counts
+                self._row.set(columns.SEQUENCES["live"], counts[0])
+                self._row.set(columns.SEQUENCES["backlog"], counts[1])
         if pending != self._pending:
             self._pending = pending
             self._row.set(columns.PENDING, pending)

@@ -266,6 +266,6 @@ class CompileBehind:
         except (OSError, ValueError, CarpoolError) as error:
             _log.warning("compiled-not-written", model=self._served.name, error=str(error))
         finally:
-            for path in paths:  # nobody else looks at them
+            for path in paths:  # parts of the one file, also where that could not be written
                 with suppress(OSError):
                     path.unlink()

@@ -59,7 +59,7 @@ class SharedArtifacts:
             content, folder = self._checked(name, data), cache_dir / "compiled"
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_whole(folder / name, (content,))
-            keep_few(folder)  # a replica that only fetches has nobody else who does
+            keep_few(folder)  # a replica that only fetches never writes, and would not tidy it otherwise
         except (OSError, ValueError) as error:
             log.warning("compiled-ignored", model=model, file=f"{self._place.where}/{name}", why=str(error))
             return False
@@ -107,5 +107,5 @@ def why_not_shared(setting: str, secret: str) -> str:
 
 
 def keep_few(folder: Path) -> None:
-    """Keeps those of a cache folder that were written last, here or by whoever shares them."""
+    """Keeps the artifacts of a cache folder that were compiled or fetched last."""
     keep_newest(folder, COMPILED, _KEPT)

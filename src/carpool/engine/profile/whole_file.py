@@ -1,4 +1,4 @@
-"""Writes files of which nobody is to see a half, and keeps folders of them small."""
+"""Writes files atomically, and keeps folders of them small."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _MOST_UNFINISHED = 8  # others may be writing them
 
 
 def write_whole(file: Path, pieces: Iterable[bytes], mode: int = 0o600) -> None:
-    """Whoever reads meanwhile sees the old one or the new one. Raises OSError, and leaves nothing then: on a
-    disk that is full, what was written would keep it full."""
+    """Replaces a file atomically: a concurrent reader sees the old content or the new. Raises OSError and
+    removes what it wrote, which would keep a full disk full."""
     with tempfile.NamedTemporaryFile("wb", dir=file.parent, suffix=UNFINISHED, delete=False) as part:
         unfinished = Path(part.name)
         try:

@@ -85,9 +85,9 @@ class SequenceRoute:
         self._lost: set[Work] = set()  # their instance is gone
         self._stopped: CarpoolError | None = None
         self._going = self._again = self._planned = False
-        self.shown = 0, 0  # sequences with a place and without, by the gauges
+        self.shown = -1, -1  # live sequences and backlog in the gauges; negative before the first turn
         self._loop = loop
-        self._emptied: asyncio.Event | None = None  # somebody waits until nobody is left
+        self._emptied: asyncio.Event | None = None  # made by the first call of `drained` that has to wait
 
     # ---- requests -----------------------------------------------------------------------------------------
 

@@ -128,8 +128,8 @@ class Work(Job):
 
     @property
     def details(self) -> bytes:
-        """Returns its id and parameters in JSON, for whoever is told them. What a caller in this process says
-        of a sequence becomes JSON when it is first asked for, which most models do not."""
+        """Returns the id and parameters of the request in JSON, for models that read them. A sequence that a
+        caller in this process names becomes JSON at the first call, which most models never make."""
         if self.in_sequence is not None and not self._details:
             self._details = self.in_sequence.as_details()
         return self._details
