@@ -15,6 +15,9 @@ _MOST_INTERIM = 8  # replies of status 1xx before the one that counts
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
 _MOST_CHUNK_LINE = 300
 _AT_ONCE = 256 * 1024
+FEW_CHUNKS = 256
+"""Of any length, where a body is wanted as a whole: servers of files send chunks of some KB."""
+_BYTES_OF_A_CHUNK = 1024  # on average, of those beyond the first few
 
 
 class NotHttp(ValueError):
@@ -26,16 +29,22 @@ class TooLong(ValueError):
 
 
 class ReplyReader:
-    """Reads one reply to a request that was no HEAD. Raises `NotHttp` and `TooLong`."""
+    """Reads one reply to a request that was no HEAD. Raises `NotHttp` and `TooLong`.
 
-    def __init__(self, most_bytes: int) -> None:
+    Each chunk is work, however short it is. With `few_chunks`, a body may have so many of any length, and
+    beyond those one for each 1,024 bytes; a reply that is written as it is made may have any number.
+    """
+
+    def __init__(self, most_bytes: int, few_chunks: int | None = None) -> None:
         self.status = 0  # until the head is complete
         self.fields: Mapping[str, str] = {}  # names in small letters
         self.over = False  # all of the reply has come
         self.keep = False  # the connection can carry another request: known at the end
         self.extra = False  # more bytes came than the reply has
         self._most = most_bytes  # of the body that may still come
-        self._buffer = b""  # has come and was not looked at yet
+        self._buffer = b""  # what came last, behind what was left of the bytes before
+        self._at = 0  # up to here it was read
+        self._chunks_left: float | None = few_chunks
         self._interim = 0
         self._may_keep = False
         self._chunked = False
@@ -44,12 +53,13 @@ class ReplyReader:
 
     def feed(self, data: bytes) -> bytes:
         """Returns the part of the body that came with this."""
-        self._buffer = self._buffer + data if self._buffer else data
+        left = self._buffer[self._at :]
+        self._buffer, self._at = left + data if left else data, 0
         if not self.status and not self._read_head():
             return b""
         part = self._read_chunks() if self._chunked else self._read_body()
         if self.over:
-            self.extra = bool(self._buffer)
+            self.extra = self._at < len(self._buffer)
             self.keep = self._may_keep and not self.extra
         return part
 
@@ -63,15 +73,16 @@ class ReplyReader:
     def _read_head(self) -> bool:
         """Returns whether it is complete; then it is known where the body will end."""
         while True:
-            head, end, rest = self._buffer.partition(b"\r\n\r\n")
-            if len(head) > _MOST_HEAD:
+            start = self._at
+            end = self._buffer.find(b"\r\n\r\n", start)
+            if (len(self._buffer) if end < 0 else end) - start > _MOST_HEAD:
                 raise NotHttp("the reply's head has no end")
-            if not b"HTTP/1.".startswith(head[:7]):
+            if not b"HTTP/1.".startswith(self._buffer[start : start + 7]):
                 raise NotHttp("the reply does not begin as HTTP/1.1 does")
-            if not end:
+            if end < 0:
                 return False
-            self._buffer = rest
-            status, minor, fields = _fields_of(head)
+            self._at = end + 4
+            status, minor, fields = _fields_of(self._buffer[start:end])
             if status >= 200:
                 break
             self._interim += 1
@@ -108,10 +119,11 @@ class ReplyReader:
         return part
 
     def _take(self) -> bytes:
-        part = self._buffer if self._left is None else self._buffer[: self._left]
-        self._buffer = self._buffer[len(part) :]
-        if self._left is not None:
-            self._left -= len(part)
+        start, left = self._at, self._left
+        part = self._buffer[start:] if left is None else self._buffer[start : start + left]
+        self._at = start + len(part)
+        if left is not None:
+            self._left = left - len(part)
         return part
 
     def _read_chunks(self) -> bytes:
@@ -127,25 +139,34 @@ class ReplyReader:
     def _read_size(self) -> bool:
         """Returns the line before the next chunk, behind the end of the one before; after the last one, the
         rest."""
-        start = 2 if self._behind else 0
-        if start and not b"\r\n".startswith(self._buffer[:2]):
-            raise NotHttp("a chunk is longer than it says")
-        found = _CHUNK_SIZE.match(self._buffer, start)
+        buffer, start = self._buffer, self._at
+        if self._behind:
+            if not b"\r\n".startswith(buffer[start : start + 2]):
+                raise NotHttp("a chunk is longer than it says")
+            start += 2
+        found = _CHUNK_SIZE.match(buffer, start)
         if found is None:
-            if len(self._buffer) > _MOST_CHUNK_LINE or b"\n" in self._buffer[start:]:
+            if len(buffer) - start > _MOST_CHUNK_LINE or buffer.find(b"\n", start) >= 0:
                 raise NotHttp("a chunk has no length")
             return False
         length = int(found[1], 16)
         if length:
+            self._count_chunk(length)
             self._expect(length)
-            self._left, self._buffer = length, self._buffer[found.end() :]
+            self._left, self._at = length, found.end()
             return True
-        end = self._buffer.find(b"\r\n\r\n", found.end() - 2)  # behind fields that nobody here wants
-        if end < 0 and len(self._buffer) > _MOST_HEAD:
+        end = buffer.find(b"\r\n\r\n", found.end() - 2)  # behind fields that are not used
+        if end < 0 and len(buffer) - start > _MOST_HEAD:
             raise NotHttp("too many trailers")
         if end >= 0:
-            self.over, self._buffer = True, self._buffer[end + 4 :]
+            self.over, self._at = True, end + 4
         return end >= 0
+
+    def _count_chunk(self, length: int) -> None:
+        if self._chunks_left is not None:
+            self._chunks_left += length / _BYTES_OF_A_CHUNK - 1
+            if self._chunks_left < 0:
+                raise NotHttp("the reply is cut into too many short chunks")
 
 
 def _fields_of(head: bytes) -> tuple[int, int, dict[str, str]]:
@@ -212,10 +233,10 @@ class ReplyBody:
         return b"".join(parts)
 
 
-async def begin_reply(stream: ByteReader, most_bytes: int) -> ReplyBody:
+async def begin_reply(stream: ByteReader, most_bytes: int, few_chunks: int | None = None) -> ReplyBody:
     """Reads the head of a reply whose body is still to come. How long it may take is for the caller to
     bound."""
-    reader = ReplyReader(most_bytes)
+    reader = ReplyReader(most_bytes, few_chunks)
     part = b""
     while not reader.status:
         part = await _feed(stream, reader)

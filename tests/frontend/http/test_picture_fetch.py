@@ -6,11 +6,19 @@ import asyncio
 import json
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
+from carpool.errors import Refused
 from carpool.frontend.http import picture_fetch
-from carpool.frontend.http.picture_fetch import is_public
+from carpool.frontend.http.picture_fetch import (
+    _MOST_FETCHES,
+    PictureFetcher,
+    _InTurns,
+    is_public,
+    longest_s,
+)
 from client.scripted_server import Said, Scripted, scripted_server
 from frontend.http.front_end import FrontEnd, error_of, front_end
 from frontend.http.harness import Response
@@ -31,7 +39,7 @@ def addresses(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     """What names lead to: this machine, which counts as public here unless it is called 127.0.0.2."""
     known: dict[str, list[str]] = {NAME: ["127.0.0.1"]}
 
-    async def resolve(host: str, _port: int) -> list[str]:
+    def resolve(host: str, _port: int) -> list[str]:
         if host not in known:
             raise socket.gaierror(-2, "Name or service not known")
         return known[host]
@@ -177,7 +185,7 @@ def test_time_is_bounded(served: FrontEnd, pictures: Scripted, monkeypatch: pyte
     async def never(*_: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(picture_fetch, "read_reply", never)
+    monkeypatch.setattr(picture_fetch, "begin_reply", never)
     answer = ask(served, address(pictures), b"X-Carpool-Deadline-Ms: 20\r\n")
     assert error_of(answer)["reason"] == "picture-not-fetched"
 
@@ -194,7 +202,7 @@ def test_a_client_that_leaves_ends_the_fetch(
         finally:
             steps.append("ended")
 
-    monkeypatch.setattr(picture_fetch, "read_reply", never)
+    monkeypatch.setattr(picture_fetch, "begin_reply", never)
     fetcher = served.app._service.fetcher
     body = json.dumps({"url": address(pictures)}).encode()
     with served.connect() as client:
@@ -206,11 +214,86 @@ def test_a_client_that_leaves_ends_the_fetch(
     until(lambda: steps == ["begun", "ended"] and not fetcher._under_way)
 
 
-def test_so_many_at_once(served: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(picture_fetch, "_AT_ONCE", 0)
-    answer = ask(served, "http://other.example/a.jpg")
-    assert answer.status == 429
-    assert "retry-after" in answer.fields
+def test_a_picture_in_short_chunks_is_refused(served: FrontEnd, pictures: Scripted) -> None:
+    body = b"".join(b"1\r\n%c\r\n" % byte for byte in picture(GREEN, size=(64, 48))) + b"0\r\n\r\n"
+    pictures.replies.append(Said(body=body, fields={"Transfer-Encoding": "chunked"}))
+    assert error_of(ask(served, address(pictures)))["reason"] == "picture-not-fetched"
+
+
+def test_a_host_and_a_client_have_a_share_of_the_fetches(
+    pictures: Scripted, addresses: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dead host holds as many fetches as it can; so does the greedy client, with both hosts."""
+    dead = asyncio.Event()
+
+    async def connect(address: str, port: int, **tls: object) -> object:
+        if address == "dead":
+            await dead.wait()
+        return await connected(address, port, **tls)  # type: ignore[arg-type]
+
+    connected = asyncio.open_connection
+    monkeypatch.setattr(asyncio, "open_connection", connect)
+    monkeypatch.setattr(picture_fetch, "is_public", lambda _address: True)
+    addresses["dead.example"] = ["dead"]
+
+    async def attacked() -> None:
+        fetcher = PictureFetcher((f"{NAME}:{port_of(pictures)}", "dead.example"), 1 << 20)
+        greedy = as_many_as_it_may(fetcher, "http://dead.example/", "greedy")
+        assert 0 < len(greedy) < _MOST_FETCHES
+        more = as_many_as_it_may(fetcher, "http://dead.example/", "other")
+        for number in range(3):
+            pictures.replies.append(Said(body=b"%d" % number))
+            assert await fetcher.start(address(pictures), 10.0, "other") == b"%d" % number
+        with pytest.raises(Refused):
+            fetcher.start(address(pictures), 10.0, "greedy")
+        fetcher.close()
+        await asyncio.gather(*greedy, *more, return_exceptions=True)
+        assert not fetcher._by_client.total
+        assert not fetcher._by_host.total
+
+    asyncio.run(attacked())
+
+
+def as_many_as_it_may(fetcher: PictureFetcher, url: str, client: str) -> list[asyncio.Task[bytearray]]:
+    found = []
+    with suppress(Refused):
+        while True:
+            found.append(fetcher.start(url, 10.0, client))
+    return found
+
+
+def test_a_client_has_a_share_of_the_bytes(
+    pictures: Scripted, addresses: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(picture_fetch, "_MOST_HELD_BYTES", 4096)
+
+    async def fetched() -> None:
+        fetcher = PictureFetcher((f"{NAME}:{port_of(pictures)}",), 1 << 20)
+        fetcher._held.take("other", 1000)
+        pictures.replies.append(Said(body=bytes(4000)))
+        with pytest.raises(Refused):
+            await fetcher.start(address(pictures), 10.0, "greedy")
+        assert fetcher._held.total == 1000
+
+    asyncio.run(fetched())
+
+
+def test_a_host_must_send_at_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time for the next byte grows with what it has sent; here it has no time to begin with."""
+    assert longest_s(0) < longest_s(1 << 12) < longest_s(1 << 20)
+    monkeypatch.setattr(picture_fetch, "_FIRST_BYTES_S", 0.0)
+
+    async def read() -> None:
+        stream = asyncio.StreamReader()
+        stream.feed_data(bytes(100_000))
+        begun = asyncio.get_running_loop().time()
+        reader = _InTurns(stream, begun)
+        assert len(await reader.read(1 << 20)) == 1 << 16
+        assert len(await reader.read(1 << 20)) == 100_000 - (1 << 16)
+        with pytest.raises(TimeoutError):
+            await _InTurns(stream, begun).read(1)
+
+    asyncio.run(read())
 
 
 @pytest.mark.parametrize(

@@ -273,7 +273,7 @@ class ImageRequest:
         self.text = None if writer is None else TextAnswer(exchange, writer, route.service.server_row)
         self.slot: Slot | None = None  # the body comes into it
         self.looked: Looked | None = None  # what was found of its one picture
-        self._fetching: asyncio.Task[bytes] | None = None
+        self._fetching: asyncio.Task[bytearray] | None = None
         self._held = 0
         self._heads: Sequence[PictureHead | None] = ()  # of each picture
         self._pixels: Sequence[int] = ()  # as they say
@@ -360,7 +360,7 @@ class ImageRequest:
         self._under_way[0] = call = ImageCall(self, 0)
         call.start(b"", None, slot, geometry)
 
-    def _read(self, size: int, work: asyncio.Future[Sent] | asyncio.Future[bytes]) -> None:
+    def _read(self, size: int, work: asyncio.Future[Sent] | asyncio.Future[bytearray]) -> None:
         """A long body was taken apart in a thread, or a picture was fetched."""
         error = stopping() if work.cancelled() else work.exception()
         if not self.exchange.pending:
@@ -370,7 +370,7 @@ class ImageRequest:
             if error is not None:
                 raise error
             found = work.result()
-            if isinstance(found, bytes):
+            if isinstance(found, bytearray):
                 self.target = self.route.current(self.exchange.head_at)  # it may have changed meanwhile
                 size = len(found)
                 found = Sent((found,))
@@ -382,7 +382,7 @@ class ImageRequest:
             self._fail(CarpoolError(f"the server failed on this request: {type(unknown).__name__}"))
             without_stack(unknown)
 
-    def _fetched(self, work: asyncio.Task[bytes]) -> None:
+    def _fetched(self, work: asyncio.Task[bytearray]) -> None:
         """A promise is for what the server has: it begins now. The client's deadline runs on."""
         self._fetching = None
         self.arrived = monotonic()
@@ -393,7 +393,7 @@ class ImageRequest:
     def _begin(self, sent: Sent, size: int) -> None:
         if sent.url:
             seconds = self.deadline - monotonic()
-            self._fetching = work = self.service.fetcher.start(sent.url, seconds)
+            self._fetching = work = self.service.fetcher.start(sent.url, seconds, self.exchange.payer)
             work.add_done_callback(self._fetched)
             return
         pictures, several, target = sent.pictures, sent.several, self.target

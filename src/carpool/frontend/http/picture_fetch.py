@@ -4,14 +4,16 @@ A server that fetches what it is told to would reach what its clients cannot: ot
 firewall, a cloud's metadata, itself. So every address that a name leads to must be public, the connection
 goes to the address that was checked and not to the name, and each redirect is checked like the first address.
 Time and bytes are bounded, and what cannot be fetched is told in the same words whatever it was.
+
+Fetches are divided among clients and among hosts: each may have as many as are left for the others, so that
+one slow host or one client never takes all. A host that sends too slowly is given up.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import NamedTuple
@@ -19,11 +21,17 @@ from urllib.parse import urljoin, urlsplit
 
 from carpool.config.rules import shown
 from carpool.errors import CarpoolError, Forbidden, InvalidInput, Refused, TooLarge
-from carpool.wire.http_reply import NotHttp, Reply, TooLong, read_reply
+from carpool.frontend.clients.accounts import Shares
+from carpool.frontend.http.name_lookups import NameLookups, addresses_of
+from carpool.wire.http_reply import FEW_CHUNKS, ByteReader, NotHttp, ReplyBody, TooLong, begin_reply
 
 _MOST_BYTES = 32 << 20
-_AT_ONCE = 8  # by one front end: with the bytes, what strangers' servers can make it hold
+_MOST_FETCHES = 64  # of one front end
+_MOST_HELD_BYTES = 256 << 20  # by all of them
+_READ_AT_ONCE = 64 << 10  # then others have their turn
 _SECONDS = 10.0
+_FIRST_BYTES_S = 5.0  # for the connection and the beginning of the reply
+_LEAST_RATE = 4096.0  # bytes per second from then on
 _MOST_REDIRECTS = 3
 _REDIRECTS = (301, 302, 303, 307, 308)
 _LONGEST_URL = 2048
@@ -45,6 +53,9 @@ _SPECIAL_IPV4 = tuple(
 )  # fmt: skip
 
 
+resolve = addresses_of  # in threads
+
+
 class PictureAddress(NamedTuple):
     scheme: str
     host: str
@@ -60,10 +71,26 @@ def is_public(address: str) -> bool:
     return not any(found in network for network in _SPECIAL_IPV4)
 
 
-async def resolve(host: str, port: int) -> list[str]:
-    """Returns all addresses of a name."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+class _InTurns:
+    """Reads a reply a little at a time, with a turn for others in between, and no slower than the least
+    rate."""
+
+    def __init__(self, stream: asyncio.StreamReader, begun: float) -> None:
+        self._stream = stream
+        self._begun = begun
+        self._received = 0
+
+    async def read(self, n: int, /) -> bytes:
+        await asyncio.sleep(0)
+        async with asyncio.timeout_at(self._begun + longest_s(self._received)):
+            data = await self._stream.read(min(n, _READ_AT_ONCE))
+        self._received += len(data)
+        return data
+
+
+def longest_s(received: int) -> float:
+    """Returns the seconds after which a host must have sent more than so many bytes."""
+    return _FIRST_BYTES_S + received / _LEAST_RATE
 
 
 class PictureFetcher:
@@ -72,70 +99,97 @@ class PictureFetcher:
     def __init__(self, hosts: Collection[str], max_body_bytes: int) -> None:
         self._hosts = {host.lower() for host in hosts}
         self._most_bytes = min(max_body_bytes, _MOST_BYTES)
-        self._under_way: set[asyncio.Task[bytes]] = set()
+        self._under_way: set[asyncio.Task[bytearray]] = set()
+        self._by_client, self._by_host = Shares(_MOST_FETCHES), Shares(_MOST_FETCHES)
+        self._held = Shares(_MOST_HELD_BYTES)  # bytes, by client
+        self._lookups = NameLookups(resolve)
         self._tls: ssl.SSLContext | None = None
 
-    def start(self, url: str, seconds: float) -> asyncio.Task[bytes]:
-        """Fetch it within this time and that of any fetch; who is asked for too many refuses."""
+    def start(self, url: str, seconds: float, client: str = "") -> asyncio.Task[bytearray]:
+        """Fetch it within this time and that of any fetch; raises `Refused` for a client or a host that has
+        its share of the fetches."""
         if not self._hosts:
             raise Forbidden(
                 "this server fetches no images: send the image itself", reason="url-off", field="url"
             )
-        self._check(url)
-        if len(self._under_way) >= _AT_ONCE:
-            raise Refused("too many images are being fetched", reason="queue-full", retry_after_s=1.0)
-        task = asyncio.get_running_loop().create_task(self._fetch_in_time(url, min(seconds, _SECONDS)))
+        host = self._check(url).host
+        if not self._by_client.take(client, 1):
+            raise _too_many("this client has too many fetches under way")
+        if not self._by_host.take(host, 1):
+            self._by_client.give(client, 1)
+            raise _too_many(f"too many fetches from {shown(host)} are under way")
+        fetch = self._fetch_in_time(url, min(seconds, _SECONDS), client)
+        task = asyncio.get_running_loop().create_task(fetch)
         self._under_way.add(task)  # the loop itself holds tasks only weakly
-        task.add_done_callback(self._under_way.discard)
+        task.add_done_callback(lambda task: self._ended(task, client, host))
         return task
+
+    def _ended(self, task: asyncio.Task[bytearray], client: str, host: str) -> None:
+        self._under_way.discard(task)
+        self._by_client.give(client, 1)
+        self._by_host.give(host, 1)
 
     def close(self) -> None:
         for task in self._under_way:
             task.cancel()
 
-    async def _fetch_in_time(self, url: str, seconds: float) -> bytes:
+    async def _fetch_in_time(self, url: str, seconds: float, client: str) -> bytearray:
+        held = 0
+
+        def hold(size: int) -> None:
+            nonlocal held
+            if not self._held.take(client, size):
+                raise _too_many("this client's fetches take too many bytes")
+            held += size
+
         try:
             async with asyncio.timeout(seconds):
-                return await self._fetch(url)
+                return await self._fetch(url, hold)
         except (OSError, NotHttp, UnicodeError):  # a time that is over is an OSError, too
             raise _not_fetched("its server does not respond, or not with valid HTTP") from None
         except TooLong:
             raise TooLarge(f"the image is larger than {self._most_bytes} bytes", field="url") from None
+        finally:
+            self._held.give(client, held)
 
-    async def _fetch(self, url: str) -> bytes:
+    async def _fetch(self, url: str, hold: Callable[[int], None]) -> bytearray:
         for _ in range(_MOST_REDIRECTS + 1):
-            reply = await self._ask(self._check(url))
-            if reply.status not in _REDIRECTS:
-                break
+            place = self._check(url)
+            reader, writer = await self._connect(place)
+            try:
+                reply = await self._ask(place, _InTurns(reader, asyncio.get_running_loop().time()), writer)
+                if reply.status not in _REDIRECTS:
+                    return await _picture_of(reply, hold)
+            finally:
+                writer.transport.abort()
             url = urljoin(url, reply.fields.get("location", ""))
-        if reply.status != 200:
-            raise _not_fetched("its server does not answer with an image")
-        if reply.fields.get("content-encoding", "identity").lower() != "identity":
-            raise _not_fetched("its server compressed it, which was not requested")
-        return reply.body
+        raise _not_fetched("its server does not answer with an image")
 
-    async def _ask(self, place: PictureAddress) -> Reply:
-        addresses = await resolve(place.host, place.port)
-        if not addresses or not all(map(is_public, addresses)):
-            raise Forbidden(
-                f"{place.host} resolves to an address that is not public",
-                reason="address-not-public",
-                field="url",
-            )
-        if place.scheme == "https" and self._tls is None:
-            self._tls = await asyncio.to_thread(ssl.create_default_context)
-        reader, writer = await self._connect(place, addresses)
+    async def _ask(
+        self, place: PictureAddress, stream: ByteReader, writer: asyncio.StreamWriter
+    ) -> ReplyBody:
         port = "" if place.port == _PORTS[place.scheme] else f":{place.port}"
         host = f"[{place.host}]" if ":" in place.host else place.host
         lines = [f"GET {place.target} HTTP/1.1", f"Host: {host}{port}", "User-Agent: carpool"]
         lines += ["Accept: image/*", "Accept-Encoding: identity", "Connection: close", "", ""]
-        try:
-            writer.write("\r\n".join(lines).encode("ascii"))
-            return await read_reply(reader, self._most_bytes)
-        finally:
-            writer.transport.abort()
+        writer.write("\r\n".join(lines).encode("ascii"))
+        return await begin_reply(stream, self._most_bytes, FEW_CHUNKS)
 
-    async def _connect(
+    async def _connect(self, place: PictureAddress) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connects in time, to an address that was checked."""
+        async with asyncio.timeout(_FIRST_BYTES_S):
+            addresses = await self._lookups.addresses(place.host, place.port)
+            if not addresses or not all(map(is_public, addresses)):
+                raise Forbidden(
+                    f"{place.host} resolves to an address that is not public",
+                    reason="address-not-public",
+                    field="url",
+                )
+            if place.scheme == "https" and self._tls is None:
+                self._tls = await asyncio.to_thread(ssl.create_default_context)
+            return await self._open(place, addresses)
+
+    async def _open(
         self, place: PictureAddress, addresses: Sequence[str]
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """To the first that answers, of those that were checked: the name is not looked up again."""
@@ -165,6 +219,22 @@ class PictureFetcher:
             )
         target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
         return PictureAddress(parts.scheme, host, port, target)
+
+
+async def _picture_of(reply: ReplyBody, hold: Callable[[int], None]) -> bytearray:
+    if reply.status != 200:
+        raise _not_fetched("its server does not answer with an image")
+    if reply.fields.get("content-encoding", "identity").lower() != "identity":
+        raise _not_fetched("its server compressed it, which was not requested")
+    body = bytearray()
+    while part := await reply.next():
+        hold(len(part))
+        body += part
+    return body
+
+
+def _too_many(what: str) -> Refused:
+    return Refused(f"{what}; retry", reason="queue-full", retry_after_s=1.0)
 
 
 def _wrong(url: str) -> InvalidInput:
