@@ -18,6 +18,7 @@ from carpool.cli.rollout_command import sentences
 from carpool.engine.control import shared_rollouts
 from carpool.errors import Unavailable, WrongState
 from carpool.rollout.rollout_guards import Counts, Side
+from carpool.rollout.rollout_states import act
 from carpool.rollout.shared_places import FolderPlace, OutOfReach
 from engine.scripted import run, weights
 from rollout import staged
@@ -137,11 +138,66 @@ def test_what_each_alone_would_not_notice_all_together_do(tmp_path: Path, place:
             for one in lives:  # three of three differ: too few for one
                 watched(one).record.counts = Counts(compared=3, differ=3, compared_here=3)
             await all_in(lives, "rolled-back")
-            whys = {one.status()["why"] for one in lives}
-            assert len(whys) == 1
-            assert "differ" in whys.pop()
+            await until(lambda: len(reasons(lives, place)) == 1)
+            assert "differ" in reasons(lives, place).pop()
             decided = [one for one in lives if one.status()["rollbacks"]]
             assert decided, "who noticed it counts it"
+
+    run(story())
+
+
+def reasons(lives: list[Life], place: Path) -> set[str]:
+    """All that the replicas give, in their status and their history, and the one that is written for all."""
+    given = {why for one in lives for why in (one.status()["why"], one.status()["history"][-1]["why"])}
+    return {*given, document(place)["why"]}
+
+
+def test_of_two_that_roll_back_at_once_the_first_that_is_written_gives_the_reason(
+    tmp_path: Path, place: Path
+) -> None:
+    models(tmp_path, HELD + "guards = { disagreement = 0.05, late = false, errors = false }\n")
+
+    async def story() -> None:
+        async with replicas(tmp_path, f"file:{place}") as lives:
+            await all_in(lives, "canary", 1)
+            for one, seen in zip(lives, (30, 40), strict=True):  # each decides before the other has written
+                watched(one).record.counts = Counts(compared=seen, differ=seen, compared_here=seen)
+                one.desk.rollouts.decide(watched(one))
+            own = {one.status()["why"] for one in lives}
+            assert len(own) == 2
+            assert {one.status()["state"] for one in lives} == {"rolled-back"}
+            await until(lambda: len(reasons(lives, place)) == 1)
+            assert reasons(lives, place) < own
+        async with replicas(tmp_path, f"file:{place}") as lives:
+            assert reasons(lives, place) < own, "and after the next start"
+
+    run(story())
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["by hand first", "the guard first"])
+def test_of_a_pause_by_hand_and_one_by_a_guard_at_once_the_guards_holds_for_all(
+    tmp_path: Path, place: Path, first: int
+) -> None:
+    guards = 'guards = { disagreement = 0.05, late = false, errors = false, on_breach = "pause" }\n'
+    models(tmp_path, HELD + guards)
+
+    async def story() -> None:
+        async with replicas(tmp_path, f"file:{place}") as lives:
+            await all_in(lives, "canary", 1)
+            by_hand, by_guard = lives
+            later = lives[1 - first].desk.rollouts.shared
+            assert later is not None
+            async with later._turns["m"]:  # its decision is written behind the other's
+                rollouts, hand = by_hand.desk.rollouts, watched(by_hand)
+                rollouts.moved(hand, act(hand.record.rollout, hand.record.plan, "pause", 0.0))
+                watched(by_guard).record.counts = Counts(compared=40, differ=40, compared_here=40)
+                by_guard.desk.rollouts.decide(watched(by_guard))
+                assert [watched(one).record.rollout.held for one in lives] == [False, True]
+                await until(lambda: document(place)["state"] == "paused")
+            await until(lambda: all(watched(one).record.rollout.held for one in lives))
+            await until(lambda: len({one.status()["why"] for one in lives}) == 1)
+            assert "differ" in by_hand.status()["why"]
+            assert "m" not in by_hand.host.catalog.routes or not by_hand.host.catalog.routes["m"].share
 
     run(story())
 

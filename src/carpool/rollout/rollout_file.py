@@ -12,7 +12,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,6 +106,12 @@ class Record:
             "counts": (counts or self.counts).as_document(),
         }
         self.history = [*self.history, line][-MOST_HISTORY:]
+
+    def reword(self, why: str) -> None:
+        """The state that was noted last has another reason."""
+        self.rollout = replace(self.rollout, why=why)
+        if self.history:
+            self.history = [*self.history[:-1], {**self.history[-1], "why": why}]
 
 
 def of_the_first(model: str, plan: RolloutSettings, version: str, at: float) -> Record:

@@ -438,6 +438,16 @@ class Rollouts(LoadListener):
         if after.over or after.state is State.RETIRED:
             self.do(self._unload_loser(record.model))
 
+    def agree(self, watched: WatchedRollout, first: Rollout) -> None:
+        """Takes over what another replica wrote `first`, where this one came to the same state by itself at the
+        same time: all report one reason, and a pause in which stable answers everything holds for all."""
+        record, mine = watched.record, watched.record.rollout
+        if mine.state is State.PAUSED and not mine.alike(first):
+            self.change(watched, first, told=True)
+        elif mine.why != first.why:
+            record.reword(first.why)
+            watched.save(self.disk)
+
     async def _measure_switch(self, watched: WatchedRollout, decided: float) -> None:
         await self._host.everyone_saw()
         watched.seen_ms = (monotonic() - decided) * 1e3

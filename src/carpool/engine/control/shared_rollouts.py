@@ -208,6 +208,8 @@ class SharedRollouts:
         """What the replicas know together is further than what is known here."""
         rollout = shared.rollout.going(monotonic())
         if watched is not None and rank_of(watched.record) == shared.rank:
+            if rollout.state in _BACKWARD:  # which each replica may have come to by itself
+                self._rollouts.agree(watched, rollout)
             return watched
         if watched is not None and watched.record.mark[:2] == shared.mark[:2]:
             watched.record.mark = shared.mark
