@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,6 +20,7 @@ from carpool.config.server import ServerSettings
 from carpool.frontend.access.access import Access
 from carpool.frontend.grpc.grpc_server import GrpcServer
 from carpool.frontend.http.http_server import listen
+from carpool.frontend.http.shared import Clock
 from carpool.observe.counters import Table, table_bytes
 from carpool.observe.prometheus import Exposition
 from frontend.fake_door import FakeCall, FakeDoor, FakeModel
@@ -89,7 +91,10 @@ class FrontEnd:
 
 
 @contextlib.contextmanager
-def front_end(*given: FakeModel, slots: int = 64, **settings: Any) -> Iterator[FrontEnd]:
+def front_end(
+    *given: FakeModel, slots: int = 64, clock: Clock = time.monotonic, **settings: Any
+) -> Iterator[FrontEnd]:
+    """`clock` is the one by which a connection's turn is over."""
     table = Table(bytearray(table_bytes(1)))
     door = FakeDoor(*(given or models()), slots=slots, table=table)
     sockets = listen("127.0.0.1", 0)
@@ -99,7 +104,7 @@ def front_end(*given: FakeModel, slots: int = 64, **settings: Any) -> Iterator[F
     access = Access(made, loopback=True, over_grpc=True)
 
     async def start() -> GrpcServer:
-        server = GrpcServer(door, table.block(0), made, access)
+        server = GrpcServer(door, table.block(0), made, access, clock=clock)
         await server.start(sockets)
         return server
 

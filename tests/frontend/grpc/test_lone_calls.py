@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from carpool.types import Datatype, TensorSpec
 from frontend.fake_door import FakeModel
 from frontend.grpc.front_end import SERVICE, FrontEnd, front_end
 from frontend.grpc.wire import LAST, OPENING, data, framed, head
+from waiting import until
 
 LONG = 20_000  # bytes of a message that counts as work of the turn
 
@@ -105,7 +107,8 @@ class Client:
 @pytest.fixture(scope="module")
 def front() -> Iterator[FrontEnd]:
     tensor, number = TensorSpec("x", Datatype.UINT8, (-1,)), TensorSpec("y", Datatype.FP32, (1,))
-    with front_end(FakeModel("one", [tensor], [number], lambda _inputs: {"y": [[1.0]]})) as running:
+    one = FakeModel("one", [tensor], [number], lambda _inputs: {"y": [[1.0]]})
+    with front_end(one, clock=lambda: 0.0) as running:  # a turn is over when its work is done
         running.door.held = True
         yield running
 
@@ -170,6 +173,20 @@ def test_calls_that_are_answered_where_they_are_read_go_together(client: Client)
     assert client.transport.at_once() == b""
     (together,) = client.transport.written
     assert answers(together) == [1, 3, 5]
+
+
+def test_calls_for_which_a_turn_is_too_short_are_answered_in_the_next_ones() -> None:
+    at = itertools.count()
+    with front_end(clock=lambda: next(at) / 1000.0) as front:  # each look at the clock is late
+        client = Client(front)
+        numbers = list(range(1, 21, 2))
+        live = [head(number, path=SERVICE + "ServerLive") + data(number, framed(b"")) for number in numbers]
+        client.say(*live)
+        written = client.transport.written
+        until(lambda: len(front.run(lambda: answers(b"".join(written)))) == len(numbers))
+        assert answers(b"".join(written)) == numbers
+        assert len(written) > 1
+        client.leave()
 
 
 def test_nothing_overtakes_what_was_said_before(client: Client) -> None:

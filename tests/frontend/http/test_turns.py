@@ -9,8 +9,6 @@ from typing import Any, cast
 
 import pytest
 
-from carpool.frontend.http import protocol as connection_module
-from carpool.frontend.http import shared as turns_module
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive
 from carpool.frontend.http.fairness import Unread
 from carpool.frontend.http.limits import Limits
@@ -23,11 +21,9 @@ MIB = 1 << 20
 _ALL = 2 * MIB  # far less than a read from each of the clients below
 
 
-@pytest.fixture(autouse=True)
-def _no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def _still() -> float:
     """How much is done in a turn depends on the work alone here, not on what else the machine does."""
-    monkeypatch.setattr(connection_module, "monotonic", lambda: 1.0)
-    monkeypatch.setattr(turns_module, "monotonic", lambda: 1.0)
+    return 1.0
 
 
 class App(PathApp):
@@ -104,7 +100,7 @@ class Front:
     def __init__(self, count: int, said: bytes) -> None:
         self.loop = Loop()
         self.app = App()
-        self.shared = Shared(self.app, Limits(), cast(Any, self.loop), Unread())
+        self.shared = Shared(self.app, Limits(), cast(Any, self.loop), Unread(), clock=_still)
         self._ours, self._theirs = socket.socketpair()
         self._ours.setblocking(False)
         self.clients = [self.join(said) for _ in range(count)]
@@ -190,7 +186,7 @@ def test_chunks_of_many_clients_share_a_turn() -> None:
 
 def test_who_rests_goes_on_one_at_a_time() -> None:
     loop = Loop()
-    turns = Turns(cast(Any, loop))
+    turns = Turns(cast(Any, loop), _still)
     went: list[int] = []
     for number in range(3):
         turns.rest(partial(went.append, number), before=1)
@@ -203,7 +199,7 @@ def test_who_rests_goes_on_one_at_a_time() -> None:
 
 def test_who_was_less_dear_before_goes_on_first() -> None:
     loop = Loop()
-    turns = Turns(cast(Any, loop))
+    turns = Turns(cast(Any, loop), _still)
     went: list[int] = []
     for before in (7, 3, 1):
         turns.rest(partial(went.append, before), before)
@@ -226,7 +222,7 @@ def test_what_connections_and_chunks_take_is_charged_to_their_address() -> None:
 
 def test_who_waits_longest_goes_on_first() -> None:
     loop = Loop()
-    turns = Turns(cast(Any, loop))
+    turns = Turns(cast(Any, loop), _still)
     went: list[int] = []
     for number in range(3):
         turns.wait(partial(went.append, number))

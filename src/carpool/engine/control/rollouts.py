@@ -439,8 +439,8 @@ class Rollouts(LoadListener):
             self.do(self._unload_loser(record.model))
 
     def agree(self, watched: WatchedRollout, first: Rollout) -> None:
-        """Takes over what another replica wrote `first`, where this one came to the same state by itself at the
-        same time: all report one reason, and a pause in which stable answers everything holds for all."""
+        """Takes over what another replica wrote `first`, where this one came to the same state by itself at
+        the same time: all report one reason, and a pause in which stable answers everything holds for all."""
         record, mine = watched.record, watched.record.rollout
         if mine.state is State.PAUSED and not mine.alike(first):
             self.change(watched, first, told=True)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Sequence
+from time import monotonic
 
 from carpool.config.server import ServerSettings
 from carpool.frontend.access.access import Access
@@ -17,6 +18,7 @@ from carpool.frontend.grpc.h2_connection import H2Connection
 from carpool.frontend.grpc.h2_shared import H2Shared
 from carpool.frontend.http.http_server import accept
 from carpool.frontend.http.limits import Limits
+from carpool.frontend.http.shared import Clock
 from carpool.frontend.pictures.workers import threads_for
 from carpool.link.door import Door
 from carpool.observe.counters import Block
@@ -36,6 +38,7 @@ class GrpcServer:
         settings: ServerSettings,
         access: Access | None = None,
         cache: CacheParts | None = None,
+        clock: Clock = monotonic,
     ) -> None:
         threads = threads_for(settings.grpc_frontends)
         hidden = () if access is None else access.guard.proofs
@@ -46,6 +49,7 @@ class GrpcServer:
         self._descriptors = Descriptors()
         self._listeners: list[asyncio.Server] = []
         self._shared: H2Shared | None = None
+        self._clock = clock  # of the turns that connections take
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self, sockets: Sequence[socket.socket]) -> None:
@@ -53,7 +57,7 @@ class GrpcServer:
         loop = asyncio.get_running_loop()
         access, limits = self._access, self._limits
         handlers = Handlers(self.service, None if access is None else access.guard)
-        shared = self._shared = H2Shared(self.service, handlers.find, limits)
+        shared = self._shared = H2Shared(self.service, handlers.find, limits, self._clock)
         self._timer = loop.call_later(limits.sweep_s, self._sweep)
 
         def accepted() -> H2Connection:

@@ -317,9 +317,10 @@ class H2Connection:
     def _parse(self, data: bytes | bytearray, position: int, end: int) -> tuple[int, bool]:
         """Use what is complete; returns where the rest begins, and whether that has to wait for others."""
         view = memoryview(data)
-        ends = monotonic() + self._turn_left()
+        clock = self._shared.turns.clock
+        ends = clock() + self._turn_left()
         while position < end and self._phase != CLOSED:
-            if monotonic() >= ends:
+            if clock() >= ends:
                 self._turn_used(_SECONDS_PER_TURN)
                 return position, True
             if self._left or self._pad:

@@ -16,7 +16,7 @@ from carpool.frontend.grpc.h2_frames import Breach, Code
 from carpool.frontend.grpc.rpc import WINDOW, Handler, Rpc
 from carpool.frontend.grpc.rpc_heads import ENCODINGS, Status
 from carpool.frontend.http.limits import KIB, MIB, Limits
-from carpool.frontend.http.shared import Turns
+from carpool.frontend.http.shared import Clock, Turns
 
 if TYPE_CHECKING:
     from carpool.frontend.grpc.h2_connection import H2Connection
@@ -33,12 +33,18 @@ _LET_GO_AT_ONCE: Final = 8  # calls
 
 
 class H2Shared:
-    def __init__(self, service: GrpcService, find: Callable[[Rpc], Handler | None], limits: Limits) -> None:
+    def __init__(
+        self,
+        service: GrpcService,
+        find: Callable[[Rpc], Handler | None],
+        limits: Limits,
+        clock: Clock = monotonic,
+    ) -> None:
         self.service = service
         self._find = find
         self.limits = limits
         self.loop = loop = asyncio.get_running_loop()
-        self.turns = Turns(loop)
+        self.turns = Turns(loop, clock)
         self.buffer = bytearray(256 * KIB)  # most messages in one read
         self.less = memoryview(self.buffer)[: 64 * KIB]  # each connection may keep so much that waits
         self.accounts = service.accounts

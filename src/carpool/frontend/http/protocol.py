@@ -317,11 +317,12 @@ class Connection:
     def _work(self, data: bytes | bytearray, end: int) -> None:
         """Take requests out of `data` until it is used up or something has to be waited for."""
         position = turns = 0
-        ends = monotonic() + _SECONDS_PER_TURN
+        clock = self._shared.turns.clock
+        ends = clock() + _SECONDS_PER_TURN
         self._busy = True
         try:
             while position < end and self._phase <= BODY:
-                if turns == _REQUESTS_PER_TURN or (position and monotonic() >= ends):
+                if turns == _REQUESTS_PER_TURN or (position and clock() >= ends):
                     turns = _REQUESTS_PER_TURN
                     break
                 if self._phase == BODY:

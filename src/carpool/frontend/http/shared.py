@@ -31,6 +31,7 @@ BODY_READ: Final = 256 * KIB
 """Of one body at a time: some tenths of a millisecond. Then others have their turn."""
 
 
+Clock: TypeAlias = Callable[[], float]
 Charge: TypeAlias = Callable[[str, float], None]
 """Told an address, and what its connections took of the loop: seconds that no request stands for."""
 
@@ -42,10 +43,11 @@ def _nobody_counts(_address: str, _seconds: float) -> None:
 class Turns:
     """Work is counted in bytes read; what is dear for another reason counts as so many more."""
 
-    __slots__ = ("_loop", "_resting", "_rests", "_scheduled", "_waiting", "left", "number")
+    __slots__ = ("_loop", "_resting", "_rests", "_scheduled", "_waiting", "clock", "left", "number")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock = monotonic) -> None:
         self._loop = loop
+        self.clock = clock  # by which a turn is over
         self.left = _TURN_BYTES  # of this turn; who has more when it is used up waits for another
         self._waiting: deque[Callable[[], None]] = deque()
         self._resting: list[tuple[int, int, Callable[[], None]]] = []  # a heap
@@ -93,10 +95,11 @@ class Turns:
         self._scheduled = False
         self.number += 1
         self.left = _TURN_BYTES
-        ends = monotonic() + _TURN_S
+        clock = self.clock
+        ends = clock() + _TURN_S
         for _ in range(min(_MOST_GO_ON, len(self._waiting))):
             self._waiting.popleft()()
-            if self.left <= 0 or monotonic() >= ends:
+            if self.left <= 0 or clock() >= ends:
                 break
         if self._waiting:
             self._schedule()
@@ -113,6 +116,7 @@ class Shared:
         unread: Unread,
         charge: Charge | None = None,
         accounts: Accounts | None = None,
+        clock: Clock = monotonic,
     ) -> None:
         self.app = app
         self.charge = charge or _nobody_counts
@@ -126,7 +130,7 @@ class Shared:
         self.accounts = accounts
         self.accounts.patience_s = limits.write_timeout_s
         self.unread = unread
-        self.turns = Turns(loop)
+        self.turns = Turns(loop, clock)
         self.connections: set[Connection] = set()
         self.lingering = 0
         self.stopping = False
