@@ -6,8 +6,9 @@ from random import Random
 
 import pytest
 
+from carpool.cli.verb_options import HasTraffic
 from carpool.errors import InvalidInput
-from carpool.sim.arrivals import Bursty, Cameras, poisson, trace
+from carpool.sim.arrivals import Bursty, Cameras, Recording, poisson, trace
 
 
 def test_poisson_has_its_rate() -> None:
@@ -36,6 +37,29 @@ def test_a_trace_starts_at_zero_and_is_put_in_order(tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"
     file.write_text('{"time": 12.5, "images": 3, "source": "a"}\n\n{"time": 12, "model": "x"}\n')
     assert [(a.at, a.images, a.source) for a in trace(file)] == [(0.0, 1, ""), (0.5, 3, "a")]
+
+
+def test_a_last_line_that_is_cut_off_is_left_out_and_announced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "trace.jsonl"
+    whole = '{"time": 1}\n{"time": 2}\n'
+    file.write_text(whole + '{"time": 3, "mod')
+    options = HasTraffic(arrivals=f"trace:{file}")
+    found = options.traffic({}, Recording.read, per_source=False)
+    assert isinstance(found, Recording)
+    assert [a.at for a in found.recorded] == [0.0, 1.0]
+    assert capsys.readouterr().err == f"carpool: {file}: its last line is cut off and was left out\n"
+    for bad in ('{"time": 3, "mod\n', '{"time": 3, "mod\n{"time": 4}\n'):
+        file.write_text(whole + bad)
+        with pytest.raises(InvalidInput, match="line 3 is not JSON"):
+            trace(file)
+    file.write_text('{"time": 3, "mod')
+    with pytest.raises(InvalidInput, match="line 1 is not JSON"):
+        trace(file)
+    file.write_text(whole + '{"time": 3}')  # whole, without its end of line
+    options.traffic({}, Recording.read, per_source=False)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_trace_of_several_models_is_asked_for_one_of_them(tmp_path: Path) -> None:

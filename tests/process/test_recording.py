@@ -114,6 +114,37 @@ def test_a_disk_that_is_full_ends_the_record_and_nothing_else(
     assert [event for event, _ in said] == ["record-stopped"]
 
 
+def test_a_recording_ends_at_its_last_whole_line(
+    tmp_path: Path, door: FakeDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk takes half of a line, and a front end that was killed has left one: both are cut off, and
+    what others wrote to the same file stays."""
+    said = warnings(monkeypatch)
+    file = tmp_path / "arrivals.jsonl"
+    file.write_bytes(b'{"time":0.5,"model":"cats","images":1}\n{"time":0.7,"mod')
+    first, other = (Recorder(file, began=0.0, limit_bytes=MB) for _ in range(2))
+    first.note(door.catalog.newest["cats"], 1.0, 1, "")
+    first.close()
+    assert [line["time"] for line in lines(file)] == [0.5, 1.0]
+    whole, write = file.read_bytes(), os.write
+    room = [20, 0]
+
+    def full(fd: int, data: bytes) -> int:
+        if fd != other._fd:
+            return write(fd, data)
+        if not (left := room.pop(0)):
+            raise OSError(28, "No space left on device")
+        return write(fd, data[:left])
+
+    monkeypatch.setattr(os, "write", full)
+    other.note(door.catalog.newest["cats"], 2.0, 1, "")
+    other.close()
+    assert (file.read_bytes(), room) == (whole, [])
+    assert [(event, fields["why"]) for event, fields in said] == [
+        ("record-stopped", "No space left on device")
+    ]
+
+
 def test_a_disk_that_is_stuck_costs_arrivals_but_no_memory(
     tmp_path: Path, door: FakeDoor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

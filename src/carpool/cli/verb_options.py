@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field
@@ -293,12 +294,21 @@ class HasTraffic:
             fps = number("--fps", 10.0 if self.fps is None else self.fps, above=0, most=10_000)
             return Cameras(count, fps, self.aligned, per_source)
         if self.arrivals.startswith("trace:"):
-            with blamed_on("--arrivals"):
-                return read(Path(self.arrivals.removeprefix("trace:")))
+            return _read_trace(Path(self.arrivals.removeprefix("trace:")), read)
         if self.arrivals not in plain:
             kinds = ", ".join((*plain, "bursty", "cameras"))
             raise InvalidInput(f"--arrivals must be {kinds} or trace:FILE, not {self.arrivals!r}")
         return plain[self.arrivals]
+
+
+def _read_trace(file: Path, read: Callable[[Path], Traffic]) -> Traffic:
+    from carpool.sim.arrivals import Recording
+
+    with blamed_on("--arrivals"):
+        found = read(file)
+    if isinstance(found, Recording) and found.cut_off:
+        print(f"carpool: {file}: its last line is cut off and was left out", file=sys.stderr)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,13 @@ sees it, since without that an overload would look harmless when it is replayed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import os
 import stat
 import threading
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias
 
@@ -23,10 +26,11 @@ from carpool.observe.logs import logger
 from carpool.process.children import Frontend
 
 _FLUSH_S = 1.0
+_LONGEST_LINE = 1 << 16
 _PIECE = 256  # lines made in one go: the loop's thread waits for no more than these
 _MOST_WAITING = 200_000  # arrivals, while the disk does not take them
 _CLOSE_S = 5.0
-_OPEN = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+_OPEN = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
 
 _FOR_WANT_OF_ROOM = (Refused, Unavailable, DeadlineExceeded)
 
@@ -104,10 +108,12 @@ class Recorder:
         while self._waiting:
             count = min(_PIECE, len(self._waiting))
             piece = b"".join(self._line(self._waiting.popleft()) for _ in range(count))
-            if os.fstat(self._fd).st_size + len(piece) > self._limit:
-                self._stop(f"it would be over {self._limit / 1e6:g} MB: --record-limit-mb allows more")
-                return
-            _write(self._fd, piece)
+            with _alone(self._fd) as size:
+                if size + len(piece) <= self._limit:
+                    _write(self._fd, piece, size)
+                    continue
+            self._stop(f"it would be over {self._limit / 1e6:g} MB: --record-limit-mb allows more")
+            return
         if self._lost:
             _log.warning("record-incomplete", file=str(self._path), lost=self._lost)
             self._lost = 0
@@ -127,10 +133,35 @@ class Recorder:
         _log.warning("record-stopped", file=str(self._path), why=why)
 
 
-def _write(fd: int, piece: bytes) -> None:
-    """All of it: half a line would spoil the file."""
-    while piece:
-        piece = piece[os.write(fd, piece) :]
+@contextlib.contextmanager
+def _alone(fd: int) -> Iterator[int]:
+    """Yields the length of the file, which ends with a whole line, while no other front end writes to it."""
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        size = _whole(fd, os.fstat(fd).st_size)
+        yield size
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def _whole(fd: int, size: int) -> int:
+    """Cuts off half a line, which a front end that was killed has left; returns the length after that."""
+    if not size or os.pread(fd, 1, size - 1) == b"\n":
+        return size
+    begin = max(0, size - _LONGEST_LINE)
+    kept = begin + os.pread(fd, size - begin, begin).rfind(b"\n") + 1
+    os.ftruncate(fd, kept)
+    return kept
+
+
+def _write(fd: int, piece: bytes, size: int) -> None:
+    """Writes all of it, or leaves the file as long as it was: half a line would spoil it."""
+    try:
+        while piece:
+            piece = piece[os.write(fd, piece) :]
+    except OSError:
+        os.ftruncate(fd, size)
+        raise
 
 
 class RecordingDoor:

@@ -50,7 +50,13 @@ def trace(path: Path, model: str = "") -> list[Arrival]:
 
     `model` is whose arrivals are wanted; it has to be said where there are several.
     """
+    return _trace(path, model)[0]
+
+
+def _trace(path: Path, model: str) -> tuple[list[Arrival], bool]:
+    """Returns the arrivals, and whether a last line was left out that somebody had not written whole."""
     by_model: dict[str, list[Arrival]] = {}
+    cut_off = False
     with path.open(encoding="utf-8", errors="replace") as file:
         for number in count(1):
             line = file.readline(_LONGEST_LINE)
@@ -59,14 +65,20 @@ def trace(path: Path, model: str = "") -> list[Arrival]:
             if number > _MOST_LINES:
                 raise InvalidInput(f"{path} has more than {_MOST_LINES:,} lines: cut it into pieces")
             if line.strip():
-                arrival, whose = _trace_line(line, f"{path} line {number}")
+                try:
+                    arrival, whose = _trace_line(line, f"{path} line {number}")
+                except InvalidInput:
+                    cut_off = number > 1 and not line.endswith("\n") and not file.readline(1)
+                    if not cut_off:
+                        raise
+                    break
                 by_model.setdefault(whose, []).append(arrival)
     if not by_model:
         raise InvalidInput(f'{path} holds no arrivals: write one JSON object a line, like {{"time": 0.25}}')
     arrivals = _of_model(by_model, model, path)
     arrivals.sort(key=lambda arrival: arrival.at)
     first = arrivals[0].at
-    return [replace(arrival, at=arrival.at - first) for arrival in arrivals]
+    return [replace(arrival, at=arrival.at - first) for arrival in arrivals], cut_off
 
 
 def _of_model(by_model: dict[str, list[Arrival]], model: str, path: Path) -> list[Arrival]:
@@ -201,18 +213,19 @@ class Recording(Traffic):
     recorded: list[Arrival] = field(repr=False)
     name: str = "trace"
     per_source: bool = False
+    cut_off: bool = False  # the file ended in the middle of a line, which was left out
 
     @classmethod
     def read(cls, path: Path, *, per_source: bool = False, model: str = "") -> Recording:
         try:
-            recorded = trace(path, model)
+            recorded, cut_off = _trace(path, model)
         except OSError as error:
             raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
         if recorded[-1].at == 0:
             raise InvalidInput(f"{path} spans no time: it needs arrivals at two different times at least")
         if not per_source:
             recorded = [replace(arrival, source="") for arrival in recorded]
-        return cls(recorded, f"trace:{path}", per_source)
+        return cls(recorded, f"trace:{path}", per_source, cut_off)
 
     @property
     def span(self) -> float:
