@@ -7,7 +7,6 @@ all bounded here, before anything is loaded for it.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ from carpool.config.pipeline_settings import (
 )
 from carpool.config.table import TomlTable
 from carpool.config.toml import MAX_VERSION, read_versions
+from carpool.config.toml_text import parse_toml
 from carpool.core.objectives import Knobs, Promise
 from carpool.errors import ConfigError
 
@@ -143,12 +143,7 @@ def read_pipeline(path: Path, name: str) -> ModelConfig:
 
 
 def pipeline_config(text: str, path: Path, name: str) -> ModelConfig:
-    try:
-        data = tomllib.loads(text)
-    except RecursionError:
-        raise ConfigError(f"{path}: nested too deep") from None
-    except ValueError as error:
-        raise ConfigError(f"{path}: {error}") from None
+    data = parse_toml(text, str(path))
     top = _part(str(path), "", "", data, _Lines(text))
     slo_ms = top.number("slo_ms", 0, 1e7, above=True)
     policy: Promise | Knobs = eager_policy() if slo_ms is None else Promise(slo_ms / 1e3, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from carpool.config import rules
 from carpool.config.rollout_settings import CompareSettings, GuardSettings, KeepSettings, RolloutSettings
 from carpool.config.table import TomlTable
-from carpool.errors import ConfigError
+from carpool.config.toml_text import parse_toml
 
 ROLLOUT_TOML = "rollout.toml"
 NEWEST = "newest"
@@ -50,12 +49,7 @@ def read_rollout_toml(folder: Path) -> RolloutSettings | None:
     path = folder / ROLLOUT_TOML
     if not path.exists():
         return None
-    try:
-        data: Any = tomllib.loads(rules.read_settings(path))
-    except RecursionError:
-        raise ConfigError(f"{path}: nested too deep") from None
-    except ValueError as error:
-        raise ConfigError(f"{path}: {error}") from None
+    data: Any = parse_toml(rules.read_settings(path), str(path))
     if data.keys() == {"rollout"}:
         data = data["rollout"]
     return read_rollout(TomlTable.checked(str(path), "", "rollout", data))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -46,6 +45,7 @@ from carpool.config.sequence_settings import (
     check_sequences,
 )
 from carpool.config.table import SECTIONS, TomlTable
+from carpool.config.toml_text import parse_toml
 from carpool.core.objectives import Knobs, Promise, QueueLimits, TimeoutAction
 from carpool.errors import ConfigError
 from carpool.types import DATATYPES
@@ -68,12 +68,7 @@ def read_toml(path: Path, name: str | None = None) -> ModelConfig:
 
 def toml_config(text: str, path: Path, name: str | None = None) -> ModelConfig:
     """The same from text; `path` names the file in messages and its folder is the model's."""
-    try:
-        data = tomllib.loads(text)
-    except RecursionError:
-        raise ConfigError(f"{path}: nested too deep") from None
-    except ValueError as error:  # also what int() says about thousands of digits
-        raise ConfigError(f"{path}: {error}") from None
+    data = parse_toml(text, str(path))
     return _model(TomlTable.checked(str(path), "", "", data), path, name or path.parent.name)
 
 

@@ -123,7 +123,7 @@ class _Fields:
         outer: list[tuple[Descriptor | None, str, FieldDescriptor | None, str]] = []
         for token in _TOKEN.finditer(self._text):
             mark = token["mark"]
-            values += token["value"] is not None
+            values += token["value"] is not None or mark in ("{", "<")
             if values > MAX_VALUES:
                 raise self._error(
                     token.start(), f"more than {MAX_VALUES} values, too many for a settings file"
