@@ -121,7 +121,7 @@ def test_what_is_too_large_is_neither_written_nor_read(
     shared = store(tmp_path, "first").artifacts
     assert shared is not None
     shared.share(written(tmp_path / "first" / "compiled"), "m")
-    assert caplog.text.count("it has more than") == 2
+    assert "larger than" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from typing import Any
 
 from carpool.config.first_layers import FirstLayers, read_first_layers
 from carpool.config.protobuf_fields import fields_in, walk
+from carpool.config.regular_file import open_regular, read_regular
 
 _MOST_PAIRS = 256
 _LONGEST_PAIR = 1 << 20
@@ -69,7 +70,7 @@ def _onnx(file: Path) -> tuple[dict[str, str], FirstLayers | None]:
     """Nearly all of the file is the graph, of which little is read."""
     found: dict[str, str] = {}
     layers = None
-    with file.open("rb") as data:
+    with open_regular(file) as data:
         for number, length in walk(data, os.fstat(data.fileno()).st_size):
             if number == _METADATA_PROPS and length <= _LONGEST_PAIR and len(found) < _MOST_PAIRS:
                 pair = dict(fields_in(data.read(length)))
@@ -97,9 +98,7 @@ def _extra_files(file: Path) -> dict[str, str]:
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        if file.stat().st_size > _LONGEST_JSON:
-            return {}
-        document = json.loads(file.read_bytes())
+        document = json.loads(read_regular(file, _LONGEST_JSON))
     except (OSError, ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}

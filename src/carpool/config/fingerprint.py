@@ -11,6 +11,7 @@ from typing import Any
 
 from carpool.config.model import ModelConfig
 from carpool.config.pipeline_toml import PIPELINE_TOML
+from carpool.config.regular_file import open_regular
 from carpool.config.repository import PBTXT, TOML, version_folders
 from carpool.config.rollout_table import ROLLOUT_TOML
 from carpool.errors import ConfigError
@@ -108,7 +109,7 @@ def _digest(home: Path, files: Iterable[Path]) -> str:
     digest = blake2b(digest_size=20)
     for path in parts[:MAX_FILES]:
         digest.update(f"{os.path.relpath(path, home)}\0{path.stat().st_size}\0".encode())
-        with path.open("rb") as opened:
+        with open_regular(path) as opened:
             while block := opened.read(_BLOCK):
                 digest.update(block)
     return digest.hexdigest()
@@ -152,7 +153,7 @@ def _files(folder: Path, depth: int = 0, leave_out: Collection[Path] = ()) -> It
             continue
         if path.is_dir():
             yield from _files(path, depth + 1)
-        else:
+        elif path.is_file():  # what is no file would hold its reader
             yield path
 
 

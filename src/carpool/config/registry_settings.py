@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from carpool.config.regular_file import read_regular
 from carpool.errors import ConfigError
 
 ADDRESS = r"models:/(?P<name>[^/@:\s]{1,256})(?:@(?P<alias>[\w.-]{1,256})|/(?P<version>[1-9]\d{0,17}))"
@@ -56,9 +57,8 @@ def is_address(text: str) -> bool:
 def read_state(folder: Path) -> Mapping[str, Any]:
     """Returns what is known of the registry in a model's folder; nothing, if it was never asked."""
     try:
-        with (folder / STATE_FILE).open("rb") as file:
-            document = json.loads(file.read(_MOST_STATE))
-    except (OSError, ValueError):
+        document = json.loads(read_regular(folder / STATE_FILE, _MOST_STATE))
+    except (OSError, ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
 

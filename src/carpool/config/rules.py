@@ -19,6 +19,7 @@ from carpool.config.model import (
     TensorConfig,
     TensorSignature,
 )
+from carpool.config.regular_file import open_regular
 from carpool.config.sequence_settings import SequenceSettings
 from carpool.core.objectives import Knobs, Promise, TimeoutAction
 from carpool.errors import ConfigError
@@ -37,9 +38,9 @@ _SHOWN = 64  # characters of a user's word that a message repeats
 
 
 def read_bytes(path: Path, most: int, complaint: str) -> bytes:
-    """A small file; `complaint` is said of one that has more bytes."""
+    """Returns what a small regular file holds; `complaint` is said of one that has more bytes."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(most + 1)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None

@@ -20,6 +20,7 @@ from typing import Any
 
 from carpool.config import rules
 from carpool.config.python_source import read_module
+from carpool.config.regular_file import read_regular
 from carpool.config.server import usual_cache_dir
 from carpool.errors import CarpoolError, ConfigError
 
@@ -32,6 +33,7 @@ _MOST_BYTES = 16 << 30
 _MOST_TIMES = 20  # as large as the archive, and a little: weights do not shrink, text does by less
 _AND_BYTES = 16 << 20
 _MOST_JSON = 4 << 20
+_MOST_NAMES = 1 << 20
 _BLOCK = 1 << 20
 _CLASSIFIER = """task = "classify"
 {labels}
@@ -181,16 +183,14 @@ def _write_labels(folder: Path, version: Path) -> str:
     """Reads index_to_name.json: {"0": ["n01440764", "tench"]} or {"0": "tench"}, one a line in their
     order."""
     file = version / _INDEX
-    if not file.is_file() or file.stat().st_size > _MOST_JSON:
-        return ""
     try:
-        found = json.loads(file.read_bytes())
+        found = json.loads(read_regular(file, _MOST_JSON))
         named = {int(number): name[-1] if isinstance(name, list) else name for number, name in found.items()}
+        if max(named) >= _MOST_NAMES:
+            return ""
         names = [str(named.get(number, number)) for number in range(max(named) + 1)]
-    except (ValueError, AttributeError, IndexError, TypeError, RecursionError):
+    except (OSError, ValueError, AttributeError, IndexError, TypeError, RecursionError):
         return ""  # it is the handler's, and may be anything
-    if len(names) > 1 << 20:
-        return ""
     lines = (" ".join(name.split()) for name in names)
     (folder / _LABELS).write_text("\n".join(lines) + "\n", "utf-8")
     return f'labels = "{_LABELS}"'
@@ -202,8 +202,8 @@ def _network(archive: Path, version: Path, code: str) -> str:
     if "/" in code or not file.is_file():
         raise ConfigError(f"{archive}: the file {rules.shown(code)} of its manifest is not in it")
     try:
-        module = read_module(file.read_bytes(), code)
-    except (SyntaxError, ValueError) as error:
+        module = read_module(read_regular(file, _MOST_JSON), code)
+    except (OSError, SyntaxError, ValueError) as error:
         raise ConfigError(f"{archive}: {code} is not a Python file: {error}") from None
     classes = [node.name for node in module.body if isinstance(node, ast.ClassDef) and node.bases]
     if len(classes) != 1:

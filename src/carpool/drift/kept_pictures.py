@@ -12,10 +12,12 @@ from typing import Any
 import orjson
 
 from carpool.config.drift_settings import UncertainSettings
+from carpool.config.regular_file import read_regular
 from carpool.drift.measures import numbers_of
 
 INDEX = "index.jsonl"
 MOST_PICTURE_BYTES = 16 << 20
+_MOST_INDEX = 256 << 20
 _HOUR = 3600.0
 _NAME = re.compile(r"[0-9]{13,16}-[0-9]{4}\.(jpg|png|webp|bmp|tiff|gif)")
 _ENDINGS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "BMP": "bmp", "TIFF": "tiff", "GIF": "gif"}
@@ -42,11 +44,12 @@ def doubt(answer: Mapping[str, Any], settings: UncertainSettings) -> str:
 def read_index(folder: Path) -> list[dict[str, Any]]:
     """Returns the lines that can be read, each of a picture in the folder. Whoever wrote it may have been
     killed."""
-    path = folder / INDEX
-    if not path.is_file():
+    try:
+        written = read_regular(folder / INDEX, _MOST_INDEX)
+    except FileNotFoundError:
         return []
     lines = []
-    for text in path.read_bytes().splitlines():
+    for text in written.splitlines():
         try:
             line = orjson.loads(text)
             name = line.get("picture") or line.get("file")  # as rollouts call it

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import orjson
 
+from carpool.config.regular_file import read_regular
 from carpool.drift.kept_pictures import INDEX, MOST_PICTURE_BYTES, read_index, write_whole
 from carpool.errors import InvalidInput
 from carpool.types import Array
@@ -100,7 +101,7 @@ def _without_look_alikes(found: Iterable[_KeptPicture]) -> tuple[list[_KeptPictu
     seen: defaultdict[tuple[str, tuple[int, ...]], list[Array]] = defaultdict(list)
     look_alikes = unreadable = 0
     for kept in found:
-        small = thumbnail(kept.path.read_bytes())
+        small = thumbnail(read_regular(kept.path, MOST_PICTURE_BYTES))
         if small is None:
             unreadable += 1
             continue

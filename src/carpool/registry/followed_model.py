@@ -19,8 +19,9 @@ from carpool.config.registry_settings import (
     read_address,
     read_state,
 )
+from carpool.config.regular_file import read_regular
 from carpool.config.repository import TOML, find_places
-from carpool.config.rules import check_name
+from carpool.config.rules import MAX_FILE_BYTES, check_name
 from carpool.config.toml import read_toml
 from carpool.errors import ConfigError
 from carpool.registry.mlflow_source import MlflowServer, MlflowSource
@@ -244,7 +245,7 @@ class Registries:
         folder.mkdir(parents=True, exist_ok=True)
         toml = folder / TOML
         text = f'[registry]\nstable = "{address}"\n'
-        if not toml.is_file() or toml.read_text("utf-8", errors="replace") != text:
+        if _content(toml) != text.encode():
             (folder / STATE_FILE).unlink(missing_ok=True)  # it was about another address
             part = toml.with_name(f"{TOML}.{os.getpid()}.part")
             part.write_text(text, "utf-8")
@@ -266,6 +267,14 @@ class Registries:
             if model is not None:
                 followed.append(model)
         return found, followed, complaints
+
+
+def _content(file: Path) -> bytes:
+    """Returns what the settings that were written here hold; nothing where they cannot be read."""
+    try:
+        return read_regular(file, MAX_FILE_BYTES)
+    except OSError:
+        return b""
 
 
 def _model_folders(paths: Sequence[Path]) -> list[Path]:

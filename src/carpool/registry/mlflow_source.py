@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from carpool.config.registry_settings import read_address
+from carpool.config.regular_file import read_regular
 from carpool.errors import ConfigError
 from carpool.registry.source import BadArtifacts, NotInRegistry, NotReady, Pin, PinnedFile, RegistryDown
 
@@ -293,7 +294,7 @@ class MlflowSource:
             if listed[_MLMODEL].size > _MOST_MLMODEL:
                 raise BadArtifacts(f"{pin.address}: {_MLMODEL} is larger than {_MOST_MLMODEL} bytes")
             self._download(pin, listed[_MLMODEL], folder, give_up)
-            text = (folder / _MLMODEL).read_text("utf-8", errors="replace")
+            text = read_regular(folder / _MLMODEL, _MOST_MLMODEL).decode("utf-8", "replace")
         data, served_as = model_file(text, listed, pin.address, allow_pickle=self._allow_pickle)
         for file in pin.files:
             runs_code = PurePosixPath(file.path).suffix.lower() in _RUNS_CODE

@@ -20,6 +20,7 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import IO, Any
 
+from carpool.config.regular_file import open_regular, read_regular
 from carpool.config.remote_address import remote_address, shown_address
 from carpool.config.repository import is_model_folder, version_folders
 from carpool.config.server import ServerSettings, usual_cache_dir
@@ -31,6 +32,7 @@ from carpool.registry.version_store import LEFT_S, VersionStore, write_document
 _BLOCK = 16 << 20
 _TRIES = 3  # of a model that changes while it is fetched
 _KEYS = ".fetched.json"  # which file of a tree is which of the listing
+_MOST_KEYS = 16 << 20
 _ARCHIVE = "archive"  # what stands for all models of one
 
 Tell = Callable[[str], None]
@@ -73,7 +75,7 @@ class RemoteModel:
 
     def _take_what_is_there(self) -> None:
         try:
-            keys = json.loads((self._shown / _KEYS).read_bytes())
+            keys = json.loads(read_regular(self._shown / _KEYS, _MOST_KEYS))
         except (OSError, ValueError):
             return
         for file in self.files:
@@ -312,7 +314,7 @@ def _repository_in(tree: Path) -> Path:
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return file_digest(file, "sha256").hexdigest()
 
 

@@ -19,6 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from carpool.config.regular_file import open_regular, read_regular
 from carpool.config.repository import version_folders
 from carpool.registry.source import BadArtifacts, Pin, RegistryError, VersionSource
 
@@ -26,6 +27,7 @@ _MARK = ".pin.json"
 _INCOMING = ".incoming-"
 LEFT_S = 24 * 3600.0  # what is fetched for so long was left behind
 _BLOCK = 1 << 20
+_MOST_LIST = 16 << 20
 _RESERVE = 256 << 20  # of the disk, for everybody else
 _KEPT = 2  # versions besides those that are needed: the way back
 
@@ -93,7 +95,8 @@ class VersionStore:
     def _is_whole(self, listed: Path) -> bool:
         """Returns whether a version can be assembled from contents that are here."""
         try:
-            return all(self._content(digest).is_file() for _, digest in json.loads(listed.read_bytes()))
+            contents = json.loads(read_regular(listed, _MOST_LIST))
+            return all(self._content(digest).is_file() for _, digest in contents)
         except (ValueError, TypeError):
             return False
 
@@ -105,7 +108,7 @@ class VersionStore:
     def _assemble(self, pin: Pin, stage: Path) -> bool:
         """From contents that are here, each checked again; False where one is not."""
         try:
-            listed = json.loads((self._root / "versions" / pin.digest).read_bytes())
+            listed = json.loads(read_regular(self._root / "versions" / pin.digest, _MOST_LIST))
             for path, digest in listed:
                 content, target = self._content(digest), stage / path
                 if _digest(content) != digest:
@@ -147,7 +150,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _digest(path: Path) -> str:
     digest = sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while block := file.read(_BLOCK):
             digest.update(block)
     return digest.hexdigest()
@@ -167,7 +170,7 @@ def _link(path: Path, new: Path) -> None:
 
 def _mark(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / _MARK).read_bytes())
+        found = json.loads(read_regular(folder / _MARK, _MOST_LIST))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

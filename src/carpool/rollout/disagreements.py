@@ -13,11 +13,12 @@ from typing import Any
 
 import orjson
 
+from carpool.config.regular_file import open_regular, read_regular
 from carpool.config.rollout_settings import KeepSettings
 from carpool.rollout.rollout_file import write_document
 
 INDEX = "index.jsonl"
-_MOST_INDEX = 256 << 20
+_MOST_BYTES = 256 << 20
 _MARKS = (
     *((b"\xff\xd8", "jpg"), (b"\x89PNG", "png"), (b"RIFF", "webp"), (b"BM", "bmp"), (b"GIF8", "gif")),
     *((b"II*\0", "tif"), (b"MM\0*", "tif")),
@@ -64,7 +65,7 @@ class Disagreements:
         if line is None or not line["file"]:
             return None
         try:
-            return (self.folder / str(line["file"])).read_bytes()
+            return read_regular(self.folder / str(line["file"]), _MOST_BYTES)
         except OSError:
             return None
 
@@ -84,8 +85,8 @@ class Disagreements:
     def _read(self) -> None:
         """What was kept before; a last line that was cut off, or anything else that is none, is left out."""
         try:
-            with (self.folder / INDEX).open("rb") as index:
-                text = index.read(_MOST_INDEX)
+            with open_regular(self.folder / INDEX) as index:
+                text = index.read(_MOST_BYTES)
         except OSError:
             return
         self._cut_off = not text.endswith(b"\n") and bool(text)

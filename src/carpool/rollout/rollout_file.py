@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from carpool.config.regular_file import open_regular
 from carpool.config.repository import VERSION
 from carpool.config.rollout_settings import RolloutSettings
 from carpool.config.rollout_table import as_document, plan_of
@@ -192,7 +193,7 @@ def read_record(path: Path) -> tuple[Record | None, str]:
         for left in path.parent.glob(f".{path.name}.*"):
             left.unlink()
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(_MOST_BYTES + 1)
     except FileNotFoundError:
         return None, ""

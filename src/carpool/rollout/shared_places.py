@@ -21,6 +21,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+from carpool.config.regular_file import read_regular
 from carpool.rollout.rollout_file import write_document
 
 if TYPE_CHECKING:
@@ -110,8 +111,7 @@ class FolderPlace:
         """The folder itself is never made: where it is missing, the volume is not there. Opening asks a
         network's file system anew, where the time of the last change may be told from memory."""
         try:
-            with path.open("rb") as file:
-                return file.read(_MOST_BYTES)
+            return read_regular(path, _MOST_BYTES)
         except FileNotFoundError:
             if not self._folder.is_dir():
                 raise FileNotFoundError(2, "there is no such folder") from None

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from carpool.config.regular_file import read_regular
 from carpool.errors import ModelError
 from carpool.types import Array
 
@@ -70,12 +71,12 @@ def _size(folder: Path, said: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        raise ModelError(f"{file.name} is not beside it")
-    with file.open("rb") as opened:
-        text = opened.read(_MOST_BYTES + 1)
-    if len(text) > _MOST_BYTES:
-        raise ModelError(f"{file.name} is longer than {_MOST_BYTES} bytes")
+    try:
+        text = read_regular(file, _MOST_BYTES)
+    except FileNotFoundError:
+        raise ModelError(f"{file.name} is not beside it") from None
+    except OSError as error:
+        raise ModelError(f"{file.name} cannot be read: {error.strerror or error}") from None
     try:
         said = json.loads(text)
     except ValueError as error:

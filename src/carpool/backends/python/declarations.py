@@ -10,11 +10,13 @@ from typing import Any, cast
 
 from carpool.config.model import DYNAMIC, ModelConfig, ModelSignature, TensorSignature
 from carpool.config.python_source import read_module
+from carpool.config.regular_file import read_regular
 from carpool.config.rules import MAX_BATCH, check_dims, nearest
 from carpool.errors import ConfigError, ModelError
 from carpool.types import DATATYPES
 
 _TRITONS_CLASS = "TritonPythonModel"
+_MOST_SOURCE = 16 << 20
 _FORM = '{"name": ("FP32", [3, 224, 224])}'
 
 
@@ -46,7 +48,7 @@ def read_declarations(file: Path | None) -> Declarations:
     if file is None:
         return Declarations()
     try:
-        module = read_module(file.read_bytes(), str(file))
+        module = read_module(read_regular(file, _MOST_SOURCE), str(file))
     except SyntaxError as error:
         raise ModelError(f"{file}:{error.lineno or 1}: not a Python file: {error.msg}") from None
     except (OSError, ValueError) as error:

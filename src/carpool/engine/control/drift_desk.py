@@ -21,6 +21,7 @@ from urllib.parse import quote
 import orjson
 
 from carpool.config.drift_settings import MOST_HOURS, DriftSettings
+from carpool.config.regular_file import read_regular
 from carpool.drift.kept_pictures import KeptPictures, write_whole
 from carpool.drift.measures import family
 from carpool.drift.model_drift import ModelDrift, SampledAnswer, read_reference
@@ -272,7 +273,7 @@ class DriftBooks:
         if not name:
             return
         try:
-            document = orjson.loads(_read(watched.folder / name))
+            document = orjson.loads(read_regular(watched.folder / name, _MOST_FILE_BYTES))
             model.reference = read_reference(document, fixed=True)
         except (OSError, ValueError) as error:
             model.trouble = f"its reference {name} cannot be read; nothing is judged"
@@ -320,7 +321,7 @@ class DriftBooks:
         if path is None or not path.is_file():
             return
         try:
-            model.restore(orjson.loads(_read(path)))
+            model.restore(orjson.loads(read_regular(path, _MOST_FILE_BYTES)))
         except (OSError, ValueError) as error:
             aside = path.with_suffix(".unreadable")
             _log.error("drift-not-read", model=model.name, error=str(error), kept_as=str(aside))
@@ -333,12 +334,6 @@ class DriftBooks:
         if str(error) != self._complaint:  # once is enough
             self._complaint = str(error)
             _log.warning(event, error=str(error))
-
-
-def _read(path: Path) -> bytes:
-    if path.stat().st_size > _MOST_FILE_BYTES:
-        raise ValueError(f"more than {_MOST_FILE_BYTES} bytes")
-    return path.read_bytes()
 
 
 def _publish(row: Row, psi: Mapping[str, float], alarms: tuple[str, ...]) -> None:

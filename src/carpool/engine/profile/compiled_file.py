@@ -23,6 +23,7 @@ from typing import Any
 from carpool.backends.backend import CompiledSize
 from carpool.config.fingerprint import COMPILED
 from carpool.config.model import ModelConfig
+from carpool.config.regular_file import open_regular
 from carpool.config.repository import ModelVersion
 from carpool.engine.profile.measuring import Point
 from carpool.engine.profile.model_profile import Key, Profile, key_text, profile_key, read_profile
@@ -107,7 +108,7 @@ def _check_private(file: Path) -> None:
 def _read(file: Path, key: Key, profile_key: Key | None) -> CompiledFile:
     if not len(_MAGIC) < file.stat().st_size <= _MOST_BYTES:
         raise ValueError("it has not the size of such a file")
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
         if opened.read(len(_MAGIC)) != _MAGIC:
             raise ValueError("it is no file of compiled artifacts")
         (length,) = _LENGTH.unpack(opened.read(_LENGTH.size))

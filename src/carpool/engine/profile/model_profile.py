@@ -21,6 +21,7 @@ from carpool.backends import device_names
 from carpool.config.backend_kinds import BackendKind, kind_of
 from carpool.config.fingerprint import content_digest
 from carpool.config.model import ModelConfig, values_on_device
+from carpool.config.regular_file import read_regular
 from carpool.config.repository import ModelVersion
 from carpool.core.curve import BatchCurve, promised_batch, shape_of, slo_capacity
 from carpool.core.numerals import apart, numeral
@@ -385,9 +386,7 @@ def last_start(cache_dir: Path, version: ModelVersion) -> StartTimes | None:
     found: list[tuple[float, StartTimes]] = []
     for path in sorted((cache_dir / "profiles").glob(f"*{SUFFIX}"))[:MOST_FILES]:
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            if path.stat().st_size > MOST_BYTES:
-                continue
-            document = json.loads(path.read_bytes())
+            document = json.loads(read_regular(path, MOST_BYTES))
             key, started = document["key"], read_profile(document["profile"]).started
             if key["model"] == model and key["hardware"] == here and started.ready_s > 0:
                 found.append((path.stat().st_mtime, started))

@@ -12,6 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from carpool.config.fingerprint import COMPILED
+from carpool.config.regular_file import read_regular
 from carpool.engine.profile.shared_profiles import (
     FILE,
     PatientFiles,
@@ -67,9 +68,7 @@ class SharedArtifacts:
 
     def share(self, file: Path, model: str) -> None:
         try:
-            if file.stat().st_size > MOST_BYTES - len(_MAGIC) - _DIGEST_BYTES:
-                raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB")
-            data = file.read_bytes()
+            data = read_regular(file, MOST_BYTES - len(_MAGIC) - _DIGEST_BYTES)
             self._place.write(file.name, _MAGIC + self._digest(file.name, data) + data)
         except (OSError, ValueError) as error:
             log.warning("compiled-not-shared", model=model, file=str(file), error=str(error))

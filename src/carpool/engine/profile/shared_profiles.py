@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from carpool.config.regular_file import open_regular
 from carpool.engine.profile.whole_file import keep_newest, write_whole
 
 T = TypeVar("T")
@@ -93,7 +94,7 @@ class ProfileFolder:
 
     def read(self, name: str) -> bytes | None:
         try:
-            with (self._folder / name).open("rb") as file:
+            with open_regular(self._folder / name) as file:
                 return file.read(self._most + 1)
         except FileNotFoundError:
             return None

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from carpool.config.regular_file import open_regular
 from carpool.errors import ConfigError
 from carpool.types import HEAVIEST, LIGHTEST
 
@@ -85,10 +86,8 @@ def read_keys(api_file: str, admin_file: str) -> Keys:
 
 def _text(file: str) -> str:
     try:
-        with Path(file).open("rb") as opened:
+        with open_regular(Path(file)) as opened:
             mode = os.fstat(opened.fileno()).st_mode
-            if not stat.S_ISREG(mode):
-                raise ConfigError(f"{file}: is not a file")
             if mode & (stat.S_IROTH | stat.S_IWOTH):
                 raise ConfigError(
                     f"{file}: every user of this machine can read or write it: chmod o-rw {file} (for a "
