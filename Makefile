@@ -10,7 +10,7 @@ CORES  := $(shell nproc 2>/dev/null || echo 2)
 JOBS   ?= $(shell expr $(CORES) + 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test browser redis check sizes format bench gpu conformance mlflow fleet s3 ray engines wheel compiled site tutorials release docs proto clean
+.PHONY: help setup serve test hunt browser redis check sizes format bench gpu conformance mlflow fleet s3 ray engines wheel compiled site tutorials release docs proto clean
 
 help: ## show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -39,6 +39,9 @@ serve: $(SERVING) ## serve the demo models
 
 test: setup browser redis ## run the tests, but for the long ones of make conformance
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+hunt: setup browser redis ## look for tests that fail now and then, for an hour (ARGS=--help)
+	@$(BIN)/python tools/hunt.py $(ARGS)
 
 # The console is tested in a real Chromium. Without one its tests fail, unless CARPOOL_NO_BROWSER=1 says to go without.
 browser:
