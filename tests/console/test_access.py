@@ -59,6 +59,16 @@ SEND = """async (base) => {
 }"""
 
 
+ASKED = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]}'
+USE = """async (base) => {
+  for (const path of ["/v2/models/evil/infer", "/v2/models/evil/generate", "/models/evil/predict"]) {
+    await fetch(base + path, { method: "POST", mode: "no-cors", body: "{}" });
+  }
+  await fetch(base + "/v2/models/evil", { mode: "no-cors" });
+}"""
+"""Requests that a page may send to another site, and whose answers it cannot read."""
+
+
 class Elsewhere(BaseHTTPRequestHandler):
     """A page of another site: a form that sends itself when told to."""
 
@@ -87,12 +97,17 @@ def mark(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def server(tmp_path: Path, mark: Path) -> Iterator[WholeServer]:
+def models(tmp_path: Path, mark: Path) -> Path:
     folder = tmp_path / "models" / "evil"
     (folder / "1").mkdir(parents=True)
     (folder / "model.toml").write_text(SETTINGS)
     (folder / "1" / "model.py").write_text(MODEL.format(mark=mark))
-    with whole_server(tmp_path / "models", model_control_mode="explicit", cache_dir=None) as running:
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def server(models: Path) -> Iterator[WholeServer]:
+    with whole_server(models, model_control_mode="explicit", cache_dir=None) as running:
         yield running
 
 
@@ -123,6 +138,28 @@ def test_a_page_of_another_site_can_neither_load_a_model_nor_change_a_setting(
         # What is no browser sends neither field, and the server's own pages are its own.
         assert client.post("/v2/repository/models/evil/load", b"{}").status != 403
         assert mark.exists()
+
+
+def test_a_page_of_another_site_uses_no_model(
+    browser: Browser, models: Path, elsewhere: str, mark: Path
+) -> None:
+    with whole_server(models, on_demand=True, cache_dir=None) as server:
+        base = f"http://127.0.0.1:{server.port}"
+        page = browser.new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        page.goto(elsewhere)
+        page.evaluate(USE, base)
+        with page.expect_navigation(url=f"{base}/v2/models/evil/infer") as gone:
+            page.evaluate("(to) => { f.action = to; f.submit(); }", f"{base}/v2/models/evil/infer")
+        assert gone.value.status == 403
+        page.close()
+        with server.connect() as client:
+            for wrong in (b"{}", b"no JSON", b'{"inputs": [{"name": "x"}]}'):
+                assert client.post("/v2/models/evil/infer", wrong).status == 400
+            assert client.post("/models/evil/predict", b"no image").status == 400
+            assert not mark.exists(), "nothing was loaded"
+            client.post("/v2/models/evil/infer", ASKED)
+            assert mark.exists()
 
 
 def test_a_page_of_the_server_itself_may(browser: Browser, server: WholeServer) -> None:

@@ -42,7 +42,6 @@ async def turns() -> None:
 def test_the_engine_is_asked_once_for_all_who_wait() -> None:
     async def story() -> None:
         engine, waiting = made()
-        waiting.begin("m")
         three = [asyncio.ensure_future(waiting.loaded("m", INFINITY, 10)) for _ in range(3)]
         other = asyncio.ensure_future(waiting.loaded("n", INFINITY, 10))
         await turns()

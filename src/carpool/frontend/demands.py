@@ -60,10 +60,6 @@ class Demands:
             raise self._come_back(model, self._took.get(model, 0.0) - (monotonic() - since))
         await asyncio.shield(task)  # raises what the engine said
 
-    def begin(self, model: str) -> None:
-        """Before its requests are all here."""
-        self._begin(model, monotonic())
-
     def close(self) -> None:
         for _, task in self._under_way.values():
             task.cancel()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from carpool.errors import Forbidden
-from carpool.frontend.access.guard import Names
+from carpool.frontend.access.guard import Guard, Names
+from carpool.frontend.access.route_rules import RULES
 
 LOOPBACK = [
     "localhost",
@@ -88,6 +89,20 @@ def test_ones_own_pages_may(headers: dict[bytes, bytes]) -> None:
 def test_pages_of_other_sites_may_not(headers: dict[bytes, bytes]) -> None:
     with pytest.raises(Forbidden, match="another site"):
         Names(loopback=True, allowed=["proxy.example"]).check_site({b"host": b"localhost:8000", **headers})
+
+
+def test_all_that_is_not_only_read_is_closed_to_pages_of_other_sites() -> None:
+    """Inference as well: it may write to clients' memory, continue a sequence, load a model."""
+    guard, foreign = Guard(), {b"host": b"localhost:8000", b"sec-fetch-site": b"cross-site"}
+    routes = [name for name in RULES if " " in name and not name.startswith("GET ")]
+    assert len(routes) > 20
+    for name in routes:
+        with pytest.raises(Forbidden, match="another site"):
+            guard.check_http(RULES[name], foreign, name)
+        guard.check_http(RULES[name], {b"host": b"localhost:8000"}, name)
+    for name in RULES:
+        if name.startswith("GET "):
+            guard.check_http(RULES[name], foreign, name)
 
 
 def test_ports_that_go_without_saying() -> None:

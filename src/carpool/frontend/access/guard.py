@@ -40,6 +40,7 @@ AUTHORIZATION, API_KEY = "authorization", "x-api-key"
 
 _OPEN = (Kind.HEALTH, Kind.PAGE)
 _BEARER = b"bearer "
+_READS = "GET "
 _TELL_EVERY_S = 1.0
 
 
@@ -103,7 +104,7 @@ class Names:
         site, origin = headers.get(b"sec-fetch-site", _OWN[0]), headers.get(b"origin")
         if site not in _OWN or (origin is not None and not self._is_own(origin, headers.get(b"host", b""))):
             raise Forbidden(
-                "a browser sent this for a page of another site, which must not change this server"
+                "a browser sent this for a page of another site, which may not use or change this server"
             )
 
     def _is_own(self, origin: bytes, host: bytes) -> bool:
@@ -201,18 +202,23 @@ class Guard:
         self, rule: Rule, headers: Mapping[bytes, bytes], what: str, model: str = ""
     ) -> Principal | None:
         """Whose key it is, if it takes one; raises `Unauthenticated` or `Forbidden`."""
-        if rule.changes:
-            try:
-                self._names.check_site(headers)
-            except Forbidden as error:
-                self._tell_refused(error, what)
-                raise
+        if rule.changes or not what.startswith(_READS):
+            self.check_site(headers, what)
         bearer, key = headers.get(b"authorization"), headers.get(b"x-api-key")
         who = self.check(rule, presented(bearer, key), what, model)
         self.check_restricted(rule, lambda name: headers.get(name.encode()), what)
         if rule.changes:
             tell_change(what, model, who)
         return who
+
+    def check_site(self, headers: Mapping[bytes, bytes], what: str) -> None:
+        """Raise `Forbidden` for a page of another site. It cannot read the answer, but a request has effects:
+        it takes a model's time, and may write to clients' memory, continue a sequence or load a model."""
+        try:
+            self._names.check_site(headers)
+        except Forbidden as error:
+            self._tell_refused(error, what)
+            raise
 
     def check_restricted(self, rule: Rule, field: Callable[[str], bytes | None], what: str) -> None:
         """Raise `Forbidden`, in Triton's words, unless the header is there; `field` finds one by its name."""

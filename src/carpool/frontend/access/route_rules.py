@@ -19,7 +19,8 @@ class Kind(StrEnum):
 class Rule(NamedTuple):
     kind: Kind
     changes: bool
-    """Using it changes something for others: a browser may not send it for another site."""
+    """Using it changes something for others. A browser may send neither it nor any other request but GET
+    for another site."""
     api: str = ""  # as Triton groups them, where it knows the route
 
 

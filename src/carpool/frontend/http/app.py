@@ -243,6 +243,7 @@ class HttpApp:
         self._service = HttpService(door, block, metrics, table, *given)
         self._guard = guard or Guard()
         self._service.asks_for_keys = self._guard.asks_for_keys
+        self._service.check_site = self._guard.check_site
         self._router = Router(map(_ruled, ROUTES))
         self.tracer = self._service.tracer
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
@@ -63,6 +63,9 @@ class GenerateRoute(InferRoute):
         target.largest.check(exchange.head.content_length or 0, most)
         return Collect(most, GenerateCall(self, exchange, target).collected)
 
+    def _checked_unloaded(self, body: bytes | bytearray) -> Callable[[], object] | None:
+        return partial(self.service.long_json.read, check_object, body)
+
     def _either(self, exchange: Exchange, target: InferTarget, body: bytes | bytearray, at: float) -> None:
         """Takes a picture, or what the model makes of one."""
 
@@ -74,6 +77,11 @@ class GenerateRoute(InferRoute):
                 PictureRoute(self, self._head, target.entry, sent).take(exchange, at)
 
         read_aside(self.service, exchange, body, read_picture, go_on, target.entry.signature)
+
+
+def check_object(body: bytes | bytearray) -> None:
+    """Raises what is wrong with a body whose model is not known yet."""
+    load_object(body, "request")
 
 
 class GenerateCall(HttpCall):

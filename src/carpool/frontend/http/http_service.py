@@ -186,6 +186,7 @@ class HttpService(FrontService):
         self.live = LivePage(table)
         self.profiles = ProfileWatch(door)
         self.asks_for_keys = False
+        self.check_site: Callable[[Mapping[bytes, bytes], str], None] = _any_site
         self.long_json = LongJson(charge_reading)
         self.fetcher = PictureFetcher(picture_hosts, max_body_bytes)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -235,6 +236,10 @@ class HttpService(FrontService):
         self.profiles.close()
         for task in self._tasks:
             task.cancel()
+
+
+def _any_site(_headers: Mapping[bytes, bytes], _what: str) -> None:
+    """Does nothing, where there is no guard."""
 
 
 def answer_document(exchange: Exchange, document: object, status: int = 200) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import struct
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from time import monotonic
@@ -29,7 +29,7 @@ from carpool.frontend.http.body import GatheredBody
 from carpool.frontend.http.event_stream import TextAnswer, Writer
 from carpool.frontend.http.exchange import BodyPlan, Collect, Exchange, Receive, status_of
 from carpool.frontend.http.http_service import WORTH_COMPRESSING, HttpService, Starter
-from carpool.frontend.http.image_reading import Sent, read_image_head, read_pictures
+from carpool.frontend.http.image_reading import BodyLayout, Sent, read_image_head, read_pictures
 from carpool.frontend.http.infer_route import TIMING
 from carpool.frontend.http.model_route import ModelRoute, origin_of
 from carpool.frontend.http.parsing import HttpHead
@@ -53,7 +53,7 @@ from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row, count_failure
 from carpool.types import StepTiming
 from carpool.vision.geometry import Geometry
-from carpool.vision.heads import MOST_PIXELS_AT_ONCE, Buffer, PictureHead, heads_of_request
+from carpool.vision.heads import MOST_PIXELS_AT_ONCE, Buffer, PictureHead, heads_of_request, sniff
 from carpool.vision.picture_answers import Options
 from carpool.vision.tasks import kinds, options_of
 from carpool.vision.tasks.task import cannot_draw
@@ -123,6 +123,13 @@ class ImageRoute(ModelRoute[ImageTarget]):
                 return Receive(slot.view[FILE_AT:], request.received_in_slot, request.more)
         return Collect(service.max_body_bytes, request.received)
 
+    def _checked_unloaded(self, body: bytes | bytearray) -> Callable[[], object] | None:
+        layout = self.asked.layout
+        if layout.kind == "raw":
+            return partial(check_images, body)
+        at_most = LONG_PICTURE if layout.kind == "json" else len(body)
+        return partial(self.service.long_json.read, check_sent, body, layout, at_most=at_most)
+
     def _made(self, entry: ModelEntry) -> ImageTarget:
         check_model(self._who, entry.name)
         model = self.service.pictures.model(entry)
@@ -163,6 +170,18 @@ class ImageRoute(ModelRoute[ImageTarget]):
         if not (options.overlay or self.asked.wants_drawn):
             return options, None
         return replace(options, overlay=True), self.asked.drawn
+
+
+def check_images(*pictures: Buffer) -> None:
+    """Raises what is wrong with images whatever their model is."""
+    for picture in pictures:
+        sniff(picture)
+    heads_of_request(pictures)
+
+
+def check_sent(body: bytes | bytearray, layout: BodyLayout) -> None:
+    """Does the same as `check_images`, for those in a form or in JSON."""
+    check_images(*read_pictures(body, layout).pictures)
 
 
 class PictureOutcome(NamedTuple):

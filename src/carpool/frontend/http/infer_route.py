@@ -5,7 +5,7 @@ that repeat it; where their bodies go; and how their answers leave. What happens
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -42,6 +42,7 @@ from carpool.memory.arena import Slot
 from carpool.observe.columns import BYTES_RECEIVED, BYTES_SENT
 from carpool.observe.counters import Row
 from carpool.types import InferResponse, StepTiming
+from carpool.wire.head import parse_head
 from carpool.wire.v2 import (
     HEADER_LENGTH,
     Buffer,
@@ -208,6 +209,20 @@ class InferRoute(ModelRoute[InferTarget]):
         slot = self.service.door.first_slot(size + 1, exchange.make_room)
         call = HttpCall(self, exchange, target, slot)
         return Receive(slot.view, call.received, call.more)
+
+    def _checked_unloaded(self, body: bytes | bytearray) -> Callable[[], object] | None:
+        length = self.asked.header_length
+        if length == 0:
+            return None  # what raw bytes are, only the model knows
+        return partial(self.service.long_json.read, check_unloaded, body, length, self._model)
+
+
+def check_unloaded(body: bytes | bytearray, header_length: int | None, model: str) -> None:
+    """Raises what is wrong with a body whose model is not known yet."""
+    end = len(body) if header_length is None else header_length
+    read_header_length(str(end), len(body))
+    with memoryview(body) as view:
+        check_tail(parse_head(view[:end], model), len(body) - end, model)
 
 
 class HttpCall(ClientCall):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from time import monotonic
 from typing import Generic, Protocol, TypeVar
 
 from carpool.errors import CarpoolError
 from carpool.frontend.access.guard import check_model
+from carpool.frontend.calls.packing import AT_ONCE
 from carpool.frontend.calls.routing import Split
 from carpool.frontend.demands import NotLoaded
 from carpool.frontend.front_service import not_serving
@@ -130,14 +132,18 @@ class ModelRoute(Generic[Target]):
         return None
 
     def _wait_for(self, model: str, exchange: Exchange) -> BodyPlan:
-        """It is loaded while the body comes, which waits for that. Then the promise begins; the client's own
-        deadline runs on."""
+        """It is loaded when the body is here and is a request, whatever the model takes; the body waits for
+        that. Then the promise begins; the client's own deadline runs on."""
         service = self.service
         check_model(exchange.who, model)
-        service.demands.begin(model)
 
         async def wait(body: bytes | bytearray) -> None:
             try:
+                check = self._checked_unloaded(body)
+                if check is not None and len(body) <= AT_ONCE:
+                    check()
+                elif check is not None:
+                    await asyncio.get_running_loop().run_in_executor(service.threads, check)
                 await service.demands.loaded(model, exchange.head_at + self._budget, len(body))
                 if exchange.pending:
                     exchange.on_disconnect = None
@@ -200,4 +206,9 @@ class ModelRoute(Generic[Target]):
         raise NotImplementedError
 
     def _plan(self, exchange: Exchange, target: Target) -> BodyPlan:
+        raise NotImplementedError
+
+    def _checked_unloaded(self, body: bytes | bytearray) -> Callable[[], object] | None:
+        """Returns what raises when the body is wrong for any model, in any thread, if there is something to
+        check: no model is loaded for such a body."""
         raise NotImplementedError

@@ -127,6 +127,7 @@ def about_model(describe: Callable[[Catalog, ModelEntry], object]) -> Handler:
         try:
             answer_document(exchange, document())
         except NotLoaded:
+            service.check_site(exchange.head.headers, f"GET {exchange.head.path}")  # before it loads anything
             service.answer_later(exchange, when_loaded())
 
     return handler
